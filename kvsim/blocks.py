@@ -1,0 +1,269 @@
+"""The pieces techniques are built from: ops of a decoder layer and what a layer keeps resident.
+
+Every formula of the simulator that is not one technique's own stands here once. Widths are those
+of one tensor-parallel shard; numbers outside the cache are fp16 unless a weight format says
+otherwise.
+"""
+
+import numpy as np
+
+from kvsim.deployment import WEIGHTS, Deployment, WeightFormat
+from kvsim.formats import FP16, Format
+from kvsim.graph import Channel, Number, Op, Point, Stream
+from kvsim.model import LayerShape, Model
+
+HALF = 2.0  # bytes of an fp16 number [B]
+SCORE = 2 * HALF  # an fp16 attention score that leaves the chip: written once, read once [B]
+
+
+def kv_bytes(m: Model, tokens: Number) -> Number:
+    """Fp16 keys and values of ``tokens`` tokens in one layer. [B]"""
+    return HALF * m.kv_width * tokens
+
+
+def cached(d: Deployment, p: Point, shape: LayerShape) -> Number:
+    """Tokens per sequence whose keys and values a layer keeps and attends to. [tokens]"""
+    tokens = p.max_length if d.stack.static_cache else p.length
+    return tokens if shape.window is None else np.minimum(tokens, shape.window)
+
+
+def query_key_pairs(d: Deployment, p: Point, limit: Number | None) -> Number:
+    """Causal query-key pairs per head and sequence; a query sees at most ``limit`` keys."""
+    if d.stack.static_cache:
+        return p.new * (p.max_length if limit is None else np.minimum(p.max_length, limit))
+    if limit is None:
+        return p.new * p.context + p.new * (p.new + 1) / 2
+    growing = np.clip(limit - p.context, 0, p.new)  # queries that still see everything
+    return growing * p.context + growing * (growing + 1) / 2 + (p.new - growing) * limit
+
+
+def gemm(
+    d: Deployment,
+    name: str,
+    tokens: Number,
+    matrix: tuple[int, int],
+    weights: WeightFormat | None = None,
+    after: tuple[str, ...] = (),
+) -> Op:
+    """Hidden states of ``tokens`` tokens times one weight matrix (inputs, outputs)."""
+    inputs, outputs = matrix
+    stored = weights or d.weight_format
+    moved = stored.bytes(inputs, outputs) + HALF * tokens * (inputs + outputs)
+    return Op(
+        name,
+        kernel="gemm",
+        flops=2.0 * tokens * inputs * outputs,
+        bytes={"hbm": moved},
+        size=tokens,
+        dtype=stored.dtype,
+        after=after,
+    )
+
+
+def before_attention(d: Deployment, p: Point, after: tuple[str, ...] = ()) -> list[Op]:
+    """Norms, positions, residuals and the activation of the whole layer; then queries and KV."""
+    m = d.shard
+    active = m.experts_active * m.expert_ffn or m.ffn
+    passes = d.stack.pointwise_passes * ((2 * m.norms + 2) * m.hidden + 3 * active)
+    small = Op(
+        "pointwise",
+        kernel="pointwise",
+        bytes={"hbm": HALF * p.tokens * passes},
+        launches=d.stack.pointwise_launches,
+        fixed=d.stack.layer,
+    )
+    matrices = m.attention_matrices()
+    ops = [small, gemm(d, "qkv", p.tokens, matrices["qkv"], after=after)]
+    if "q_up" in matrices:
+        ops.append(gemm(d, "q_up", p.tokens, matrices["q_up"]))
+    return ops
+
+
+def after_attention(
+    d: Deployment, p: Point, shape: LayerShape, weights: WeightFormat | None = None
+) -> list[Op]:
+    """Output projection and MLP, with the sums over a tensor-parallel group.
+
+    ``weights`` overrides the format of the MLP.
+    """
+    m = d.shard
+    return [
+        gemm(d, "out", p.tokens, m.attention_matrices()["out"]),
+        *all_reduce(d, "out_sum", p.tokens),
+        *(_experts(d, p) if shape.routed else _mlp(d, p, m.ffn, weights)),
+        *all_reduce(d, "mlp_sum", p.tokens),
+    ]
+
+
+def _mlp(d: Deployment, p: Point, width: int, weights: WeightFormat | None = None) -> list[Op]:
+    return [
+        gemm(d, name, p.tokens, matrix, weights)
+        for name, matrix in d.shard.mlp_matrices(width).items()
+    ]
+
+
+def _experts(d: Deployment, p: Point) -> list[Op]:
+    """Router, the routed experts that the tokens touch, and the shared ones.
+
+    With uniform routing a token leaves an expert idle with probability 1 - active / experts.
+    """
+    m = d.shard
+    idle = (1.0 - m.experts_active / m.experts) ** p.tokens
+    touched = m.experts * (1.0 - idle)
+    routed = p.tokens * m.experts_active
+    ops = [gemm(d, "router", p.tokens, (m.hidden, m.experts), WEIGHTS["fp16"])]
+    for name, (inputs, outputs) in m.mlp_matrices(m.expert_ffn).items():
+        moved = touched * d.weight_format.bytes(inputs, outputs)
+        ops.append(
+            Op(
+                f"experts_{name}",
+                kernel="gemm",
+                flops=2.0 * routed * inputs * outputs,
+                bytes={"hbm": moved + HALF * routed * (inputs + outputs)},
+                size=np.maximum(1.0, routed / touched),
+                dtype=d.weight_format.dtype,
+            )
+        )
+    if m.shared_experts:
+        ops += _mlp(d, p, m.shared_experts * m.expert_ffn)
+    return ops
+
+
+def all_reduce(d: Deployment, name: str, tokens: Number) -> list[Op]:
+    """Ring sum of hidden states over the replica's GPUs: 2 (tp - 1) / tp of the data each."""
+    if d.tp == 1:
+        return []
+    moved = 2 * (d.tp - 1) / d.tp * HALF * tokens * d.shard.hidden
+    wait = 2 * (d.tp - 1) * d.hardware.links["link"].latency
+    return [Op(name, kernel="allreduce", bytes={"link": moved}, fixed=wait)]
+
+
+def attention(
+    d: Deployment,
+    p: Point,
+    shape: LayerShape,
+    *,
+    name: str = "attn",
+    stored: Format = FP16,
+    limit: Number | None = None,
+    values: Number | None = None,
+    extra_bytes: Number = 0.0,
+    after: tuple[str, ...] = (),
+) -> list[Op]:
+    """Attention of the new tokens over the cached ones and themselves.
+
+    Parameters
+    ----------
+    stored : format of the cache that is read.
+    limit : cached tokens a query sees at most, where a technique keeps fewer. [tokens]
+    values : tokens whose values are read, where a technique skips some. [tokens]
+    extra_bytes : further GPU memory traffic of the same kernel. [B]
+    """
+    m, stack = d.shard, d.stack
+    sees = _smaller(shape.window, limit)
+    length = cached(d, p, shape)
+    tokens = length if limit is None else np.minimum(length, limit)
+    read = stored.read(m.k_width, m.v_width, tokens)
+    if values is not None:
+        read = read - m.v_width * (tokens - np.minimum(tokens, values)) * stored.number
+    passes = stack.append_passes + (
+        1.0 + 2.0 * m.queries_per_kv if stack.repeat_kv and m.queries_per_kv > 1 else 1.0
+    )
+    pairs = query_key_pairs(d, p, sees)
+    value_pairs = pairs if values is None else np.minimum(pairs, p.new * values)
+    expand, flops = (
+        _latent_flops(d, p, pairs)
+        if m.latent
+        else ([], 2.0 * p.batch * m.heads * m.head_dim * (pairs + value_pairs))
+    )
+    unpack = stack.unpack_bytes * m.kv_width * tokens if stored.bits < 16 else 0.0
+    moved = (
+        p.batch * (read * passes + unpack)
+        + kv_bytes(m, p.tokens)
+        + 2 * HALF * p.tokens * m.heads * m.head_dim
+        + p.batch * m.heads * pairs * stack.score_bytes
+        + extra_bytes
+    )
+    op = Op(name, kernel=stored.kernel, flops=flops, bytes={"hbm": moved}, after=after)
+    return [*expand, op]
+
+
+def _smaller(window: int | None, limit: Number | None) -> Number | None:
+    if window is None or limit is None:
+        return limit if window is None else window
+    return np.minimum(window, limit)
+
+
+def _latent_flops(d: Deployment, p: Point, pairs: Number) -> tuple[list[Op], Number]:
+    """The cheaper way to attend to a latent cache, point by point.
+
+    Expanded: every cached latent becomes full keys and values. Absorbed: queries are projected
+    into the latent space and outputs back out of it (DeepSeek-V2, section 2.1.2).
+    """
+    m = d.shard
+    inputs, outputs = m.attention_matrices()["kv_up"]
+    expand = 2.0 * p.batch * p.length * inputs * outputs
+    absorb = 2.0 * p.tokens * inputs * outputs
+    per_pair = 2.0 * p.batch * m.heads * pairs
+    expanded = per_pair * (m.head_dim + m.value_dim)
+    absorbed = per_pair * (2 * m.kv_rank + m.rope_dim)
+    cheaper = expand + expanded < absorb + absorbed
+    tokens = np.where(cheaper, p.batch * p.length, p.tokens)
+    return [gemm(d, "kv_up", tokens, (inputs, outputs))], np.where(cheaper, expanded, absorbed)
+
+
+def copy(
+    name: str,
+    stream: Stream,
+    size: Number,
+    *,
+    rows: Number = 0.0,
+    launches: float = 1.0,
+    after: tuple[str, ...] = (),
+    ahead: bool = False,
+    sync: bool = False,
+) -> Op:
+    """``size`` bytes between GPU and host memory; ``rows`` of them gathered one by one."""
+    channel: Channel = "h2d" if stream == "h2d" else "d2h"
+    moved: dict[Channel, Number] = {channel: size, "hbm": size, "dram": size}
+    return Op(
+        name, stream, "copy", bytes=moved, rows=rows, launches=launches,
+        after=after, ahead=ahead, sync=sync,
+    )  # fmt: skip
+
+
+def quantise(d: Deployment, tokens: Number, stored: Format, name: str = "quantise") -> list[Op]:
+    """Keys and values of ``tokens`` tokens read in fp16 and written packed, or the reverse.
+
+    Formats that pack whole blocks are charged evenly over the tokens of a block.
+    """
+    if stored.bits == 16:
+        return []
+    moved = d.shard.kv_width * tokens * (HALF + stored.number)
+    return [Op(name, kernel="quantise", bytes={"hbm": moved})]
+
+
+def resident_kv(d: Deployment, p: Point, shape: LayerShape, stored: Format = FP16) -> Number:
+    """Memory of one layer's cache. [B]"""
+    m = d.shard
+    size = stored.resident(m.k_width, m.v_width, cached(d, p, shape))
+    return d.stack.cache_overhead * p.batch * size
+
+
+def top_k(name: str, scores: Number, sync: bool = False) -> Op:
+    """Selection of the largest among ``scores`` attention scores that leave the chip."""
+    return Op(name, kernel="topk", bytes={"hbm": SCORE * scores}, sync=sync)
+
+
+def head(d: Deployment, p: Point) -> tuple[Op, ...]:
+    """Embedding look-up, last norm, LM head, sampling and the step's fixed time."""
+    m = d.shard
+    rows = p.batch if p.prefill and not d.stack.prompt_logits else p.tokens
+    logits = gemm(d, "lm_head", rows, (m.hidden, m.vocab), WEIGHTS["fp16"])
+    sample = Op(
+        "sample",
+        kernel="pointwise",
+        bytes={"hbm": HALF * (rows * m.vocab + 2 * p.tokens * m.hidden)},
+        fixed=d.stack.step,
+    )
+    return logits, sample

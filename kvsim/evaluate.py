@@ -1,0 +1,81 @@
+"""From what a technique states to seconds: the roofline of each op.
+
+Every duration is a maximum of affine functions of the work, so rates saturate with size:
+a transfer of n bytes takes ``latency + n / bandwidth``, a matrix product over m rows runs at
+``m / (m + half_size)`` of its peak, and a kernel's floor adds to its work.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from kvsim.deployment import Deployment
+from kvsim.graph import Number, Op, Step
+
+COPIES = ("h2d", "d2h")
+
+
+def channel_seconds(op: Op, d: Deployment) -> dict[str, Number]:
+    """Time each channel is occupied by an op at the channel's full rate. [s]"""
+    return {name: n / d.bandwidth[name] for name, n in op.bytes.items()}
+
+
+def resource_seconds(op: Op, d: Deployment) -> dict[str, Number]:
+    """Time each resource needs for its part of an op's work; the op takes the longest. [s]
+
+    A copy's rate on the host link is scaled by what its host memory allows, a kernel's rate on
+    every channel by what its class reaches.
+    """
+    kernel = d.stack.kernels[op.kernel]
+    share = d.stack.pinned * kernel.memory if op.stream in COPIES else kernel.memory
+    needs: dict[str, Number] = {
+        name: t / (share if name in COPIES or op.stream not in COPIES else 1.0)
+        for name, t in channel_seconds(op, d).items()
+    }
+    if not _nothing(op.flops):
+        peak = d.hardware.cpu_flops if op.stream == "cpu" else d.flops(op.dtype)
+        fill = 1.0 + kernel.half_size / np.maximum(op.size, 1.0)
+        needs["compute"] = op.flops * fill / (kernel.compute * peak)
+    return needs
+
+
+def overhead_seconds(op: Op, d: Deployment) -> Number:
+    """Time of an op that no bandwidth removes: floors, gaps, copy latency, scattered rows. [s]"""
+    kernel = d.stack.kernels[op.kernel]
+    if op.stream == "gpu":
+        each = d.stack.gap
+    else:
+        each = d.hardware.links[op.stream].latency if op.stream in COPIES else 0.0
+    return op.fixed + op.rows * d.stack.gather_row + (kernel.floor + op.launches * each)
+
+
+def seconds(op: Op, d: Deployment) -> Number:
+    """Duration of an op on an otherwise idle machine; zero where it has no work. [s]"""
+    total: Number = 0.0
+    for need in resource_seconds(op, d).values():
+        total = need if _nothing(total) else np.maximum(total, need)
+    total = total + overhead_seconds(op, d)
+    work = [n for n in (op.flops, op.rows, op.fixed, *op.bytes.values()) if not _nothing(n)]
+    if any(not isinstance(n, np.ndarray) or n.ndim == 0 for n in work):
+        if any(float(n) > 0 for n in work if not isinstance(n, np.ndarray) or n.ndim == 0):
+            return total
+    if not work:
+        return 0.0
+    busy = work[0] > 0
+    for n in work[1:]:
+        busy = busy | (n > 0)
+    return np.where(busy, total, 0.0)
+
+
+def _nothing(n: Number) -> bool:
+    return not isinstance(n, np.ndarray) and n == 0.0
+
+
+def all_ops(step: Step) -> Iterator[tuple[Op, int]]:
+    """Every op of a step with the number of times it runs."""
+    for group in step.groups:
+        for layer in group.layers:
+            for op in layer:
+                yield op, group.count
+    for op in step.head:
+        yield op, 1

@@ -1,0 +1,143 @@
+"""How keys and values are stored: bytes, and the tokens a format keeps in full precision."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvsim.graph import Number
+
+SCALES = 32.0  # bits of the fp16 scale and zero point that a group of numbers shares
+
+
+def bytes_per_number(bits: Number, group: Number = np.inf) -> Number:
+    """Size of a stored number with its share of scale and zero point. [B]
+
+    Parameters
+    ----------
+    bits : width of a stored number. [bit]
+    group : numbers that share one scale and zero point; infinite for none.
+
+    References
+    ----------
+    .. [1] Z. Liu et al., "KIVI", ICML 2024, section 3: asymmetric min-max groups.
+    """
+    return (bits + SCALES / group) / 8
+
+
+def relative_size(bits: Number, group: Number, window: Number, context: Number) -> Number:
+    """Size of a group-quantised cache with a full-precision window, over fp16.
+
+    The window is allocated on top of the packed store, which is sized for every token.
+
+    References
+    ----------
+    .. [1] S. Jie et al., "SpeCache", 2025, table 1: window 128 (KIVI: residual; SpeCache: residual
+       64 and top-64).
+    """
+    return bytes_per_number(bits, group) / 2 + window / context
+
+
+def compression_ratio(
+    batch: Number, width: Number, tokens: Number, bits: Number, parameters: Number
+) -> Number:
+    """How many times smaller than fp16 a cache is that keeps fp16 quantisation parameters.
+
+    Parameters
+    ----------
+    batch, width, tokens : shape of K and of V. [sequences, numbers per token, tokens]
+    bits : average width of a stored number. [bit]
+    parameters : quantisation parameters of the layer, see the functions below. [numbers]
+
+    References
+    ----------
+    .. [1] Y. He et al., "ZipCache", NeurIPS 2024, appendix A.
+    """
+    numbers = 2 * batch * width * tokens
+    return numbers * 16 / (numbers * bits + 16 * parameters)
+
+
+def groupwise_parameters(batch: Number, width: Number, tokens: Number, group: Number) -> Number:
+    """Parameters of K and V in groups: one scale and zero point each. [numbers]"""
+    return 4 * batch * width * tokens / group
+
+
+def tokenwise_parameters(batch: Number, width: Number, tokens: Number) -> Number:
+    """Parameters of K and V token by token. [numbers]"""
+    return 4 * batch * tokens + 0 * width
+
+
+def separable_parameters(batch: Number, width: Number, tokens: Number) -> Number:
+    """Parameters of channelwise K and channel-separable tokenwise V. [numbers]
+
+    Two per channel of K, one per channel of V, two per token of V (ZipCache, section 4.1).
+    """
+    return 3 * width + 2 * batch * tokens
+
+
+def mixed_parameters(batch: Number, width: Number, tokens: Number) -> Number:
+    """Parameters of ZipCache's two precisions, as its tables 3, A and B count them. [numbers]"""
+    return 4 * width + 4 * batch * tokens
+
+
+def mixed_bits(salient: Number, high: Number, low: Number) -> Number:
+    """Average width when a share ``salient`` of the tokens is stored at ``high`` bits. [bit]"""
+    return salient * high + (1 - salient) * low
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Cached numbers in groups of ``bits``, with a tail of recent tokens in fp16.
+
+    The tail holds ``tail`` tokens plus those not yet filling a block of ``block``; both are
+    counted in tokens per sequence.
+    """
+
+    bits: float = 16
+    group: float = np.inf
+    k_tail: int = 0
+    v_tail: int = 0
+    k_block: int = 1
+    v_block: int = 1
+
+    @property
+    def kernel(self) -> str:
+        """Kernel class of attention over this format."""
+        widened = self.bits == 16 or (self.bits == 8 and np.isinf(self.group))
+        return "attention" if widened else "lowbit"  # fp8 widens in registers, without scales
+
+    @property
+    def number(self) -> float:
+        """Size of a packed number. [B]"""
+        return float(bytes_per_number(self.bits, self.group))
+
+    def read(self, k_width: float, v_width: float, tokens: Number) -> Number:
+        """Bytes that attention over ``tokens`` cached tokens of one sequence reads. [B]"""
+        total: Number = 0.0
+        for width, tail, block in (
+            (k_width, self.k_tail, self.k_block),
+            (v_width, self.v_tail, self.v_block),
+        ):
+            fresh = np.minimum(tokens, tail + tokens % block) if tail or block > 1 else 0.0
+            total = total + width * ((tokens - fresh) * self.number + fresh * 2.0)
+        return total
+
+    def resident(self, k_width: float, v_width: float, tokens: Number) -> Number:
+        """Bytes allocated for ``tokens`` tokens of one sequence: packed store and tails. [B]"""
+        tails = k_width * self._buffer(self.k_tail, self.k_block)
+        tails += v_width * self._buffer(self.v_tail, self.v_block)
+        return (k_width + v_width) * tokens * self.number + tails * 2.0
+
+    @staticmethod
+    def _buffer(tail: int, block: int) -> int:
+        """Tokens of the full-precision buffer: the tail, and a block until it is packed."""
+        return tail + (block if block > 1 else 0)
+
+
+FP16 = Format()
+
+
+def kivi(bits: float, group: float, residual: int) -> Format:
+    """Keys packed in blocks of ``residual`` tokens, values one by one behind the last ones."""
+    if bits == 16 or residual == 0:
+        return Format(bits, np.inf if bits == 16 else group)
+    return Format(bits, group, k_tail=0, v_tail=residual, k_block=residual)

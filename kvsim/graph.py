@@ -1,0 +1,101 @@
+"""What a technique states: operating points, ops, steps and decoding rounds; resident bytes.
+
+Nothing here computes time. All numbers may be scalars or arrays that broadcast with the
+point's batch and context; SI units throughout.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Number = float | Array
+
+Stream = Literal["gpu", "h2d", "d2h", "cpu"]
+"""In-order queues of work: GPU kernels, copies to the GPU, copies to the host, host threads."""
+
+Channel = Literal["hbm", "dram", "h2d", "d2h", "link"]
+"""What bytes move through: GPU memory, host memory, the host link's two directions, GPU to GPU."""
+
+Tier = Literal["gpu", "host"]
+
+Buffers = Mapping[Tier, Mapping[str, Number]]
+"""Resident bytes by tier and buffer name. [B]"""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One forward pass over a batch of sequences, or arrays of such passes.
+
+    One set of formulas serves every phase: decode has ``new = 1``, speculative verification
+    ``new = gamma + 1``, prefill ``context = 0`` and ``new = prompt``.
+    """
+
+    batch: Number  # sequences in the batch [sequences]
+    context: Number  # tokens cached per sequence before this pass [tokens]
+    new: Number  # query tokens per sequence in this pass [tokens]
+    prompt: Number  # tokens per sequence in the prompt [tokens]
+    max_length: Number  # prompt and all generated tokens, what a static cache is sized for [tokens]
+    prefill: bool = False  # whether this pass reads the prompt
+
+    @property
+    def length(self) -> Number:
+        """Tokens cached per sequence after this pass. [tokens]"""
+        return self.context + self.new
+
+    @property
+    def tokens(self) -> Number:
+        """Query tokens of the whole batch. [tokens]"""
+        return self.batch * self.new
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A kernel, a copy or a piece of host work.
+
+    An op without work (no FLOPs, bytes, rows or fixed time) is not launched and takes no time.
+
+    ``after`` names the ops it waits for besides its own stream's order: ``"qkv"`` in the same
+    layer, ``"attn@-2"`` two layers earlier, ``"topk@step-1"`` the same layer one step earlier.
+    """
+
+    name: str
+    stream: Stream = "gpu"
+    kernel: str = "pointwise"  # kernel class, a row of the stack's table
+    flops: Number = 0.0  # floating-point operations [FLOP]
+    bytes: Mapping[Channel, Number] = field(default_factory=dict)  # bytes by channel [B]
+    rows: Number = 0.0  # rows gathered one by one from scattered addresses
+    size: Number = np.inf  # rows of a matrix product, which set how full the tensor units are
+    dtype: str = "fp16"  # number format of the arithmetic
+    launches: float = 1.0  # kernels or copies issued
+    fixed: Number = 0.0  # time that no amount of bandwidth removes [s]
+    after: tuple[str, ...] = ()
+    ahead: bool = False  # issued one layer early, as a prefetch into a double buffer
+    sync: bool = False  # the host waits for the end of this op before it issues more
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A block of consecutive layers, repeated ``count`` times; a layer is its ops in order."""
+
+    layers: tuple[tuple[Op, ...], ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward pass: groups of layers in order, then the head."""
+
+    groups: tuple[Group, ...]
+    head: tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """One decoding round: the passes it consists of and the tokens it yields per sequence."""
+
+    steps: tuple[Step, ...]
+    tokens: Number

@@ -1,0 +1,225 @@
+"""Machines and the software on them as plain data, and what their files may say.
+
+A profile is one TOML file under ``hwprofiles/``; a software stack one under
+``hwprofiles/stacks/``. Keys carry units; every number has a source. ``kvsim.profiles`` reads them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4", "fp4")
+"""Number formats that a profile may state a rate for."""
+
+KERNELS = (
+    "gemm",
+    "attention",
+    "lowbit",
+    "pointwise",
+    "quantise",
+    "topk",
+    "gather",
+    "copy",
+    "cpu",
+    "allreduce",
+)
+"""Kernel classes: ``lowbit`` is attention over a packed cache, ``gather`` moves rows inside GPU
+memory, ``copy`` uses the host link, ``cpu`` is attention on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One thing that bytes move through."""
+
+    bandwidth: float  # rate that large transfers reach [B/s]
+    latency: float = 0.0  # time before the first byte arrives, per transfer [s]
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One GPU, its host and the links between them."""
+
+    name: str
+    title: str
+    flops: Mapping[str, float]  # dense rate by number format, fp32 accumulation [FLOP/s]
+    cpu_flops: float  # host rate in fp32 [FLOP/s]
+    links: Mapping[str, Link]  # hbm, dram, h2d, d2h, link (GPU to GPU, one direction)
+    gpu_memory: float  # what the driver reports [B]
+    host_memory: float  # [B]
+    price: float | None  # [USD per GPU hour]
+    basis: str  # "datasheet" or "measured"
+    sources: Mapping[str, str]  # where each number comes from, by its key in the file
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """How far one class of kernels gets towards the roofline."""
+
+    memory: float = 1.0  # share of a channel's bandwidth it reaches
+    compute: float = 1.0  # share of the arithmetic peak it reaches
+    floor: float = 0.0  # time it takes however small the work [s]
+    half_size: float = 0.0  # rows of a matrix product at which half of the peak is reached
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What the software adds to the hardware. The defaults are those of an ideal one."""
+
+    name: str
+    title: str = ""
+    basis: str = "datasheet"  # "datasheet", "carried over" or "calibrated"
+    error: str = ""  # what is known of the error on rows it did not see
+    source: str = ""
+    kernels: Mapping[str, Kernel] = field(default_factory=lambda: dict.fromkeys(KERNELS, Kernel()))
+    # time
+    launch: float = 0.0  # host time to issue one kernel; the GPU waits for it [s]
+    gap: float = 0.0  # GPU time between two kernels [s]
+    layer: float = 0.0  # fixed time per layer [s]
+    step: float = 0.0  # fixed time per forward pass: sampling, bookkeeping, graph launch [s]
+    sync: float = 0.0  # host time for one synchronisation [s]
+    pointwise_launches: float = 5.0  # kernels per layer for norms, positions, residuals, activation
+    pointwise_passes: float = 1.0  # times those kernels read and write the hidden states
+    # cache
+    static_cache: bool = False  # every step attends to and moves the cache's maximum length
+    append_passes: float = 0.0  # passes over the cache to append a token (torch.cat: 2)
+    repeat_kv: bool = False  # grouped heads are copied out to full width before attention
+    unpack_bytes: float = 0.0  # moved per packed number to unpack it outside the kernel [B]
+    merge_passes: float = 0.0  # passes to join loaded and recomputed parts of a layer's cache
+    score_bytes: float = 0.0  # bytes moved per attention score (0: scores stay on chip) [B]
+    resident_layers: int = 0  # first layers whose cache stays on the GPU under offloading
+    # copies between host and GPU
+    pinned: float = 1.0  # share of the link's rate that the cache's host memory allows
+    overlap: float = 1.0  # share of a copy that runs beside compute
+    across_steps: bool = True  # the next step's first copies start before this step ends
+    blocking_store: bool = False  # the host waits for copies of new tokens to the host
+    tile_sync: bool = False  # the whole device synchronises after every layer and tile
+    gather_row: float = 0.0  # extra time per row gathered from host memory [s]
+    gather_sync: bool = False  # the host chooses the rows, so the GPU's indices must reach it first
+    split_achieved: float = 1.0  # share of KVPR's optimal split that the runtime really uses
+    index_bytes: float = 4.0  # per stored token index [B]
+    # memory
+    context_memory: float = 0.0  # driver, libraries, workspaces [B]
+    weight_copies: float = 1.0  # copies of the weights kept
+    cache_overhead: float = 1.0  # allocated over used cache
+    prefill_chunk: float = 1e18  # tokens whose activations are alive at once in prefill [tokens]
+    activation_passes: float = 1.0  # hidden-state-sized buffers alive at once, beyond the widest
+    prompt_logits: bool = False  # the LM head runs over every prompt token
+    logit_bytes: float = 4.0  # per logit kept [B]
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """What a number must be: in words for the message, and as a test."""
+
+    expected: str
+    holds: Callable[[float], bool]
+
+
+POSITIVE = Number("above 0", lambda x: x > 0)
+NON_NEGATIVE = Number("of 0 or more", lambda x: x >= 0)
+AT_LEAST_ONE = Number("of 1 or more", lambda x: x >= 1)
+EFFICIENCY = Number("above 0 and at most 1", lambda x: 0 < x <= 1)
+SHARE = Number("from 0 to 1", lambda x: 0 <= x <= 1)
+WHOLE = Number("that is whole and 0 or more", lambda x: x >= 0 and x % 1 == 0)
+# The bounds of the next two catch figures left in GB/s, TFLOP/s, GB or MiB.
+RATE = Number("of at least 1e6 in B/s or FLOP/s", lambda x: x >= 1e6)
+SIZE = Number("of at least 1e6 in bytes", lambda x: x >= 1e6)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The keys a kind of file may have, as ``table.key``."""
+
+    numbers: Mapping[str, Number]
+    required: frozenset[str]
+    texts: frozenset[str]
+    flags: frozenset[str] = frozenset()
+    lists: frozenset[str] = frozenset()  # of texts
+    choices: Mapping[str, tuple[str, ...]] | None = None  # texts with few valid values
+    together: tuple[frozenset[str], ...] = ()  # keys that make sense only as a whole
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Every valid key."""
+        return self.texts | self.flags | self.lists | self.numbers.keys()
+
+
+LINKS = ("hbm", "dram", "h2d", "d2h", "link")
+"""What bytes move through: GPU and host memory, the host link's two directions, GPU to GPU."""
+
+TENSOR_PEAK = ("compute.sm", "compute.clock_Hz", "compute.tensor_FLOP_per_clock_sm")
+"""What the fp16 rate is checked against."""
+
+HARDWARE_FILE = Schema(
+    numbers={f"compute.{dtype}_FLOPps": RATE for dtype in DTYPES}
+    | {"compute.cpu_fp32_FLOPps": RATE}
+    | dict.fromkeys(TENSOR_PEAK, POSITIVE)
+    | {"memory.gpu_capacity_B": SIZE, "memory.host_capacity_B": SIZE, "memory.l2_B": POSITIVE}
+    | {f"{link}.bandwidth_Bps": RATE for link in LINKS}
+    | {f"{link}.latency_s": NON_NEGATIVE for link in LINKS}
+    | {"h2d.line_rate_Bps": RATE, "d2h.line_rate_Bps": RATE}
+    | {"price.usd_per_hour": POSITIVE},
+    required=frozenset(
+        {"title", "basis", "compute.fp32_FLOPps", "compute.fp16_FLOPps", "compute.cpu_fp32_FLOPps"}
+        | {"memory.gpu_capacity_B", "memory.host_capacity_B"}
+        | {f"{link}.{key}" for link in LINKS for key in ("bandwidth_Bps", "latency_s")}
+    ),
+    texts=frozenset({"title", "basis", "price.date"}),
+    lists=frozenset({"aliases", "notes"}),
+    choices={"basis": ("datasheet", "measured")},
+    together=(frozenset(TENSOR_PEAK), frozenset({"price.usd_per_hour", "price.date"})),
+)
+
+STACK_NUMBERS: Mapping[str, tuple[str, Number]] = {
+    "time.launch_s": ("launch", NON_NEGATIVE),
+    "time.gap_s": ("gap", NON_NEGATIVE),
+    "time.layer_s": ("layer", NON_NEGATIVE),
+    "time.step_s": ("step", NON_NEGATIVE),
+    "time.sync_s": ("sync", NON_NEGATIVE),
+    "time.pointwise_launches": ("pointwise_launches", NON_NEGATIVE),
+    "time.pointwise_passes": ("pointwise_passes", NON_NEGATIVE),
+    "cache.append_passes": ("append_passes", NON_NEGATIVE),
+    "cache.score_bytes": ("score_bytes", NON_NEGATIVE),
+    "cache.unpack_bytes": ("unpack_bytes", NON_NEGATIVE),
+    "cache.merge_passes": ("merge_passes", NON_NEGATIVE),
+    "cache.resident_layers": ("resident_layers", WHOLE),
+    "copies.pinned": ("pinned", EFFICIENCY),
+    "copies.overlap": ("overlap", SHARE),
+    "copies.gather_row_s": ("gather_row", NON_NEGATIVE),
+    "copies.split_achieved": ("split_achieved", SHARE),
+    "copies.index_bytes": ("index_bytes", POSITIVE),
+    "memory.context_memory_B": ("context_memory", NON_NEGATIVE),
+    "memory.weight_copies": ("weight_copies", AT_LEAST_ONE),
+    "memory.cache_overhead": ("cache_overhead", AT_LEAST_ONE),
+    "memory.prefill_chunk_tokens": ("prefill_chunk", AT_LEAST_ONE),
+    "memory.activation_passes": ("activation_passes", NON_NEGATIVE),
+    "memory.logit_bytes": ("logit_bytes", POSITIVE),
+}
+STACK_FLAGS = {
+    "cache.static_cache": "static_cache",
+    "cache.repeat_kv": "repeat_kv",
+    "copies.across_steps": "across_steps",
+    "copies.blocking_store": "blocking_store",
+    "copies.tile_sync": "tile_sync",
+    "copies.gather_sync": "gather_sync",
+    "memory.prompt_logits": "prompt_logits",
+}
+KERNEL_NUMBERS = {
+    "memory": ("memory", EFFICIENCY),
+    "compute": ("compute", EFFICIENCY),
+    "floor_s": ("floor", NON_NEGATIVE),
+    "half_size": ("half_size", NON_NEGATIVE),
+}
+
+STACK_FILE = Schema(
+    numbers={key: rule for key, (_, rule) in STACK_NUMBERS.items()}
+    | {
+        f"kernel.{kernel}.{key}": rule
+        for kernel in KERNELS
+        for key, (_, rule) in KERNEL_NUMBERS.items()
+    },
+    required=frozenset({"title", "basis", "error"}),
+    texts=frozenset({"title", "basis", "error"}),
+    flags=frozenset(STACK_FLAGS),
+    choices={"basis": ("datasheet", "carried over", "calibrated")},
+)

@@ -1,0 +1,83 @@
+"""The registry of techniques, and how their settings are written.
+
+``name`` or ``name:key=value,key=value``, as ``kvpr:split=512,schedule=column``.
+"""
+
+from dataclasses import fields
+from typing import Any
+
+from kvsim.errors import InputError, unknown
+from kvsim.techniques.base import Technique
+from kvsim.techniques.fastdecode import Fastdecode
+from kvsim.techniques.flexgen import Flexgen
+from kvsim.techniques.fp8 import Fp8
+from kvsim.techniques.full import Full
+from kvsim.techniques.h2o import H2o
+from kvsim.techniques.kcache import Kcache
+from kvsim.techniques.kivi import Kivi
+from kvsim.techniques.kvpr import Kvpr
+from kvsim.techniques.magicdec import Magicdec
+from kvsim.techniques.offload import Offload
+from kvsim.techniques.quantspec import Quantspec
+from kvsim.techniques.snapkv import Snapkv
+from kvsim.techniques.specache import Specache
+from kvsim.techniques.streamingllm import Streamingllm
+from kvsim.techniques.zipcache import Zipcache
+
+TECHNIQUES: dict[str, type[Technique]] = {
+    "full": Full,
+    "offload": Offload,
+    "kvpr": Kvpr,
+    "kcache": Kcache,
+    "specache": Specache,
+    "zipcache": Zipcache,
+    "quantspec": Quantspec,
+    "kivi": Kivi,
+    "h2o": H2o,
+    "streamingllm": Streamingllm,
+    "snapkv": Snapkv,
+    "magicdec": Magicdec,
+    "flexgen": Flexgen,
+    "fastdecode": Fastdecode,
+    "fp8": Fp8,
+}
+
+
+def parse(text: str) -> Technique:
+    """Read ``name:key=value,key=value``.
+
+    Raises
+    ------
+    InputError
+        For unknown names and keys, and for values a parameter does not take.
+    """
+    name, _, settings = text.strip().partition(":")
+    if name.lower() not in TECHNIQUES:
+        raise unknown("technique", name, TECHNIQUES, "see `kvsim techniques`")
+    kind = TECHNIQUES[name.lower()]
+    known = {f.name for f in fields(kind)}
+    given: dict[str, Any] = {}
+    for item in filter(None, settings.split(",")):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or not value:
+            raise InputError(f"{name}: {item!r}; expected key=value, as in {_example(kind)}")
+        if key not in known:
+            raise unknown(f"parameter of {name}", key, known, f"as in {_example(kind)}")
+        if key in given:
+            raise InputError(f"{name}: {key} is given twice; keep one")
+        given[key] = _value(value)
+    return kind(**given)
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return int(number) if number.is_integer() else number
+
+
+def _example(kind: type[Technique]) -> str:
+    return str(kind())

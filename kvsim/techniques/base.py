@@ -1,0 +1,282 @@
+"""What every technique is: parameters, ops between projections, and what stays resident.
+
+A technique's file states ``attend`` (the ops between the projection of queries, keys and values
+and the output projection) and ``cache`` (what one layer keeps). Everything else has a default
+here and is overridden where the technique really differs.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from math import isfinite
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from kvsim import blocks
+from kvsim.deployment import WEIGHTS, Deployment
+from kvsim.errors import InputError
+from kvsim.graph import Buffers, Cycle, Group, Number, Op, Point, Step
+from kvsim.model import LayerShape
+
+Layout = list[tuple[tuple[LayerShape, ...], int]]
+
+
+def param(
+    default: Any,
+    text: str,
+    *,
+    low: float = 0,
+    high: float = 1e9,
+    choices: tuple[Any, ...] = (),
+    whole: bool = True,
+) -> Any:
+    """A technique's parameter: default, meaning with its unit, and the values it may take."""
+    about = {"text": text, "low": low, "high": high, "choices": choices, "whole": whole}
+    return field(default=default, metadata=about)
+
+
+@dataclass(frozen=True)
+class Technique:
+    """A way to keep and use the KV cache, with its settings.
+
+    Numeric settings may be arrays that broadcast with a point's batch and context; those that
+    change the structure of a step (bits, layers, gamma, schedules) are scalars.
+    """
+
+    name: ClassVar[str]
+    lossless: ClassVar[bool] = False  # same tokens as full-precision KV, up to rounding
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            _check(self.name, f.name, getattr(self, f.name), f.metadata)
+
+    # what a technique's file states
+
+    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
+        """Ops between the projections of one layer."""
+        raise NotImplementedError
+
+    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
+        """What one layer keeps resident besides its weights. [B]"""
+        raise NotImplementedError
+
+    # what a technique may override
+
+    def refuses(self, d: Deployment) -> str:
+        """Why it cannot run there, or nothing."""
+        return ""
+
+    @property
+    def exact(self) -> bool:
+        """Whether these settings give the tokens that full-precision KV gives."""
+        return self.lossless
+
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable["Technique"]:
+        """Settings worth considering for a workload; array-valued ones along the first axis."""
+        return [self]
+
+    def notes(self, d: Deployment, p: Point) -> tuple[str, ...]:
+        """What a reader of a plan should know about these settings there."""
+        return ()
+
+    def gpu_layers_of(self, d: Deployment) -> int:
+        """First layers whose cache stays on the GPU where others are offloaded."""
+        return 0
+
+    def tiles(self) -> int:
+        """Parts of the batch that pass through a layer one after another."""
+        return 1
+
+    def once(self, d: Deployment, p: Point) -> Buffers:
+        """Buffers that all layers share, for one tile's point. [B]"""
+        return {}
+
+    def layer(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
+        """Ops of one decoder layer in issue order."""
+        return [
+            *blocks.before_attention(d, p),
+            *self.attend(d, p, shape, on_gpu),
+            *blocks.after_attention(d, p, shape),
+        ]
+
+    def weights(self, d: Deployment, shape: LayerShape) -> Buffers:
+        """Resident weights of one layer. [B]"""
+        return {"gpu": {"weights": d.stack.weight_copies * layer_weights(d, shape)}}
+
+    # what follows from it
+
+    def forward(self, d: Deployment, p: Point) -> Step:
+        """One pass of the new tokens through the model."""
+        tiles, part = self.tiles(), self._part(p)
+        groups = []
+        built: dict[tuple[LayerShape, bool], tuple[Op, ...]] = {}
+        for shapes, count, on_gpu in self._blocks(d):
+            for shape in shapes:
+                if (shape, on_gpu) not in built:
+                    built[shape, on_gpu] = tuple(self.layer(d, part, shape, on_gpu))
+            if len(set(shapes)) == 1:
+                shapes, count = shapes[:1], count * len(shapes) * tiles
+            else:
+                shapes = tuple(s for s in shapes for _ in range(tiles))
+            groups.append(Group(tuple(built[s, on_gpu] for s in shapes), count))
+        return Step(tuple(groups), blocks.head(d, p))
+
+    def resident(self, d: Deployment, p: Point) -> Buffers:
+        """Bytes that one GPU and its share of the host hold during this pass. [B]"""
+        parts = [resident_once(d, p, self._part(p)), self.once(d, self._part(p))]
+        for shapes, count, on_gpu in self._blocks(d):
+            for shape in shapes:
+                layer = merge(self.weights(d, shape), self.cache(d, p, shape, on_gpu))
+                parts.append(scale(layer, count))
+        return merge(*parts)
+
+    def _part(self, p: Point) -> Point:
+        return replace(p, batch=p.batch / self.tiles()) if self.tiles() > 1 else p
+
+    def _blocks(self, d: Deployment) -> list[tuple[tuple[LayerShape, ...], int, bool]]:
+        first, rest = split_layout(list(d.shard.layout), self.gpu_layers_of(d))
+        return [(*block, True) for block in first] + [(*block, False) for block in rest]
+
+    # phases
+
+    def prefill(self, d: Deployment, p: Point) -> Step:
+        """The pass over the prompt."""
+        return self.forward(d, p)
+
+    def between(self, d: Deployment, p: Point) -> tuple[Step, ...]:
+        """Extra passes between prefill and the first decoding round."""
+        return ()
+
+    def cycle(self, d: Deployment, p: Point) -> Cycle:
+        """One decoding round that starts with ``p.context`` cached tokens."""
+        return Cycle((self.forward(d, p),), 1.0)
+
+    # settings
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Parameters by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def __str__(self) -> str:
+        """Read back by the registry's ``parse``."""
+        given = ",".join(f"{k}={plain(v)}" for k, v in self.settings.items())
+        return f"{self.name}:{given}" if given else self.name
+
+    def rows(self) -> list[Self]:
+        """One technique with scalar settings per row of array-valued ones."""
+        count = max([1, *(np.size(v) for v in self.settings.values())])
+        return [
+            replace(
+                self,
+                **{
+                    k: plain(np.ravel(v)[i if np.size(v) > 1 else 0])
+                    for k, v in self.settings.items()
+                    if isinstance(v, np.ndarray)
+                },
+            )
+            for i in range(count)
+        ]
+
+
+def plain(value: Any) -> Any:
+    """A Python number without a needless fraction, or the value itself."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _check(name: str, key: str, value: Any, about: Any) -> None:
+    text = f"{name}: {key}={value!r}"
+    choices = about["choices"]
+    if isinstance(value, str) or (choices and not isinstance(value, np.ndarray)):
+        if value not in choices:
+            numeric = isfinite(about["high"]) and not all(c in (True, False) for c in choices)
+            one_of = ", ".join(str(c) for c in choices) or f"{about['low']} to {about['high']:g}"
+            if isinstance(value, str) or not numeric or "auto" not in choices:
+                raise InputError(f"{text}; expected {one_of} ({about['text']})")
+        else:
+            return
+    numbers = np.asarray(value, dtype=float)
+    valid = (numbers >= about["low"]) & (numbers <= about["high"])  # False for NaN
+    if about["whole"]:
+        valid &= numbers == np.floor(numbers)
+    if not valid.all():
+        kind = "a whole number" if about["whole"] else "a number"
+        raise InputError(
+            f"{text}; expected {kind} from {about['low']:g} to {about['high']:g} ({about['text']})"
+        )
+
+
+def merge(*parts: Buffers) -> Buffers:
+    """Buffers of several owners in one table; equal names add up."""
+    total: dict[Any, dict[str, Number]] = {}
+    for part in parts:
+        for tier, buffers in part.items():
+            into = total.setdefault(tier, {})
+            for name, size in buffers.items():
+                into[name] = into.get(name, 0.0) + size
+    return total
+
+
+def scale(part: Buffers, by: Number) -> Buffers:
+    """Every buffer ``by`` times."""
+    return {tier: {k: by * v for k, v in buffers.items()} for tier, buffers in part.items()}
+
+
+def split_layout(layout: Layout, first: int) -> tuple[Layout, Layout]:
+    """The layout of the first layers, and that of the others."""
+    before: Layout = []
+    after: Layout = []
+    for shapes, count in layout:
+        whole, part = divmod(min(first, count * len(shapes)), len(shapes))
+        first -= whole * len(shapes) + part
+        before += [(shapes, whole)] if whole else []
+        before += [(shapes[:part], 1)] if part else []
+        after += [(shapes[part:], 1)] if part else []
+        left = count - whole - (1 if part else 0)
+        after += [(shapes, left)] if left else []
+    return before, after
+
+
+def layer_weights(d: Deployment, shape: LayerShape) -> float:
+    """Stored weights of one layer of a shard; norms and biases are below 0.1 % and left out. [B]"""
+    m, stored = d.shard, d.weight_format
+    matrices = list(m.attention_matrices().values())
+    if shape.routed:
+        expert = m.mlp_matrices(m.expert_ffn).values()
+        shared = m.mlp_matrices(m.shared_experts * m.expert_ffn).values()
+        size = m.experts * sum(stored.bytes(*x) for x in expert)
+        size += sum(stored.bytes(*x) for x in shared) if m.shared_experts else 0.0
+        size += blocks.HALF * m.hidden * m.experts
+    else:
+        size = sum(stored.bytes(*x) for x in m.mlp_matrices(m.ffn).values())
+    return size + sum(stored.bytes(*x) for x in matrices)
+
+
+def resident_once(d: Deployment, p: Point, part: Point) -> Buffers:
+    """Embedding, LM head, activations and the runtime's own memory. [B]
+
+    ``part`` is the point of one tile, whose activations are alive at once.
+    """
+    m, stack = d.shard, d.stack
+    table = WEIGHTS["fp16"].bytes(m.hidden, m.vocab)
+    learned = blocks.HALF * m.learned_positions * m.hidden
+    embedding = (table if m.tied else 2 * table) + learned
+    alive = np.minimum(part.tokens, stack.prefill_chunk)
+    mlp = (3 if m.gated else 2) * max(m.ffn, m.experts_active * m.expert_ffn)
+    widest = max(2 * m.heads * m.head_dim + m.kv_width, mlp)
+    hidden = blocks.HALF * stack.activation_passes * m.hidden
+    scores = 0.0 if not stack.score_bytes else 3 * blocks.HALF * m.heads * p.length
+    layers = alive * (hidden + blocks.HALF * widest + scores)
+    rows = p.batch if p.prefill and not stack.prompt_logits else p.tokens
+    logits = alive * hidden + rows * m.vocab * stack.logit_bytes
+    return {
+        "gpu": {
+            "embedding": stack.weight_copies * embedding,
+            "workspace": np.maximum(layers, logits),
+            "context": stack.context_memory,
+        }
+    }

@@ -1,0 +1,55 @@
+"""FastDecode: the cache stays in host memory and the CPU attends to it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvsim import blocks
+from kvsim.deployment import Deployment
+from kvsim.graph import Buffers, Op, Point
+from kvsim.model import LayerShape
+from kvsim.techniques.base import Technique
+
+
+@dataclass(frozen=True)
+class Fastdecode(Technique):
+    """CPU attention; two halves of the batch alternate so that GPU and CPU both stay busy.
+
+    References
+    ----------
+    .. [1] J. He and J. Zhai, "FastDecode", arXiv:2403.11421, section 4.
+    """
+
+    name: ClassVar[str] = "fastdecode"
+    lossless: ClassVar[bool] = True
+
+    def refuses(self, d: Deployment) -> str:
+        """A latent cache would need its up-projection on the CPU."""
+        return "no CPU attention for a latent cache (MLA)" if d.shard.latent else ""
+
+    def tiles(self) -> int:
+        """The halves of the batch."""
+        return 2
+
+    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
+        """Queries and new KV to the host, attention there, outputs back.
+
+        A half's projections are followed by what comes after the other half's attention.
+        """
+        m = d.shard
+        new_kv = blocks.kv_bytes(m, p.tokens)
+        if p.prefill:
+            store = blocks.copy("store_kv", "d2h", new_kv, launches=2, after=("qkv",))
+            return [store, *blocks.attention(d, p, shape)]
+        queries = blocks.HALF * p.tokens * m.heads * m.head_dim
+        (on_device,) = blocks.attention(d, p, shape)
+        moved = {"dram": on_device.bytes["hbm"]}
+        return [
+            blocks.copy("send_qkv", "d2h", queries + new_kv, after=("qkv",)),
+            Op("attn", "cpu", "cpu", on_device.flops, moved, after=("send_qkv",)),
+            blocks.copy("return_out", "h2d", queries, after=("attn",)),
+            Op("other_half", kernel="pointwise", after=("return_out@-1",)),
+        ]
+
+    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
+        """Everything on the host."""
+        return {"host": {"kv": blocks.resident_kv(d, p, shape)}}

@@ -1,0 +1,67 @@
+"""H2O: heavy hitters and recent tokens are kept, the rest evicted."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kvsim import blocks
+from kvsim.deployment import Deployment
+from kvsim.graph import Buffers, Number, Op, Point
+from kvsim.model import LayerShape
+from kvsim.techniques.base import Technique, param
+from kvsim.techniques.eviction import compact, kept_cache, scratch_cache
+
+
+@dataclass(frozen=True)
+class H2o(Technique):
+    """Greedy eviction by accumulated attention scores.
+
+    Scores of every query are accumulated in fp32 per head, so they have to leave the attention
+    kernel; the lowest is evicted when a token comes in. Nothing is done where nothing is evicted.
+
+    References
+    ----------
+    .. [1] Z. Zhang et al., "H2O: heavy-hitter oracle for efficient generative inference of large
+       language models", NeurIPS 2023, algorithm 1.
+    """
+
+    name: ClassVar[str] = "h2o"
+
+    heavy: Number = param(512, "heavy hitters kept [tokens]", high=1e7)
+    recent: Number = param(512, "recent tokens kept [tokens]", low=1, high=1e7)
+
+    @property
+    def _budget(self) -> Number:
+        return self.heavy + self.recent
+
+    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
+        """Attention over the kept tokens, then the upkeep of their scores."""
+        limit = None if p.prefill else self._budget
+        tokens = blocks.cached(d, p, shape)
+        seen = tokens if p.prefill else np.minimum(tokens, self._budget)
+        scores = p.batch * d.shard.heads * p.new * seen * (p.max_length > self._budget)
+        moved = (blocks.SCORE + 8.0) * scores  # out and in again, fp32 sums read and written
+        ops = [
+            *blocks.attention(d, p, shape, limit=limit),
+            Op("scores", kernel="pointwise", bytes={"hbm": moved}),
+        ]
+        if p.prefill:
+            return [*ops, *compact(d, p, self._budget, scored=tokens)]
+        return [*ops, Op("evict", kernel="topk", bytes={"hbm": 4.0 * scores})]
+
+    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
+        """Kept tokens and their scores."""
+        kept = kept_cache(d, p, shape, self._budget)
+        sums = 4.0 * p.batch * d.shard.heads * np.minimum(self._budget, p.length)
+        return {"gpu": {"kv": kept, "scores": sums * (p.max_length > self._budget)}}
+
+    def once(self, d: Deployment, p: Point) -> Buffers:
+        """One layer's whole cache while the prompt is read."""
+        return scratch_cache(d, p)
+
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
+        """A tenth, a fifth and two fifths of the longest context, half of it heavy."""
+        half = np.ceil(np.array([0.05, 0.1, 0.2]) * (prompt + generate))[:, None, None]
+        return [H2o(half, half)]

@@ -1,0 +1,46 @@
+"""KIVI: keys packed per channel, values per token, the latest tokens in fp16."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvsim import blocks
+from kvsim.deployment import Deployment
+from kvsim.formats import kivi
+from kvsim.graph import Buffers, Op, Point
+from kvsim.model import LayerShape
+from kvsim.techniques.base import Technique, param
+
+
+@dataclass(frozen=True)
+class Kivi(Technique):
+    """Asymmetric group quantisation of the cache with a full-precision residual.
+
+    References
+    ----------
+    .. [1] Z. Liu et al., "KIVI: a tuning-free asymmetric 2bit quantization for KV cache",
+       ICML 2024, section 3 and appendix A.
+    """
+
+    name: ClassVar[str] = "kivi"
+
+    bits: float = param(2, "bits per cached number", choices=(1, 2, 4, 8, 16))
+    group: int = param(32, "numbers that share a scale", low=8, high=1024)
+    residual: int = param(128, "latest tokens kept in fp16", high=1e6)
+
+    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
+        """Attention over packed and fresh tokens; keys are packed in blocks, values singly."""
+        stored = kivi(self.bits, self.group, self.residual)
+        return [
+            *blocks.quantise(d, p.tokens, stored),
+            *blocks.attention(d, p, shape, stored=stored),
+        ]
+
+    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
+        """Packed numbers, their scales, and the fp16 residual."""
+        stored = kivi(self.bits, self.group, self.residual)
+        return {"gpu": {"kv": blocks.resident_kv(d, p, shape, stored)}}
+
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
+        """The paper's widths and groups."""
+        return [Kivi(bits, group) for bits in (2, 4) for group in (32, 64)]

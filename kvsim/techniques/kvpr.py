@@ -1,0 +1,180 @@
+"""KVPR: part of an offloaded cache is recomputed while the rest is still being copied."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from kvsim import blocks
+from kvsim.deployment import Deployment
+from kvsim.evaluate import seconds
+from kvsim.formats import Format
+from kvsim.graph import Array, Buffers, Number, Op, Point
+from kvsim.model import LayerShape
+from kvsim.techniques.base import Technique, merge, param
+from kvsim.techniques.hostcache import FREE, HostCache
+from kvsim.techniques.offload import PACKED_GROUP, ROW_OR_COLUMN
+
+
+def optimal_split(context: Number, width: Number, link: Number, flops: Number) -> Number:
+    """Tokens to recompute so that recomputing and copying end together, for MHA. [tokens]
+
+    The crossing of 4 b l h^2 / flops and 4 b (s - l) h / link, at which both of the paper's
+    objectives (with and without the time of the activations) are smallest.
+
+    Parameters
+    ----------
+    context : cached tokens s. [tokens]
+    width : hidden size h.
+    link : rate of the host link. [B/s]
+    flops : rate of the GPU. [FLOP/s]
+
+    References
+    ----------
+    .. [1] C. Jiang et al., "KVPR", 2025, equations 8 to 11.
+    """
+    return context / (1.0 + link * width / flops)
+
+
+@dataclass(frozen=True)
+class Kvpr(HostCache):
+    """Offloading with partial recomputation of keys and values from stored layer inputs.
+
+    References
+    ----------
+    .. [1] C. Jiang et al., "KVPR: efficient LLM inference with I/O-aware KV cache partial
+       recomputation", ACL Findings 2025, section 3.
+    """
+
+    name: ClassVar[str] = "kvpr"
+
+    split: Number | str = param("auto", "tokens recomputed", high=1e7, choices=("auto",))
+    schedule: str = param("row", "order of layers and batch", choices=ROW_OR_COLUMN)
+    bits: float = param(16, "bits per number on the host", choices=(4, 8, 16))
+    parts: int = param(8, "parts of the batch by columns", low=1, high=1024)
+
+    @property
+    def stored(self) -> Format:
+        """Fp16, or packed on the host; activations are packed alike."""
+        return Format() if self.bits == 16 else Format(self.bits, PACKED_GROUP)
+
+    @property
+    def streamed_weights(self) -> float:
+        """By columns all weights live on the host."""
+        return 1.0 if self.schedule == "column" else 0.0
+
+    def tiles(self) -> int:
+        """Only columns have parts."""
+        return self.parts if self.schedule == "column" else 1
+
+    def recomputed(self, d: Deployment, p: Point, shape: LayerShape) -> Number:
+        """The split as set, or the one that balances GPU and link; within the prompt."""
+        limit = np.floor(np.minimum(p.prompt, self.on_host(d, p, shape)))
+        if not isinstance(self.split, str):
+            return np.minimum(self.split, limit)
+        return np.floor(d.stack.split_achieved * self._balance(d, p, shape, limit))
+
+    def _balance(self, d: Deployment, p: Point, shape: LayerShape, limit: Number) -> Array:
+        """The whole number of tokens that makes the longer of GPU and link time shortest.
+
+        GPU time grows with the split and link time falls, so their crossing is bisected. Where
+        an activation is no smaller than the keys and values it replaces, both grow: nothing is
+        recomputed.
+        """
+        if self._activation(d) >= d.shard.kv_width:
+            return np.zeros(np.broadcast_shapes(np.shape(p.batch), np.shape(limit)))
+        surroundings = [
+            *self.moved(d, p, shape),
+            *blocks.before_attention(d, p),
+            *blocks.attention(d, p, shape),
+            *blocks.after_attention(d, p, shape),
+        ]
+        fixed = {s: sum(seconds(o, d) for o in surroundings if o.stream == s) for s in LANES}
+
+        def times(split: Array) -> list[Number]:
+            ops = self._fetch_split(d, p, shape, split)
+            return [fixed[s] + sum(seconds(o, d) for o in ops if o.stream == s) for s in LANES]
+
+        low = np.zeros(np.broadcast_shapes(np.shape(p.batch), np.shape(limit)))
+        high = low + limit
+        for _ in range(int(np.ceil(np.log2(np.max(limit) + 2)))):
+            middle = np.floor((low + high) / 2)
+            gpu, link = times(middle)
+            low, high = np.where(gpu < link, middle, low), np.where(gpu < link, high, middle)
+        longest_low, longest_high = (np.maximum(*times(s)) for s in (low, high))
+        return np.where(longest_high < longest_low, high, low)
+
+    def _activation(self, d: Deployment) -> float:
+        """Numbers copied per recomputed token: the layer's input, which every shard needs."""
+        return d.shard.hidden
+
+    def fetch(self, d: Deployment, p: Point, shape: LayerShape) -> list[Op]:
+        """Activations first, then the rest of the cache beside the recomputation."""
+        return self._fetch_split(d, p, shape, self.recomputed(d, p, shape))
+
+    def _fetch_split(
+        self, d: Deployment, p: Point, shape: LayerShape, split: Number
+    ) -> list[Op]:
+        m, stored = d.shard, self.stored
+        states = p.batch * split * self._activation(d)
+        rest = p.batch * (self.on_host(d, p, shape) - split)
+        matrix = (m.hidden, m.kv_width)
+        product = blocks.gemm(d, "recompute", p.batch * split, matrix, after=("load_states",))
+        wanted = np.asarray(split) > 0
+        recompute = replace(product, bytes={"hbm": product.bytes["hbm"] * wanted})
+        merge_bytes = d.stack.merge_passes * blocks.kv_bytes(m, p.batch * split)
+        joined = Op("merge", bytes={"hbm": merge_bytes}, after=("load_kv",))
+        size = states * stored.number
+        inputs = blocks.quantise(d, states / m.kv_width, stored, "dequantise_states")
+        widened = blocks.quantise(d, rest, stored, "dequantise")
+        return [
+            blocks.copy("load_states", "h2d", size, after=(FREE,), ahead=True),
+            self.load(d, p, rest / p.batch),
+            *(replace(op, after=("load_states",)) for op in inputs),
+            recompute,
+            *(replace(op, after=("load_kv",)) for op in widened),
+            joined,
+        ]
+
+    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
+        """As offloading; prefill also stores the inputs that decoding will recompute from."""
+        ops = super().attend(d, p, shape, on_gpu)
+        if on_gpu or not p.prefill:
+            return ops
+        states = p.batch * self._kept(d, p, shape) * self._activation(d) * self.stored.number
+        return [*ops, blocks.copy("store_states", "d2h", states, after=("qkv",))]
+
+    def _kept(self, d: Deployment, p: Point, shape: LayerShape) -> Number:
+        """Prompt tokens whose layer inputs are kept: the longest split of the generation."""
+        last = replace(p, context=p.max_length - 1, new=1.0, prefill=False)
+        return self.recomputed(d, last, shape)
+
+    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
+        """The whole cache on the host, and layer inputs beside it."""
+        kept = super().cache(d, p, shape, on_gpu)
+        if on_gpu:
+            return kept
+        states = p.batch * self._kept(d, p, shape) * self._activation(d) * self.stored.number
+        return merge(kept, {"host": {"layer inputs": states}})
+
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
+        """Splits by sixteenths of the prompt, the balanced one, both schedules, and packed."""
+        splits = np.floor(np.linspace(0, prompt, 17))[:, None, None]
+        column = [Kvpr("auto", "column", bits) for bits in (16, 4)]
+        return [Kvpr(splits), Kvpr(), Kvpr(bits=4), *column]
+
+    def notes(self, d: Deployment, p: Point) -> tuple[str, ...]:
+        """Why nothing is recomputed on grouped-query models."""
+        m = d.shard
+        if self._activation(d) < m.kv_width:
+            return ()
+        sharing = "a latent cache" if m.latent else f"{m.queries_per_kv} query heads per KV head"
+        return (
+            f"split 0: with {sharing} a token's layer input ({m.hidden} numbers) is no smaller "
+            f"than the keys and values it would replace ({m.kv_width:.0f}), so recomputing saves "
+            f"no transfer and only adds work",
+        )
+
+
+LANES = ("gpu", "h2d")

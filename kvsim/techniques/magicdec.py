@@ -1,0 +1,85 @@
+"""MagicDec: drafts attend to a small sparse cache, verification to the whole one."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kvsim import blocks
+from kvsim.deployment import Deployment
+from kvsim.graph import Buffers, Cycle, Number, Op, Point
+from kvsim.model import LayerShape
+from kvsim.techniques.base import Technique, merge, param
+from kvsim.techniques.quantspec import Draft
+from kvsim.techniques.snapkv import observe
+from kvsim.techniques.speculation import acceptance_rate, draft_points, verify_point
+
+WINDOW = 32  # SnapKV's observing queries
+
+
+@dataclass(frozen=True)
+class Magicdec(Technique):
+    """Self-speculation with a StreamingLLM or SnapKV draft cache beside the full one.
+
+    References
+    ----------
+    .. [1] R. Sadhukhan et al., "MagicDec: breaking the latency-throughput tradeoff for long
+       context generation with speculative decoding", ICLR 2025, section 4; acceptance from
+       QuantSpec's table 6.
+    """
+
+    name: ClassVar[str] = "magicdec"
+    lossless: ClassVar[bool] = True
+
+    draft: str = param("streamingllm", "draft cache", choices=("streamingllm", "snapkv"))
+    budget: Number = param(1024, "tokens of the draft cache [tokens]", low=1, high=1e7)
+    gamma: int = param(2, "tokens drafted per round", high=16)
+    acceptance: float | str = param(
+        "auto", "accepted over drafted tokens", high=1, choices=("auto",), whole=False
+    )
+
+    @property
+    def rate(self) -> float:
+        """Accepted over drafted tokens."""
+        return acceptance_rate(self.acceptance, self.draft, self.gamma) if self.gamma else 0.0
+
+    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
+        """Full attention; after the prompt the draft cache is filled."""
+        ops = blocks.attention(d, p, shape)
+        if not p.prefill or not self.gamma:
+            return ops
+        if self.draft == "snapkv":
+            return [*ops, *observe(d, p, WINDOW, self.budget)]
+        kept = blocks.kv_bytes(d.shard, p.batch * np.minimum(self.budget, p.prompt))
+        return [*ops, Op("compact", kernel="gather", bytes={"hbm": 2 * kept})]
+
+    def cycle(self, d: Deployment, p: Point) -> Cycle:
+        """Gamma drafts over the small cache, one verification over the whole."""
+        cheap = Draft(limit=self.budget)
+        drafts = [cheap.forward(d, q) for q in draft_points(p, self.gamma)]
+        verify = self.forward(d, verify_point(p, self.gamma))
+        return Cycle((*drafts, verify), 1.0 + self.gamma * self.rate)
+
+    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
+        """Both caches."""
+        full: Buffers = {"gpu": {"kv": blocks.resident_kv(d, p, shape)}}
+        if not self.gamma:
+            return full
+        tokens = np.minimum(blocks.cached(d, p, shape), self.budget)
+        return merge(full, {"gpu": {"draft kv": blocks.kv_bytes(d.shard, p.batch * tokens)}})
+
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
+        """A quarter of the context as in the QuantSpec paper, and an eighth."""
+        parts = np.ceil(np.array([0.125, 0.25]) * (prompt + generate))[:, None, None]
+        return [
+            Magicdec(draft, parts, gamma, self.acceptance)
+            for draft in ("streamingllm", "snapkv")
+            for gamma in (1, 2, 3)
+        ]
+
+    def notes(self, d: Deployment, p: Point) -> tuple[str, ...]:
+        """Where the acceptance comes from."""
+        if not isinstance(self.acceptance, str):
+            return ()
+        return (f"acceptance {self.rate:.2f} is the published mean for Llama-2-7B at 8k",)

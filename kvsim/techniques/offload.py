@@ -1,0 +1,62 @@
+"""KV cache in host memory, copied to the GPU layer by layer, a layer ahead of its use."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kvsim.deployment import Deployment
+from kvsim.formats import Format
+from kvsim.graph import Number
+from kvsim.techniques.base import Technique, param
+from kvsim.techniques.hostcache import HostCache
+
+ROW_OR_COLUMN = ("row", "column")
+PACKED_GROUP = 64  # FlexGen, section 4.4: 4-bit groups of 64
+
+
+@dataclass(frozen=True)
+class Offload(HostCache):
+    """Offloading with prefetch.
+
+    By rows, a batch passes through all layers and weights stay on the GPU. By columns, weights
+    are streamed and each layer serves ``tiles`` parts of the batch before the next one.
+
+    References
+    ----------
+    .. [1] Y. Sheng et al., "FlexGen", ICML 2023, section 3.2.
+    .. [2] C. Jiang et al., "KVPR", 2025, section 3.1 and figure 3a.
+    """
+
+    name: ClassVar[str] = "offload"
+
+    host_share: Number = param(1.0, "share of the cache on the host", high=1, whole=False)
+    schedule: str = param("row", "order of layers and batch", choices=ROW_OR_COLUMN)
+    bits: float = param(16, "bits per number on the host", choices=(4, 8, 16))
+    parts: int = param(8, "parts of the batch by columns", low=1, high=1024)
+
+    @property
+    def host_part(self) -> Number:
+        """As set."""
+        return self.host_share
+
+    @property
+    def stored(self) -> Format:
+        """Fp16, or packed on the host."""
+        return Format() if self.bits == 16 else Format(self.bits, PACKED_GROUP)
+
+    @property
+    def streamed_weights(self) -> float:
+        """By columns all weights live on the host."""
+        return 1.0 if self.schedule == "column" else 0.0
+
+    def tiles(self) -> int:
+        """Only columns have parts."""
+        return self.parts if self.schedule == "column" else 1
+
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
+        """Shares by eighths, both schedules, and packed."""
+        shares = np.linspace(0.125, 1, 8)[:, None, None]
+        column = [Offload(1.0, "column", bits) for bits in (16, 4)]
+        return [Offload(shares), Offload(1.0, bits=4), *column]

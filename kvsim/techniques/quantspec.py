@@ -1,0 +1,121 @@
+"""QuantSpec: drafts read the upper four bits of the cache, verification all eight."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvsim import blocks
+from kvsim.deployment import WEIGHTS, Deployment, WeightFormat
+from kvsim.formats import Format
+from kvsim.graph import Buffers, Cycle, Number, Op, Point, Step
+from kvsim.model import LayerShape
+from kvsim.techniques.base import Technique, merge, param
+from kvsim.techniques.speculation import acceptance_rate, draft_points, verify_point
+
+
+@dataclass(frozen=True)
+class Quantspec(Technique):
+    """Self-speculation with a hierarchical 4+4-bit cache and 4-bit MLP weights.
+
+    The output is that of the model with an 8-bit cache. Tokens are packed in blocks of ``group``
+    behind a double buffer of ``residual`` tokens.
+
+    References
+    ----------
+    .. [1] R. Tiwari et al., "QuantSpec: self-speculative decoding with hierarchical quantized KV
+       cache", ICML 2025, sections 4.2 and 4.3, algorithm 1; acceptance from table 6.
+    """
+
+    name: ClassVar[str] = "quantspec"
+
+    gamma: int = param(4, "tokens drafted per round", high=16)
+    acceptance: float | str = param(
+        "auto", "accepted over drafted tokens", high=1, choices=("auto",), whole=False
+    )
+    group: int = param(128, "numbers that share a scale", low=8, high=1024)
+    residual: int = param(256, "full-precision buffer [tokens]", low=2, high=1e5)
+    weight_bits: float = param(4, "bits of the draft's MLP weights", choices=(4, 16))
+
+    def stored(self, bits: float) -> Format:
+        """The cache as a pass sees it; both halves of the buffer roll over together."""
+        half = self.residual // 2
+        return Format(bits, self.group, k_tail=half, v_tail=half, k_block=half, v_block=half)
+
+    @property
+    def _draft_weights(self) -> WeightFormat | None:
+        return WEIGHTS["int4"] if self.weight_bits == 4 else None
+
+    @property
+    def rate(self) -> float:
+        """Accepted over drafted tokens."""
+        return acceptance_rate(self.acceptance, self.name, self.gamma) if self.gamma else 0.0
+
+    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
+        """Verification, prefill: the whole 8-bit cache; the tokens that stay are packed."""
+        if p.prefill:
+            packed = blocks.quantise(d, p.tokens, self.stored(8))
+            return [*blocks.attention(d, p, shape), *packed]
+        kept = p.batch * (1.0 + self.gamma * self.rate)
+        return [
+            *blocks.quantise(d, kept, self.stored(8)),
+            *blocks.attention(d, p, shape, stored=self.stored(8)),
+        ]
+
+    def draft(self, d: Deployment, p: Point) -> Step:
+        """One draft pass."""
+        return Draft(stored=self.stored(4), mlp=self._draft_weights).forward(d, p)
+
+    def cycle(self, d: Deployment, p: Point) -> Cycle:
+        """Gamma drafts, one verification; rejected tokens are dropped from the buffer."""
+        drafts = [self.draft(d, q) for q in draft_points(p, self.gamma)]
+        verify = self.forward(d, verify_point(p, self.gamma))
+        return Cycle((*drafts, verify), 1.0 + self.gamma * self.rate)
+
+    def weights(self, d: Deployment, shape: LayerShape) -> Buffers:
+        """The model's weights, and the draft's MLP beside them."""
+        own = super().weights(d, shape)
+        if not self.gamma or self._draft_weights is None or shape.routed:
+            return own
+        matrices = d.shard.mlp_matrices(d.shard.ffn).values()
+        size = sum(self._draft_weights.bytes(*matrix) for matrix in matrices)
+        return merge(own, {"gpu": {"draft weights": size}})
+
+    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
+        """Upper and lower halves with one set of scales, and the buffer."""
+        return {"gpu": {"kv": blocks.resident_kv(d, p, shape, self.stored(8))}}
+
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
+        """The paper's gammas, with the acceptance set or its published mean."""
+        return [Quantspec(gamma, self.acceptance) for gamma in (1, 2, 4, 6)]
+
+    def notes(self, d: Deployment, p: Point) -> tuple[str, ...]:
+        """Where the acceptance comes from."""
+        if not isinstance(self.acceptance, str):
+            return ()
+        return (f"acceptance {self.rate:.2f} is the published mean for Llama-2-7B at 8k",)
+
+
+@dataclass(frozen=True)
+class Draft(Technique):
+    """A pass that reads a narrower cache, keeps what it adds, and may use narrower MLPs."""
+
+    name: ClassVar[str] = "draft"
+
+    stored: Format = Format()
+    limit: Number | None = None
+    mlp: WeightFormat | None = None
+
+    def __post_init__(self) -> None:
+        """Built by techniques, never from user input."""
+
+    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
+        """Attention over what the draft sees."""
+        return blocks.attention(d, p, shape, stored=self.stored, limit=self.limit)
+
+    def layer(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
+        """As every layer, with the draft's own MLP weights."""
+        return [
+            *blocks.before_attention(d, p),
+            *self.attend(d, p, shape, on_gpu),
+            *blocks.after_attention(d, p, shape, self.mlp),
+        ]

@@ -1,0 +1,100 @@
+"""SpeCache: a packed cache on the GPU, the best tokens in fp16 fetched one step ahead."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from kvsim import blocks
+from kvsim.deployment import Deployment
+from kvsim.formats import kivi
+from kvsim.graph import Buffers, Cycle, Number, Op, Point, Step
+from kvsim.model import LayerShape
+from kvsim.techniques.base import Technique, param
+
+
+@dataclass(frozen=True)
+class Specache(Technique):
+    """Speculative prefetch of the key-value pairs that the next token will attend to.
+
+    Every step decodes the output token and a speculative next token; the latter's scores choose
+    what is prefetched for the next step. Without speculation the output token's own scores
+    choose, and attention is repeated when the pairs have arrived.
+
+    References
+    ----------
+    .. [1] S. Jie et al., "SpeCache: speculative key-value caching for efficient generation of
+       LLMs", ICML 2025, section 3.3, algorithms 1 to 3, table 4.
+    """
+
+    name: ClassVar[str] = "specache"
+
+    bits: float = param(2, "bits per cached number", choices=(1, 2, 4, 8))
+    group: int = param(64, "numbers that share a scale", low=8, high=1024)
+    k: Number = param(64, "pairs prefetched per KV head", high=1e7)
+    residual: int = param(64, "latest tokens kept in fp16", high=1e6)
+    speculative: bool = param(True, "prefetch one step ahead", choices=(True, False))
+
+    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
+        """Packed attention with the fetched pairs in place of their packed copies."""
+        m, stored = d.shard, kivi(self.bits, self.group, self.residual)
+        kept = p.tokens if p.prefill else p.batch  # the speculative token's KV is dropped
+        host_copy = blocks.kv_bytes(m, kept) * (np.asarray(self.k) > 0)
+        store = blocks.copy("store_kv", "d2h", host_copy, launches=2, after=("qkv",))
+        packed = blocks.quantise(d, kept, stored)
+        if p.prefill:
+            return [store, *blocks.attention(d, p, shape), *packed]
+        length = blocks.cached(d, p, shape)
+        chosen = np.minimum(self.k, length)
+        scores = p.batch * m.heads * length * (chosen > 0)
+        size = blocks.kv_bytes(m, p.batch * chosen)
+        rows = 2 * p.batch * m.cached_heads * chosen
+        sync = d.stack.gather_sync and not self.speculative
+        arrives = ("prefetch@step-1",) if self.speculative else ()
+        look = blocks.attention(
+            d, p, shape, stored=stored, extra_bytes=size if self.speculative else 0.0,
+            after=arrives,
+        )  # fmt: skip
+        fetch = blocks.copy("prefetch", "h2d", size, rows=rows, after=("topk",))
+        ops = [*packed, *look, blocks.top_k("topk", scores, sync=sync), fetch, store]
+        if not self.speculative:
+            ops += blocks.attention(
+                d, p, shape, name="attn_again", stored=stored, extra_bytes=size,
+                after=("prefetch",),
+            )  # fmt: skip
+        return ops
+
+    def cycle(self, d: Deployment, p: Point) -> Cycle:
+        """A speculative step carries two query tokens and yields one token."""
+        new = 2.0 if self.speculative else 1.0
+        return Cycle((self.forward(d, replace(p, new=new)),), 1.0)
+
+    def between(self, d: Deployment, p: Point) -> tuple[Step, ...]:
+        """Pre-decoding: one step whose scores choose the first prefetch."""
+        return (self.forward(d, p),) if self.speculative else ()
+
+    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
+        """The packed cache and fetched pairs on the GPU, all pairs in fp16 on the host."""
+        m, stored = d.shard, kivi(self.bits, self.group, self.residual)
+        pairs = blocks.kv_bytes(m, p.batch * self.k)
+        indices = d.stack.index_bytes * p.batch * m.cached_heads * self.k
+        host = blocks.resident_kv(d, p, shape) * (np.asarray(self.k) > 0)
+        return {
+            "gpu": {
+                "kv": blocks.resident_kv(d, p, shape, stored),
+                "fetched pairs": pairs,
+                "indices": indices,
+            },
+            "host": {"kv": host},
+        }
+
+    def once(self, d: Deployment, p: Point) -> Buffers:
+        """In prefill two layers' fp16 pairs, one computed while the other leaves."""
+        pairs = 2 * blocks.kv_bytes(d.shard, p.tokens) if p.prefill else 0.0
+        return {"gpu": {"kv on the way out": pairs}}
+
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
+        """The paper's widths and groups over k."""
+        k = np.array([16.0, 64.0, 256.0])[:, None, None]
+        return [Specache(bits, group, k) for bits in (1, 2) for group in (32, 64)]

@@ -1,0 +1,48 @@
+"""StreamingLLM: attention sinks and a window of recent tokens."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kvsim import blocks
+from kvsim.deployment import Deployment
+from kvsim.graph import Buffers, Number, Op, Point
+from kvsim.model import LayerShape
+from kvsim.techniques.base import Technique, param
+from kvsim.techniques.eviction import kept_cache, scratch_cache
+
+
+@dataclass(frozen=True)
+class Streamingllm(Technique):
+    """The first tokens and the latest ones are kept; positions count within the cache.
+
+    References
+    ----------
+    .. [1] G. Xiao et al., "Efficient streaming language models with attention sinks", ICLR 2024,
+       section 3.2.
+    """
+
+    name: ClassVar[str] = "streamingllm"
+
+    sink: Number = param(4, "first tokens kept [tokens]", high=1e7)
+    recent: Number = param(1020, "recent tokens kept [tokens]", low=1, high=1e7)
+
+    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
+        """Attention over what is kept; the prompt is read with full attention."""
+        limit = None if p.prefill else self.sink + self.recent
+        return blocks.attention(d, p, shape, limit=limit)
+
+    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
+        """Sinks and window."""
+        return {"gpu": {"kv": kept_cache(d, p, shape, self.sink + self.recent)}}
+
+    def once(self, d: Deployment, p: Point) -> Buffers:
+        """One layer's whole cache while the prompt is read."""
+        return scratch_cache(d, p)
+
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
+        """An eighth, a quarter and a half of the longest context."""
+        part = np.ceil(np.array([0.125, 0.25, 0.5]) * (prompt + generate))[:, None, None]
+        return [Streamingllm(4, part)]

@@ -1,0 +1,291 @@
+"""When each op of a step runs: a max-plus timeline, element by element over a whole grid.
+
+Streams are in-order queues. An op starts when its stream is free, the ops it waits for have
+ended and, on the GPU, the host has issued it. A channel that several streams use at once is
+shared: a layer takes no less time than the channel needs for everything the layer moves.
+
+Layers are played one by one until a block of layers has shifted every clock by the same amount;
+from there on max-plus systems repeat that shift, so the remaining repetitions are added at once.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvsim.deployment import Deployment
+from kvsim.evaluate import COPIES, all_ops, channel_seconds, seconds
+from kvsim.graph import Number, Op, Step
+
+_TOLERANCE = 2e-14  # rounding of clock differences, relative to the clock
+
+
+def makespan(step: Step, d: Deployment) -> Number:
+    """Time of one step that starts on an idle machine, until its last copy has ended. [s]"""
+    state, _ = _Timeline(step, d).play(1)
+    return _latest(state.streams.values())
+
+
+def steady(step: Step, d: Deployment) -> Number:
+    """Time each further step adds when steps follow one another. [s]
+
+    Two steps less one, but never less than the work of the busiest stream: a copy stream that
+    falls behind delays nobody within two steps, yet in the long run everybody.
+    """
+    timeline = _Timeline(step, d)
+    _, ends = timeline.play(2)
+    return _latest([ends[1] - ends[0], *timeline.busy().values()])
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """An op with its durations, computed once per step."""
+
+    op: Op
+    duration: Number
+    active: Number | bool  # where it has work
+    waits: tuple[tuple[str, int, bool], ...]  # op name, layers back, in the previous step
+
+
+@dataclass
+class _State:
+    """All clocks of a run."""
+
+    streams: dict[str, Number]
+    host: Number = 0.0
+    ends: list[dict[str, Number]] = field(default_factory=lambda: [{}, {}, {}])  # newest last
+    issued: dict[str, Number] = field(default_factory=dict)  # ends of the next layer's early ops
+
+    def clocks(self, lagged: set[str]) -> list[Number]:
+        """Everything that ops of later layers can depend on, the GPU's clock first."""
+        recent = [v for ends in self.ends for k, v in ends.items() if k in lagged]
+        return [self.streams["gpu"], *self.streams.values(), *recent, *self.issued.values()]
+
+    def shift(self, by: Number, host: Number) -> None:
+        """Move every clock into the future."""
+        for clocks in (self.streams, self.issued, *self.ends):
+            for name in clocks:
+                clocks[name] = clocks[name] + by
+        self.host = self.host + host
+
+
+class _History:
+    """Ends of one op in every layer of a step, those of skipped layers implied."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, Number] = {}
+        self.jumps: list[tuple[range, int, Number]] = []  # layers skipped, period, shift
+
+    def __getitem__(self, index: int) -> Number:
+        for skipped, period, shift in self.jumps:
+            if index in skipped:
+                repetitions, offset = divmod(index - skipped.start, period)
+                return self.values[skipped.start - period + offset] + (repetitions + 1) * shift
+        return self.values[index]
+
+    def keeps_up(self, layers: range, shift: Number) -> bool:
+        """Whether over these layers the ends grow no faster than ``shift`` per block."""
+        for skipped, _, own in self.jumps:
+            if layers.start in skipped and layers.stop - 1 in skipped:
+                slack = _TOLERANCE * np.abs(self[layers.start])
+                return bool(np.all(own <= shift + slack))
+        return False
+
+
+class _Timeline:
+    """A step's ops with their durations, ready to be played."""
+
+    def __init__(self, step: Step, d: Deployment) -> None:
+        self.d = d
+        self.step = step
+        self.head = [self._time(op) for op in step.head]
+        self.layers: list[list[_Timed]] = []
+        self.sharing: list[Number] = []  # time each layer's busiest shared channel needs
+        self.blocks: list[tuple[int, int, int]] = []  # first layer, period, repetitions
+        for group in step.groups:
+            timed = [[self._time(op) for op in layer] for layer in group.layers]
+            self.blocks.append((len(self.layers), len(timed), group.count))
+            self.layers += timed * group.count
+            self.sharing += [_shared(layer, d) for layer in group.layers] * group.count
+        every = [t for layer in self.layers for t in layer]
+        self.lagged = {name for t in every for name, lag, _ in t.waits if lag}
+        self.recalled = {name for t in every for name, _, past in t.waits if past}
+        syncs = d.stack.tile_sync or any(t.op.sync for t in [*every, *self.head])
+        self.hosted = d.stack.launch > 0 or syncs
+
+    def _time(self, op: Op) -> _Timed:
+        duration = seconds(op, self.d)
+        positive = np.asarray(duration) > 0
+        active: Number | bool = positive
+        if positive.all() or not positive.any():
+            active = bool(positive.all())
+        return _Timed(op, duration, active, tuple(_wait(w) for w in op.after))
+
+    def busy(self) -> dict[str, Number]:
+        """Time each stream works in one step. [s]"""
+        total: dict[str, Number] = {}
+        for timed in [*(t for layer in self.layers for t in layer), *self.head]:
+            stream = timed.op.stream
+            total[stream] = total.get(stream, 0.0) + timed.duration
+        return total
+
+    def play(self, steps: int) -> tuple[_State, list[Number]]:
+        """Clocks after a number of steps from idle, and the end of each step's head. [s]"""
+        every = [op for op, _ in all_ops(self.step)]
+        state = _State(
+            streams={"gpu": 0.0} | {op.stream: 0.0 for op in every}
+        )
+        ends: list[Number] = []
+        past: dict[str, _History] = {}
+        for number in range(steps):
+            past = self._play_step(state, past, again=number + 1 < steps)
+            ends.append(state.streams["gpu"])
+        return state, ends
+
+    def _play_step(
+        self, state: _State, past: dict[str, _History], again: bool
+    ) -> dict[str, _History]:
+        across = self.d.stack.across_steps
+        record = {name: _History() for name in self.recalled}
+        if not across:
+            for copies in set(COPIES) & state.streams.keys():
+                state.streams[copies] = np.maximum(state.streams[copies], state.streams["gpu"])
+        if not state.issued:
+            self._issue(state, self.layers[0], True, 0, past)
+        for first, period, count in self.blocks:
+            index, stop = first, first + period * count
+            before: list[Number] = []
+            host_before: Number = 0.0
+            while index < stop:
+                for i in range(index, index + period):
+                    self._play_layer(state, i, past, again and across)
+                    for name, history in record.items():
+                        if name in state.ends[-1]:
+                            history.values[i] = state.ends[-1][name]
+                index += period
+                now = state.clocks(self.lagged)
+                host_shift = state.host - host_before
+                repetitions = (stop - index) // period - 1
+                skipped = range(index, index + repetitions * period)
+                if before and skipped and self._repeats(before, now, host_shift, past, skipped):
+                    shift = now[0] - before[0]
+                    for history in record.values():
+                        history.jumps.append((skipped, period, shift))
+                    state.shift(repetitions * shift, repetitions * host_shift)
+                    index = skipped.stop
+                    now = []
+                before, host_before = now, state.host
+        for timed in self.head:
+            self._run(state, timed, state.ends[-1], {})
+        return record
+
+    def _repeats(
+        self,
+        before: list[Number],
+        now: list[Number],
+        host_shift: Number,
+        past: dict[str, _History],
+        layers: range,
+    ) -> bool:
+        """Whether in these layers each block will add what the last one added."""
+        if len(before) != len(now):
+            return False
+        shift = now[0] - before[0]
+        for old, new in zip(before, now, strict=True):
+            if not np.all(np.abs(new - old - shift) <= _TOLERANCE * np.abs(new)):
+                return False
+        if not np.all(host_shift <= shift + _TOLERANCE * np.abs(now[0])):
+            return False
+        return all(past[name].keeps_up(layers, shift) for name in self.recalled if past)
+
+    def _play_layer(
+        self, state: _State, index: int, past: dict[str, _History], wrap: bool
+    ) -> None:
+        begin = state.streams["gpu"]
+        state.ends = [*state.ends[-2:], state.issued]
+        state.issued = {}
+        if index + 1 < len(self.layers):
+            self._issue(state, self.layers[index + 1], True, index + 1, past)
+        elif wrap:
+            self._issue(state, self.layers[0], True, 0, {})
+        self._issue(state, self.layers[index], False, index, past)
+        state.streams["gpu"] = np.maximum(state.streams["gpu"], begin + self.sharing[index])
+        if self.d.stack.tile_sync:
+            latest = _latest(state.streams.values())
+            state.streams = dict.fromkeys(state.streams, latest)
+            state.host = latest + self.d.stack.sync
+
+    def _issue(
+        self,
+        state: _State,
+        layer: list[_Timed],
+        ahead: bool,
+        index: int,
+        past: dict[str, _History],
+    ) -> None:
+        recent = [*state.ends, state.issued] if ahead else state.ends
+        for timed in layer:
+            if timed.op.ahead is ahead:
+                self._run(state, timed, recent[-1], self._waits(timed, recent, index, past))
+
+    def _waits(
+        self,
+        timed: _Timed,
+        recent: list[dict[str, Number]],
+        index: int,
+        past: dict[str, _History],
+    ) -> dict[str, Number]:
+        found: dict[str, Number] = {}
+        for name, lag, previous_step in timed.waits:
+            if previous_step:
+                if name in past:
+                    found[f"{name}@step"] = past[name][index]
+            elif name in recent[-1 - lag]:
+                found[f"{name}@{lag}"] = recent[-1 - lag][name]
+        return found
+
+    def _run(
+        self, state: _State, timed: _Timed, ends: dict[str, Number], waits: dict[str, Number]
+    ) -> None:
+        op, duration, stack = timed.op, timed.duration, self.d.stack
+        start = _latest([state.streams[op.stream], *waits.values()])
+        if self.hosted and op.stream == "gpu":
+            state.host = state.host + op.launches * stack.launch * timed.active
+            start = np.maximum(start, state.host)
+        running = duration
+        if op.stream in COPIES and stack.overlap < 1:
+            exposed = (1 - stack.overlap) * duration
+            begin = np.maximum(start, state.streams["gpu"])
+            start = np.where(timed.active, begin + exposed, start)
+            state.streams["gpu"] = np.where(timed.active, start, state.streams["gpu"])
+            running = stack.overlap * duration
+        end = start + running
+        state.streams[op.stream] = end
+        ends[op.name] = end
+        if op.sync:
+            synced = np.maximum(state.host, end) + stack.sync
+            state.host = np.where(timed.active, synced, state.host)
+
+
+def _wait(text: str) -> tuple[str, int, bool]:
+    """Read "attn", "attn@-2" or "topk@step-1"."""
+    name, _, lag = text.partition("@")
+    return name, -int(lag or 0) if not lag.startswith("step") else 0, lag.startswith("step")
+
+
+def _shared(layer: tuple[Op, ...], d: Deployment) -> Number:
+    """Time the busiest of the channels that several streams use needs for one layer. [s]"""
+    streams: dict[str, set[str]] = {}
+    busy: dict[str, Number] = {}
+    for op in layer:
+        for channel, needs in channel_seconds(op, d).items():
+            streams.setdefault(channel, set()).add(op.stream)
+            busy[channel] = busy.get(channel, 0.0) + needs
+    return _latest([0.0, *(busy[c] for c, users in streams.items() if len(users) > 1)])
+
+
+def _latest(clocks: Iterable[Number]) -> Number:
+    latest, *rest = clocks
+    for clock in rest:
+        latest = np.maximum(latest, clock)
+    return latest

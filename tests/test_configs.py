@@ -1,0 +1,241 @@
+"""A configuration is read as its family means it, or refused in one line that says what to mend."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsim.configs import from_config, load_model
+from kvsim.errors import InputError
+from kvsim.model import LayerShape, Model
+
+FULL = LayerShape()
+ROUTED = LayerShape(routed=True)
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+GEMMA3 = LLAMA | {"model_type": "gemma3_text", "head_dim": 16}
+DEEPSEEK = LLAMA | {
+    "model_type": "deepseek_v2",
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+}
+
+
+def test_models_are_read_from_a_file_and_from_a_directory(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    file = folder / "config.json"
+    file.write_text(json.dumps(LLAMA), encoding="utf-8-sig")
+    model = from_config(LLAMA, "tiny")
+    assert load_model(str(file)) == load_model(str(folder)) == model
+    assert (model.head_dim, model.max_context, model.notes) == (16, 512, ())
+    by_hand = 2 * (64 * 128 + 64 * 64 + 3 * 64 * 128 + 2 * 64) + 2 * 100 * 64 + 64
+    assert model.parameters == by_hand
+    (tmp_path / "other.json").write_text(json.dumps(LLAMA))
+    assert load_model(str(tmp_path / "other.json")).name == "other"
+
+
+def _model(config: dict[str, Any], **fields: object) -> Model:
+    return from_config(config | fields, "x")
+
+
+def test_what_was_assumed_is_noted() -> None:
+    (unknown_type,) = _model(LLAMA, model_type="nova").notes
+    assert "'nova' is not known: read as Llama-shaped" in unknown_type
+    (nested,) = _model({"model_type": "vision"}, text_config=LLAMA).notes
+    assert "multimodal" in nested
+    (defaults,) = _model(GEMMA3, sliding_window=64, tie_word_embeddings=None).notes
+    assert defaults == "left out, so the defaults of gemma3_text: tie_word_embeddings"
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        (  # Qwen1.5-MoE-A2.7B: four shared experts as one, with a gate
+            from_config(
+                {
+                    "model_type": "qwen2_moe",
+                    "hidden_size": 2048,
+                    "num_hidden_layers": 24,
+                    "num_attention_heads": 16,
+                    "intermediate_size": 5632,
+                    "vocab_size": 151936,
+                    "max_position_embeddings": 8192,
+                    "num_experts": 60,
+                    "num_experts_per_tok": 4,
+                    "moe_intermediate_size": 1408,
+                    "shared_expert_intermediate_size": 5632,
+                },
+                "qwen1.5-moe",
+            ),
+            14315784192,
+        ),
+        (  # Gemma-2B: its class defaults give head_dim 256 and a tied embedding
+            from_config(
+                {
+                    "model_type": "gemma",
+                    "hidden_size": 2048,
+                    "num_hidden_layers": 18,
+                    "num_attention_heads": 8,
+                    "num_key_value_heads": 1,
+                    "intermediate_size": 16384,
+                    "vocab_size": 256000,
+                    "max_position_embeddings": 8192,
+                },
+                "gemma-2b",
+            ),
+            2506172416,
+        ),
+    ],
+)
+def test_families_without_a_catalogue_entry(model: Model, parameters: int) -> None:
+    assert model.parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        (_model(LLAMA, sliding_window=512), (((FULL,), 2),)),
+        (_model(LLAMA, sliding_window=511), (((LayerShape(511),), 2),)),
+        (
+            _model(GEMMA3, sliding_window=8, sliding_window_pattern=2),
+            (((LayerShape(8),), 1), ((FULL,), 1)),
+        ),
+        (
+            _model(LLAMA, sliding_window=8, layer_types=["full_attention", "sliding_attention"]),
+            (((FULL,), 1), ((LayerShape(8),), 1)),
+        ),
+        (
+            _model(
+                LLAMA | {"model_type": "qwen2", "use_sliding_window": True},
+                sliding_window=8,
+                max_window_layers=1,
+            ),
+            (((FULL,), 1), ((LayerShape(8),), 1)),
+        ),
+        (
+            _model(MIXTRAL | {"model_type": "qwen3_moe"}, num_experts=4, mlp_only_layers=[0]),
+            (((FULL,), 1), ((ROUTED,), 1)),
+        ),
+    ],
+)
+def test_fields_that_set_the_layout(
+    model: Model, layout: tuple[tuple[tuple[LayerShape, ...], int], ...]
+) -> None:
+    assert model.layout == layout
+
+
+BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
+    (LLAMA | {"hidden_size": None}, "hidden_size", "is missing"),
+    (LLAMA | {"vocab_size": "100"}, "vocab_size", "is '100', expected a whole number"),
+    (LLAMA | {"vocab_size": "1\n2"}, "vocab_size", r"is '1\n2'"),
+    (LLAMA | {"vocab_size": "1" * 10**6}, "vocab_size", "111..., expected"),
+    (LLAMA | {"vocab_size": True}, "vocab_size", "is True"),
+    (LLAMA | {"hidden_size": 12.5}, "hidden_size", "is 12.5"),
+    (LLAMA | {"hidden_size": [64]}, "hidden_size", "is [64]"),
+    (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers", "from 1 to 1000"),
+    (LLAMA | {"num_hidden_layers": 10**8}, "num_hidden_layers", "from 1 to 1000"),
+    (LLAMA | {"num_attention_heads": -4}, "num_attention_heads", "is -4"),
+    (LLAMA | {"intermediate_size": math.nan}, "intermediate_size", "is nan"),
+    (LLAMA | {"intermediate_size": math.inf}, "intermediate_size", "is inf"),
+    (LLAMA | {"vocab_size": 10**9 + 1}, "vocab_size", "from 1 to 1000000000"),
+    (LLAMA | {"num_key_value_heads": 3}, "num_attention_heads", "multiple of the 3 key-value"),
+    (LLAMA | {"hidden_size": 66}, "hidden_size", "multiple of the 4 heads; correct it or add"),
+    (LLAMA | {"tie_word_embeddings": "yes"}, "tie_word_embeddings", "expected true or false"),
+    (LLAMA | {"layer_types": ["mamba", "mamba"]}, "layer_types", "full_attention"),
+    (LLAMA | {"layer_types": ["full_attention"]}, "layer_types", "has 1 entries, expected 2"),
+    (LLAMA | {"layer_types": ["sliding_attention"] * 2}, "sliding_window", "is not set"),
+    (LLAMA | {"model_type": None}, "model_type", "is missing, expected one of bloom"),
+    (LLAMA | {"model_type": 3}, "model_type", "is 3"),
+    (LLAMA | {"model_type": "jamba", "mamba_d_state": 16}, "model_type", "it has mamba_d_state"),
+    ({"model_type": "gpt2", "n_embd": 768}, "model_type", "it has no hidden_size"),
+    (MIXTRAL | {"num_experts_per_tok": 5}, "num_experts_per_tok", "at most the 4 experts"),
+    (MIXTRAL | {"num_local_experts": None}, "num_local_experts", "is missing"),
+    (DEEPSEEK | {"kv_lora_rank": 0}, "kv_lora_rank", "is 0"),
+    (DEEPSEEK | {"attention_bias": True}, "attention_bias", "expected false"),
+    (DEEPSEEK | {"mlp_only_layers": 3}, "mlp_only_layers", "expected a list"),
+    ({"model_type": "gemma3", "text_config": 5}, "text_config", "expected an object"),
+    ({"text_config": LLAMA | {"vocab_size": 0}}, "text_config.vocab_size", "is 0"),
+]
+
+
+@pytest.mark.parametrize(("config", "field", "problem"), BAD_FIELDS)
+def test_a_bad_field_is_named(
+    config: dict[str, Any], field: str, problem: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "bad.json"
+    file.write_text(json.dumps(config))
+    with pytest.raises(InputError) as caught:
+        load_model(str(file))
+    message = str(caught.value)
+    assert message.startswith(f"{str(file)!r}: field '{field}' ")
+    assert problem in message
+    assert "; " in message, "says how to mend it"
+    assert "\n" not in message
+    assert len(message) < 600
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"[1, 2]", "holds a list, expected an object"),
+        (b'"llama"', "holds a str"),
+        (b"", "not valid JSON in line 1"),
+        (b'{\n"hidden_size": 64,\n', "not valid JSON in line 3"),
+        (b"\xff\xfe\x00", "not readable as JSON text"),
+        (b"[" * 200_000, "not readable as JSON text"),
+        (b'{"vocab_size": ' + b"9" * 5000 + b"}", "not readable as JSON text"),
+        (b" " * 11_000_000, "the file has 11 MB, a config.json has at most 10 MB"),
+    ],
+)
+def test_a_bad_file_is_named(content: bytes, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        load_model(str(tmp_path))
+    message = str(caught.value)
+    assert message.startswith(f"{str(tmp_path)!r}: ")
+    assert problem in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("llama2-8b", r"unknown model 'llama2-8b'; nearest: .*llama2-7b.*path to a config.json"),
+        ("meta-llama/Llama-2-8b", "nearest: .*llama2"),
+        ("", "unknown model ''"),
+        ("a" * 5000, "File name too long"),
+        ("no/such/folder", "no such file or directory; give a config.json"),
+        ("missing.json", "no such file or directory"),
+        ("~nobody-has-this-name/x", "cannot be opened"),
+        ("/dev/null", "no regular file"),
+        (".", "the directory holds no config.json"),
+        ("two\nlines.json", r"two\\nlines"),
+    ],
+)
+def test_what_is_not_there(
+    name: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=problem) as caught:
+        load_model(name)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600

@@ -1,0 +1,260 @@
+"""Hardware profiles and software stacks: what is shipped, and what bad files are told."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from importlib.resources import files
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsim.errors import InputError
+from kvsim.hardware import KERNELS, LINKS, STACK_FLAGS, STACK_NUMBERS, Link, Stack
+from kvsim.profiles import hardware_names, load_hardware, load_stack, stack_names
+
+SHIPPED = Path(str(files("kvsim") / "hwprofiles"))
+TOLERANCE = 1.01  # of a tensor peak: data sheets round
+
+# What a rate may be relative to fp16 with fp32 accumulation. GeForce, L40 and A10G halve only
+# the latter, so their integer and fp4 rates stand at twice the ratio; L40 and A10G list less.
+RATIOS = {"tf32": 0.5, "bf16": 1, "fp8": 2, "int8": 2, "int4": 4, "fp4": 4}
+HALVED = {"rtx3090", "rtx4090", "rtx5090"}
+
+
+def table(name: str) -> dict[str, Any]:
+    return tomllib.loads((SHIPPED / f"{name}.toml").read_text())
+
+
+def leaves(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys, by recursion where the loader has loops."""
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        if isinstance(value, dict):
+            found |= {f"{key}.{inner}": leaf for inner, leaf in leaves(value).items()}
+        else:
+            found[key] = value
+    return found
+
+
+@pytest.mark.parametrize("name", hardware_names())
+def test_profile_loads_and_is_sound(name: str) -> None:
+    gpu = load_hardware(name)
+    stated = table(name)
+    sources = stated.pop("source")
+    numbers = {k: v for k, v in leaves(stated).items() if isinstance(v, int | float)}
+    assert set(sources) == set(numbers)
+    assert gpu.sources == sources
+    assert set(gpu.links) == set(LINKS)
+    assert {"fp32", "fp16"} <= set(gpu.flops)
+    assert all(isfinite(x) and x > 0 for x in gpu.flops.values())
+    assert gpu.gpu_memory == stated["memory"]["gpu_capacity_B"]
+    for link in ("h2d", "d2h"):
+        assert stated[link]["bandwidth_Bps"] <= stated[link]["line_rate_Bps"]
+    for text in (gpu.title, *gpu.notes, *sources.values()):
+        assert "\n" not in text and "/shared" not in text
+
+
+@pytest.mark.parametrize("name", sorted(set(hardware_names()) - {"kcache-64g"}))
+def test_rates_are_dense(name: str) -> None:
+    gpu, compute = load_hardware(name), table(name)["compute"]
+    cycles = compute["sm"] * compute["clock_Hz"]
+    peak = cycles * compute["tensor_FLOP_per_clock_sm"]
+    assert 0.86 * peak < gpu.flops["fp16"] <= TOLERANCE * peak
+    for dtype, ratio in RATIOS.items():
+        whole = 2 if name in HALVED and dtype in ("int8", "int4", "fp4") else 1
+        assert gpu.flops.get(dtype, 0) <= TOLERANCE * whole * ratio * peak, dtype
+    # 128 lanes of two operations; GB200's clock is inferred from its tensor rate, hence 3 %.
+    assert gpu.flops["fp32"] <= 1.03 * 256 * cycles
+
+
+def test_enough_profiles_with_distinct_names() -> None:
+    names = hardware_names()
+    assert len(names) >= 30
+    every = [*names, *(alias for name in names for alias in table(name)["aliases"])]
+    assert len(every) == len(set(every))
+    for name in names:
+        for alias in table(name)["aliases"]:
+            assert load_hardware(alias) == load_hardware(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "mib"),
+    [("a40", 46068), ("h100", 81559), ("a6000", 49140), ("l4", 23034), ("rtx4090", 24564)],
+)
+def test_capacity_is_what_the_driver_reports(name: str, mib: int) -> None:
+    assert load_hardware(name).gpu_memory == mib * 2**20
+
+
+def test_kcache_card_is_as_its_paper_says() -> None:
+    gpu = load_hardware("kcache-64g")
+    assert gpu.gpu_memory == 64e9
+    assert gpu.links["hbm"] == Link(1e12, 0.0)
+    assert gpu.flops["fp16"] == 180e12
+    assert gpu.sources["h2d.bandwidth_Bps"].startswith("assumed: PCIe 4.0 x16")
+
+
+def test_gpu_link_is_one_direction() -> None:
+    assert load_hardware("a6000").links["link"].bandwidth == 112.5e9 / 2
+    assert load_hardware("h100").links["link"].bandwidth == 450e9
+    assert load_hardware("rtx4090").links["link"].bandwidth == 26.4e9
+
+
+def test_names_ignore_case_and_space() -> None:
+    assert load_hardware(" A6000 ") == load_hardware("a6000")
+
+
+@pytest.mark.parametrize("name", stack_names())
+def test_stack_loads_and_states_everything(name: str) -> None:
+    stack = load_stack(name)
+    document = tomllib.loads((SHIPPED / "stacks" / f"{name}.toml").read_text())
+    sources = document.pop("source")
+    stated = leaves(document)
+    assert set(STACK_NUMBERS) | set(STACK_FLAGS) <= set(stated)
+    numbers = {k for k, v in stated.items() if isinstance(v, int | float) and v is not False}
+    assert numbers - set(STACK_FLAGS) <= set(sources)
+    assert set(stack.kernels) == set(KERNELS) == set(document["kernel"])
+    assert isinstance(stack.resident_layers, int)
+    assert all(text in stack.source for text in sources.values())
+
+
+def test_every_stack_field_has_a_key() -> None:
+    described = {"name", "title", "basis", "error", "source", "kernels"}
+    keys = {name for name, _ in STACK_NUMBERS.values()} | set(STACK_FLAGS.values())
+    assert {f.name for f in fields(Stack)} - described == keys
+
+
+def test_ideal_stack_is_the_default() -> None:
+    assert replace(load_stack("ideal"), title="", source="") == Stack("ideal")
+
+
+def test_stacks_differ_as_their_software_does() -> None:
+    fused, static, flexgen = (load_stack(n) for n in ("fused", "hf-offload-static", "flexgen"))
+    assert fused.basis == "carried over"
+    assert fused.kernels["gemm"].memory == 0.8
+    assert fused.kernels["lowbit"].memory == 0.65 < fused.kernels["attention"].memory
+    assert static.static_cache and static.blocking_store and not static.across_steps
+    assert static.resident_layers == 1
+    assert flexgen.tile_sync and not flexgen.static_cache and flexgen.pinned < 1
+
+
+A6000 = (SHIPPED / "a6000.toml").read_text()
+FUSED = (SHIPPED / "stacks" / "fused.toml").read_text()
+
+BAD_HARDWARE = {
+    "unknown key": ("sm = 84", "sms = 84", "unknown key", "compute.sm"),
+    "unknown table": ("[hbm]", "[vram]", "unknown key", "hbm.bandwidth_Bps"),
+    "key without a table": (
+        "title =",
+        "clock_Hz = 1e9\ntitle =",
+        "unknown key",
+        "compute.clock_Hz",
+    ),
+    "table in place of a number": ("sm = 84", "sm = {a = 1}", "unknown key", "compute.sm"),
+    "missing key": ("fp16_FLOPps = 154.8e12\n", "", "compute.fp16_FLOPps is missing", "add it"),
+    "missing title": ('title = "NVIDIA RTX A6000 48 GB"\n', "", "title is missing", "text"),
+    "part of a group": ("clock_Hz = 1.8e9\n", "", "compute.clock_Hz is missing", "number"),
+    "price without date": ('date = "2026"\n', "", "price.date is missing", "text"),
+    "text for a number": ("sm = 84", 'sm = "84"', "compute.sm", "a number above 0"),
+    "flag for a number": ("sm = 84", "sm = true", "compute.sm is True", "a number above 0"),
+    "number for a text": ("basis = ", "basis = 3 #", "basis is 3", "'datasheet'"),
+    "unknown basis": ('basis = "datasheet"', 'basis = "guess"', "basis", "'measured'"),
+    "empty title": ('"NVIDIA RTX A6000 48 GB"', '" "', "title", "a text"),
+    "text for a list": ('["rtx-a6000"]', '"rtx-a6000"', "aliases", "a list of texts"),
+    "not a number": ("1.8e9", "nan", "compute.clock_Hz is nan", "above 0"),
+    "infinite": ("1.8e9", "inf", "compute.clock_Hz is inf", "above 0"),
+    "zero": ("sm = 84", "sm = 0", "compute.sm is 0", "above 0"),
+    "negative": ("sm = 84", "sm = -84", "compute.sm is -84", "above 0"),
+    "negative latency": ("latency_s = 2.3e-6", "latency_s = -1.0", "h2d.latency_s", "0 or more"),
+    "too large": ("sm = 84", "sm = 1" + "0" * 400, "compute.sm", "more than 1e308"),
+    "GB/s": ("768.0e9", "768.0", "hbm.bandwidth_Bps is 768.0", "at least 1e6 in B/s"),
+    "MiB": ("51_527_024_640", "49140", "memory.gpu_capacity_B", "at least 1e6 in bytes"),
+    "no source": ('"compute.sm" =', "#", "compute.sm", "under [source]"),
+    "empty source": ('"twice int8, recalled"', '""', "source of compute.int4_FLOPps", "a text"),
+    "source of nothing": ('"compute.sm" =', '"compute.smm" =', "[source]", "compute.sm"),
+    "sources as a list": ("[source]", "[[source]]", "source", "a table of texts"),
+    "sparse rate": ("= 154.8e12", "= 309.6e12", "compute.fp16_FLOPps", "sparse rate"),
+    "copy above its line": ("= 25.0e9", "= 32.0e9", "h2d.bandwidth_Bps", "line rate"),
+    "malformed": ("sm = 84", "sm == 84", "not valid TOML", "line 14"),
+    "key given twice": ("sm = 84", "sm = 84\nsm = 85", "not valid TOML", "line 15"),
+    "endless integer": ("sm = 84", "sm = " + "9" * 5000, "not valid TOML", "digits"),
+    "too deep": ("sm = 84", "sm = " + "[" * 5000, "nested too deeply", "expected"),
+}
+
+BAD_STACKS = {
+    "unknown key": ("gap_s =", "gaps =", "unknown key", "time.gap_s"),
+    "unknown kernel": ("[kernel.gemm]", "[kernel.gem]", "unknown key", "kernel.gemm.memory"),
+    "missing error": ('error = ""\n', "", "error is missing", "text"),
+    "unknown basis": ('"carried over"', '"guess"', "basis", "'calibrated'"),
+    "efficiency above 1": ("memory = 0.80", "memory = 80", "kernel.gemm.memory", "at most 1"),
+    "no efficiency": ("memory = 0.65", "memory = 0.0", "kernel.lowbit.memory", "above 0"),
+    "overlap above 1": ("overlap = 1.0", "overlap = 1.2", "copies.overlap", "from 0 to 1"),
+    "negative overlap": ("overlap = 1.0", "overlap = -0.1", "copies.overlap", "from 0 to 1"),
+    "number for a flag": ("tile_sync = false", "tile_sync = 0", "copies.tile_sync", "true or"),
+    "half a layer": ("layers = 0", "layers = 0.5", "cache.resident_layers", "whole"),
+    "less than a copy": ("weight_copies = 1.0", "weight_copies = 0.5", "weight_copies", "1 or"),
+    "no source": ('"kernel.gemm.memory" =', "#", "kernel.gemm.memory", "under [source]"),
+}
+
+
+def message(load: Any, path: str | Path) -> str:
+    with pytest.raises(InputError) as caught:
+        load(path)
+    text = str(caught.value)
+    assert len(text.splitlines()) == 1
+    assert len(text) < 400
+    return text
+
+
+@pytest.mark.parametrize(("old", "new", "says", "mends"), BAD_HARDWARE.values(), ids=BAD_HARDWARE)
+def test_bad_profile_is_refused(tmp_path: Path, old: str, new: str, says: str, mends: str) -> None:
+    path = tmp_path / "own.toml"
+    assert old in A6000
+    path.write_text(A6000.replace(old, new, 1))
+    text = message(load_hardware, path)
+    assert "own.toml" in text and says in text and mends in text
+
+
+@pytest.mark.parametrize(("old", "new", "says", "mends"), BAD_STACKS.values(), ids=BAD_STACKS)
+def test_bad_stack_is_refused(tmp_path: Path, old: str, new: str, says: str, mends: str) -> None:
+    path = tmp_path / "own.toml"
+    assert old in FUSED
+    path.write_text(FUSED.replace(old, new, 1))
+    text = message(load_stack, path)
+    assert "own.toml" in text and says in text and mends in text
+
+
+@pytest.mark.parametrize("load", [load_hardware, load_stack])
+def test_unreadable_files_are_refused(load: Any, tmp_path: Path) -> None:
+    assert "cannot read" in message(load, tmp_path / "none.toml")
+    (tmp_path / "folder.toml").mkdir()
+    assert "cannot read" in message(load, tmp_path / "folder.toml")
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert "not UTF-8" in message(load, binary)
+    assert "own" in message(load, f"{tmp_path}/own\n.toml")
+    assert "null byte" in message(load, "own\0.toml")
+    binary.write_text("")
+    assert "is missing" in message(load, binary)
+
+
+def test_unknown_names_are_refused() -> None:
+    assert "unknown GPU 'a600'; nearest: a6000" in message(load_hardware, "a600")
+    assert "unknown stack 'fuse'; nearest: fused" in message(load_stack, "fuse")
+    assert "unknown GPU ''" in message(load_hardware, "")
+    message(load_hardware, "x" * 1000)
+
+
+def test_own_profile_loads_from_a_path(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(A6000.replace("fp16_FLOPps = 154.8e12", "fp16_FLOPps = 100e12"))
+    gpu = load_hardware(path)
+    assert gpu.name == "own"
+    assert gpu.flops["fp16"] == 100e12
+
+
+def test_keys_left_out_of_a_stack_are_ideal(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text('title = "own"\nbasis = "calibrated"\nerror = "2 %"\n')
+    assert load_stack(path) == Stack("own", title="own", basis="calibrated", error="2 %")

@@ -1,0 +1,148 @@
+"""The catalogue reproduces the published models, and a shard holds its part of one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsim.configs import catalogue_entry, compress, load_model, model_names
+from kvsim.errors import InputError
+from kvsim.model import LayerShape
+
+FULL = LayerShape()
+ROUTED = LayerShape(routed=True)
+
+
+def test_the_catalogue_holds_the_checked_models() -> None:
+    names = model_names()
+    assert len(names) == 71
+    assert names == [name.lower() for name in names]
+    assert {"llama2-7b", "llama3.1-8b", "qwen3-30b-a3b", "deepseek-v3", "bloom-176b"} <= set(names)
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_a_catalogue_model_has_its_published_parameters(name: str) -> None:
+    model, entry = load_model(name), catalogue_entry(name)
+    assert entry["hf_id"].count("/") == 1
+    assert entry["source"]
+    if name in ("opt-66b", "opt-175b"):  # no exact figure is public
+        assert entry["published"] is None
+    else:
+        assert model.parameters == entry["published"]
+    assert model.active_parameters <= model.parameters
+    assert all("text_config" in note for note in model.notes), "nothing else may be assumed"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("mixtral-8x7b", 12748853248),
+        ("mixtral-8x22b", 38955423744),
+        ("qwen3-30b-a3b", 3041867776),
+        ("deepseek-v2-lite", 2451435008),
+        ("deepseek-v3", 36625618432),
+        ("kimi-k2", 31687095808),
+        ("gpt-oss-20b", 3608307264),
+        ("gpt-oss-120b", 5132849472),
+        ("llama3.1-8b", 7504924672),  # separate embedding: only looked up
+        ("llama3.2-1b", 1235814400),  # tied embedding: multiplied with as LM head
+        ("opt-1.3b", 1311559680),  # learned positions: only looked up
+        ("phi-2", 2648611840),
+    ],
+)
+def test_active_parameters(name: str, parameters: int) -> None:
+    assert load_model(name).active_parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("llama2-7b", 524288),
+        ("llama3.1-8b", 131072),
+        ("llama3.1-405b", 516096),
+        ("mistral-7b-v0.1", 131072),
+        ("mixtral-8x7b", 131072),
+        ("qwen2.5-0.5b", 12288),
+        ("qwen3-4b", 147456),
+        ("gemma-3-27b", 507904),
+        ("phi-3-mini-4k", 393216),
+        ("falcon-7b", 8192),
+        ("gpt-oss-20b", 49152),
+        ("opt-13b", 819200),
+        ("deepseek-v2-lite", 31104),
+        ("deepseek-v3", 70272),
+    ],
+)
+def test_cache_of_one_token_in_two_byte_numbers(name: str, size: int) -> None:
+    model = load_model(name)
+    assert 2 * model.kv_width * model.layers == size
+
+
+def _local(window: int, routed: bool = False) -> LayerShape:
+    return LayerShape(window, routed)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("llama2-7b", (((FULL,), 32),)),
+        ("mistral-7b-v0.1", (((_local(4096),), 32),)),
+        ("mistral-7b-v0.2", (((FULL,), 32),)),
+        ("phi-3-mini-4k", (((_local(2047),), 32),)),
+        ("phi-3-mini-128k", (((FULL,), 32),)),  # its window is longer than its context
+        ("qwen2.5-7b", (((FULL,), 28),)),  # use_sliding_window is false
+        ("gemma-2-2b", (((_local(4096), FULL), 13),)),
+        ("gemma-3-1b", (((*[_local(512)] * 5, FULL), 4), ((_local(512),), 2))),
+        ("gemma-3-12b", (((*[_local(1024)] * 5, FULL), 8),)),
+        ("gpt-oss-20b", (((_local(128, True), LayerShape(routed=True)), 12),)),
+        ("mixtral-8x7b", (((ROUTED,), 32),)),
+        ("deepseek-v2-lite", (((FULL,), 1), ((ROUTED,), 26))),
+        ("deepseek-v3", (((FULL,), 3), ((ROUTED,), 58))),
+    ],
+)
+def test_layouts(name: str, layout: tuple[tuple[tuple[LayerShape, ...], int], ...]) -> None:
+    assert load_model(name).layout == layout
+
+
+@given(st.lists(st.sampled_from([FULL, ROUTED, _local(8)]), max_size=40))
+def test_a_compressed_layout_lists_the_same_layers(layers: list[LayerShape]) -> None:
+    layout = compress(layers)
+    assert [layer for block, count in layout for layer in block * count] == layers
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8, 16])
+@pytest.mark.parametrize("name", ["llama3.1-70b", "qwen3-235b-a22b", "deepseek-v3"])
+def test_shards_hold_the_whole_model(name: str, tp: int) -> None:
+    model = load_model(name)
+    shard = model.shard(tp)
+    assert (shard.layout, shard.hidden, shard.head_dim) == (
+        model.layout,
+        model.hidden,
+        model.head_dim,
+    )
+    assert shard.heads * tp == model.heads
+    assert shard.kv_width * tp >= model.kv_width
+    assert shard.parameters * tp >= model.parameters
+    # copied are at most norms, router, latents and the KV heads that are fewer than the GPUs
+    assert shard.parameters * tp < 1.2 * model.parameters
+
+
+def test_kv_heads_and_latents_are_copied_when_there_are_too_few() -> None:
+    assert load_model("llama3.1-70b").shard(8).kv_heads == 1
+    assert load_model("llama3.1-70b").shard(16).kv_heads == 1
+    latent = load_model("deepseek-v3")
+    assert latent.shard(8).kv_width == latent.kv_width == 576
+
+
+def test_a_shard_must_divide_the_heads() -> None:
+    model = load_model("llama2-7b")
+    assert model.shard(1) is model
+    with pytest.raises(InputError, match=r"llama2-7b: 32 heads .* --tp 3; choose"):
+        model.shard(3)
+
+
+def test_models_are_found_by_name_in_any_case_and_by_hugging_face_id() -> None:
+    model = load_model("llama3.1-8b")
+    assert load_model("LLaMA3.1-8B") == load_model("meta-llama/Llama-3.1-8B") == model
+    assert catalogue_entry("meta-llama/llama-3.1-8b")["published"] == model.parameters
+    with pytest.raises(InputError, match="nearest"):
+        catalogue_entry("llama3.1-9b")
