@@ -217,17 +217,22 @@ def copy(
     stream: Stream,
     size: Number,
     *,
+    kernel: str = "relay",
     rows: Number = 0.0,
     launches: float = 1.0,
     after: tuple[str, ...] = (),
     ahead: bool = False,
     sync: bool = False,
 ) -> Op:
-    """``size`` bytes between GPU and host memory; ``rows`` of them gathered one by one."""
+    """``size`` bytes between GPU and host memory, in ``rows`` gathered one by one if any.
+
+    Kernel class ``relay`` is for the cache, whose host memory may be pageable, ``copy`` for what
+    every runtime pins.
+    """
     channel: Channel = "h2d" if stream == "h2d" else "d2h"
     moved: dict[Channel, Number] = {channel: size, "hbm": size, "dram": size}
     return Op(
-        name, stream, "copy", bytes=moved, rows=rows, launches=launches,
+        name, stream, kernel, bytes=moved, rows=rows, launches=launches,
         after=after, ahead=ahead, sync=sync,
     )  # fmt: skip
 

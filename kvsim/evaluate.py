@@ -23,13 +23,12 @@ def channel_seconds(op: Op, d: Deployment) -> dict[str, Number]:
 def resource_seconds(op: Op, d: Deployment) -> dict[str, Number]:
     """Time each resource needs for its part of an op's work; the op takes the longest. [s]
 
-    A copy's rate on the host link is scaled by what its host memory allows, a kernel's rate on
-    every channel by what its class reaches.
+    A kernel class reaches its share of every channel's rate; a copy only loses on the host link,
+    the memories at its ends are far faster.
     """
     kernel = d.stack.kernels[op.kernel]
-    share = d.stack.pinned * kernel.memory if op.stream in COPIES else kernel.memory
     needs: dict[str, Number] = {
-        name: t / (share if name in COPIES or op.stream not in COPIES else 1.0)
+        name: t / (kernel.memory if op.stream not in COPIES or name in COPIES else 1.0)
         for name, t in channel_seconds(op, d).items()
     }
     if not _nothing(op.flops):

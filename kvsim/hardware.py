@@ -19,11 +19,13 @@ KERNELS = (
     "topk",
     "gather",
     "copy",
+    "relay",
     "cpu",
     "allreduce",
 )
 """Kernel classes: ``lowbit`` is attention over a packed cache, ``gather`` moves rows inside GPU
-memory, ``copy`` uses the host link, ``cpu`` is attention on the host."""
+memory, ``copy`` uses the host link with pinned memory, ``relay`` with the memory that the cache
+lives in, which may be pageable; ``cpu`` is attention on the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,6 @@ class Stack:
     score_bytes: float = 0.0  # bytes moved per attention score (0: scores stay on chip) [B]
     resident_layers: int = 0  # first layers whose cache stays on the GPU under offloading
     # copies between host and GPU
-    pinned: float = 1.0  # share of the link's rate that the cache's host memory allows
     overlap: float = 1.0  # share of a copy that runs beside compute
     across_steps: bool = True  # the next step's first copies start before this step ends
     blocking_store: bool = False  # the host waits for copies of new tokens to the host
@@ -183,7 +184,6 @@ STACK_NUMBERS: Mapping[str, tuple[str, Number]] = {
     "cache.unpack_bytes": ("unpack_bytes", NON_NEGATIVE),
     "cache.merge_passes": ("merge_passes", NON_NEGATIVE),
     "cache.resident_layers": ("resident_layers", WHOLE),
-    "copies.pinned": ("pinned", EFFICIENCY),
     "copies.overlap": ("overlap", SHARE),
     "copies.gather_row_s": ("gather_row", NON_NEGATIVE),
     "copies.split_achieved": ("split_achieved", SHARE),

@@ -6,6 +6,7 @@ the techniques built on this class say.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique, layer_weights
 
+pinned = partial(blocks.copy, kernel="copy")
 FREE = "attn@-2"  # a buffer is free when attention two layers earlier has read it
 
 
@@ -128,11 +130,11 @@ class HostCache(Technique):
         ops = []
         if self.streamed_weights:
             size = self.streamed_weights * layer_weights(d, shape) / self.tiles()
-            ops.append(blocks.copy("load_weights", "h2d", size, after=(FREE,), ahead=True))
+            ops.append(pinned("load_weights", "h2d", size, after=(FREE,), ahead=True))
         if self.streamed_states:
             states = self.streamed_states * blocks.HALF * p.tokens * d.shard.hidden
-            ops.append(blocks.copy("load_states", "h2d", states, ahead=True))
-            ops.append(blocks.copy("store_states", "d2h", states))
+            ops.append(pinned("load_states", "h2d", states, ahead=True))
+            ops.append(pinned("store_states", "d2h", states))
         return ops
 
     def weights(self, d: Deployment, shape: LayerShape) -> Buffers:

@@ -13,7 +13,7 @@ from kvsim.formats import Format
 from kvsim.graph import Array, Buffers, Number, Op, Point
 from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique, merge, param
-from kvsim.techniques.hostcache import FREE, HostCache
+from kvsim.techniques.hostcache import FREE, HostCache, pinned
 from kvsim.techniques.offload import PACKED_GROUP, ROW_OR_COLUMN
 
 
@@ -129,7 +129,7 @@ class Kvpr(HostCache):
         inputs = blocks.quantise(d, states / m.kv_width, stored, "dequantise_states")
         widened = blocks.quantise(d, rest, stored, "dequantise")
         return [
-            blocks.copy("load_states", "h2d", size, after=(FREE,), ahead=True),
+            pinned("load_states", "h2d", size, after=(FREE,), ahead=True),
             self.load(d, p, rest / p.batch),
             *(replace(op, after=("load_states",)) for op in inputs),
             recompute,
@@ -143,7 +143,7 @@ class Kvpr(HostCache):
         if on_gpu or not p.prefill:
             return ops
         states = p.batch * self._kept(d, p, shape) * self._activation(d) * self.stored.number
-        return [*ops, blocks.copy("store_states", "d2h", states, after=("qkv",))]
+        return [*ops, pinned("store_states", "d2h", states, after=("qkv",))]
 
     def _kept(self, d: Deployment, p: Point, shape: LayerShape) -> Number:
         """Prompt tokens whose layer inputs are kept: the longest split of the generation."""
