@@ -5,7 +5,7 @@ first token, so a generation of g tokens decodes g - 1; every decoded token is c
 of the round that starts at its own context.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,13 +14,14 @@ import numpy as np
 from kvsim.deployment import Deployment
 from kvsim.errors import InputError
 from kvsim.evaluate import all_ops, overhead_seconds, resource_seconds, seconds
-from kvsim.graph import Array, Buffers, Number, Point
+from kvsim.graph import Array, Buffers, Number, Point, Step
 from kvsim.techniques.base import Technique
 from kvsim.timeline import makespan, steady
 
 CHUNK = 2**15  # operating points evaluated at once: intermediate arrays stay in the CPU's cache
 MOST_TOKENS = 10**7  # longer than any context in use; guards against typing errors
 MOST_SEQUENCES = 10**6
+MOST_PROBES = 3 * 20  # every third one halves the bracket
 
 
 def check_workload(batch: Array, prompt: int, generate: int) -> None:
@@ -57,9 +58,7 @@ def prefill_point(batch: Number, prompt: Number, generate: Number) -> Point:
     return Point(batch, 0.0, prompt, prompt, prompt + generate, prefill=True)
 
 
-def decode_point(
-    batch: Number, prompt: Number, generate: Number, decoded: Number
-) -> Point:
+def decode_point(batch: Number, prompt: Number, generate: Number, decoded: Number) -> Point:
     """The pass that follows after ``decoded`` tokens have been decoded."""
     return Point(batch, prompt + decoded, 1.0, prompt, prompt + generate)
 
@@ -120,8 +119,11 @@ class Prediction:
     def _squeeze(self, values: Number) -> Array:
         """Drop the axis of contexts and spread over the batches."""
         array = np.asarray(values, dtype=float)
-        array = array if array.ndim < 2 else array[..., 0]
-        return np.broadcast_to(array, (*array.shape[:-1], self.batch.size))
+        return self._spread(array if array.ndim < 2 else array[..., 0])
+
+    def _spread(self, values: Array) -> Array:
+        """The same value for every batch where it does not depend on it."""
+        return np.broadcast_to(values, (*values.shape[:-1], self.batch.size))
 
     @cached_property
     def prefill_s(self) -> Array:
@@ -145,8 +147,7 @@ class Prediction:
             p = decode_point(self._column, self.prompt, self.generate, tokens)
             each = np.asarray(round_seconds(self.technique, self.deployment, p))
             each = np.broadcast_to(each, np.broadcast_shapes(each.shape, (1, tokens.size)))
-            summed = (each * weight).sum(axis=-1)
-            total = total + np.broadcast_to(summed, (*summed.shape[:-1], self.batch.size))
+            total = total + self._spread((each * weight).sum(axis=-1))
         return total
 
     def _between(self) -> Iterator[Number]:
@@ -192,10 +193,7 @@ class Prediction:
     def buffers(self) -> dict[str, dict[str, Array]]:
         """Resident bytes by tier and buffer in the phase that needs most GPU memory. [B]"""
         phases = [
-            {
-                tier: {k: self._squeeze(v) for k, v in named.items()}
-                for tier, named in phase.items()
-            }
+            {tier: {k: self._squeeze(v) for k, v in named.items()} for tier, named in phase.items()}
             for phase in _phases(
                 self.technique, self.deployment, self._column, self.prompt, self.generate
             )
@@ -213,14 +211,12 @@ class Prediction:
     @property
     def gpu_bytes(self) -> Array:
         """Peak memory of each GPU. [B]"""
-        return _total(self.buffers, "gpu")
+        return self._spread(_total(self.buffers, "gpu"))
 
     @property
     def host_bytes(self) -> Array:
         """Peak host memory of the replica. [B]"""
-        return np.broadcast_to(
-            self.deployment.tp * _total(self.buffers, "host"), self.gpu_bytes.shape
-        )
+        return self.deployment.tp * self._spread(_total(self.buffers, "host"))
 
     @property
     def fits(self) -> Array:
@@ -269,33 +265,42 @@ def largest_batch(
 ) -> Array:
     """Largest batch whose buffers fit in both memories, a multiple of the technique's parts.
 
-    Memory grows with the batch, so the batch is bisected; 0 where not even one part fits.
+    Memory grows with the batch, so the batch is bracketed; 0 where not even one part fits.
 
     Parameters
     ----------
     gpu, host : memory of each GPU and of the host. [B]
     """
 
-    def fits(parts: Array) -> Array:
-        batch = parts * t.tiles()
-        ok: Array = np.ones((), bool)
-        for phase in _phases(t, d, batch, prompt, generate):
-            ok = ok & (_total(phase, "gpu") <= gpu) & (d.tp * _total(phase, "host") <= host)
-        return ok
+    def excess(parts: Array) -> Array:
+        """Above 0 where some memory overflows; nearly affine in the batch."""
+        worst: Array = np.full((), -1.0)
+        for phase in _phases(t, d, parts * t.tiles(), prompt, generate):
+            worst = np.maximum(worst, _total(phase, "gpu") / gpu - 1)
+            worst = np.maximum(worst, d.tp * _total(phase, "host") / host - 1)
+        return worst
 
-    shape = np.shape(fits(np.ones((1, 1))))
-    low, high = np.zeros(shape), np.full(shape, float(MOST_SEQUENCES))
-    while (high - low > 1).any():
-        middle = np.floor((low + high) / 2)
-        ok = fits(middle)
-        low, high = np.where(ok, middle, low), np.where(ok, high, middle)
+    low = np.zeros(np.shape(excess(np.ones((1, 1)))))
+    high = np.full(low.shape, float(MOST_SEQUENCES))
+    below, above = excess(low), excess(high)
+    for probe in range(MOST_PROBES):
+        if not (high - low > 1).any():
+            break
+        # the secant first, its neighbour next to close the bracket, and a bisection at times
+        secant = low + (high - low) * np.clip(-below / (above - below), 0.0, 1.0)
+        trial = (np.floor(secant), low + 1, np.floor((low + high) / 2))[probe % 3]
+        trial = np.clip(trial, np.minimum(low + 1, high), np.maximum(high - 1, low))
+        over = excess(trial)
+        fits = over <= 0
+        low, below = np.where(fits, trial, low), np.where(fits, over, below)
+        high, above = np.where(fits, high, trial), np.where(fits, above, over)
     return low * t.tiles()
 
 
-def breakdown(t: Technique, d: Deployment, p: Point) -> dict[str, Number]:
-    """Time of each op in one decoding round, overlapped or not. [s]"""
+def breakdown(steps: Iterable[Step], d: Deployment) -> dict[str, Number]:
+    """Time of each op over all layers of some passes, whether overlapped or not. [s]"""
     total: dict[str, Number] = {}
-    for step in t.cycle(d, p).steps:
+    for step in steps:
         for op, count in all_ops(step):
             total[op.name] = total.get(op.name, 0.0) + count * seconds(op, d)
     return total

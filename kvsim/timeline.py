@@ -29,11 +29,12 @@ def makespan(step: Step, d: Deployment) -> Number:
 def steady(step: Step, d: Deployment) -> Number:
     """Time each further step adds when steps follow one another. [s]
 
-    Two steps less one, but never less than the work of the busiest stream: a copy stream that
-    falls behind delays nobody within two steps, yet in the long run everybody.
+    Two steps less one, a third about to follow, but never less than the work of the busiest
+    stream: a copy stream that falls behind delays nobody within two steps, yet in the long run
+    everybody.
     """
     timeline = _Timeline(step, d)
-    _, ends = timeline.play(2)
+    _, ends = timeline.play(2, endless=True)
     return _latest([ends[1] - ends[0], *timeline.busy().values()])
 
 
@@ -129,16 +130,17 @@ class _Timeline:
             total[stream] = total.get(stream, 0.0) + timed.duration
         return total
 
-    def play(self, steps: int) -> tuple[_State, list[Number]]:
-        """Clocks after a number of steps from idle, and the end of each step's head. [s]"""
+    def play(self, steps: int, endless: bool = False) -> tuple[_State, list[Number]]:
+        """Clocks after a number of steps from idle, and the end of each step's head. [s]
+
+        If ``endless``, the last step too issues the early ops of one that follows it.
+        """
         every = [op for op, _ in all_ops(self.step)]
-        state = _State(
-            streams={"gpu": 0.0} | {op.stream: 0.0 for op in every}
-        )
+        state = _State(streams={"gpu": 0.0} | {op.stream: 0.0 for op in every})
         ends: list[Number] = []
         past: dict[str, _History] = {}
         for number in range(steps):
-            past = self._play_step(state, past, again=number + 1 < steps)
+            past = self._play_step(state, past, again=endless or number + 1 < steps)
             ends.append(state.streams["gpu"])
         return state, ends
 
@@ -198,9 +200,7 @@ class _Timeline:
             return False
         return all(past[name].keeps_up(layers, shift) for name in self.recalled if past)
 
-    def _play_layer(
-        self, state: _State, index: int, past: dict[str, _History], wrap: bool
-    ) -> None:
+    def _play_layer(self, state: _State, index: int, past: dict[str, _History], wrap: bool) -> None:
         begin = state.streams["gpu"]
         state.ends = [*state.ends[-2:], state.issued]
         state.issued = {}

@@ -81,3 +81,12 @@ def _value(text: str) -> Any:
 
 def _example(kind: type[Technique]) -> str:
     return str(kind())
+
+
+def candidates(acceptance: float | None = None) -> list[Technique]:
+    """Every technique with its defaults, speculative ones with a measured acceptance if given."""
+    given = {} if acceptance is None else {"acceptance": acceptance}
+    return [
+        kind(**{k: v for k, v in given.items() if k in kind.__dataclass_fields__})
+        for kind in TECHNIQUES.values()
+    ]

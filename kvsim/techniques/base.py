@@ -71,6 +71,11 @@ class Technique:
         """Whether these settings give the tokens that full-precision KV gives."""
         return self.lossless
 
+    @property
+    def assumes(self) -> str:
+        """What its speed rests on that the user has not said, if anything."""
+        return ""
+
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable["Technique"]:
         """Settings worth considering for a workload; array-valued ones along the first axis."""
         return [self]

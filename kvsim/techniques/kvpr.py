@@ -113,12 +113,10 @@ class Kvpr(HostCache):
         """Activations first, then the rest of the cache beside the recomputation."""
         return self._fetch_split(d, p, shape, self.recomputed(d, p, shape))
 
-    def _fetch_split(
-        self, d: Deployment, p: Point, shape: LayerShape, split: Number
-    ) -> list[Op]:
+    def _fetch_split(self, d: Deployment, p: Point, shape: LayerShape, split: Number) -> list[Op]:
         m, stored = d.shard, self.stored
         states = p.batch * split * self._activation(d)
-        rest = p.batch * (self.on_host(d, p, shape) - split)
+        rest = self.on_host(d, p, shape) - split
         matrix = (m.hidden, m.kv_width)
         product = blocks.gemm(d, "recompute", p.batch * split, matrix, after=("load_states",))
         wanted = np.asarray(split) > 0
@@ -127,10 +125,10 @@ class Kvpr(HostCache):
         joined = Op("merge", bytes={"hbm": merge_bytes}, after=("load_kv",))
         size = states * stored.number
         inputs = blocks.quantise(d, states / m.kv_width, stored, "dequantise_states")
-        widened = blocks.quantise(d, rest, stored, "dequantise")
+        widened = blocks.quantise(d, p.batch * rest, stored, "dequantise")
         return [
             pinned("load_states", "h2d", size, after=(FREE,), ahead=True),
-            self.load(d, p, rest / p.batch),
+            self.load(d, p, rest),
             *(replace(op, after=("load_states",)) for op in inputs),
             recompute,
             *(replace(op, after=("load_kv",)) for op in widened),
@@ -165,15 +163,20 @@ class Kvpr(HostCache):
         return [Kvpr(splits), Kvpr(), Kvpr(bits=4), *column]
 
     def notes(self, d: Deployment, p: Point) -> tuple[str, ...]:
-        """Why nothing is recomputed on grouped-query models."""
-        m = d.shard
+        """The split in use, and why it is 0 on grouped-query models."""
+        m, shape = d.shard, d.shard.layout[0][0][0]
         if self._activation(d) < m.kv_width:
-            return ()
+            split = float(
+                np.ravel(self.recomputed(d, replace(p, batch=p.batch / self.tiles()), shape))[0]
+            )
+            return (
+                f"split: {split:.0f} of {float(np.ravel(p.context)[0]):.0f} cached tokens are recomputed",
+            )
         sharing = "a latent cache" if m.latent else f"{m.queries_per_kv} query heads per KV head"
         return (
-            f"split 0: with {sharing} a token's layer input ({m.hidden} numbers) is no smaller "
-            f"than the keys and values it would replace ({m.kv_width:.0f}), so recomputing saves "
-            f"no transfer and only adds work",
+            f"split 0: with {sharing} a token's layer input ({self._activation(d):.0f} numbers) is "
+            f"no smaller than the keys and values it would replace ({m.kv_width:.0f}), so "
+            f"recomputing saves no transfer and only adds work",
         )
 
 

@@ -13,7 +13,12 @@ from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique, merge, param
 from kvsim.techniques.quantspec import Draft
 from kvsim.techniques.snapkv import observe
-from kvsim.techniques.speculation import acceptance_rate, draft_points, verify_point
+from kvsim.techniques.speculation import (
+    acceptance_rate,
+    assumed_acceptance,
+    draft_points,
+    verify_point,
+)
 
 WINDOW = 32  # SnapKV's observing queries
 
@@ -44,6 +49,11 @@ class Magicdec(Technique):
         """Accepted over drafted tokens."""
         return acceptance_rate(self.acceptance, self.draft, self.gamma) if self.gamma else 0.0
 
+    @property
+    def assumes(self) -> str:
+        """An acceptance that was measured elsewhere."""
+        return "" if not self.gamma else assumed_acceptance(self.acceptance, self.rate)
+
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Full attention; after the prompt the draft cache is filled."""
         ops = blocks.attention(d, p, shape)
@@ -70,16 +80,10 @@ class Magicdec(Technique):
         return merge(full, {"gpu": {"draft kv": blocks.kv_bytes(d.shard, p.batch * tokens)}})
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
-        """A quarter of the context as in the QuantSpec paper, and an eighth."""
-        parts = np.ceil(np.array([0.125, 0.25]) * (prompt + generate))[:, None, None]
+        """A quarter of the context, for which the acceptance was published."""
+        quarter = float(np.ceil((prompt + generate) / 4))
         return [
-            Magicdec(draft, parts, gamma, self.acceptance)
+            Magicdec(draft, quarter, gamma, self.acceptance)
             for draft in ("streamingllm", "snapkv")
             for gamma in (1, 2, 3)
         ]
-
-    def notes(self, d: Deployment, p: Point) -> tuple[str, ...]:
-        """Where the acceptance comes from."""
-        if not isinstance(self.acceptance, str):
-            return ()
-        return (f"acceptance {self.rate:.2f} is the published mean for Llama-2-7B at 8k",)

@@ -10,7 +10,12 @@ from kvsim.formats import Format
 from kvsim.graph import Buffers, Cycle, Number, Op, Point, Step
 from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique, merge, param
-from kvsim.techniques.speculation import acceptance_rate, draft_points, verify_point
+from kvsim.techniques.speculation import (
+    acceptance_rate,
+    assumed_acceptance,
+    draft_points,
+    verify_point,
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,11 @@ class Quantspec(Technique):
         """Accepted over drafted tokens."""
         return acceptance_rate(self.acceptance, self.name, self.gamma) if self.gamma else 0.0
 
+    @property
+    def assumes(self) -> str:
+        """An acceptance that was measured elsewhere."""
+        return "" if not self.gamma else assumed_acceptance(self.acceptance, self.rate)
+
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Verification, prefill: the whole 8-bit cache; the tokens that stay are packed."""
         if p.prefill:
@@ -87,12 +97,6 @@ class Quantspec(Technique):
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """The paper's gammas, with the acceptance set or its published mean."""
         return [Quantspec(gamma, self.acceptance) for gamma in (1, 2, 4, 6)]
-
-    def notes(self, d: Deployment, p: Point) -> tuple[str, ...]:
-        """Where the acceptance comes from."""
-        if not isinstance(self.acceptance, str):
-            return ()
-        return (f"acceptance {self.rate:.2f} is the published mean for Llama-2-7B at 8k",)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,13 @@ def acceptance_rate(given: float | str, draft: str, gamma: int) -> float:
     return float(np.interp(gamma, list(known), list(known.values())))
 
 
+def assumed_acceptance(given: float | str, rate: float) -> str:
+    """Says where an acceptance comes from that the user has not given."""
+    if not isinstance(given, str):
+        return ""
+    return f"an acceptance of {rate:.2f}, the published mean for Llama-2-7B at 8k context"
+
+
 def draft_points(p: Point, gamma: int) -> list[Point]:
     """The draft passes of one round: one new token each, the context growing by one."""
     return [replace(p, context=p.context + i, new=1.0) for i in range(gamma)]

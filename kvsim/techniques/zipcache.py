@@ -77,9 +77,7 @@ class Zipcache(Technique):
         moved = numbers * (blocks.HALF + np.asarray(self._bits) / 8)
         return Op("quantise", kernel="quantise", bytes={"hbm": moved})
 
-    def _probes(
-        self, d: Deployment, p: Point, shape: LayerShape, tokens: Number
-    ) -> list[Op]:
+    def _probes(self, d: Deployment, p: Point, shape: LayerShape, tokens: Number) -> list[Op]:
         m = d.shard
         queries = self.probe * p.new
         pairs = queries * tokens

@@ -1,0 +1,1 @@
+"""What people and programs read: rows, tables and pages made from results."""

@@ -1,0 +1,108 @@
+"""The choice of one option under limits, as a mixed-integer programme over plain arrays.
+
+Nothing here knows what an option is: a table of columns goes in, a row comes out.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pulp
+from numpy.typing import NDArray
+
+from kvsim.errors import InfeasibleError
+
+Column = NDArray[np.float64]
+
+TINY = 1e-9  # relative slack of a limit: rounding, far below what any prediction means
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The row chosen, and what the solver says of it."""
+
+    row: int
+    objective: float
+    status: str
+    gap: float  # between this objective and the best bound, relative
+    seconds: float
+
+
+def build(
+    objective: Column,
+    columns: Mapping[str, Column],
+    limits: Mapping[str, float],
+    elastic: bool = False,
+) -> tuple[pulp.LpProblem, list[pulp.LpVariable], dict[str, pulp.LpVariable]]:
+    """One binary per row, one of them set; each limited column's chosen value stays below its limit.
+
+    Columns are scaled by their limits, so that the solver's tolerances are relative. With
+    ``elastic`` limits may be exceeded and the objective is the sum of the relative excesses.
+    """
+    problem = pulp.LpProblem("plan", pulp.LpMinimize)
+    take = [problem.add_variable(f"take_{i}", cat=pulp.LpBinary) for i in range(objective.size)]
+    excess = {
+        name: problem.add_variable(f"excess_{name}", lowBound=0) for name in limits if elastic
+    }
+    scale = float(np.max(np.abs(objective), initial=0.0)) or 1.0
+    goal = pulp.lpSum(excess.values()) if elastic else pulp.LpAffineExpression(
+        zip(take, (objective / scale).tolist(), strict=True)
+    )  # fmt: skip
+    problem.setObjective(goal)
+    problem.addConstraint(pulp.lpSum(take) == 1, "one_option")
+    for name, limit in limits.items():
+        unit = limit or 1.0
+        used = pulp.LpAffineExpression(zip(take, (columns[name] / unit).tolist(), strict=True))
+        problem.addConstraint(used - excess.get(name, 0) <= limit / unit, name)
+    return problem, take, excess
+
+
+def within(
+    objective: Column, columns: Mapping[str, Column], limits: Mapping[str, float]
+) -> NDArray[np.intp]:
+    """The rows that no limit excludes and that have a value at all."""
+    ok = np.isfinite(objective)
+    for name, limit in limits.items():
+        ok &= columns[name] <= limit * (1 + TINY)
+    return np.flatnonzero(ok)
+
+
+def choose(objective: Column, columns: Mapping[str, Column], limits: Mapping[str, float]) -> Choice:
+    """The row with the smallest objective whose limited columns stay within their limits.
+
+    Rows that exceed a limit by themselves cannot be chosen; leaving them out keeps the
+    programme small and its tolerances harmless.
+
+    Raises
+    ------
+    InfeasibleError
+        If no row is within all limits.
+    """
+    started = time.perf_counter()
+    rows = within(objective, columns, limits)
+    if not rows.size:
+        raise InfeasibleError("no option is within all limits")
+    problem, take, _ = build(objective[rows], {k: columns[k][rows] for k in limits}, limits)
+    status = problem.solve(pulp.HiGHS(msg=False, threads=1))
+    chosen = rows[int(np.argmax([x.value() or 0.0 for x in take]))]
+    best = float(objective[rows].min())
+    gap = abs(float(objective[chosen]) - best) / max(abs(best), 1e-300)
+    return Choice(
+        int(chosen), float(objective[chosen]), pulp.LpStatus[status].lower(), gap,
+        time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def nearest(
+    columns: Mapping[str, Column], limits: Mapping[str, float]
+) -> tuple[int, dict[str, float]]:
+    """The row that exceeds the limits least, by the sum of relative excesses, and by how much."""
+    finite = np.flatnonzero(np.all([np.isfinite(columns[k]) for k in limits], axis=0))
+    problem, take, _ = build(
+        np.zeros(finite.size), {k: columns[k][finite] for k in limits}, limits, elastic=True
+    )
+    problem.solve(pulp.HiGHS(msg=False, threads=1))
+    row = int(finite[int(np.argmax([x.value() or 0.0 for x in take]))])
+    excess = {k: float(columns[k][row]) - limit for k, limit in limits.items()}
+    return row, {k: v for k, v in excess.items() if v > TINY * max(limits[k], 1e-300)}

@@ -1,0 +1,199 @@
+"""The engine's slow scalar twin: plain Python floats, every layer of every step, one op at a time.
+
+Written from what the docstrings of kvsim's modules promise. Nothing is extrapolated and nothing
+is vectorised. A run is one flat queue of ops in issue order, and every end is remembered under
+the number of its layer, counted through all steps.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from kvsim.deployment import Deployment
+from kvsim.graph import Group, Number, Op, Step
+
+Layer = tuple[Op, ...]
+COPIES = ("h2d", "d2h")
+
+
+def op_seconds(op: Op, d: Deployment) -> float:
+    """An op's duration on an idle machine. [s]"""
+    kernel = d.stack.kernels[op.kernel]
+    flops, rows, fixed, size = (float(x) for x in (op.flops, op.rows, op.fixed, op.size))
+    moved = {channel: float(n) for channel, n in op.bytes.items()}
+    if not (flops or rows or fixed or any(moved.values())):
+        return 0.0
+    longest = 0.0
+    for channel, n in moved.items():
+        rate = channel_rate(channel, d)
+        if op.stream not in COPIES or channel in COPIES:
+            rate *= kernel.memory
+        longest = max(longest, n / rate)
+    if flops:
+        rates = d.hardware.flops
+        peak = d.hardware.cpu_flops if op.stream == "cpu" else rates.get(op.dtype, rates["fp16"])
+        filled = 1.0 if size == float("inf") else max(size, 1.0)
+        filled = filled / (filled + kernel.half_size) if size != float("inf") else 1.0
+        longest = max(longest, flops / (peak * kernel.compute * filled))
+    each = {"gpu": d.stack.gap, "cpu": 0.0}
+    wait = op.launches * (
+        d.hardware.links[op.stream].latency if op.stream in COPIES else each[op.stream]
+    )
+    return longest + kernel.floor + wait + fixed + rows * d.stack.gather_row
+
+
+def channel_rate(channel: str, d: Deployment) -> float:
+    """Full rate of a channel as one of the replica's GPUs sees it. [B/s]"""
+    rate = {name: link.bandwidth for name, link in d.hardware.links.items()}[channel]
+    return rate / d.tp if channel == "dram" else rate
+
+
+def shared_seconds(layer: Layer, d: Deployment) -> float:
+    """Time that the busiest of the channels used by several streams needs for a layer. [s]"""
+    longest = 0.0
+    for channel in {c for op in layer for c in op.bytes}:
+        users = [op for op in layer if channel in op.bytes]
+        if len({op.stream for op in users}) > 1:
+            size = sum(float(op.bytes[channel]) for op in users)
+            longest = max(longest, size / channel_rate(channel, d))
+    return longest
+
+
+def layers_of(step: Step) -> list[Layer]:
+    """Every layer of a step, repetitions written out."""
+    return [layer for group in step.groups for _ in range(group.count) for layer in group.layers]
+
+
+@dataclass
+class Run:
+    """Clocks of a run, moved forward op by op."""
+
+    d: Deployment
+    streams: dict[str, float]
+    host: float = 0.0
+    ends: dict[tuple[int, str], float] = field(default_factory=dict)  # layer since the start, op
+    heads: list[float] = field(default_factory=list)  # when the head of each step ended
+
+    def issue(self, op: Op, took: float, layer: int, layers: int) -> None:
+        """Run one op of a layer, counted since the run's start; a step has ``layers`` layers."""
+        stack = self.d.stack
+        start = self.streams[op.stream]
+        for wait in op.after:
+            start = max(start, self.ends.get(_awaited(wait, layer, layers), 0.0))
+        works = took > 0
+        if op.stream == "gpu":
+            self.host += op.launches * stack.launch if works else 0.0
+            start = max(start, self.host)
+        if op.stream in COPIES and stack.overlap < 1 and works:
+            start = max(start, self.streams["gpu"]) + (1 - stack.overlap) * took
+            self.streams["gpu"] = start
+            took = stack.overlap * took
+        self.streams[op.stream] = self.ends[layer, op.name] = start + took
+        if op.sync and works:
+            self.host = max(self.host, start + took) + stack.sync
+
+
+def _awaited(wait: str, layer: int, layers: int) -> tuple[int, str]:
+    name, _, back = wait.partition("@")
+    if back == "step-1":
+        return layer - layers, name
+    return layer + int(back or 0), name
+
+
+def play(step: Step, d: Deployment, steps: int, more: bool) -> Run:
+    """Some steps in a row; ``more`` says whether the last one is followed by another."""
+    layers = layers_of(step)
+    count = len(layers)
+    took = {id(op): op_seconds(op, d) for layer in [*layers, step.head] for op in layer}
+    shares = {id(layer): shared_seconds(layer, d) for layer in layers}
+    run = Run(d, {op.stream: 0.0 for layer in layers for op in layer} | {"gpu": 0.0})
+
+    def issue(ahead: bool, number: int) -> None:
+        for op in layers[number % count]:
+            if op.ahead is ahead:
+                run.issue(op, took[id(op)], number, count)
+
+    for first in range(0, steps * count, count):
+        if not d.stack.across_steps:  # copies of this step follow the whole last step
+            for copies in COPIES & run.streams.keys():
+                run.streams[copies] = max(run.streams[copies], run.streams["gpu"])
+        if first == 0 or not d.stack.across_steps:
+            issue(True, first)
+        for number in range(first, first + count):
+            begin = run.streams["gpu"]
+            follows = more or first + count < steps * count
+            if number + 1 < first + count or (d.stack.across_steps and follows):
+                issue(True, number + 1)
+            issue(False, number)
+            shared = shares[id(layers[number % count])]
+            run.streams["gpu"] = max(run.streams["gpu"], begin + shared)
+            if d.stack.tile_sync:
+                run.streams = dict.fromkeys(run.streams, max(run.streams.values()))
+                run.host = run.streams["gpu"] + d.stack.sync
+        for op in step.head:
+            run.issue(replace(op, after=()), took[id(op)], first + count - 1, count)
+        run.heads.append(run.streams["gpu"])
+    return run
+
+
+def makespan(step: Step, d: Deployment) -> float:
+    """One step from idle until the last stream rests. [s]"""
+    return max(play(step, d, 1, more=False).streams.values())
+
+
+def steady(step: Step, d: Deployment) -> float:
+    """Two steps less one, but at least the busiest stream. [s]"""
+    first, second = play(step, d, 2, more=True).heads
+    return max(second - first, *busy(step, d).values())
+
+
+def busy(step: Step, d: Deployment) -> dict[str, float]:
+    """Work of each stream in one step. [s]"""
+    total: dict[str, float] = {}
+    for layer in [*layers_of(step), step.head]:
+        for op in layer:
+            total[op.stream] = total.get(op.stream, 0.0) + op_seconds(op, d)
+    return total
+
+
+def serial(step: Step, d: Deployment) -> float:
+    """Every op after every other, each issued and synchronised on its own. [s]"""
+    total = 0.0
+    for layer in [*layers_of(step), step.head]:
+        for op in layer:
+            took = op_seconds(op, d)
+            launch = op.launches * d.stack.launch if op.stream == "gpu" else 0.0
+            total += took + (launch + d.stack.sync * op.sync if took else 0.0)
+        total += d.stack.sync if d.stack.tile_sync else 0.0
+    return total
+
+
+def pick(step: Step, index: tuple[int, ...], shape: tuple[int, ...]) -> Step:
+    """One element of a step whose numbers broadcast to ``shape``."""
+
+    def number(n: Number) -> float:
+        return float(np.broadcast_to(n, shape)[index])
+
+    def op_at(op: Op) -> Op:
+        return replace(
+            op,
+            flops=number(op.flops),
+            bytes={channel: number(n) for channel, n in op.bytes.items()},
+            rows=number(op.rows),
+            size=number(op.size),
+            fixed=number(op.fixed),
+        )
+
+    def layer_at(layer: Layer) -> Layer:
+        return tuple(op_at(op) for op in layer)
+
+    groups = [Group(tuple(layer_at(x) for x in g.layers), g.count) for g in step.groups]
+    return Step(tuple(groups), layer_at(step.head))
+
+
+def named(step: Step) -> Iterator[Layer]:
+    """Every distinct layer, and the head."""
+    for group in step.groups:
+        yield from group.layers
+    yield step.head
