@@ -1,8 +1,6 @@
 """`python -m kvsim` is the command `kvsim`."""
 
-import sys
-
 from kvsim.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -33,7 +33,9 @@ def query_key_pairs(d: Deployment, p: Point, limit: Number | None) -> Number:
         return p.new * (p.max_length if limit is None else np.minimum(p.max_length, limit))
     if limit is None:
         return p.new * p.context + p.new * (p.new + 1) / 2
-    growing = np.clip(limit - p.context, 0, p.new)  # queries that still see everything
+    growing: Number = np.minimum(
+        np.maximum(limit - p.context, 0), p.new
+    )  # queries that still see everything
     return growing * p.context + growing * (growing + 1) / 2 + (p.new - growing) * limit
 
 

@@ -5,22 +5,25 @@ first token, so a generation of g tokens decodes g - 1; every decoded token is c
 of the round that starts at its own context.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.deployment import Deployment
 from kvsim.errors import InputError
 from kvsim.evaluate import all_ops, overhead_seconds, resource_seconds, seconds
-from kvsim.graph import Array, Buffers, Number, Point, Step
+from kvsim.graph import Array, Buffers, Number, Point, Step, Tier
 from kvsim.techniques.base import Technique
 from kvsim.timeline import makespan, steady
 
 CHUNK = 2**15  # operating points evaluated at once: intermediate arrays stay in the CPU's cache
 MOST_TOKENS = 10**7  # longer than any context in use; guards against typing errors
 MOST_SEQUENCES = 10**6
+TIERS: tuple[Tier, ...] = ("gpu", "host")
+ZERO: Array = np.zeros(())
 MOST_PROBES = 3 * 20  # every third one halves the bracket
 
 
@@ -190,22 +193,20 @@ class Prediction:
         return self.batch * self.generate / self.request_s
 
     @cached_property
-    def buffers(self) -> dict[str, dict[str, Array]]:
-        """Resident bytes by tier and buffer in the phase that needs most GPU memory. [B]"""
-        phases = [
-            {tier: {k: self._squeeze(v) for k, v in named.items()} for tier, named in phase.items()}
-            for phase in _phases(
-                self.technique, self.deployment, self._column, self.prompt, self.generate
-            )
-        ]
-        needs = [_total(phase, "gpu") for phase in phases]
-        decode_peaks = needs[1] >= needs[0]
-        merged: dict[str, dict[str, Array]] = {"gpu": {}, "host": {}}
-        for tier in merged:
-            names = dict.fromkeys(k for phase in phases for k in phase.get(tier, {}))  # type: ignore[call-overload]
-            for name in names:
-                first, second = (np.asarray(phase.get(tier, {}).get(name, 0.0)) for phase in phases)  # type: ignore[call-overload]
-                merged[tier][name] = np.where(decode_peaks, second, first)
+    def buffers(self) -> Buffers:
+        """Resident bytes by tier and buffer, each tier in the phase that needs most of it. [B]"""
+        phases = _phases(self.technique, self.deployment, self._column, self.prompt, self.generate)
+        merged: dict[Tier, Mapping[str, Number]] = {}
+        for tier in TIERS:
+            tables = [
+                {name: self._squeeze(size) for name, size in phase.get(tier, {}).items()}
+                for phase in phases
+            ]
+            last = self._squeeze(_total(phases[1], tier) - _total(phases[0], tier)) >= 0
+            names = dict.fromkeys([*tables[1], *tables[0]])
+            merged[tier] = {
+                name: np.where(last, *(t.get(name, ZERO) for t in tables[::-1])) for name in names
+            }
         return merged
 
     @property
@@ -219,7 +220,7 @@ class Prediction:
         return self.deployment.tp * self._spread(_total(self.buffers, "host"))
 
     @property
-    def fits(self) -> Array:
+    def fits(self) -> NDArray[np.bool]:
         """Whether both memories suffice."""
         hardware = self.deployment.hardware
         return (self.gpu_bytes <= hardware.gpu_memory) & (self.host_bytes <= hardware.host_memory)
@@ -253,9 +254,9 @@ def _phases(
     return t.resident(d, prefill_point(batch, prompt, generate)), t.resident(d, last)
 
 
-def _total(buffers: Buffers, tier: str) -> Array:
-    total: Array = np.zeros(())
-    for size in buffers.get(tier, {}).values():  # type: ignore[call-overload]
+def _total(buffers: Buffers, tier: Tier) -> Array:
+    total = ZERO
+    for size in buffers.get(tier, {}).values():
         total = total + size
     return total
 

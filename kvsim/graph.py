@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating]
 Number = float | Array
 
 Stream = Literal["gpu", "h2d", "d2h", "cpu"]

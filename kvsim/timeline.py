@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.deployment import Deployment
 from kvsim.evaluate import COPIES, all_ops, channel_seconds, seconds
@@ -44,7 +45,7 @@ class _Timed:
 
     op: Op
     duration: Number
-    active: Number | bool  # where it has work
+    active: NDArray[np.bool] | bool  # where it has work
     waits: tuple[tuple[str, int, bool], ...]  # op name, layers back, in the previous step
 
 
@@ -84,12 +85,11 @@ class _History:
                 return self.values[skipped.start - period + offset] + (repetitions + 1) * shift
         return self.values[index]
 
-    def keeps_up(self, layers: range, shift: Number) -> bool:
-        """Whether over these layers the ends grow no faster than ``shift`` per block."""
+    def keeps_up(self, layers: range, most: Number) -> bool:
+        """Whether over these layers the ends grow by no more than ``most`` per block."""
         for skipped, _, own in self.jumps:
             if layers.start in skipped and layers.stop - 1 in skipped:
-                slack = _TOLERANCE * np.abs(self[layers.start])
-                return bool(np.all(own <= shift + slack))
+                return bool(np.all(own <= most))
         return False
 
 
@@ -117,9 +117,8 @@ class _Timeline:
     def _time(self, op: Op) -> _Timed:
         duration = seconds(op, self.d)
         positive = np.asarray(duration) > 0
-        active: Number | bool = positive
-        if positive.all() or not positive.any():
-            active = bool(positive.all())
+        same = bool(positive.all()) or not positive.any()
+        active = bool(positive.all()) if same else positive
         return _Timed(op, duration, active, tuple(_wait(w) for w in op.after))
 
     def busy(self) -> dict[str, Number]:
@@ -136,7 +135,8 @@ class _Timeline:
         If ``endless``, the last step too issues the early ops of one that follows it.
         """
         every = [op for op, _ in all_ops(self.step)]
-        state = _State(streams={"gpu": 0.0} | {op.stream: 0.0 for op in every})
+        streams: dict[str, Number] = {"gpu": 0.0}
+        state = _State(streams | {op.stream: 0.0 for op in every})
         ends: list[Number] = []
         past: dict[str, _History] = {}
         for number in range(steps):
@@ -196,9 +196,10 @@ class _Timeline:
         for old, new in zip(before, now, strict=True):
             if not np.all(np.abs(new - old - shift) <= _TOLERANCE * np.abs(new)):
                 return False
-        if not np.all(host_shift <= shift + _TOLERANCE * np.abs(now[0])):
+        most = shift + _TOLERANCE * np.abs(now[0])
+        if not np.all(host_shift <= most):
             return False
-        return all(past[name].keeps_up(layers, shift) for name in self.recalled if past)
+        return all(past[name].keeps_up(layers, most) for name in self.recalled if past)
 
     def _play_layer(self, state: _State, index: int, past: dict[str, _History], wrap: bool) -> None:
         begin = state.streams["gpu"]

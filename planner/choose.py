@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvsim.errors import InfeasibleError
 
-Column = NDArray[np.float64]
+Column = NDArray[np.floating]
 
 TINY = 1e-9  # relative slack of a limit: rounding, far below what any prediction means
 
@@ -35,7 +35,7 @@ def build(
     limits: Mapping[str, float],
     elastic: bool = False,
 ) -> tuple[pulp.LpProblem, list[pulp.LpVariable], dict[str, pulp.LpVariable]]:
-    """One binary per row, one of them set; each limited column's chosen value stays below its limit.
+    """One binary per row, one of them set; the chosen value of each limited column is within it.
 
     Columns are scaled by their limits, so that the solver's tolerances are relative. With
     ``elastic`` limits may be exceeded and the objective is the sum of the relative excesses.

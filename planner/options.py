@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -113,8 +114,7 @@ def between(table: Options, row: int, d: Deployment, w: Workload) -> Options:
     edges = np.concatenate([lower, [batch], upper])
     parts = t.tiles()
     finer = np.concatenate(
-        [np.linspace(a, b, 10)[1:-1] for a, b in zip(edges[:-1], edges[1:], strict=True)]
-        or [np.zeros(0)]
+        [np.linspace(a, b, 10)[1:-1] for a, b in pairwise(edges)] or [np.zeros(0)]
     )
     finer = np.setdiff1d(np.round(finer / parts) * parts, known)
     if w.batch is not None or not finer.size:

@@ -7,6 +7,7 @@ the number of its layer, counted through all steps.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from math import isinf
 
 import numpy as np
 
@@ -33,14 +34,11 @@ def op_seconds(op: Op, d: Deployment) -> float:
     if flops:
         rates = d.hardware.flops
         peak = d.hardware.cpu_flops if op.stream == "cpu" else rates.get(op.dtype, rates["fp16"])
-        filled = 1.0 if size == float("inf") else max(size, 1.0)
-        filled = filled / (filled + kernel.half_size) if size != float("inf") else 1.0
+        filled = 1.0 if isinf(size) else max(size, 1.0) / (max(size, 1.0) + kernel.half_size)
         longest = max(longest, flops / (peak * kernel.compute * filled))
-    each = {"gpu": d.stack.gap, "cpu": 0.0}
-    wait = op.launches * (
-        d.hardware.links[op.stream].latency if op.stream in COPIES else each[op.stream]
-    )
-    return longest + kernel.floor + wait + fixed + rows * d.stack.gather_row
+    each = d.hardware.links[op.stream].latency if op.stream in COPIES else 0.0
+    each = d.stack.gap if op.stream == "gpu" else each
+    return longest + kernel.floor + op.launches * each + fixed + rows * d.stack.gather_row
 
 
 def channel_rate(channel: str, d: Deployment) -> float:

@@ -1,6 +1,6 @@
 """Results as plain dictionaries with the field names of the command-line contract."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -84,7 +84,7 @@ def prediction(p: Prediction) -> Row:
     }
 
 
-def _numbers(values: dict[str, Any]) -> Row:
+def _numbers(values: Mapping[str, Any]) -> Row:
     return {k: n for k, v in values.items() if (n := number(v))}
 
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from kvsim import blocks
 from kvsim.deployment import Deployment
-from kvsim.graph import Buffers, Op, Point
+from kvsim.graph import Buffers, Channel, Number, Op, Point
 from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique
 
@@ -42,7 +42,7 @@ class Fastdecode(Technique):
             return [store, *blocks.attention(d, p, shape)]
         queries = blocks.HALF * p.tokens * m.heads * m.head_dim
         (on_device,) = blocks.attention(d, p, shape)
-        moved = {"dram": on_device.bytes["hbm"]}
+        moved: dict[Channel, Number] = {"dram": on_device.bytes["hbm"]}
         return [
             blocks.copy("send_qkv", "d2h", queries + new_kv, after=("qkv",)),
             Op("attn", "cpu", "cpu", on_device.flops, moved, after=("send_qkv",)),

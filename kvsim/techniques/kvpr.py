@@ -70,9 +70,10 @@ class Kvpr(HostCache):
 
     def recomputed(self, d: Deployment, p: Point, shape: LayerShape) -> Number:
         """The split as set, or the one that balances GPU and link; within the prompt."""
-        limit = np.floor(np.minimum(p.prompt, self.on_host(d, p, shape)))
+        limit: Number = np.floor(np.minimum(p.prompt, self.on_host(d, p, shape)))
         if not isinstance(self.split, str):
-            return np.minimum(self.split, limit)
+            given: Number = np.minimum(self.split, limit)
+            return given
         return np.floor(d.stack.split_achieved * self._balance(d, p, shape, limit))
 
     def _balance(self, d: Deployment, p: Point, shape: LayerShape, limit: Number) -> Array:
@@ -92,9 +93,10 @@ class Kvpr(HostCache):
         ]
         fixed = {s: sum(seconds(o, d) for o in surroundings if o.stream == s) for s in LANES}
 
-        def times(split: Array) -> list[Number]:
+        def times(split: Array) -> tuple[Number, Number]:
             ops = self._fetch_split(d, p, shape, split)
-            return [fixed[s] + sum(seconds(o, d) for o in ops if o.stream == s) for s in LANES]
+            gpu, link = (sum(seconds(o, d) for o in ops if o.stream == s) for s in LANES)
+            return fixed["gpu"] + gpu, fixed["h2d"] + link
 
         low = np.zeros(np.broadcast_shapes(np.shape(p.batch), np.shape(limit)))
         high = low + limit
@@ -102,8 +104,10 @@ class Kvpr(HostCache):
             middle = np.floor((low + high) / 2)
             gpu, link = times(middle)
             low, high = np.where(gpu < link, middle, low), np.where(gpu < link, high, middle)
-        longest_low, longest_high = (np.maximum(*times(s)) for s in (low, high))
-        return np.where(longest_high < longest_low, high, low)
+        gpu_low, link_low = times(low)
+        gpu_high, link_high = times(high)
+        higher_is_better = np.maximum(gpu_high, link_high) < np.maximum(gpu_low, link_low)
+        return np.where(higher_is_better, high, low)
 
     def _activation(self, d: Deployment) -> float:
         """Numbers copied per recomputed token: the layer's input, which every shard needs."""

@@ -50,7 +50,8 @@ class Zipcache(Technique):
 
     def _fresh(self, p: Point, tokens: Number) -> Number:
         """Generated tokens not packed yet. [tokens]"""
-        return np.minimum(tokens, np.maximum(p.length - p.prompt, 0.0) % self.window)
+        waiting: Number = np.maximum(p.length - p.prompt, 0.0) % self.window
+        return np.minimum(tokens, waiting)
 
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Attention over both precisions; probes score all tokens; new tokens are packed.

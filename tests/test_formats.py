@@ -1,0 +1,257 @@
+"""Closed forms of cache sizes: the published cells, and the techniques that allocate by them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsim.configs import load_model
+from kvsim.deployment import Deployment
+from kvsim.formats import (
+    Format,
+    bytes_per_number,
+    compression_ratio,
+    groupwise_parameters,
+    kivi,
+    mixed_bits,
+    mixed_parameters,
+    relative_size,
+    separable_parameters,
+    tokenwise_parameters,
+)
+from kvsim.generate import Prediction
+from kvsim.graph import Point
+from kvsim.profiles import load_hardware, load_stack
+from kvsim.techniques import parse
+from kvsim.techniques.kvpr import optimal_split
+
+GIB = 2.0**30
+
+# SpeCache, table 1: context -> bits, group, printed size; LLaMA-2 4k, Mistral 32k, LLaMA-3 8k.
+SPECACHE_CELLS = [
+    (4096, 2, 32, "0.22"),
+    (4096, 2, 64, "0.19"),
+    (32768, 2, 32, "0.19"),
+    (32768, 2, 64, "0.16"),
+    (32768, 1, 32, "0.13"),
+    (32768, 1, 64, "0.10"),
+    (8192, 2, 32, "0.20"),
+    (8192, 2, 64, "0.17"),
+    (8192, 1, 32, "0.14"),
+    (8192, 1, 64, "0.11"),
+]
+# KVPR, tables 3 and 4, batch 64: model -> prompt, generated, printed cache in GiB.
+KVPR_CACHES = {
+    "opt-6.7b": [
+        (128, 32, "5.0"),
+        (128, 128, "8.0"),
+        (256, 32, "9.0"),
+        (256, 128, "12.0"),
+        (512, 32, "17.0"),
+        (512, 128, "20.0"),
+    ],
+    "opt-13b": [
+        (128, 32, "7.812"),
+        (128, 128, "12.500"),
+        (256, 32, "14.062"),
+        (256, 128, "18.750"),
+        (512, 32, "26.562"),
+        (512, 128, "31.250"),
+    ],
+}
+
+
+def ideal(model: str) -> Deployment:
+    return Deployment(load_model(model), load_hardware("a100-80g"), load_stack("ideal"))
+
+
+def held(technique: str, d: Deployment, p: Point, *buffers: str, tier: Any = "gpu") -> float:
+    """Resident bytes of the named buffers."""
+    named = parse(technique).resident(d, p)[tier]
+    return sum(float(np.asarray(named[name])) for name in buffers)
+
+
+def decoding(batch: int, length: int) -> Point:
+    """The pass that ends with ``length`` cached tokens."""
+    return Point(batch, length - 1.0, 1.0, length / 2, float(length))
+
+
+@pytest.mark.parametrize("window", [(128, 0), (64, 64)], ids=["kivi", "specache"])
+@pytest.mark.parametrize(("context", "bits", "group", "printed"), SPECACHE_CELLS)
+def test_specache_table_1(
+    context: int, bits: int, group: int, printed: str, window: tuple[int, int]
+) -> None:
+    residual, fetched = window
+    assert f"{relative_size(bits, group, residual + fetched, context):.2f}" == printed
+
+
+@pytest.mark.parametrize("model", ["llama2-7b", "llama3-8b", "mistral-7b-v0.2"])
+@pytest.mark.parametrize(("context", "bits", "group", "printed"), SPECACHE_CELLS)
+def test_kivi_and_specache_allocate_what_that_table_prints(
+    model: str, context: int, bits: int, group: int, printed: str
+) -> None:
+    d, p = ideal(model), decoding(3, context)
+    full = held("full", d, p, "kv")
+    of_kivi = held(f"kivi:bits={bits},group={group},residual=128", d, p, "kv")
+    settings = f"specache:bits={bits},group={group},k=64,residual=64"
+    of_specache = held(settings, d, p, "kv", "fetched pairs")
+    assert of_kivi / full == pytest.approx(of_specache / full, rel=1e-12)
+    assert f"{of_kivi / full:.2f}" == printed
+    assert held(settings, d, p, "kv", tier="host") == full
+
+
+def test_zipcache_table_1_and_appendix_a() -> None:
+    shape = 8, 4096, 4096  # batch, heads x head dimension, tokens
+    assert f"{compression_ratio(*shape, 4, groupwise_parameters(*shape, 32)):.3f}" == "3.200"
+    assert f"{compression_ratio(*shape, 4, tokenwise_parameters(*shape)):.3f}" == "3.992"
+    assert f"{compression_ratio(*shape, 4, separable_parameters(*shape)):.3f}" == "3.995"
+    channelwise_keys = 2 * 4096 + 2 * 8 * 4096  # the row "Channelwise / Tokenwise"
+    assert f"{compression_ratio(*shape, 4, channelwise_keys):.2f}" == "4.00"
+    assert f"{compression_ratio(*shape, 4, separable_parameters(*shape)):.2f}" == "4.00"
+
+
+@pytest.mark.parametrize(
+    ("salient", "tokens", "printed"),
+    [(0.6, 840, "4.98"), (0.8, 3072, "4.43"), (0.6, 120, "4.94")],
+    ids=["table 3", "table A", "table B"],
+)
+def test_zipcache_mixed_precision(salient: float, tokens: int, printed: str) -> None:
+    bits = mixed_bits(salient, 4, 2)
+    parameters = mixed_parameters(8, 4096, tokens)
+    assert f"{compression_ratio(8, 4096, tokens, bits, parameters):.2f}" == printed
+
+
+@pytest.mark.parametrize(
+    ("fresh", "printed"),
+    [(0.152, "3.46"), (0.0833, "4.36"), (32 / 119, "2.55")],
+    ids=["table 3", "table A", "table B, 32 of 119 tokens: its 26.7 % would give 2.56"],
+)
+def test_kivi_rows_of_the_zipcache_tables(fresh: float, printed: str) -> None:
+    half_a_bit = 8 * bytes_per_number(0, 64)
+    assert f"{16 / (mixed_bits(fresh, 16, 2) + half_a_bit):.2f}" == printed
+
+
+def test_h2o_rows_of_the_zipcache_tables() -> None:
+    assert f"{16 / mixed_bits(0.4, 16, 0):.2f}" == "2.50"
+
+
+@pytest.mark.parametrize(("salient", "tokens"), [(0.6, 840), (0.8, 3072), (0.6, 4096)])
+@pytest.mark.parametrize("model", ["llama2-7b", "llama3-8b"])
+def test_zipcache_allocates_by_that_ratio(model: str, salient: float, tokens: int) -> None:
+    d, p = ideal(model), decoding(8, tokens)
+    width = d.model.kv_heads * d.model.head_dim
+    parameters = mixed_parameters(8, width, tokens)
+    expected = compression_ratio(8, width, tokens, mixed_bits(salient, 4, 2), parameters)
+    packed = held(f"zipcache:salient={salient}", d, p, "kv")
+    assert held("full", d, p, "kv") / packed == pytest.approx(expected, rel=1e-12)
+
+
+def test_quantspec_shares_of_fp16() -> None:
+    assert f"{bytes_per_number(8, 128) / 2:.3f}" == "0.516"
+    assert f"{bytes_per_number(4, 128) / 2:.3f}" == "0.266"
+
+
+@pytest.mark.parametrize("length", [4096, 32768])
+def test_quantspec_allocates_both_halves_and_its_double_buffer(length: int) -> None:
+    d, p = ideal("llama2-7b-32k-instruct"), decoding(1, length)
+    kv16 = held("full", d, p, "kv")
+    expected = kv16 * (0.5 + 1 / 64) + kv16 * 256 / length
+    assert held("quantspec", d, p, "kv") == pytest.approx(expected, rel=1e-12)
+
+
+def test_flexgen_groups_of_64_at_4_bits() -> None:
+    d, p = ideal("opt-13b"), decoding(4, 1024)
+    assert bytes_per_number(4, 64) == 0.5625
+    packed = held("offload:bits=4", d, p, "kv", tier="host")
+    assert f"{held('full', d, p, 'kv') / packed:.2f}" == "3.56"
+
+
+@pytest.mark.parametrize(
+    ("model", "megabytes", "milliseconds"),
+    [("opt-6.7b", "512", "15.6"), ("opt-13b", "640", "19.5"), ("opt-30b", "896", "27.3")],
+)
+def test_kvpr_table_1(model: str, megabytes: str, milliseconds: str) -> None:
+    d = ideal(model)
+    size = held("full", d, decoding(32, 1024), "kv") / d.model.layers
+    assert size / 2**20 == float(megabytes)
+    assert f"{size / (32 * GIB) * 1e3:.1f}" == milliseconds
+
+
+@pytest.mark.parametrize("model", KVPR_CACHES)
+def test_kvpr_tables_3_and_4(model: str) -> None:
+    d = ideal(model)
+    for prompt, generate, printed in KVPR_CACHES[model]:
+        size = held("full", d, decoding(64, prompt + generate), "kv") / GIB
+        decimals = len(printed.partition(".")[2])
+        assert f"{size:.{decimals}f}" == printed
+
+
+@pytest.mark.parametrize(
+    ("generate", "latency", "printed"),
+    [(32, 8.905, 222.788), (128, 71.327, 113.954), (32, 26.825, 73.961), (128, 66.119, 122.929)],
+)
+def test_kvpr_throughput_counts_the_tokens_after_the_first(
+    generate: int, latency: float, printed: float
+) -> None:
+    assert 64 * (generate - 1) / latency == pytest.approx(printed, abs=0.02)
+    predicted = Prediction(parse("full"), ideal("opt-6.7b"), np.array([64.0]), 128, generate)
+    expected = 64 * (generate - 1) / predicted.decode_s
+    np.testing.assert_allclose(predicted.decode_tok_s, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("hidden", "share"), [(4096, "0.704"), (5120, "0.656"), (7168, "0.576")])
+def test_split_of_the_released_constants(hidden: int, share: str) -> None:
+    assert f"{optimal_split(1.0, hidden, 32e9, 312e12):.3f}" == share
+
+
+@given(
+    st.integers(2, 400),
+    st.sampled_from([768, 2048, 4096, 5120, 7168, 12288]),
+    st.floats(4e9, 900e9),
+    st.floats(2e13, 2e15),
+    st.booleans(),
+)
+def test_the_split_is_where_equation_10_is_smallest(
+    context: int, hidden: int, link: float, flops: float, activations: bool
+) -> None:
+    """Brute force over every split; with the activations' time (columns) and without (rows)."""
+    batch, half = 8, 2
+
+    def seconds(split: float) -> float:
+        inputs = batch * split * hidden * half / link
+        recompute = 4 * batch * split * hidden**2 / flops
+        rest = 2 * batch * (context - split) * hidden * half / link
+        return inputs * activations + max(recompute, rest)
+
+    best = min(seconds(split) for split in range(context + 1))
+    split = optimal_split(context, hidden, link, flops)
+    assert 0 <= split <= context
+    assert seconds(float(split)) <= best * (1 + 1e-12)
+    rounded = min(seconds(float(np.floor(split))), seconds(float(np.ceil(split))))
+    assert rounded == pytest.approx(best, rel=1e-12)
+
+
+@given(st.integers(1, 3000), st.sampled_from([32, 64, 128]), st.sampled_from([1, 2, 4]))
+def test_a_kivi_cache_read_token_by_token(tokens: int, residual: int, bits: int) -> None:
+    """Keys wait until a block is full; values are packed as soon as ``residual`` follow them."""
+    waiting_keys, packed_keys, waiting_values, packed_values = 0, 0, 0, 0
+    for _ in range(tokens):
+        waiting_keys, waiting_values = waiting_keys + 1, waiting_values + 1
+        if waiting_keys == residual:
+            waiting_keys, packed_keys = 0, packed_keys + residual
+        if waiting_values > residual:
+            waiting_values, packed_values = residual, packed_values + 1
+    packed, fresh = packed_keys + packed_values, waiting_keys + waiting_values
+    expected = 128 * (packed * (bits / 8 + 4 / 64) + fresh * 2)
+    assert kivi(bits, 64, residual).read(128, 128, tokens) == pytest.approx(expected)
+
+
+@given(st.integers(256, 3000))
+def test_a_quantspec_buffer_holds_one_to_two_groups(tokens: int) -> None:
+    """Both halves roll over together: at least 128 and at most 255 tokens stay in fp16."""
+    stored = Format(8, 128, k_tail=128, v_tail=128, k_block=128, v_block=128)
+    fresh = 128 + tokens % 128
+    expected = 2 * 64 * ((tokens - fresh) * (1 + 4 / 128) + fresh * 2)
+    assert stored.read(64, 64, tokens) == pytest.approx(expected)
