@@ -55,14 +55,11 @@ def seconds(op: Op, d: Deployment) -> Number:
         total = need if _nothing(total) else np.maximum(total, need)
     total = total + overhead_seconds(op, d)
     work = [n for n in (op.flops, op.rows, op.fixed, *op.bytes.values()) if not _nothing(n)]
-    if any(not isinstance(n, np.ndarray) or n.ndim == 0 for n in work):
-        if any(float(n) > 0 for n in work if not isinstance(n, np.ndarray) or n.ndim == 0):
-            return total
+    if any(np.ndim(n) == 0 and n > 0 for n in work):
+        return total
     if not work:
         return 0.0
-    busy = work[0] > 0
-    for n in work[1:]:
-        busy = busy | (n > 0)
+    busy = np.logical_or.reduce(np.broadcast_arrays(*(np.asarray(n) > 0 for n in work)))
     return np.where(busy, total, 0.0)
 
 

@@ -10,11 +10,13 @@ from kvsim import blocks
 from kvsim.deployment import Deployment
 from kvsim.evaluate import seconds
 from kvsim.formats import Format
-from kvsim.graph import Array, Buffers, Number, Op, Point
+from kvsim.graph import Array, Buffers, Number, Op, Point, Stream
 from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique, merge, param
 from kvsim.techniques.hostcache import FREE, HostCache, pinned
 from kvsim.techniques.offload import PACKED_GROUP, ROW_OR_COLUMN
+
+LANES: tuple[Stream, ...] = ("gpu", "h2d")
 
 
 def optimal_split(context: Number, width: Number, link: Number, flops: Number) -> Number:
@@ -74,7 +76,8 @@ class Kvpr(HostCache):
         if not isinstance(self.split, str):
             given: Number = np.minimum(self.split, limit)
             return given
-        return np.floor(d.stack.split_achieved * self._balance(d, p, shape, limit))
+        balanced = self._balance(d, p, shape, limit)
+        return np.floor(d.stack.split_achieved * balanced)
 
     def _balance(self, d: Deployment, p: Point, shape: LayerShape, limit: Number) -> Array:
         """The whole number of tokens that makes the longer of GPU and link time shortest.
@@ -170,18 +173,13 @@ class Kvpr(HostCache):
         """The split in use, and why it is 0 on grouped-query models."""
         m, shape = d.shard, d.shard.layout[0][0][0]
         if self._activation(d) < m.kv_width:
-            split = float(
-                np.ravel(self.recomputed(d, replace(p, batch=p.batch / self.tiles()), shape))[0]
-            )
-            return (
-                f"split: {split:.0f} of {float(np.ravel(p.context)[0]):.0f} cached tokens are recomputed",
-            )
+            tile = replace(p, batch=p.batch / self.tiles())
+            split = float(np.ravel(self.recomputed(d, tile, shape))[0])
+            cached = float(np.ravel(p.context)[0])
+            return (f"split: {split:.0f} of {cached:.0f} cached tokens are recomputed",)
         sharing = "a latent cache" if m.latent else f"{m.queries_per_kv} query heads per KV head"
         return (
             f"split 0: with {sharing} a token's layer input ({self._activation(d):.0f} numbers) is "
             f"no smaller than the keys and values it would replace ({m.kv_width:.0f}), so "
             f"recomputing saves no transfer and only adds work",
         )
-
-
-LANES = ("gpu", "h2d")
