@@ -19,7 +19,7 @@ from kvsim.graph import Array, Buffers, Number, Point, Step, Tier
 from kvsim.techniques.base import Technique
 from kvsim.timeline import makespan, steady
 
-CHUNK = 2**15  # operating points evaluated at once: intermediate arrays stay in the CPU's cache
+CHUNK = 2**14  # operating points evaluated at once: intermediate arrays stay in the CPU's cache
 MOST_TOKENS = 10**7  # longer than any context in use; guards against typing errors
 MOST_SEQUENCES = 10**6
 TIERS: tuple[Tier, ...] = ("gpu", "host")
@@ -66,17 +66,27 @@ def decode_point(batch: Number, prompt: Number, generate: Number, decoded: Numbe
     return Point(batch, prompt + decoded, 1.0, prompt, prompt + generate)
 
 
-def grid_seconds(t: Technique, d: Deployment, batch: Array, context: Array) -> Array:
-    """Time per token over a grid, evaluated in chunks so that memory stays bounded. [s]
+def grid_chunks(
+    t: Technique, d: Deployment, batch: Array, context: Array
+) -> Iterator[tuple[slice, slice, Array]]:
+    """Time per token over a grid of any size, part by part in bounded memory. [s]
 
-    Returns an array of shape (batches, contexts).
+    Yields rows, columns and the values of that part, shape (rows, columns).
     """
+    height, width = _tiling(batch.size, context.size)
+    for i in range(0, batch.size, height):
+        for j in range(0, context.size, width):
+            b, c = batch[i : i + height, None], context[None, j : j + width]
+            took = round_seconds(t, d, Point(b, c, 1.0, c, c + 1.0))
+            shape = (b.size, c.size)
+            yield slice(i, i + height), slice(j, j + width), np.broadcast_to(took, shape)
+
+
+def grid_seconds(t: Technique, d: Deployment, batch: Array, context: Array) -> Array:
+    """Time per token over a whole grid, shape (batches, contexts). [s]"""
     out = np.empty((batch.size, context.size))
-    rows, columns = _tiling(batch.size, context.size)
-    for i in range(0, batch.size, rows):
-        for j in range(0, context.size, columns):
-            b, c = batch[i : i + rows, None], context[None, j : j + columns]
-            out[i : i + rows, j : j + columns] = round_seconds(t, d, Point(b, c, 1.0, c, c + 1.0))
+    for rows, columns, took in grid_chunks(t, d, batch, context):
+        out[rows, columns] = took
     return out
 
 

@@ -156,6 +156,8 @@ class _Timeline:
             self._issue(state, self.layers[0], True, 0, past)
         for first, period, count in self.blocks:
             index, stop = first, first + period * count
+            block = [t for layer in self.layers[first : first + period] for t in layer]
+            synced = [t.active for t in block if t.op.sync]
             before: list[Number] = []
             host_before: Number = 0.0
             while index < stop:
@@ -169,7 +171,11 @@ class _Timeline:
                 host_shift = state.host - host_before
                 repetitions = (stop - index) // period - 1
                 skipped = range(index, index + repetitions * period)
-                if before and skipped and self._repeats(before, now, host_shift, past, skipped):
+                if (
+                    before
+                    and skipped
+                    and self._repeats(before, now, host_shift, synced, past, skipped)
+                ):
                     shift = now[0] - before[0]
                     for history in record.values():
                         history.jumps.append((skipped, period, shift))
@@ -186,6 +192,7 @@ class _Timeline:
         before: list[Number],
         now: list[Number],
         host_shift: Number,
+        synced: list[Number | bool],
         past: dict[str, _History],
         layers: range,
     ) -> bool:
@@ -196,8 +203,12 @@ class _Timeline:
         for old, new in zip(before, now, strict=True):
             if not np.all(np.abs(new - old - shift) <= _TOLERANCE * np.abs(new)):
                 return False
-        most = shift + _TOLERANCE * np.abs(now[0])
+        slack = _TOLERANCE * np.abs(now[0])
+        most = shift + slack
         if not np.all(host_shift <= most):
+            return False
+        behind = host_shift < shift - slack  # until a synchronisation sets the host's clock
+        if any(np.any(behind & (np.asarray(active) > 0)) for active in synced):
             return False
         return all(past[name].keeps_up(layers, most) for name in self.recalled if past)
 

@@ -12,10 +12,10 @@ from math import isinf
 import numpy as np
 
 from kvsim.deployment import Deployment
-from kvsim.graph import Group, Number, Op, Step
+from kvsim.graph import Group, Number, Op, Step, Stream
 
 Layer = tuple[Op, ...]
-COPIES = ("h2d", "d2h")
+COPIES: tuple[Stream, ...] = ("h2d", "d2h")
 
 
 def op_seconds(op: Op, d: Deployment) -> float:
@@ -68,7 +68,7 @@ class Run:
     """Clocks of a run, moved forward op by op."""
 
     d: Deployment
-    streams: dict[str, float]
+    streams: dict[Stream, float]
     host: float = 0.0
     ends: dict[tuple[int, str], float] = field(default_factory=dict)  # layer since the start, op
     heads: list[float] = field(default_factory=list)  # when the head of each step ended
@@ -105,7 +105,8 @@ def play(step: Step, d: Deployment, steps: int, more: bool) -> Run:
     count = len(layers)
     took = {id(op): op_seconds(op, d) for layer in [*layers, step.head] for op in layer}
     shares = {id(layer): shared_seconds(layer, d) for layer in layers}
-    run = Run(d, {op.stream: 0.0 for layer in layers for op in layer} | {"gpu": 0.0})
+    streams: dict[Stream, float] = {"gpu": 0.0}
+    run = Run(d, streams | {op.stream: 0.0 for layer in layers for op in layer})
 
     def issue(ahead: bool, number: int) -> None:
         for op in layers[number % count]:
@@ -114,8 +115,9 @@ def play(step: Step, d: Deployment, steps: int, more: bool) -> Run:
 
     for first in range(0, steps * count, count):
         if not d.stack.across_steps:  # copies of this step follow the whole last step
-            for copies in COPIES & run.streams.keys():
-                run.streams[copies] = max(run.streams[copies], run.streams["gpu"])
+            for copies in COPIES:
+                if copies in run.streams:
+                    run.streams[copies] = max(run.streams[copies], run.streams["gpu"])
         if first == 0 or not d.stack.across_steps:
             issue(True, first)
         for number in range(first, first + count):

@@ -1,0 +1,67 @@
+"""Operating points per second, one core: every technique over batch x context, LLaMA-2-7B.
+
+    python benchmarks/evaluation.py            # a million points per technique
+    python benchmarks/evaluation.py --large    # and 10^8 points of one, with the peak memory
+
+Peers do different work per point. Their figures, measured on one core of a 2-core machine in
+November 2026 over 1,000 points of the same model: ridgepoint (closed form) 220,221 points/s;
+aiconfigurator 46,270 in roofline mode, 6,401 on measured data; LLM-Viewer 9,155; llm-analysis
+3,497; servcalc 2,554; FlexGen's LP 174; GenZ 14.7.
+"""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import resource
+import sys
+import time
+
+import numpy as np
+
+from kvsim.configs import load_model
+from kvsim.deployment import Deployment
+from kvsim.generate import grid_chunks, grid_seconds
+from kvsim.profiles import load_hardware, load_stack
+from kvsim.techniques import TECHNIQUES
+
+FASTEST_PEER = 220_221  # points/s
+ASKED = {"full": 1_000_000}
+ASKED_OF_ALL = 300_000
+
+
+def main() -> None:
+    d = Deployment(load_model("llama2-7b"), load_hardware("h100"), load_stack("fused"))
+    batch = 8.0 * np.arange(1, 1001)
+    context = np.round(np.linspace(1, 131_072, 1000))
+    print(f"{'technique':14s} {'points/s':>12s} {'asked':>10s} {'x fastest peer':>15s}")
+    for name, kind in TECHNIQUES.items():
+        rate = max(_rate(kind(), d, batch, context) for _ in range(3))
+        asked = ASKED.get(name, ASKED_OF_ALL)
+        verdict = "" if rate >= asked else "  too slow"
+        print(f"{name:14s} {rate:12,.0f} {asked:10,d} {rate / FASTEST_PEER:15.1f}{verdict}")
+    if "--large" in sys.argv:
+        _large(d)
+
+
+def _rate(t: object, d: Deployment, batch: np.ndarray, context: np.ndarray) -> float:
+    started = time.perf_counter()
+    grid_seconds(t, d, batch, context)  # type: ignore[arg-type]
+    return batch.size * context.size / (time.perf_counter() - started)
+
+
+def _large(d: Deployment) -> None:
+    batch, context = np.arange(1.0, 10_001), np.arange(1.0, 10_001)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.perf_counter()
+    slowest = max(
+        float(part.max()) for _, _, part in grid_chunks(TECHNIQUES["full"](), d, batch, context)
+    )
+    took = time.perf_counter() - started
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    print(f"10^8 points of full: {took:.0f} s, {1e8 / took:,.0f} points/s, memory grew by")
+    print(f"{grown:.0f} MiB; the slowest step takes {slowest:.2f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Everything a fresh clone needs, with nothing but Python 3.11 or newer: python3 make.py TASK.
+
+plan   install, then plan Llama-2-7B on an RTX A6000
+test   linters, types, import direction and the tests
+lint   the same without the tests
+bench  time kvsim itself
+"""
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+ENVIRONMENT = ROOT / ".venv"
+PYTHON = str(ENVIRONMENT / "bin" / "python")
+
+LINT = [
+    ["-m", "ruff", "check", "."],
+    ["-m", "ruff", "format", "--check", "."],
+    ["-m", "mypy"],
+    ["-c", "from importlinter.cli import lint_imports_command as lint; lint()"],
+]
+TASKS = {
+    "plan": [["-m", "kvsim", "plan", "--model", "llama2-7b", "--gpu", "a6000"]],
+    "lint": LINT,
+    "test": [*LINT, ["-Im", "pytest", "-n", "2"]],
+    "bench": [[str(path)] for path in sorted((ROOT / "benchmarks").glob("*.py"))],
+}
+
+
+def install(requirements: str) -> None:
+    """Make .venv and install the pins, once per change of the files that state them."""
+    stated = [ROOT / "requirements.txt", ROOT / requirements, ROOT / "pyproject.toml"]
+    stamp = ENVIRONMENT / f"{requirements}.installed"
+    wanted = "".join(path.read_text() for path in stated)
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    print(f"installing {requirements} into .venv (first run, or pins changed)", file=sys.stderr)
+    if not Path(PYTHON).is_file():
+        venv.create(ENVIRONMENT, with_pip=True)
+    pip = ["-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", "install"]
+    run([*pip, "--requirement", requirements])
+    run([*pip, "--no-build-isolation", "--no-deps", "--editable", "."])
+    stamp.write_text(wanted)
+
+
+def run(arguments: list[str]) -> None:
+    """Run Python in the environment; stop at the first failure."""
+    code = subprocess.run([PYTHON, *arguments], cwd=ROOT, check=False).returncode
+    if code:
+        sys.exit(code)
+
+
+def main() -> None:
+    """Install what the task needs, then do it."""
+    task = sys.argv[1] if len(sys.argv) == 2 else ""
+    if sys.version_info < (3, 11):
+        sys.exit("kvsim needs Python 3.11 or newer; run this file with a newer python3")
+    if task not in TASKS:
+        sys.exit(f"{(__doc__ or '').strip()}")
+    install("requirements-test.txt" if task in ("lint", "test") else "requirements.txt")
+    for arguments in TASKS[task]:
+        run(arguments)
+
+
+if __name__ == "__main__":
+    main()
