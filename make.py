@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> None:
 def main() -> None:
     """Install what the task needs, then do it."""
     task = sys.argv[1] if len(sys.argv) == 2 else ""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - older ones run this file too
         sys.exit("kvsim needs Python 3.11 or newer; run this file with a newer python3")
     if task not in TASKS:
         sys.exit(f"{(__doc__ or '').strip()}")

@@ -111,8 +111,8 @@ class _Timeline:
         every = [t for layer in self.layers for t in layer]
         self.lagged = {name for t in every for name, lag, _ in t.waits if lag}
         self.recalled = {name for t in every for name, _, past in t.waits if past}
-        syncs = d.stack.tile_sync or any(t.op.sync for t in [*every, *self.head])
-        self.hosted = d.stack.launch > 0 or syncs
+        self.synced = any(t.op.sync for t in [*every, *self.head])
+        self.hosted = d.stack.launch > 0 or d.stack.tile_sync or self.synced
 
     def _time(self, op: Op) -> _Timed:
         duration = seconds(op, self.d)
@@ -156,8 +156,6 @@ class _Timeline:
             self._issue(state, self.layers[0], True, 0, past)
         for first, period, count in self.blocks:
             index, stop = first, first + period * count
-            block = [t for layer in self.layers[first : first + period] for t in layer]
-            synced = [t.active for t in block if t.op.sync]
             before: list[Number] = []
             host_before: Number = 0.0
             while index < stop:
@@ -171,11 +169,7 @@ class _Timeline:
                 host_shift = state.host - host_before
                 repetitions = (stop - index) // period - 1
                 skipped = range(index, index + repetitions * period)
-                if (
-                    before
-                    and skipped
-                    and self._repeats(before, now, host_shift, synced, past, skipped)
-                ):
+                if before and skipped and self._repeats(before, now, host_shift, past, skipped):
                     shift = now[0] - before[0]
                     for history in record.values():
                         history.jumps.append((skipped, period, shift))
@@ -192,7 +186,6 @@ class _Timeline:
         before: list[Number],
         now: list[Number],
         host_shift: Number,
-        synced: list[Number | bool],
         past: dict[str, _History],
         layers: range,
     ) -> bool:
@@ -208,7 +201,8 @@ class _Timeline:
         if not np.all(host_shift <= most):
             return False
         behind = host_shift < shift - slack  # until a synchronisation sets the host's clock
-        if any(np.any(behind & (np.asarray(active) > 0)) for active in synced):
+        ops = (t for layer in self.layers[layers.start : layers.stop] for t in layer)
+        if self.synced and any(np.any(behind & t.active) for t in ops if t.op.sync):
             return False
         return all(past[name].keeps_up(layers, most) for name in self.recalled if past)
 

@@ -1,0 +1,246 @@
+"""Settings at which one technique must turn into another, exactly."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from kvsim import blocks
+from kvsim.configs import load_model
+from kvsim.deployment import Deployment
+from kvsim.evaluate import all_ops, seconds
+from kvsim.formats import Format
+from kvsim.generate import TIERS, prefill_point, round_seconds
+from kvsim.graph import Array, Buffers, Number, Op, Point, Step
+from kvsim.model import LayerShape
+from kvsim.profiles import load_hardware, load_stack, stack_names
+from kvsim.techniques import parse
+from kvsim.techniques.base import Technique
+from kvsim.timeline import makespan, steady
+
+EXACT = 1e-12  # relative
+CLEAN = ("ideal", "fused")
+BATCH = np.array([[8.0], [32.0]])
+CONTEXT = np.array([[300.0, 2049.0, 30000.0]])
+DECODE = Point(BATCH, CONTEXT, 1.0, CONTEXT - 50, CONTEXT + 50)
+PREFILL = prefill_point(BATCH, CONTEXT - 50, 100.0)
+PHASES = {"prefill": PREFILL, "decode": DECODE}
+
+
+@cache
+def deployment(model: str, stack: str, gpu: str = "a6000") -> Deployment:
+    return Deployment(load_model(model), load_hardware(gpu), load_stack(stack))
+
+
+def step_of(t: Technique, d: Deployment, p: Point) -> Step:
+    """The prompt's pass, or the only pass of a round."""
+    (step,) = (t.prefill(d, p),) if p.prefill else t.cycle(d, p).steps
+    return step
+
+
+def total(step: Step, d: Deployment, *names: str) -> Array:
+    """Time of the named ops of all layers. [s]"""
+    times = [count * seconds(op, d) for op, count in all_ops(step) if op.name in names]
+    return np.asarray(sum(times, np.zeros(())))
+
+
+def assert_same(got: Number, expected: Number) -> None:
+    np.testing.assert_allclose(
+        np.asarray(got) + 0 * np.asarray(expected), expected, rtol=EXACT, atol=0
+    )
+
+
+def assert_same_time(
+    one: Step,
+    other: Step,
+    d: Deployment,
+    more: Number = 0.0,
+    rule: Callable[..., Any] = assert_same,
+) -> None:
+    rule(steady(one, d), steady(other, d) + np.asarray(more))
+    rule(makespan(one, d), makespan(other, d) + np.asarray(more))
+
+
+def assert_same_memory(
+    one: Technique, other: Technique, d: Deployment, p: Point, more: Mapping[str, Number] = {}
+) -> None:
+    """Equal by tier, but for GPU buffers of the first that are named."""
+    first, second = one.resident(d, p), other.resident(d, p)
+    named = first["gpu"].keys() & more.keys()
+    assert named == more.keys()
+    for name in named:
+        assert_same(first["gpu"][name], more[name])
+    for tier in TIERS:
+        tables = [
+            {k: v for k, v in buffers.items() if k not in named}
+            for buffers in (first.get(tier, {}), second.get(tier, {}))
+        ]
+        one_sum, other_sum = (sum(table.values(), np.zeros(())) for table in tables)
+        assert_same(one_sum, other_sum)
+
+
+@pytest.mark.parametrize("stack", CLEAN)
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("model", ["llama2-7b", "llama3-8b", "gemma-2-2b", "deepseek-v2-lite"])
+@pytest.mark.parametrize("settings", ["", ",bits=4", ",schedule=column,parts=4,bits=8"])
+def test_kvpr_that_recomputes_nothing_is_offloading(
+    settings: str, model: str, phase: str, stack: str
+) -> None:
+    d, p = deployment(model, stack), PHASES[phase]
+    kvpr, offload = parse(f"kvpr:split=0{settings}"), parse(f"offload:host_share=1{settings}")
+    assert_same_time(step_of(kvpr, d, p), step_of(offload, d, p), d)
+    assert_same_memory(kvpr, offload, d, p)
+
+
+@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("model", ["llama2-7b", "mixtral-8x7b", "gemma-2-2b", "deepseek-v2-lite"])
+def test_offloading_nothing_is_full(model: str, phase: str, stack: str) -> None:
+    d, p = deployment(model, stack), PHASES[phase]
+    for text in ("offload:host_share=0", "flexgen:weights_gpu=100,cache_gpu=100,parts=1"):
+        assert_same_time(step_of(parse(text), d, p), step_of(parse("full"), d, p), d)
+        assert_same_memory(parse(text), parse("full"), d, p)
+
+
+@pytest.mark.parametrize("stack", CLEAN)
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("model", ["llama2-7b", "llama3-8b", "falcon-7b", "gemma-2-2b"])
+def test_kcache_that_fetches_nothing_is_full_and_its_selection(
+    model: str, phase: str, stack: str
+) -> None:
+    d, p = deployment(model, stack), PHASES[phase]
+    kcache, full = parse("kcache:n=100000,gpu_layers=1000"), parse("full")
+    step = step_of(kcache, d, p)
+    selection = total(step, d, "topk")
+    assert (selection > 0).all() != p.prefill
+    assert_same_time(step, step_of(full, d, p), d, selection)
+    own = kcache.resident(d, p)["gpu"]["value buffers"]
+    assert_same_memory(kcache, full, d, p, {"value buffers": own})
+
+
+@pytest.mark.parametrize("stack", CLEAN)
+@pytest.mark.parametrize("model", ["llama2-7b", "llama3-8b", "gemma-2-2b", "deepseek-v2-lite"])
+@pytest.mark.parametrize(("bits", "residual"), [(2, 64), (1, 0), (4, 128)])
+def test_specache_without_pairs_is_kivi_at_two_new_tokens(
+    bits: int, residual: int, model: str, stack: str
+) -> None:
+    """But the speculative token's keys and values are dropped, so one of the two is packed."""
+    d, one = deployment(model, stack), replace(DECODE, new=1.0)
+    specache = parse(f"specache:bits={bits},group=64,k=0,residual={residual}")
+    kivi = parse(f"kivi:bits={bits},group=64,residual={residual}")
+    kivi_step = kivi.forward(d, replace(one, new=2.0))
+    packs_one = total(kivi.forward(d, one), d, "quantise")
+    dropped = packs_one - total(kivi_step, d, "quantise")
+    assert_same_time(step_of(specache, d, one), kivi_step, d, dropped)
+    assert_same_memory(specache, kivi, d, one)
+
+
+@dataclass(frozen=True)
+class Int8Cache(Technique):
+    """A plain pass over an 8-bit cache in groups of 128, packed in halves of 256 tokens."""
+
+    name: ClassVar[str] = "int8"
+    stored: ClassVar[Format] = Format(8, 128, k_tail=128, v_tail=128, k_block=128, v_block=128)
+
+    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
+        packed = blocks.quantise(d, p.tokens, self.stored)
+        return [*packed, *blocks.attention(d, p, shape, stored=self.stored)]
+
+    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
+        return {"gpu": {"kv": blocks.resident_kv(d, p, shape, self.stored)}}
+
+
+@pytest.mark.parametrize("stack", CLEAN)
+@pytest.mark.parametrize("model", ["llama2-7b", "llama3-8b", "mixtral-8x7b", "deepseek-v2-lite"])
+def test_quantspec_without_drafts_is_an_int8_cache(model: str, stack: str) -> None:
+    d, quantspec, plain = deployment(model, stack), parse("quantspec:gamma=0"), Int8Cache()
+    assert quantspec.cycle(d, DECODE).tokens == 1
+    assert_same_time(step_of(quantspec, d, DECODE), step_of(plain, d, DECODE), d)
+    assert_same_memory(quantspec, plain, d, DECODE)
+
+
+@pytest.mark.parametrize("stack", CLEAN)
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("model", ["llama2-7b", "llama3-8b", "gemma-2-2b", "deepseek-v2-lite"])
+def test_zipcache_that_keeps_all_bits_is_full_and_its_probes(
+    model: str, phase: str, stack: str
+) -> None:
+    d, p = deployment(model, stack), PHASES[phase]
+    zipcache, full = parse("zipcache:salient=1,high=16"), parse("full")
+    step = step_of(zipcache, d, p)
+    upkeep = total(step, d, "probe", "saliency")
+    assert (total(step, d, "probe") > 0).all()
+    assert (total(step, d, "saliency") > 0).all()
+    assert_same_time(step, step_of(full, d, p), d, upkeep)
+    assert_same_memory(zipcache, full, d, p)
+
+
+@pytest.mark.parametrize("stack", CLEAN)
+@pytest.mark.parametrize("model", ["llama2-7b", "llama3-8b", "gemma-2-2b", "deepseek-v2-lite"])
+@pytest.mark.parametrize(
+    "text",
+    ["h2o:heavy=20000,recent=10050", "snapkv:budget=30050", "streamingllm:sink=50,recent=30000"],
+)
+def test_keeping_every_token_is_full(text: str, model: str, stack: str) -> None:
+    """Budgets of the longest generation's 30050 tokens. Prefill holds one layer's prompt apart."""
+    d, t, full = deployment(model, stack), parse(text), parse("full")
+    for p in PHASES.values():
+        assert_same_time(step_of(t, d, p), step_of(full, d, p), d, rule=np.testing.assert_equal)
+    assert_same_memory(t, full, d, DECODE)
+
+
+@pytest.mark.parametrize("stack", CLEAN)
+@pytest.mark.parametrize("draft", ["streamingllm", "snapkv"])
+@pytest.mark.parametrize("model", ["llama2-7b", "llama3-8b", "gemma-2-2b", "deepseek-v2-lite"])
+def test_magicdec_with_the_whole_cache_drafts_like_full(model: str, draft: str, stack: str) -> None:
+    d, full = deployment(model, stack), parse("full")
+    t = parse(f"magicdec:budget=40000,gamma=3,draft={draft}")
+    *drafts, verify = t.cycle(d, DECODE).steps
+    assert len(drafts) == 3
+    for i, step in enumerate(drafts):
+        later = replace(DECODE, context=CONTEXT + i)
+        assert_same_time(step, step_of(full, d, later), d)
+    assert_same_time(verify, full.forward(d, replace(DECODE, new=4.0)), d)
+    alone = parse("magicdec:gamma=0")
+    assert_same_time(step_of(alone, d, DECODE), step_of(full, d, DECODE), d)
+    assert_same_memory(alone, full, d, DECODE)
+
+
+@pytest.mark.parametrize("stack", CLEAN)
+@pytest.mark.parametrize("gpu", ["a6000", "rtx5000", "h100"])
+@pytest.mark.parametrize("model", ["llama2-7b", "opt-6.7b", "pythia-2.8b"])
+@pytest.mark.parametrize("settings", ["", ",schedule=column", ",bits=4"])
+def test_kvpr_balances_as_well_as_any_split(
+    settings: str, model: str, gpu: str, stack: str
+) -> None:
+    """Within 1 % of the best of 33 splits."""
+    d = deployment(model, stack, gpu)
+    batch, context = np.array([[8.0], [64.0]]), np.array([[256.0, 1024.0, 8192.0]])
+    p = Point(batch, context, 1.0, context, context + 1)
+    auto = round_seconds(parse(f"kvpr:split=auto{settings}"), d, p)
+    splits = np.floor(context * np.linspace(0, 1, 33)[:, None, None])
+    fixed = round_seconds(replace(parse(f"kvpr:split=0{settings}"), split=splits), d, p)  # type: ignore[call-arg]
+    assert np.shape(fixed) == (33, 2, 3)
+    assert (auto <= 1.01 * np.min(fixed, axis=0)).all()
+
+
+@pytest.mark.parametrize("stack", CLEAN)
+@pytest.mark.parametrize(
+    "model", ["llama3-8b", "llama2-70b", "mixtral-8x7b", "falcon-7b", "qwen3-0.6b", "gemma-2-2b"]
+)
+def test_kvpr_recomputes_nothing_for_grouped_queries(model: str, stack: str) -> None:
+    """With two query heads per KV head or more, a layer input is no smaller than its KV."""
+    d = deployment(model, stack)
+    if d.model.hidden < d.model.kv_width:
+        pytest.skip("heads wider than the hidden size")
+    assert d.model.queries_per_kv >= 2
+    auto, zero = (parse(f"kvpr:split={split}") for split in ("auto", 0))
+    assert_same_time(
+        step_of(auto, d, DECODE), step_of(zero, d, DECODE), d, rule=np.testing.assert_equal
+    )
+    assert (total(step_of(auto, d, DECODE), d, "recompute", "load_states") == 0).all()
+    (note,) = auto.notes(d, DECODE)
+    assert f"{d.model.queries_per_kv} query heads per KV head" in note
