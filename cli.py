@@ -1,5 +1,7 @@
 """The command line: parse, call, print. Heavy imports wait until a command needs them."""
 
+import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,20 +16,27 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="kvsim",
     help="Which KV-cache technique to run, with which settings, what it gains, how sure that is.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
+
+def _option(name: str, metavar: str, meaning: str) -> Any:
+    return typer.Option(name, metavar=metavar, help=meaning)
+
+
 ModelOption = Annotated[
-    str, typer.Option("--model", help="Catalogue name, or path to a config.json or its directory.")
+    str, _option("--model", "NAME|PATH", "From `kvsim models`, or a config.json or its folder.")
 ]
-GpuOption = Annotated[str, typer.Option("--gpu", help="Profile name, or path to a profile.")]
-StackOption = Annotated[str, typer.Option("--stack", help="Stack name, or path to a stack file.")]
-TpOption = Annotated[int, typer.Option("--tp", help="Tensor-parallel GPUs: 1, 2, 4 or 8.")]
-WeightsOption = Annotated[str, typer.Option("--weights", help="fp16, fp8, int8 or int4.")]
+GpuOption = Annotated[str, _option("--gpu", "NAME|PATH", "From `kvsim gpus`, or a TOML profile.")]
+StackOption = Annotated[
+    str, _option("--stack", "NAME|PATH", "From `kvsim stacks`, or a TOML file.")
+]
+TpOption = Annotated[str, _option("--tp", "N", "Tensor-parallel GPUs: 1, 2, 4 or 8.")]
+WeightsOption = Annotated[str, _option("--weights", "FORMAT", "fp16, fp8, int8 or int4.")]
 HostOption = Annotated[
-    str, typer.Option("--host-memory", help="Host memory in GiB; the profile's if not given.")
+    str | None, _option("--host-memory", "GIB", "Host memory; the profile's if not given.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 
@@ -35,18 +44,39 @@ JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard outpu
 def main() -> None:
     """Run the command line; every error is one line on standard error."""
     try:
-        code = app(standalone_mode=False)
-    except (InputError, InfeasibleError) as error:
-        typer.echo(f"kvsim: {error}", err=True)
-        code = 1 if isinstance(error, InfeasibleError) else 2
-    except KeyboardInterrupt:
-        code = 130
+        code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
+        sys.stdout.flush()
+    except InfeasibleError as error:
+        code = _fail(str(error), 1)
+    except InputError as error:
+        code = _fail(str(error), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        code = _fail("interrupted", 130)
+    except OSError as error:  # standard output is full, or its reader has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python's own flush at exit stays silent
+        if isinstance(error, BrokenPipeError):
+            code = 141
+        else:
+            code = _fail(f"cannot write the answer: {error.strerror}; free or change its place", 2)
     except Exception as error:
         if not hasattr(error, "format_message"):  # not one of the parser's own errors
             raise
-        typer.echo(f"kvsim: {error.format_message()}; see kvsim --help", err=True)
-        code = 2
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "kvsim"
+        code = _fail(f"{error.format_message().rstrip('.?')}; see {command} --help", 2)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> int:
+    line = " ".join(message.split())
+    printable = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    if len(printable) > LINE:
+        printable = f"{printable[: LINE // 2]} ... {printable[-LINE // 2 :]}"
+    typer.echo(f"kvsim: {printable}", err=True)
+    return code
+
+
+LINE = 1000  # longest message that anyone would read
 
 
 @app.command()
@@ -102,15 +132,15 @@ def predict(
     model: ModelOption,
     gpu: GpuOption,
     technique: Annotated[
-        list[str], typer.Option("--technique", help="name:key=value,... May be repeated.")
+        list[str], _option("--technique", "NAME[:KEY=VALUE,...]", "May be repeated.")
     ],
-    batch: Annotated[str, typer.Option("--batch", help="Batch sizes, as 1,8.")] = "1",
-    prompt: Annotated[str, typer.Option("--prompt", help="Prompt tokens, as 2048,8192.")] = "2048",
-    generate: Annotated[str, typer.Option("--generate", help="Tokens to generate.")] = "128",
+    batch: Annotated[str, _option("--batch", "N,...", "Batch sizes, as 1,8.")] = "1",
+    prompt: Annotated[str, _option("--prompt", "N,...", "Prompt tokens, as 2048,8192.")] = "2048",
+    generate: Annotated[str, _option("--generate", "N,...", "Tokens to generate.")] = "128",
     stack: StackOption = "fused",
-    tp: TpOption = 1,
+    tp: TpOption = "1",
     weights: WeightsOption = "fp16",
-    host_memory: HostOption = "",
+    host_memory: HostOption = None,
     json: JsonOption = False,
     csv: Annotated[bool, typer.Option("--csv", help="CSV on standard output.")] = False,
 ) -> None:
@@ -121,19 +151,19 @@ def predict(
     from kvsim.report import rows, tables
     from kvsim.techniques import parse
 
+    if json and csv:
+        raise InputError("--json and --csv: both are given; expected at most one of them")
     deployment = _deployment(model, gpu, stack, tp, weights, host_memory)
     batches = np.array(_counts("--batch", batch), dtype=float)
     points = [(p, g) for p in _counts("--prompt", prompt) for g in _counts("--generate", generate)]
-    found = [
-        row
-        for text in technique
-        for p, g in points
-        for row in rows.predictions(Prediction(parse(text), deployment, batches, p, g))
+    predictions = [
+        Prediction(parse(text), deployment, batches, p, g) for text in technique for p, g in points
     ]
+    found = [row for prediction in predictions for row in rows.predictions(prediction)]
     if json:
         _print_json(found)
     elif csv:
-        _print_csv(found)
+        typer.echo(rows.csv(found), nl=False)
     else:
         tables.print_predictions(found)
 
@@ -142,61 +172,61 @@ def predict(
 def plan(
     model: ModelOption,
     gpu: GpuOption,
-    prompt: Annotated[str, typer.Option("--prompt", help="Prompt tokens.")] = "2048",
-    generate: Annotated[str, typer.Option("--generate", help="Tokens to generate.")] = "128",
-    batch: Annotated[str, typer.Option("--batch", help="Batch size, or auto.")] = "auto",
+    prompt: Annotated[str, _option("--prompt", "N", "Prompt tokens.")] = "2048",
+    generate: Annotated[str, _option("--generate", "N", "Tokens to generate.")] = "128",
+    batch: Annotated[str, _option("--batch", "N|auto", "Batch size.")] = "auto",
     objective: Annotated[
-        str, typer.Option("--objective", help="throughput, latency or cost.")
+        str, _option("--objective", "WHAT", "throughput, latency or cost.")
     ] = "throughput",
     lossy: Annotated[bool, typer.Option("--lossy", help="Admit lossy techniques.")] = False,
     max_loss: Annotated[
-        str, typer.Option("--max-loss", help="Quality that may be lost: 0 to 1, unknown counts 1.")
-    ] = "",
+        str | None, _option("--max-loss", "0..1", "Quality that may be lost; unknown counts as 1.")
+    ] = None,
     acceptance: Annotated[
-        str, typer.Option("--acceptance", help="Accepted share of drafted tokens, measured by you.")
-    ] = "",
-    ttft: Annotated[str, typer.Option("--ttft", help="Longest time to first token in s.")] = "",
-    tpot: Annotated[str, typer.Option("--tpot", help="Longest time per token in s.")] = "",
+        str | None, _option("--acceptance", "0..1", "Share of drafted tokens you saw accepted.")
+    ] = None,
+    ttft: Annotated[
+        str | None, _option("--ttft", "SECONDS", "Longest time to first token.")
+    ] = None,
+    tpot: Annotated[str | None, _option("--tpot", "SECONDS", "Longest time per token.")] = None,
     gpu_memory: Annotated[
-        str, typer.Option("--gpu-memory", help="GPU memory to use in GiB; all if not given.")
-    ] = "",
-    host_memory: HostOption = "",
+        str | None, _option("--gpu-memory", "GIB", "GPU memory to use; all if not given.")
+    ] = None,
+    host_memory: HostOption = None,
     stack: StackOption = "fused",
-    tp: TpOption = 1,
+    tp: TpOption = "1",
     weights: WeightsOption = "fp16",
     json: JsonOption = False,
-    report: Annotated[str, typer.Option("--report", help="Write an HTML page there.")] = "",
+    report: Annotated[str | None, _option("--report", "FILE", "Write an HTML page there.")] = None,
 ) -> None:
     """Choose technique, settings and batch for a workload."""
-    from kvsim.planner.options import GIB, Workload
-    from kvsim.planner.plan import OBJECTIVES, Limits, make_plan
+    from kvsim.planner.options import Workload
+    from kvsim.planner.plan import Limits, make_plan
     from kvsim.report import page, rows, tables
     from kvsim.techniques import candidates
 
-    if objective not in OBJECTIVES:
-        expected = ", ".join(OBJECTIVES)
-        raise InputError(f"--objective: got {objective!r}; expected one of {expected}")
-    if report:
-        page.check_target(Path(report))
+    if lossy and max_loss is not None:
+        raise InputError("--lossy and --max-loss: both are given; expected at most one of them")
+    if report is not None:
+        page.check_target(report)
     deployment = _deployment(model, gpu, stack, tp, weights, host_memory)
     hardware = deployment.hardware
     workload = Workload(
         _count("--prompt", prompt),
         _count("--generate", generate),
-        None if batch == "auto" else _count("--batch", batch),
+        None if batch == "auto" else _count("--batch", batch, ", or auto"),
     )
-    share = _number("--acceptance", acceptance, 1.0) if acceptance else None
-    loss = 1.0 if lossy else _number("--max-loss", max_loss, 1.0) if max_loss else 0.0
     limits = Limits(
-        gpu_memory=_number("--gpu-memory", gpu_memory) * GIB if gpu_memory else hardware.gpu_memory,
+        gpu_memory=hardware.gpu_memory if gpu_memory is None else _gib("--gpu-memory", gpu_memory),
         host_memory=hardware.host_memory,
-        ttft=_number("--ttft", ttft) if ttft else float("inf"),
-        tpot=_number("--tpot", tpot) if tpot else float("inf"),
-        loss=loss,
+        ttft=float("inf") if ttft is None else _positive("--ttft", ttft),
+        tpot=float("inf") if tpot is None else _positive("--tpot", tpot),
+        loss=1.0 if lossy else 0.0 if max_loss is None else _share("--max-loss", max_loss),
     )
-    result = make_plan(deployment, workload, objective, limits, candidates(share))
+    rate = None if acceptance is None else _share("--acceptance", acceptance)
+    result = make_plan(deployment, workload, objective, limits, candidates(rate))
     answer = rows.plan(result)
-    if report:
+    if report is not None:
         page.write_plan(Path(report), rows.deployment(deployment), answer, result)
     if json:
         _print_json(answer)
@@ -205,7 +235,7 @@ def plan(
 
 
 def _deployment(
-    model: str, gpu: str, stack: str, tp: int, weights: str, host_memory: str
+    model: str, gpu: str, stack: str, tp: str, weights: str, host_memory: str | None
 ) -> "Deployment":
     from dataclasses import replace
 
@@ -214,35 +244,58 @@ def _deployment(
     from kvsim.profiles import load_hardware, load_stack
 
     hardware = load_hardware(gpu)
-    if host_memory:
-        hardware = replace(hardware, host_memory=_number("--host-memory", host_memory) * 2**30)
-    return Deployment(load_model(model), hardware, load_stack(stack), weights, tp)
+    if host_memory is not None:
+        hardware = replace(hardware, host_memory=_gib("--host-memory", host_memory))
+    gpus = _count("--tp", tp)
+    return Deployment(load_model(model), hardware, load_stack(stack), weights, gpus)
 
 
-def _number(option: str, text: str, most: float = 1e9) -> float:
+def _float(text: str) -> float:
     try:
-        value = float(text)
+        return float(text) if text.isascii() and "_" not in text else float("nan")
     except ValueError:
-        value = float("nan")
-    if not 0 <= value <= most or (value == 0 and most > 1):
-        raise InputError(f"{option}: got {text[:40]!r}; expected a number above 0, up to {most:g}")
+        return float("nan")
+
+
+def _positive(option: str, text: str) -> float:
+    value = _float(text)
+    if not 0 < value <= MOST:
+        raise InputError(
+            f"{option}: got {text[:40]!r}; expected a number above 0, at most {MOST:g}"
+        )
     return value
 
 
-def _count(option: str, text: str) -> int:
-    numbers = _counts(option, text)
-    if len(numbers) != 1:
-        raise InputError(f"{option}: got {text[:40]!r}; expected one whole number")
-    return numbers[0]
+def _share(option: str, text: str) -> float:
+    value = _float(text)
+    if not 0 <= value <= 1:
+        raise InputError(f"{option}: got {text[:40]!r}; expected a number from 0 to 1")
+    return value
+
+
+def _gib(option: str, text: str) -> float:
+    return _positive(option, text) * 2**30
+
+
+MOST = 1e9  # of any number that a user gives
+
+
+def _count(option: str, text: str, alternative: str = "") -> int:
+    if not WHOLE.fullmatch(text):
+        raise InputError(f"{option}: got {text[:40]!r}; expected one whole number{alternative}")
+    return int(text)
 
 
 def _counts(option: str, text: str) -> list[int]:
-    try:
-        return [int(item) for item in text.split(",")]
-    except ValueError:
+    items = text.split(",")
+    if not all(WHOLE.fullmatch(item) for item in items):
         raise InputError(
             f"{option}: got {text[:40]!r}; expected whole numbers separated by commas, as 1,8"
-        ) from None
+        )
+    return [int(item) for item in items]
+
+
+WHOLE = re.compile(r"\s*-?[0-9]{1,18}\s*")
 
 
 def _list(title: str, rows: list[dict[str, Any]], fields: dict[str, str], json: bool) -> None:
@@ -258,16 +311,6 @@ def _print_json(value: Any) -> None:
     from json import dumps
 
     typer.echo(dumps(value, indent=2, allow_nan=False))
-
-
-def _print_csv(rows: list[dict[str, Any]]) -> None:
-    from csv import DictWriter
-    from json import dumps
-
-    writer = DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({k: dumps(v) if isinstance(v, (dict, list)) else v for k, v in row.items()})
 
 
 if __name__ == "__main__":

@@ -57,7 +57,8 @@ GPT_FAST = [
     for m, w, x in (
         ("llama2-7b", "fp16", 104.9), ("llama3.1-8b", "fp16", 93.89), ("llama2-7b", "int8", 155.58),
         ("llama3.1-8b", "int8", 137.64), ("llama2-70b", "int8", 19.13),
-        ("llama3.1-70b", "int8", 18.04), ("llama2-7b", "int4", 196.8), ("llama2-70b", "int4", 25.25),
+        ("llama3.1-70b", "int8", 18.04), ("llama2-7b", "int4", 196.8),
+        ("llama2-70b", "int4", 25.25),
     )
 ]  # fmt: skip
 SPECACHE = [

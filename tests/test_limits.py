@@ -1,6 +1,6 @@
 """Settings at which one technique must turn into another, exactly."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
@@ -48,9 +48,8 @@ def total(step: Step, d: Deployment, *names: str) -> Array:
 
 
 def assert_same(got: Number, expected: Number) -> None:
-    np.testing.assert_allclose(
-        np.asarray(got) + 0 * np.asarray(expected), expected, rtol=EXACT, atol=0
-    )
+    apart = np.abs(np.asarray(got) - expected)
+    assert (apart <= EXACT * np.abs(expected)).all()
 
 
 def assert_same_time(
@@ -65,21 +64,13 @@ def assert_same_time(
 
 
 def assert_same_memory(
-    one: Technique, other: Technique, d: Deployment, p: Point, more: Mapping[str, Number] = {}
+    one: Technique, other: Technique, d: Deployment, p: Point, but: str = ""
 ) -> None:
-    """Equal by tier, but for GPU buffers of the first that are named."""
+    """Equal by tier; a buffer of the first may be left out."""
     first, second = one.resident(d, p), other.resident(d, p)
-    named = first["gpu"].keys() & more.keys()
-    assert named == more.keys()
-    for name in named:
-        assert_same(first["gpu"][name], more[name])
     for tier in TIERS:
-        tables = [
-            {k: v for k, v in buffers.items() if k not in named}
-            for buffers in (first.get(tier, {}), second.get(tier, {}))
-        ]
-        one_sum, other_sum = (sum(table.values(), np.zeros(())) for table in tables)
-        assert_same(one_sum, other_sum)
+        sizes = [size for name, size in first.get(tier, {}).items() if name != but]
+        assert_same(sum(sizes, 0.0), sum(second.get(tier, {}).values(), 0.0))
 
 
 @pytest.mark.parametrize("stack", CLEAN)
@@ -117,8 +108,7 @@ def test_kcache_that_fetches_nothing_is_full_and_its_selection(
     selection = total(step, d, "topk")
     assert (selection > 0).all() != p.prefill
     assert_same_time(step, step_of(full, d, p), d, selection)
-    own = kcache.resident(d, p)["gpu"]["value buffers"]
-    assert_same_memory(kcache, full, d, p, {"value buffers": own})
+    assert_same_memory(kcache, full, d, p, but="value buffers")
 
 
 @pytest.mark.parametrize("stack", CLEAN)
@@ -229,13 +219,11 @@ def test_kvpr_balances_as_well_as_any_split(
 
 @pytest.mark.parametrize("stack", CLEAN)
 @pytest.mark.parametrize(
-    "model", ["llama3-8b", "llama2-70b", "mixtral-8x7b", "falcon-7b", "qwen3-0.6b", "gemma-2-2b"]
+    "model", ["llama3-8b", "llama2-70b", "mixtral-8x7b", "falcon-7b", "qwen2.5-0.5b", "gemma-2-2b"]
 )
 def test_kvpr_recomputes_nothing_for_grouped_queries(model: str, stack: str) -> None:
     """With two query heads per KV head or more, a layer input is no smaller than its KV."""
     d = deployment(model, stack)
-    if d.model.hidden < d.model.kv_width:
-        pytest.skip("heads wider than the hidden size")
     assert d.model.queries_per_kv >= 2
     auto, zero = (parse(f"kvpr:split={split}") for split in ("auto", 0))
     assert_same_time(

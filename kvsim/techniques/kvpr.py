@@ -76,8 +76,8 @@ class Kvpr(HostCache):
         if not isinstance(self.split, str):
             given: Number = np.minimum(self.split, limit)
             return given
-        balanced = self._balance(d, p, shape, limit)
-        return np.floor(d.stack.split_achieved * balanced)
+        balanced: Number = np.floor(d.stack.split_achieved * self._balance(d, p, shape, limit))
+        return balanced
 
     def _balance(self, d: Deployment, p: Point, shape: LayerShape, limit: Number) -> Array:
         """The whole number of tokens that makes the longer of GPU and link time shortest.
