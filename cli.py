@@ -13,10 +13,15 @@ from kvsim.errors import InfeasibleError, InputError
 if TYPE_CHECKING:
     from kvsim.deployment import Deployment
 
+LINE = 1000  # longest message that anyone would read
+MOST = 1e9  # of any number that a user gives
+WHOLE = re.compile(r"\s*-?[0-9]{1,18}\s*")
+
 app = typer.Typer(
     name="kvsim",
     help="Which KV-cache technique to run, with which settings, what it gains, how sure that is.",
     add_completion=False,
+    context_settings={"max_content_width": 100},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -52,12 +57,11 @@ def main() -> None:
         code = _fail(str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
         code = _fail("interrupted", 130)
-    except OSError as error:  # standard output is full, or its reader has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python's own flush at exit stays silent
-        if isinstance(error, BrokenPipeError):
-            code = 141
-        else:
-            code = _fail(f"cannot write the answer: {error.strerror}; free or change its place", 2)
+    except BrokenPipeError:  # the reader of our output has what it wanted
+        code = _silence(141)
+    except OSError as error:
+        place = error.filename or "standard output"
+        code = _silence(_fail(f"{place}: {error.strerror}; expected a place with room", 2))
     except Exception as error:
         if not hasattr(error, "format_message"):  # not one of the parser's own errors
             raise
@@ -76,7 +80,10 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-LINE = 1000  # longest message that anyone would read
+def _silence(code: int) -> int:
+    """Keep Python's own flush at exit from failing on what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return code
 
 
 @app.command()
@@ -132,7 +139,7 @@ def predict(
     model: ModelOption,
     gpu: GpuOption,
     technique: Annotated[
-        list[str], _option("--technique", "NAME[:KEY=VALUE,...]", "May be repeated.")
+        list[str], _option("--technique", "SPEC", "NAME or NAME:KEY=VALUE,... May be repeated.")
     ],
     batch: Annotated[str, _option("--batch", "N,...", "Batch sizes, as 1,8.")] = "1",
     prompt: Annotated[str, _option("--prompt", "N,...", "Prompt tokens, as 2048,8192.")] = "2048",
@@ -216,14 +223,22 @@ def plan(
         _count("--generate", generate),
         None if batch == "auto" else _count("--batch", batch, ", or auto"),
     )
+    usable = hardware.gpu_memory if gpu_memory is None else _gib("--gpu-memory", gpu_memory)
+    if usable > hardware.gpu_memory:
+        most = f"at most the {rows.gib(hardware.gpu_memory, 2)} GiB of {hardware.name}"
+        raise InputError(f"--gpu-memory: got {gpu_memory}; expected {most}")
     limits = Limits(
-        gpu_memory=hardware.gpu_memory if gpu_memory is None else _gib("--gpu-memory", gpu_memory),
+        gpu_memory=usable,
         host_memory=hardware.host_memory,
-        ttft=float("inf") if ttft is None else _positive("--ttft", ttft),
-        tpot=float("inf") if tpot is None else _positive("--tpot", tpot),
-        loss=1.0 if lossy else 0.0 if max_loss is None else _share("--max-loss", max_loss),
+        ttft=float("inf") if ttft is None else _number("--ttft", ttft),
+        tpot=float("inf") if tpot is None else _number("--tpot", tpot),
+        loss=1.0
+        if lossy
+        else 0.0
+        if max_loss is None
+        else _number("--max-loss", max_loss, share=True),
     )
-    rate = None if acceptance is None else _share("--acceptance", acceptance)
+    rate = None if acceptance is None else _number("--acceptance", acceptance, share=True)
     result = make_plan(deployment, workload, objective, limits, candidates(rate))
     answer = rows.plan(result)
     if report is not None:
@@ -250,34 +265,19 @@ def _deployment(
     return Deployment(load_model(model), hardware, load_stack(stack), weights, gpus)
 
 
-def _float(text: str) -> float:
+def _number(option: str, text: str, share: bool = False) -> float:
     try:
-        return float(text) if text.isascii() and "_" not in text else float("nan")
+        value = float(text) if text.isascii() and "_" not in text else float("nan")
     except ValueError:
-        return float("nan")
-
-
-def _positive(option: str, text: str) -> float:
-    value = _float(text)
-    if not 0 < value <= MOST:
-        raise InputError(
-            f"{option}: got {text[:40]!r}; expected a number above 0, at most {MOST:g}"
-        )
-    return value
-
-
-def _share(option: str, text: str) -> float:
-    value = _float(text)
-    if not 0 <= value <= 1:
-        raise InputError(f"{option}: got {text[:40]!r}; expected a number from 0 to 1")
+        value = float("nan")
+    if not (0 <= value <= 1 if share else 0 < value <= MOST):
+        expected = "a number from 0 to 1" if share else f"a number above 0, at most {MOST:g}"
+        raise InputError(f"{option}: got {text[:40]!r}; expected {expected}")
     return value
 
 
 def _gib(option: str, text: str) -> float:
-    return _positive(option, text) * 2**30
-
-
-MOST = 1e9  # of any number that a user gives
+    return _number(option, text) * 2**30
 
 
 def _count(option: str, text: str, alternative: str = "") -> int:
@@ -293,9 +293,6 @@ def _counts(option: str, text: str) -> list[int]:
             f"{option}: got {text[:40]!r}; expected whole numbers separated by commas, as 1,8"
         )
     return [int(item) for item in items]
-
-
-WHOLE = re.compile(r"\s*-?[0-9]{1,18}\s*")
 
 
 def _list(title: str, rows: list[dict[str, Any]], fields: dict[str, str], json: bool) -> None:

@@ -4,7 +4,7 @@ Nothing here knows what an option is: a table of columns goes in, a row comes ou
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from kvsim.errors import InfeasibleError
 
 Column = NDArray[np.floating]
+Rows = NDArray[np.intp]
+Programme = tuple[pulp.LpProblem, list[pulp.LpVariable], dict[str, pulp.LpVariable]]
 
 TINY = 1e-9  # relative slack of a limit: rounding, far below what any prediction means
 
@@ -34,7 +36,7 @@ def build(
     columns: Mapping[str, Column],
     limits: Mapping[str, float],
     elastic: bool = False,
-) -> tuple[pulp.LpProblem, list[pulp.LpVariable], dict[str, pulp.LpVariable]]:
+) -> Programme:
     """One binary per row, one of them set; the chosen value of each limited column is within it.
 
     Columns are scaled by their limits, so that the solver's tolerances are relative. With
@@ -58,9 +60,7 @@ def build(
     return problem, take, excess
 
 
-def within(
-    objective: Column, columns: Mapping[str, Column], limits: Mapping[str, float]
-) -> NDArray[np.intp]:
+def within(objective: Column, columns: Mapping[str, Column], limits: Mapping[str, float]) -> Rows:
     """The rows that no limit excludes and that have a value at all."""
     ok = np.isfinite(objective)
     for name, limit in limits.items():
@@ -72,7 +72,7 @@ def choose(objective: Column, columns: Mapping[str, Column], limits: Mapping[str
     """The row with the smallest objective whose limited columns stay within their limits.
 
     Rows that exceed a limit by themselves cannot be chosen; leaving them out keeps the
-    programme small and its tolerances harmless.
+    programme small and its tolerances harmless. Of equal rows the first is chosen.
 
     Raises
     ------
@@ -83,26 +83,51 @@ def choose(objective: Column, columns: Mapping[str, Column], limits: Mapping[str
     rows = within(objective, columns, limits)
     if not rows.size:
         raise InfeasibleError("no option is within all limits")
-    problem, take, _ = build(objective[rows], {k: columns[k][rows] for k in limits}, limits)
-    status = problem.solve(pulp.HiGHS(msg=False, threads=1))
-    chosen = rows[int(np.argmax([x.value() or 0.0 for x in take]))]
+
+    def programme(some: Rows) -> Programme:
+        return build(objective[some], {k: columns[k][some] for k in limits}, limits)
+
+    row, status = _solve(objective, rows, programme)
     best = float(objective[rows].min())
-    gap = abs(float(objective[chosen]) - best) / max(abs(best), 1e-300)
-    return Choice(
-        int(chosen), float(objective[chosen]), pulp.LpStatus[status].lower(), gap,
-        time.perf_counter() - started,
-    )  # fmt: skip
+    gap = abs(float(objective[row]) - best) / max(abs(best), 1e-300)
+    return Choice(row, float(objective[row]), status, gap, time.perf_counter() - started)
 
 
 def nearest(
     columns: Mapping[str, Column], limits: Mapping[str, float]
 ) -> tuple[int, dict[str, float]]:
-    """The row that exceeds the limits least, by the sum of relative excesses, and by how much."""
+    """The row that exceeds the limits least, by the sum of relative excesses, and by how much.
+
+    Raises
+    ------
+    InfeasibleError
+        If no row has a value for every limit.
+    """
     finite = np.flatnonzero(np.all([np.isfinite(columns[k]) for k in limits], axis=0))
-    problem, take, _ = build(
-        np.zeros(finite.size), {k: columns[k][finite] for k in limits}, limits, elastic=True
-    )
-    problem.solve(pulp.HiGHS(msg=False, threads=1))
-    row = int(finite[int(np.argmax([x.value() or 0.0 for x in take]))])
+    if not finite.size:
+        raise InfeasibleError("no option has a value for every limit")
+    goal = np.zeros(columns[next(iter(limits))].size)
+    for name, limit in limits.items():
+        goal += np.maximum(columns[name] - limit, 0.0) / (limit or 1.0)
+
+    def programme(some: Rows) -> Programme:
+        return build(goal[some], {k: columns[k][some] for k in limits}, limits, elastic=True)
+
+    row, _ = _solve(goal, finite, programme)
     excess = {k: float(columns[k][row]) - limit for k, limit in limits.items()}
-    return row, {k: v for k, v in excess.items() if v > TINY * max(limits[k], 1e-300)}
+    return row, {k: v for k, v in excess.items() if v > TINY * abs(limits[k])}
+
+
+def _solve(goal: Column, rows: Rows, programme: Callable[[Rows], Programme]) -> tuple[int, str]:
+    """The row that a programme takes, and the solver's status.
+
+    A solver stops within its tolerances, which hide small differences in a table of large
+    numbers: as long as there are better rows than the one taken, it is asked again for those.
+    """
+    while True:
+        problem, take, _ = programme(rows)
+        status = problem.solve(pulp.HiGHS(msg=False, threads=1))
+        taken = goal[rows[int(np.argmax([x.value() or 0.0 for x in take]))]]
+        if not (goal[rows] < taken).any():
+            return int(rows[np.argmax(goal[rows] == taken)]), pulp.LpStatus[status].lower()
+        rows = rows[goal[rows] < taken]

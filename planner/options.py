@@ -52,25 +52,32 @@ def evaluate(t: Technique, d: Deployment, w: Workload, batch: Column) -> Options
     prediction = Prediction(t, d, batch, w.prompt, w.generate, contexts=CONTEXTS)
     settings = t.rows()
     shape = (len(settings), batch.size)
-
-    def column(values: Column) -> Column:
-        return np.array(np.broadcast_to(values, shape)).ravel()
-
+    measured = {
+        name: np.array(np.broadcast_to(values, shape)).ravel()
+        for name, values in measures(prediction).items()
+    }
+    admitted = {
+        "loss": np.repeat([0.0 if s.exact else 1.0 for s in settings], batch.size),
+        "assumed": np.repeat([1.0 if s.assumes else 0.0 for s in settings], batch.size),
+    }
     return Options(
         [s for s in settings for _ in range(batch.size)],
         np.tile(batch, len(settings)),
-        {
-            "gpu_memory": column(prediction.gpu_bytes),
-            "host_memory": column(prediction.host_bytes),
-            "ttft": column(prediction.ttft_s),
-            "tpot": column(np.nan_to_num(prediction.tpot_s)),
-            "loss": np.repeat([0.0 if s.exact else 1.0 for s in settings], batch.size),
-            "assumed": np.repeat([1.0 if s.assumes else 0.0 for s in settings], batch.size),
-            "latency": column(prediction.request_s),
-            "throughput": -column(prediction.output_tok_s),
-            "cost": column(prediction.usd_per_million()),
-        },
+        measured | admitted,
     )
+
+
+def measures(p: Prediction) -> dict[str, Column]:
+    """What limits and objectives are about, all to be small."""
+    return {
+        "gpu_memory": p.gpu_bytes,
+        "host_memory": p.host_bytes,
+        "ttft": p.ttft_s,
+        "tpot": np.nan_to_num(p.tpot_s),
+        "latency": p.request_s,
+        "throughput": -p.output_tok_s,
+        "cost": p.usd_per_million(),
+    }
 
 
 def batches(t: Technique, d: Deployment, w: Workload, gpu: Iterable[float], host: float) -> Column:

@@ -26,7 +26,6 @@ from kvsim.generate import (
 from kvsim.graph import Point
 from kvsim.profiles import load_hardware, load_stack
 from kvsim.techniques import TECHNIQUES, parse
-from kvsim.timeline import makespan
 from tests import scalar
 
 EXACT = 1e-12  # relative
@@ -43,7 +42,7 @@ def deployment(
 
 def predict(text: str, batch: Any = (8, 64), prompt: int = 500, out: int = 20, **on: Any) -> Any:
     """Typed loosely: its results are arrays of one value per batch."""
-    sizes = np.array(batch, dtype=float)
+    sizes = np.atleast_1d(np.array(batch, dtype=float))
     return Prediction(parse(text), deployment(**on), sizes, prompt, out)
 
 
@@ -182,7 +181,7 @@ def test_static_cache_costs_its_full_length_from_the_start() -> None:
     assert sizes[1] / sizes[0] == close(1500 / 1001)
     both = [replace(predict("full", 32, 1000, 500), deployment=d) for d in (grown, static)]
     assert both[0].decode_s < both[1].decode_s
-    assert both[0].gpu_bytes == close(both[1].gpu_bytes)
+    assert both[0].gpu_bytes < both[1].gpu_bytes  # that is whole while the prompt is read
 
 
 def test_windowed_layers_stop_growing() -> None:
@@ -191,7 +190,8 @@ def test_windowed_layers_stop_growing() -> None:
     t = parse("full")
 
     def attention(d: Deployment, context: float) -> float:
-        return float(breakdown(t, d, Point(8.0, context, 1.0, context, context + 1.0))["attn"])
+        steps = t.cycle(d, Point(8.0, context, 1.0, context, context + 1.0)).steps
+        return float(breakdown(steps, d)["attn"])
 
     def cache(d: Deployment, context: float) -> float:
         kv = t.resident(d, Point(8.0, context, 1.0, context, context + 1.0))["gpu"]["kv"]
@@ -212,7 +212,7 @@ def test_breakdown_holds_every_op(text: str) -> None:
     """On the GPU's own stream nothing is hidden: ops without copies add up to the round."""
     t, d = parse(text), deployment()
     p = decode_point(16.0, 4000, 100, 50.0)
-    parts = breakdown(t, d, p)
+    parts = breakdown(t.cycle(d, p).steps, d)
     work = sum(sum(scalar.busy(step, d).values()) for step in t.cycle(d, p).steps)
     assert float(sum(parts.values())) == close(work)
     assert bound_by(t, d, p) in {*generate.LIMITS.values(), "fixed time", "kernel launches"}
@@ -221,20 +221,14 @@ def test_breakdown_holds_every_op(text: str) -> None:
 
 
 def test_what_binds() -> None:
-    p, prompt = decode_point(8.0, 4000, 100, 0.0), decode_point(8.0, 4000, 100, 0.0)
+    p = decode_point(8.0, 4000, 100, 0.0)
     assert bound_by(parse("full"), deployment(), p) == "GPU memory bandwidth"
-    assert bound_by(parse("offload"), deployment(), prompt) == "host-to-GPU link"
+    assert bound_by(parse("offload"), deployment(), p) == "host-to-GPU link"
     assert bound_by(parse("fastdecode"), deployment(), p) == "host memory bandwidth"
     assert bound_by(parse("full"), deployment(stack="hf-eager"), replace(p, batch=1.0)) in (
         "kernel launches",
         "GPU memory bandwidth",
     )
-
-
-def test_recording_of_the_prefill_is_one_pass() -> None:
-    d, p = deployment(), prefill_point(np.array([[1.0], [4.0]]), 3000, 10)
-    got = predict("full", (1, 4), 3000, 10)
-    assert got.prefill_s == close(np.ravel(makespan(parse("full").prefill(d, p), d)))
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,16 @@ def test_steady_is_what_every_later_step_adds() -> None:
 # computed by hand; seconds
 
 
+def offloaded(load: float) -> Step:
+    layer = (
+        Op("load_kv", "h2d", fixed=load, after=("attn@-2",), ahead=True),
+        Op("qkv", fixed=1.0),
+        Op("attn", fixed=2.0, after=("load_kv",)),
+        Op("mlp", fixed=1.0),
+    )
+    return Step((Group((layer,), 3),), (Op("lm_head", fixed=1.0),))
+
+
 def test_three_offloaded_layers() -> None:
     """Copies of 4 s a layer beside projections 1, attention 2 and MLP 1; two buffers; head 1.
 
@@ -221,17 +231,9 @@ def test_three_offloaded_layers() -> None:
     First step: loads end at 6, 12 and 18 (that of layer 2 waits for attn of layer 0, at 8);
     attn of layer 2 starts at 18, so 18 + 2 + 1 + 1 = 22.
     """
-    d = toy()
     for load, first, further in ((4.0, 16.0, 13.0), (6.0, 22.0, 18.0)):
-        layer = (
-            Op("load_kv", "h2d", fixed=load, after=("attn@-2",), ahead=True),
-            Op("qkv", fixed=1.0),
-            Op("attn", fixed=2.0, after=("load_kv",)),
-            Op("mlp", fixed=1.0),
-        )
-        step = Step((Group((layer,), 3),), (Op("lm_head", fixed=1.0),))
-        assert makespan(step, d) == first
-        assert steady(step, d) == further
+        assert makespan(offloaded(load), toy()) == first
+        assert steady(offloaded(load), toy()) == further
 
 
 def test_copies_that_wait_for_the_step_to_end() -> None:
@@ -240,13 +242,7 @@ def test_copies_that_wait_for_the_step_to_end() -> None:
     Every step looks like the first: 16 s.
     """
     d = with_stack(across_steps=False)
-    layer = (
-        Op("load_kv", "h2d", fixed=4.0, after=("attn@-2",), ahead=True),
-        Op("qkv", fixed=1.0),
-        Op("attn", fixed=2.0, after=("load_kv",)),
-        Op("mlp", fixed=1.0),
-    )
-    step = Step((Group((layer,), 3),), (Op("lm_head", fixed=1.0),))
+    step = offloaded(4.0)
     assert makespan(step, d) == 16.0
     assert steady(step, d) == 16.0
 
