@@ -49,16 +49,16 @@ JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard outpu
 def main() -> None:
     """Run the command line; every error is one line on standard error."""
     try:
-        code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], prog_name="kvsim", standalone_mode=False)
         sys.stdout.flush()
     except InfeasibleError as error:
         code = _fail(str(error), 1)
     except InputError as error:
         code = _fail(str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
-        code = _fail("interrupted", 130)
+        code = 130
     except BrokenPipeError:  # the reader of our output has what it wanted
-        code = _silence(141)
+        code = _silence(1)
     except OSError as error:
         place = error.filename or "standard output"
         code = _silence(_fail(f"{place}: {error.strerror}; expected a place with room", 2))
@@ -116,13 +116,18 @@ def gpus(json: JsonOption = False) -> None:
 def techniques(json: JsonOption = False) -> None:
     """List the techniques and their settings."""
     from kvsim.report import rows
-    from kvsim.techniques import TECHNIQUES
 
     listed = rows.techniques()
     for row in listed:
-        row["settings"] = str(TECHNIQUES[row["name"]]())
+        defaults = {parameter["name"]: parameter["default"] for parameter in row["parameters"]}
+        row["settings"] = rows.spec({"technique": row["name"], "params": defaults})
     fields = {"settings": "technique and defaults", "lossless": "lossless", "summary": "what it is"}
-    _list("Techniques (parameters and papers: --json)", listed, fields, json)
+    _list(
+        "Techniques, given as name:key=value,... (meanings and papers: --json)",
+        listed,
+        fields,
+        json,
+    )
 
 
 @app.command()
@@ -225,7 +230,7 @@ def plan(
     )
     usable = hardware.gpu_memory if gpu_memory is None else _gib("--gpu-memory", gpu_memory)
     if usable > hardware.gpu_memory:
-        most = f"at most the {rows.gib(hardware.gpu_memory, 2)} GiB of {hardware.name}"
+        most = f"at most the {rows.gib(hardware.gpu_memory, 3)} GiB of {hardware.name}"
         raise InputError(f"--gpu-memory: got {gpu_memory}; expected {most}")
     limits = Limits(
         gpu_memory=usable,

@@ -28,9 +28,13 @@ def cached(d: Deployment, p: Point, shape: LayerShape) -> Number:
 
 
 def query_key_pairs(d: Deployment, p: Point, limit: Number | None) -> Number:
-    """Causal query-key pairs per head and sequence; a query sees at most ``limit`` keys."""
-    if d.stack.static_cache:
-        return p.new * (p.max_length if limit is None else np.minimum(p.max_length, limit))
+    """Query-key pairs per head and sequence; a query sees at most ``limit`` keys.
+
+    Causal, but where scores leave the chip the masked half is computed too.
+    """
+    if d.stack.static_cache or d.stack.score_bytes > 0:
+        length = p.max_length if d.stack.static_cache else p.length
+        return p.new * (length if limit is None else np.minimum(length, limit))
     if limit is None:
         return p.new * p.context + p.new * (p.new + 1) / 2
     growing: Number = np.minimum(
@@ -82,7 +86,11 @@ def before_attention(d: Deployment, p: Point, after: tuple[str, ...] = ()) -> li
 
 
 def after_attention(
-    d: Deployment, p: Point, shape: LayerShape, weights: WeightFormat | None = None
+    d: Deployment,
+    p: Point,
+    shape: LayerShape,
+    weights: WeightFormat | None = None,
+    after: tuple[str, ...] = (),
 ) -> list[Op]:
     """Output projection and MLP, with the sums over a tensor-parallel group.
 
@@ -90,7 +98,7 @@ def after_attention(
     """
     m = d.shard
     return [
-        gemm(d, "out", p.tokens, m.attention_matrices()["out"]),
+        gemm(d, "out", p.tokens, m.attention_matrices()["out"], after=after),
         *all_reduce(d, "out_sum", p.tokens),
         *(_experts(d, p) if shape.routed else _mlp(d, p, m.ffn, weights)),
         *all_reduce(d, "mlp_sum", p.tokens),
@@ -163,24 +171,27 @@ def attention(
     """
     m, stack = d.shard, d.stack
     sees = _smaller(shape.window, limit)
-    length = cached(d, p, shape)
-    tokens = length if limit is None else np.minimum(length, limit)
+    length = cached(d, p, LayerShape())
+    # the earliest new query sees as many tokens as the latest
+    tokens = length if sees is None else np.minimum(length, sees + (p.new - 1))
     read = stored.read(m.k_width, m.v_width, tokens)
     if values is not None:
         read = read - m.v_width * (tokens - np.minimum(tokens, values)) * stored.number
-    passes = stack.append_passes + (
-        1.0 + 2.0 * m.queries_per_kv if stack.repeat_kv and m.queries_per_kv > 1 else 1.0
-    )
+    copies = 2.0 * m.queries_per_kv if stack.repeat_kv and m.queries_per_kv > 1 else 0.0
+    if stored.bits < 16 and stack.unpack_bytes:  # unpacked outside the kernel, then copied out
+        widened = stack.unpack_bytes + HALF * copies
+        read = read + m.kv_width * tokens * widened
+    else:
+        read = read * (stack.append_passes + 1.0 + copies)
     pairs = query_key_pairs(d, p, sees)
     value_pairs = pairs if values is None else np.minimum(pairs, p.new * values)
-    expand, flops = (
-        _latent_flops(d, p, pairs)
-        if m.latent
-        else ([], 2.0 * p.batch * m.heads * m.head_dim * (pairs + value_pairs))
-    )
-    unpack = stack.unpack_bytes * m.kv_width * tokens if stored.bits < 16 else 0.0
+    expand: list[Op] = []
+    flops: Number = 2.0 * p.batch * m.heads * m.head_dim * (pairs + value_pairs)
+    if m.latent:
+        expand, flops, extra = _latent(d, p, pairs)
+        extra_bytes = extra_bytes + extra
     moved = (
-        p.batch * (read * passes + unpack)
+        p.batch * read
         + kv_bytes(m, p.tokens)
         + 2 * HALF * p.tokens * m.heads * m.head_dim
         + p.batch * m.heads * pairs * stack.score_bytes
@@ -196,22 +207,30 @@ def _smaller(window: int | None, limit: Number | None) -> Number | None:
     return np.minimum(window, limit)
 
 
-def _latent_flops(d: Deployment, p: Point, pairs: Number) -> tuple[list[Op], Number]:
-    """The cheaper way to attend to a latent cache, point by point.
+def _latent(d: Deployment, p: Point, pairs: Number) -> tuple[list[Op], Number, Number]:
+    """Attention to a latent cache in the cheaper way, point by point: ops, FLOPs, further bytes.
 
     Expanded: every cached latent becomes full keys and values. Absorbed: queries are projected
     into the latent space and outputs back out of it (DeepSeek-V2, section 2.1.2).
     """
     m = d.shard
     inputs, outputs = m.attention_matrices()["kv_up"]
-    expand = 2.0 * p.batch * p.length * inputs * outputs
+    cached_tokens = p.batch * p.length
+    expand = 2.0 * cached_tokens * inputs * outputs
     absorb = 2.0 * p.tokens * inputs * outputs
     per_pair = 2.0 * p.batch * m.heads * pairs
     expanded = per_pair * (m.head_dim + m.value_dim)
     absorbed = per_pair * (2 * m.kv_rank + m.rope_dim)
     cheaper = expand + expanded < absorb + absorbed
-    tokens = np.where(cheaper, p.batch * p.length, p.tokens)
-    return [gemm(d, "kv_up", tokens, (inputs, outputs))], np.where(cheaper, expanded, absorbed)
+    up = gemm(d, "kv_up", np.where(cheaper, cached_tokens, p.tokens), (inputs, outputs))
+    read = np.where(cheaper, HALF * cached_tokens * m.heads * (m.head_dim + m.value_dim), 0.0)
+    return [up], np.where(cheaper, expanded, absorbed), read
+
+
+def runtime(d: Deployment, share: Number = 1.0) -> list[Op]:
+    """Fixed time of a layer that keeps some share of its cache on the host."""
+    fixed = d.stack.offloaded_layer * (np.asarray(share) > 0)
+    return [Op("runtime", fixed=fixed, launches=0.0)] if d.stack.offloaded_layer else []
 
 
 def copy(
@@ -239,15 +258,17 @@ def copy(
     )  # fmt: skip
 
 
-def quantise(d: Deployment, tokens: Number, stored: Format, name: str = "quantise") -> list[Op]:
+def quantise(
+    d: Deployment, tokens: Number, stored: Format, name: str = "quantise", every: float = 1.0
+) -> list[Op]:
     """Keys and values of ``tokens`` tokens read in fp16 and written packed, or the reverse.
 
-    Formats that pack whole blocks are charged evenly over the tokens of a block.
+    What is done once in ``every`` steps is charged evenly over them.
     """
     if stored.bits == 16:
         return []
     moved = d.shard.kv_width * tokens * (HALF + stored.number)
-    return [Op(name, kernel="quantise", bytes={"hbm": moved})]
+    return [Op(name, kernel="quantise", bytes={"hbm": moved}, launches=1.0 / every)]
 
 
 def resident_kv(d: Deployment, p: Point, shape: LayerShape, stored: Format = FP16) -> Number:
@@ -257,9 +278,10 @@ def resident_kv(d: Deployment, p: Point, shape: LayerShape, stored: Format = FP1
     return d.stack.cache_overhead * p.batch * size
 
 
-def top_k(name: str, scores: Number, sync: bool = False) -> Op:
+def top_k(name: str, scores: Number, sync: bool = False, every: float = 1.0) -> Op:
     """Selection of the largest among ``scores`` attention scores that leave the chip."""
-    return Op(name, kernel="topk", bytes={"hbm": SCORE * scores}, sync=sync)
+    moved: dict[Channel, Number] = {"hbm": SCORE * scores}
+    return Op(name, kernel="topk", bytes=moved, launches=1.0 / every, sync=sync)
 
 
 def head(d: Deployment, p: Point) -> tuple[Op, ...]:

@@ -119,10 +119,16 @@ def _find_file(name: str) -> Path:
                 raise InputError(f"{name!r}: this is no regular file; {MEND}")
             return path
     except (OSError, RuntimeError) as error:  # closed to us, name too long, no such ~user
-        raise InputError(f"{shown(name)}: cannot be opened ({error}); {MEND}"[:500]) from None
+        reason = getattr(error, "strerror", "") or str(error)[:100]
+        raise InputError(f"{_quoted(name)}: cannot be opened ({reason}); {MEND}") from None
     if name.endswith(".json") or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise InputError(f"{shown(name)}: there is no such file or directory; {MEND}")
+        raise InputError(f"{_quoted(name)}: there is no such file or directory; {MEND}")
     raise unknown("model", name, model_names(), "or give a path to a config.json")
+
+
+def _quoted(name: str) -> str:
+    """A path for a message, without the middle of one that nobody would read."""
+    return repr(name if len(name) <= 200 else f"{name[:60]}...{name[-60:]}")
 
 
 def _parse(path: Path, where: str) -> object:

@@ -45,7 +45,8 @@ def overhead_seconds(op: Op, d: Deployment) -> Number:
         each = d.stack.gap
     else:
         each = d.hardware.links[op.stream].latency if op.stream in COPIES else 0.0
-    return op.fixed + op.rows * d.stack.gather_row + (kernel.floor + op.launches * each)
+    floor = kernel.floor * min(1.0, op.launches)  # fewer: the work of one step in several
+    return op.fixed + op.rows * d.stack.gather_row + (floor + op.launches * each)
 
 
 def seconds(op: Op, d: Deployment) -> Number:

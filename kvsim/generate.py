@@ -16,6 +16,7 @@ from kvsim.deployment import Deployment
 from kvsim.errors import InputError
 from kvsim.evaluate import all_ops, overhead_seconds, resource_seconds, seconds
 from kvsim.graph import Array, Buffers, Number, Point, Step, Tier
+from kvsim.search import last_within
 from kvsim.techniques.base import Technique
 from kvsim.timeline import makespan, steady
 
@@ -24,7 +25,6 @@ MOST_TOKENS = 10**7  # longer than any context in use; guards against typing err
 MOST_SEQUENCES = 10**6
 TIERS: tuple[Tier, ...] = ("gpu", "host")
 ZERO: Array = np.zeros(())
-MOST_PROBES = 3 * 20  # every third one halves the bracket
 
 
 def check_workload(batch: Array, prompt: int, generate: int) -> None:
@@ -291,21 +291,8 @@ def largest_batch(
             worst = np.maximum(worst, d.tp * _total(phase, "host") / host - 1)
         return worst
 
-    low = np.zeros(np.shape(excess(np.ones((1, 1)))))
-    high = np.full(low.shape, float(MOST_SEQUENCES))
-    below, above = excess(low), excess(high)
-    for probe in range(MOST_PROBES):
-        if not (high - low > 1).any():
-            break
-        # the secant first, its neighbour next to close the bracket, and a bisection at times
-        secant = low + (high - low) * np.clip(-below / (above - below), 0.0, 1.0)
-        trial = (np.floor(secant), low + 1, np.floor((low + high) / 2))[probe % 3]
-        trial = np.clip(trial, np.minimum(low + 1, high), np.maximum(high - 1, low))
-        over = excess(trial)
-        fits = over <= 0
-        low, below = np.where(fits, trial, low), np.where(fits, over, below)
-        high, above = np.where(fits, high, trial), np.where(fits, above, over)
-    return low * t.tiles()
+    none, most = np.zeros((1, 1)), np.full((1, 1), float(MOST_SEQUENCES))
+    return last_within(excess, none, most) * t.tiles()
 
 
 def breakdown(steps: Iterable[Step], d: Deployment) -> dict[str, Number]:

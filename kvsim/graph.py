@@ -70,7 +70,7 @@ class Op:
     rows: Number = 0.0  # rows gathered one by one from scattered addresses
     size: Number = np.inf  # rows of a matrix product, which set how full the tensor units are
     dtype: str = "fp16"  # number format of the arithmetic
-    launches: float = 1.0  # kernels or copies issued
+    launches: float = 1.0  # kernels or copies issued; below 1 on average if not every step
     fixed: Number = 0.0  # time that no amount of bandwidth removes [s]
     after: tuple[str, ...] = ()
     ahead: bool = False  # issued one layer early, as a prefetch into a double buffer

@@ -77,6 +77,7 @@ class Stack:
     launch: float = 0.0  # host time to issue one kernel; the GPU waits for it [s]
     gap: float = 0.0  # GPU time between two kernels [s]
     layer: float = 0.0  # fixed time per layer [s]
+    offloaded_layer: float = 0.0  # further fixed time per layer whose cache is on the host [s]
     step: float = 0.0  # fixed time per forward pass: sampling, bookkeeping, graph launch [s]
     sync: float = 0.0  # host time for one synchronisation [s]
     pointwise_launches: float = 5.0  # kernels per layer for norms, positions, residuals, activation
@@ -90,7 +91,8 @@ class Stack:
     score_bytes: float = 0.0  # bytes moved per attention score (0: scores stay on chip) [B]
     resident_layers: int = 0  # first layers whose cache stays on the GPU under offloading
     # copies between host and GPU
-    overlap: float = 1.0  # share of a copy that runs beside compute
+    overlap: float = 1.0  # share of a copy of the cache that runs beside compute
+    store_layer: bool = False  # every step copies a layer's whole cache back to the host
     across_steps: bool = True  # the next step's first copies start before this step ends
     blocking_store: bool = False  # the host waits for copies of new tokens to the host
     tile_sync: bool = False  # the whole device synchronises after every layer and tile
@@ -175,6 +177,7 @@ STACK_NUMBERS: Mapping[str, tuple[str, Number]] = {
     "time.launch_s": ("launch", NON_NEGATIVE),
     "time.gap_s": ("gap", NON_NEGATIVE),
     "time.layer_s": ("layer", NON_NEGATIVE),
+    "time.offloaded_layer_s": ("offloaded_layer", NON_NEGATIVE),
     "time.step_s": ("step", NON_NEGATIVE),
     "time.sync_s": ("sync", NON_NEGATIVE),
     "time.pointwise_launches": ("pointwise_launches", NON_NEGATIVE),
@@ -200,6 +203,7 @@ STACK_FLAGS = {
     "cache.repeat_kv": "repeat_kv",
     "copies.across_steps": "across_steps",
     "copies.blocking_store": "blocking_store",
+    "copies.store_layer": "store_layer",
     "copies.tile_sync": "tile_sync",
     "copies.gather_sync": "gather_sync",
     "memory.prompt_logits": "prompt_logits",

@@ -11,6 +11,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from math import isfinite
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from kvsim.errors import InputError, unknown
@@ -31,6 +32,9 @@ from kvsim.hardware import (
     Schema,
     Stack,
 )
+
+
+FILE_LIMIT = 10_000_000  # a profile has some kB; more is another file by mistake [bytes]
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def load_stack(name_or_path: str | Path) -> Stack:
 def _find(kind: str, name: str, folder: Traversable) -> Traversable:
     """The file of a profile given by path, by name or by one of its aliases."""
     if name.endswith(".toml") or "/" in name or "\\" in name:
-        return Path(name)
+        return _sound(Path(name))
     shipped = _files(folder)
     wanted = name.strip().lower()
     if wanted in shipped:
@@ -130,6 +134,18 @@ def _find(kind: str, name: str, folder: Traversable) -> Traversable:
         if wanted in _parse(file).get("aliases", ()):
             return file
     raise unknown(kind, name, shipped, "or give the path of a .toml file")
+
+
+def _sound(path: Path) -> Path:
+    """The path, unless it leads to something that cannot be a profile and may never end."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return path  # reading it says why
+    if not S_ISREG(status.st_mode) or status.st_size > FILE_LIMIT:
+        limit = f"expected a TOML file of at most {FILE_LIMIT // 10**6} MB"
+        raise InputError(f"cannot read {_shown(path)}: {limit}; check the path")
+    return path
 
 
 def _read(file: Traversable, schema: Schema) -> Profile:

@@ -253,24 +253,32 @@ class _Timeline:
     def _run(
         self, state: _State, timed: _Timed, ends: dict[str, Number], waits: dict[str, Number]
     ) -> None:
-        op, duration, stack = timed.op, timed.duration, self.d.stack
-        start = _latest([state.streams[op.stream], *waits.values()])
+        """Play one op. Where it has no work it is not launched: it neither waits nor delays."""
+        op, active, stack = timed.op, timed.active, self.d.stack
+        ends[op.name] = state.streams["gpu"]
+        if active is False:
+            return
+        free = state.streams[op.stream]
+        start = _latest([free, *waits.values()])
         if self.hosted and op.stream == "gpu":
-            state.host = state.host + op.launches * stack.launch * timed.active
+            state.host = state.host + op.launches * stack.launch * active
             start = np.maximum(start, state.host)
-        running = duration
-        if op.stream in COPIES and stack.overlap < 1:
-            exposed = (1 - stack.overlap) * duration
+        running = timed.duration
+        if op.kernel == "relay" and stack.overlap < 1:
             begin = np.maximum(start, state.streams["gpu"])
-            start = np.where(timed.active, begin + exposed, start)
-            state.streams["gpu"] = np.where(timed.active, start, state.streams["gpu"])
-            running = stack.overlap * duration
+            start = begin + (1 - stack.overlap) * running
+            state.streams["gpu"] = _where(active, start, state.streams["gpu"])
+            running = stack.overlap * running
         end = start + running
-        state.streams[op.stream] = end
-        ends[op.name] = end
+        ends[op.name] = _where(active, end, ends[op.name])
+        state.streams[op.stream] = _where(active, end, free)
         if op.sync:
-            synced = np.maximum(state.host, end) + stack.sync
-            state.host = np.where(timed.active, synced, state.host)
+            state.host = _where(active, np.maximum(state.host, end) + stack.sync, state.host)
+
+
+def _where(active: NDArray[np.bool] | bool, yes: Number, no: Number) -> Number:
+    """Choose by element, without an array pass where all elements agree."""
+    return yes if active is True else np.where(active, yes, no)
 
 
 def _wait(text: str) -> tuple[str, int, bool]:

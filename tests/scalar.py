@@ -5,7 +5,6 @@ is vectorised. A run is one flat queue of ops in issue order, and every end is r
 the number of its layer, counted through all steps.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import isinf
 
@@ -38,7 +37,8 @@ def op_seconds(op: Op, d: Deployment) -> float:
         longest = max(longest, flops / (peak * kernel.compute * filled))
     each = d.hardware.links[op.stream].latency if op.stream in COPIES else 0.0
     each = d.stack.gap if op.stream == "gpu" else each
-    return longest + kernel.floor + op.launches * each + fixed + rows * d.stack.gather_row
+    floor = kernel.floor * min(1.0, op.launches)
+    return longest + floor + op.launches * each + fixed + rows * d.stack.gather_row
 
 
 def channel_rate(channel: str, d: Deployment) -> float:
@@ -76,19 +76,21 @@ class Run:
     def issue(self, op: Op, took: float, layer: int, layers: int) -> None:
         """Run one op of a layer, counted since the run's start; a step has ``layers`` layers."""
         stack = self.d.stack
+        if not took:  # not launched: it ends when the GPU comes to it
+            self.ends[layer, op.name] = self.streams["gpu"]
+            return
         start = self.streams[op.stream]
         for wait in op.after:
             start = max(start, self.ends.get(_awaited(wait, layer, layers), 0.0))
-        works = took > 0
         if op.stream == "gpu":
-            self.host += op.launches * stack.launch if works else 0.0
+            self.host += op.launches * stack.launch
             start = max(start, self.host)
-        if op.stream in COPIES and stack.overlap < 1 and works:
+        if op.kernel == "relay" and stack.overlap < 1:
             start = max(start, self.streams["gpu"]) + (1 - stack.overlap) * took
             self.streams["gpu"] = start
             took = stack.overlap * took
         self.streams[op.stream] = self.ends[layer, op.name] = start + took
-        if op.sync and works:
+        if op.sync:
             self.host = max(self.host, start + took) + stack.sync
 
 
@@ -190,10 +192,3 @@ def pick(step: Step, index: tuple[int, ...], shape: tuple[int, ...]) -> Step:
 
     groups = [Group(tuple(layer_at(x) for x in g.layers), g.count) for g in step.groups]
     return Step(tuple(groups), layer_at(step.head))
-
-
-def named(step: Step) -> Iterator[Layer]:
-    """Every distinct layer, and the head."""
-    for group in step.groups:
-        yield from group.layers
-    yield step.head

@@ -133,10 +133,14 @@ class Int8Cache(Technique):
     """A plain pass over an 8-bit cache in groups of 128, packed in halves of 256 tokens."""
 
     name: ClassVar[str] = "int8"
-    stored: ClassVar[Format] = Format(8, 128, k_tail=128, v_tail=128, k_block=128, v_block=128)
+
+    @property
+    def stored(self) -> Format:
+        return Format(8, 128, k_tail=128, v_tail=128, k_block=128, v_block=128)
 
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
-        packed = blocks.quantise(d, p.tokens, self.stored)
+        """Half of the buffer is packed at once, every 128 steps."""
+        packed = blocks.quantise(d, p.tokens, self.stored, every=128.0)
         return [*packed, *blocks.attention(d, p, shape, stored=self.stored)]
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
@@ -201,7 +205,7 @@ def test_magicdec_with_the_whole_cache_drafts_like_full(model: str, draft: str, 
 
 @pytest.mark.parametrize("stack", CLEAN)
 @pytest.mark.parametrize("gpu", ["a6000", "rtx5000", "h100"])
-@pytest.mark.parametrize("model", ["llama2-7b", "opt-6.7b", "pythia-2.8b"])
+@pytest.mark.parametrize("model", ["llama2-7b", "opt-6.7b", "opt-1.3b"])
 @pytest.mark.parametrize("settings", ["", ",schedule=column", ",bits=4"])
 def test_kvpr_balances_as_well_as_any_split(
     settings: str, model: str, gpu: str, stack: str

@@ -10,8 +10,8 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.planner.options import GIB
 from kvsim.planner.plan import Plan
-from kvsim.report.rows import Row, gib
-from kvsim.report.tables import milliseconds, short, spec
+from kvsim.report.rows import Row, entries, error, gib, spec
+from kvsim.report.tables import milliseconds, outlook, short
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -26,33 +26,38 @@ padding-left: 1em; } h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top
 """
 
 
-def check_target(path: Path) -> None:
+def check_target(name: str) -> None:
     """Refuse a page that could not be written, before anything is computed.
 
     Raises
     ------
     InputError
-        If the folder is missing or not writable, or the path is a folder.
+        If the folder is missing or not writable, or the path is anything but a file.
     """
-    folder = path.parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InputError(f"--report {path}: expected a file in an existing, writable folder")
+    path = Path(name)
+    try:
+        taken = path.exists() and not path.is_file()  # a folder; a device, which we would replace
+        usable = path.name and path.parent.is_dir() and os.access(path.parent, os.W_OK)
+    except (OSError, ValueError):  # a name that is too long or holds a NUL
+        taken = True
+    if taken or not usable or not path.name.isprintable():
+        raise InputError(
+            f"--report: got {name[:200]!r}; expected a file in an existing, writable folder"
+        )
 
 
 def write_plan(path: Path, heading: str, answer: Row, result: Plan) -> None:
     """The page of ``kvsim plan``, written beside its place and then renamed."""
     from plotly.io import to_html
 
-    entries = [("choice", answer["predicted"])]
-    if answer["baseline"] and answer["baseline"]["technique"] != entries[0][1]["technique"]:
-        entries.append(("full KV", answer["baseline"]))
-    entries += [(row["technique"], row) for row in answer["alternatives"]]
+    shown = entries(answer)
+    bars = [(label if i == 0 else row["technique"], row) for i, (label, row) in enumerate(shown)]
     sections = [
         ("Every option", _frontier(result)),
-        ("GPU memory", _bars(entries, "gpu_bytes", GIB, "GiB")),
-        ("Work in one decoding round, overlapped or not", _bars(entries, "round_s", 1e-3, "ms")),
+        ("GPU memory", _bars(bars, "gpu_bytes", GIB, "GiB")),
+        ("Work in one decoding round, overlapped or not", _bars(bars, "round_s", 1e-3, "ms")),
     ]
-    parts = [f"<h1>{escape(heading)}</h1>", _summary(answer), _table(entries)]
+    parts = [f"<h1>{escape(heading)}</h1>", _summary(answer), _table(shown)]
     for i, (title, figure) in enumerate(sections):
         chart = to_html(figure, full_html=False, include_plotlyjs="inline" if i == 0 else False)
         parts.append(f"<h2>{escape(title)}</h2>{chart}")
@@ -61,9 +66,15 @@ def write_plan(path: Path, heading: str, answer: Row, result: Plan) -> None:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>kvsim plan</title>'
         f"<style>{STYLE}</style></head><body>{body}</body></html>"
     )
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(page, encoding="utf-8")
-    draft.replace(path)
+    draft = path.with_name(f".kvsim-{os.getpid()}.html")
+    try:
+        draft.write_text(page, encoding="utf-8")
+        draft.replace(path)
+    except OSError as problem:
+        reason = problem.strerror or "cannot be written"
+        raise InputError(f"--report {path}: {reason}; choose another place") from None
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _summary(answer: Row) -> str:
@@ -72,26 +83,22 @@ def _summary(answer: Row) -> str:
         f"Prompt {chosen['prompt']}, {chosen['generate']} generated tokens, best "
         f"{answer['objective']}: run <b>{escape(spec(chosen))}</b> at batch "
         f"<b>{chosen['batch']}</b>. It is bound by {chosen['bound_by']}.",
-        *(f"Limit that binds: {escape(e['means'])}." for e in answer["binding"]),
-        *(
-            f"With {escape(k)}: {v:+.1%} {answer['objective']}."
-            for k, v in answer["prices"].items()
-        ),
+        *(escape(line) for line in outlook(answer)),
         *(f"Note: {escape(n)}." for n in chosen["notes"]),
     ]
     grounds = (
-        f"Basis: {basis['kind']}; hardware {basis['hardware']}, stack {basis['stack']}. Error on "
-        f"rows not seen: {escape(basis['error'])}<br>Not modelled: "
-        f"{escape('; '.join(answer['not_modelled']))}."
+        f"Basis: {basis['kind']}; hardware {escape(basis['hardware'])}, stack "
+        f"{escape(basis['stack'])}. Error on rows not seen: {escape(error(basis))}<br>"
+        f"Not modelled: {escape('; '.join(answer['not_modelled']))}."
     )
     lines = "".join(f"<p>{line}</p>" for line in said)
     return f'{lines}<p class="basis">{grounds}</p>'
 
 
-def _table(entries: list[tuple[str, Row]]) -> str:
+def _table(shown: list[tuple[str, Row]]) -> str:
     headings = ("", "technique", "batch", "TTFT ms", "TPOT ms", "tok/s", "GPU GiB", "host GiB")
     rows = []
-    for i, (label, r) in enumerate(entries):
+    for i, (label, r) in enumerate(shown):
         cells = (
             label, spec(r), short(r["batch"], 6), milliseconds(r["ttft_s"]),
             milliseconds(r["tpot_s"]), short(r["output_tok_s"]), gib(r["gpu_bytes"]),
@@ -136,15 +143,15 @@ def _frontier(result: Plan) -> "Figure":
     return figure
 
 
-def _bars(entries: list[tuple[str, Row]], part: str, unit: float, label: str) -> "Figure":
+def _bars(shown: list[tuple[str, Row]], part: str, unit: float, label: str) -> "Figure":
     """Stacked bars of one part of the breakdown, one bar per entry."""
     from plotly import graph_objects as go
 
-    names = dict.fromkeys(n for _, row in entries for n in row["breakdown"][part])
+    names = dict.fromkeys(n for _, row in shown for n in row["breakdown"][part])
     figure = go.Figure()
     for name in names:
-        values = [row["breakdown"][part].get(name, 0) / unit for _, row in entries]
-        figure.add_bar(x=[label for label, _ in entries], y=values, name=name)
+        values = [row["breakdown"][part].get(name, 0) / unit for _, row in shown]
+        figure.add_bar(x=[label for label, _ in shown], y=values, name=name)
     figure.update_layout(barmode="stack", template="plotly_white", height=420)
     figure.update_yaxes(title=label)
     return figure

@@ -1,7 +1,10 @@
 """Results as plain dictionaries with the field names of the command-line contract."""
 
 from collections.abc import Iterator, Mapping
+from csv import DictWriter
 from dataclasses import fields
+from io import StringIO
+from json import dumps
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ from kvsim.deployment import Deployment
 from kvsim.generate import Prediction, bound_by, breakdown, decode_point, one, prefill_point
 from kvsim.hardware import Hardware
 from kvsim.planner.options import GIB
-from kvsim.planner.plan import LABELS, Plan
+from kvsim.planner.plan import LABELS, Limits, Plan
 from kvsim.profiles import hardware_names, load_hardware, load_stack, stack_names
 from kvsim.techniques import TECHNIQUES
 from kvsim.techniques.base import Technique, plain
@@ -115,7 +118,12 @@ def plan(result: Plan) -> Row:
         "predicted": chosen,
         "baseline": prediction(result.baseline) if result.baseline else None,
         "alternatives": [
-            {**prediction(p), "lossless": p.technique.exact, "allowed": bool(allowed)}
+            {
+                **prediction(p),
+                "lossless": p.technique.exact,
+                "allowed": bool(allowed),
+                "needs": list(needs(p.technique, limits)),
+            }
             for p, allowed in result.alternatives
         ],
         "limits": {k: number(v) for k, v in vars(limits).items()},
@@ -133,6 +141,48 @@ def plan(result: Plan) -> Row:
         "basis": basis(result.choice.deployment),
         "not_modelled": list(NOT_MODELLED),
     }
+
+
+def needs(t: Technique, limits: Limits) -> Iterator[str]:
+    """Options of the command line that would admit a technique."""
+    if not t.exact and limits.loss < 1:
+        yield "--lossy"
+    if t.assumes and limits.assumed < 1:
+        yield "--acceptance"
+
+
+def entries(answer: Row) -> list[tuple[str, Row]]:
+    """What ``kvsim plan`` shows side by side, each with its standing; none of it twice."""
+    chosen, base = answer["predicted"], answer["baseline"]
+    shown = [("choice", chosen)]
+    if base and base["technique"] != chosen["technique"]:
+        shown.append(("full KV", base))
+    for row in answer["alternatives"]:
+        if base is None or spec(row) != spec(base) or row["batch"] != base["batch"]:
+            shown.append((f"needs {' '.join(row['needs'])}" if row["needs"] else "or", row))
+    return shown
+
+
+def spec(row: Row) -> str:
+    """Technique with its settings, with spaces where a line may end."""
+    given = ", ".join(f"{k}={plain(v)}" for k, v in row["params"].items())
+    return f"{row['technique']} {given}".strip()
+
+
+def csv(rows: list[Row]) -> str:
+    """Rows as CSV; what is neither text nor a number is written as JSON, None as nothing."""
+    out = StringIO()
+    writer = DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        nested = (bool, dict, list)
+        writer.writerow({k: dumps(v) if isinstance(v, nested) else v for k, v in row.items()})
+    return out.getvalue()
+
+
+def error(grounds: Row) -> str:
+    """The error known for a basis, in words where none is."""
+    return str(grounds["error"]) or "not measured yet"
 
 
 def models() -> list[Row]:
@@ -190,7 +240,7 @@ def techniques() -> list[Row]:
         rows.append(
             {
                 "name": name,
-                "summary": " ".join(about.split()),
+                "summary": " ".join(about.replace("``", "").split()),
                 "lossless": default.exact,
                 "assumes": default.assumes,
                 "parameters": [
@@ -222,6 +272,6 @@ def deployment(d: Deployment) -> str:
     return f"{d.model.name} on {gpus}{d.hardware.title}, stack {d.stack.name}, {d.weights} weights"
 
 
-def gib(size: Any) -> str:
+def gib(size: Any, digits: int = 1) -> str:
     """Bytes for people."""
-    return f"{float(np.ravel(size)[0]) / GIB:.1f}"
+    return f"{float(np.ravel(size)[0]) / GIB:,.{digits}f}"

@@ -5,20 +5,22 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kvsim.report.rows import Row, gib
+from kvsim.report.rows import Row, entries, error, gib, spec
 
 WIDTH = 100
 
 
 def console() -> Console:
     """Standard output; exactly as wide as a table may be when it is not a terminal."""
-    out = Console(highlight=False)
-    return out if out.is_terminal and out.width < WIDTH else Console(width=WIDTH, highlight=False)
+    out = Console(highlight=False, markup=False, emoji=False)
+    if not out.is_terminal or out.width > WIDTH:
+        out.width = WIDTH
+    return out
 
 
-def table(title: str, columns: dict[str, str], rows: list[list[str]]) -> Table:
+def table(columns: dict[str, str], rows: list[list[str]]) -> Table:
     """``columns`` maps headings to their justification."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    made = Table(box=None, pad_edge=False)
     for heading, justify in columns.items():
         made.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
@@ -35,71 +37,82 @@ def short(value: Any, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def spec(row: Row) -> str:
-    """Technique with its settings, broken where a line may end."""
-    given = ", ".join(f"{k}={v}" for k, v in row["params"].items())
-    return f"{row['technique']} {given}".strip()
-
-
 def milliseconds(value: float | None) -> str:
     """Seconds as milliseconds."""
     return "-" if value is None else short(value * 1e3)
 
 
 def print_predictions(rows: list[Row]) -> None:
-    """The table of ``kvsim predict``."""
-    first = rows[0]
-    title = f"{first['model']} on {first['gpu']}, stack {first['stack']}"
-    columns = {"technique": "left"} | dict.fromkeys(
-        ("batch", "prompt", "gen", "TTFT ms", "TPOT ms", "tok/s", "GPU GiB", "host GiB", "max b"),
-        "right",
-    )
+    """The table of ``kvsim predict``; what all rows have in common stands above it."""
+    first, out = rows[0], console()
+    title = [f"{first['model']} on {first['gpu']}", f"stack {first['stack']}"]
+    title += [f"{first['tp']} GPUs"] if first["tp"] > 1 else []
+    title += [f"{first['weights']} weights"]
+    varying = []
+    for key in ("prompt", "generate"):
+        if len({row[key] for row in rows}) > 1:
+            varying.append(key)
+        else:
+            title.append(f"{key} {first[key]}")
+    out.print(", ".join(title), style="bold")
+    specs = list(dict.fromkeys(spec(row) for row in rows))
+    names = [text.partition(" ")[0] for text in specs]
+    labels = {
+        text: name if names.count(name) == 1 else f"{name} #{names[: i + 1].count(name)}"
+        for i, (text, name) in enumerate(zip(specs, names, strict=True))
+    }
+    numbers = ("TTFT ms", "TPOT ms", "tok/s", "GPU GiB", "host GiB", "max batch")
+    columns = {"technique": "left"} | dict.fromkeys(("batch", *varying, *numbers), "right")
     body = [
         [
-            spec(r), short(r["batch"], 6), short(r["prompt"], 6), short(r["generate"], 6),
+            labels[spec(r)], *(short(r[key], 6) for key in ("batch", *varying)),
             milliseconds(r["ttft_s"]), milliseconds(r["tpot_s"]), short(r["decode_tok_s"]),
             gib(r["gpu_bytes"]) + ("" if r["fits"] else " !"), gib(r["host_bytes"]),
-            short(r["max_batch"], 6),
+            short(r["max_batch"], 6), r["bound_by"],
         ]
         for r in rows
     ]  # fmt: skip
-    out = console()
-    out.print(table(title, columns, body))
+    out.print(table(columns | {"bound by": "left"}, body))
     if not all(r["fits"] for r in rows):
         out.print("! does not fit in GPU or host memory")
-    for r in rows:
-        out.print(f"{r['technique']} at batch {r['batch']}: bound by {r['bound_by']}", style="dim")
-    print_foot(out, first, {n for r in rows for n in r["notes"]})
+    for text, name in zip(specs, names, strict=True):
+        if text != name:
+            out.print(f"{labels[text]}: {text.removeprefix(name).strip()}")
+    about = [
+        ", ".join([labels[spec(r)], *(f"{key} {r[key]}" for key in ("batch", *varying))])
+        for r in rows
+    ]
+    print_notes(out, list(zip(about, rows, strict=True)))
+    print_basis(out, first["basis"])
 
 
-def print_foot(out: Console, row: Row, notes: set[str]) -> None:
-    """Notes and basis."""
-    for note in sorted(notes):
-        out.print(f"Note: {note}.")
-    print_basis(out, row["basis"])
+def print_notes(out: Console, rows: list[tuple[str, Row]]) -> None:
+    """Each note once, with the rows it is about unless it is about all of them."""
+    about: dict[str, list[str]] = {}
+    for label, row in rows:
+        for note in row["notes"]:
+            about.setdefault(note, []).append(label)
+    for note, labels in sorted(about.items(), key=lambda item: -len(item[1])):
+        several = f"{labels[0]} and {len(labels) - 1} more" if labels[1:] else labels[0]
+        out.print(f"Note: {note}." if len(labels) == len(rows) else f"Note ({several}): {note}.")
 
 
-def print_basis(out: Console, basis: dict[str, str]) -> None:
+def print_basis(out: Console, basis: Row) -> None:
     """What the numbers stand on."""
     out.print(
         f"Basis: {basis['kind']}; hardware {basis['hardware']}, stack {basis['stack']}. "
-        f"Error on rows not seen: {basis['error']}"
+        f"Error on rows not seen: {error(basis)}"
     )
 
 
 def print_plan(heading: str, answer: Row) -> None:
     """The answer of ``kvsim plan``."""
     out = console()
-    chosen, base = answer["predicted"], answer["baseline"]
+    chosen, base, shown = answer["predicted"], answer["baseline"], entries(answer)
     out.print(heading, style="bold")
     out.print(
         f"prompt {chosen['prompt']}, generate {chosen['generate']}, best {answer['objective']}\n"
     )
-    entries = [("choice", chosen)]
-    if base and chosen["technique"] != base["technique"]:
-        entries.append(("full KV", base))
-    for row in answer["alternatives"]:
-        entries.append((_standing(row), row))
     columns = {"": "left", "technique": "left"} | dict.fromkeys(
         ("batch", "TTFT ms", "TPOT ms", "tok/s", "vs full", "GPU GiB", "host GiB"), "right"
     )
@@ -110,21 +123,19 @@ def print_plan(heading: str, answer: Row) -> None:
             f"{r['output_tok_s'] / base['output_tok_s']:.2f}x" if base else "-",
             gib(r["gpu_bytes"]), gib(r["host_bytes"]),
         ]
-        for standing, r in entries
+        for standing, r in shown
     ]  # fmt: skip
-    out.print(table("", columns, body))
+    out.print(table(columns, body))
     out.print(
         "tok/s: generated tokens per second of the whole batch, prefill included", style="dim"
     )
     if not base:
         out.print("Full KV does not fit on this GPU at any batch.")
     out.print(f"\nThe choice is bound by {chosen['bound_by']}.")
-    for entry in answer["binding"]:
-        out.print(f"Limit that binds: {entry['means']}{_gain(entry)}.")
-    for change, gain in answer["prices"].items():
-        out.print(f"With {change}: {gain:+.1%} {answer['objective']}.")
-    notes = {n for r in (chosen, *answer["alternatives"]) for n in r["notes"]}
-    print_foot(out, chosen, notes)
+    for line in outlook(answer):
+        out.print(line)
+    print_notes(out, [(row["technique"], row) for _, row in shown])
+    print_basis(out, chosen["basis"])
     out.print(f"Not modelled: {'; '.join(answer['not_modelled'])}.")
     solver = answer["solver"]
     out.print(
@@ -134,17 +145,24 @@ def print_plan(heading: str, answer: Row) -> None:
     )
 
 
-def _standing(row: Row) -> str:
-    if row["allowed"]:
-        return "or"
-    return "needs --lossy" if not row["lossless"] else "needs --acceptance"
+def outlook(answer: Row) -> list[str]:
+    """What holds the choice back, and what would bring more."""
+    better = answer["objective"]
 
+    def gain(share: float) -> str:
+        if share < 5e-4:
+            return f"no gain in {better}"
+        if better == "throughput":
+            return f"{share:+.1%} throughput"
+        return f"{-share / (1 + share):+.1%} {better}"
 
-def _gain(entry: Row) -> str:
-    """What lifting a limit of the user's would bring; memory has its own line."""
-    if entry["limit"].endswith("memory"):
-        return ""
-    return f" (without it {entry['gain_without']:+.0%})"
+    limits = [
+        f"Limit that binds: {entry['means']}"
+        # what lifting a limit of the user's would bring; memory has its own line
+        + ("." if "memory" in entry["limit"] else f" (without it {gain(entry['gain_without'])}).")
+        for entry in answer["binding"]
+    ]
+    return limits + [f"With {change}: {gain(g)}." for change, g in answer["prices"].items()]
 
 
 def print_list(title: str, rows: list[Row], fields: dict[str, str]) -> None:
@@ -154,7 +172,9 @@ def print_list(title: str, rows: list[Row], fields: dict[str, str]) -> None:
         heading: "right" if rows and isinstance(rows[0][key], (int, float)) else "left"
         for key, heading in fields.items()
     }
-    console().print(table(title, columns, body))
+    out = console()
+    out.print(title, style="bold")
+    out.print(table(columns, body))
 
 
 def _cell(value: Any, key: str) -> str:
@@ -162,7 +182,7 @@ def _cell(value: Any, key: str) -> str:
         return "yes" if value else "no"
     if isinstance(value, (int, float)):
         return short(value / SCALES.get(key, 1), 6 if key in ("max_context",) else 4)
-    return "-" if value is None else str(value)
+    return str(value) if value not in (None, "") else "-"
 
 
 SCALES = {

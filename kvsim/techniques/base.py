@@ -15,9 +15,11 @@ import numpy as np
 from kvsim import blocks
 from kvsim.deployment import WEIGHTS, Deployment
 from kvsim.errors import InputError
+from kvsim.formats import FP16, Format
 from kvsim.graph import Buffers, Cycle, Group, Number, Op, Point, Step
 from kvsim.model import LayerShape
 
+SCORE_MEMORY = 8.0  # an eager score: fp16, its softmax in fp32, and that in fp16 again [B]
 Layout = list[tuple[tuple[LayerShape, ...], int]]
 
 
@@ -96,6 +98,23 @@ class Technique:
         """Buffers that all layers share, for one tile's point. [B]"""
         return {}
 
+    @property
+    def stored(self) -> Format:
+        """How cached numbers are stored."""
+        return FP16
+
+    def scratch(self, d: Deployment, p: Point) -> Number:
+        """One layer's copies of the cache that are alive during attention only. [B]
+
+        The grown copy of torch.cat, the heads repeat_kv writes out, an unpacked layer.
+        """
+        stack, m = d.stack, d.shard
+        copies = 1.0 if stack.append_passes >= 2 else 0.0
+        copies += m.queries_per_kv if stack.repeat_kv and m.queries_per_kv > 1 else 0.0
+        copies += 1.0 if stack.unpack_bytes and self.stored.bits < 16 else 0.0
+        tokens = p.max_length if stack.static_cache else p.length
+        return copies * blocks.kv_bytes(m, p.batch * tokens)
+
     def layer(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Ops of one decoder layer in issue order."""
         return [
@@ -128,7 +147,8 @@ class Technique:
 
     def resident(self, d: Deployment, p: Point) -> Buffers:
         """Bytes that one GPU and its share of the host hold during this pass. [B]"""
-        parts = [resident_once(d, p, self._part(p)), self.once(d, self._part(p))]
+        part = self._part(p)
+        parts = [resident_once(d, part, self.scratch(d, part)), self.once(d, part)]
         for shapes, count, on_gpu in self._blocks(d):
             for shape in shapes:
                 layer = merge(self.weights(d, shape), self.cache(d, p, shape, on_gpu))
@@ -261,27 +281,31 @@ def layer_weights(d: Deployment, shape: LayerShape) -> float:
     return size + sum(stored.bytes(*x) for x in matrices)
 
 
-def resident_once(d: Deployment, p: Point, part: Point) -> Buffers:
+def resident_once(d: Deployment, part: Point, scratch: Number) -> Buffers:
     """Embedding, LM head, activations and the runtime's own memory. [B]
 
-    ``part`` is the point of one tile, whose activations are alive at once.
+    Parameters
+    ----------
+    part : the point of one tile, whose activations are alive at once.
+    scratch : what attention needs besides queries, keys, values and scores. [B]
     """
     m, stack = d.shard, d.stack
     table = WEIGHTS["fp16"].bytes(m.hidden, m.vocab)
     learned = blocks.HALF * m.learned_positions * m.hidden
     embedding = (table if m.tied else 2 * table) + learned
     alive = np.minimum(part.tokens, stack.prefill_chunk)
-    mlp = (3 if m.gated else 2) * max(m.ffn, m.experts_active * m.expert_ffn)
-    widest = max(2 * m.heads * m.head_dim + m.kv_width, mlp)
-    hidden = blocks.HALF * stack.activation_passes * m.hidden
-    scores = 0.0 if not stack.score_bytes else 3 * blocks.HALF * m.heads * p.length
-    layers = alive * (hidden + blocks.HALF * widest + scores)
-    rows = p.batch if p.prefill and not stack.prompt_logits else p.tokens
-    logits = alive * hidden + rows * m.vocab * stack.logit_bytes
+    length = part.max_length if stack.static_cache else part.length
+    scores = SCORE_MEMORY * m.heads * length if stack.score_bytes else 0.0
+    hidden = stack.activation_passes * m.hidden
+    attention = blocks.HALF * (hidden + m.heads * m.head_dim + m.kv_width) + scores
+    width = max(m.ffn, m.experts_active * m.expert_ffn)
+    mlp = blocks.HALF * (hidden + (3 if m.gated else 2) * width)
+    rows = part.batch if part.prefill and not stack.prompt_logits else part.tokens
+    layers = np.maximum(alive * attention + scratch, alive * mlp)
     return {
         "gpu": {
             "embedding": stack.weight_copies * embedding,
-            "workspace": np.maximum(layers, logits),
+            "workspace": np.maximum(layers, rows * m.vocab * stack.logit_bytes),
             "context": stack.context_memory,
         }
     }

@@ -30,11 +30,16 @@ class Fastdecode(Technique):
         """The halves of the batch."""
         return 2
 
-    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
-        """Queries and new KV to the host, attention there, outputs back.
+    def layer(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
+        """A half's projections, then what comes after the other half's attention."""
+        return [
+            *blocks.before_attention(d, p),
+            *self.attend(d, p, shape, on_gpu),
+            *blocks.after_attention(d, p, shape, after=() if p.prefill else ("return_out@-1",)),
+        ]
 
-        A half's projections are followed by what comes after the other half's attention.
-        """
+    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
+        """Queries and new KV to the host, attention there, outputs back."""
         m = d.shard
         new_kv = blocks.kv_bytes(m, p.tokens)
         if p.prefill:
@@ -42,12 +47,13 @@ class Fastdecode(Technique):
             return [store, *blocks.attention(d, p, shape)]
         queries = blocks.HALF * p.tokens * m.heads * m.head_dim
         (on_device,) = blocks.attention(d, p, shape)
-        moved: dict[Channel, Number] = {"dram": on_device.bytes["hbm"]}
+        read = blocks.kv_bytes(m, p.batch * blocks.cached(d, p, shape)) + 2 * queries
+        moved: dict[Channel, Number] = {"dram": read}
         return [
+            *blocks.runtime(d),
             blocks.copy("send_qkv", "d2h", queries + new_kv, after=("qkv",)),
             Op("attn", "cpu", "cpu", on_device.flops, moved, after=("send_qkv",)),
             blocks.copy("return_out", "h2d", queries, after=("attn",)),
-            Op("other_half", kernel="pointwise", after=("return_out@-1",)),
         ]
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:

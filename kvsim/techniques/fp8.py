@@ -24,6 +24,11 @@ class Fp8(Technique):
 
     name: ClassVar[str] = "fp8"
 
+    @property
+    def stored(self) -> Format:
+        """One byte per number."""
+        return FP8
+
     def refuses(self, d: Deployment) -> str:
         """Engines refuse fp8 caches on GPUs without fp8 conversion."""
         return "" if "fp8" in d.hardware.flops else f"{d.hardware.name} has no fp8 units"

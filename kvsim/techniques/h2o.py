@@ -42,14 +42,15 @@ class H2o(Technique):
         tokens = blocks.cached(d, p, shape)
         seen = tokens if p.prefill else np.minimum(tokens, self._budget)
         scores = p.batch * d.shard.heads * p.new * seen * (p.max_length > self._budget)
-        moved = (blocks.SCORE + 8.0) * scores  # out and in again, fp32 sums read and written
+        sums = p.batch * d.shard.heads * seen * (p.max_length > self._budget)
+        moved = blocks.SCORE * scores + 8.0 * sums  # out and in; fp32 sums read and written
         ops = [
             *blocks.attention(d, p, shape, limit=limit),
             Op("scores", kernel="pointwise", bytes={"hbm": moved}),
         ]
         if p.prefill:
             return [*ops, *compact(d, p, self._budget, scored=tokens)]
-        return [*ops, Op("evict", kernel="topk", bytes={"hbm": 4.0 * scores})]
+        return [*ops, Op("evict", kernel="topk", bytes={"hbm": 4.0 * sums})]
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """Kept tokens and their scores."""

@@ -85,14 +85,19 @@ class HostCache(Technique):
             return blocks.attention(d, p, shape)
         fetched = [] if p.prefill else self.fetch(d, p, shape)
         packed = blocks.quantise(d, self.host_part * p.tokens, self.stored)
-        size = self.host_part * p.tokens * d.shard.kv_width * self.stored.number
+        stored = p.batch * blocks.cached(d, p, shape) if d.stack.store_layer else p.tokens
+        size = self.host_part * stored * d.shard.kv_width * self.stored.number
         after = ("quantise",) if packed else ("qkv",)
         sync = d.stack.blocking_store and not p.prefill
+        waits = ("load_kv",) if fetched else ()
+        if d.stack.store_layer:  # on the compute stream, before attention
+            waits = (*waits, "store_kv")
         return [
+            *blocks.runtime(d, self.host_part),
             *fetched,
             *packed,
             blocks.copy("store_kv", "d2h", size, launches=2, after=after, sync=sync),
-            *blocks.attention(d, p, shape, after=("load_kv",) if fetched else ()),
+            *blocks.attention(d, p, shape, after=waits),
         ]
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
@@ -103,17 +108,29 @@ class HostCache(Technique):
         host = self.host_part * blocks.resident_kv(d, p, shape, self.stored)
         return {"gpu": {"kv": (1 - self.host_part) * whole}, "host": {"kv": host}}
 
+    def buffer(self, d: Deployment, p: Point, shape: LayerShape) -> Number:
+        """GPU memory that one layer's copy from the host fills. [B]"""
+        return self.host_part * blocks.resident_kv(d, p, shape, self.stored)
+
+    def scratch(self, d: Deployment, p: Point) -> Number:
+        """A packed layer is widened to fp16 for attention."""
+        whole = blocks.resident_kv(d, p, LayerShape()) if self.stored.bits < 16 else 0.0
+        return super().scratch(d, p) + (0.0 if p.prefill else whole)
+
     def once(self, d: Deployment, p: Point) -> Buffers:
-        """Two layers' buffers for the host's part, and for streamed weights."""
-        window = max((s.window or 10**12 for shapes, _ in d.shard.layout for s in shapes))
-        layer = self.host_part * blocks.resident_kv(d, p, LayerShape(window))
-        merged = layer if d.stack.merge_passes else 0.0
-        largest = max(layer_weights(d, s) for shapes, _ in d.shard.layout for s in shapes)
+        """Two buffers for copies from the host, and a column's hidden states."""
+        shapes = [s for block, _ in d.shard.layout for s in block]
+        widest = max(shapes, key=lambda s: s.window or np.inf)
+        largest = max(layer_weights(d, s) for s in shapes)
+        others = self.tiles() if self.tiles() > 1 else 0
+        states = others * blocks.HALF * p.tokens * d.shard.hidden
         return {
             "gpu": {
-                "kv buffers": 2 * layer + merged,
+                "kv buffers": 2 * self.buffer(d, p, widest),
                 "weight buffers": 2 * self.streamed_weights * largest,
-            }
+                "hidden states": (1 - self.streamed_states) * states,
+            },
+            "host": {"hidden states": self.streamed_states * states},
         }
 
     def layer(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:

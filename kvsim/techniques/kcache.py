@@ -55,6 +55,7 @@ class Kcache(Technique):
         weighted = 2.0 * p.tokens * m.heads * m.head_dim * chosen
         sync = d.stack.gather_sync
         return [
+            *blocks.runtime(d),
             *blocks.attention(d, p, shape, name="scores", values=0.0),
             blocks.top_k("topk", scores, sync=sync),
             blocks.copy("fetch_v", "h2d", size, rows=rows, after=("topk",)),

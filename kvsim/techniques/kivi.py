@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from kvsim import blocks
 from kvsim.deployment import Deployment
-from kvsim.formats import kivi
+from kvsim.formats import Format, kivi
 from kvsim.graph import Buffers, Op, Point
 from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique, param
@@ -28,18 +28,21 @@ class Kivi(Technique):
     group: int = param(32, "numbers that share a scale", low=8, high=1024)
     residual: int = param(128, "latest tokens kept in fp16", high=1e6)
 
+    @property
+    def stored(self) -> Format:
+        """Packed groups and an fp16 residual."""
+        return kivi(self.bits, self.group, self.residual)
+
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Attention over packed and fresh tokens; keys are packed in blocks, values singly."""
-        stored = kivi(self.bits, self.group, self.residual)
         return [
-            *blocks.quantise(d, p.tokens, stored),
-            *blocks.attention(d, p, shape, stored=stored),
+            *blocks.quantise(d, p.tokens, self.stored),
+            *blocks.attention(d, p, shape, stored=self.stored),
         ]
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """Packed numbers, their scales, and the fp16 residual."""
-        stored = kivi(self.bits, self.group, self.residual)
-        return {"gpu": {"kv": blocks.resident_kv(d, p, shape, stored)}}
+        return {"gpu": {"kv": blocks.resident_kv(d, p, shape, self.stored)}}
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """The paper's widths and groups."""

@@ -8,15 +8,14 @@ import numpy as np
 
 from kvsim import blocks
 from kvsim.deployment import Deployment
-from kvsim.evaluate import seconds
+from kvsim.evaluate import channel_seconds, seconds
 from kvsim.formats import Format
-from kvsim.graph import Array, Buffers, Number, Op, Point, Stream
+from kvsim.graph import Array, Buffers, Number, Op, Point
 from kvsim.model import LayerShape
-from kvsim.techniques.base import Technique, merge, param
+from kvsim.search import last_within
+from kvsim.techniques.base import Technique, param
 from kvsim.techniques.hostcache import FREE, HostCache, pinned
 from kvsim.techniques.offload import PACKED_GROUP, ROW_OR_COLUMN
-
-LANES: tuple[Stream, ...] = ("gpu", "h2d")
 
 
 def optimal_split(context: Number, width: Number, link: Number, flops: Number) -> Number:
@@ -82,7 +81,7 @@ class Kvpr(HostCache):
     def _balance(self, d: Deployment, p: Point, shape: LayerShape, limit: Number) -> Array:
         """The whole number of tokens that makes the longer of GPU and link time shortest.
 
-        GPU time grows with the split and link time falls, so their crossing is bisected. Where
+        GPU time grows with the split and link time falls, so the best is at their crossing. Where
         an activation is no smaller than the keys and values it replaces, both grow: nothing is
         recomputed.
         """
@@ -94,23 +93,23 @@ class Kvpr(HostCache):
             *blocks.attention(d, p, shape),
             *blocks.after_attention(d, p, shape),
         ]
-        fixed = {s: sum(seconds(o, d) for o in surroundings if o.stream == s) for s in LANES}
+        around = _loads(surroundings, d)
 
-        def times(split: Array) -> tuple[Number, Number]:
+        def times(split: Array) -> tuple[Array, Array]:
             ops = self._fetch_split(d, p, shape, split)
-            gpu, link = (sum(seconds(o, d) for o in ops if o.stream == s) for s in LANES)
-            return fixed["gpu"] + gpu, fixed["h2d"] + link
+            gpu, link, hbm = (a + b for a, b in zip(around, _loads(ops, d), strict=True))
+            exposed = sum(seconds(o, d) for o in ops if o.kernel == "relay")
+            gpu = gpu + (1 - d.stack.overlap) * exposed
+            return np.asarray(np.maximum(gpu, hbm)), np.asarray(link)
 
-        low = np.zeros(np.broadcast_shapes(np.shape(p.batch), np.shape(limit)))
-        high = low + limit
-        for _ in range(int(np.ceil(np.log2(np.max(limit) + 2)))):
-            middle = np.floor((low + high) / 2)
-            gpu, link = times(middle)
-            low, high = np.where(gpu < link, middle, low), np.where(gpu < link, high, middle)
-        gpu_low, link_low = times(low)
-        gpu_high, link_high = times(high)
-        higher_is_better = np.maximum(gpu_high, link_high) < np.maximum(gpu_low, link_low)
-        return np.where(higher_is_better, high, low)
+        none = np.zeros(np.broadcast_shapes(np.shape(p.batch), np.shape(limit)))
+        low = last_within(lambda split: np.subtract(*times(split)), none, none + limit)
+        best, shortest = none, np.maximum(*times(none))  # no kernel at all may be best
+        for split in (low, np.minimum(low + 1, limit)):
+            longer = np.maximum(*times(split))
+            best = np.where(longer < shortest, split, best)
+            shortest = np.minimum(longer, shortest)
+        return best
 
     def _activation(self, d: Deployment) -> float:
         """Numbers copied per recomputed token: the layer's input, which every shard needs."""
@@ -127,9 +126,14 @@ class Kvpr(HostCache):
         matrix = (m.hidden, m.kv_width)
         product = blocks.gemm(d, "recompute", p.batch * split, matrix, after=("load_states",))
         wanted = np.asarray(split) > 0
-        recompute = replace(product, bytes={"hbm": product.bytes["hbm"] * wanted})
-        merge_bytes = d.stack.merge_passes * blocks.kv_bytes(m, p.batch * split)
-        joined = Op("merge", bytes={"hbm": merge_bytes}, after=("load_kv",))
+        rotated = 0.0 if m.learned_positions else 2 * blocks.HALF * m.k_width * p.batch * split
+        recompute = replace(product, bytes={"hbm": (product.bytes["hbm"] + rotated) * wanted})
+        if d.stack.merge_passes:  # both parts are copied into one buffer
+            moved = d.stack.merge_passes * blocks.kv_bytes(m, p.batch * split)
+            moved = moved + 2 * blocks.kv_bytes(m, p.batch * rest) * wanted
+        else:
+            moved = 0.0
+        joined = Op("merge", bytes={"hbm": moved}, after=("load_kv",))
         size = states * stored.number
         inputs = blocks.quantise(d, states / m.kv_width, stored, "dequantise_states")
         widened = blocks.quantise(d, p.batch * rest, stored, "dequantise")
@@ -143,25 +147,53 @@ class Kvpr(HostCache):
         ]
 
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
-        """As offloading; prefill also stores the inputs that decoding will recompute from."""
+        """As offloading; prefill also stores the inputs that decoding will recompute from.
+
+        Keys and values that every step recomputes never reach the host.
+        """
         ops = super().attend(d, p, shape, on_gpu)
         if on_gpu or not p.prefill:
             return ops
-        states = p.batch * self._kept(d, p, shape) * self._activation(d) * self.stored.number
-        return [*ops, pinned("store_states", "d2h", states, after=("qkv",))]
+        first, last = self._splits(d, p, shape)
+        size = p.batch * last * self._activation(d) * self.stored.number
+        spared = 1 - first / p.prompt
+        stores = [op for op in ops if op.name == "store_kv"]
+        return [
+            *(op for op in ops if op.name != "store_kv"),
+            *(replace(op, bytes={k: v * spared for k, v in op.bytes.items()}) for op in stores),
+            pinned("store_states", "d2h", size, after=("qkv",)),
+        ]
 
-    def _kept(self, d: Deployment, p: Point, shape: LayerShape) -> Number:
-        """Prompt tokens whose layer inputs are kept: the longest split of the generation."""
-        last = replace(p, context=p.max_length - 1, new=1.0, prefill=False)
-        return self.recomputed(d, last, shape)
+    def _splits(self, d: Deployment, p: Point, shape: LayerShape) -> tuple[Number, Number]:
+        """Tokens recomputed in the first decoding step and in the last. [tokens]"""
+        first = replace(p, context=p.prompt, new=1.0, prefill=False)
+        last = replace(first, context=p.max_length - 1)
+        return self.recomputed(d, first, shape), self.recomputed(d, last, shape)
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
-        """The whole cache on the host, and layer inputs beside it."""
-        kept = super().cache(d, p, shape, on_gpu)
+        """On the host the keys and values that some step loads, and the layer inputs."""
+        whole = super().cache(d, p, shape, on_gpu)
         if on_gpu:
-            return kept
-        states = p.batch * self._kept(d, p, shape) * self._activation(d) * self.stored.number
-        return merge(kept, {"host": {"layer inputs": states}})
+            return whole
+        first, last = self._splits(d, p, shape)
+        inputs = p.batch * last * self._activation(d) * self.stored.number
+        loaded = whole["host"]["kv"] * (1 - first / blocks.cached(d, p, shape))
+        return {"gpu": whole["gpu"], "host": {"kv": loaded, "layer inputs": inputs}}
+
+    def buffer(self, d: Deployment, p: Point, shape: LayerShape) -> Number:
+        """The loaded tokens of a layer and the inputs of the others."""
+        _, split = self._splits(d, p, shape)
+        tokens = blocks.cached(d, p, shape)
+        numbers = np.maximum(tokens - split, 0) * d.shard.kv_width + split * self._activation(d)
+        return self.stored.number * p.batch * numbers
+
+    def scratch(self, d: Deployment, p: Point) -> Number:
+        """The recomputed part, or where both parts are joined the whole layer."""
+        shape = LayerShape()
+        _, split = self._splits(d, p, shape)
+        tokens = blocks.cached(d, p, shape) if d.stack.merge_passes else split
+        joined = blocks.kv_bytes(d.shard, p.batch * tokens) * (np.asarray(split) > 0)
+        return super().scratch(d, p) + (0.0 if p.prefill else joined)
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """Splits by sixteenths of the prompt, the balanced one, both schedules, and packed."""
@@ -176,10 +208,26 @@ class Kvpr(HostCache):
             tile = replace(p, batch=p.batch / self.tiles())
             split = float(np.ravel(self.recomputed(d, tile, shape))[0])
             cached = float(np.ravel(p.context)[0])
-            return (f"split: {split:.0f} of {cached:.0f} cached tokens are recomputed",)
+            rates = d.bandwidth["h2d"], d.flops("fp16")
+            ideal = float(optimal_split(cached, m.hidden, *rates)) if m.queries_per_kv == 1 else 0
+            return (
+                f"split: {split:.0f} of {cached:.0f} cached tokens are recomputed in the last step "
+                f"(the paper's equation 11 at peak rates: {ideal:.0f})",
+            )
         sharing = "a latent cache" if m.latent else f"{m.queries_per_kv} query heads per KV head"
         return (
             f"split 0: with {sharing} a token's layer input ({self._activation(d):.0f} numbers) is "
             f"no smaller than the keys and values it would replace ({m.kv_width:.0f}), so "
             f"recomputing saves no transfer and only adds work",
         )
+
+
+def _loads(ops: list[Op], d: Deployment) -> tuple[Number, Number, Number]:
+    """Time that the GPU, the link to it, and GPU memory as a channel work on some ops. [s]"""
+    gpu = sum((seconds(op, d) for op in ops if op.stream == "gpu"), ZERO)
+    link = sum((seconds(op, d) for op in ops if op.stream == "h2d"), ZERO)
+    hbm = sum((channel_seconds(op, d).get("hbm", 0.0) for op in ops), ZERO)
+    return gpu, link, hbm
+
+
+ZERO: Number = 0.0

@@ -1,7 +1,7 @@
 """QuantSpec: drafts read the upper four bits of the cache, verification all eight."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kvsim import blocks
@@ -22,8 +22,8 @@ from kvsim.techniques.speculation import (
 class Quantspec(Technique):
     """Self-speculation with a hierarchical 4+4-bit cache and 4-bit MLP weights.
 
-    The output is that of the model with an 8-bit cache. Tokens are packed in blocks of ``group``
-    behind a double buffer of ``residual`` tokens.
+    The output is that of the model with an 8-bit cache. Tokens are packed in blocks behind a
+    double buffer of ``residual`` tokens, whose halves swap roles when one is packed.
 
     References
     ----------
@@ -41,10 +41,11 @@ class Quantspec(Technique):
     residual: int = param(256, "full-precision buffer [tokens]", low=2, high=1e5)
     weight_bits: float = param(4, "bits of the draft's MLP weights", choices=(4, 16))
 
-    def stored(self, bits: float) -> Format:
-        """The cache as a pass sees it; both halves of the buffer roll over together."""
+    @property
+    def stored(self) -> Format:
+        """The cache as verification sees it; both halves of the buffer roll over together."""
         half = self.residual // 2
-        return Format(bits, self.group, k_tail=half, v_tail=half, k_block=half, v_block=half)
+        return Format(8, self.group, k_tail=half, v_tail=half, k_block=half, v_block=half)
 
     @property
     def _draft_weights(self) -> WeightFormat | None:
@@ -63,17 +64,18 @@ class Quantspec(Technique):
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Verification, prefill: the whole 8-bit cache; the tokens that stay are packed."""
         if p.prefill:
-            packed = blocks.quantise(d, p.tokens, self.stored(8))
+            packed = blocks.quantise(d, p.tokens, self.stored)
             return [*blocks.attention(d, p, shape), *packed]
         kept = p.batch * (1.0 + self.gamma * self.rate)
+        every = self.residual / 2 / (1.0 + self.gamma * self.rate)  # rounds per flush
         return [
-            *blocks.quantise(d, kept, self.stored(8)),
-            *blocks.attention(d, p, shape, stored=self.stored(8)),
+            *blocks.quantise(d, kept, self.stored, every=every),
+            *blocks.attention(d, p, shape, stored=self.stored),
         ]
 
     def draft(self, d: Deployment, p: Point) -> Step:
         """One draft pass."""
-        return Draft(stored=self.stored(4), mlp=self._draft_weights).forward(d, p)
+        return Draft(seen=replace(self.stored, bits=4), mlp=self._draft_weights).forward(d, p)
 
     def cycle(self, d: Deployment, p: Point) -> Cycle:
         """Gamma drafts, one verification; rejected tokens are dropped from the buffer."""
@@ -84,15 +86,15 @@ class Quantspec(Technique):
     def weights(self, d: Deployment, shape: LayerShape) -> Buffers:
         """The model's weights, and the draft's MLP beside them."""
         own = super().weights(d, shape)
-        if not self.gamma or self._draft_weights is None or shape.routed:
+        draft = self._draft_weights
+        if not self.gamma or draft is None or d.weights == "int4" or shape.routed:
             return own
-        matrices = d.shard.mlp_matrices(d.shard.ffn).values()
-        size = sum(self._draft_weights.bytes(*matrix) for matrix in matrices)
+        size = sum(draft.bytes(*matrix) for matrix in d.shard.mlp_matrices(d.shard.ffn).values())
         return merge(own, {"gpu": {"draft weights": size}})
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """Upper and lower halves with one set of scales, and the buffer."""
-        return {"gpu": {"kv": blocks.resident_kv(d, p, shape, self.stored(8))}}
+        return {"gpu": {"kv": blocks.resident_kv(d, p, shape, self.stored)}}
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """The paper's gammas, with the acceptance set or its published mean."""
@@ -105,7 +107,7 @@ class Draft(Technique):
 
     name: ClassVar[str] = "draft"
 
-    stored: Format = Format()
+    seen: Format = Format()
     limit: Number | None = None
     mlp: WeightFormat | None = None
 
@@ -114,7 +116,7 @@ class Draft(Technique):
 
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Attention over what the draft sees."""
-        return blocks.attention(d, p, shape, stored=self.stored, limit=self.limit)
+        return blocks.attention(d, p, shape, stored=self.seen, limit=self.limit)
 
     def layer(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """As every layer, with the draft's own MLP weights."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvsim import blocks
 from kvsim.deployment import Deployment
-from kvsim.formats import kivi
+from kvsim.formats import Format, kivi
 from kvsim.graph import Buffers, Cycle, Number, Op, Point, Step
 from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique, param
@@ -36,9 +36,14 @@ class Specache(Technique):
     residual: int = param(64, "latest tokens kept in fp16", high=1e6)
     speculative: bool = param(True, "prefetch one step ahead", choices=(True, False))
 
+    @property
+    def stored(self) -> Format:
+        """As KIVI, with fetched pairs beside it."""
+        return kivi(self.bits, self.group, self.residual)
+
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Packed attention with the fetched pairs in place of their packed copies."""
-        m, stored = d.shard, kivi(self.bits, self.group, self.residual)
+        m, stored = d.shard, self.stored
         kept = p.tokens if p.prefill else p.batch  # the speculative token's KV is dropped
         host_copy = blocks.kv_bytes(m, kept) * (np.asarray(self.k) > 0)
         store = blocks.copy("store_kv", "d2h", host_copy, launches=2, after=("qkv",))
@@ -50,7 +55,7 @@ class Specache(Technique):
         scores = p.batch * m.heads * length * (chosen > 0)
         size = blocks.kv_bytes(m, p.batch * chosen)
         rows = 2 * p.batch * m.cached_heads * chosen
-        sync = d.stack.gather_sync and not self.speculative
+        sync = d.stack.gather_sync
         arrives = ("prefetch@step-1",) if self.speculative else ()
         look = blocks.attention(
             d, p, shape, stored=stored, extra_bytes=size if self.speculative else 0.0,
@@ -76,7 +81,7 @@ class Specache(Technique):
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """The packed cache and fetched pairs on the GPU, all pairs in fp16 on the host."""
-        m, stored = d.shard, kivi(self.bits, self.group, self.residual)
+        m, stored = d.shard, self.stored
         pairs = blocks.kv_bytes(m, p.batch * self.k)
         indices = d.stack.index_bytes * p.batch * m.cached_heads * self.k
         host = blocks.resident_kv(d, p, shape) * (np.asarray(self.k) > 0)

@@ -11,7 +11,7 @@ from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique, param
-from kvsim.techniques.eviction import kept_cache, scratch_cache
+from kvsim.techniques.eviction import compact, kept_cache, scratch_cache
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,10 @@ class Streamingllm(Technique):
 
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Attention over what is kept; the prompt is read with full attention."""
-        limit = None if p.prefill else self.sink + self.recent
-        return blocks.attention(d, p, shape, limit=limit)
+        budget = self.sink + self.recent
+        if p.prefill:
+            return [*blocks.attention(d, p, shape), *compact(d, p, budget, scored=0.0)]
+        return blocks.attention(d, p, shape, limit=budget)
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """Sinks and window."""

@@ -8,10 +8,12 @@ import numpy as np
 
 from kvsim import blocks
 from kvsim.deployment import Deployment
-from kvsim.formats import Format, mixed_bits, mixed_parameters
-from kvsim.graph import Array, Buffers, Number, Op, Point
+from kvsim.formats import FP16, Format, mixed_bits, mixed_parameters
+from kvsim.graph import Array, Buffers, Channel, Number, Op, Point
 from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique, param
+
+TOKENWISE = 2.0**60  # no groups along a token
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,12 @@ class Zipcache(Technique):
     @property
     def _bits(self) -> Number:
         return mixed_bits(self.salient, self.high, self.low)
+
+    @property
+    def stored(self) -> Format:
+        """The kernel's format; tokenwise parameters are counted apart."""
+        bits = float(np.max(np.asarray(self._bits)))
+        return FP16 if bits == 16 else Format(bits, group=TOKENWISE)
 
     @property
     def exact(self) -> bool:
@@ -62,35 +70,42 @@ class Zipcache(Technique):
         m = d.shard
         tokens = blocks.cached(d, p, shape)
         fresh = self._fresh(p, tokens)
-        bits = np.asarray(self._bits)
         packed = self._packed(d, p.batch, tokens - fresh)
         read = packed + blocks.kv_bytes(m, p.batch * fresh)
         plain = blocks.kv_bytes(m, p.batch * tokens)
-        stored = Format(bits=float(np.max(bits)))
+        stored = self.stored
         # what this cache reads instead of a plain one of the same kernel
         less = read - plain * stored.number / blocks.HALF
         ops = [] if self.exact else [self._pack(d, p)]
         ops += blocks.attention(d, p, shape, stored=stored, extra_bytes=less)
-        return ops + self._probes(d, p, shape, tokens)
+        return ops + self._probes(d, p, tokens, packed)
 
     def _pack(self, d: Deployment, p: Point) -> Op:
         numbers = d.shard.kv_width * p.tokens
         moved = numbers * (blocks.HALF + np.asarray(self._bits) / 8)
-        return Op("quantise", kernel="quantise", bytes={"hbm": moved})
+        often = 1.0 if p.prefill else 1.0 / self.window
+        return Op("quantise", kernel="quantise", bytes={"hbm": moved}, launches=often)
 
-    def _probes(self, d: Deployment, p: Point, shape: LayerShape, tokens: Number) -> list[Op]:
+    def _probes(self, d: Deployment, p: Point, tokens: Number, packed: Number) -> list[Op]:
+        """Scores of the probing queries over all keys, and the ranking of tokens by them.
+
+        In decoding a share of the steps probes, over packed keys; the ranking is made once per
+        window.
+        """
         m = d.shard
-        queries = self.probe * p.new
-        pairs = queries * tokens
-        keys = blocks.HALF * p.batch * m.k_width * tokens * (queries > 0)
+        pairs = self.probe * p.new * tokens
+        passes = np.minimum(self.probe * p.new, 1.0)
+        plain = blocks.HALF * p.batch * m.k_width * tokens
+        keys = passes * (plain if p.prefill else packed * m.k_width / m.kv_width)
         scores = 2 * blocks.SCORE * p.batch * m.heads * pairs
-        width = m.k_width / m.cached_heads
-        flops = 2.0 * p.batch * m.heads * width * pairs
-        per_pass = 1.0 if p.prefill else 1.0 / self.window
-        ranked = p.batch * m.cached_heads * tokens * per_pass
+        flops = 2.0 * p.batch * m.heads * (m.k_width / m.cached_heads) * pairs
+        window = 1 if p.prefill else self.window
+        ranked = p.batch * m.cached_heads * tokens / window
+        moved: dict[Channel, Number] = {"hbm": keys + scores}
+        often = 1.0 if p.prefill else self.probe
         return [
-            Op("probe", kernel="attention", flops=flops, bytes={"hbm": keys + scores}),
-            blocks.top_k("saliency", ranked),
+            Op("probe", kernel="attention", flops=flops, bytes=moved, launches=often),
+            blocks.top_k("saliency", ranked, every=window),
         ]
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:

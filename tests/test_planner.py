@@ -1,0 +1,336 @@
+"""The planner's choice is the best there is, within its limits, and says what holds it back."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvsim.configs import load_model
+from kvsim.deployment import Deployment
+from kvsim.errors import InfeasibleError, InputError
+from kvsim.generate import Prediction
+from kvsim.hardware import Link
+from kvsim.planner.choose import build, choose, nearest
+from kvsim.planner.options import GIB, Workload, batches, measures, tabulate
+from kvsim.planner.plan import MORE_LINK, OBJECTIVES, Limits, Plan, make_plan
+from kvsim.profiles import load_hardware, load_stack
+from kvsim.report import rows
+from kvsim.techniques import candidates, parse
+from kvsim.techniques.base import Technique
+from kvsim.techniques.full import Full
+from kvsim.techniques.kvpr import Kvpr
+
+GOLDEN = Path(__file__).parent / "golden"
+NAMES = ("gpu_memory", "host_memory", "ttft", "tpot", "loss", "assumed")
+SLACK = 1e-9  # relative
+
+Instance = tuple[NDArray[Any], dict[str, NDArray[Any]], dict[str, float]]
+
+
+def instance(seed: int) -> Instance:
+    """A table with ties, odd values and scales from 1e-3 to 1e12, and limits some rows meet."""
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(1, 201))
+
+    def column() -> NDArray[Any]:
+        values = rng.random(size) * 10.0 ** rng.integers(-3, 13)
+        if rng.random() < 0.3:  # every magnitude in one column
+            values = 10.0 ** rng.uniform(-3, 12, size)
+        if rng.random() < 0.3:  # ties
+            values = np.round(values, -int(np.log10(values.max())))
+        values[rng.random(size) < 0.03] = rng.choice([np.nan, np.inf])
+        return values
+
+    objective = column() * rng.choice([-1.0, 1.0])
+    columns = {name: column() for name in NAMES[:4]}
+    columns |= {name: rng.integers(0, 2, size).astype(float) for name in NAMES[4:]}
+    limits = {}
+    for name in rng.permutation(NAMES)[: rng.integers(0, 7)]:
+        values = columns[name][np.isfinite(columns[name])]
+        if values.size:
+            low = rng.random() < 0.1
+            limits[str(name)] = float(values.min() / 2 if low else rng.choice(values))
+    return objective, columns, limits
+
+
+def best(
+    objective: NDArray[Any], columns: dict[str, NDArray[Any]], limits: dict[str, float]
+) -> Any:
+    """The smallest objective within the limits, one row after the other."""
+    found = None
+    for i, value in enumerate(objective.tolist()):
+        inside = all(columns[name][i] <= limit for name, limit in limits.items())
+        if inside and np.isfinite(value) and (found is None or value < found):
+            found = value
+    return found
+
+
+@pytest.mark.parametrize("start", range(0, 200, 25))
+def test_choice_is_that_of_brute_force(start: int) -> None:
+    for seed in range(start, start + 25):
+        objective, columns, limits = instance(seed)
+        expected = best(objective, columns, limits)
+        if expected is None:
+            with pytest.raises(InfeasibleError):
+                choose(objective, columns, limits)
+            continue
+        choice = choose(objective, columns, limits)
+        assert choice.objective == pytest.approx(expected, rel=SLACK, abs=0), seed
+        assert objective[choice.row] == choice.objective
+        assert choice.gap <= SLACK and choice.status == "optimal"
+        assert all(columns[k][choice.row] <= v * (1 + SLACK) for k, v in limits.items())
+
+
+def test_instances_are_of_every_kind() -> None:
+    found = [(best(*instance(seed)), len(instance(seed)[2])) for seed in range(200)]
+    assert sum(value is None for value, _ in found) > 20
+    assert sum(value is not None for value, _ in found) > 100
+    assert {count for _, count in found} == set(range(7))
+
+
+@pytest.mark.parametrize("start", range(0, 100, 25))
+def test_nearest_has_the_least_excess(start: int) -> None:
+    for seed in range(start, start + 25):
+        _, columns, limits = instance(seed)
+        if not limits:
+            continue
+        excess = {
+            k: [max(0.0, v - limit) for v in columns[k].tolist()] for k, limit in limits.items()
+        }
+        size = range(len(columns["tpot"]))
+        total = [sum(excess[k][i] / (limits[k] or 1.0) for k in limits) for i in size]
+        usable = [i for i in size if all(np.isfinite(columns[k][i]) for k in limits)]
+        if not usable:
+            with pytest.raises(InfeasibleError):
+                nearest(columns, limits)
+            continue
+        row, missing = nearest(columns, limits)
+        assert total[row] == pytest.approx(min(total[i] for i in usable), rel=SLACK), seed
+        assert missing.keys() <= limits.keys()
+        for name in limits:
+            assert missing.get(name, 0.0) == pytest.approx(excess[name][row], rel=1e-6, abs=1e-12)
+
+
+def test_nearest_says_which_limit_and_by_how_much() -> None:
+    columns = {"tpot": np.array([0.3, 0.05, 0.2]), "ttft": np.array([1.0, 9.0, 2.0])}
+    assert nearest(columns, {"tpot": 0.1, "ttft": 3.0}) == (2, {"tpot": pytest.approx(0.1)})
+    assert nearest(columns, {"tpot": 0.5, "ttft": 3.0}) == (0, {})
+
+
+def test_of_equal_rows_the_first_is_chosen() -> None:
+    objective = np.array([5.0, 2.0, 2.0, 2.0])
+    assert choose(objective, {"tpot": np.array([1.0, 9.0, 1.0, 1.0])}, {"tpot": 5.0}).row == 2
+
+
+@pytest.mark.parametrize("elastic", [False, True], ids=["choice", "nearest"])
+def test_programme_is_the_golden_one(elastic: bool, tmp_path: Path) -> None:
+    columns = {
+        "gpu_memory": np.array([16e9, 12e9, 8e9]),
+        "host_memory": np.array([0.0, 4e9, 8e9]),
+        "ttft": np.array([0.5, 0.75, 1.0]),
+        "tpot": np.array([0.03, 0.04, 0.05]),
+        "loss": np.array([0.0, 0.0, 1.0]),
+        "assumed": np.array([0.0, 1.0, 0.0]),
+    }
+    limits = dict(zip(NAMES, (16e9, 8e9, 1.0, 0.05, 0.0, 0.0), strict=True))
+    problem, _, _ = build(np.array([-40.0, -80.0, -100.0]), columns, limits, elastic)
+    assert set(problem.constraints) == {"one_option", *NAMES}
+    written = tmp_path / "plan.lp"
+    problem.writeLP(str(written))
+    golden = GOLDEN / ("nearest.lp" if elastic else "choice.lp")
+    assert written.read_text() == golden.read_text()
+
+
+# the whole plan
+
+
+@cache
+def deployment(model: str, gpu: str, tp: int = 1, host: float = 0) -> Deployment:
+    hardware = load_hardware(gpu)
+    if host:
+        hardware = replace(hardware, host_memory=host * GIB)
+    return Deployment(load_model(model), hardware, load_stack("fused"), tp=tp)
+
+
+def planned(
+    d: Deployment,
+    among: Iterable[Technique] = (),
+    objective: str = "throughput",
+    w: Workload = Workload(1024, 64),  # noqa: B008
+    **limits: float,
+) -> Plan:
+    memory = {"gpu_memory": d.hardware.gpu_memory, "host_memory": d.hardware.host_memory}
+    return make_plan(d, w, objective, Limits(**(memory | limits)), list(among) or candidates())
+
+
+def value(plan: Plan) -> float:
+    return float(measures(plan.choice)[plan.objective][0])
+
+
+def gained(before: Plan, after: Plan) -> float:
+    a, b = value(before), value(after)
+    return a / b - 1 if a > 0 else b / a - 1
+
+
+MIXED = "full offload kivi:bits=4 specache zipcache h2o kvpr flexgen".split()
+CASES = [
+    ("llama3-8b", "rtx4090", "throughput", {"loss": 1.0}),
+    ("llama3-8b", "rtx4090", "throughput", {"loss": 1.0, "tpot": 0.027}),
+    ("llama2-7b", "a6000", "cost", {"loss": 1.0, "tpot": 0.05, "ttft": 5.0}),
+    ("llama2-7b", "a6000", "latency", {}),
+    ("qwen2.5-7b", "t4", "throughput", {"loss": 1.0, "tpot": 0.2}),
+]
+
+
+@pytest.mark.parametrize(("model", "gpu", "objective", "limits"), CASES)
+def test_choice_is_the_best_of_all_exact_replays(
+    model: str, gpu: str, objective: str, limits: dict[str, float]
+) -> None:
+    d, w = deployment(model, gpu), Workload(512, 48)
+    plan = planned(d, map(parse, MIXED), objective, w, **limits)
+    bounds = plan.limits.finite()
+    exact: list[float] = []
+    for t in {id(t): t for t in plan.table.technique}.values():
+        same = [i for i, other in enumerate(plan.table.technique) if other is t]
+        found = measures(Prediction(t, d, plan.table.batch[same], w.prompt, w.generate))
+        found |= {k: plan.table.columns[k][same] for k in ("loss", "assumed")}
+        inside = np.all([found[k] <= v * (1 + SLACK) for k, v in bounds.items()], axis=0)
+        exact += found[objective][inside].tolist()
+    assert len(exact) > 10
+    assert value(plan) == pytest.approx(min(exact), rel=SLACK, abs=0)
+    replay = measures(plan.choice)
+    assert all(replay[k][0] <= v * (1 + SLACK) for k, v in bounds.items() if k in replay)
+    assert plan.choice.fits.all()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_each_objective_is_best_at_its_own(objective: str) -> None:
+    d = deployment("llama2-7b", "a6000")
+    plans = [planned(d, objective=other) for other in OBJECTIVES]
+    scores = [float(measures(plan.choice)[objective][0]) for plan in plans]
+    assert min(scores) == scores[OBJECTIVES.index(objective)]
+    assert min(value(planned(d, [t], objective)) for t in map(parse, ("full", "offload"))) >= min(
+        scores
+    )
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "qwen2.5-7b", "mistral-7b-v0.2"])
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_nothing_is_recomputed_on_grouped_query_models(model: str, objective: str) -> None:
+    plan = planned(deployment(model, "a6000"), [Kvpr()], objective)
+    answer = rows.plan(plan)
+    assert answer["choice"]["technique"] == "kvpr"
+    assert answer["choice"]["params"]["split"] == 0
+    sharing = plan.choice.deployment.model.queries_per_kv
+    (why,) = [note for note in answer["predicted"]["notes"] if note.startswith("split 0")]
+    assert f"{sharing} query heads per KV head" in why and "no smaller than" in why
+
+
+def test_something_is_recomputed_where_every_head_has_its_own_cache() -> None:
+    w = Workload(1024, 64, batch=16)
+    answer = rows.plan(planned(deployment("llama2-7b", "a6000"), [Kvpr()], w=w))
+    assert answer["choice"]["params"]["split"] != 0
+    assert any("tokens are recomputed" in note for note in answer["predicted"]["notes"])
+
+
+LOOSER = {"loss": 1.0, "assumed": 1.0, "ttft": np.inf, "tpot": np.inf}
+
+
+@pytest.mark.parametrize(
+    "limits", [{"tpot": 0.04}, {"ttft": 1.5}, {"ttft": 1.5, "tpot": 0.045, "loss": 1.0}]
+)
+def test_limits_bind_where_relaxing_them_helps(limits: dict[str, float]) -> None:
+    d = deployment("llama2-7b", "a6000")
+    plan = planned(d, **limits)
+    assert plan.binding and all(gain > 0 for gain in plan.binding.values())
+    for name in plan.limits.finite():
+        if name in ("gpu_memory", "host_memory"):
+            continue
+        relaxed = planned(d, **(limits | {name: LOOSER[name]}))
+        assert gained(plan, relaxed) == pytest.approx(plan.binding.get(name, 0.0), abs=0.02)
+
+
+def test_prices_are_what_the_hardware_would_bring() -> None:
+    d = deployment("llama2-13b", "rtx4090", host=400)
+    plan = planned(d)
+    assert set(plan.prices) == {"one more GiB of GPU memory", "10 % more host link bandwidth"}
+    larger = planned(d, gpu_memory=d.hardware.gpu_memory + GIB)
+    links = dict(d.hardware.links)
+    for name in ("h2d", "d2h"):
+        links[name] = Link(links[name].bandwidth * MORE_LINK, links[name].latency)
+    faster = planned(replace(d, hardware=replace(d.hardware, links=links)))
+    got = list(plan.prices.values())
+    assert min(got) >= 0 and max(got) > 0.01
+    assert got == pytest.approx([gained(plan, larger), gained(plan, faster)], abs=0.01)
+
+
+def test_a_given_batch_is_kept() -> None:
+    plan = planned(deployment("llama2-7b", "a6000"), w=Workload(1024, 64, batch=12))
+    assert set(plan.table.batch) == {12.0}
+    assert [p.batch[0] for p, _ in plan.alternatives] == [12.0] * len(plan.alternatives)
+    assert not any(t.name == "flexgen" for t in plan.table.technique)  # 8 parts
+
+
+@pytest.mark.parametrize(("name", "asked"), [("tpot", 0.01), ("ttft", 0.02), ("gpu_memory", 2e9)])
+def test_infeasible_says_what_would_do(name: str, asked: float) -> None:
+    d, unit = deployment("llama2-7b", "a6000"), {"gpu_memory": GIB}.get(name, 1e-3)
+    only = [Full()]
+    with pytest.raises(InfeasibleError, match="no plan meets the limits") as caught:
+        planned(d, only, **{name: asked})
+    before, _, after = str(caught.value).partition(" would have to be ")
+    assert before.split(": ")[1] == {"gpu_memory": "GPU memory"}.get(name, name.upper())
+    wanted = float(after.split()[0]) * unit
+    assert f"instead of {asked / unit:.4g}"[:14] in after and "batch 1)" in after
+    assert planned(d, only, **{name: wanted * 1.001}).choice.batch[0] >= 1
+    with pytest.raises(InfeasibleError):
+        planned(d, only, **{name: wanted * 0.99})
+
+
+def test_a_model_larger_than_the_gpu_is_streamed_or_says_what_is_missing() -> None:
+    with pytest.raises(InfeasibleError, match=r"host memory would have to be 1\d\d\.\d+ GiB"):
+        planned(deployment("llama2-70b", "rtx4090"))
+    plan = planned(deployment("llama2-70b", "rtx4090", host=256))
+    assert plan.baseline is None and plan.choice.fits.all()
+    assert getattr(plan.choice.technique, "streamed_weights", 0.0) > 0
+    assert rows.plan(plan)["baseline"] is None
+
+
+def test_two_gpus_hold_what_one_does_not() -> None:
+    one, two = (planned(deployment("llama2-13b", "rtx4090", tp, 400)) for tp in (1, 2))
+    assert one.baseline is None
+    assert two.baseline is not None and two.choice.technique.name == "full"
+    hourly = deployment("llama2-13b", "rtx4090").hardware.price
+    assert hourly and value(two) < value(one)
+    cost = 2 * hourly / 3600 / float(two.choice.output_tok_s[0]) * 1e6
+    assert two.choice.usd_per_million()[0] == pytest.approx(cost, rel=SLACK)
+
+
+def test_impossible_requests() -> None:
+    with pytest.raises(InputError, match="expected one of throughput, latency, cost"):
+        planned(deployment("llama2-7b", "a6000"), objective="speed")
+    with pytest.raises(InputError, match="kcache-64g has no price"):
+        planned(deployment("llama2-7b", "kcache-64g"), objective="cost")
+    with pytest.raises(InfeasibleError, match="no technique can run this"):
+        planned(deployment("deepseek-v2-lite", "a6000"), [parse("kcache")])
+    with pytest.raises(InfeasibleError, match="--lossy admits the others"):
+        planned(deployment("llama2-7b", "a6000"), [parse("h2o")])
+
+
+def test_the_table_covers_the_batches_that_matter() -> None:
+    d, w = deployment("llama2-7b", "a6000"), Workload(1024, 64)
+    sizes = (d.hardware.gpu_memory, d.hardware.gpu_memory + GIB)
+    tried = batches(Full(), d, w, sizes, d.hardware.host_memory)
+    largest = Prediction(Full(), d, np.ones(1), w.prompt, w.generate).max_batch[0]
+    assert tried[0] == 1 and largest in tried and tried[-1] > largest
+    assert (np.diff(tried) > 0).all() and (tried == np.floor(tried)).all()
+    flexgen = parse("flexgen")
+    assert (batches(flexgen, d, w, sizes, d.hardware.host_memory) % flexgen.tiles() == 0).all()
+    table = tabulate(candidates(), d, w, sizes, d.hardware.host_memory)
+    length = len(table.technique)
+    assert {len(c) for c in (table.batch, *table.columns.values())} == {length}
+    assert all(np.isfinite(c).all() for c in table.columns.values())
