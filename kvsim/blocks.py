@@ -5,6 +5,8 @@ of one tensor-parallel shard; numbers outside the cache are fp16 unless a weight
 otherwise.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from kvsim.deployment import WEIGHTS, Deployment, WeightFormat
@@ -188,8 +190,10 @@ def attention(
     expand: list[Op] = []
     flops: Number = 2.0 * p.batch * m.heads * m.head_dim * (pairs + value_pairs)
     if m.latent:
-        expand, flops, extra = _latent(d, p, pairs)
-        extra_bytes = extra_bytes + extra
+        up, flops, widened = _latent(d, p, tokens, pairs)
+        up_name = "kv_up" if name == "attn" else f"{name}_kv_up"
+        expand, after = [replace(up, name=up_name, after=after)], ()
+        extra_bytes = extra_bytes + widened
     moved = (
         p.batch * read
         + kv_bytes(m, p.tokens)
@@ -207,15 +211,17 @@ def _smaller(window: int | None, limit: Number | None) -> Number | None:
     return np.minimum(window, limit)
 
 
-def _latent(d: Deployment, p: Point, pairs: Number) -> tuple[list[Op], Number, Number]:
-    """Attention to a latent cache in the cheaper way, point by point: ops, FLOPs, further bytes.
+def _latent(d: Deployment, p: Point, tokens: Number, pairs: Number) -> tuple[Op, Number, Number]:
+    """Attention to ``tokens`` cached latents in the cheaper way, point by point.
+
+    Returns the product with the up-projection, attention's own FLOPs, and its further bytes.
 
     Expanded: every cached latent becomes full keys and values. Absorbed: queries are projected
     into the latent space and outputs back out of it (DeepSeek-V2, section 2.1.2).
     """
     m = d.shard
     inputs, outputs = m.attention_matrices()["kv_up"]
-    cached_tokens = p.batch * p.length
+    cached_tokens = p.batch * tokens
     expand = 2.0 * cached_tokens * inputs * outputs
     absorb = 2.0 * p.tokens * inputs * outputs
     per_pair = 2.0 * p.batch * m.heads * pairs
@@ -224,7 +230,7 @@ def _latent(d: Deployment, p: Point, pairs: Number) -> tuple[list[Op], Number, N
     cheaper = expand + expanded < absorb + absorbed
     up = gemm(d, "kv_up", np.where(cheaper, cached_tokens, p.tokens), (inputs, outputs))
     read = np.where(cheaper, HALF * cached_tokens * m.heads * (m.head_dim + m.value_dim), 0.0)
-    return [up], np.where(cheaper, expanded, absorbed), read
+    return up, np.where(cheaper, expanded, absorbed), read
 
 
 def runtime(d: Deployment, share: Number = 1.0) -> list[Op]:

@@ -5,7 +5,7 @@ first token, so a generation of g tokens decodes g - 1; every decoded token is c
 of the round that starts at its own context.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,17 +14,22 @@ from numpy.typing import NDArray
 
 from kvsim.deployment import Deployment
 from kvsim.errors import InputError
-from kvsim.evaluate import all_ops, overhead_seconds, resource_seconds, seconds
-from kvsim.graph import Array, Buffers, Number, Point, Step, Tier
-from kvsim.search import last_within
+from kvsim.graph import Array, Buffers, Number, Point, Tier
+from kvsim.memory import (
+    MOST_SEQUENCES,
+    TIERS,
+    ZERO,
+    decode_point,
+    largest_batch,
+    phases,
+    prefill_point,
+    tier_bytes,
+)
 from kvsim.techniques.base import Technique
 from kvsim.timeline import makespan, steady
 
 CHUNK = 2**14  # operating points evaluated at once: intermediate arrays stay in the CPU's cache
 MOST_TOKENS = 10**7  # longer than any context in use; guards against typing errors
-MOST_SEQUENCES = 10**6
-TIERS: tuple[Tier, ...] = ("gpu", "host")
-ZERO: Array = np.zeros(())
 
 
 def check_workload(batch: Array, prompt: int, generate: int) -> None:
@@ -43,8 +48,8 @@ def check_workload(batch: Array, prompt: int, generate: int) -> None:
         numbers = np.asarray(values, dtype=float)
         wrong = ~((numbers >= 1) & (numbers <= most) & (numbers == np.floor(numbers)))
         if numbers.size == 0 or wrong.any():
-            got = numbers[wrong].flat[0] if wrong.any() else "nothing"
-            raise InputError(f"{name}: got {got:.15g}; expected whole numbers from 1 to {most}")
+            got = f"{numbers[wrong].flat[0]:.15g}" if wrong.any() else "nothing"
+            raise InputError(f"{name}: got {got}; expected whole numbers from 1 to {most}")
 
 
 def round_seconds(t: Technique, d: Deployment, p: Point) -> Number:
@@ -54,16 +59,6 @@ def round_seconds(t: Technique, d: Deployment, p: Point) -> Number:
     for step in cycle.steps:
         total = total + steady(step, d)
     return total / cycle.tokens
-
-
-def prefill_point(batch: Number, prompt: Number, generate: Number) -> Point:
-    """The pass over the prompt."""
-    return Point(batch, 0.0, prompt, prompt, prompt + generate, prefill=True)
-
-
-def decode_point(batch: Number, prompt: Number, generate: Number, decoded: Number) -> Point:
-    """The pass that follows after ``decoded`` tokens have been decoded."""
-    return Point(batch, prompt + decoded, 1.0, prompt, prompt + generate)
 
 
 def grid_chunks(
@@ -205,14 +200,14 @@ class Prediction:
     @cached_property
     def buffers(self) -> Buffers:
         """Resident bytes by tier and buffer, each tier in the phase that needs most of it. [B]"""
-        phases = _phases(self.technique, self.deployment, self._column, self.prompt, self.generate)
+        both = phases(self.technique, self.deployment, self._column, self.prompt, self.generate)
         merged: dict[Tier, Mapping[str, Number]] = {}
         for tier in TIERS:
             tables = [
                 {name: self._squeeze(size) for name, size in phase.get(tier, {}).items()}
-                for phase in phases
+                for phase in both
             ]
-            last = self._squeeze(_total(phases[1], tier) - _total(phases[0], tier)) >= 0
+            last = self._squeeze(tier_bytes(both[1], tier) - tier_bytes(both[0], tier)) >= 0
             names = dict.fromkeys([*tables[1], *tables[0]])
             merged[tier] = {
                 name: np.where(last, *(t.get(name, ZERO) for t in tables[::-1])) for name in names
@@ -222,12 +217,12 @@ class Prediction:
     @property
     def gpu_bytes(self) -> Array:
         """Peak memory of each GPU. [B]"""
-        return self._spread(_total(self.buffers, "gpu"))
+        return self._spread(tier_bytes(self.buffers, "gpu"))
 
     @property
     def host_bytes(self) -> Array:
         """Peak host memory of the replica. [B]"""
-        return self.deployment.tp * self._spread(_total(self.buffers, "host"))
+        return self.deployment.tp * self._spread(tier_bytes(self.buffers, "host"))
 
     @property
     def fits(self) -> NDArray[np.bool]:
@@ -254,83 +249,6 @@ class Prediction:
 
 def _fewer_parts(t: Technique) -> str:
     return f" or set {t.name}:parts" if "parts" in t.settings else ""
-
-
-def _phases(
-    t: Technique, d: Deployment, batch: Number, prompt: Number, generate: Number
-) -> tuple[Buffers, Buffers]:
-    """Resident bytes while the prompt is read, and when the last token is decoded."""
-    last = decode_point(batch, prompt, generate, generate - 1.0)
-    return t.resident(d, prefill_point(batch, prompt, generate)), t.resident(d, last)
-
-
-def _total(buffers: Buffers, tier: Tier) -> Array:
-    total = ZERO
-    for size in buffers.get(tier, {}).values():
-        total = total + size
-    return total
-
-
-def largest_batch(
-    t: Technique, d: Deployment, prompt: int, generate: int, gpu: float, host: float
-) -> Array:
-    """Largest batch whose buffers fit in both memories, a multiple of the technique's parts.
-
-    Memory grows with the batch, so the batch is bracketed; 0 where not even one part fits.
-
-    Parameters
-    ----------
-    gpu, host : memory of each GPU and of the host. [B]
-    """
-
-    def excess(parts: Array) -> Array:
-        """Above 0 where some memory overflows; nearly affine in the batch."""
-        worst: Array = np.full((), -1.0)
-        for phase in _phases(t, d, parts * t.tiles(), prompt, generate):
-            worst = np.maximum(worst, _total(phase, "gpu") / gpu - 1)
-            worst = np.maximum(worst, d.tp * _total(phase, "host") / host - 1)
-        return worst
-
-    none, most = np.zeros((1, 1)), np.full((1, 1), float(MOST_SEQUENCES))
-    return last_within(excess, none, most) * t.tiles()
-
-
-def breakdown(steps: Iterable[Step], d: Deployment) -> dict[str, Number]:
-    """Time of each op over all layers of some passes, whether overlapped or not. [s]"""
-    total: dict[str, Number] = {}
-    for step in steps:
-        for op, count in all_ops(step):
-            total[op.name] = total.get(op.name, 0.0) + count * seconds(op, d)
-    return total
-
-
-def bound_by(t: Technique, d: Deployment, p: Point) -> str:
-    """What the busiest stream of a decoding round spends most of its time on (scalar point)."""
-    busy: dict[str, dict[str, float]] = {"host": {"kernel launches": 0.0}}
-    for step in t.cycle(d, p).steps:
-        for op, count in all_ops(step):
-            took = float(np.ravel(seconds(op, d))[0])
-            if took == 0.0:
-                continue
-            needs = {k: float(np.ravel(v)[0]) for k, v in resource_seconds(op, d).items()}
-            needs["fixed time"] = float(np.ravel(overhead_seconds(op, d))[0])
-            limit = LIMITS.get(max(needs, key=needs.__getitem__), "fixed time")
-            on = busy.setdefault(op.stream, {})
-            on[limit] = on.get(limit, 0.0) + count * took
-            if op.stream == "gpu":
-                busy["host"]["kernel launches"] += count * op.launches * d.stack.launch
-    busiest = max(busy.values(), key=lambda limits: sum(limits.values()))
-    return max(busiest, key=busiest.__getitem__)
-
-
-LIMITS = {
-    "hbm": "GPU memory bandwidth",
-    "dram": "host memory bandwidth",
-    "h2d": "host-to-GPU link",
-    "d2h": "GPU-to-host link",
-    "link": "GPU-to-GPU link",
-    "compute": "arithmetic",
-}
 
 
 def one(prediction: Prediction, index: int) -> Prediction:

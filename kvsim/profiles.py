@@ -33,7 +33,6 @@ from kvsim.hardware import (
     Stack,
 )
 
-
 FILE_LIMIT = 10_000_000  # a profile has some kB; more is another file by mistake [bytes]
 
 

@@ -9,16 +9,15 @@ from there on max-plus systems repeat that shift, so the remaining repetitions a
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.clocks import TOLERANCE, History, State
 from kvsim.deployment import Deployment
 from kvsim.evaluate import COPIES, all_ops, channel_seconds, seconds
 from kvsim.graph import Number, Op, Step
-
-_TOLERANCE = 2e-14  # rounding of clock differences, relative to the clock
 
 
 def makespan(step: Step, d: Deployment) -> Number:
@@ -47,50 +46,6 @@ class _Timed:
     duration: Number
     active: NDArray[np.bool] | bool  # where it has work
     waits: tuple[tuple[str, int, bool], ...]  # op name, layers back, in the previous step
-
-
-@dataclass
-class _State:
-    """All clocks of a run."""
-
-    streams: dict[str, Number]
-    host: Number = 0.0
-    ends: list[dict[str, Number]] = field(default_factory=lambda: [{}, {}, {}])  # newest last
-    issued: dict[str, Number] = field(default_factory=dict)  # ends of the next layer's early ops
-
-    def clocks(self, lagged: set[str]) -> list[Number]:
-        """Everything that ops of later layers can depend on, the GPU's clock first."""
-        recent = [v for ends in self.ends for k, v in ends.items() if k in lagged]
-        return [self.streams["gpu"], *self.streams.values(), *recent, *self.issued.values()]
-
-    def shift(self, by: Number, host: Number) -> None:
-        """Move every clock into the future."""
-        for clocks in (self.streams, self.issued, *self.ends):
-            for name in clocks:
-                clocks[name] = clocks[name] + by
-        self.host = self.host + host
-
-
-class _History:
-    """Ends of one op in every layer of a step, those of skipped layers implied."""
-
-    def __init__(self) -> None:
-        self.values: dict[int, Number] = {}
-        self.jumps: list[tuple[range, int, Number]] = []  # layers skipped, period, shift
-
-    def __getitem__(self, index: int) -> Number:
-        for skipped, period, shift in self.jumps:
-            if index in skipped:
-                repetitions, offset = divmod(index - skipped.start, period)
-                return self.values[skipped.start - period + offset] + (repetitions + 1) * shift
-        return self.values[index]
-
-    def keeps_up(self, layers: range, most: Number) -> bool:
-        """Whether over these layers the ends grow by no more than ``most`` per block."""
-        for skipped, _, own in self.jumps:
-            if layers.start in skipped and layers.stop - 1 in skipped:
-                return bool(np.all(own <= most))
-        return False
 
 
 class _Timeline:
@@ -129,26 +84,24 @@ class _Timeline:
             total[stream] = total.get(stream, 0.0) + timed.duration
         return total
 
-    def play(self, steps: int, endless: bool = False) -> tuple[_State, list[Number]]:
+    def play(self, steps: int, endless: bool = False) -> tuple[State, list[Number]]:
         """Clocks after a number of steps from idle, and the end of each step's head. [s]
 
         If ``endless``, the last step too issues the early ops of one that follows it.
         """
         every = [op for op, _ in all_ops(self.step)]
         streams: dict[str, Number] = {"gpu": 0.0}
-        state = _State(streams | {op.stream: 0.0 for op in every})
+        state = State(streams | {op.stream: 0.0 for op in every})
         ends: list[Number] = []
-        past: dict[str, _History] = {}
+        past: dict[str, History] = {}
         for number in range(steps):
             past = self._play_step(state, past, again=endless or number + 1 < steps)
             ends.append(state.streams["gpu"])
         return state, ends
 
-    def _play_step(
-        self, state: _State, past: dict[str, _History], again: bool
-    ) -> dict[str, _History]:
+    def _play_step(self, state: State, past: dict[str, History], again: bool) -> dict[str, History]:
         across = self.d.stack.across_steps
-        record = {name: _History() for name in self.recalled}
+        record = {name: History() for name in self.recalled}
         if not across:
             for copies in set(COPIES) & state.streams.keys():
                 state.streams[copies] = np.maximum(state.streams[copies], state.streams["gpu"])
@@ -178,7 +131,7 @@ class _Timeline:
                     now = []
                 before, host_before = now, state.host
         for timed in self.head:
-            self._run(state, timed, state.ends[-1], {})
+            self._run(state, timed, state.ends[-1], [])
         return record
 
     def _repeats(
@@ -186,7 +139,7 @@ class _Timeline:
         before: list[Number],
         now: list[Number],
         host_shift: Number,
-        past: dict[str, _History],
+        past: dict[str, History],
         layers: range,
     ) -> bool:
         """Whether in these layers each block will add what the last one added."""
@@ -194,9 +147,9 @@ class _Timeline:
             return False
         shift = now[0] - before[0]
         for old, new in zip(before, now, strict=True):
-            if not np.all(np.abs(new - old - shift) <= _TOLERANCE * np.abs(new)):
+            if not np.all(np.abs(new - old - shift) <= TOLERANCE * np.abs(new)):
                 return False
-        slack = _TOLERANCE * np.abs(now[0])
+        slack = TOLERANCE * np.abs(now[0])
         most = shift + slack
         if not np.all(host_shift <= most):
             return False
@@ -206,7 +159,7 @@ class _Timeline:
             return False
         return all(past[name].keeps_up(layers, most) for name in self.recalled if past)
 
-    def _play_layer(self, state: _State, index: int, past: dict[str, _History], wrap: bool) -> None:
+    def _play_layer(self, state: State, index: int, past: dict[str, History], wrap: bool) -> None:
         begin = state.streams["gpu"]
         state.ends = [*state.ends[-2:], state.issued]
         state.issued = {}
@@ -223,11 +176,11 @@ class _Timeline:
 
     def _issue(
         self,
-        state: _State,
+        state: State,
         layer: list[_Timed],
         ahead: bool,
         index: int,
-        past: dict[str, _History],
+        past: dict[str, History],
     ) -> None:
         recent = [*state.ends, state.issued] if ahead else state.ends
         for timed in layer:
@@ -239,19 +192,19 @@ class _Timeline:
         timed: _Timed,
         recent: list[dict[str, Number]],
         index: int,
-        past: dict[str, _History],
-    ) -> dict[str, Number]:
-        found: dict[str, Number] = {}
+        past: dict[str, History],
+    ) -> list[Number]:
+        found = []
         for name, lag, previous_step in timed.waits:
             if previous_step:
                 if name in past:
-                    found[f"{name}@step"] = past[name][index]
+                    found.append(past[name][index])
             elif name in recent[-1 - lag]:
-                found[f"{name}@{lag}"] = recent[-1 - lag][name]
+                found.append(recent[-1 - lag][name])
         return found
 
     def _run(
-        self, state: _State, timed: _Timed, ends: dict[str, Number], waits: dict[str, Number]
+        self, state: State, timed: _Timed, ends: dict[str, Number], waits: list[Number]
     ) -> None:
         """Play one op. Where it has no work it is not launched: it neither waits nor delays."""
         op, active, stack = timed.op, timed.active, self.d.stack
@@ -259,7 +212,7 @@ class _Timeline:
         if active is False:
             return
         free = state.streams[op.stream]
-        start = _latest([free, *waits.values()])
+        start = _latest([free, *waits])
         if self.hosted and op.stream == "gpu":
             state.host = state.host + op.launches * stack.launch * active
             start = np.maximum(start, state.host)

@@ -17,6 +17,7 @@ Column = NDArray[np.floating]
 Rows = NDArray[np.intp]
 Programme = tuple[pulp.LpProblem, list[pulp.LpVariable], dict[str, pulp.LpVariable]]
 
+WORST = 1e6  # times the least excess; rows beyond cannot be the nearest
 TINY = 1e-9  # relative slack of a limit: rounding, far below what any prediction means
 
 
@@ -106,16 +107,17 @@ def nearest(
     finite = np.flatnonzero(np.all([np.isfinite(columns[k]) for k in limits], axis=0))
     if not finite.size:
         raise InfeasibleError("no option has a value for every limit")
-    goal = np.zeros(columns[next(iter(limits))].size)
-    for name, limit in limits.items():
-        goal += np.maximum(columns[name] - limit, 0.0) / (limit or 1.0)
+    excess = {k: np.maximum(columns[k] - v, 0.0) / (v or 1.0) for k, v in limits.items()}
+    goal = np.sum(list(excess.values()), axis=0)
+    unit = float(goal[finite].min()) or 1.0  # a solver cannot tell 1e-3 from 2e-3 beside 1e12
 
     def programme(some: Rows) -> Programme:
-        return build(goal[some], {k: columns[k][some] for k in limits}, limits, elastic=True)
+        scaled = {name: values[some] / unit for name, values in excess.items()}
+        return build(goal[some], scaled, dict.fromkeys(limits, 0.0), elastic=True)
 
-    row, _ = _solve(goal, finite, programme)
-    excess = {k: float(columns[k][row]) - limit for k, limit in limits.items()}
-    return row, {k: v for k, v in excess.items() if v > TINY * abs(limits[k])}
+    row, _ = _solve(goal, finite[goal[finite] <= WORST * unit], programme)
+    over = {k: float(columns[k][row]) - limit for k, limit in limits.items()}
+    return row, {k: v for k, v in over.items() if v > TINY * abs(limits[k])}
 
 
 def _solve(goal: Column, rows: Rows, programme: Callable[[Rows], Programme]) -> tuple[int, str]:

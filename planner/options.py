@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 
 from kvsim.deployment import Deployment
-from kvsim.generate import Prediction, largest_batch
+from kvsim.generate import Prediction
+from kvsim.memory import largest_batch
 from kvsim.planner.choose import Column
 from kvsim.techniques.base import Technique
 
@@ -32,10 +33,12 @@ class Options:
     technique: list[Technique] = field(default_factory=list)
     batch: Column = field(default_factory=lambda: np.zeros(0))
     columns: dict[str, Column] = field(default_factory=dict)
+    evaluated: list[tuple[Technique, Column]] = field(default_factory=list)  # with which batches
 
     def add(self, other: "Options") -> None:
         """Append the rows of another table."""
         self.technique += other.technique
+        self.evaluated += other.evaluated
         self.batch = np.concatenate([self.batch, other.batch])
         self.columns = {
             name: np.concatenate([self.columns.get(name, np.zeros(0)), values])
@@ -64,6 +67,7 @@ def evaluate(t: Technique, d: Deployment, w: Workload, batch: Column) -> Options
         [s for s in settings for _ in range(batch.size)],
         np.tile(batch, len(settings)),
         measured | admitted,
+        [(t, batch)],
     )
 
 
@@ -109,6 +113,14 @@ def tabulate(
             if candidates.size:
                 table.add(evaluate(t, d, w, candidates))
     return table
+
+
+def elsewhere(table: Options, d: Deployment, w: Workload) -> Options:
+    """The same settings and batches on other hardware."""
+    other = Options()
+    for t, batch in table.evaluated:
+        other.add(evaluate(t, d, w, batch))
+    return other
 
 
 def between(table: Options, row: int, d: Deployment, w: Workload) -> Options:

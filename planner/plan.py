@@ -9,7 +9,7 @@ from kvsim.errors import InfeasibleError, InputError
 from kvsim.generate import Prediction
 from kvsim.hardware import Link
 from kvsim.planner.choose import Choice, choose, nearest, within
-from kvsim.planner.options import GIB, Options, Workload, between, measures, tabulate
+from kvsim.planner.options import GIB, Options, Workload, between, elsewhere, measures, tabulate
 from kvsim.techniques.base import Technique
 from kvsim.techniques.full import Full
 
@@ -82,7 +82,10 @@ def make_plan(
             f"`kvsim gpus`, or a profile with price.usd_per_hour"
         )
     sizes = (limits.gpu_memory, limits.gpu_memory + GIB)
-    table = _refined(tabulate(candidates, d, w, sizes, limits.host_memory), d, w, objective, limits)
+    table = tabulate(candidates, d, w, sizes, limits.host_memory)
+    if not table.technique:
+        raise InfeasibleError(_explain(table, limits))
+    table = _refined(table, d, w, objective, limits)
     choice, replay = _replayed(table, d, w, objective, limits)
     binding = {
         name: _gain(replay, table, objective, limits.finite(without=name))
@@ -90,8 +93,7 @@ def make_plan(
     }
     more_memory = replace(limits, gpu_memory=limits.gpu_memory + GIB).finite()
     link = _faster_link(d)
-    faster = tabulate(candidates, link, w, sizes[:1], limits.host_memory)
-    faster = _refined(faster, link, w, objective, limits)
+    faster = _refined(elsewhere(table, link, w), link, w, objective, limits)
     return Plan(
         objective=objective,
         limits=limits,

@@ -12,9 +12,10 @@ from kvsim.configs import load_model
 from kvsim.deployment import Deployment
 from kvsim.errors import InputError
 from kvsim.evaluate import all_ops, seconds
-from kvsim.generate import TIERS, Prediction, decode_point, prefill_point
+from kvsim.generate import Prediction
 from kvsim.graph import Op, Point, Step
 from kvsim.hardware import Hardware, Link
+from kvsim.memory import TIERS, decode_point, prefill_point
 from kvsim.profiles import load_hardware, load_stack
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.base import Technique

@@ -11,19 +11,16 @@ from kvsim import generate
 from kvsim.configs import load_model
 from kvsim.deployment import Deployment
 from kvsim.errors import InputError
+from kvsim.explain import LIMITS, bound_by, breakdown
 from kvsim.generate import (
-    MOST_SEQUENCES,
     MOST_TOKENS,
     Prediction,
-    bound_by,
-    breakdown,
     check_workload,
-    decode_point,
     grid_seconds,
-    prefill_point,
     round_seconds,
 )
 from kvsim.graph import Point
+from kvsim.memory import MOST_SEQUENCES, decode_point, prefill_point
 from kvsim.profiles import load_hardware, load_stack
 from kvsim.techniques import TECHNIQUES, parse
 from tests import scalar
@@ -215,7 +212,7 @@ def test_breakdown_holds_every_op(text: str) -> None:
     parts = breakdown(t.cycle(d, p).steps, d)
     work = sum(sum(scalar.busy(step, d).values()) for step in t.cycle(d, p).steps)
     assert float(sum(parts.values())) == close(work)
-    assert bound_by(t, d, p) in {*generate.LIMITS.values(), "fixed time", "kernel launches"}
+    assert bound_by(t, d, p) in {*LIMITS.values(), "fixed time", "kernel launches"}
     if t.name in ("full", "kivi", "zipcache", "h2o", "snapkv", "streamingllm", "fp8"):
         assert float(sum(parts.values())) == close(float(round_seconds(t, d, p)))
 

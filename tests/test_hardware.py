@@ -126,7 +126,7 @@ def test_every_stack_field_has_a_key() -> None:
 
 
 def test_ideal_stack_is_the_default() -> None:
-    assert replace(load_stack("ideal"), title="", source="") == Stack("ideal")
+    assert replace(load_stack("ideal"), title="", error="", source="") == Stack("ideal")
 
 
 def test_stacks_differ_as_their_software_does() -> None:
@@ -185,7 +185,7 @@ BAD_HARDWARE = {
 BAD_STACKS = {
     "unknown key": ("gap_s =", "gaps =", "unknown key", "time.gap_s"),
     "unknown kernel": ("[kernel.gemm]", "[kernel.gem]", "unknown key", "kernel.gemm.memory"),
-    "missing error": ('error = ""\n', "", "error is missing", "text"),
+    "missing error": ('error = "', '# error = "', "error is missing", "text"),
     "unknown basis": ('"carried over"', '"guess"', "basis", "'calibrated'"),
     "efficiency above 1": ("memory = 0.80", "memory = 80", "kernel.gemm.memory", "at most 1"),
     "no efficiency": ("memory = 0.65", "memory = 0.0", "kernel.lowbit.memory", "above 0"),

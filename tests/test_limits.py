@@ -13,8 +13,9 @@ from kvsim.configs import load_model
 from kvsim.deployment import Deployment
 from kvsim.evaluate import all_ops, seconds
 from kvsim.formats import Format
-from kvsim.generate import TIERS, prefill_point, round_seconds
+from kvsim.generate import round_seconds
 from kvsim.graph import Array, Buffers, Number, Op, Point, Step
+from kvsim.memory import TIERS, prefill_point
 from kvsim.model import LayerShape
 from kvsim.profiles import load_hardware, load_stack, stack_names
 from kvsim.techniques import parse

@@ -12,8 +12,10 @@ import numpy as np
 from kvsim.basis import basis
 from kvsim.configs import catalogue_entry, load_model, model_names
 from kvsim.deployment import Deployment
-from kvsim.generate import Prediction, bound_by, breakdown, decode_point, one, prefill_point
+from kvsim.explain import bound_by, breakdown
+from kvsim.generate import Prediction, one
 from kvsim.hardware import Hardware
+from kvsim.memory import decode_point, prefill_point
 from kvsim.planner.options import GIB
 from kvsim.planner.plan import LABELS, Limits, Plan
 from kvsim.profiles import hardware_names, load_hardware, load_stack, stack_names

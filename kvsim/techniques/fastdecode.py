@@ -56,6 +56,11 @@ class Fastdecode(Technique):
             blocks.copy("return_out", "h2d", queries, after=("attn",)),
         ]
 
+    def once(self, d: Deployment, p: Point) -> Buffers:
+        """In prefill two layers' keys and values, one computed while the other leaves."""
+        leaving = 2 * blocks.kv_bytes(d.shard, p.tokens) if p.prefill else 0.0
+        return {"gpu": {"kv on the way out": leaving}}
+
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """Everything on the host."""
         return {"host": {"kv": blocks.resident_kv(d, p, shape)}}

@@ -74,6 +74,8 @@ class Kcache(Technique):
     def once(self, d: Deployment, p: Point) -> Buffers:
         """Fetched values and their indices, or a layer's values on their way out in prefill."""
         m = d.shard
+        if self.gpu_layers >= m.layers:
+            return {}
         if p.prefill:
             return {"gpu": {"value buffers": 2 * blocks.HALF * m.v_width * p.tokens}}
         rows = p.tokens * m.heads * np.minimum(self.n, p.length)

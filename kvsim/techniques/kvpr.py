@@ -94,6 +94,9 @@ class Kvpr(HostCache):
             *blocks.after_attention(d, p, shape),
         ]
         around = _loads(surroundings, d)
+        # the link also runs beside the head: its time is spread over the layers
+        head, _, _ = _loads(list(blocks.head(d, p)), d)
+        around = (around[0] + head / d.shard.layers / self.tiles(), *around[1:])
 
         def times(split: Array) -> tuple[Array, Array]:
             ops = self._fetch_split(d, p, shape, split)
