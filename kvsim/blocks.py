@@ -190,10 +190,10 @@ def attention(
     expand: list[Op] = []
     flops: Number = 2.0 * p.batch * m.heads * m.head_dim * (pairs + value_pairs)
     if m.latent:
-        up, flops, widened = _latent(d, p, tokens, pairs)
+        up, flops, expanded = _latent(d, p, tokens, pairs)
         up_name = "kv_up" if name == "attn" else f"{name}_kv_up"
         expand, after = [replace(up, name=up_name, after=after)], ()
-        extra_bytes = extra_bytes + widened
+        extra_bytes = extra_bytes + expanded
     moved = (
         p.batch * read
         + kv_bytes(m, p.tokens)
