@@ -72,6 +72,8 @@ class Stack:
     basis: str = "datasheet"  # "datasheet", "carried over" or "calibrated"
     error: str = ""  # what is known of the error on rows it did not see
     source: str = ""
+    fit: str = ""  # the rows its free numbers were fitted to, and how well they fit
+    free: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # key -> bounds of a fit
     kernels: Mapping[str, Kernel] = field(default_factory=lambda: dict.fromkeys(KERNELS, Kernel()))
     # time
     launch: float = 0.0  # host time to issue one kernel; the GPU waits for it [s]
@@ -223,7 +225,7 @@ STACK_FILE = Schema(
         for key, (_, rule) in KERNEL_NUMBERS.items()
     },
     required=frozenset({"title", "basis", "error"}),
-    texts=frozenset({"title", "basis", "error"}),
+    texts=frozenset({"title", "basis", "error", "extends", "fit"}),
     flags=frozenset(STACK_FLAGS),
     choices={"basis": ("datasheet", "carried over", "calibrated")},
 )

@@ -6,7 +6,7 @@ file and the key, and so is a number that does not say where it comes from.
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from math import isfinite
@@ -45,6 +45,7 @@ class Profile:
     texts: dict[str, str]
     lists: dict[str, tuple[str, ...]]
     sources: dict[str, str]
+    free: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def hardware_names() -> tuple[str, ...]:
@@ -100,7 +101,7 @@ def load_stack(name_or_path: str | Path) -> Stack:
         If there is no such stack, or the file is not a sound one.
     """
     file = _find("stack", str(name_or_path), _folder() / "stacks")
-    profile = _read(file, STACK_FILE)
+    profile = _extended(file, ())
     changes: dict[str, Any] = {
         name: profile.numbers[key]
         for key, (name, _) in STACK_NUMBERS.items()
@@ -114,11 +115,47 @@ def load_stack(name_or_path: str | Path) -> Stack:
             title=profile.texts["title"],
             basis=profile.texts["basis"],
             error=profile.texts["error"],
+            fit=profile.texts.get("fit", ""),
+            free=profile.free,
             source="\n".join(f"{key}: {text}" for key, text in profile.sources.items()),
             kernels={kernel: _kernel(profile, kernel) for kernel in KERNELS},
         ),
         **changes,
     )
+
+
+def with_numbers(stack: Stack, numbers: Mapping[str, float]) -> Stack:
+    """A stack with other numbers under some of its file's keys."""
+    changes: dict[str, Any] = {"kernels": dict(stack.kernels)}
+    for key, value in numbers.items():
+        if key in STACK_NUMBERS:
+            changes[STACK_NUMBERS[key][0]] = value
+        else:
+            _, kernel, name = key.split(".")
+            changed = {KERNEL_NUMBERS[name][0]: value}
+            changes["kernels"][kernel] = replace(changes["kernels"][kernel], **changed)
+    return replace(stack, **changes)
+
+
+def number_of(stack: Stack, key: str) -> float:
+    """A stack's number under a key of its file."""
+    if key in STACK_NUMBERS:
+        return float(getattr(stack, STACK_NUMBERS[key][0]))
+    _, kernel, name = key.split(".")
+    return float(getattr(stack.kernels[kernel], KERNEL_NUMBERS[name][0]))
+
+
+def _extended(file: Traversable, below: tuple[str, ...]) -> Profile:
+    """A stack's entries over those of the stack it extends."""
+    own = _read(file, STACK_FILE)
+    name = own.texts.get("extends")
+    if name is None:
+        return own
+    if name in below:
+        raise _wrong(file, "extends", name, "a stack that does not extend this one")
+    base = _extended(_find("stack", name, _folder() / "stacks"), (*below, name))
+    numbers, flags = base.numbers | own.numbers, base.flags | own.flags
+    return Profile(numbers, flags, own.texts, own.lists, base.sources | own.sources, own.free)
 
 
 def _find(kind: str, name: str, folder: Traversable) -> Traversable:
@@ -158,6 +195,7 @@ def _read(file: Traversable, schema: Schema) -> Profile:
     """
     document = _parse(file)
     sources = document.pop("source", {})
+    free = _free(file, document.pop("free", {}), schema)
     leaves = dict(_leaves(document))
     for key in leaves:
         if key not in schema.keys:
@@ -166,7 +204,7 @@ def _read(file: Traversable, schema: Schema) -> Profile:
     for key in sorted(frozenset().union(*groups)):
         if key not in leaves:
             raise InputError(f"{_shown(file)}: {key} is missing; add it{_example(key, schema)}")
-    profile = Profile({}, {}, {}, {}, _sources(file, sources, leaves))
+    profile = Profile({}, {}, {}, {}, _sources(file, sources, leaves), free)
     for key, value in leaves.items():
         if key in schema.numbers:
             profile.numbers[key] = _number(file, key, value, schema.numbers[key])
@@ -241,6 +279,21 @@ def _sources(file: Traversable, sources: Any, leaves: Mapping[str, Any]) -> dict
             )
         _text(file, f"source of {key}", text, None)
     return sources
+
+
+def _free(file: Traversable, free: Any, schema: Schema) -> dict[str, tuple[float, float]]:
+    """Bounds of the numbers that a fit may change."""
+    if not isinstance(free, dict):
+        raise _wrong(file, "free", free, "a table of [lowest, highest] by key")
+    for key, bounds in free.items():
+        if key not in schema.numbers:
+            raise unknown(f"key under [free] of {_shown(file)}:", key, schema.numbers)
+        if not isinstance(bounds, list) or len(bounds) != 2:
+            raise _wrong(file, f"free {key}", bounds, "[lowest, highest]")
+        low, high = (_number(file, f"free {key}", b, schema.numbers[key]) for b in bounds)
+        if not low < high:
+            raise _wrong(file, f"free {key}", bounds, "[lowest, highest]")
+    return {key: (float(low), float(high)) for key, (low, high) in free.items()}
 
 
 def _number(file: Traversable, key: str, value: Any, rule: Number) -> float:

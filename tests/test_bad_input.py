@@ -2,7 +2,6 @@
 
 import json
 import os
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -270,13 +269,10 @@ def test_files_that_cannot_be_read(option: str, tmp_path: Path) -> None:
         assert file.name in refused(PREDICT, f"--{option}", str(file))
 
 
-@pytest.mark.parametrize("size", [1, 300, -1])
+@pytest.mark.parametrize("size", [1, 300, len(PROFILE) // 2, len(PROFILE) - 2])
 def test_truncated_profiles(size: int, tmp_path: Path) -> None:
     file = tmp_path / "cut.toml"
-    lines = PROFILE.splitlines()
-    file.write_text("\n".join(lines[: size if size < 100 else len(lines) // 2]))
-    if size > 0:
-        assert tomllib.loads(file.read_text())
+    file.write_text(PROFILE[:size])
     check(refused(PREDICT, "--gpu", str(file)), "cut.toml")
 
 

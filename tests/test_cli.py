@@ -141,13 +141,10 @@ def test_an_alternative_says_which_option_would_admit_it() -> None:
 def test_lists_name_everything(command: str) -> None:
     rows = answer(command)
     assert {row["name"] for row in rows} == NAMES[command]
-    assert len({frozenset(row) for row in rows}) == 1
     table = done(command)
     assert all(name in table for name in NAMES[command])
-    if command in ("models", "techniques"):
-        assert all(row["source"] for row in rows)
-    if command == "gpus":
-        assert all(row["sources"] for row in rows)
+    if command != "stacks":
+        assert all(row["sources" if command == "gpus" else "source"] for row in rows)
     if command == "techniques":
         assert all(p["meaning"] for row in rows for p in row["parameters"])
 
@@ -180,8 +177,7 @@ def test_csv_is_the_json() -> None:
     ids=lambda arguments: " ".join(arguments)[:60],
 )
 def test_text_fits_100_columns(arguments: tuple[str, ...]) -> None:
-    lines = done(*arguments).splitlines()
-    assert lines and max(len(line) for line in lines) <= WIDTH
+    assert 5 < max(len(line) for line in done(*arguments).splitlines()) <= WIDTH
 
 
 def test_the_table_tells_equal_names_apart_and_marks_what_does_not_fit() -> None:

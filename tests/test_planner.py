@@ -1,9 +1,11 @@
 """The planner's choice is the best there is, within its limits, and says what holds it back."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,10 +31,8 @@ GOLDEN = Path(__file__).parent / "golden"
 NAMES = ("gpu_memory", "host_memory", "ttft", "tpot", "loss", "assumed")
 SLACK = 1e-9  # relative
 
-Instance = tuple[NDArray[Any], dict[str, NDArray[Any]], dict[str, float]]
 
-
-def instance(seed: int) -> Instance:
+def instance(seed: int) -> tuple[NDArray[Any], dict[str, NDArray[Any]], dict[str, float]]:
     """A table with ties, odd values and scales from 1e-3 to 1e12, and limits some rows meet."""
     rng = np.random.default_rng(seed)
     size = int(rng.integers(1, 201))
@@ -58,15 +58,13 @@ def instance(seed: int) -> Instance:
     return objective, columns, limits
 
 
-def best(
-    objective: NDArray[Any], columns: dict[str, NDArray[Any]], limits: dict[str, float]
-) -> Any:
-    """The smallest objective within the limits, one row after the other."""
-    found = None
-    for i, value in enumerate(objective.tolist()):
-        inside = all(columns[name][i] <= limit for name, limit in limits.items())
-        if inside and np.isfinite(value) and (found is None or value < found):
-            found = value
+def best(objective: NDArray[Any], columns: Mapping[str, Any], limits: Mapping[str, float]) -> int:
+    """The first row with the smallest objective within the limits; -1 if there is none."""
+    found = -1
+    for i, value in enumerate(objective):
+        inside = np.isfinite(value) and all(columns[k][i] <= v for k, v in limits.items())
+        if inside and (found < 0 or value < objective[found]):
+            found = i
     return found
 
 
@@ -75,21 +73,15 @@ def test_choice_is_that_of_brute_force(start: int) -> None:
     for seed in range(start, start + 25):
         objective, columns, limits = instance(seed)
         expected = best(objective, columns, limits)
-        if expected is None:
-            with pytest.raises(InfeasibleError):
-                choose(objective, columns, limits)
-            continue
-        choice = choose(objective, columns, limits)
-        assert choice.objective == pytest.approx(expected, rel=SLACK, abs=0), seed
-        assert objective[choice.row] == choice.objective
-        assert choice.gap <= SLACK and choice.status == "optimal"
-        assert all(columns[k][choice.row] <= v * (1 + SLACK) for k, v in limits.items())
+        with nullcontext() if expected >= 0 else pytest.raises(InfeasibleError):
+            choice = choose(objective, columns, limits)
+            assert (choice.row, choice.objective) == (expected, objective[expected]), seed
+            assert choice.gap == 0 and choice.status == "optimal"
 
 
 def test_instances_are_of_every_kind() -> None:
-    found = [(best(*instance(seed)), len(instance(seed)[2])) for seed in range(200)]
-    assert sum(value is None for value, _ in found) > 20
-    assert sum(value is not None for value, _ in found) > 100
+    found = [(best(*instance(seed)) < 0, len(instance(seed)[2])) for seed in range(200)]
+    assert 20 < sum(infeasible for infeasible, _ in found) < 100
     assert {count for _, count in found} == set(range(7))
 
 
@@ -97,63 +89,50 @@ def test_instances_are_of_every_kind() -> None:
 def test_nearest_has_the_least_excess(start: int) -> None:
     for seed in range(start, start + 25):
         _, columns, limits = instance(seed)
-        if not limits:
-            continue
-        excess = {
-            k: [max(0.0, v - limit) for v in columns[k].tolist()] for k, limit in limits.items()
-        }
+        limits = limits or {"tpot": 1e-3}
         size = range(len(columns["tpot"]))
-        total = [sum(excess[k][i] / (limits[k] or 1.0) for k in limits) for i in size]
         usable = [i for i in size if all(np.isfinite(columns[k][i]) for k in limits)]
-        if not usable:
-            with pytest.raises(InfeasibleError):
-                nearest(columns, limits)
-            continue
-        row, missing = nearest(columns, limits)
-        assert total[row] == pytest.approx(min(total[i] for i in usable), rel=SLACK), seed
-        assert missing.keys() <= limits.keys()
-        for name in limits:
-            assert missing.get(name, 0.0) == pytest.approx(excess[name][row], rel=1e-6, abs=1e-12)
+        over = {k: [max(0.0, x - v) for x in columns[k].tolist()] for k, v in limits.items()}
+        total = {i: sum(over[k][i] / (limits[k] or 1.0) for k in limits) for i in usable}
+        with nullcontext() if usable else pytest.raises(InfeasibleError):
+            row, missing = nearest(columns, limits)
+            assert total[row] == pytest.approx(min(total.values()), rel=SLACK), seed
+            found = {name: missing.pop(name, 0.0) for name in limits}
+            assert found == pytest.approx({name: over[name][row] for name in limits}, abs=1e-12)
+            assert not missing
 
 
 def test_nearest_says_which_limit_and_by_how_much() -> None:
     columns = {"tpot": np.array([0.3, 0.05, 0.2]), "ttft": np.array([1.0, 9.0, 2.0])}
-    assert nearest(columns, {"tpot": 0.1, "ttft": 3.0}) == (2, {"tpot": pytest.approx(0.1)})
+    row, missing = nearest(columns, {"tpot": 0.1, "ttft": 3.0})
+    assert row == 2 and missing == pytest.approx({"tpot": 0.1})
     assert nearest(columns, {"tpot": 0.5, "ttft": 3.0}) == (0, {})
-
-
-def test_of_equal_rows_the_first_is_chosen() -> None:
-    objective = np.array([5.0, 2.0, 2.0, 2.0])
-    assert choose(objective, {"tpot": np.array([1.0, 9.0, 1.0, 1.0])}, {"tpot": 5.0}).row == 2
 
 
 @pytest.mark.parametrize("elastic", [False, True], ids=["choice", "nearest"])
 def test_programme_is_the_golden_one(elastic: bool, tmp_path: Path) -> None:
-    columns = {
-        "gpu_memory": np.array([16e9, 12e9, 8e9]),
-        "host_memory": np.array([0.0, 4e9, 8e9]),
-        "ttft": np.array([0.5, 0.75, 1.0]),
-        "tpot": np.array([0.03, 0.04, 0.05]),
-        "loss": np.array([0.0, 0.0, 1.0]),
-        "assumed": np.array([0.0, 1.0, 0.0]),
-    }
+    memory = [[16e9, 12e9, 8e9], [0.0, 4e9, 8e9]]
+    times = [[0.5, 0.75, 1.0], [0.03, 0.04, 0.05]]
+    table = np.array([*memory, *times, [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
+    columns = dict(zip(NAMES, table, strict=True))
     limits = dict(zip(NAMES, (16e9, 8e9, 1.0, 0.05, 0.0, 0.0), strict=True))
     problem, _, _ = build(np.array([-40.0, -80.0, -100.0]), columns, limits, elastic)
-    assert set(problem.constraints) == {"one_option", *NAMES}
-    written = tmp_path / "plan.lp"
-    problem.writeLP(str(written))
-    golden = GOLDEN / ("nearest.lp" if elastic else "choice.lp")
-    assert written.read_text() == golden.read_text()
+    assert {c.name for c in problem.constraints()} == {"one_option", *NAMES}
+    name = "nearest.lp" if elastic else "choice.lp"
+    problem.writeLP(str(tmp_path / name))
+    assert (tmp_path / name).read_text() == (GOLDEN / name).read_text()
 
 
 # the whole plan
 
+CHAT = Workload(1024, 64)
+NONE: Mapping[str, float] = MappingProxyType({})
+FAST = [t for t in candidates() if t.name != "kvpr"]  # whose balanced split is searched for
+
 
 @cache
-def deployment(model: str, gpu: str, tp: int = 1, host: float = 0) -> Deployment:
-    hardware = load_hardware(gpu)
-    if host:
-        hardware = replace(hardware, host_memory=host * GIB)
+def deployment(model: str, gpu: str, tp: int = 1, host: float = 128) -> Deployment:
+    hardware = replace(load_hardware(gpu), host_memory=host * GIB)
     return Deployment(load_model(model), hardware, load_stack("fused"), tp=tp)
 
 
@@ -161,11 +140,11 @@ def planned(
     d: Deployment,
     among: Iterable[Technique] = (),
     objective: str = "throughput",
-    w: Workload = Workload(1024, 64),  # noqa: B008
-    **limits: float,
+    w: Workload = CHAT,
+    limits: Mapping[str, float] = NONE,
 ) -> Plan:
     memory = {"gpu_memory": d.hardware.gpu_memory, "host_memory": d.hardware.host_memory}
-    return make_plan(d, w, objective, Limits(**(memory | limits)), list(among) or candidates())
+    return make_plan(d, w, objective, Limits(**{**memory, **limits}), list(among) or FAST)
 
 
 def value(plan: Plan) -> float:
@@ -173,11 +152,10 @@ def value(plan: Plan) -> float:
 
 
 def gained(before: Plan, after: Plan) -> float:
-    a, b = value(before), value(after)
-    return a / b - 1 if a > 0 else b / a - 1
+    return value(after) / value(before) - 1  # of throughput, which is negative in the table
 
 
-MIXED = "full offload kivi:bits=4 specache zipcache h2o kvpr flexgen".split()
+MIXED = ["full", "offload", "kivi:bits=4", "specache", "zipcache", "h2o", "kvpr", "flexgen"]
 CASES = [
     ("llama3-8b", "rtx4090", "throughput", {"loss": 1.0}),
     ("llama3-8b", "rtx4090", "throughput", {"loss": 1.0, "tpot": 0.027}),
@@ -192,7 +170,7 @@ def test_choice_is_the_best_of_all_exact_replays(
     model: str, gpu: str, objective: str, limits: dict[str, float]
 ) -> None:
     d, w = deployment(model, gpu), Workload(512, 48)
-    plan = planned(d, map(parse, MIXED), objective, w, **limits)
+    plan = planned(d, map(parse, MIXED), objective, w, limits)
     bounds = plan.limits.finite()
     exact: list[float] = []
     for t in {id(t): t for t in plan.table.technique}.values():
@@ -201,22 +179,17 @@ def test_choice_is_the_best_of_all_exact_replays(
         found |= {k: plan.table.columns[k][same] for k in ("loss", "assumed")}
         inside = np.all([found[k] <= v * (1 + SLACK) for k, v in bounds.items()], axis=0)
         exact += found[objective][inside].tolist()
-    assert len(exact) > 10
     assert value(plan) == pytest.approx(min(exact), rel=SLACK, abs=0)
     replay = measures(plan.choice)
-    assert all(replay[k][0] <= v * (1 + SLACK) for k, v in bounds.items() if k in replay)
-    assert plan.choice.fits.all()
+    assert all(replay[k][0] <= bounds[k] * (1 + SLACK) for k in bounds.keys() & replay.keys())
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_each_objective_is_best_at_its_own(objective: str) -> None:
-    d = deployment("llama2-7b", "a6000")
-    plans = [planned(d, objective=other) for other in OBJECTIVES]
-    scores = [float(measures(plan.choice)[objective][0]) for plan in plans]
-    assert min(scores) == scores[OBJECTIVES.index(objective)]
-    assert min(value(planned(d, [t], objective)) for t in map(parse, ("full", "offload"))) >= min(
-        scores
-    )
+def test_each_objective_is_best_at_its_own() -> None:
+    plans = [planned(deployment("llama2-7b", "a6000"), objective=name) for name in OBJECTIVES]
+    for plan in plans:
+        scores = [float(measures(other.choice)[plan.objective][0]) for other in plans]
+        assert min(scores) == value(plan)
+    assert plans[0].choice.batch[0] > plans[1].choice.batch[0] == 1
 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "qwen2.5-7b", "mistral-7b-v0.2"])
@@ -224,7 +197,6 @@ def test_each_objective_is_best_at_its_own(objective: str) -> None:
 def test_nothing_is_recomputed_on_grouped_query_models(model: str, objective: str) -> None:
     plan = planned(deployment(model, "a6000"), [Kvpr()], objective)
     answer = rows.plan(plan)
-    assert answer["choice"]["technique"] == "kvpr"
     assert answer["choice"]["params"]["split"] == 0
     sharing = plan.choice.deployment.model.queries_per_kv
     (why,) = [note for note in answer["predicted"]["notes"] if note.startswith("split 0")]
@@ -233,9 +205,8 @@ def test_nothing_is_recomputed_on_grouped_query_models(model: str, objective: st
 
 def test_something_is_recomputed_where_every_head_has_its_own_cache() -> None:
     w = Workload(1024, 64, batch=16)
-    answer = rows.plan(planned(deployment("llama2-7b", "a6000"), [Kvpr()], w=w))
-    assert answer["choice"]["params"]["split"] != 0
-    assert any("tokens are recomputed" in note for note in answer["predicted"]["notes"])
+    plan = planned(deployment("llama2-7b", "a6000"), [Kvpr()], w=w)
+    assert rows.plan(plan)["choice"]["params"]["split"] != 0
 
 
 LOOSER = {"loss": 1.0, "assumed": 1.0, "ttft": np.inf, "tpot": np.inf}
@@ -246,12 +217,10 @@ LOOSER = {"loss": 1.0, "assumed": 1.0, "ttft": np.inf, "tpot": np.inf}
 )
 def test_limits_bind_where_relaxing_them_helps(limits: dict[str, float]) -> None:
     d = deployment("llama2-7b", "a6000")
-    plan = planned(d, **limits)
+    plan = planned(d, limits=limits)
     assert plan.binding and all(gain > 0 for gain in plan.binding.values())
-    for name in plan.limits.finite():
-        if name in ("gpu_memory", "host_memory"):
-            continue
-        relaxed = planned(d, **(limits | {name: LOOSER[name]}))
+    for name in plan.limits.finite().keys() & LOOSER.keys():
+        relaxed = planned(d, limits=limits | {name: LOOSER[name]})
         assert gained(plan, relaxed) == pytest.approx(plan.binding.get(name, 0.0), abs=0.02)
 
 
@@ -259,11 +228,10 @@ def test_prices_are_what_the_hardware_would_bring() -> None:
     d = deployment("llama2-13b", "rtx4090", host=400)
     plan = planned(d)
     assert set(plan.prices) == {"one more GiB of GPU memory", "10 % more host link bandwidth"}
-    larger = planned(d, gpu_memory=d.hardware.gpu_memory + GIB)
-    links = dict(d.hardware.links)
-    for name in ("h2d", "d2h"):
-        links[name] = Link(links[name].bandwidth * MORE_LINK, links[name].latency)
-    faster = planned(replace(d, hardware=replace(d.hardware, links=links)))
+    larger = planned(d, limits={"gpu_memory": d.hardware.gpu_memory + GIB})
+    old = d.hardware.links
+    links = {k: Link(old[k].bandwidth * MORE_LINK, old[k].latency) for k in ("h2d", "d2h")}
+    faster = planned(replace(d, hardware=replace(d.hardware, links={**old, **links})))
     got = list(plan.prices.values())
     assert min(got) >= 0 and max(got) > 0.01
     assert got == pytest.approx([gained(plan, larger), gained(plan, faster)], abs=0.01)
@@ -279,35 +247,29 @@ def test_a_given_batch_is_kept() -> None:
 @pytest.mark.parametrize(("name", "asked"), [("tpot", 0.01), ("ttft", 0.02), ("gpu_memory", 2e9)])
 def test_infeasible_says_what_would_do(name: str, asked: float) -> None:
     d, unit = deployment("llama2-7b", "a6000"), {"gpu_memory": GIB}.get(name, 1e-3)
-    only = [Full()]
     with pytest.raises(InfeasibleError, match="no plan meets the limits") as caught:
-        planned(d, only, **{name: asked})
+        planned(d, [Full()], limits={name: asked})
     before, _, after = str(caught.value).partition(" would have to be ")
-    assert before.split(": ")[1] == {"gpu_memory": "GPU memory"}.get(name, name.upper())
+    assert before.endswith({"gpu_memory": "GPU memory"}.get(name, name.upper()))
     wanted = float(after.split()[0]) * unit
     assert f"instead of {asked / unit:.4g}"[:14] in after and "batch 1)" in after
-    assert planned(d, only, **{name: wanted * 1.001}).choice.batch[0] >= 1
+    assert planned(d, [Full()], limits={name: wanted * 1.001}).choice.batch[0] >= 1
     with pytest.raises(InfeasibleError):
-        planned(d, only, **{name: wanted * 0.99})
+        planned(d, [Full()], limits={name: wanted * 0.99})
 
 
 def test_a_model_larger_than_the_gpu_is_streamed_or_says_what_is_missing() -> None:
     with pytest.raises(InfeasibleError, match=r"host memory would have to be 1\d\d\.\d+ GiB"):
         planned(deployment("llama2-70b", "rtx4090"))
     plan = planned(deployment("llama2-70b", "rtx4090", host=256))
-    assert plan.baseline is None and plan.choice.fits.all()
-    assert getattr(plan.choice.technique, "streamed_weights", 0.0) > 0
+    assert plan.choice.fits.all() and getattr(plan.choice.technique, "streamed_weights", 0) > 0
     assert rows.plan(plan)["baseline"] is None
 
 
 def test_two_gpus_hold_what_one_does_not() -> None:
     one, two = (planned(deployment("llama2-13b", "rtx4090", tp, 400)) for tp in (1, 2))
-    assert one.baseline is None
-    assert two.baseline is not None and two.choice.technique.name == "full"
-    hourly = deployment("llama2-13b", "rtx4090").hardware.price
-    assert hourly and value(two) < value(one)
-    cost = 2 * hourly / 3600 / float(two.choice.output_tok_s[0]) * 1e6
-    assert two.choice.usd_per_million()[0] == pytest.approx(cost, rel=SLACK)
+    assert one.baseline is None and two.choice.technique.name == "full"
+    assert value(two) < value(one)
 
 
 def test_impossible_requests() -> None:
@@ -322,15 +284,13 @@ def test_impossible_requests() -> None:
 
 
 def test_the_table_covers_the_batches_that_matter() -> None:
-    d, w = deployment("llama2-7b", "a6000"), Workload(1024, 64)
-    sizes = (d.hardware.gpu_memory, d.hardware.gpu_memory + GIB)
-    tried = batches(Full(), d, w, sizes, d.hardware.host_memory)
+    d, w = deployment("llama2-7b", "a6000"), CHAT
+    space = ((d.hardware.gpu_memory, d.hardware.gpu_memory + GIB), d.hardware.host_memory)
+    tried = batches(Full(), d, w, *space)
     largest = Prediction(Full(), d, np.ones(1), w.prompt, w.generate).max_batch[0]
     assert tried[0] == 1 and largest in tried and tried[-1] > largest
     assert (np.diff(tried) > 0).all() and (tried == np.floor(tried)).all()
-    flexgen = parse("flexgen")
-    assert (batches(flexgen, d, w, sizes, d.hardware.host_memory) % flexgen.tiles() == 0).all()
-    table = tabulate(candidates(), d, w, sizes, d.hardware.host_memory)
-    length = len(table.technique)
-    assert {len(c) for c in (table.batch, *table.columns.values())} == {length}
-    assert all(np.isfinite(c).all() for c in table.columns.values())
+    assert (batches(parse("flexgen"), d, w, *space) % 8 == 0).all()
+    table = tabulate(candidates(), d, w, *space)
+    for column in (table.batch, *table.columns.values()):
+        assert column.shape == (len(table.technique),) and np.isfinite(column).all()
