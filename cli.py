@@ -254,6 +254,43 @@ def plan(
         tables.print_plan(rows.deployment(deployment), answer)
 
 
+@app.command()
+def reproduce(
+    source: Annotated[
+        str, typer.Argument(metavar="[PAPER|FILE.csv]", help="A paper's tables, or your own rows.")
+    ] = "all",
+    fit: Annotated[
+        str, _option("--fit", "FILE", "Fit --stack to the rows marked fit and write it there.")
+    ] = "",
+    stack: StackOption = "fused",
+    json: JsonOption = False,
+    report: Annotated[str, _option("--report", "FILE", "Write an HTML or .md page there.")] = "",
+) -> None:
+    """Compare published or your own measured rows with predictions."""
+    from kvsim import reproduce as published
+    from kvsim.report import page, reproduction
+    from kvsim.scores import score
+
+    for target in filter(None, (report, fit)):
+        page.check_target(target)
+    names = list(published.papers()) if source == "all" else [source]
+    found = [row for name in names for row in published.read(name)]
+    if fit:
+        text = reproduction.fitted(found, stack, source)
+        from kvsim.files import replace_text
+
+        replace_text(Path(fit), text)
+        return
+    predicted = [published.predict(row) for row in found]
+    scores = score(found, predicted)
+    if report:
+        reproduction.write_page(Path(report), source, found, predicted)
+    if json:
+        _print_json(reproduction.answer(found, predicted, scores))
+    else:
+        reproduction.print_answer(found, predicted, scores)
+
+
 def _deployment(
     model: str, gpu: str, stack: str, tp: str, weights: str, host_memory: str | None
 ) -> "Deployment":

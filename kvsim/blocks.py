@@ -183,6 +183,8 @@ def attention(
     if stored.bits < 16 and stack.unpack_bytes:  # unpacked outside the kernel, then copied out
         widened = stack.unpack_bytes + HALF * copies
         read = read + m.kv_width * tokens * widened
+    elif stored.bits < 16:  # the kernel unpacks, and knows grouped heads
+        read = read * stack.packed_passes
     else:
         read = read * (stack.append_passes + 1.0 + copies)
     pairs = query_key_pairs(d, p, sees)

@@ -19,5 +19,6 @@ def unknown(kind: str, name: str, known: Iterable[str], mend: str = "") -> Input
     """An unknown name, with the nearest known ones."""
     names = sorted(known)
     near = get_close_matches(name.lower(), names, n=3, cutoff=0.4)
-    hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(names[:8])}, ..."
+    some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    hint = f"nearest: {', '.join(near)}" if near else f"known: {some or 'none'}"
     return InputError(f"unknown {kind} {name[:80]!r}; {hint}{'; ' + mend if mend else ''}")

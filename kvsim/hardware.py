@@ -89,6 +89,7 @@ class Stack:
     append_passes: float = 0.0  # passes over the cache to append a token (torch.cat: 2)
     repeat_kv: bool = False  # grouped heads are copied out to full width before attention
     unpack_bytes: float = 0.0  # moved per packed number to unpack it outside the kernel [B]
+    packed_passes: float = 1.0  # passes over a packed cache that its attention makes in all
     merge_passes: float = 0.0  # passes to join loaded and recomputed parts of a layer's cache
     score_bytes: float = 0.0  # bytes moved per attention score (0: scores stay on chip) [B]
     resident_layers: int = 0  # first layers whose cache stays on the GPU under offloading
@@ -187,6 +188,7 @@ STACK_NUMBERS: Mapping[str, tuple[str, Number]] = {
     "cache.append_passes": ("append_passes", NON_NEGATIVE),
     "cache.score_bytes": ("score_bytes", NON_NEGATIVE),
     "cache.unpack_bytes": ("unpack_bytes", NON_NEGATIVE),
+    "cache.packed_passes": ("packed_passes", AT_LEAST_ONE),
     "cache.merge_passes": ("merge_passes", NON_NEGATIVE),
     "cache.resident_layers": ("resident_layers", WHOLE),
     "copies.overlap": ("overlap", SHARE),

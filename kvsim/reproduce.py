@@ -15,11 +15,18 @@ from kvsim.calibrate import Fit, Parameter, fit_ratio
 from kvsim.configs import load_model
 from kvsim.deployment import WEIGHTS, Deployment
 from kvsim.errors import InputError, unknown
-from kvsim.formats import compression_ratio, mixed_bits, mixed_parameters
+from kvsim.evaluate import seconds
+from kvsim.formats import (
+    SCALES,
+    compression_ratio,
+    mixed_bits,
+    mixed_parameters,
+    separable_parameters,
+)
 from kvsim.generate import Prediction
-from kvsim.graph import Array, Number
+from kvsim.graph import Array
 from kvsim.hardware import Hardware, Stack
-from kvsim.memory import decode_point, largest_batch
+from kvsim.memory import decode_point, largest_batch, prefill_point
 from kvsim.model import LayerShape, Model
 from kvsim.profiles import load_hardware, load_stack, number_of, with_numbers
 from kvsim.techniques import parse
@@ -30,9 +37,10 @@ COLUMNS = (
     "generate", "metric", "published", "use", "note",
 )  # fmt: skip
 USES = ("fit", "check", "anomaly")
-OPTIONS = ("baseline", "weights", "tp", "width")
+OPTIONS = ("baseline", "weights", "tp", "width", "op")
 """Keys of ``params`` that are not settings of the technique: the technique a speedup is over,
-weight format, tensor-parallel GPUs, and the numbers per token of a ratio's closed form."""
+weight format, tensor-parallel GPUs, the numbers per token of a ratio's closed form, and the op of
+one layer that a kernel-level measurement timed."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,10 @@ class Row:
         weights = self.options.get("weights", "fp16")
         return Deployment(_model(self.model), _hardware(self.hardware), stack, weights, tp)
 
+    def ran_on(self, stack: Stack) -> bool:
+        """Whether it belongs to a stack, named or given by path."""
+        return _stack(self.stack).name == stack.name
+
     def prediction(self, d: Deployment, technique: str) -> Prediction:
         """The run with a technique."""
         t = parse(technique)
@@ -80,27 +92,55 @@ def _most(t: Technique, d: Deployment, prompt: int, generate: int) -> float:
     return float(np.ravel(largest_batch(t, d, prompt, generate, h.gpu_memory, h.host_memory))[0])
 
 
+def _op_s(row: Row, d: Deployment, technique: str) -> float:
+    """Time of one op of the first layer in the round's first pass. [s]"""
+    p = decode_point(float(row.batch or 1), row.prompt, row.generate, 0.0)
+    step = parse(technique).cycle(d, p).steps[0]
+    ops = [op for op in step.groups[0].layers[0] if op.name == row.options["op"]]
+    if not ops:
+        raise InputError(f"no op {row.options['op']!r} in a layer of {technique}; correct params")
+    return float(np.ravel(seconds(ops[0], d))[0])
+
+
+def _step_s(row: Row, d: Deployment, technique: str) -> float:
+    if "op" in row.options:
+        return _op_s(row, d, technique)
+    return float(row.prediction(d, technique).tpot_s[0])
+
+
+def _speedup(row: Row, d: Deployment) -> float:
+    if "op" in row.options:
+        return _op_s(row, d, row.options["baseline"]) / _op_s(row, d, row.settings)
+    return _tok_s(row, d, row.settings) / _tok_s(row, d, row.options["baseline"])
+
+
 def _tok_s(row: Row, d: Deployment, technique: str) -> float:
     return float(row.prediction(d, technique).decode_tok_s[0])
 
 
-def _kv_bytes(row: Row, d: Deployment, technique: str) -> Number:
-    """Cache on the GPU at the end of the prompt, without what is not the cache's."""
-    p = decode_point(1.0, row.prompt, 0, 0.0)
+def _kv_bytes(row: Row, d: Deployment, technique: str) -> float:
+    """Keys and values on the GPU at the end of the prompt. [B]"""
+    p = prefill_point(1.0, row.prompt, 0)
     buffers = parse(technique).cache(d, p, LayerShape(), False)["gpu"]
-    return sum(v for k, v in buffers.items() if k not in ("indices", "saliency"))
+    return sum(float(np.ravel(v)[0]) for k, v in buffers.items() if k in KEYS_AND_VALUES)
+
+
+KEYS_AND_VALUES = ("kv", "keys", "values", "fetched pairs")
 
 
 def _compression(row: Row, d: Deployment) -> float:
-    """ZipCache's closed form for its own rows, the cache's bytes for others."""
-    t = parse(row.settings)
-    given = t.settings
-    if row.technique != "zipcache":
-        return 1 / float(_kv_bytes(row, d, row.settings) / _kv_bytes(row, d, "full"))
+    """The closed forms by which the ZipCache paper counts mixed, uniform and windowed caches."""
+    given = parse(row.settings).settings
     width, batch = float(row.options.get("width", d.model.k_width)), float(row.batch or 1)
+    if row.technique == "kivi":
+        window = given["residual"] / row.prompt
+        return float(16 / (mixed_bits(window, 16, given["bits"]) + SCALES / given["group"]))
+    if "salient" not in given:
+        return _kv_bytes(row, d, "full") / _kv_bytes(row, d, row.settings)
     bits = mixed_bits(given["salient"], given["high"], given["low"])
-    extra = mixed_parameters(batch, width, row.prompt)
-    return float(compression_ratio(batch, width, row.prompt, bits, extra))
+    mixed = 0 < given["salient"] < 1
+    parameters = (mixed_parameters if mixed else separable_parameters)(batch, width, row.prompt)
+    return float(compression_ratio(batch, width, row.prompt, bits, parameters))
 
 
 def _split(row: Row, d: Deployment) -> float:
@@ -112,11 +152,11 @@ def _split(row: Row, d: Deployment) -> float:
 METRICS: dict[str, Callable[[Row, Deployment], float]] = {
     "decode_tok_s": lambda r, d: _tok_s(r, d, r.settings),
     "decode_latency_s": lambda r, d: float(r.prediction(d, r.settings).decode_s[0]),
-    "step_ms": lambda r, d: 1e3 * float(r.prediction(d, r.settings).tpot_s[0]),
+    "step_ms": lambda r, d: 1e3 * _step_s(r, d, r.settings),
     "prefill_ms": lambda r, d: 1e3 * float(r.prediction(d, r.settings).prefill_s[0]),
-    "speedup": lambda r, d: _tok_s(r, d, r.settings) / _tok_s(r, d, r.options["baseline"]),
+    "speedup": _speedup,
     "peak_gib": lambda r, d: float(r.prediction(d, r.settings).gpu_bytes[0]) / 2**30,
-    "kv_ratio": lambda r, d: float(_kv_bytes(r, d, r.settings) / _kv_bytes(r, d, "full")),
+    "kv_ratio": lambda r, d: _kv_bytes(r, d, r.settings) / _kv_bytes(r, d, "full"),
     "compression": _compression,
     "max_batch": lambda r, d: _most(parse(r.settings), d, r.prompt, r.generate),
     "fits": lambda r, d: float(r.prediction(d, r.settings).fits[0]),
@@ -232,8 +272,8 @@ def _batch(where: str, text: str) -> tuple[int | None, int]:
     """Sequences, and the parts a column schedule splits them into."""
     if text == "max":
         return None, 0
-    part, _, parts = text.partition("x")
-    if not parts:
+    part, tiled, parts = text.partition("x")
+    if not tiled:
         return _whole(where, "batch", part), 0
     count = _whole(where, "batch", parts)
     return _whole(where, "batch", part) * count, count
@@ -263,7 +303,7 @@ def fit_stack(rows: Iterable[Row], stack: Stack) -> Fit:
     InputError
         If the stack frees nothing, or the rows are fewer than the numbers.
     """
-    chosen = [row for row in rows if row.use == "fit" and row.stack == stack.name]
+    chosen = [row for row in rows if row.use == "fit" and row.ran_on(stack)]
     if not stack.free:
         raise InputError(f"stack {stack.name} frees no number; add free = [...] to its file")
     parameters = [Parameter(k, number_of(stack, k), *b) for k, b in stack.free.items()]

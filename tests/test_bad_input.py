@@ -4,17 +4,18 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from kvsim import cli
+from kvsim.errors import InputError
 from tests.test_cli import run
 
 SHIPPED = Path(cli.__file__).parent
 CONFIG: dict[str, Any] = json.loads((SHIPPED / "catalogue" / "smollm2-135m.json").read_text())
 PROFILE = (SHIPPED / "hwprofiles" / "t4.toml").read_text()
 STACK = (SHIPPED / "hwprofiles" / "stacks" / "fused.toml").read_text()
-LIMIT = 1100  # characters of a message
 PREDICT, PLAN = "predict", "plan"
 BAD, IMPOSSIBLE = 2, 1
 
@@ -33,15 +34,14 @@ def line(*arguments: str, code: int = BAD) -> str:
     assert result.out == ""
     assert result.err.startswith("kvsim: ") and result.err.endswith("\n")
     message = result.err[len("kvsim: ") : -1]
-    assert "Traceback" not in message and len(message) <= LIMIT
+    assert "Traceback" not in message and len(message) < 1100
     assert message.isprintable() and message.strip() == message
     return message
 
 
 def check(message: str, words: str) -> None:
     """Words separated by | must all be in the message."""
-    missing = [word for word in words.split("|") if word.lower() not in message.lower()]
-    assert not missing, message
+    assert not [word for word in words.split("|") if word.lower() not in message.lower()], message
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,6 @@ def check(message: str, words: str) -> None:
         ("plan --modle llama2-7b", "--modle|--model"),
         ("plan --model llama2-7b --gpu a6000 now", "now"),
         ("plan --model llama2-7b --gpu a6000 --json=yes", "--json"),
-        ("models extra", "extra"),
         ("gpus --csv", "--csv"),
         ("plan --fo\no", "--fo"),
         ("plan\x1b[31m", "plan"),
@@ -96,6 +95,12 @@ def test_unknown_names(option: str, value: str, words: str) -> None:
     check(refused(PREDICT, f"--{option}", value), words)
 
 
+def test_any_message_becomes_one_line() -> None:
+    message = "a\nb\x1b[1m" + "c" * 5000
+    with patch("kvsim.configs.load_model", side_effect=InputError(message)):
+        assert refused(PREDICT).startswith(r"a b\x1b[1mccc")
+
+
 COUNTS = [
     ("0", "from 1 to"),
     ("-1", "-1|from 1 to"),
@@ -107,11 +112,9 @@ COUNTS = [
     ("nan", "'nan'|whole number"),
     ("inf", "'inf'|whole number"),
     ("1,,2", "'1,,2'|whole number"),
-    ("1,0", "whole number"),
     ("٣", "whole number"),
     ("1_000", "'1_000'|whole number"),
     ("0x10", "'0x10'|whole number"),
-    ("auto?", "'auto?'|whole number"),
 ]
 
 
@@ -147,7 +150,6 @@ def test_shares(option: str, value: str) -> None:
         (PLAN, "--objective cost --gpu kcache-64g", "cost|kcache-64g|price"),
         (PLAN, "--gpu-memory 900", "--gpu-memory|900|GiB of t4"),
         (PLAN, "--batch 1,2", "--batch|'1,2'|one whole number|auto"),
-        (PLAN, "--prompt 1,2", "--prompt|'1,2'|one whole number"),
         (PREDICT, "--technique fp8", "fp8|t4"),
         (PREDICT, "--technique kcache --model deepseek-v2-lite", "kcache|MLA"),
         (PREDICT, "--technique flexgen --batch 12", "flexgen|12|8|multiple"),
@@ -178,11 +180,9 @@ def test_what_does_not_go_together(command: str, options: str, words: str) -> No
         ("quantspec:gamma=2.5", "gamma=2.5|whole number"),
         ("quantspec:acceptance=1.2", "acceptance=1.2|0 to 1"),
         ("kvpr:split=-1", "split=-1|from 0"),
-        ("kvpr:split=half", "split='half'|auto"),
         ("kvpr:schedule=diagonal", "'diagonal'|row, column"),
         ("offload:host_share=2", "host_share=2|from 0 to 1"),
         ("zipcache:salient=-0.5", "salient=-0.5|from 0 to 1"),
-        ("magicdec:draft=gpt", "draft='gpt'|streamingllm, snapkv"),
         ("flexgen:weights_gpu=101", "weights_gpu=101|from 0 to 100"),
     ],
 )

@@ -41,6 +41,9 @@ VARIANTS = {
     "flexgen": ["flexgen", "flexgen:weights_gpu=100,cache_gpu=50,bits=4", "flexgen:states_gpu=20"],
     "fastdecode": ["fastdecode"],
     "fp8": ["fp8"],
+    "infllm": ["infllm", "infllm:k=4,local=512,cached=0,reuse=0.5", "infllm:local=9e6"],
+    "gear": ["gear", "gear:bits=2,rank=4,outliers=0.02", "gear:rank=0,residual=128"],
+    "mikv": ["mikv", "mikv:salient=1,high=16", "mikv:salient=0.2,high=16,group=32"],
 }
 MODELS = {
     "MHA": "llama2-7b",

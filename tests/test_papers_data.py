@@ -27,14 +27,14 @@ STACKS = {
     "kcache-engine", "hf-specache", "hf-offload-static", "flexgen-kvpr", "flexgen-rtx5000",
     "quantspec-llama2", "quantspec-gqa", "zipcache-hf", "gpt-fast",
 }  # fmt: skip
-OPTIONS = {"baseline", "tp", "weights", "width"}  # of the run, not of the technique
+OPTIONS = {"baseline", "tp", "weights", "width", "op"}  # of the run, not of the technique
 LATER = {"infllm", "gear", "mikv"}  # may be missing from the registry
 
 # numbers that each table prints and that are not withheld
 COUNTS = {
     "kcache": {"3": 35},
     "kvpr": {
-        "1": 6, "2": 12, "2 without hiding": 6, "3": 36, "4": 24, "5": 4, "text 4.1": 1,
+        "2": 12, "2 without hiding": 6, "3": 36, "4": 24, "5": 4, "text 4.1": 1,
         "text A.4": 2,
     },
     "quantspec": {"4": 38, "5": 10, "6a": 10, "6b": 10, "6c": 10, "6d": 10},

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.files import replace_text
 from kvsim.planner.options import GIB
 from kvsim.planner.plan import Plan
 from kvsim.report.rows import Row, entries, error, gib, spec
@@ -47,7 +48,7 @@ def check_target(name: str) -> None:
 
 
 def write_plan(path: Path, heading: str, answer: Row, result: Plan) -> None:
-    """The page of ``kvsim plan``, written beside its place and then renamed."""
+    """The page of ``kvsim plan``."""
     from plotly.io import to_html
 
     shown = entries(answer)
@@ -61,20 +62,16 @@ def write_plan(path: Path, heading: str, answer: Row, result: Plan) -> None:
     for i, (title, figure) in enumerate(sections):
         chart = to_html(figure, full_html=False, include_plotlyjs="inline" if i == 0 else False)
         parts.append(f"<h2>{escape(title)}</h2>{chart}")
-    body = "\n".join(parts)
+    write(path, "kvsim plan", "\n".join(parts))
+
+
+def write(path: Path, title: str, body: str) -> None:
+    """A page around a body, written beside its place and then renamed."""
     page = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>kvsim plan</title>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style></head><body>{body}</body></html>"
     )
-    draft = path.with_name(f".kvsim-{os.getpid()}.html")
-    try:
-        draft.write_text(page, encoding="utf-8")
-        draft.replace(path)
-    except OSError as problem:
-        reason = problem.strerror or "cannot be written"
-        raise InputError(f"--report {path}: {reason}; choose another place") from None
-    finally:
-        draft.unlink(missing_ok=True)
+    replace_text(path, page)
 
 
 def _summary(answer: Row) -> str:

@@ -12,11 +12,14 @@ from kvsim.techniques.fastdecode import Fastdecode
 from kvsim.techniques.flexgen import Flexgen
 from kvsim.techniques.fp8 import Fp8
 from kvsim.techniques.full import Full
+from kvsim.techniques.gear import Gear
 from kvsim.techniques.h2o import H2o
+from kvsim.techniques.infllm import Infllm
 from kvsim.techniques.kcache import Kcache
 from kvsim.techniques.kivi import Kivi
 from kvsim.techniques.kvpr import Kvpr
 from kvsim.techniques.magicdec import Magicdec
+from kvsim.techniques.mikv import Mikv
 from kvsim.techniques.offload import Offload
 from kvsim.techniques.quantspec import Quantspec
 from kvsim.techniques.snapkv import Snapkv
@@ -40,6 +43,9 @@ TECHNIQUES: dict[str, type[Technique]] = {
     "flexgen": Flexgen,
     "fastdecode": Fastdecode,
     "fp8": Fp8,
+    "infllm": Infllm,
+    "gear": Gear,
+    "mikv": Mikv,
 }
 
 

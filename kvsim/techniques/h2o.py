@@ -11,7 +11,7 @@ from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique, param
-from kvsim.techniques.eviction import compact, kept_cache, scratch_cache
+from kvsim.techniques.eviction import compact, kept_cache, score_upkeep, scratch_cache
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,9 @@ class H2o(Technique):
         limit = None if p.prefill else self._budget
         tokens = blocks.cached(d, p, shape)
         seen = tokens if p.prefill else np.minimum(tokens, self._budget)
-        scores = p.batch * d.shard.heads * p.new * seen * (p.max_length > self._budget)
-        sums = p.batch * d.shard.heads * seen * (p.max_length > self._budget)
-        moved = blocks.SCORE * scores + 8.0 * sums  # out and in; fp32 sums read and written
-        ops = [
-            *blocks.attention(d, p, shape, limit=limit),
-            Op("scores", kernel="pointwise", bytes={"hbm": moved}),
-        ]
-        if p.prefill:
-            return [*ops, *compact(d, p, self._budget, scored=tokens)]
-        return [*ops, Op("evict", kernel="topk", bytes={"hbm": 4.0 * sums})]
+        ranked = seen * (p.max_length > self._budget)
+        ops = [*blocks.attention(d, p, shape, limit=limit), *score_upkeep(d, p, ranked)]
+        return [*ops, *compact(d, p, self._budget, scored=tokens)] if p.prefill else ops
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """Kept tokens and their scores."""

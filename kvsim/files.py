@@ -1,0 +1,25 @@
+"""Writing files so that nobody ever sees half of one."""
+
+import os
+from pathlib import Path
+
+from kvsim.errors import InputError
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write beside a file's place, then take that place.
+
+    Raises
+    ------
+    InputError
+        If the place cannot be written; nothing is left behind.
+    """
+    draft = path.with_name(f".kvsim-{os.getpid()}{path.suffix}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as problem:
+        reason = problem.strerror or "cannot be written"
+        raise InputError(f"{path}: {reason}; choose another place") from None
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,178 @@
+"""``kvsim reproduce``: rows, scores, and predicted against published as a page."""
+
+from dataclasses import asdict
+from datetime import date
+from html import escape
+from pathlib import Path
+
+from kvsim.basis import basis
+from kvsim.calibrate import Fit
+from kvsim.files import replace_text
+from kvsim.profiles import load_stack
+from kvsim.report.page import write
+from kvsim.report.rows import Row as Plain
+from kvsim.report.rows import number
+from kvsim.report.tables import console, short, table
+from kvsim.reproduce import Row, fit_stack, predict
+from kvsim.scores import Score, error, score
+from kvsim.stackfile import fitted_text
+
+SHOWN = 40  # rows printed; JSON and page have all
+
+
+def answer(rows: list[Row], predicted: list[float], scores: list[Score]) -> Plain:
+    """Everything ``--json`` prints."""
+    return {
+        "rows": [_row(row, value) for row, value in zip(rows, predicted, strict=True)],
+        "tables": [_plain_score(s) for s in scores],
+    }
+
+
+def _row(row: Row, predicted: float) -> Plain:
+    return {
+        "paper": row.paper, "table": row.table, "model": row.model, "hardware": row.hardware,
+        "stack": row.stack, "technique": row.settings, "batch": row.batch, "prompt": row.prompt,
+        "generate": row.generate, "metric": row.metric, "use": row.use,
+        "published": row.published, "predicted": number(predicted),
+        "error": number(error(row, predicted)), "basis": basis(row.deployment())["kind"],
+        "note": row.note,
+    }  # fmt: skip
+
+
+def _plain_score(s: Score) -> Plain:
+    pairs = ("fitted", "held_out", "with_anomalies")
+    plain = {k: v for k, v in asdict(s).items() if k not in pairs}
+    for name in pairs:
+        mean, worst = getattr(s, name)
+        plain |= {f"{name}_mean": number(mean), f"{name}_worst": number(worst)}
+    return plain | {"skill": number(s.skill)}
+
+
+def percent(value: float | None) -> str:
+    """An error in percent."""
+    return "-" if value is None or value != value else f"{100 * value:.1f}"
+
+
+def print_answer(rows: list[Row], predicted: list[float], scores: list[Score]) -> None:
+    """Rows that miss most, then the scores."""
+    out = console()
+    order = sorted(
+        zip(rows, predicted, strict=True), key=lambda pair: -abs(error(*pair))
+    )[:SHOWN]  # fmt: skip
+    columns = {"table": "left", "technique": "left", "model": "left"} | dict.fromkeys(
+        ("batch", "prompt", "metric", "published", "predicted", "error %", "use"), "right"
+    )
+    body = [
+        [
+            f"{r.paper} {r.table}", r.settings.replace(",", ", "), r.model,
+            "max" if r.batch is None else str(r.batch), str(r.prompt), r.metric,
+            short(r.published), short(value), f"{100 * error(r, value):+.1f}", r.use,
+        ]
+        for r, value in order
+    ]  # fmt: skip
+    out.print(f"Rows that miss most ({len(order)} of {len(rows)})", style="bold")
+    out.print(table(columns, body))
+    out.print("\nErrors in %, mean / worst", style="bold")
+    out.print(table(SCORE_COLUMNS, score_cells(scores)))
+
+
+SCORE_COLUMNS = {"paper": "left", "table": "left", "metric": "left"} | dict.fromkeys(
+    ("rows", "fitted", "held out", "with anomalies", "skill"), "right"
+)
+
+
+def score_cells(scores: list[Score]) -> list[list[str]]:
+    """One line per score."""
+
+    def pair(values: tuple[float, float]) -> str:
+        return "-" if values[0] != values[0] else f"{percent(values[0])} / {percent(values[1])}"
+
+    return [
+        [
+            s.paper, s.table, s.metric, str(s.rows), pair(s.fitted), pair(s.held_out),
+            pair(s.with_anomalies), "-" if s.skill != s.skill else f"{s.skill:.2f}",
+        ]
+        for s in scores
+    ]  # fmt: skip
+
+
+def markdown(scores: list[Score]) -> str:
+    """The scores as docs/fidelity.md holds them."""
+    head = list(SCORE_COLUMNS)
+    lines = [head, ["---"] * len(head), *score_cells(scores)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def fitted(rows: list[Row], name: str, source: str) -> str:
+    """Fit a stack's free numbers, print how well they are known, and give the file's text."""
+    stack = load_stack(name)
+    fit = fit_stack(rows, stack)
+    print_fit(fit, name)
+    told = f"{fit.residuals.size} rows of {source}"
+    held = [r for r in rows if r.ran_on(stack) and r.use == "check" and r.metric != "fits"]
+    errors = [abs(error(row, predict(row, fit.values))) for row in held]
+    known = "no row held out" if not errors else (
+        f"mean {percent(sum(errors) / len(errors))} %, worst {percent(max(errors))} % on "
+        f"{len(errors)} held-out rows of {source}"
+    )  # fmt: skip
+    base = str(Path(name).resolve()) if name.endswith(".toml") else name
+    return fitted_text(stack, base, fit, told, known, date.today().isoformat())
+
+
+def print_fit(fit: Fit, stack: str) -> None:
+    """Fitted numbers, how well they are known, and what the rows cannot tell."""
+    out = console()
+    body = [[key, short(value), short(fit.errors[key], 2)] for key, value in fit.values.items()]
+    columns = {"number": "left", "fitted": "right", "standard error": "right"}
+    out.print(f"Stack {stack}", style="bold")
+    out.print(table(columns, body))
+    for key in fit.unknown:
+        out.print(f"The rows do not determine {key}.")
+    for one, other in fit.confused:
+        out.print(f"The rows cannot tell {one} from {other}.")
+
+
+def write_page(path: Path, title: str, rows: list[Row], predicted: list[float]) -> None:
+    """Predicted against published, one log-log panel per table and metric.
+
+    A path that ends with .md gets the table of errors instead.
+    """
+    if path.suffix == ".md":
+        text = f"# Errors of `kvsim reproduce {title}`, {date.today().isoformat()}\n\n"
+        replace_text(path, f"{text}In %, mean / worst.\n\n{markdown(score(rows, predicted))}\n")
+        return
+    from plotly import graph_objects as go
+    from plotly.io import to_html
+    from plotly.subplots import make_subplots
+
+    panels: dict[str, list[tuple[Row, float]]] = {}
+    for row, value in zip(rows, predicted, strict=True):
+        if row.metric != "fits" and value > 0:
+            key = f"{row.paper} table {row.table}: {row.metric}"
+            panels.setdefault(key, []).append((row, value))
+    across = min(3, len(panels))
+    down = -(-len(panels) // max(across, 1))
+    figure = make_subplots(rows=max(down, 1), cols=max(across, 1), subplot_titles=list(panels))
+    colours = {"fit": "#999999", "check": "#1f77b4", "anomaly": "#d62728"}
+    for i, pairs in enumerate(panels.values()):
+        place = {"row": i // across + 1, "col": i % across + 1}
+        ends = [f(f(r.published, v) for r, v in pairs) for f in (min, max)]
+        figure.add_trace(
+            go.Scatter(x=ends, y=ends, mode="lines", line={"color": "#cccccc"}, showlegend=False),
+            **place,
+        )
+        for use, colour in colours.items():
+            chosen = [(r, v) for r, v in pairs if r.use == use]
+            figure.add_trace(
+                go.Scatter(
+                    x=[r.published for r, _ in chosen], y=[v for _, v in chosen], mode="markers",
+                    name=use, legendgroup=use, showlegend=i == 0, marker={"color": colour},
+                    text=[f"{r.settings}<br>batch {r.batch}, prompt {r.prompt}" for r, _ in chosen],
+                ),
+                **place,
+            )  # fmt: skip
+    figure.update_xaxes(type="log", title="published")
+    figure.update_yaxes(type="log", title="predicted")
+    figure.update_layout(template="plotly_white", height=340 * max(down, 1), width=1100)
+    chart = to_html(figure, full_html=False, include_plotlyjs="inline")
+    write(path, "kvsim reproduce", f"<h1>Predicted against published: {escape(title)}</h1>{chart}")

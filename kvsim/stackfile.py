@@ -1,0 +1,50 @@
+"""Writing a fitted stack as a file that the loader reads back."""
+
+from collections.abc import Mapping
+
+from kvsim.calibrate import Fit
+from kvsim.hardware import Stack
+
+
+def fitted_text(stack: Stack, base: str, fit: Fit, rows: str, error: str, today: str) -> str:
+    """TOML of a stack that extends ``stack`` by its fitted numbers.
+
+    Parameters
+    ----------
+    base : its name, or the path of its file.
+    rows : which rows it was fitted to.
+    error : what is known of its error on others.
+    today : date of the fit.
+    """
+    residuals = ", ".join(f"{100 * r:+.1f}" for r in fit.residuals)
+    sources = {
+        key: f"fitted on {today} to {rows}: {value:.4g} +- {fit.errors[key]:.2g}"
+        + ("; not determined by these rows" if key in fit.unknown else "")
+        for key, value in fit.values.items()
+    }
+    confused = [f"{a} with {b}" for a, b in fit.confused]
+    told = f"; cannot tell {', '.join(confused)} apart" if confused else ""
+    head = {
+        "title": f"{stack.title}, fitted",
+        "basis": "calibrated",
+        "error": error,
+        "extends": base,
+        "fit": f"{rows}; residuals in %: {residuals}{told}",
+    }
+    parts = [_lines(head)]
+    tables: dict[str, dict[str, object]] = {}
+    for key, value in fit.values.items():
+        folder, _, name = key.rpartition(".")
+        tables.setdefault(folder, {})[name] = float(f"{value:.6g}")
+    parts += [f"[{folder}]\n{_lines(entries)}" for folder, entries in tables.items()]
+    parts.append(f"[source]\n{_lines(sources, quoted=True)}")
+    return "\n".join(parts)
+
+
+def _lines(entries: Mapping[str, object], quoted: bool = False) -> str:
+    def value(x: object) -> str:
+        escaped = str(x).replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"' if isinstance(x, str) else repr(x)
+
+    return "".join(f'"{k}" = {value(v)}\n' if quoted else f"{k} = {value(v)}\n"
+                   for k, v in entries.items())  # fmt: skip
