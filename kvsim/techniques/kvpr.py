@@ -1,7 +1,7 @@
 """KVPR: part of an offloaded cache is recomputed while the rest is still being copied."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -173,6 +173,12 @@ class Kvpr(HostCache):
         last = replace(first, context=p.max_length - 1)
         return self.recomputed(d, first, shape), self.recomputed(d, last, shape)
 
+    def resident(self, d: Deployment, p: Point) -> Buffers:
+        """As every technique, but with the splits found once, not once per buffer."""
+        part, shapes = self._part(p), {s for block, _ in d.shard.layout for s in block}
+        found = {s: self._splits(d, part, s) for s in {*shapes, LayerShape()}}
+        return _Settled(**self.settings, found=found).resident(d, p)
+
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """On the host the keys and values that some step loads, and the layer inputs."""
         whole = super().cache(d, p, shape, on_gpu)
@@ -223,6 +229,22 @@ class Kvpr(HostCache):
             f"no smaller than the keys and values it would replace ({m.kv_width:.0f}), so "
             f"recomputing saves no transfer and only adds work",
         )
+
+
+@dataclass(frozen=True)
+class _Settled(Kvpr):
+    """Kvpr whose first and last splits are known for every shape of layer."""
+
+    found: Mapping[LayerShape, tuple[Number, Number]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """The settings have been checked."""
+
+    def _splits(self, d: Deployment, p: Point, shape: LayerShape) -> tuple[Number, Number]:
+        return self.found[shape]
+
+    def resident(self, d: Deployment, p: Point) -> Buffers:
+        return HostCache.resident(self, d, p)
 
 
 def _loads(ops: list[Op], d: Deployment) -> tuple[Number, Number, Number]:
