@@ -271,8 +271,9 @@ def reproduce(
     from kvsim.report import page, reproduction
     from kvsim.scores import score
 
-    for target in filter(None, (report, fit)):
-        page.check_target(target)
+    for option, target in (("--report", report), ("--fit", fit)):
+        if target:
+            page.check_target(target, option)
     names = list(published.papers()) if source == "all" else [source]
     found = [row for name in names for row in published.read(name)]
     if fit:

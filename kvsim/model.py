@@ -200,6 +200,11 @@ class Model:
                     f"{self.name}: {size} {what} do not divide over --tp {tp}; "
                     f"choose a tensor-parallel degree that divides them"
                 )
+        if not self.latent and self.kv_heads % tp and tp % self.kv_heads:
+            raise InputError(
+                f"{self.name}: {self.kv_heads} KV heads neither divide over --tp {tp} nor can be "
+                f"copied evenly to as many GPUs; choose another tensor-parallel degree"
+            )
         return replace(
             self,
             heads=self.heads // tp,

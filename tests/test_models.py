@@ -134,6 +134,9 @@ def test_kv_heads_and_latents_are_copied_when_there_are_too_few() -> None:
 
 
 def test_a_shard_must_divide_the_heads() -> None:
+    with pytest.raises(InputError, match=r"phi-3-medium-4k: 10 KV heads .* --tp 4"):
+        load_model("phi-3-medium-4k").shard(4)
+    assert load_model("phi-3-medium-4k").shard(2).kv_heads == 5
     model = load_model("llama2-7b")
     assert model.shard(1) is model
     with pytest.raises(InputError, match=r"llama2-7b: 32 heads .* --tp 3; choose"):

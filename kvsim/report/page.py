@@ -27,8 +27,8 @@ padding-left: 1em; } h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top
 """
 
 
-def check_target(name: str) -> None:
-    """Refuse a page that could not be written, before anything is computed.
+def check_target(name: str, option: str = "--report") -> None:
+    """Refuse a file that could not be written, before anything is computed.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def check_target(name: str) -> None:
         taken = True
     if taken or not usable or not path.name.isprintable():
         raise InputError(
-            f"--report: got {name[:200]!r}; expected a file in an existing, writable folder"
+            f"{option}: got {name[:200]!r}; expected a file in an existing, writable folder"
         )
 
 

@@ -8,8 +8,7 @@ from kvsim.deployment import Deployment
 from kvsim.formats import Format
 from kvsim.graph import Number
 from kvsim.techniques.base import Technique, param
-from kvsim.techniques.hostcache import HostCache
-from kvsim.techniques.offload import PACKED_GROUP
+from kvsim.techniques.hostcache import PACKED_GROUP, HostCache
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique, layer_weights
 
+ROW_OR_COLUMN = ("row", "column")
+PACKED_GROUP = 64  # FlexGen, section 4.4: 4-bit groups of 64
 pinned = partial(blocks.copy, kernel="copy")
 FREE = "attn@-2"  # a buffer is free when attention two layers earlier has read it
 
@@ -159,3 +161,25 @@ class HostCache(Technique):
         size = d.stack.weight_copies * layer_weights(d, shape)
         host = self.streamed_weights * size
         return {"gpu": {"weights": size - host}, "host": {"weights": host}}
+
+
+class Scheduled(HostCache):
+    """Offloading by rows or by columns, packed on the host or not; subclasses hold the settings."""
+
+    schedule: str
+    bits: float
+    parts: int
+
+    @property
+    def stored(self) -> Format:
+        """Fp16, or packed on the host."""
+        return Format() if self.bits == 16 else Format(self.bits, PACKED_GROUP)
+
+    @property
+    def streamed_weights(self) -> float:
+        """By columns all weights live on the host."""
+        return 1.0 if self.schedule == "column" else 0.0
+
+    def tiles(self) -> int:
+        """Only columns have parts."""
+        return self.parts if self.schedule == "column" else 1

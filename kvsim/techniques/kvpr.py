@@ -9,13 +9,11 @@ import numpy as np
 from kvsim import blocks
 from kvsim.deployment import Deployment
 from kvsim.evaluate import channel_seconds, seconds
-from kvsim.formats import Format
 from kvsim.graph import Array, Buffers, Number, Op, Point
 from kvsim.model import LayerShape
 from kvsim.search import last_within
 from kvsim.techniques.base import Technique, param
-from kvsim.techniques.hostcache import FREE, HostCache, pinned
-from kvsim.techniques.offload import PACKED_GROUP, ROW_OR_COLUMN
+from kvsim.techniques.hostcache import FREE, ROW_OR_COLUMN, HostCache, Scheduled, pinned
 
 
 def optimal_split(context: Number, width: Number, link: Number, flops: Number) -> Number:
@@ -39,7 +37,7 @@ def optimal_split(context: Number, width: Number, link: Number, flops: Number) -
 
 
 @dataclass(frozen=True)
-class Kvpr(HostCache):
+class Kvpr(Scheduled):
     """Offloading with partial recomputation of keys and values from stored layer inputs.
 
     References
@@ -54,20 +52,6 @@ class Kvpr(HostCache):
     schedule: str = param("row", "order of layers and batch", choices=ROW_OR_COLUMN)
     bits: float = param(16, "bits per number on the host", choices=(4, 8, 16))
     parts: int = param(8, "parts of the batch by columns", low=1, high=1024)
-
-    @property
-    def stored(self) -> Format:
-        """Fp16, or packed on the host; activations are packed alike."""
-        return Format() if self.bits == 16 else Format(self.bits, PACKED_GROUP)
-
-    @property
-    def streamed_weights(self) -> float:
-        """By columns all weights live on the host."""
-        return 1.0 if self.schedule == "column" else 0.0
-
-    def tiles(self) -> int:
-        """Only columns have parts."""
-        return self.parts if self.schedule == "column" else 1
 
     def recomputed(self, d: Deployment, p: Point, shape: LayerShape) -> Number:
         """The split as set, or the one that balances GPU and link; within the prompt."""

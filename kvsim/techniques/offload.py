@@ -7,21 +7,17 @@ from typing import ClassVar
 import numpy as np
 
 from kvsim.deployment import Deployment
-from kvsim.formats import Format
 from kvsim.graph import Number
 from kvsim.techniques.base import Technique, param
-from kvsim.techniques.hostcache import HostCache
-
-ROW_OR_COLUMN = ("row", "column")
-PACKED_GROUP = 64  # FlexGen, section 4.4: 4-bit groups of 64
+from kvsim.techniques.hostcache import ROW_OR_COLUMN, Scheduled
 
 
 @dataclass(frozen=True)
-class Offload(HostCache):
+class Offload(Scheduled):
     """Offloading with prefetch.
 
     By rows, a batch passes through all layers and weights stay on the GPU. By columns, weights
-    are streamed and each layer serves ``tiles`` parts of the batch before the next one.
+    are streamed and each layer serves ``parts`` parts of the batch before the next one.
 
     References
     ----------
@@ -40,20 +36,6 @@ class Offload(HostCache):
     def host_part(self) -> Number:
         """As set."""
         return self.host_share
-
-    @property
-    def stored(self) -> Format:
-        """Fp16, or packed on the host."""
-        return Format() if self.bits == 16 else Format(self.bits, PACKED_GROUP)
-
-    @property
-    def streamed_weights(self) -> float:
-        """By columns all weights live on the host."""
-        return 1.0 if self.schedule == "column" else 0.0
-
-    def tiles(self) -> int:
-        """Only columns have parts."""
-        return self.parts if self.schedule == "column" else 1
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """Shares by eighths, both schedules, and packed."""
