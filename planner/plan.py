@@ -242,9 +242,13 @@ def _faster_link(d: Deployment) -> Deployment:
 def _baseline(
     table: Options, d: Deployment, w: Workload, objective: str, limits: Limits
 ) -> Prediction | None:
-    """Full KV at its best batch in the same memory, whatever its latency."""
+    """Full KV in the same memory whatever its latency, at its best batch if not at the given."""
     memory = {k: v for k, v in limits.finite().items() if k.endswith("memory")}
     row = _best(table, objective, memory, Full.name)
+    if row is None and w.batch is not None:
+        any_batch = replace(w, batch=None)
+        table = tabulate([Full()], d, any_batch, [limits.gpu_memory], limits.host_memory)
+        row = _best(table, objective, memory, Full.name) if table.technique else None
     return None if row is None else _replay(table, row, d, w)
 
 
