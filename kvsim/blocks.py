@@ -64,8 +64,15 @@ def gemm(
         bytes={"hbm": moved},
         size=tokens,
         dtype=stored.dtype,
+        fixed=unpacking(d, stored, inputs * outputs),
         after=after,
     )
+
+
+def unpacking(d: Deployment, stored: WeightFormat, weights: Number) -> Number:
+    """Time to widen packed weights that loading them does not hide. [s]"""
+    packed = stored.bits < 16 and stored.dtype == "fp16"
+    return d.stack.unpack_ops * weights / (d.flops("fp32") / 2) if packed else 0.0
 
 
 def before_attention(d: Deployment, p: Point, after: tuple[str, ...] = ()) -> list[Op]:
@@ -134,6 +141,7 @@ def _experts(d: Deployment, p: Point) -> list[Op]:
                 bytes={"hbm": moved + HALF * routed * (inputs + outputs)},
                 size=np.maximum(1.0, routed / touched),
                 dtype=d.weight_format.dtype,
+                fixed=unpacking(d, d.weight_format, touched * inputs * outputs),
             )
         )
     if m.shared_experts:
@@ -142,11 +150,17 @@ def _experts(d: Deployment, p: Point) -> list[Op]:
 
 
 def all_reduce(d: Deployment, name: str, tokens: Number) -> list[Op]:
-    """Ring sum of hidden states over the replica's GPUs: 2 (tp - 1) / tp of the data each."""
+    """Sum of hidden states over the replica's GPUs.
+
+    In a ring, 2 (tp - 1) transfers of 1 / tp of the data; in one shot, everyone reads all others'.
+    """
     if d.tp == 1:
         return []
-    moved = 2 * (d.tp - 1) / d.tp * HALF * tokens * d.shard.hidden
-    wait = 2 * (d.tp - 1) * d.hardware.links["link"].latency
+    data, latency = HALF * tokens * d.shard.hidden, d.hardware.links["link"].latency
+    if d.stack.one_shot_sum:
+        moved, wait = (d.tp - 1) * data, latency
+    else:
+        moved, wait = 2 * (d.tp - 1) / d.tp * data, 2 * (d.tp - 1) * latency
     return [Op(name, kernel="allreduce", bytes={"link": moved}, fixed=wait)]
 
 
@@ -190,11 +204,15 @@ def attention(
     pairs = query_key_pairs(d, p, sees)
     value_pairs = pairs if values is None else np.minimum(pairs, p.new * values)
     expand: list[Op] = []
+    plain = limit is None and values is None and stored.bits == 16 and not p.prefill
+    if stack.plain_passes and plain:
+        again = stack.plain_passes * kv_bytes(m, p.batch * tokens) * (np.asarray(p.new) == 1)
+        expand = [Op("again", kernel="attention", bytes={"hbm": again}, launches=0.0, after=after)]
     flops: Number = 2.0 * p.batch * m.heads * m.head_dim * (pairs + value_pairs)
     if m.latent:
         up, flops, expanded = _latent(d, p, tokens, pairs)
         up_name = "kv_up" if name == "attn" else f"{name}_kv_up"
-        expand, after = [replace(up, name=up_name, after=after)], ()
+        expand, after = [*expand, replace(up, name=up_name, after=after)], ()
         extra_bytes = extra_bytes + expanded
     moved = (
         p.batch * read
@@ -204,6 +222,9 @@ def attention(
         + extra_bytes
     )
     op = Op(name, kernel=stored.kernel, flops=flops, bytes={"hbm": moved}, after=after)
+    apart = stack.packed_layer + stack.merge_token * p.new * tokens
+    if stored.kernel == "lowbit" and not p.prefill and (stack.packed_layer or stack.merge_token):
+        return [*expand, op, Op("tail", fixed=apart)]
     return [*expand, op]
 
 
@@ -301,6 +322,7 @@ def head(d: Deployment, p: Point) -> tuple[Op, ...]:
         "sample",
         kernel="pointwise",
         bytes={"hbm": HALF * (rows * m.vocab + 2 * p.tokens * m.hidden)},
-        fixed=d.stack.step,
+        fixed=d.stack.step + d.stack.sequence * p.batch,
+        sync=d.stack.sequence > 0,  # the host handles each sequence once it has its token
     )
     return logits, sample

@@ -28,6 +28,7 @@ WEIGHTS = {
     "fp16": WeightFormat(16, 0, 0, "fp16"),
     "fp8": WeightFormat(8, 0, 4, "fp8"),  # fp32 scale per output channel
     "int8": WeightFormat(8, 0, 2, "fp16"),  # weight-only: widened to fp16 in the kernel
+    "int4-g32": WeightFormat(4, 32, 4, "fp16"),  # bf16 scale and zero point, groups of 32
     "int4": WeightFormat(4, 128, 2, "fp16"),  # symmetric groups of 128, as GPTQ for Marlin
 }
 """Formats of ``--weights``. Embeddings, LM head and norms stay in fp16."""

@@ -79,9 +79,12 @@ class Stack:
     launch: float = 0.0  # host time to issue one kernel; the GPU waits for it [s]
     gap: float = 0.0  # GPU time between two kernels [s]
     layer: float = 0.0  # fixed time per layer [s]
+    packed_layer: float = 0.0  # further time per layer for the unpacked tail of a packed cache [s]
     offloaded_layer: float = 0.0  # further fixed time per layer whose cache is on the host [s]
     step: float = 0.0  # fixed time per forward pass: sampling, bookkeeping, graph launch [s]
+    sequence: float = 0.0  # further time per step and sequence: sampling, detokenising [s]
     sync: float = 0.0  # host time for one synchronisation [s]
+    tile: float = 0.0  # from a tile's synchronisation to the next tile's first copy [s]
     pointwise_launches: float = 5.0  # kernels per layer for norms, positions, residuals, activation
     pointwise_passes: float = 1.0  # times those kernels read and write the hidden states
     # cache
@@ -89,6 +92,8 @@ class Stack:
     append_passes: float = 0.0  # passes over the cache to append a token (torch.cat: 2)
     repeat_kv: bool = False  # grouped heads are copied out to full width before attention
     unpack_bytes: float = 0.0  # moved per packed number to unpack it outside the kernel [B]
+    plain_passes: float = 0.0  # further passes of one new token over a whole fp16 cache
+    merge_token: float = 0.0  # to join split attention's parts, per query and packed token [s]
     packed_passes: float = 1.0  # passes over a packed cache that its attention makes in all
     merge_passes: float = 0.0  # passes to join loaded and recomputed parts of a layer's cache
     score_bytes: float = 0.0  # bytes moved per attention score (0: scores stay on chip) [B]
@@ -102,12 +107,17 @@ class Stack:
     gather_row: float = 0.0  # extra time per row gathered from host memory [s]
     gather_sync: bool = False  # the host chooses the rows, so the GPU's indices must reach it first
     split_achieved: float = 1.0  # share of KVPR's optimal split that the runtime really uses
+    split_prompt: float = 0.0  # share of the prompt that KVPR recomputes instead (0: the optimum)
     index_bytes: float = 4.0  # per stored token index [B]
+    one_shot_sum: bool = False  # GPUs read all others' hidden states at once, not in a ring
+    # weights
+    unpack_ops: float = 0.0  # vector operations per packed weight that its loading does not hide
     # memory
     context_memory: float = 0.0  # driver, libraries, workspaces [B]
     weight_copies: float = 1.0  # copies of the weights kept
     cache_overhead: float = 1.0  # allocated over used cache
     prefill_chunk: float = 1e18  # tokens whose activations are alive at once in prefill [tokens]
+    packed_chunk: float = 0.0  # the same where the cache is packed (0: no difference) [tokens]
     activation_passes: float = 1.0  # hidden-state-sized buffers alive at once, beyond the widest
     prompt_logits: bool = False  # the LM head runs over every prompt token
     logit_bytes: float = 4.0  # per logit kept [B]
@@ -180,25 +190,33 @@ STACK_NUMBERS: Mapping[str, tuple[str, Number]] = {
     "time.launch_s": ("launch", NON_NEGATIVE),
     "time.gap_s": ("gap", NON_NEGATIVE),
     "time.layer_s": ("layer", NON_NEGATIVE),
+    "time.packed_layer_s": ("packed_layer", NON_NEGATIVE),
     "time.offloaded_layer_s": ("offloaded_layer", NON_NEGATIVE),
     "time.step_s": ("step", NON_NEGATIVE),
+    "time.sequence_s": ("sequence", NON_NEGATIVE),
     "time.sync_s": ("sync", NON_NEGATIVE),
+    "time.tile_s": ("tile", NON_NEGATIVE),
     "time.pointwise_launches": ("pointwise_launches", NON_NEGATIVE),
     "time.pointwise_passes": ("pointwise_passes", NON_NEGATIVE),
     "cache.append_passes": ("append_passes", NON_NEGATIVE),
     "cache.score_bytes": ("score_bytes", NON_NEGATIVE),
     "cache.unpack_bytes": ("unpack_bytes", NON_NEGATIVE),
+    "cache.plain_passes": ("plain_passes", NON_NEGATIVE),
+    "cache.merge_token_s": ("merge_token", NON_NEGATIVE),
     "cache.packed_passes": ("packed_passes", AT_LEAST_ONE),
     "cache.merge_passes": ("merge_passes", NON_NEGATIVE),
     "cache.resident_layers": ("resident_layers", WHOLE),
     "copies.overlap": ("overlap", SHARE),
     "copies.gather_row_s": ("gather_row", NON_NEGATIVE),
     "copies.split_achieved": ("split_achieved", SHARE),
+    "copies.split_prompt": ("split_prompt", SHARE),
     "copies.index_bytes": ("index_bytes", POSITIVE),
+    "weights.unpack_ops": ("unpack_ops", NON_NEGATIVE),
     "memory.context_memory_B": ("context_memory", NON_NEGATIVE),
     "memory.weight_copies": ("weight_copies", AT_LEAST_ONE),
     "memory.cache_overhead": ("cache_overhead", AT_LEAST_ONE),
     "memory.prefill_chunk_tokens": ("prefill_chunk", AT_LEAST_ONE),
+    "memory.packed_chunk_tokens": ("packed_chunk", NON_NEGATIVE),
     "memory.activation_passes": ("activation_passes", NON_NEGATIVE),
     "memory.logit_bytes": ("logit_bytes", POSITIVE),
 }
@@ -210,6 +228,7 @@ STACK_FLAGS = {
     "copies.store_layer": "store_layer",
     "copies.tile_sync": "tile_sync",
     "copies.gather_sync": "gather_sync",
+    "copies.one_shot_sum": "one_shot_sum",
     "memory.prompt_logits": "prompt_logits",
 }
 KERNEL_NUMBERS = {

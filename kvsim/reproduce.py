@@ -155,7 +155,7 @@ METRICS: dict[str, Callable[[Row, Deployment], float]] = {
     "step_ms": lambda r, d: 1e3 * _step_s(r, d, r.settings),
     "prefill_ms": lambda r, d: 1e3 * float(r.prediction(d, r.settings).prefill_s[0]),
     "speedup": _speedup,
-    "peak_gib": lambda r, d: float(r.prediction(d, r.settings).gpu_bytes[0]) / 2**30,
+    "peak_gib": lambda r, d: d.tp * float(r.prediction(d, r.settings).gpu_bytes[0]) / 2**30,
     "kv_ratio": lambda r, d: _kv_bytes(r, d, r.settings) / _kv_bytes(r, d, "full"),
     "compression": _compression,
     "max_batch": lambda r, d: _most(parse(r.settings), d, r.prompt, r.generate),

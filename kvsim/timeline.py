@@ -170,7 +170,7 @@ class _Timeline:
         self._issue(state, self.layers[index], False, index, past)
         state.streams["gpu"] = np.maximum(state.streams["gpu"], begin + self.sharing[index])
         if self.d.stack.tile_sync:
-            latest = _latest(state.streams.values())
+            latest = _latest(state.streams.values()) + self.d.stack.tile
             state.streams = dict.fromkeys(state.streams, latest)
             state.host = latest + self.d.stack.sync
 

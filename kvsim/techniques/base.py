@@ -148,7 +148,8 @@ class Technique:
     def resident(self, d: Deployment, p: Point) -> Buffers:
         """Bytes that one GPU and its share of the host hold during this pass. [B]"""
         part = self._part(p)
-        parts = [resident_once(d, part, self.scratch(d, part)), self.once(d, part)]
+        packed = self.stored.bits < 16
+        parts = [resident_once(d, part, self.scratch(d, part), packed), self.once(d, part)]
         for shapes, count, on_gpu in self._blocks(d):
             for shape in shapes:
                 layer = merge(self.weights(d, shape), self.cache(d, p, shape, on_gpu))
@@ -281,19 +282,21 @@ def layer_weights(d: Deployment, shape: LayerShape) -> float:
     return size + sum(stored.bytes(*x) for x in matrices)
 
 
-def resident_once(d: Deployment, part: Point, scratch: Number) -> Buffers:
+def resident_once(d: Deployment, part: Point, scratch: Number, packed: bool = False) -> Buffers:
     """Embedding, LM head, activations and the runtime's own memory. [B]
 
     Parameters
     ----------
     part : the point of one tile, whose activations are alive at once.
     scratch : what attention needs besides queries, keys, values and scores. [B]
+    packed : whether the prompt's cache is packed.
     """
     m, stack = d.shard, d.stack
     table = WEIGHTS["fp16"].bytes(m.hidden, m.vocab)
     learned = blocks.HALF * m.learned_positions * m.hidden
     embedding = (table if m.tied else 2 * table) + learned
-    alive = np.minimum(part.tokens, stack.prefill_chunk)
+    chunk = (packed and stack.packed_chunk) or stack.prefill_chunk
+    alive = np.minimum(part.tokens, chunk)
     length = part.max_length if stack.static_cache else part.length
     scores = SCORE_MEMORY * m.heads * length if stack.score_bytes else 0.0
     hidden = stack.activation_passes * m.hidden

@@ -54,11 +54,14 @@ class Kvpr(Scheduled):
     parts: int = param(8, "parts of the batch by columns", low=1, high=1024)
 
     def recomputed(self, d: Deployment, p: Point, shape: LayerShape) -> Number:
-        """The split as set, or the one that balances GPU and link; within the prompt."""
+        """The split as set, the runtime's fixed one, or the one that balances GPU and link."""
         limit: Number = np.floor(np.minimum(p.prompt, self.on_host(d, p, shape)))
         if not isinstance(self.split, str):
             given: Number = np.minimum(self.split, limit)
             return given
+        if d.stack.split_prompt:
+            fixed: Number = np.minimum(np.floor(d.stack.split_prompt * p.prompt), limit)
+            return fixed
         balanced: Number = np.floor(d.stack.split_achieved * self._balance(d, p, shape, limit))
         return balanced
 
@@ -181,12 +184,16 @@ class Kvpr(Scheduled):
         return self.stored.number * p.batch * numbers
 
     def scratch(self, d: Deployment, p: Point) -> Number:
-        """The recomputed part, or where both parts are joined the whole layer."""
+        """The recomputed part, or where both parts are joined the whole layer.
+
+        The update of a static cache fills the joined layer in prefill too.
+        """
         shape = LayerShape()
         _, split = self._splits(d, p, shape)
         tokens = blocks.cached(d, p, shape) if d.stack.merge_passes else split
         joined = blocks.kv_bytes(d.shard, p.batch * tokens) * (np.asarray(split) > 0)
-        return super().scratch(d, p) + (0.0 if p.prefill else joined)
+        unused = p.prefill and not (d.stack.static_cache and d.stack.merge_passes)
+        return super().scratch(d, p) + (0.0 if unused else joined)
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """Splits by sixteenths of the prompt, the balanced one, both schedules, and packed."""

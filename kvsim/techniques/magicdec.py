@@ -10,7 +10,7 @@ from kvsim import blocks
 from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Cycle, Number, Op, Point
 from kvsim.model import LayerShape
-from kvsim.techniques.base import Technique, merge, param
+from kvsim.techniques.base import SCORE_MEMORY, Technique, merge, param
 from kvsim.techniques.quantspec import Draft
 from kvsim.techniques.snapkv import observe
 from kvsim.techniques.speculation import (
@@ -78,6 +78,13 @@ class Magicdec(Technique):
             return full
         tokens = np.minimum(blocks.cached(d, p, shape), self.budget)
         return merge(full, {"gpu": {"draft kv": blocks.kv_bytes(d.shard, p.batch * tokens)}})
+
+    def scratch(self, d: Deployment, p: Point) -> Number:
+        """SnapKV's scores of the prompt's last queries beside what attention needs. [B]"""
+        own = super().scratch(d, p)
+        if self.draft != "snapkv" or not p.prefill:
+            return own
+        return own + SCORE_MEMORY * p.batch * d.shard.heads * WINDOW * p.prompt
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """A quarter of the context, for which the acceptance was published."""
