@@ -29,12 +29,18 @@ def cached(d: Deployment, p: Point, shape: LayerShape) -> Number:
     return tokens if shape.window is None else np.minimum(tokens, shape.window)
 
 
-def query_key_pairs(d: Deployment, p: Point, limit: Number | None) -> Number:
+def score_bytes(d: Deployment, p: Point, scored: bool = False) -> float:
+    """Bytes moved per attention score; ``scored`` if a technique needs the prompt's. [B]"""
+    flash = p.prefill and d.stack.flash_prompt and not scored
+    return 0.0 if flash else d.stack.score_bytes
+
+
+def query_key_pairs(d: Deployment, p: Point, limit: Number | None, scored: bool = False) -> Number:
     """Query-key pairs per head and sequence; a query sees at most ``limit`` keys.
 
     Causal, but where scores leave the chip the masked half is computed too.
     """
-    if d.stack.static_cache or d.stack.score_bytes > 0:
+    if d.stack.static_cache or score_bytes(d, p, scored) > 0:
         length = p.max_length if d.stack.static_cache else p.length
         return p.new * (length if limit is None else np.minimum(length, limit))
     if limit is None:
@@ -174,18 +180,21 @@ def attention(
     limit: Number | None = None,
     values: Number | None = None,
     extra_bytes: Number = 0.0,
+    scored: bool = False,
     after: tuple[str, ...] = (),
 ) -> list[Op]:
     """Attention of the new tokens over the cached ones and themselves.
 
     Parameters
     ----------
-    stored : format of the cache that is read.
+    stored : format of the cache that is read; the prompt reads its own in fp16.
     limit : cached tokens a query sees at most, where a technique keeps fewer. [tokens]
     values : tokens whose values are read, where a technique skips some. [tokens]
     extra_bytes : further GPU memory traffic of the same kernel. [B]
+    scored : the technique needs the prompt's scores, so that they leave the chip.
     """
     m, stack = d.shard, d.stack
+    stored = FP16 if p.prefill else stored
     sees = _smaller(shape.window, limit)
     length = cached(d, p, LayerShape())
     # the earliest new query sees as many tokens as the latest
@@ -198,10 +207,10 @@ def attention(
         widened = stack.unpack_bytes + HALF * copies
         read = read + m.kv_width * tokens * widened
     elif stored.bits < 16:  # the kernel unpacks, and knows grouped heads
-        read = read * stack.packed_passes
+        read = read * _packed_passes(d)
     else:
         read = read * (stack.append_passes + 1.0 + copies)
-    pairs = query_key_pairs(d, p, sees)
+    pairs = query_key_pairs(d, p, sees, scored)
     value_pairs = pairs if values is None else np.minimum(pairs, p.new * values)
     expand: list[Op] = []
     plain = limit is None and values is None and stored.bits == 16 and not p.prefill
@@ -218,7 +227,7 @@ def attention(
         p.batch * read
         + kv_bytes(m, p.tokens)
         + 2 * HALF * p.tokens * m.heads * m.head_dim
-        + p.batch * m.heads * pairs * stack.score_bytes
+        + p.batch * m.heads * pairs * score_bytes(d, p, scored)
         + extra_bytes
     )
     op = Op(name, kernel=stored.kernel, flops=flops, bytes={"hbm": moved}, after=after)
@@ -226,6 +235,17 @@ def attention(
     if stored.kernel == "lowbit" and not p.prefill and (stack.packed_layer or stack.merge_token):
         return [*expand, op, Op("tail", fixed=apart)]
     return [*expand, op]
+
+
+def _packed_passes(d: Deployment) -> float:
+    """Passes over a packed cache; copying its heads out reads it once and writes it wider.
+
+    One pass, of the concatenation, comes before that copy; the others are wider too.
+    """
+    passes, wider = d.stack.packed_passes, d.shard.queries_per_kv
+    if not d.stack.repeat_packed or wider == 1:
+        return passes
+    return (passes - 1) * wider + 1 + (1 + wider)
 
 
 def _smaller(window: int | None, limit: Number | None) -> Number | None:
@@ -305,6 +325,12 @@ def resident_kv(d: Deployment, p: Point, shape: LayerShape, stored: Format = FP1
     m = d.shard
     size = stored.resident(m.k_width, m.v_width, cached(d, p, shape))
     return d.stack.cache_overhead * p.batch * size
+
+
+def id_lists(d: Deployment, batch: Number, every: float = 1.0) -> list[Op]:
+    """Lists of salient tokens made on the host, for K and V of every sequence and head."""
+    fixed = 2 * d.stack.id_list * batch * d.shard.cached_heads / every
+    return [Op("id_lists", fixed=fixed, launches=0.0)] if d.stack.id_list else []
 
 
 def top_k(name: str, scores: Number, sync: bool = False, every: float = 1.0) -> Op:

@@ -148,9 +148,7 @@ class Prediction:
     def decode_s(self) -> Array:
         """Time of all tokens after the first. [s]"""
         decoded = self.generate - 1
-        total: Array = np.zeros(self.batch.size)
-        for step in self._between():
-            total = total + self._squeeze(step) * (decoded > 0)
+        total = self.between_s * (decoded > 0)
         for tokens, weight in self._steps(decoded):
             p = decode_point(self._column, self.prompt, self.generate, tokens)
             each = np.asarray(round_seconds(self.technique, self.deployment, p))
@@ -158,10 +156,14 @@ class Prediction:
             total = total + self._spread((each * weight).sum(axis=-1))
         return total
 
-    def _between(self) -> Iterator[Number]:
+    @cached_property
+    def between_s(self) -> Array:
+        """Time of what comes once between prefill and the first decoding round. [s]"""
         p = decode_point(self._column, self.prompt, self.generate, 0.0)
+        total: Array = np.zeros(self.batch.size)
         for step in self.technique.between(self.deployment, p):
-            yield makespan(step, self.deployment)
+            total = total + self._squeeze(makespan(step, self.deployment))
+        return total
 
     def _steps(self, decoded: int) -> Iterator[tuple[Array, Array]]:
         """Decoded tokens and their weights in the sum: all of them, or a quadrature."""

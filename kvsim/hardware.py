@@ -84,6 +84,7 @@ class Stack:
     step: float = 0.0  # fixed time per forward pass: sampling, bookkeeping, graph launch [s]
     sequence: float = 0.0  # further time per step and sequence: sampling, detokenising [s]
     sync: float = 0.0  # host time for one synchronisation [s]
+    id_list: float = 0.0  # host time to list one head's salient tokens, K or V (0: on the GPU) [s]
     tile: float = 0.0  # from a tile's synchronisation to the next tile's first copy [s]
     pointwise_launches: float = 5.0  # kernels per layer for norms, positions, residuals, activation
     pointwise_passes: float = 1.0  # times those kernels read and write the hidden states
@@ -94,9 +95,11 @@ class Stack:
     unpack_bytes: float = 0.0  # moved per packed number to unpack it outside the kernel [B]
     plain_passes: float = 0.0  # further passes of one new token over a whole fp16 cache
     merge_token: float = 0.0  # to join split attention's parts, per query and packed token [s]
+    repeat_packed: bool = False  # grouped heads are copied out packed, and then read at full width
     packed_passes: float = 1.0  # passes over a packed cache that its attention makes in all
     merge_passes: float = 0.0  # passes to join loaded and recomputed parts of a layer's cache
     score_bytes: float = 0.0  # bytes moved per attention score (0: scores stay on chip) [B]
+    flash_prompt: bool = False  # the prompt's scores stay on chip unless a technique needs them
     resident_layers: int = 0  # first layers whose cache stays on the GPU under offloading
     # copies between host and GPU
     overlap: float = 1.0  # share of a copy of the cache that runs beside compute
@@ -114,6 +117,7 @@ class Stack:
     unpack_ops: float = 0.0  # vector operations per packed weight that its loading does not hide
     # memory
     context_memory: float = 0.0  # driver, libraries, workspaces [B]
+    old_cache: bool = False  # a step's caller keeps the cache that torch.cat replaces
     weight_copies: float = 1.0  # copies of the weights kept
     cache_overhead: float = 1.0  # allocated over used cache
     prefill_chunk: float = 1e18  # tokens whose activations are alive at once in prefill [tokens]
@@ -195,6 +199,7 @@ STACK_NUMBERS: Mapping[str, tuple[str, Number]] = {
     "time.step_s": ("step", NON_NEGATIVE),
     "time.sequence_s": ("sequence", NON_NEGATIVE),
     "time.sync_s": ("sync", NON_NEGATIVE),
+    "time.id_list_s": ("id_list", NON_NEGATIVE),
     "time.tile_s": ("tile", NON_NEGATIVE),
     "time.pointwise_launches": ("pointwise_launches", NON_NEGATIVE),
     "time.pointwise_passes": ("pointwise_passes", NON_NEGATIVE),
@@ -223,6 +228,8 @@ STACK_NUMBERS: Mapping[str, tuple[str, Number]] = {
 STACK_FLAGS = {
     "cache.static_cache": "static_cache",
     "cache.repeat_kv": "repeat_kv",
+    "cache.repeat_packed": "repeat_packed",
+    "cache.flash_prompt": "flash_prompt",
     "copies.across_steps": "across_steps",
     "copies.blocking_store": "blocking_store",
     "copies.store_layer": "store_layer",
@@ -230,6 +237,7 @@ STACK_FLAGS = {
     "copies.gather_sync": "gather_sync",
     "copies.one_shot_sum": "one_shot_sum",
     "memory.prompt_logits": "prompt_logits",
+    "memory.old_cache": "old_cache",
 }
 KERNEL_NUMBERS = {
     "memory": ("memory", EFFICIENCY),

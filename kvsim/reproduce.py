@@ -82,6 +82,9 @@ class Row:
         return Prediction(t, d, np.array([float(max(batch, 1))]), self.prompt, self.generate)
 
 
+ONE_STEP = 2  # tokens of a row that speaks of one decoding step at its context
+
+
 _model: Callable[[str], Model] = cache(load_model)
 _hardware: Callable[[str], Hardware] = cache(load_hardware)
 _stack: Callable[[str], Stack] = cache(load_stack)
@@ -105,7 +108,9 @@ def _op_s(row: Row, d: Deployment, technique: str) -> float:
 def _step_s(row: Row, d: Deployment, technique: str) -> float:
     if "op" in row.options:
         return _op_s(row, d, technique)
-    return float(row.prediction(d, technique).tpot_s[0])
+    prediction = row.prediction(d, technique)
+    once = prediction.between_s if row.generate == ONE_STEP else 0.0
+    return float((prediction.tpot_s - once)[0])
 
 
 def _speedup(row: Row, d: Deployment) -> float:
@@ -115,7 +120,7 @@ def _speedup(row: Row, d: Deployment) -> float:
 
 
 def _tok_s(row: Row, d: Deployment, technique: str) -> float:
-    return float(row.prediction(d, technique).decode_tok_s[0])
+    return float(row.prediction(d, technique).batch[0]) / _step_s(row, d, technique)
 
 
 def _kv_bytes(row: Row, d: Deployment, technique: str) -> float:

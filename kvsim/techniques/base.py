@@ -109,11 +109,18 @@ class Technique:
         The grown copy of torch.cat, the heads repeat_kv writes out, an unpacked layer.
         """
         stack, m = d.stack, d.shard
-        copies = 1.0 if stack.append_passes >= 2 else 0.0
-        copies += m.queries_per_kv if stack.repeat_kv and m.queries_per_kv > 1 else 0.0
-        copies += 1.0 if stack.unpack_bytes and self.stored.bits < 16 else 0.0
+        wider = m.queries_per_kv if m.queries_per_kv > 1 else 0.0
         tokens = p.max_length if stack.static_cache else p.length
-        return copies * blocks.kv_bytes(m, p.batch * tokens)
+        if not p.prefill and self.stored.bits < 16 and not stack.unpack_bytes:
+            repeated = wider * stack.repeat_packed
+            copies = repeated  # then keys or values are made contiguous, and values concatenated
+            copies += 0.5 * max(1.0, repeated) if stack.packed_passes >= 3 else 0.0
+            copies += 0.5 if stack.packed_passes >= 3 and not stack.old_cache else 0.0
+            return copies * p.batch * self.stored.read(m.k_width, m.v_width, tokens)
+        copies = 1.0 if stack.append_passes >= 2 and not stack.old_cache else 0.0
+        copies += wider * stack.repeat_kv
+        copies += 1.0 if stack.unpack_bytes and self.stored.bits < 16 else 0.0
+        return copies * blocks.kv_bytes(m, sequences_alive(d, p) * tokens)
 
     def layer(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Ops of one decoder layer in issue order."""
@@ -152,9 +159,17 @@ class Technique:
         parts = [resident_once(d, part, self.scratch(d, part), packed), self.once(d, part)]
         for shapes, count, on_gpu in self._blocks(d):
             for shape in shapes:
-                layer = merge(self.weights(d, shape), self.cache(d, p, shape, on_gpu))
-                parts.append(scale(layer, count))
+                cache = self.cache(d, p, shape, on_gpu)
+                parts += [scale(x, count) for x in (self.weights(d, shape), cache)]
+                if d.stack.old_cache and not p.prefill:
+                    parts.append(scale(self._replaced(d, part, shape, cache), count))
         return merge(*parts)
+
+    def _replaced(self, d: Deployment, p: Point, shape: LayerShape, cache: Buffers) -> Buffers:
+        """What torch.cat writes anew of a layer's cache; packed keys only grow in blocks."""
+        tokens = p.batch * blocks.cached(d, p, shape)
+        stays = d.shard.k_width * tokens * self.stored.number if self.stored.bits < 16 else 0.0
+        return {"gpu": {"kv before the step": np.maximum(cache["gpu"].get("kv", 0.0) - stays, 0.0)}}
 
     def _part(self, p: Point) -> Point:
         return replace(p, batch=p.batch / self.tiles()) if self.tiles() > 1 else p
@@ -282,6 +297,13 @@ def layer_weights(d: Deployment, shape: LayerShape) -> float:
     return size + sum(stored.bytes(*x) for x in matrices)
 
 
+def sequences_alive(d: Deployment, p: Point) -> Number:
+    """Sequences in a pass at once: in prefill as many as fit in a part, at least one."""
+    if not p.prefill:
+        return p.batch
+    return np.minimum(p.batch, np.maximum(1.0, d.stack.prefill_chunk / np.maximum(p.new, 1.0)))
+
+
 def resident_once(d: Deployment, part: Point, scratch: Number, packed: bool = False) -> Buffers:
     """Embedding, LM head, activations and the runtime's own memory. [B]
 
@@ -298,7 +320,7 @@ def resident_once(d: Deployment, part: Point, scratch: Number, packed: bool = Fa
     chunk = (packed and stack.packed_chunk) or stack.prefill_chunk
     alive = np.minimum(part.tokens, chunk)
     length = part.max_length if stack.static_cache else part.length
-    scores = SCORE_MEMORY * m.heads * length if stack.score_bytes else 0.0
+    scores = SCORE_MEMORY * m.heads * length if blocks.score_bytes(d, part) else 0.0
     hidden = stack.activation_passes * m.hidden
     attention = blocks.HALF * (hidden + m.heads * m.head_dim + m.kv_width) + scores
     width = max(m.ffn, m.experts_active * m.expert_ffn)

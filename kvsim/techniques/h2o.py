@@ -42,7 +42,10 @@ class H2o(Technique):
         tokens = blocks.cached(d, p, shape)
         seen = tokens if p.prefill else np.minimum(tokens, self._budget)
         ranked = seen * (p.max_length > self._budget)
-        ops = [*blocks.attention(d, p, shape, limit=limit), *score_upkeep(d, p, ranked)]
+        ops = [
+            *blocks.attention(d, p, shape, limit=limit, scored=True),
+            *score_upkeep(d, p, ranked),
+        ]
         return [*ops, *compact(d, p, self._budget, scored=tokens)] if p.prefill else ops
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:

@@ -68,12 +68,14 @@ class Mikv(Technique):
         m, stored = d.shard, self.stored
         tokens = blocks.cached(d, p, shape)
         less = p.batch * m.kv_width * tokens * (np.asarray(self._number) - stored.number)
+        less = less * (not p.prefill)  # the prompt reads its own keys and values in fp16
         ranked = p.batch * m.cached_heads * tokens
         return [
             *self._pack(d, p),
-            *blocks.attention(d, p, shape, stored=stored, extra_bytes=less),
+            *blocks.attention(d, p, shape, stored=stored, extra_bytes=less, scored=True),
             *score_upkeep(d, p, tokens),
             *([blocks.top_k("select", ranked)] if p.prefill else []),
+            *(blocks.id_lists(d, p.batch) if p.prefill and not self.exact else []),
         ]
 
     def _pack(self, d: Deployment, p: Point) -> list[Op]:
@@ -104,7 +106,7 @@ class Mikv(Technique):
 
     def once(self, d: Deployment, p: Point) -> Buffers:
         """One layer's score matrix in prefill, where the stack's attention keeps none."""
-        there = p.prefill and not d.stack.score_bytes
+        there = p.prefill and not blocks.score_bytes(d, p)
         alive = np.minimum(p.tokens, d.stack.prefill_chunk) * p.length
         return {"gpu": {"score matrix": blocks.HALF * d.shard.heads * alive if there else 0.0}}
 

@@ -11,7 +11,7 @@ from kvsim.deployment import Deployment
 from kvsim.formats import Format, kivi
 from kvsim.graph import Buffers, Cycle, Number, Op, Point, Step
 from kvsim.model import LayerShape
-from kvsim.techniques.base import Technique, param
+from kvsim.techniques.base import Technique, param, sequences_alive
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Specache(Technique):
 
     Every step decodes the output token and a speculative next token; the latter's scores choose
     what is prefetched for the next step. Without speculation the output token's own scores
-    choose, and attention is repeated when the pairs have arrived.
+    choose, and softmax and values wait until the pairs have arrived.
 
     References
     ----------
@@ -63,11 +63,10 @@ class Specache(Technique):
         )  # fmt: skip
         fetch = blocks.copy("prefetch", "h2d", size, rows=rows, after=("topk",))
         ops = [*packed, *look, blocks.top_k("topk", scores, sync=sync), fetch, store]
-        if not self.speculative:
-            ops += blocks.attention(
-                d, p, shape, name="attn_again", stored=stored, extra_bytes=size,
-                after=("prefetch",),
-            )  # fmt: skip
+        if not self.speculative:  # only the fetched pairs have to be scored anew
+            flops = 2.0 * p.tokens * m.heads * (m.head_dim + m.v_width / m.cached_heads) * chosen
+            again = Op("attn_again", kernel="attention", flops=flops, bytes={"hbm": size})
+            ops.append(replace(again, after=("prefetch",)))
         return ops
 
     def cycle(self, d: Deployment, p: Point) -> Cycle:
@@ -96,7 +95,8 @@ class Specache(Technique):
 
     def once(self, d: Deployment, p: Point) -> Buffers:
         """In prefill two layers' fp16 pairs, one computed while the other leaves."""
-        pairs = 2 * blocks.kv_bytes(d.shard, p.tokens) if p.prefill else 0.0
+        alive = sequences_alive(d, p) * p.new
+        pairs = 2 * blocks.kv_bytes(d.shard, alive) if p.prefill else 0.0
         return {"gpu": {"kv on the way out": pairs}}
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:

@@ -75,10 +75,15 @@ class Zipcache(Technique):
         plain = blocks.kv_bytes(m, p.batch * tokens)
         stored = self.stored
         # what this cache reads instead of a plain one of the same kernel
-        less = read - plain * stored.number / blocks.HALF
+        less = 0.0 if p.prefill else read - plain * stored.number / blocks.HALF
         ops = [] if self.exact else [self._pack(d, p)]
         ops += blocks.attention(d, p, shape, stored=stored, extra_bytes=less)
-        return ops + self._probes(d, p, tokens, packed)
+        ops += self._probes(d, p, tokens, packed)
+        return (
+            ops
+            if self.exact
+            else ops + blocks.id_lists(d, p.batch, 1 if p.prefill else self.window)
+        )
 
     def _pack(self, d: Deployment, p: Point) -> Op:
         numbers = d.shard.kv_width * p.tokens
