@@ -29,7 +29,9 @@ class Fit:
     """Fitted numbers, their standard errors, and the relative residuals of the rows."""
 
     values: dict[str, float]
-    errors: dict[str, float]  # infinite where the rows do not tell; same unit as the value
+    errors: dict[
+        str, float
+    ]  # infinite where the rows do not tell; NaN where there are no spare rows
     residuals: Array  # predicted over measured, less one
     confused: tuple[tuple[str, str], ...]  # pairs that the rows cannot tell apart
 
@@ -39,7 +41,7 @@ class Fit:
         return tuple(
             name
             for name, value in self.values.items()
-            if not self.errors[name] <= BLIND * max(abs(value), 1e-300)
+            if self.errors[name] > BLIND * max(abs(value), 1e-300)
         )
 
 
@@ -51,8 +53,9 @@ def fit_ratio(
     """Numbers that bring predictions closest to measurements in relative terms.
 
     Minimises the sum of squared logarithms of predicted over measured within the bounds.
-    Uncertainties come from the curvature at the optimum and the residuals' spread; a pair of
-    numbers is confused if their estimates correlate by more than 0.95.
+    Uncertainties come from the curvature at the optimum and the residuals' spread, so that as many
+    numbers as rows leave them unknown; a pair of numbers is confused if their estimates correlate
+    by more than 0.95.
 
     Parameters
     ----------
@@ -96,8 +99,8 @@ def _uncertainty(
 ) -> tuple[dict[str, float], tuple[tuple[str, str], ...]]:
     """Standard errors, and pairs of numbers that move together."""
     names = [p.name for p in parameters]
-    freedom = max(1, residuals.size - len(names))
-    variance = float(residuals @ residuals) / freedom
+    spare = residuals.size - len(names)
+    variance = float(residuals @ residuals) / spare if spare else np.nan
     sensitive = np.linalg.norm(jacobian, axis=0) > 1e-9
     errors = dict.fromkeys(names, np.inf)
     seen = [n for n, s in zip(names, sensitive, strict=True) if s]

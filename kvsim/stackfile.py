@@ -18,7 +18,7 @@ def fitted_text(stack: Stack, base: str, fit: Fit, rows: str, error: str, today:
     """
     residuals = ", ".join(f"{100 * r:+.1f}" for r in fit.residuals)
     sources = {
-        key: f"fitted on {today} to {rows}: {value:.4g} +- {fit.errors[key]:.2g}"
+        key: f"fitted on {today} to {rows}: {value:.4g} +- {_known(fit.errors[key])}"
         + ("; not determined by these rows" if key in fit.unknown else "")
         for key, value in fit.values.items()
     }
@@ -39,6 +39,10 @@ def fitted_text(stack: Stack, base: str, fit: Fit, rows: str, error: str, today:
     parts += [f"[{folder}]\n{_lines(entries)}" for folder, entries in tables.items()]
     parts.append(f"[source]\n{_lines(sources, quoted=True)}")
     return "\n".join(parts)
+
+
+def _known(error: float) -> str:
+    return "unknown" if error != error else f"{error:.2g}"
 
 
 def _lines(entries: Mapping[str, object], quoted: bool = False) -> str:

@@ -56,6 +56,15 @@ def test_numbers_that_only_act_together_are_confused() -> None:
     assert fit.values["a"] * fit.values["b"] == pytest.approx(2.0, rel=1e-2)
 
 
+def test_as_many_numbers_as_rows_leave_the_errors_unknown() -> None:
+    sizes = np.array([1e4, 1e9])
+    fit = fit_ratio(
+        lambda n: n["latency"] + sizes / n["bandwidth"], LATENCY + sizes / BANDWIDTH, FREE
+    )
+    assert fit.values["bandwidth"] == pytest.approx(BANDWIDTH, rel=1e-3)
+    assert all(np.isnan(error) for error in fit.errors.values())
+
+
 def test_bounds_hold() -> None:
     free = [Parameter("latency", 1e-6, 0.0, 4e-6), Parameter("bandwidth", 10e9, 1e9, 20e9)]
     fit = fit_ratio(copy_seconds, LATENCY + SIZES / BANDWIDTH, free)

@@ -122,10 +122,13 @@ def fitted(rows: list[Row], name: str, source: str) -> str:
 def print_fit(fit: Fit, stack: str) -> None:
     """Fitted numbers, how well they are known, and what the rows cannot tell."""
     out = console()
-    body = [[key, short(value), short(fit.errors[key], 2)] for key, value in fit.values.items()]
+    errors = {key: number(error) for key, error in fit.errors.items()}
+    body = [[key, short(value), short(errors[key], 2)] for key, value in fit.values.items()]
     columns = {"number": "left", "fitted": "right", "standard error": "right"}
     out.print(f"Stack {stack}", style="bold")
     out.print(table(columns, body))
+    if len(fit.values) == fit.residuals.size:
+        out.print("As many numbers as rows: nothing tells how well they are known.")
     for key in fit.unknown:
         out.print(f"The rows do not determine {key}.")
     for one, other in fit.confused:
