@@ -162,7 +162,7 @@ class Technique:
                 cache = self.cache(d, p, shape, on_gpu)
                 parts += [scale(x, count) for x in (self.weights(d, shape), cache)]
                 if d.stack.old_cache and not p.prefill:
-                    parts.append(scale(self._replaced(d, part, shape, cache), count))
+                    parts.append(scale(self._replaced(d, p, shape, cache), count))
         return merge(*parts)
 
     def _replaced(self, d: Deployment, p: Point, shape: LayerShape, cache: Buffers) -> Buffers:
