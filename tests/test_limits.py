@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from kvsim import blocks
+from kvsim import attention, blocks
 from kvsim.configs import load_model
 from kvsim.deployment import Deployment
 from kvsim.evaluate import all_ops, seconds
@@ -142,10 +142,10 @@ class Int8Cache(Technique):
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Half of the buffer is packed at once, every 128 steps."""
         packed = blocks.quantise(d, p.tokens, self.stored, every=128.0)
-        return [*packed, *blocks.attention(d, p, shape, stored=self.stored)]
+        return [*packed, *attention.ops(d, p, shape, stored=self.stored)]
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
-        return {"gpu": {"kv": blocks.resident_kv(d, p, shape, self.stored)}}
+        return {"gpu": {"kv": attention.resident_kv(d, p, shape, self.stored)}}
 
 
 @pytest.mark.parametrize("stack", CLEAN)

@@ -8,7 +8,7 @@ from math import log
 import numpy as np
 import pytest
 
-from kvsim import blocks
+from kvsim import attention
 from kvsim.deployment import Deployment
 from kvsim.graph import Op, Point
 from kvsim.memory import decode_point, prefill_point
@@ -288,4 +288,6 @@ def test_options_are_settings_of_their_own(text: str) -> None:
     assert len({str(row) for row in rows}) == len(rows) > 2
     for row in rows:
         assert parse(str(row)) == row
-        assert np.isfinite(blocks.resident_kv(d, DECODE, d.shard.layout[0][0][0], row.stored)).all()
+        assert np.isfinite(
+            attention.resident_kv(d, DECODE, d.shard.layout[0][0][0], row.stored)
+        ).all()

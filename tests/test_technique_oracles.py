@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim import blocks
+from kvsim import attention, blocks
 from kvsim.configs import load_model
 from kvsim.deployment import Deployment
 from kvsim.evaluate import all_ops, seconds
@@ -79,9 +79,9 @@ def test_decoding_layer(model: str, q: int) -> None:
 @given(st.integers(0, 60), st.integers(1, 60), st.integers(1, 80))
 def test_pairs_of_queries_and_keys(context: int, new: int, window: int) -> None:
     d, p = deployment("llama2-7b"), Point(1, float(context), float(new), 1, 200)
-    assert blocks.query_key_pairs(d, p, None) == sum(context + i + 1 for i in range(new))
+    assert attention.query_key_pairs(d, p, None) == sum(context + i + 1 for i in range(new))
     seen = sum(min(window, context + i + 1) for i in range(new))
-    assert blocks.query_key_pairs(d, p, window) == seen
+    assert attention.query_key_pairs(d, p, window) == seen
 
 
 def test_a_sliding_window_bounds_flops_reads_and_memory() -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from kvsim import blocks
+from kvsim import attention, blocks
 from kvsim.deployment import WEIGHTS, Deployment
 from kvsim.errors import InputError
 from kvsim.formats import FP16, Format
@@ -167,7 +167,7 @@ class Technique:
 
     def _replaced(self, d: Deployment, p: Point, shape: LayerShape, cache: Buffers) -> Buffers:
         """What torch.cat writes anew of a layer's cache; packed keys only grow in blocks."""
-        tokens = p.batch * blocks.cached(d, p, shape)
+        tokens = p.batch * attention.cached(d, p, shape)
         stays = d.shard.k_width * tokens * self.stored.number if self.stored.bits < 16 else 0.0
         return {"gpu": {"kv before the step": np.maximum(cache["gpu"].get("kv", 0.0) - stays, 0.0)}}
 
@@ -320,13 +320,13 @@ def resident_once(d: Deployment, part: Point, scratch: Number, packed: bool = Fa
     chunk = (packed and stack.packed_chunk) or stack.prefill_chunk
     alive = np.minimum(part.tokens, chunk)
     length = part.max_length if stack.static_cache else part.length
-    scores = SCORE_MEMORY * m.heads * length if blocks.score_bytes(d, part) else 0.0
+    scores = SCORE_MEMORY * m.heads * length if attention.score_bytes(d, part) else 0.0
     hidden = stack.activation_passes * m.hidden
-    attention = blocks.HALF * (hidden + m.heads * m.head_dim + m.kv_width) + scores
+    attending = blocks.HALF * (hidden + m.heads * m.head_dim + m.kv_width) + scores
     width = max(m.ffn, m.experts_active * m.expert_ffn)
     mlp = blocks.HALF * (hidden + (3 if m.gated else 2) * width)
     rows = part.batch if part.prefill and not stack.prompt_logits else part.tokens
-    layers = np.maximum(alive * attention + scratch, alive * mlp)
+    layers = np.maximum(alive * attending + scratch, alive * mlp)
     return {
         "gpu": {
             "embedding": stack.weight_copies * embedding,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvsim import blocks
+from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.model import LayerShape
@@ -32,7 +32,7 @@ def score_upkeep(d: Deployment, p: Point, tokens: Number) -> list[Op]:
 
 def kept_cache(d: Deployment, p: Point, shape: LayerShape, budget: Number) -> Number:
     """Fp16 keys and values of the tokens kept in one layer. [B]"""
-    tokens = np.minimum(blocks.cached(d, p, shape), budget)
+    tokens = np.minimum(attention.cached(d, p, shape), budget)
     return d.stack.cache_overhead * blocks.kv_bytes(d.shard, p.batch * tokens)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim import blocks
+from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Channel, Number, Op, Point
 from kvsim.model import LayerShape
@@ -44,10 +44,10 @@ class Fastdecode(Technique):
         new_kv = blocks.kv_bytes(m, p.tokens)
         if p.prefill:
             store = blocks.copy("store_kv", "d2h", new_kv, launches=2, after=("qkv",))
-            return [store, *blocks.attention(d, p, shape)]
+            return [store, *attention.ops(d, p, shape)]
         queries = blocks.HALF * p.tokens * m.heads * m.head_dim
-        (on_device,) = blocks.attention(d, p, shape)
-        read = blocks.kv_bytes(m, p.batch * blocks.cached(d, p, shape)) + 2 * queries
+        (on_device,) = attention.ops(d, p, shape)
+        read = blocks.kv_bytes(m, p.batch * attention.cached(d, p, shape)) + 2 * queries
         moved: dict[Channel, Number] = {"dram": read}
         return [
             *blocks.runtime(d),
@@ -63,4 +63,4 @@ class Fastdecode(Technique):
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """Everything on the host."""
-        return {"host": {"kv": blocks.resident_kv(d, p, shape)}}
+        return {"host": {"kv": attention.resident_kv(d, p, shape)}}

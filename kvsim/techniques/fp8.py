@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim import blocks
+from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.formats import Format
 from kvsim.graph import Buffers, Op, Point
@@ -37,9 +37,9 @@ class Fp8(Technique):
         """New numbers are narrowed, cached ones read at half the size."""
         return [
             *blocks.quantise(d, p.tokens, FP8),
-            *blocks.attention(d, p, shape, stored=FP8),
+            *attention.ops(d, p, shape, stored=FP8),
         ]
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """One byte per number."""
-        return {"gpu": {"kv": blocks.resident_kv(d, p, shape, FP8)}}
+        return {"gpu": {"kv": attention.resident_kv(d, p, shape, FP8)}}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim import blocks
+from kvsim import attention
 from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Op, Point
 from kvsim.model import LayerShape
@@ -24,8 +24,8 @@ class Full(Technique):
 
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """One fused attention."""
-        return blocks.attention(d, p, shape)
+        return attention.ops(d, p, shape)
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """Keys and values of every token the layer can see."""
-        return {"gpu": {"kv": blocks.resident_kv(d, p, shape)}}
+        return {"gpu": {"kv": attention.resident_kv(d, p, shape)}}

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import blocks
+from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.formats import Format, kivi
 from kvsim.graph import Array, Buffers, Number, Op, Point
@@ -67,7 +67,7 @@ class Gear(Technique):
         ops = [
             *blocks.quantise(d, p.tokens, self.stored),
             *self._compress(d, p),
-            *blocks.attention(d, p, shape, stored=self.stored),
+            *attention.ops(d, p, shape, stored=self.stored),
         ]
         return ops if p.prefill else [*ops, *self._correct(d, p, shape)]
 
@@ -91,7 +91,7 @@ class Gear(Technique):
 
     def _correct(self, d: Deployment, p: Point, shape: LayerShape) -> list[Op]:
         """Two thin products for scores and two for outputs, and the outliers' part."""
-        m, tokens = d.shard, blocks.cached(d, p, shape)
+        m, tokens = d.shard, attention.cached(d, p, shape)
         packed = self._packed(tokens)
         queries = 2.0 * p.tokens * m.heads
         thin = (
@@ -111,11 +111,11 @@ class Gear(Technique):
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """KIVI's cache, the factors, and the outliers."""
-        tokens = blocks.cached(d, p, shape)
+        tokens = attention.cached(d, p, shape)
         numbers = p.batch * d.shard.kv_width * self._packed(tokens)
         return {
             "gpu": {
-                "kv": blocks.resident_kv(d, p, shape, self.stored),
+                "kv": attention.resident_kv(d, p, shape, self.stored),
                 "factors": self._factors(d, p, tokens),
                 "outliers": self._sparse(d, numbers),
             }

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import blocks
+from kvsim import attention
 from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.model import LayerShape
@@ -39,11 +39,11 @@ class H2o(Technique):
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Attention over the kept tokens, then the upkeep of their scores."""
         limit = None if p.prefill else self._budget
-        tokens = blocks.cached(d, p, shape)
+        tokens = attention.cached(d, p, shape)
         seen = tokens if p.prefill else np.minimum(tokens, self._budget)
         ranked = seen * (p.max_length > self._budget)
         ops = [
-            *blocks.attention(d, p, shape, limit=limit, scored=True),
+            *attention.ops(d, p, shape, limit=limit, scored=True),
             *score_upkeep(d, p, ranked),
         ]
         return [*ops, *compact(d, p, self._budget, scored=tokens)] if p.prefill else ops

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import blocks
+from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.formats import Format
 from kvsim.graph import Buffers, Number, Op, Point
@@ -65,7 +65,7 @@ class HostCache(Technique):
 
     def on_host(self, d: Deployment, p: Point, shape: LayerShape) -> Number:
         """Tokens per sequence whose cache is in host memory before this pass. [tokens]"""
-        tokens = blocks.cached(d, p, shape)
+        tokens = attention.cached(d, p, shape)
         if not d.stack.static_cache:
             tokens = np.maximum(tokens - p.new, 0.0)
         return self.host_part * tokens
@@ -84,10 +84,10 @@ class HostCache(Technique):
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Fetch, attend, and send the new tokens to the host."""
         if on_gpu:
-            return blocks.attention(d, p, shape)
+            return attention.ops(d, p, shape)
         fetched = [] if p.prefill else self.fetch(d, p, shape)
         packed = blocks.quantise(d, self.host_part * p.tokens, self.stored)
-        stored = p.batch * blocks.cached(d, p, shape) if d.stack.store_layer else p.tokens
+        stored = p.batch * attention.cached(d, p, shape) if d.stack.store_layer else p.tokens
         size = self.host_part * stored * d.shard.kv_width * self.stored.number
         after = ("quantise",) if packed else ("qkv",)
         sync = d.stack.blocking_store and not p.prefill
@@ -99,24 +99,24 @@ class HostCache(Technique):
             *fetched,
             *packed,
             blocks.copy("store_kv", "d2h", size, launches=2, after=after, sync=sync),
-            *blocks.attention(d, p, shape, after=waits),
+            *attention.ops(d, p, shape, after=waits),
         ]
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """The host's part packed, the GPU's part in fp16."""
-        whole = blocks.resident_kv(d, p, shape)
+        whole = attention.resident_kv(d, p, shape)
         if on_gpu:
             return {"gpu": {"kv": whole}}
-        host = self.host_part * blocks.resident_kv(d, p, shape, self.stored)
+        host = self.host_part * attention.resident_kv(d, p, shape, self.stored)
         return {"gpu": {"kv": (1 - self.host_part) * whole}, "host": {"kv": host}}
 
     def buffer(self, d: Deployment, p: Point, shape: LayerShape) -> Number:
         """GPU memory that one layer's copy from the host fills. [B]"""
-        return self.host_part * blocks.resident_kv(d, p, shape, self.stored)
+        return self.host_part * attention.resident_kv(d, p, shape, self.stored)
 
     def scratch(self, d: Deployment, p: Point) -> Number:
         """A packed layer is widened to fp16 for attention."""
-        whole = blocks.resident_kv(d, p, LayerShape()) if self.stored.bits < 16 else 0.0
+        whole = attention.resident_kv(d, p, LayerShape()) if self.stored.bits < 16 else 0.0
         return super().scratch(d, p) + (0.0 if p.prefill else whole)
 
     def once(self, d: Deployment, p: Point) -> Buffers:

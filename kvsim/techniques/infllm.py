@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import blocks
+from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.model import LayerShape
@@ -66,7 +66,7 @@ class Infllm(Technique):
 
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Choose and fetch blocks beside local attention, then attend to them and the first."""
-        m, tokens = d.shard, blocks.cached(d, p, shape)
+        m, tokens = d.shard, attention.cached(d, p, shape)
         n = self._far(tokens)
         chosen, among = np.minimum(self.k, n), n * (n > self.k)
         if p.prefill:
@@ -78,8 +78,8 @@ class Infllm(Technique):
         each = 2 * d.hardware.links["h2d"].latency  # keys and values of every block apart
         fetch = blocks.copy("fetch", "h2d", size, launches=2, after=("topk",))
         moved = 2 * blocks.kv_bytes(m, p.batch * self._missing(p, n, self.k) * self.block)
-        near = blocks.attention(d, p, shape, name="local", limit=self.local)
-        whole = blocks.attention(d, p, shape, limit=seen)
+        near = attention.ops(d, p, shape, name="local", limit=self.local)
+        whole = attention.ops(d, p, shape, limit=seen)
         return [
             *blocks.runtime(d, n),
             *self._choose(d, p, among),
@@ -109,14 +109,14 @@ class Infllm(Technique):
         """What local keys are given by local queries: a second pass of scores, summed."""
         m = d.shard
         keys = p.batch * np.minimum(p.length, self.local + p.new - 1) * self._forms(p, shape)
-        pairs = p.batch * blocks.query_key_pairs(d, p, self.local) * self._forms(p, shape)
+        pairs = p.batch * attention.query_key_pairs(d, p, self.local) * self._forms(p, shape)
         moved = (blocks.HALF * m.k_width + blocks.SCORE * m.heads) * keys
         flops = 2.0 * m.heads * m.k_width / m.cached_heads * pairs
         return Op("represent", kernel="attention", flops=flops, bytes={"hbm": moved})
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """First and latest tokens, representatives and fetched blocks; all blocks on the host."""
-        m, tokens = d.shard, blocks.cached(d, p, shape)
+        m, tokens = d.shard, attention.cached(d, p, shape)
         n = self._far(tokens)
         kept = np.minimum(tokens, self.initial + self.local + self.block)
         held = np.minimum(n, np.maximum(self.cached, self.k))
@@ -134,7 +134,7 @@ class Infllm(Technique):
 
     def once(self, d: Deployment, p: Point) -> Buffers:
         """In prefill one layer's blocks on their way out."""
-        out = p.batch * self._far(blocks.cached(d, p, LayerShape())) * self.block
+        out = p.batch * self._far(attention.cached(d, p, LayerShape())) * self.block
         return {"gpu": {"kv on the way out": blocks.kv_bytes(d.shard, out) if p.prefill else 0.0}}
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import blocks
+from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.model import LayerShape
@@ -43,20 +43,20 @@ class Kcache(Technique):
         if p.prefill:
             values = 0.0 if on_gpu else blocks.HALF * m.v_width * p.tokens
             store = blocks.copy("store_v", "d2h", values, after=("qkv",))
-            return [store, *blocks.attention(d, p, shape)]
-        length = blocks.cached(d, p, shape)
+            return [store, *attention.ops(d, p, shape)]
+        length = attention.cached(d, p, shape)
         chosen = np.minimum(self.n, length)
         scores = p.tokens * m.heads * length
         if on_gpu:
             select = blocks.top_k("topk", scores)
-            return [*blocks.attention(d, p, shape, values=chosen), select]
+            return [*attention.ops(d, p, shape, values=chosen), select]
         rows = p.batch * np.minimum(p.new * m.heads * chosen, m.kv_heads * length)
         size = blocks.HALF * rows * m.head_dim
         weighted = 2.0 * p.tokens * m.heads * m.head_dim * chosen
         sync = d.stack.gather_sync
         return [
             *blocks.runtime(d),
-            *blocks.attention(d, p, shape, name="scores", values=0.0),
+            *attention.ops(d, p, shape, name="scores", values=0.0),
             blocks.top_k("topk", scores, sync=sync),
             blocks.copy("fetch_v", "h2d", size, rows=rows, after=("topk",)),
             blocks.copy("store_v", "d2h", blocks.HALF * m.v_width * p.tokens, after=("qkv",)),
@@ -65,7 +65,7 @@ class Kcache(Technique):
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """Keys on the GPU, values on the host but for the first layers."""
-        whole, m = blocks.resident_kv(d, p, shape), d.shard
+        whole, m = attention.resident_kv(d, p, shape), d.shard
         values = whole * m.v_width / m.kv_width
         if on_gpu:
             return {"gpu": {"keys": whole - values, "values": values}}

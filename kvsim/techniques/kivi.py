@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim import blocks
+from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.formats import Format, kivi
 from kvsim.graph import Buffers, Op, Point
@@ -37,12 +37,12 @@ class Kivi(Technique):
         """Attention over packed and fresh tokens; keys are packed in blocks, values singly."""
         return [
             *blocks.quantise(d, p.tokens, self.stored),
-            *blocks.attention(d, p, shape, stored=self.stored),
+            *attention.ops(d, p, shape, stored=self.stored),
         ]
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """Packed numbers, their scales, and the fp16 residual."""
-        return {"gpu": {"kv": blocks.resident_kv(d, p, shape, self.stored)}}
+        return {"gpu": {"kv": attention.resident_kv(d, p, shape, self.stored)}}
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """The paper's widths and groups."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import blocks
+from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.evaluate import channel_seconds, seconds
 from kvsim.graph import Array, Buffers, Number, Op, Point
@@ -77,7 +77,7 @@ class Kvpr(Scheduled):
         surroundings = [
             *self.moved(d, p, shape),
             *blocks.before_attention(d, p),
-            *blocks.attention(d, p, shape),
+            *attention.ops(d, p, shape),
             *blocks.after_attention(d, p, shape),
         ]
         around = _loads(surroundings, d)
@@ -173,13 +173,13 @@ class Kvpr(Scheduled):
             return whole
         first, last = self._splits(d, p, shape)
         inputs = p.batch * last * self._activation(d) * self.stored.number
-        loaded = whole["host"]["kv"] * (1 - first / blocks.cached(d, p, shape))
+        loaded = whole["host"]["kv"] * (1 - first / attention.cached(d, p, shape))
         return {"gpu": whole["gpu"], "host": {"kv": loaded, "layer inputs": inputs}}
 
     def buffer(self, d: Deployment, p: Point, shape: LayerShape) -> Number:
         """The loaded tokens of a layer and the inputs of the others."""
         _, split = self._splits(d, p, shape)
-        tokens = blocks.cached(d, p, shape)
+        tokens = attention.cached(d, p, shape)
         numbers = np.maximum(tokens - split, 0) * d.shard.kv_width + split * self._activation(d)
         return self.stored.number * p.batch * numbers
 
@@ -190,7 +190,7 @@ class Kvpr(Scheduled):
         """
         shape = LayerShape()
         _, split = self._splits(d, p, shape)
-        tokens = blocks.cached(d, p, shape) if d.stack.merge_passes else split
+        tokens = attention.cached(d, p, shape) if d.stack.merge_passes else split
         joined = blocks.kv_bytes(d.shard, p.batch * tokens) * (np.asarray(split) > 0)
         unused = p.prefill and not (d.stack.static_cache and d.stack.merge_passes)
         return super().scratch(d, p) + (0.0 if unused else joined)

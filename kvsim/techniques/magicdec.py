@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import blocks
+from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Cycle, Number, Op, Point
 from kvsim.model import LayerShape
@@ -56,7 +56,7 @@ class Magicdec(Technique):
 
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Full attention; after the prompt the draft cache is filled."""
-        ops = blocks.attention(d, p, shape)
+        ops = attention.ops(d, p, shape)
         if not p.prefill or not self.gamma:
             return ops
         if self.draft == "snapkv":
@@ -73,10 +73,10 @@ class Magicdec(Technique):
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """Both caches."""
-        full: Buffers = {"gpu": {"kv": blocks.resident_kv(d, p, shape)}}
+        full: Buffers = {"gpu": {"kv": attention.resident_kv(d, p, shape)}}
         if not self.gamma:
             return full
-        tokens = np.minimum(blocks.cached(d, p, shape), self.budget)
+        tokens = np.minimum(attention.cached(d, p, shape), self.budget)
         return merge(full, {"gpu": {"draft kv": blocks.kv_bytes(d.shard, p.batch * tokens)}})
 
     def scratch(self, d: Deployment, p: Point) -> Number:

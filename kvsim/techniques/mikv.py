@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import blocks
+from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.formats import FP16, Format, bytes_per_number, mixed_bits
 from kvsim.graph import Array, Buffers, Number, Op, Point
@@ -66,13 +66,13 @@ class Mikv(Technique):
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Attention over both precisions, the upkeep of the scores, packing of what goes down."""
         m, stored = d.shard, self.stored
-        tokens = blocks.cached(d, p, shape)
+        tokens = attention.cached(d, p, shape)
         less = p.batch * m.kv_width * tokens * (np.asarray(self._number) - stored.number)
         less = less * (not p.prefill)  # the prompt reads its own keys and values in fp16
         ranked = p.batch * m.cached_heads * tokens
         return [
             *self._pack(d, p),
-            *blocks.attention(d, p, shape, stored=stored, extra_bytes=less, scored=True),
+            *attention.ops(d, p, shape, stored=stored, extra_bytes=less, scored=True),
             *score_upkeep(d, p, tokens),
             *([blocks.top_k("select", ranked)] if p.prefill else []),
             *(blocks.id_lists(d, p.batch) if p.prefill and not self.exact else []),
@@ -92,7 +92,7 @@ class Mikv(Technique):
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """Both precisions, which token has which, accumulated scores, and the balancer."""
-        m, tokens = d.shard, blocks.cached(d, p, shape)
+        m, tokens = d.shard, attention.cached(d, p, shape)
         packed = p.batch * m.kv_width * tokens * np.asarray(self._number)
         mixed = (np.asarray(self.salient) > 0) & (np.asarray(self.salient) < 1)
         return {
@@ -106,7 +106,7 @@ class Mikv(Technique):
 
     def once(self, d: Deployment, p: Point) -> Buffers:
         """One layer's score matrix in prefill, where the stack's attention keeps none."""
-        there = p.prefill and not blocks.score_bytes(d, p)
+        there = p.prefill and not attention.score_bytes(d, p)
         alive = np.minimum(p.tokens, d.stack.prefill_chunk) * p.length
         return {"gpu": {"score matrix": blocks.HALF * d.shard.heads * alive if there else 0.0}}
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from kvsim import blocks
+from kvsim import attention, blocks
 from kvsim.deployment import WEIGHTS, Deployment, WeightFormat
 from kvsim.formats import Format
 from kvsim.graph import Buffers, Cycle, Number, Op, Point, Step
@@ -65,12 +65,12 @@ class Quantspec(Technique):
         """Verification, prefill: the whole 8-bit cache; the tokens that stay are packed."""
         if p.prefill:
             packed = blocks.quantise(d, p.tokens, self.stored)
-            return [*blocks.attention(d, p, shape), *packed]
+            return [*attention.ops(d, p, shape), *packed]
         kept = p.batch * (1.0 + self.gamma * self.rate)
         every = self.residual / 2 / (1.0 + self.gamma * self.rate)  # rounds per flush
         return [
             *blocks.quantise(d, kept, self.stored, every=every),
-            *blocks.attention(d, p, shape, stored=self.stored),
+            *attention.ops(d, p, shape, stored=self.stored),
         ]
 
     def draft(self, d: Deployment, p: Point) -> Step:
@@ -94,7 +94,7 @@ class Quantspec(Technique):
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """Upper and lower halves with one set of scales, and the buffer."""
-        return {"gpu": {"kv": blocks.resident_kv(d, p, shape, self.stored)}}
+        return {"gpu": {"kv": attention.resident_kv(d, p, shape, self.stored)}}
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """The paper's gammas, with the acceptance set or its published mean."""
@@ -116,7 +116,7 @@ class Draft(Technique):
 
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Attention over what the draft sees."""
-        return blocks.attention(d, p, shape, stored=self.seen, limit=self.limit)
+        return attention.ops(d, p, shape, stored=self.seen, limit=self.limit)
 
     def layer(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """As every layer, with the draft's own MLP weights."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import blocks
+from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.model import LayerShape
@@ -54,10 +54,10 @@ class Snapkv(Technique):
         """Full attention in prefill, then attention over what is kept."""
         if p.prefill:
             return [
-                *blocks.attention(d, p, shape),
+                *attention.ops(d, p, shape),
                 *observe(d, p, self.window, self.budget),
             ]
-        return blocks.attention(d, p, shape, limit=kept_tokens(p, self.budget))
+        return attention.ops(d, p, shape, limit=kept_tokens(p, self.budget))
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """What is kept."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import blocks
+from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.formats import Format, kivi
 from kvsim.graph import Buffers, Cycle, Number, Op, Point, Step
@@ -49,15 +49,15 @@ class Specache(Technique):
         store = blocks.copy("store_kv", "d2h", host_copy, launches=2, after=("qkv",))
         packed = blocks.quantise(d, kept, stored)
         if p.prefill:
-            return [store, *blocks.attention(d, p, shape), *packed]
-        length = blocks.cached(d, p, shape)
+            return [store, *attention.ops(d, p, shape), *packed]
+        length = attention.cached(d, p, shape)
         chosen = np.minimum(self.k, length)
         scores = p.batch * m.heads * length * (chosen > 0)
         size = blocks.kv_bytes(m, p.batch * chosen)
         rows = 2 * p.batch * m.cached_heads * chosen
         sync = d.stack.gather_sync
         arrives = ("prefetch@step-1",) if self.speculative else ()
-        look = blocks.attention(
+        look = attention.ops(
             d, p, shape, stored=stored, extra_bytes=size if self.speculative else 0.0,
             after=arrives,
         )  # fmt: skip
@@ -83,10 +83,10 @@ class Specache(Technique):
         m, stored = d.shard, self.stored
         pairs = blocks.kv_bytes(m, p.batch * self.k)
         indices = d.stack.index_bytes * p.batch * m.cached_heads * self.k
-        host = blocks.resident_kv(d, p, shape) * (np.asarray(self.k) > 0)
+        host = attention.resident_kv(d, p, shape) * (np.asarray(self.k) > 0)
         return {
             "gpu": {
-                "kv": blocks.resident_kv(d, p, shape, stored),
+                "kv": attention.resident_kv(d, p, shape, stored),
                 "fetched pairs": pairs,
                 "indices": indices,
             },

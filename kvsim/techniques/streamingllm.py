@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import blocks
+from kvsim import attention
 from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.model import LayerShape
@@ -33,8 +33,8 @@ class Streamingllm(Technique):
         """Attention over what is kept; the prompt is read with full attention."""
         budget = self.sink + self.recent
         if p.prefill:
-            return [*blocks.attention(d, p, shape), *compact(d, p, budget, scored=0.0)]
-        return blocks.attention(d, p, shape, limit=budget)
+            return [*attention.ops(d, p, shape), *compact(d, p, budget, scored=0.0)]
+        return attention.ops(d, p, shape, limit=budget)
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """Sinks and window."""

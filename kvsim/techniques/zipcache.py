@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import blocks
+from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.formats import FP16, Format, mixed_bits, mixed_parameters
 from kvsim.graph import Array, Buffers, Channel, Number, Op, Point
@@ -68,7 +68,7 @@ class Zipcache(Technique):
         selected once per window.
         """
         m = d.shard
-        tokens = blocks.cached(d, p, shape)
+        tokens = attention.cached(d, p, shape)
         fresh = self._fresh(p, tokens)
         packed = self._packed(d, p.batch, tokens - fresh)
         read = packed + blocks.kv_bytes(m, p.batch * fresh)
@@ -77,7 +77,7 @@ class Zipcache(Technique):
         # what this cache reads instead of a plain one of the same kernel
         less = 0.0 if p.prefill else read - plain * stored.number / blocks.HALF
         ops = [] if self.exact else [self._pack(d, p)]
-        ops += blocks.attention(d, p, shape, stored=stored, extra_bytes=less)
+        ops += attention.ops(d, p, shape, stored=stored, extra_bytes=less)
         ops += self._probes(d, p, tokens, packed)
         return (
             ops
@@ -116,7 +116,7 @@ class Zipcache(Technique):
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """Packed tokens sized for every token, the fp16 window, scores and indices."""
         m, bits = d.shard, np.asarray(self._bits)
-        tokens = blocks.cached(d, p, shape)
+        tokens = attention.cached(d, p, shape)
         below: Array = (bits < 16).astype(float)
         per_head = p.batch * m.cached_heads * tokens * below
         mixed = (np.asarray(self.salient) > 0) & (np.asarray(self.salient) < 1)
