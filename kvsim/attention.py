@@ -44,9 +44,8 @@ def query_key_pairs(d: Deployment, p: Point, limit: Number | None, scored: bool 
         return p.new * (length if limit is None else np.minimum(length, limit))
     if limit is None:
         return p.new * p.context + p.new * (p.new + 1) / 2
-    growing: Number = np.minimum(
-        np.maximum(limit - p.context, 0), p.new
-    )  # queries that still see everything
+    # queries that still see everything
+    growing: Number = np.minimum(np.maximum(limit - p.context, 0), p.new)
     return growing * p.context + growing * (growing + 1) / 2 + (p.new - growing) * limit
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from kvsim.graph import Number
 
 SCALES = 32.0  # bits of the fp16 scale and zero point that a group of numbers shares
+UNGROUPED = 2.0**60  # quantised, with scales that are counted elsewhere
 
 
 def bytes_per_number(bits: Number, group: Number = np.inf) -> Number:
@@ -134,6 +135,15 @@ class Format:
 
 
 FP16 = Format()
+
+
+def averaged(bits: Number) -> Format:
+    """Mixed precisions as one kernel sees them: one width, the widest where ``bits`` is an array.
+
+    Scales are in ``bits`` or counted apart.
+    """
+    widest = float(np.max(np.asarray(bits)))
+    return FP16 if widest == FP16.bits else Format(widest, group=UNGROUPED)
 
 
 def kivi(bits: float, group: float, residual: int) -> Format:

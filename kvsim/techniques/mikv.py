@@ -8,13 +8,11 @@ import numpy as np
 
 from kvsim import attention, blocks
 from kvsim.deployment import Deployment
-from kvsim.formats import FP16, Format, bytes_per_number, mixed_bits
+from kvsim.formats import Format, averaged, bytes_per_number, mixed_bits
 from kvsim.graph import Array, Buffers, Number, Op, Point
 from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique, param
 from kvsim.techniques.eviction import score_upkeep
-
-UNGROUPED = 2.0**60  # the scales are in the average width
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,8 @@ class Mikv(Technique):
 
     @property
     def stored(self) -> Format:
-        """The kernel's format: the average width, the widest where settings are arrays."""
-        widest = float(np.max(np.asarray(self._number)))
-        return FP16 if widest == blocks.HALF else Format(8 * widest, group=UNGROUPED)
+        """The kernel's format: the average width with its scales."""
+        return averaged(8 * self._number)
 
     @property
     def exact(self) -> bool:

@@ -8,12 +8,10 @@ import numpy as np
 
 from kvsim import attention, blocks
 from kvsim.deployment import Deployment
-from kvsim.formats import FP16, Format, mixed_bits, mixed_parameters
+from kvsim.formats import Format, averaged, mixed_bits, mixed_parameters
 from kvsim.graph import Array, Buffers, Channel, Number, Op, Point
 from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique, param
-
-TOKENWISE = 2.0**60  # no groups along a token
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,7 @@ class Zipcache(Technique):
     @property
     def stored(self) -> Format:
         """The kernel's format; tokenwise parameters are counted apart."""
-        bits = float(np.max(np.asarray(self._bits)))
-        return FP16 if bits == 16 else Format(bits, group=TOKENWISE)
+        return averaged(self._bits)
 
     @property
     def exact(self) -> bool:
@@ -79,11 +76,9 @@ class Zipcache(Technique):
         ops = [] if self.exact else [self._pack(d, p)]
         ops += attention.ops(d, p, shape, stored=stored, extra_bytes=less)
         ops += self._probes(d, p, tokens, packed)
-        return (
-            ops
-            if self.exact
-            else ops + blocks.id_lists(d, p.batch, 1 if p.prefill else self.window)
-        )
+        if self.exact:
+            return ops
+        return ops + blocks.id_lists(d, p.batch, 1 if p.prefill else self.window)
 
     def _pack(self, d: Deployment, p: Point) -> Op:
         numbers = d.shard.kv_width * p.tokens
