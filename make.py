@@ -40,7 +40,7 @@ def install(requirements: str) -> None:
     if not Path(PYTHON).is_file():
         venv.create(ENVIRONMENT, with_pip=True)
     pip = ["-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", "install"]
-    run([*pip, "--requirement", requirements])
+    run([*pip, "--no-deps", "--requirement", requirements])  # the pins are the whole list
     run([*pip, "--no-build-isolation", "--no-deps", "--editable", "."])
     stamp.write_text(wanted)
 

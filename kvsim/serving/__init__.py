@@ -1,0 +1,1 @@
+"""Requests that arrive one by one: continuous batching on predicted step times."""

@@ -1,0 +1,1 @@
+"""Request traces: readers, statistics, generators; attention-and-acceptance traces."""

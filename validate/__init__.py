@@ -1,0 +1,1 @@
+"""The techniques for real: PyTorch runs that predictions are compared with."""
