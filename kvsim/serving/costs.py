@@ -12,6 +12,7 @@ kind are exact at the tables' nodes; ``StepCosts.error`` says how far direct eva
 the tables elsewhere, passes of both kinds included.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from kvsim import blocks
 from kvsim.deployment import Deployment
 from kvsim.errors import InputError
 from kvsim.evaluate import seconds
-from kvsim.generate import grid_seconds
+from kvsim.generate import CHUNK, round_seconds
 from kvsim.graph import Array, Group, Number, Op, Point, Step, Tier
 from kvsim.memory import decode_point, prefill_point, tier_bytes
 from kvsim.serving import lookup
@@ -32,6 +33,7 @@ from kvsim.techniques.base import Technique
 from kvsim.timeline import makespan, steady
 
 Bytes = NDArray[np.int64]
+Reader = Callable[["Tables"], Array]
 
 EVERY = 256  # token counts up to here have a node each
 GOOD = 2e-3  # worst error of rounds and prompts at which the tables are fine enough
@@ -99,9 +101,10 @@ class StepCosts:
 
     @cached_property
     def _checked(self) -> tuple[Tables, dict[str, float]]:
+        samples = self._samples()
         for density in DENSITIES:
             tables = self._tabulate(density)
-            error = self._error(tables)
+            error = {kind: _worst(read(tables), direct) for kind, (read, direct) in samples.items()}
             if max(error["rounds"], error["prompts"]) <= GOOD:
                 break
         return tables, error
@@ -124,23 +127,26 @@ class StepCosts:
         decoding = self._width * self.rules.max_seqs
         return max(self.rules.max_tokens, whole) + decoding + self.rules.max_seqs
 
+    @property
+    def _longest_chunk(self) -> int:
+        """Tokens of one prompt in a pass at most."""
+        chunked = self.rules.prefill == "chunked"
+        return min(self.longest_prompt, self.rules.max_tokens) if chunked else self.longest_prompt
+
     def _tabulate(self, density: int) -> Tables:
-        d, rules = self.deployment, self.rules
+        d = self.deployment
         contexts = _nodes(self.longest, density)[1:]
         tokens = np.unique(
             np.concatenate([np.arange(EVERY + 1), np.round(_nodes(self._most_tokens, 16))])
         ).astype(float)
-        longest_chunk = self.longest_prompt
-        if rules.prefill == "chunked":
-            longest_chunk = min(longest_chunk, rules.max_tokens)
-        chunks, starts = _nodes(longest_chunk, density)[1:], _nodes(self.longest, density)
+        chunks, starts = _nodes(self._longest_chunk, density)[1:], _nodes(self.longest, density)
         token_s, head_s = self.token_seconds(tokens), self.head_seconds(tokens)
         alone = self.prompt_seconds(chunks[:, None], starts[None, :])
         gpu_bytes = self._bytes("gpu")
         shared = np.interp(chunks, tokens, token_s)[:, None] + self.head_seconds(np.ones(1))
         return Tables(
             contexts=contexts,
-            round_s=self.round_seconds(np.arange(rules.max_seqs + 1.0), contexts),
+            round_s=self._round_table(contexts),
             tokens=tokens,
             token_s=token_s,
             head_s=head_s,
@@ -159,11 +165,22 @@ class StepCosts:
     # the engine's predictions
 
     def round_seconds(self, batch: Array, context: Array) -> Array:
-        """A decoding round of each batch at each context, (batches, contexts); 0 for none. [s]"""
+        """Decoding rounds, element by element. [s]"""
         parts = self.technique.tiles()
-        padded = np.maximum(np.ceil(batch / parts) * parts, parts)
-        took = self.rate * grid_seconds(self.technique, self.deployment, padded, context)
-        return np.where(batch[:, None] > 0, took, 0.0)
+        padded = np.ceil(batch / parts) * parts
+        p = Point(padded, context, 1.0, context, context + 1.0)
+        took = self.rate * round_seconds(self.technique, self.deployment, p)
+        return np.array(np.broadcast_to(took, np.broadcast_shapes(batch.shape, context.shape)))
+
+    def _round_table(self, contexts: Array) -> Array:
+        """Rounds of every batch from 0 at every context; none takes no time. [s]"""
+        batch = np.arange(1.0, self.rules.max_seqs + 1)
+        rows = max(1, CHUNK // contexts.size)
+        parts = [
+            self.round_seconds(batch[i : i + rows, None], contexts[None, :])
+            for i in range(0, batch.size, rows)
+        ]
+        return np.concatenate([np.zeros((1, contexts.size)), *parts])
 
     def prompt_seconds(self, new: Array, start: Array) -> Array:
         """The pass over ``new`` tokens of one prompt after ``start`` earlier ones. [s]"""
@@ -272,9 +289,8 @@ class StepCosts:
         d, rules = self.deployment, self.rules
         if rules.blocks:
             return round(rules.blocks * self.block_bytes)
-        chunk = rules.max_tokens if rules.prefill == "chunked" else self.longest_prompt
         needs = max(
-            self._beside_cache(True, self.technique.tiles(), min(chunk, self.longest_prompt)),
+            self._beside_cache(True, self.technique.tiles(), self._longest_chunk),
             self._beside_cache(False, self.technique.tiles() * rules.max_seqs, 1),
         )
         memory = d.hardware.gpu_memory if self.gpu_memory is None else self.gpu_memory
@@ -295,30 +311,41 @@ class StepCosts:
 
     # checks
 
-    def _error(self, tables: Tables) -> dict[str, float]:
-        """Worst relative error of the tables against direct evaluation at random points."""
+    def _samples(self) -> dict[str, tuple[Reader, Array]]:
+        """Random points of each kind of pass: how tables say it, and direct evaluation. [s]"""
         random = np.random.default_rng(0)
+        longest_chunk = self._longest_chunk
         batch = random.integers(1, self.rules.max_seqs, SAMPLES, endpoint=True).astype(float)
         context = _log_uniform(random, self.longest)
-        new = _log_uniform(random, tables.chunks[-1])
+        new = _log_uniform(random, longest_chunk)
         start = np.minimum(_log_uniform(random, self.longest) - 1, self.longest - new)
-        pairs = list(zip(batch, context, strict=True))
-        direct = [self.round_seconds(np.array([b]), np.array([c]))[0, 0] for b, c in pairs]
-        rounds = np.array([lookup.round_s(tables, int(b), c) for b, c in pairs])
-        chunks = np.array([lookup.chunk_s(tables, n, s) for n, s in zip(new, start, strict=True)])
-        shared = np.interp(new, tables.tokens, tables.token_s)
-        alone = self.prompt_seconds(new, start)
-        found = {
-            "rounds": _worst(rounds, np.array(direct)),
-            "prompts": _worst(chunks + shared + np.interp(1, tables.tokens, tables.head_s), alone),
+
+        def rounds(t: Tables) -> Array:
+            pairs = zip(batch, context, strict=True)
+            return np.array([lookup.round_s(t, int(b), c) for b, c in pairs])
+
+        def chunks(t: Tables) -> Array:
+            return np.array([lookup.chunk_s(t, n, s) for n, s in zip(new, start, strict=True)])
+
+        def prompts(t: Tables) -> Array:
+            return (
+                chunks(t) + np.interp(new, t.tokens, t.token_s) + np.interp(1, t.tokens, t.head_s)
+            )
+
+        def mixed(t: Tables) -> Array:
+            total = rounds(t) + chunks(t)
+            for values, more in ((t.token_s, new), (t.head_s, 1.0)):
+                total += np.interp(batch + more, t.tokens, values)
+                total -= np.interp(batch, t.tokens, values)
+            return total
+
+        samples: dict[str, tuple[Reader, Array]] = {
+            "rounds": (rounds, self.round_seconds(batch, context)),
+            "prompts": (prompts, self.prompt_seconds(new, start)),
         }
         if self._mixes_plainly:
-            mixed = rounds + chunks
-            for nodes, more in ((tables.token_s, new), (tables.head_s, np.ones(SAMPLES))):
-                with_more = np.interp(batch + more, tables.tokens, nodes)
-                mixed += with_more - np.interp(batch, tables.tokens, nodes)
-            found["mixed"] = _worst(mixed, self.mixed_seconds(batch, context, new, start))
-        return found
+            samples["mixed"] = (mixed, self.mixed_seconds(batch, context, new, start))
+        return samples
 
 
 def _worst(found: Array, direct: Array) -> float:

@@ -89,7 +89,7 @@ def step(t: "Tables", x: Trace, f: Fleet, e: Engine, p: Progress, r: int, until:
 @compiled
 def _someone_waits(f: Fleet, r: int) -> bool:
     """Whether a decoding sequence is left out of this pass."""
-    for i in range(f.tally[r, RUNNING]):
+    for i in range(f.tally[r, RUNNING]):  # noqa: SIM110 - the compiler knows no generators
         if f.paused[r, i]:
             return True
     return False
