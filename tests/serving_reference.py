@@ -108,7 +108,8 @@ class Replica:
             self.kept.append(block)
 
     def blocks(self, tokens: float) -> int:
-        return ceil(tokens / self.e.block_tokens - EPS)
+        size: int = self.e.block_tokens
+        return ceil(tokens / size - EPS)
 
     def own(self, s: Sequence, tokens: float) -> int:
         table = self.t.prompt_bytes if s.todo > 0 else self.t.gpu_bytes
@@ -234,7 +235,7 @@ class Replica:
             if any(s.chunk for s in self.batch):
                 return False
             part = length - found
-        blocks = self.blocks(found + part)
+        blocks = self.blocks(length if self.e.whole_prompt else found + part)
         own = max(int(self.t.prompt_bytes[blocks]) - len(hits) * self.e.shared_bytes, 0)
         new = [b for b in hits if b not in self.users]
         if own + len(new) * self.e.shared_bytes > self.available():
@@ -362,7 +363,7 @@ def simulate(
             prefix = route == "prefix-aware"
             chosen = max(
                 fleet,
-                key=lambda f: (len(f.hits(r)) if prefix else 0, -f.load(r.arrival)),  # noqa: B023
+                key=lambda f: (len(f.hits(r)) if prefix else 0, -f.load(r.arrival)),
             )
         chosen.advance(r.arrival)
         chosen.clock = max(chosen.clock, r.arrival)

@@ -13,7 +13,7 @@ from kvsim.configs import load_model
 from kvsim.deployment import Deployment
 from kvsim.profiles import load_hardware, load_stack
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.rules import PREEMPTIONS, PREFILLS, PRIORITIES, Rules
+from kvsim.serving.rules import ADMISSIONS, PREEMPTIONS, PREFILLS, PRIORITIES, Rules
 from kvsim.serving.simulate import ROUTES, engine_of, simulate
 from kvsim.serving.state import FINISHED, REFUSED
 from kvsim.traces.requests import Requests
@@ -68,6 +68,7 @@ def test_every_request_has_the_times_of_the_plain_simulator(seed: int) -> None:
         need = int(np.max(requests.prompt + requests.generate)) // 16
         rules = replace(
             base.rules, priority=priority, preemption=preemption, prefix_caching=prefix,
+            admission=str(random.choice(ADMISSIONS)),
             blocks=int(need * random.uniform(0.9, 4)),
             host_cache=float(random.choice([0.0, 2e6, 1e9])),
         )  # fmt: skip

@@ -8,6 +8,7 @@ from kvsim.errors import InputError
 PREFILLS = ("chunked", "whole")
 PRIORITIES = ("decode", "prefill")
 PREEMPTIONS = ("recompute", "swap")
+ADMISSIONS = ("prompt", "chunk")
 MOST = 10**9
 
 
@@ -34,11 +35,18 @@ class Rules:
     prefill: str = "chunked"
     priority: str = "decode"
     preemption: str = "recompute"
+    admission: str = "prompt"  # memory that must be free for a prompt to begin: all it needs, or
+    # only what its first part needs
     prefix_caching: bool = False  # computed prompt blocks stay until their memory is needed
     host_cache: float = 0.0  # host memory that evicted prompt blocks and swapped sequences use [B]
 
     def __post_init__(self) -> None:
-        choices = {"prefill": PREFILLS, "priority": PRIORITIES, "preemption": PREEMPTIONS}
+        choices = {
+            "prefill": PREFILLS,
+            "priority": PRIORITIES,
+            "preemption": PREEMPTIONS,
+            "admission": ADMISSIONS,
+        }
         for f in fields(self):
             value, option = getattr(self, f.name), f"--{f.name.replace('_', '-')}"
             if f.name in choices:

@@ -190,7 +190,7 @@ def _begin(
         if made[PROMPT_TOKENS] > 0:
             return -1.0
         part = length - found  # longer than the budget: in a pass of its own
-    blocks = blocks_of(e, found + part)
+    blocks = blocks_of(e, length if e.whole_prompt else found + part)
     own = max(t.prompt_bytes[blocks] - hits * e.shared_bytes, 0)
     if own + (kept + away) * e.shared_bytes > available(f, e, r):
         return -1.0

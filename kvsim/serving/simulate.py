@@ -105,6 +105,7 @@ def engine_of(costs: StepCosts, requests: Requests) -> Engine:
         chunked=rules.prefill == "chunked",
         decode_first=rules.priority == "decode",
         swap=rules.preemption == "swap",
+        whole_prompt=rules.admission == "prompt",
         gpu=costs.capacity,
         host=max(costs.host_capacity - host_cache, 0),
         host_cache=host_cache,

@@ -65,6 +65,7 @@ class Engine(NamedTuple):
     chunked: bool
     decode_first: bool
     swap: bool
+    whole_prompt: bool  # begins only if memory suffices for all of it
     gpu: int  # memory for caches of each GPU [B]
     host: int  # host memory for the running sequences of each GPU [B]
     host_cache: int  # and for evicted blocks and swapped sequences [B]
