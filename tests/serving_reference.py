@@ -30,6 +30,8 @@ class Request:
     hits: int = 0
     replica: int = -1
     left: int = 0  # rounds, while it is swapped out or decodes
+    kept: int = 0  # cache it left behind [B]
+    kept_blocks: int = 0
 
 
 @dataclass(eq=False)
@@ -54,6 +56,7 @@ class Replica:
     block_tokens: int
     clock: float = 0.0
     batch: list[Sequence] = field(default_factory=list)
+    free: list[tuple[int, Request | None]] = field(default_factory=list)  # used from the front
     waiting: list[Request] = field(default_factory=list)
     swapped: list[Request] = field(default_factory=list)
     users: dict[int, int] = field(default_factory=dict)  # shared blocks in use
@@ -68,6 +71,34 @@ class Replica:
 
     # memory
 
+    def __post_init__(self) -> None:
+        self.free = [(int(self.e.gpu), None)]
+
+    def freed(self, size: int, owner: Request | None = None) -> None:
+        self.free.append((size, owner))
+
+    def taken(self, size: int) -> None:
+        while size > 0:
+            first, owner = self.free.pop(0)
+            rest = max(first - size, 0)
+            if rest:
+                self.free.insert(0, (rest, owner))
+            size -= first - rest
+
+    def remains(self, r: Request) -> int:
+        left = sum(size for size, owner in self.free if owner is r)
+        return left * r.kept_blocks // r.kept if r.kept else 0
+
+    def take_up(self, r: Request, blocks: int) -> int:
+        size = blocks * r.kept // r.kept_blocks if r.kept else 0
+        left = sum(size for size, owner in self.free if owner is r)
+        self.free = [
+            ((left - size) if owner is r else s, None if owner is r else owner)
+            for s, owner in self.free
+        ]
+        r.kept = 0
+        return size
+
     def private(self) -> int:
         return sum(s.held for s in self.batch)
 
@@ -80,6 +111,7 @@ class Replica:
     def make_room(self, size: int) -> None:
         while self.kept and self.available() - len(self.kept) * self.e.shared_bytes < size:
             block = self.kept.pop(0)
+            self.freed(self.e.shared_bytes)
             if self.make_host_room(self.e.shared_bytes):
                 self.away.append(block)
 
@@ -95,9 +127,11 @@ class Replica:
         if block not in self.users:
             if block in self.kept:
                 self.kept.remove(block)
-            elif block in self.away:
-                self.away.remove(block)
-            self.make_room(self.e.shared_bytes)
+            else:
+                if block in self.away:
+                    self.away.remove(block)
+                self.make_room(self.e.shared_bytes)
+                self.taken(self.e.shared_bytes)
             self.users[block] = 0
         self.users[block] += 1
 
@@ -121,6 +155,7 @@ class Replica:
         if size - s.held > self.available() or host - s.host_held > self.host_room():
             return False
         self.make_room(size - s.held)
+        self.taken(size - s.held)
         s.held, s.host_held = size, host
         return True
 
@@ -177,6 +212,10 @@ class Replica:
             r.made = r.generate - ceil(s.left * s.growth - EPS)
             r.left = s.left
         size = int(self.t.gpu_bytes[self.blocks(r.prompt + r.made - 1)])
+        r.kept = 0
+        if self.e.keeps and not s.shared:
+            blocks = self.blocks(s.done if s.todo else s.length)
+            r.kept, r.kept_blocks = (s.held, blocks) if blocks else (0, 0)
         self.drop(s)
         if not s.todo and self.e.swap and self.make_host_room(size):
             self.host_swapped += size
@@ -188,6 +227,7 @@ class Replica:
 
     def drop(self, s: Sequence) -> None:
         self.batch.remove(s)
+        self.freed(s.held, s.request if s.request.kept else None)
         for block in reversed(s.request.ids[: s.shared]):
             self.unpin(block)
 
@@ -229,7 +269,10 @@ class Replica:
         hits = self.hits(r)
         away = [b for b in hits if b in self.away]
         length = r.prompt + r.made
-        found = min(len(hits) * self.block_tokens, length - 1)
+        found, again = min(len(hits) * self.block_tokens, length - 1), 0
+        if not hits:
+            again = min(self.remains(r), (length - 1) // self.e.block_tokens)
+            found = again * self.e.block_tokens
         part = min(length - found, self.budget)
         if not self.e.chunked and part < length - found:
             if any(s.chunk for s in self.batch):
@@ -251,6 +294,7 @@ class Replica:
             self.pin(block)
         s = Sequence(r, length - found, found, len(hits), chunk=part)
         self.batch.append(s)
+        s.held = self.take_up(r, again)
         assert self.grow(s, found + part)
         if isnan(r.started):
             r.started, r.hits = self.clock, found
@@ -298,11 +342,14 @@ class Replica:
         s.todo = 0
         if self.e.shared_bytes and self.block_tokens:
             full = min(len(r.ids), r.prompt // self.block_tokens)
-            s.held -= min((full - s.shared) * self.e.shared_bytes, s.held)
+            given = min((full - s.shared) * self.e.shared_bytes, s.held)
+            s.held -= given
+            self.freed(given)
             for block in r.ids[s.shared : full]:
                 self.pin(block)
             s.shared = full
         s.length = r.prompt + r.made - 1
+        self.freed(s.held - self.own(s, s.length))
         s.held = self.own(s, s.length)
         more = r.generate - r.made
         s.left = ceil(more / r.rate - EPS)

@@ -5,19 +5,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.serving.compiled import compiled
-from kvsim.serving.memory import available, make_host_room, pin, remove_from_host, take, unpin
+from kvsim.serving.memory import (
+    available,
+    give_back,
+    make_host_room,
+    pin,
+    remove_from_host,
+    take,
+    unpin,
+)
 from kvsim.serving.queues import push, push_front
 from kvsim.serving.state import (
     ABSENT,
     EMITTED,
     FINISHED,
+    FREED,
     HOST_PRIVATE,
     HOST_SWAPPED,
     JUST_DONE,
     NEVER,
     ON_HOST,
     PREEMPTIONS,
-    PRIVATE,
     ROUNDS,
     RUNNING,
     RUNNING_NOW,
@@ -151,7 +159,7 @@ def finish_prompt(
     if e.shared_bytes > 0 and x.block_tokens > 0:
         _share(t, x, f, e, r, i)
     length = x.prompt[request] + p.made[request] - 1.0
-    f.tally[r, PRIVATE] += own_bytes(t, f, e, r, i, length) - f.held[r, i]
+    give_back(f, r, f.held[r, i] - own_bytes(t, f, e, r, i, length))
     f.held[r, i] = own_bytes(t, f, e, r, i, length)
     more = x.generate[request] - p.made[request]
     if more > 0:
@@ -169,7 +177,7 @@ def _share(t: "Tables", x: Trace, f: Fleet, e: Engine, r: int, i: int) -> None:
     fresh = full - f.shared[r, i]
     given = min(fresh * e.shared_bytes, f.held[r, i])
     f.held[r, i] -= given  # its own copies become the shared blocks, or are dropped
-    f.tally[r, PRIVATE] -= given
+    give_back(f, r, given)
     for block in x.ids[first + f.shared[r, i] : first + full]:
         pin(f, e, r, block)
     f.shared[r, i] = full
@@ -179,7 +187,7 @@ def _share(t: "Tables", x: Trace, f: Fleet, e: Engine, r: int, i: int) -> None:
 def leave(x: Trace, f: Fleet, e: Engine, r: int, i: int) -> None:
     """Give back a sequence's memory and its seat; later ones move up."""
     request = f.request[r, i]
-    f.tally[r, PRIVATE] -= f.held[r, i]
+    give_back(f, r, f.held[r, i])
     f.tally[r, HOST_PRIVATE] -= f.host_held[r, i]
     first = x.start[request]
     for k in range(f.shared[r, i] - 1, -1, -1):  # the end of a prefix is dropped first
@@ -232,6 +240,13 @@ def preempt(t: "Tables", x: Trace, f: Fleet, e: Engine, p: Progress, r: int) -> 
         p.made[request] = x.generate[request] - more
         p.left[request] = left
         swapped = t.gpu_bytes[blocks_of(e, x.prompt[request] + p.made[request] - 1.0)]
+    p.kept[request] = 0
+    if e.keeps and f.shared[r, i] == 0:
+        p.spot[request] = f.tally[r, FREED]
+        p.kept[request] = f.held[r, i]
+        p.kept_blocks[request] = blocks_of(e, length_of(f, r, i) if decoding else f.done[r, i])
+        if p.kept_blocks[request] == 0:
+            p.kept[request] = 0
     leave(x, f, e, r, i)
     if decoding and e.swap and make_host_room(f, e, r, swapped):
         f.tally[r, HOST_SWAPPED] += swapped

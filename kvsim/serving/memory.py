@@ -9,6 +9,7 @@ from kvsim.serving.compiled import compiled
 from kvsim.serving.state import (
     ABSENT,
     CACHED,
+    FREED,
     HOST_CACHED,
     HOST_LRU_HEAD,
     HOST_SWAPPED,
@@ -20,8 +21,12 @@ from kvsim.serving.state import (
     PEAK,
     PINNED,
     PRIVATE,
+    TAKEN,
+    WAIT_HEAD,
+    WAITERS,
     Engine,
     Fleet,
+    Progress,
 )
 
 
@@ -36,7 +41,15 @@ def take(f: Fleet, e: Engine, r: int, size: int) -> None:
     """Occupy memory that is available, for a sequence of its own; kept blocks give way. [B]"""
     make_room(f, e, r, size)
     f.tally[r, PRIVATE] += size
+    f.tally[r, TAKEN] += size
     _note(f, e, r)
+
+
+@compiled
+def give_back(f: Fleet, r: int, size: int) -> None:
+    """Free memory of a sequence's own. [B]"""
+    f.tally[r, PRIVATE] -= size
+    f.tally[r, FREED] += size
 
 
 @compiled
@@ -46,6 +59,7 @@ def make_room(f: Fleet, e: Engine, r: int, size: int) -> None:
         block = int(f.tally[r, LRU_HEAD])
         _unlink(f, r, LRU_HEAD, block)
         f.tally[r, CACHED] -= e.shared_bytes
+        f.tally[r, FREED] += e.shared_bytes
         f.where[r, block] = ABSENT
         if make_host_room(f, e, r, e.shared_bytes):
             f.where[r, block] = ON_HOST
@@ -70,9 +84,11 @@ def pin(f: Fleet, e: Engine, r: int, block: int) -> None:
         if f.where[r, block] == ON_GPU:
             _unlink(f, r, LRU_HEAD, block)
             f.tally[r, CACHED] -= e.shared_bytes
-        elif f.where[r, block] == ON_HOST:
-            remove_from_host(f, e, r, block)
-        make_room(f, e, r, e.shared_bytes)
+        else:
+            if f.where[r, block] == ON_HOST:
+                remove_from_host(f, e, r, block)
+            make_room(f, e, r, e.shared_bytes)
+            f.tally[r, TAKEN] += e.shared_bytes
         f.where[r, block] = ON_GPU
         f.tally[r, PINNED] += e.shared_bytes
         _note(f, e, r)
@@ -87,6 +103,37 @@ def unpin(f: Fleet, e: Engine, r: int, block: int) -> None:
         f.tally[r, PINNED] -= e.shared_bytes
         f.tally[r, CACHED] += e.shared_bytes
         _append(f, r, LRU_HEAD, block)
+
+
+@compiled
+def remains(f: Fleet, p: Progress, r: int, request: int) -> int:
+    """KV blocks of a preempted sequence, from its first on, that nobody has overwritten.
+
+    Free memory is used in the order it became free, and of a sequence its last blocks first.
+    """
+    if p.kept[request] == 0:
+        return 0
+    gone = min(max(f.tally[r, TAKEN] - p.spot[request], 0), p.kept[request])
+    return int((p.kept[request] - gone) * p.kept_blocks[request] // p.kept[request])
+
+
+@compiled
+def take_up(f: Fleet, p: Progress, r: int, request: int, blocks: int) -> int:
+    """Use what remains of a preempted sequence again: its memory is no longer free. [B]"""
+    if p.kept[request] == 0:
+        return 0
+    size = int(blocks * p.kept[request] // p.kept_blocks[request])
+    f.tally[r, FREED] -= size
+    f.tally[r, PRIVATE] += size
+    other = f.tally[r, WAIT_HEAD]
+    for _ in range(f.tally[r, WAITERS]):  # preempted ones wait in front of all others
+        if p.preempted[other] == 0:
+            break
+        if p.kept[other] > 0 and p.spot[other] > p.spot[request]:
+            p.spot[other] -= size
+        other = p.link[other]
+    p.kept[request] = 0
+    return size
 
 
 @compiled

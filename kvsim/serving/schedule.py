@@ -15,7 +15,7 @@ from kvsim.serving.batch import (
     use_hits,
 )
 from kvsim.serving.compiled import compiled
-from kvsim.serving.memory import available
+from kvsim.serving.memory import available, remains, take_up
 from kvsim.serving.play import play_pass, play_rounds
 from kvsim.serving.queues import pop
 from kvsim.serving.state import (
@@ -184,7 +184,10 @@ def _begin(
             kept += f.users[r, block] == 0 and f.where[r, block] == ON_GPU
             away += f.where[r, block] == ON_HOST
     length = x.prompt[request] + p.made[request]
-    found = min(hits * x.block_tokens, length - 1)
+    found, again = min(hits * x.block_tokens, length - 1), 0
+    if hits == 0:  # only full blocks can be found again
+        again = min(remains(f, p, r, request), (length - 1) // e.block_tokens)
+        found = again * e.block_tokens
     part = min(length - found, made[BUDGET])
     if not e.chunked and part < length - found:
         if made[PROMPT_TOKENS] > 0:
@@ -199,6 +202,7 @@ def _begin(
     pop(f, p, r, WAIT_HEAD)
     i = join(f, r, request, length - found, found, hits)
     use_hits(x, f, e, r, request, hits)
+    f.held[r, i] = take_up(f, p, r, request, again)
     grow(t, f, e, r, i, found + part)
     if np.isnan(p.started[request]):
         p.started[request] = f.clock[r]

@@ -78,7 +78,7 @@ def simulate(
     trace = trace_of(requests, each, shared)
     progress = progress_of(len(requests))
     blocks = int(trace.ids.max()) + 1 if trace.ids.size else 0
-    fleet = fleet_of(replicas, costs.rules, blocks)
+    fleet = fleet_of(replicas, costs.rules, engine.gpu, blocks)
     _play(costs.tables, trace, fleet, engine, progress, ROUTES.index(route), until)
     return Run(requests, costs, engine, progress, fleet)
 
@@ -109,6 +109,7 @@ def engine_of(costs: StepCosts, requests: Requests) -> Engine:
         gpu=costs.capacity,
         host=max(costs.host_capacity - host_cache, 0),
         host_cache=host_cache,
+        keeps=rules.prefix_caching and rules.preemption == "recompute",
         shared_bytes=_shared_bytes(costs, requests) if rules.prefix_caching else 0,
         steepest=int(np.diff(tables.gpu_bytes).max()),
         host_steepest=int(np.diff(tables.host_bytes).max()),

@@ -29,13 +29,14 @@ ABSENT, ON_GPU, ON_HOST = range(3)
     HOST_SWAPPED, HOST_CACHED,  # of swapped sequences, and of evicted blocks [B]
     LRU_HEAD, LRU_TAIL, HOST_LRU_HEAD, HOST_LRU_TAIL,  # least recently used blocks first
     EMITTED,  # tokens generated [tokens]
+    FREED, TAKEN,  # memory ever given back, that of an idle GPU included, and ever taken [B]
     PREEMPTIONS,
     PASSES,  # rounds and prompt passes
     PEAK,  # most cache in use [B]
     LOWEST,  # least free memory ever found: below 0 would be a fault [B]
     JUST_DONE,  # sequences that the last step completed
     COUNTS,
-) = range(26)  # fmt: skip
+) = range(28)  # fmt: skip
 
 SERIES = ("seconds", "running", "waiting", "cache", "context", "decoded", "prompt", "rounds")
 """Columns of the timeline: busy time, then sums over it or counts."""
@@ -69,6 +70,7 @@ class Engine(NamedTuple):
     gpu: int  # memory for caches of each GPU [B]
     host: int  # host memory for the running sequences of each GPU [B]
     host_cache: int  # and for evicted blocks and swapped sequences [B]
+    keeps: bool  # preempted sequences find again what nobody has overwritten
     shared_bytes: int  # of one shared block; 0: no prefix caching [B]
     steepest: int  # most that one more KV block of a sequence takes of the GPU [B]
     host_steepest: int  # and of the host [B]
@@ -83,6 +85,9 @@ class Progress(NamedTuple):
     last: Array  # last token [s]
     made: Integers  # tokens generated when it was last taken out of the batch [tokens]
     left: Integers  # decoding rounds left of a swapped sequence
+    kept: Integers  # cache it left behind when it was preempted [B]
+    kept_blocks: Integers  # and the KV blocks that was
+    spot: Integers  # what had been freed before that, so what is overwritten before it [B]
     hits: Integers  # prompt tokens found in the prefix cache, at the first start [tokens]
     preempted: Integers
     replica: Integers
@@ -133,6 +138,9 @@ def progress_of(count: int) -> Progress:
         last=nothing,
         made=np.zeros(count, np.int64),
         left=np.zeros(count, np.int64),
+        kept=np.zeros(count, np.int64),
+        kept_blocks=np.zeros(count, np.int64),
+        spot=np.zeros(count, np.int64),
         hits=np.zeros(count, np.int64),
         preempted=np.zeros(count, np.int64),
         replica=np.full(count, NOBODY, np.int64),
@@ -140,7 +148,7 @@ def progress_of(count: int) -> Progress:
     )
 
 
-def fleet_of(replicas: int, rules: Rules, shared_blocks: int) -> Fleet:
+def fleet_of(replicas: int, rules: Rules, gpu: int, shared_blocks: int) -> Fleet:
     """Idle replicas with empty caches."""
     seats = (replicas, rules.max_seqs)
     blocks = (replicas, shared_blocks)
@@ -148,6 +156,7 @@ def fleet_of(replicas: int, rules: Rules, shared_blocks: int) -> Fleet:
     ends = [WAIT_HEAD, WAIT_TAIL, SWAP_HEAD, SWAP_TAIL]
     tally[:, [*ends, LRU_HEAD, LRU_TAIL, HOST_LRU_HEAD, HOST_LRU_TAIL]] = NOBODY
     tally[:, [NEXT, LOWEST]] = NEVER
+    tally[:, FREED] = gpu
     return Fleet(
         clock=np.zeros(replicas),
         tally=tally,
