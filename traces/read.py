@@ -270,7 +270,8 @@ def _gather(counts: Integers, order: Integers) -> Integers:
     start = np.concatenate([[0], np.cumsum(counts)[:-1]])[order]
     lengths = counts[order]
     shift = np.repeat(start - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
-    return np.arange(len(shift), dtype=np.int64) + shift
+    places: Integers = np.arange(len(shift), dtype=np.int64) + shift
+    return places
 
 
 def _layout(source: Source, options: Options) -> Layout:

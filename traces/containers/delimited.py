@@ -14,6 +14,8 @@ from kvsim.traces.rules import Broken, Chunk, Column
 from kvsim.traces.source import BLOCK, Source
 
 DELIMITERS = ",;\t"
+LONGEST_HEADER = 50_000  # bytes
+NO_ROWS = ("Empty CSV file", "Could not skip initial 1 rows")  # as Arrow says it
 
 
 def columns(source: Source) -> list[str]:
@@ -61,7 +63,7 @@ def chunks(source: Source, layout: Layout) -> Iterator[Chunk]:
                     batch, lines = batch.filter(pa.array(filled)), lines[filled]
                 yield _chunk(lines, batch, layout, torn)
     except pa.ArrowInvalid as problem:
-        if "Empty CSV" not in str(problem):
+        if not str(problem).startswith(NO_ROWS):
             raise InputError(f"{source.name}: {_reason(problem)}; mend the file") from None
     except OSError as problem:
         raise source.damaged(problem) from None
@@ -110,6 +112,8 @@ def _reason(problem: Exception) -> str:
 
 def _header(source: Source) -> tuple[list[str], str]:
     line = source.peek.split(b"\n", 1)[0].rstrip(b"\r")
+    if len(line) > LONGEST_HEADER:
+        raise InputError(f"{source.name}, line 1: longer than a header; expected CSV or JSON")
     try:
         text = line.decode()
     except UnicodeDecodeError:

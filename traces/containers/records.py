@@ -117,5 +117,6 @@ def _blocks(name: str, rows: list[Record]) -> Blocks:
             counts.append(len(value))
         else:
             counts.append(0)
-            broken[row] = Broken("missing" if value is None else "blocks", name, repr(value)[:60])
+            got = "" if value is None else repr(value)[:60]
+            broken[row] = Broken("blocks" if got else "missing", name, got)
     return Blocks(np.array(ids, dtype=np.int64), np.array(counts, dtype=np.int64), broken)
