@@ -23,7 +23,8 @@ LONGEST = 1 << 29  # longest line or record; more is no trace [bytes]
 def samples() -> dict[str, Path]:
     """Name and file of each trace that ships with kvsim, for `sample:NAME`."""
     folder = Path(str(files("kvsim.traces"))) / "samples"
-    return {path.name.split(".")[0]: path for path in sorted(folder.iterdir())}
+    files_there = (path for path in sorted(folder.iterdir()) if path.suffix != ".md")
+    return {path.name.split(".")[0]: path for path in files_there}
 
 
 @dataclass(frozen=True)
