@@ -1,4 +1,4 @@
-"""`kvsim traces`: statistics against plain counting, conversion, generation, samples, bad options."""
+"""`kvsim traces`: statistics against plain counting, conversion, generation, samples, options."""
 
 import gzip
 import json
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ def seen_before(rows: list[list[int]]) -> list[int]:
 def test_prefix_hits_are_what_a_set_counts(rows: list[list[int]]) -> None:
     start = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
     ids = np.array([i for row in rows for i in row], dtype=np.int64)
-    ones = np.ones(len(rows))
-    requests = Requests(ones, ones * 96, ones, ids, start, 16)
+    ones = np.ones(len(rows), dtype=np.int64)
+    requests = Requests(ones.astype(float), ones * 96, ones, ids, start, 16)
     assert leading_hits(requests).tolist() == seen_before(rows)
 
 
@@ -78,7 +79,7 @@ def test_statistics_are_what_plain_counting_gives() -> None:
     requests = load("sample:chat").requests
     found = answer("traces", "inspect", "sample:chat")
     arrival = requests.arrival.tolist()
-    gaps = [b - a for a, b in zip(arrival, arrival[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(arrival)]
     mean = math.fsum(gaps) / len(gaps)
     deviation = math.sqrt(math.fsum((gap - mean) ** 2 for gap in gaps) / len(gaps))
     assert found["requests"] == len(arrival) == 500
@@ -106,7 +107,8 @@ def test_ranks_are_scipys(values: list[int]) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_trace_too_short_to_tell(count: int) -> None:
-    requests = Requests(np.zeros(count), np.ones(count), np.ones(count))
+    ones = np.ones(count, dtype=np.int64)
+    requests = Requests(np.zeros(count), ones, ones)
     found = describe(requests)
     assert (found.rate, found.gap_cv, found.dispersion, found.correlation) == (None,) * 4
     assert found.simultaneous == (0.0 if count == 1 else 1.0)

@@ -16,7 +16,8 @@ from kvsim.errors import InputError
 from kvsim.traces import source
 from kvsim.traces.containers import delimited, lines, records
 from kvsim.traces.formats import FORMATS
-from kvsim.traces.read import Options, Trace, load, unit_changes
+from kvsim.traces.read import Options, Trace, load
+from kvsim.traces.units import unit_changes
 
 ARRIVAL, PROMPT, GENERATE = [0.0, 0.5, 0.5, 2.25], [374, 1024, 7, 90000], [44, 1, 512, 9]
 BLOCKS = [[5, 6], [5, 6, 9], [], [4]]

@@ -1,9 +1,9 @@
 """Traces as Parquet, CSV or JSON lines; a file is written whole or not at all."""
 
 import gzip
-import io
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -58,14 +58,15 @@ def write(path: Path, requests: Requests) -> None:
             f"{path}: {kind} holds {what}, the trace has blocks of {requests.block_tokens}; "
             "choose a name in .parquet"
         )
-    text = "".join(_json_lines(requests) if kind == "jsonl" else _csv_lines(requests)).encode()
-    if path.suffix == ".gz":
-        packed = io.BytesIO()
-        with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as file:  # same bytes every time
-            file.write(text)
-        text = packed.getvalue()
-    with replacing(path) as draft:
-        draft.write_bytes(text)
+    rows = _json_lines if kind == "jsonl" else _csv_lines
+    with replacing(path) as draft, draft.open("wb") as plain:
+        # Neither name nor time in the header: the same bytes every time.
+        packed = gzip.GzipFile("", "wb", fileobj=plain, mtime=0) if path.suffix == ".gz" else None
+        with packed or nullcontext(plain) as file:
+            if kind == "csv":
+                file.write(_header().encode())
+            for first in range(0, len(requests), ROWS):
+                file.write("".join(rows(requests[first : first + ROWS])).encode())
 
 
 def pieces(requests: Requests) -> Iterator[Part]:
@@ -123,9 +124,12 @@ def write_parquet(
     return done
 
 
-def _csv_lines(requests: Requests) -> Iterator[str]:
+def _header() -> str:
     own = FORMATS["kvsim"]
-    yield f"{own.arrival[0][0]},{own.prompt[0]},{own.generate[0]}\n"
+    return f"{own.arrival[0][0]},{own.prompt[0]},{own.generate[0]}\n"
+
+
+def _csv_lines(requests: Requests) -> Iterator[str]:
     columns = (requests.arrival.tolist(), requests.prompt.tolist(), requests.generate.tolist())
     for arrival, prompt, generate in zip(*columns, strict=True):
         yield f"{arrival!r},{prompt},{generate}\n"
