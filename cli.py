@@ -3,16 +3,24 @@
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from kvsim.arguments import count, counts, gib, number, option
+from kvsim.commands.options import (
+    GpuOption,
+    HostOption,
+    JsonOption,
+    ModelOption,
+    StackOption,
+    TpOption,
+    WeightsOption,
+    deployment,
+)
+from kvsim.commands.simulate import simulate
 from kvsim.commands.traces import app as traces_app
 from kvsim.errors import InfeasibleError, InputError
-
-if TYPE_CHECKING:
-    from kvsim.deployment import Deployment
 
 LINE = 1000  # longest message that anyone would read
 
@@ -25,19 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(traces_app, name="traces")
-
-
-ModelOption = Annotated[
-    str, option("--model", "NAME|PATH", "From `kvsim models`, or a config.json or its folder.")
-]
-GpuOption = Annotated[str, option("--gpu", "NAME|PATH", "From `kvsim gpus`, or a TOML profile.")]
-StackOption = Annotated[str, option("--stack", "NAME|PATH", "From `kvsim stacks`, or a TOML file.")]
-TpOption = Annotated[str, option("--tp", "N", "Tensor-parallel GPUs: 1, 2, 4 or 8.")]
-WeightsOption = Annotated[str, option("--weights", "FORMAT", "fp16, fp8, int8 or int4.")]
-HostOption = Annotated[
-    str | None, option("--host-memory", "GIB", "Host memory; the profile's if not given.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
+app.command()(simulate)
 
 
 def main() -> None:
@@ -159,11 +155,11 @@ def predict(
 
     if json and csv:
         raise InputError("--json and --csv: both are given; expected at most one of them")
-    deployment = _deployment(model, gpu, stack, tp, weights, host_memory)
+    where = deployment(model, gpu, stack, tp, weights, host_memory)
     batches = np.array(counts("--batch", batch), dtype=float)
     points = [(p, g) for p in counts("--prompt", prompt) for g in counts("--generate", generate)]
     predictions = [
-        Prediction(parse(text), deployment, batches, p, g) for text in technique for p, g in points
+        Prediction(parse(text), where, batches, p, g) for text in technique for p, g in points
     ]
     found = [row for prediction in predictions for row in rows.predictions(prediction)]
     if json:
@@ -213,8 +209,8 @@ def plan(
         raise InputError("--lossy and --max-loss: both are given; expected at most one of them")
     if report is not None:
         page.check_target(report)
-    deployment = _deployment(model, gpu, stack, tp, weights, host_memory)
-    hardware = deployment.hardware
+    where = deployment(model, gpu, stack, tp, weights, host_memory)
+    hardware = where.hardware
     workload = Workload(
         count("--prompt", prompt),
         count("--generate", generate),
@@ -236,14 +232,14 @@ def plan(
         else number("--max-loss", max_loss, share=True),
     )
     rate = None if acceptance is None else number("--acceptance", acceptance, share=True)
-    result = make_plan(deployment, workload, objective, limits, candidates(rate))
+    result = make_plan(where, workload, objective, limits, candidates(rate))
     answer = rows.plan(result)
     if report is not None:
-        page.write_plan(Path(report), rows.deployment(deployment), answer, result)
+        page.write_plan(Path(report), rows.deployment(where), answer, result)
     if json:
         _print_json(answer)
     else:
-        tables.print_plan(rows.deployment(deployment), answer)
+        tables.print_plan(rows.deployment(where), answer)
 
 
 @app.command()
@@ -282,22 +278,6 @@ def reproduce(
         _print_json(reproduction.answer(found, predicted, scores))
     else:
         reproduction.print_answer(found, predicted, scores)
-
-
-def _deployment(
-    model: str, gpu: str, stack: str, tp: str, weights: str, host_memory: str | None
-) -> "Deployment":
-    from dataclasses import replace
-
-    from kvsim.configs import load_model
-    from kvsim.deployment import Deployment
-    from kvsim.profiles import load_hardware, load_stack
-
-    hardware = load_hardware(gpu)
-    if host_memory is not None:
-        hardware = replace(hardware, host_memory=gib("--host-memory", host_memory))
-    gpus = count("--tp", tp)
-    return Deployment(load_model(model), hardware, load_stack(stack), weights, gpus)
 
 
 def _list(title: str, rows: list[dict[str, Any]], fields: dict[str, str], json: bool) -> None:

@@ -11,8 +11,13 @@ import pytest
 from kvsim import techniques
 from kvsim.configs import load_model
 from kvsim.deployment import Deployment
+from kvsim.errors import InputError
+from kvsim.generate import Prediction
 from kvsim.profiles import load_hardware, load_stack
+from kvsim.serving import lookup
 from kvsim.serving.costs import StepCosts
+from kvsim.serving.outcome import faults
+from kvsim.serving.rounds import drawn_rate
 from kvsim.serving.rules import ADMISSIONS, PREEMPTIONS, PREFILLS, PRIORITIES, Rules
 from kvsim.serving.simulate import ROUTES, engine_of, simulate
 from kvsim.serving.state import FINISHED, REFUSED
@@ -83,7 +88,7 @@ def test_every_request_has_the_times_of_the_plain_simulator(seed: int) -> None:
         engine = engine_of(costs, requests)
         expected, _ = plain.simulate(requests, costs, engine, replicas, route, rate, until)
         compare(run.progress, expected, f"workload {number}")
-        check(run, finite=until < np.inf)
+        assert faults(run, whole=until == np.inf) == [], number
 
 
 def compare(progress: Any, expected: list[plain.Request], where: str) -> None:
@@ -102,9 +107,68 @@ def compare(progress: Any, expected: list[plain.Request], where: str) -> None:
         assert names.get(r.status, status) == status, where
 
 
-def check(run: Any, finite: bool) -> None:
-    """Nothing is lost, nothing is served early, memory is never exceeded."""
-    p = run.progress
-    done = p.status == FINISHED
-    if not finite:
-        assert (done | (p.status == REFUSED)).all()
+def test_a_round_of_many_tokens_can_be_drawn_or_taken_at_its_mean() -> None:
+    costs = tables_of("quantspec", 8, 128, "chunked")
+    generate = np.full(4000, 101)
+    drawn = drawn_rate(costs, generate, seed=1)
+    assert (drawn_rate(costs, generate, seed=1) == drawn).all()
+    assert (drawn >= 1).all()
+    assert (drawn <= 5).all()
+    rounds = 100 / drawn
+    # a request's last round may be cut short, by less than one round on average
+    assert 100 / costs.rate <= rounds.mean() <= 100 / costs.rate + 1
+    plain = tables_of("full", 8, 128, "chunked")
+    assert (drawn_rate(plain, generate, seed=1) == 1).all()
+
+
+@pytest.mark.parametrize("name", ["full", "kivi", "kvpr", "quantspec", "h2o"])
+def test_tables_are_as_near_to_direct_evaluation_as_they_say(name: str) -> None:
+    costs = tables_of(name, 8, 128, "chunked")
+    random = np.random.default_rng(5)
+    batch = random.integers(1, 8, 40).astype(float)
+    context = random.integers(1, LONGEST, 40).astype(float)
+    direct = costs.round_seconds(batch, context)
+    pairs = zip(batch, context, strict=True)
+    table = np.array([lookup.round_s(costs.tables, int(b), c) for b, c in pairs])
+    assert np.abs(table / direct - 1).max() <= max(2 * costs.error["rounds"], 1e-9)
+
+
+def test_one_request_alone_takes_what_predict_says() -> None:
+    """Prefill, then one round per token at its own context: the prediction for batch 1."""
+    d = Deployment(load_model("llama3.2-1b"), load_hardware("rtx4090"), load_stack("fused"))
+    costs = StepCosts(techniques.parse("full"), d, Rules(prefill="whole"), 700, 512)
+    run = simulate(Requests(np.zeros(1), np.array([512]), np.array([100])), costs)
+    alone = Prediction(techniques.parse("full"), d, np.ones(1), 512, 100)
+    assert run.progress.first[0] == pytest.approx(alone.ttft_s[0], rel=2e-3)
+    span = run.progress.last[0] - run.progress.first[0]
+    assert span == pytest.approx(alone.decode_s[0], rel=2e-3)
+
+
+def test_a_request_larger_than_the_cache_is_refused_and_the_others_are_served() -> None:
+    base = tables_of("full", 8, 128, "chunked")
+    costs = replace(base, rules=replace(base.rules, blocks=10))
+    object.__setattr__(costs, "_checked", base._checked)
+    run = simulate(Requests(np.zeros(2), np.array([300, 30]), np.array([5, 5])), costs)
+    assert run.progress.status.tolist() == [REFUSED, FINISHED]
+    assert faults(run) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_seqs": 0}, "--max-seqs: got 0; expected 1 to"),
+        ({"max_tokens": -1}, "--max-tokens: got -1"),
+        ({"block_tokens": True}, "--block-tokens: got True; expected a whole number"),
+        ({"blocks": 10**12}, "--blocks: got 1000000000000"),
+        ({"prefill": "some"}, "--prefill: got 'some'; expected chunked or whole"),
+        ({"priority": ""}, "--priority: got ''"),
+        ({"preemption": "kill"}, "--preemption: got 'kill'"),
+        ({"admission": "never"}, "--admission: got 'never'"),
+        ({"host_cache": float("nan")}, "--host-cache: got nan"),
+        ({"host_cache": -1.0}, "--host-cache: got -1.0"),
+    ],
+)
+def test_rules_out_of_range_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as problem:
+        Rules(**change)
+    assert message in str(problem.value)

@@ -1,0 +1,38 @@
+"""Options that several commands share, and the deployment they describe."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvsim.arguments import count, gib, option
+
+if TYPE_CHECKING:
+    from kvsim.deployment import Deployment
+
+ModelOption = Annotated[
+    str, option("--model", "NAME|PATH", "From `kvsim models`, or a config.json or its folder.")
+]
+GpuOption = Annotated[str, option("--gpu", "NAME|PATH", "From `kvsim gpus`, or a TOML profile.")]
+StackOption = Annotated[str, option("--stack", "NAME|PATH", "From `kvsim stacks`, or a TOML file.")]
+TpOption = Annotated[str, option("--tp", "N", "Tensor-parallel GPUs: 1, 2, 4 or 8.")]
+WeightsOption = Annotated[str, option("--weights", "FORMAT", "fp16, fp8, int8 or int4.")]
+HostOption = Annotated[
+    str | None, option("--host-memory", "GIB", "Host memory; the profile's if not given.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
+
+
+def deployment(
+    model: str, gpu: str, stack: str, tp: str, weights: str, host_memory: str | None
+) -> "Deployment":
+    """A model on hardware with a stack, as the options say."""
+    from kvsim.configs import load_model
+    from kvsim.deployment import Deployment
+    from kvsim.profiles import load_hardware, load_stack
+
+    hardware = load_hardware(gpu)
+    if host_memory is not None:
+        hardware = replace(hardware, host_memory=gib("--host-memory", host_memory))
+    gpus = count("--tp", tp)
+    return Deployment(load_model(model), hardware, load_stack(stack), weights, gpus)

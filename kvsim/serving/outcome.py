@@ -1,0 +1,190 @@
+"""What a run says to whoever serves: latencies, throughput, goodput, memory, and its own faults."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvsim.graph import Array
+from kvsim.serving.simulate import Run
+from kvsim.serving.state import (
+    EMITTED,
+    FINEST_GAP,
+    FINISHED,
+    GAP_RATIO,
+    LOWEST,
+    PEAK,
+    PREEMPTIONS,
+    REFUSED,
+)
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What a request must meet to count as good; infinite where the user set nothing."""
+
+    ttft: float = np.inf  # [s]
+    tpot: float = np.inf  # [s]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run's figures, over the requests that finished."""
+
+    run: Run
+    targets: Targets = field(default_factory=Targets)
+
+    @property
+    def finished(self) -> np.ndarray:
+        """Which requests have all their tokens. (n,)"""
+        return np.asarray(self.run.progress.status == FINISHED)
+
+    @property
+    def refused(self) -> np.ndarray:
+        """Which never fit in memory. (n,)"""
+        return np.asarray(self.run.progress.status == REFUSED)
+
+    @property
+    def ttft_s(self) -> Array:
+        """Time to first token of each request, NaN without one. (n,) [s]"""
+        return self.run.progress.first - self.run.requests.arrival
+
+    @property
+    def tpot_s(self) -> Array:
+        """Mean time per token after the first; NaN for single tokens. (n,) [s]"""
+        more = self.run.requests.generate - 1
+        span = self.run.progress.last - self.run.progress.first
+        return np.asarray(np.divide(span, more, out=np.full(span.size, np.nan), where=more > 0))
+
+    @property
+    def latency_s(self) -> Array:
+        """From arrival to the last token. (n,) [s]"""
+        return self.run.progress.last - self.run.requests.arrival
+
+    @property
+    def queue_s(self) -> Array:
+        """From arrival to the first pass. (n,) [s]"""
+        return self.run.progress.started - self.run.requests.arrival
+
+    @property
+    def duration_s(self) -> float:
+        """From the first arrival until the last replica is done. [s]"""
+        if not len(self.run.requests):
+            return 0.0
+        return float(self.run.fleet.clock.max() - self.run.requests.arrival[0])
+
+    @property
+    def good(self) -> np.ndarray:
+        """Finished within both targets; single tokens have no TPOT to miss. (n,)"""
+        slow = (self.ttft_s > self.targets.ttft) | (self.tpot_s > self.targets.tpot)
+        return self.finished & ~slow
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the time in which a replica computes, mean of all."""
+        total = self.duration_s * self.run.fleet.clock.size
+        return float(self.run.fleet.series[..., 0].sum() / total) if total else 0.0
+
+    @property
+    def mean_batch(self) -> float:
+        """Decoding sequences while a replica computes. [sequences]"""
+        busy = self.run.fleet.series[..., 0].sum()
+        return float(self.run.fleet.series[..., 1].sum() / busy) if busy else 0.0
+
+    @property
+    def usd(self) -> float | None:
+        """Price of the fleet for the run, if the hardware has one. [USD]"""
+        d = self.run.costs.deployment
+        if d.hardware.price is None:
+            return None
+        hours = self.duration_s / 3600
+        return float(d.hardware.price * d.tp * self.run.fleet.clock.size * hours)
+
+    def gaps(self) -> dict[str, float | None]:
+        """Quantiles of the time between tokens, to the 1 % of the histogram's bins. [s]"""
+        counts = self.run.fleet.gaps.sum(axis=0)
+        total = counts.sum()
+        if not total:
+            return dict.fromkeys(QUANTILES)
+        below = np.cumsum(counts) / total
+        bins = {name: int(np.searchsorted(below, q)) for name, q in QUANTILES.items()}
+        return {name: float(FINEST_GAP * GAP_RATIO ** (i + 0.5)) for name, i in bins.items()}
+
+    def summary(self) -> dict[str, object]:
+        """Everything under its contract name."""
+        run, requests = self.run, self.run.requests
+        duration, tally = self.duration_s, self.run.fleet.tally
+        made = int(tally[:, EMITTED].sum())
+        finished = int(self.finished.sum())
+        prompts = int(requests.prompt.sum())
+        return {
+            "technique": str(run.costs.technique),
+            "replicas": int(run.fleet.clock.size),
+            "requests": len(requests),
+            "finished": finished,
+            "refused": int(self.refused.sum()),
+            "unfinished": len(requests) - finished - int(self.refused.sum()),
+            "duration_s": duration,
+            "output_tok_s": made / duration if duration else None,
+            "request_per_s": finished / duration if duration else None,
+            "goodput_per_s": int(self.good.sum()) / duration if duration else None,
+            "good_share": float(self.good.mean()) if len(requests) else None,
+            "ttft_s": spread(self.ttft_s),
+            "tpot_s": spread(self.tpot_s),
+            "gap_s": self.gaps(),
+            "latency_s": spread(self.latency_s),
+            "queue_s": spread(self.queue_s),
+            "busy_share": self.busy_share,
+            "mean_batch": self.mean_batch,
+            "kv_capacity_bytes": int(run.engine.gpu),
+            "kv_peak_share": float(tally[:, PEAK].max() / max(run.engine.gpu, 1)),
+            "preemptions": int(tally[:, PREEMPTIONS].sum()),
+            "prefix_hit_share": float(run.progress.hits.sum() / prompts) if prompts else None,
+            "usd": self.usd,
+            "table_error": run.costs.error,
+        }
+
+
+def spread(values: Array) -> dict[str, float | None]:
+    """Mean and quantiles of the values that there are."""
+    known = values[np.isfinite(values)]
+    if not known.size:
+        return {"mean": None, **dict.fromkeys(QUANTILES)}
+    quantiles = np.quantile(known, list(QUANTILES.values()))
+    named = dict(zip(QUANTILES, map(float, quantiles), strict=True))
+    return {"mean": float(known.mean()), **named}
+
+
+def faults(run: Run, whole: bool = True) -> list[str]:
+    """What a right simulator never does; empty if the run is sound.
+
+    Parameters
+    ----------
+    whole : the run was played to its end, so that nobody may be left.
+    """
+    p, requests, tally = run.progress, run.requests, run.fleet.tally
+    done = p.status == FINISHED
+    made = int(requests.generate[done].sum()) + int(p.made[~done].sum())
+    rules: dict[str, Callable[[], object]] = {
+        "a request is neither finished nor refused": lambda: (
+            not whole or (done | (p.status == REFUSED)).all()
+        ),
+        "a request starts before it arrives": lambda: not (p.started < requests.arrival).any(),
+        "a first token comes before its start": lambda: not (p.first < p.started).any(),
+        "a last token comes before the first": lambda: not (p.last < p.first).any(),
+        "finished requests lack tokens": lambda: (p.made == requests.generate)[done].all(),
+        "tokens made differ from tokens delivered": lambda: (
+            not whole or made == int(tally[:, EMITTED].sum())
+        ),
+        "more cache is in use than there is": lambda: (tally[:, LOWEST] >= 0).all(),
+        "memory is left over after the last request": lambda: not whole or (_left(run) == 0).all(),
+    }
+    return [fault for fault, holds in rules.items() if not holds()]
+
+
+def _left(run: Run) -> np.ndarray:
+    from kvsim.serving.state import HOST_PRIVATE, HOST_SWAPPED, PINNED, PRIVATE
+
+    return run.fleet.tally[:, [PRIVATE, PINNED, HOST_PRIVATE, HOST_SWAPPED]]
