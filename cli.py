@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kvsim.arguments import count, counts, gib, number, option
+from kvsim.commands.calibrate import calibrate
 from kvsim.commands.options import (
     GpuOption,
     HostOption,
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(traces_app, name="traces")
 app.command()(simulate)
+app.command()(calibrate)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.graph import Array
 
+FAR_OFF = 0.05  # log of predicted over measured beyond which a row counts less, if not smooth
 BLIND = 0.5  # relative uncertainty above which rows do not tell a number
 
 
@@ -49,6 +50,7 @@ def fit_ratio(
     predict: Callable[[dict[str, float]], Array],
     measured: Array,
     parameters: Sequence[Parameter],
+    smooth: bool = True,
 ) -> Fit:
     """Numbers that bring predictions closest to measurements in relative terms.
 
@@ -61,6 +63,8 @@ def fit_ratio(
     ----------
     predict : predictions of all rows for given numbers, in the unit of ``measured``.
     measured : one value per row.
+    smooth : whether predictions vary smoothly with the numbers. If not, as those of a scheduler,
+        the bounds are searched first, rows far off count less, and derivatives are wide.
 
     Raises
     ------
@@ -88,10 +92,29 @@ def fit_ratio(
     def residuals(scaled: Array) -> Array:
         return np.log(np.maximum(predict(named(scaled)), 1e-300) / measured)
 
-    best = least_squares(residuals, start, bounds=(0.0, 1.0), diff_step=1e-4)
+    if smooth:
+        best = least_squares(residuals, start, bounds=(0.0, 1.0), diff_step=1e-4)
+    else:
+        start = _searched(residuals, len(parameters))
+        best = least_squares(
+            residuals, start, bounds=(0.0, 1.0), diff_step=0.02, loss="soft_l1",
+            f_scale=FAR_OFF, max_nfev=1,
+        )  # fmt: skip
     values = named(best.x)
     errors, confused = _uncertainty(best.jac, best.fun, span, parameters)
     return Fit(values, errors, np.expm1(best.fun), confused)
+
+
+def _searched(residuals: Callable[[Array], Array], count: int) -> Array:
+    """Where in the unit cube the residuals are least, those far off counting less."""
+    from scipy.optimize import differential_evolution
+
+    def loss(scaled: Array) -> float:
+        return float(np.sum(np.sqrt(1 + (residuals(scaled) / FAR_OFF) ** 2) - 1))
+
+    bounds = [(1e-3, 1 - 1e-3)] * count
+    found = differential_evolution(loss, bounds, seed=0, popsize=8, maxiter=25, polish=False)
+    return np.asarray(found.x)
 
 
 def _uncertainty(

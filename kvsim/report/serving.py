@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from kvsim.report.rows import Row
+from kvsim.calibrate import Fit
+from kvsim.report.rows import Row, number
 from kvsim.report.tables import console, print_basis, short, table
 from kvsim.serving.simulate import Run
 
@@ -82,3 +83,40 @@ def write_requests(path: Path, run: Run) -> None:
     }
     with replacing(path) as draft:
         pq.write_table(pa.table(columns), draft)
+
+
+def fit_row(
+    fit: Fit, seen: dict[str, float], unseen: dict[str, float], first: int, count: int
+) -> Row:
+    """A fit to a run under its contract names."""
+    return {
+        "fitted_requests": first,
+        "checked_requests": count - first,
+        "numbers": {
+            key: {"value": value, "error": number(fit.errors[key]), "known": key not in fit.unknown}
+            for key, value in fit.values.items()
+        },
+        "confused": [list(pair) for pair in fit.confused],
+        "error_fitted": seen,
+        "error_not_seen": unseen,
+    }
+
+
+def show_fit(answer: Row, path: str) -> None:
+    """Fitted numbers, what the run cannot tell, and the errors."""
+    out = console()
+    body = [
+        [key, short(n["value"]), short(n["error"]), "" if n["known"] else "not determined"]
+        for key, n in answer["numbers"].items()
+    ]
+    columns = {"number": "left", "fitted": "right", "+-": "right", "": "left"}
+    out.print(table(columns, body))
+    for pair in answer["confused"]:
+        out.print(f"The run cannot tell {pair[0]} and {pair[1]} apart.")
+    heads = {"predicted / measured - 1": "left", "fitted %": "right", "not seen %": "right"}
+    body = [
+        [name, f"{100 * value:+.1f}", f"{100 * answer['error_not_seen'][name]:+.1f}"]
+        for name, value in answer["error_fitted"].items()
+    ]
+    out.print(table(heads, body))
+    out.print(f"Written to {path}; use it with --stack {path}")

@@ -109,6 +109,12 @@ class StepCosts:
                 break
         return tables, error
 
+    def with_density(self, density: int) -> "StepCosts":
+        """The same with tables of a given density that nobody checks: for fits."""
+        costs = replace(self)
+        object.__setattr__(costs, "_checked", (costs._tabulate(density), {}))
+        return costs
+
     @property
     def rate(self) -> float:
         """Tokens that a decoding round yields per sequence, on average."""

@@ -1,0 +1,87 @@
+"""`kvsim calibrate`: a stack fitted to what was measured."""
+
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvsim.arguments import count, option
+from kvsim.commands.options import (
+    GpuOption,
+    JsonOption,
+    ModelOption,
+    StackOption,
+    TpOption,
+    WeightsOption,
+    deployment,
+)
+
+
+def calibrate(
+    from_run: Annotated[
+        Path, typer.Option("--from-run", metavar="F.jsonl", help="A serving run's request log.")
+    ],
+    model: ModelOption,
+    gpu: GpuOption,
+    out: Annotated[Path, typer.Option("--out", metavar="F.toml", help="The stack, written there.")],
+    technique: Annotated[str, option("--technique", "SPEC", "What the run used.")] = "full",
+    fit_first: Annotated[
+        str, option("--fit-first", "N", "Fit to the first N requests, check on the others.")
+    ] = "100",
+    max_seqs: Annotated[str, option("--max-seqs", "N", "The engine's limit per pass.")] = "256",
+    max_tokens: Annotated[str, option("--max-tokens", "N", "The engine's tokens per pass.")] = (
+        "2048"
+    ),
+    block_tokens: Annotated[str, option("--block-tokens", "N", "Tokens per KV block.")] = "16",
+    blocks: Annotated[
+        str, option("--blocks", "N", "KV blocks, as the engine prints them; by default derived.")
+    ] = "0",
+    prefix_caching: Annotated[
+        bool, typer.Option("--prefix-caching", help="The engine keeps computed blocks.")
+    ] = False,
+    stack: StackOption = "fused",
+    tp: TpOption = "1",
+    weights: WeightsOption = "fp16",
+    json: JsonOption = False,
+) -> None:
+    """Fit a stack to a measured serving run."""
+    from dataclasses import replace
+    from json import dumps
+
+    from kvsim.files import replace_text
+    from kvsim.profiles import with_numbers
+    from kvsim.report import serving as report
+    from kvsim.serving import fromrun
+    from kvsim.serving.rules import Rules
+    from kvsim.stackfile import fitted_text
+    from kvsim.techniques import parse
+
+    run = fromrun.read_run(from_run)
+    where = deployment(model, gpu, stack, tp, weights, None)
+    kind = parse(technique)
+    rules = Rules(
+        max_seqs=count("--max-seqs", max_seqs),
+        max_tokens=count("--max-tokens", max_tokens),
+        block_tokens=count("--block-tokens", block_tokens),
+        blocks=count("--blocks", blocks),
+        prefix_caching=prefix_caching,
+    )
+    first = count("--fit-first", fit_first)
+    print(f"kvsim: fitting to the first {first} of {len(run.requests)} requests", file=sys.stderr)
+    fit = fromrun.fit_run(run, kind, where, rules, first)
+    fitted = replace(where, stack=with_numbers(where.stack, fit.values))
+    found = fromrun.simulated(run, kind, fitted, rules)
+    seen = fromrun.errors(run, found, slice(0, first))
+    unseen = fromrun.errors(run, found, slice(first, None))
+    error = ", ".join(f"{name} {100 * value:+.1f} %" for name, value in unseen.items())
+    rows = f"the first {first} of {len(run.requests)} requests of {from_run.name}"
+    told = f"on the other {len(run.requests) - first} requests of the run: {error}"
+    spread = replace(fit, residuals=fit.residuals[:0])  # two hundred of them tell a reader nothing
+    replace_text(out, fitted_text(where.stack, stack, spread, rows, told, str(date.today())))
+    answer = report.fit_row(fit, seen, unseen, first, len(run.requests))
+    if json:
+        typer.echo(dumps(answer, indent=2, allow_nan=False))
+    else:
+        report.show_fit(answer, str(out))
