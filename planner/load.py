@@ -33,6 +33,7 @@ from kvsim.serving.costs import StepCosts
 
 DENSITY = 2  # nodes per octave of the estimate's step costs
 SHORTEST_LAP = 1e-3  # what nobody needs to undercut [s]
+GAPS = {True: 1e-6, False: 1e-3}  # of one lane, whose settings may differ by little; of several
 Lanes = tuple[int, int]
 ONE: Lanes = (1, 1)
 Variables = dict[tuple[int, int], pulp.LpVariable]
@@ -169,7 +170,7 @@ def build(
     allowed = _allowed(x, targets)
     classes = len(x.work)
     used = sorted({o for _, o in allowed})
-    top = _most_laps(x, targets, allowed)
+    top = _most_laps(x, targets, allowed, fastest)
     take = {(c, o): problem.add_variable(f"take_{c}_{o}", cat=pulp.LpBinary) for c, o in allowed}
     use = {o: problem.add_variable(f"use_{o}", cat=pulp.LpBinary) for o in used}
     rounds = {o: problem.add_variable(f"rounds_{o}", lowBound=0) for o in used}
@@ -232,14 +233,17 @@ def _allowed(x: Loads, targets: Targets) -> list[tuple[int, int]]:
     return [(int(c), int(o)) for c, o in zip(*np.nonzero(ok), strict=True)]
 
 
-def _most_laps(x: Loads, targets: Targets, allowed: list[tuple[int, int]]) -> float:
-    """Laps per second that some solution may need, and that none needs to exceed."""
+def _most_laps(x: Loads, targets: Targets, allowed: list[tuple[int, int]], fastest: bool) -> float:
+    """Laps per second that no solution exceeds."""
+    shortest = max(float(np.min(x.fixed, initial=np.inf)), SHORTEST_LAP)
+    if fastest:  # a lap takes at least its fixed time, and carries the whole trace
+        return 1.0 / shortest
     needed = [x.gpu / x.room, x.host / x.host_room, x.seats / targets.max_seqs]
-    most = sum(float(np.max(n[:, sorted({o for _, o in allowed})], initial=0)) for n in needed)
-    fastest = 1.0 / max(float(np.min(x.fixed, initial=np.inf)), SHORTEST_LAP)
+    used = sorted({o for _, o in allowed})
+    most = sum(float(np.max(n[:, used], initial=0)) for n in needed)
     room = np.maximum(targets.tpot * x.tokens - x.fixed, SHORTEST_LAP)
     in_time = float(np.max(x.work.sum(axis=0) / room)) if np.isfinite(targets.tpot) else 0.0
-    return max(len(x.work) * most, fastest, in_time)
+    return max(len(x.work) * most, 1.0 / shortest, in_time)
 
 
 def _most_load(x: Loads, top: float) -> float:
@@ -265,7 +269,7 @@ def carry(
     if len(served) < len(x.work):
         raise InfeasibleError("some requests cannot be served within the targets")
     problem, take, laps, load = build(x, targets, lanes, fastest, cuts)
-    status = problem.solve(pulp.HiGHS(msg=False, threads=1))
+    status = problem.solve(pulp.HiGHS(msg=False, threads=1, gapRel=GAPS[lanes == ONE]))
     if pulp.LpStatus[status] != "Optimal":
         raise InfeasibleError("no techniques carry the trace within the targets")
     chosen = {c: o for (c, o), v in take.items() if (v.value() or 0) > 0.5}

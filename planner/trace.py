@@ -9,7 +9,7 @@ from kvsim.deployment import Deployment
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.planner.choose import choose, nearest
 from kvsim.planner.classes import Classes, classes_of
-from kvsim.planner.load import ONE, Carried, Lanes, Targets, carry, loads_of
+from kvsim.planner.load import ONE, Carried, Targets, carry, loads_of
 from kvsim.planner.plan import Limits, check_objective
 from kvsim.planner.verify import Simulated, simulated
 from kvsim.serving.costs import StepCosts
@@ -23,8 +23,8 @@ LEAST = 3  # but that many are
 SETTINGS = 4  # further settings of the best technique that are simulated
 FINE = 0.1  # if their estimate is no worse than this
 SEVERAL = (2, 3)  # techniques on one replica, with a choice per class
-PER_TECHNIQUE = 2  # settings of each that a choice per class considers
 TIE = 0.005  # objectives this near are equal, and the mean latency decides
+ROUNDING = 1e-6  # of the solver, relative
 Tell = Callable[[str], None]
 
 
@@ -121,20 +121,24 @@ class _Search:
         )
         first = cuts[0]
         for _ in range(min(SETTINGS, len(some) - 1)):
-            carried = self._carry(some, ONE, cuts)
+            carried = self._carry(some, cuts)
             if carried is None or not self._near(carried, first, FINE):
                 return
             cuts += (carried,)
             self._simulate(self._named(carried, some))
 
     def combinations(self) -> None:
-        """Techniques per class: the programme's best combinations of several."""
-        some = [o for group in self._best_of_each(PER_TECHNIQUE) for o in group]
+        """Techniques per class: the programme's best combinations of several, by their load."""
+        best = min((s.estimate for s in self.done), key=lambda e: e.load)
+        near = [s for s in self.done if s.estimate.load <= best.load * (1 + MARGIN)]
+        some = sorted({o for s in near for o in s.estimate.options})
         cuts: tuple[Carried, ...] = ()
         for _ in range(SETTINGS):
-            carried = self._carry(some, SEVERAL, cuts)
-            if carried is None:
+            try:
+                carried = carry(self.loads.only(some), self.targets, SEVERAL, cuts=cuts)
+            except InfeasibleError:
                 return
+            self.seconds += carried.seconds
             cuts += (carried,)
             self._simulate(self._named(carried, some))
 
@@ -163,12 +167,12 @@ class _Search:
     def _of(self, name: str) -> list[int]:
         return [i for i, costs in enumerate(self.options) if costs.technique.name == name]
 
-    def _carry(self, some: list[int], lanes: Lanes, cuts: tuple[Carried, ...]) -> Carried | None:
-        """The programme over some options; the largest load where the trace is too much."""
+    def _carry(self, some: list[int], cuts: tuple[Carried, ...] = ()) -> Carried | None:
+        """One of some options; that with the largest load where the trace is too much."""
         loads = self.loads.only(some)
         for fastest in (True, False) if self._fastest else (False,):
             try:
-                carried = carry(loads, self.targets, lanes, fastest, cuts)
+                carried = carry(loads, self.targets, ONE, fastest, cuts)
             except InfeasibleError:
                 continue
             self.seconds += carried.seconds
@@ -179,26 +183,16 @@ class _Search:
         return replace(carried, option_of=tuple(some[o] for o in carried.option_of))
 
     def _best_settings(self) -> Iterator[Carried]:
-        for group in self._best_of_each(1):
-            carried = self._carry(group, ONE, ())
-            if carried is not None:
-                yield self._named(carried, group)
-
-    def _best_of_each(self, count: int) -> Iterator[list[int]]:
-        """The best options of every technique."""
+        """Those of every technique."""
         for name in dict.fromkeys(costs.technique.name for costs in self.options):
             some = self._of(name)
-            cuts: tuple[Carried, ...] = ()
-            for _ in range(min(count, len(some))):
-                carried = self._carry(some, ONE, cuts)
-                if carried is not None:
-                    cuts += (carried,)
-            if cuts:
-                yield [some[cut.option_of[0]] for cut in cuts]
+            carried = self._carry(some)
+            if carried is not None:
+                yield self._named(carried, some)
 
     def _rank(self, carried: Carried) -> tuple[bool, float]:
         """Estimates in order: the load, or where the trace is carried the time per token."""
-        if not self._fastest or carried.load > 1:
+        if not self._fastest or carried.load > 1 + ROUNDING:
             return (True, carried.load)
         tokens = self.loads.tokens[list(carried.option_of)]
         return (False, 1 / float(carried.laps * tokens.mean()))
