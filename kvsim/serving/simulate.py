@@ -30,7 +30,7 @@ from kvsim.serving.state import (
 from kvsim.traces.requests import Requests
 
 if TYPE_CHECKING:
-    from kvsim.serving.costs import Tables
+    from kvsim.serving.tables import Tables
 
 ROUTES = ("round-robin", "least-loaded", "prefix-aware")
 
@@ -107,7 +107,7 @@ def engine_of(costs: StepCosts, requests: Requests) -> Engine:
         swap=rules.preemption == "swap",
         whole_prompt=rules.admission == "prompt",
         gpu=costs.capacity,
-        host=max(costs.host_capacity - host_cache, 0),
+        host=max(costs.room.host_capacity - host_cache, 0),
         host_cache=host_cache,
         keeps=rules.prefix_caching and rules.preemption == "recompute",
         shared_bytes=_shared_bytes(costs, requests) if rules.prefix_caching else 0,
