@@ -118,16 +118,17 @@ def _load(costs: StepCosts, c: Classes) -> Loads:
     gpu, host = t.gpu_bytes[blocks].astype(float), t.host_bytes[blocks].astype(float)
     weight = c.decoded_per_s / max(c.decoded_per_s.sum(), 1e-300)
     fit = min(costs.capacity / max(float(weight @ gpu), 1.0),
-              costs.host_capacity / max(float(weight @ host), 1.0))  # fmt: skip
+              costs.room.host_capacity / max(float(weight @ host), 1.0))  # fmt: skip
     most = int(np.clip(fit, 2, max(costs.rules.max_seqs, 2)))
-    few, many = 1, min(most, t.round_s.shape[0] - 1)
+    few, many = 1, min(most, t.seconds.round.shape[0] - 1)
     at_few = np.array([lookup.round_s(t, few, x) for x in middle])
     at_many = np.array([lookup.round_s(t, many, x) for x in middle])
     each = np.maximum(at_many - at_few, 0.0) / max(many - few, 1)
     fixed = max(float(weight @ (at_few - each)), 0.0)
-    prompts = np.interp(c.prompt, t.tokens, t.token_s) + np.interp(1, t.tokens, t.head_s)
+    shared = np.interp(c.prompt, t.nodes.tokens, t.seconds.token)
+    head = np.interp(1, t.nodes.tokens, t.seconds.head)
     parts = np.array([_parts_s(costs, x) for x in c.prompt])
-    ttft = prompts + parts
+    ttft = shared + head + parts
     seats = c.decoded_per_s / costs.rate
     return Loads(
         fixed=np.array(fixed),
@@ -136,7 +137,7 @@ def _load(costs: StepCosts, c: Classes) -> Loads:
         gpu=seats * gpu,
         host=seats * host,
         room=np.array(float(costs.capacity)),
-        host_room=np.array(float(max(costs.host_capacity, 1))),
+        host_room=np.array(float(max(costs.room.host_capacity, 1))),
         tokens=np.array(costs.rate),
         longest=np.array(float(max(t.gpu_bytes[-1], t.prompt_bytes[-1]))),
         ttft=ttft,
