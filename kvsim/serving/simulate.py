@@ -148,9 +148,7 @@ def _play(
         now = x.arrival[request]
         if now >= until:
             break
-        length = x.prompt[request] + x.generate[request] - 1
-        blocks = blocks_of(e, length)
-        if t.prompt_bytes[blocks] > e.gpu or t.host_bytes[blocks] > e.host:
+        if not fits(t, e, x, request):
             p.status[request] = REFUSED
             continue
         if route == 0:
@@ -166,6 +164,13 @@ def _play(
         push(f, p, r, WAIT_HEAD, request)
     for r in range(replicas):
         advance(t, x, f, e, p, r, until)
+
+
+@compiled
+def fits(t: "Tables", e: Engine, x: Trace, request: int) -> bool:
+    """Whether an empty cache has room for all of a request."""
+    blocks = blocks_of(e, x.prompt[request] + x.generate[request] - 1)
+    return bool(t.prompt_bytes[blocks] <= e.gpu and t.host_bytes[blocks] <= e.host)
 
 
 @compiled
