@@ -80,6 +80,18 @@ def mixed_parameters(batch: Number, width: Number, tokens: Number) -> Number:
     return 4 * width + 4 * batch * tokens
 
 
+def mixed_separable_parameters(
+    batch: Number, width: Number, tokens: Number, chunks: Number = 1
+) -> Number:
+    """Parameters of two precisions, each with channelwise K and channel-separable V. [numbers]
+
+    Of each precision two per channel of K and one per channel of V, shared by the batch, in each
+    of the ``chunks`` that were packed at once; two per token of V (ZipCache, algorithms 1 and 2).
+    The paper's tables count ``mixed_parameters`` instead.
+    """
+    return chunks * 6 * width + 2 * batch * tokens
+
+
 def mixed_bits(salient: Number, high: Number, low: Number) -> Number:
     """Average width when a share ``salient`` of the tokens is stored at ``high`` bits. [bit]"""
     return salient * high + (1 - salient) * low
