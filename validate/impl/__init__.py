@@ -1,0 +1,27 @@
+"""The real implementations, under the names their techniques have in ``kvsim.techniques``."""
+
+from kvsim.errors import unknown
+from kvsim.techniques.base import Technique
+from kvsim.validate.decoder import Decoder
+from kvsim.validate.impl.base import Implementation
+from kvsim.validate.impl.full import Full
+
+IMPLEMENTATIONS: dict[str, type[Implementation]] = {
+    "full": Full,
+}
+
+
+def implement(
+    technique: Technique, decoder: Decoder, lengths: list[int], generate: int
+) -> Implementation:
+    """A technique with its settings on a decoder, for prompts of these lengths.
+
+    Raises
+    ------
+    InputError
+        If it has no real implementation.
+    """
+    kind = IMPLEMENTATIONS.get(technique.name)
+    if kind is None:
+        raise unknown("real implementation", technique.name, IMPLEMENTATIONS)
+    return kind(technique, decoder, lengths, generate)
