@@ -23,9 +23,9 @@ from kvsim.validate.kernels import (
 )
 
 POINTERS = {
-    "lengths": "*i32", "places": "*i32", "index": "*i32", "root": "fp32",
-    "out": "*fp32", "lse": "*fp32", "scores": "*fp32", "whole": "*fp32", "whole_lse": "*fp32",
-    "logits": "*fp32", "mean": "*fp32", "q": "*fp16", "numbers": "*fp16",
+    "lengths": "*i32", "eligible": "*i32", "index": "*i32", "root": "fp32",
+    "out": "*fp32", "lse": "*fp32", "scores": "*fp16", "whole": "*fp32", "whole_lse": "*fp32",
+    "logits": "*fp16", "mean": "*fp32", "q": "*fp16", "numbers": "*fp16",
     "codes": "*u8", "lower": "*u8", "scale": "*fp16", "zero": "*fp16",
     "k_home": "*fp16", "v_home": "*fp16", "k_out": "*fp16", "v_out": "*fp16",
 }  # fmt: skip
@@ -42,7 +42,7 @@ CONSTANTS = {
 KIVI = {f"{side}_{name}": value for side in "KV" for name, value in CONSTANTS.items()} | {
     "K_BY_TOKEN": False, "V_BY_TOKEN": True, "FETCHED": False, "PER_KV": 4, "NEW": 1,
     "CAUSAL": True, "SCORED": False, "HEAD_DIM": 128, "WIDTH": 128, "ROWS": 16, "BLOCK": 64,
-    "SPLIT": 256,
+    "SPLIT": 256, "LISTED": 64,
 }  # fmt: skip
 ATTENTION: list[dict[str, Any]] = [
     KIVI,

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -16,11 +17,12 @@ from kvsim.validate.kernels import attention, attention_triton, quantise_triton,
 from kvsim.validate.kernels.attention import Part, View
 from kvsim.validate.kernels.gather import gather_plainly
 from kvsim.validate.kernels.gather_triton import gather
-from kvsim.validate.kernels.quantise import quantise
+from kvsim.validate.kernels.quantise import quantise, quantise_plainly
 from kvsim.validate.kernels.separable import channelwise, separable
 from tests.comparing import assert_close
 
 SHARED = [1, 3, 4, 8]  # query heads per KV head
+SIDES: tuple[Literal["k"], Literal["v"]] = ("k", "v")
 GENERATOR = torch.Generator()
 
 
@@ -118,17 +120,16 @@ def test_the_hierarchical_pair(shared: int) -> None:
 def test_fetched_pairs_replace_packed_ones(shared: int) -> None:
     view = kivi_view(1, 2, 32, 200, 2)
     chosen = torch.stack([torch.randperm(199, generator=GENERATOR)[:40] for _ in range(2)])
-    places = torch.zeros(1, 2, 224, dtype=torch.int32)
-    places.scatter_(2, chosen[None], torch.arange(1, 41).int().expand(1, 2, -1))
-    pairs = noise(1, 2, 40, 32), noise(1, 2, 40, 32)
-    view = replace(view, places=places, k_fetched=pairs[0], v_fetched=pairs[1])
+    index = torch.cat([chosen, torch.full((2, 30), -1)], 1)[None].int()  # some places are empty
+    pairs = noise(1, 2, 70, 32), noise(1, 2, 70, 32)
+    view = replace(view, index=index, k_fetched=pairs[0], v_fetched=pairs[1])
     q = noise(1, 2 * shared, 2, 32)
     ours = attention_triton.attend(q, view, True)
     same(ours, attention.attend_plainly(q, view, True))
     # by hand: the same rows, written over the widened ones
-    k, v = (attention.rows(replace(view, places=None), 200, x) for x in "kv")
-    k.scatter_(2, chosen[None, :, :, None].expand(-1, -1, -1, 32), pairs[0].float())
-    v.scatter_(2, chosen[None, :, :, None].expand(-1, -1, -1, 32), pairs[1].float())
+    k, v = (attention.rows(replace(view, index=None), 200, x) for x in SIDES)
+    k.scatter_(2, chosen[None, :, :, None].expand(-1, -1, -1, 32), pairs[0][:, :, :40].float())
+    v.scatter_(2, chosen[None, :, :, None].expand(-1, -1, -1, 32), pairs[1][:, :, :40].float())
     plain = View(view.lengths, k_tail=k, v_tail=v)
     same(ours, attention.attend_plainly(q, plain, True))
 
@@ -206,7 +207,7 @@ def test_quantise_and_pack(
     tokens, head_dim = (group * groups, 8 * odd) if by == "channel" else (odd, group * groups)
     x = noise(1, 2, tokens, head_dim)
     for hierarchical in (False, True):
-        twin = quantise(x, bits, group, by, where, hierarchical)  # type: ignore[arg-type]
+        twin = quantise_plainly(x, bits, group, by, where, hierarchical)  # type: ignore[arg-type]
         ours = quantise_triton.quantise(x, bits, group, by, where, hierarchical)  # type: ignore[arg-type]
         for name in ("codes", "scale", "zero", "lower"):
             a, b = getattr(ours, name), getattr(twin, name)
@@ -224,21 +225,31 @@ def test_softmax_top_k(shared: int, tokens: int, k: int, seen: float) -> None:
     logits = torch.randn(2, 2 * shared, tokens, generator=GENERATOR)
     logits[1, :, int(seen * tokens) :] = -torch.inf  # ties at 0, and at times nothing is seen
     logits[0, :, ::3] = 0.5  # ties above 0 where heads agree
-    twin = topk.softmax_top_k_plainly(logits, 2, k)
-    ours = topk_triton.softmax_top_k(logits, 2, k)
-    assert twin.shape == (2, 2, min(k, tokens))
+    eligible = torch.tensor([tokens, max(tokens - 3, 0)]).int()
+    twin = topk.softmax_top_k_plainly(logits, 2, k, eligible)
+    ours = topk_triton.softmax_top_k(logits, 2, k, eligible)
+    assert ours.shape == twin.shape == (2, 2, min(k, tokens))
     shares = topk.mean_attention(logits, 2)
-    # sums in another order may swap equal shares: what is taken weighs the same
-    assert_close(shares.gather(2, ours.long()).sum(-1), shares.gather(2, twin.long()).sum(-1), 1e-6)
-    assert (ours.diff() > 0).all(), "an index twice"
-    assert (twin.diff() > 0).all()
+    for b, limit in enumerate(eligible.tolist()):
+        for head in range(2):
+            a, e = ours[b, head].long(), twin[b, head].long()
+            many = min(k, limit)
+            for found in (a, e):
+                assert (found[:many].diff() > 0).all(), "an index twice"
+                assert (found[:many] < limit).all()
+                assert (found[many:] == -1).all()
+            # sums in another order may swap equal shares: what is taken weighs the same
+            row = shares[b, head]
+            assert_close(row[a[:many]].sum(), row[e[:many]].sum(), 1e-6)
 
 
 def test_top_k_by_hand() -> None:
     logits = torch.log(torch.tensor([[[0.1, 0.4, 0.2, 0.3], [0.7, 0.1, 0.1, 0.1]]]))
     for choose in (topk.softmax_top_k_plainly, topk_triton.softmax_top_k):
-        assert choose(logits, 1, 2).tolist() == [[[0, 1]]]  # means 0.4, 0.25, 0.15, 0.2
-        assert choose(logits, 2, 1).tolist() == [[[1], [0]]]
+        all_four = torch.tensor([4]).int()
+        assert choose(logits, 1, 2, all_four).tolist() == [[[0, 1]]]  # means 0.4, 0.25, 0.15, 0.2
+        assert choose(logits, 2, 1, all_four).tolist() == [[[1], [0]]]
+        assert choose(logits, 1, 3, all_four - 2).tolist() == [[[0, 1, -1]]]
 
 
 @pytest.mark.parametrize("head_dim", [32, 80, 128])

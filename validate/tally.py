@@ -44,6 +44,8 @@ class Count:
 class Marks:
     """What an op says about itself while it runs; does nothing unless counted."""
 
+    counting = False  # whether it is worth finding out what to say
+
     def reads(self, *tensors: Tensor | None) -> None:
         """The op reads these from the memory of its device."""
 
@@ -52,6 +54,9 @@ class Marks:
 
     def visible(self, queries: int, keys: int, seen: Tensor | str) -> None:
         """Of all pairs of a query and a key, only those count that are seen."""
+
+    def computes(self, flops: int) -> None:
+        """FLOPs of a kernel that torch's counter does not see."""
 
 
 class Silent:
@@ -101,7 +106,7 @@ class Tally(Silent):
             yield marks
         with self._lock:
             count = self._count(name)
-            count.flops += int(flops.get_total_flops() * marks.share)
+            count.flops += int((flops.get_total_flops() + marks.unseen) * marks.share)
             count.launches += launches.kernels
             count.move("hbm", marks.moved)
 
@@ -122,8 +127,13 @@ class Tally(Silent):
 
 
 class _Counted(Marks):
+    counting = True
+
     def __init__(self) -> None:
-        self.moved, self.share = 0, Fraction(1)
+        self.moved, self.unseen, self.share = 0, 0, Fraction(1)
+
+    def computes(self, flops: int) -> None:
+        self.unseen += flops
 
     def reads(self, *tensors: Tensor | None) -> None:
         self.moved += size(*tensors)

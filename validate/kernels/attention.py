@@ -1,6 +1,7 @@
 """Attention of a few new tokens over packed rows, a full-precision tail and fetched pairs."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ class View:
     """Keys and values of some cached tokens, as attention finds them.
 
     Token ``n`` of a sequence is row ``n`` of the packed store while ``n`` is below the packed
-    count, else row ``n % slots`` of the tail. Keys and values are packed independently. Where
-    ``places`` is positive, the pair in that place (from 1) of the fetched ones replaces both.
+    count, else row ``n % slots`` of the tail. Keys and values are packed independently. The
+    fetched pairs replace those of the tokens that ``index`` lists.
     """
 
     lengths: Tensor  # (batch,) tokens
@@ -24,7 +25,7 @@ class View:
     v_packed: Tensor | None = None
     k_tail: Tensor | None = None  # (batch, KV heads, slots, head dim)
     v_tail: Tensor | None = None
-    places: Tensor | None = None  # (batch, KV heads, tokens), int32
+    index: Tensor | None = None  # (batch, KV heads, k), int32; below 0 for none
     k_fetched: Tensor | None = None  # (batch, KV heads, k, head dim)
     v_fetched: Tensor | None = None
     causal: bool = True  # the last tokens are the queries' own
@@ -36,7 +37,7 @@ class Part:
 
     out: Tensor  # (batch, heads, queries, head dim), fp32
     lse: Tensor  # (batch, heads, queries), fp32; -inf where nothing is seen
-    scores: Tensor | None = None  # (batch, heads, tokens), fp32: the last query's logits
+    scores: Tensor | None = None  # (batch, heads, tokens): the last query's logits
 
 
 def attend(q: Tensor, view: View, scored: bool = False) -> Part:
@@ -44,7 +45,8 @@ def attend(q: Tensor, view: View, scored: bool = False) -> Part:
 
     Parameters
     ----------
-    scored : give the last query's logits; -inf where it does not see a token.
+    scored : give the last query's logits, in fp16 where ``q`` has 16 bits; -inf where it does
+        not see a token.
     """
     if q.is_cuda:
         from kvsim.validate.kernels.attention_triton import attend as fused
@@ -69,7 +71,12 @@ def attend_plainly(q: Tensor, view: View, scored: bool = False) -> Part:
     lse = logits.logsumexp(-1)
     weights = (logits - lse.clamp(min=-1e30)[..., None]).exp()
     out = weights.reshape(batch, k.shape[1], per_kv, tokens) @ v
-    return Part(out.view(q.shape), lse, logits[:, :, -1] if scored else None)
+    return Part(out.view(q.shape), lse, logits[:, :, -1].to(score_dtype(q)) if scored else None)
+
+
+def score_dtype(q: Tensor) -> torch.dtype:
+    """Number format of logits that leave the kernel."""
+    return torch.float32 if q.dtype == torch.float32 else torch.float16
 
 
 def merge(parts: list[Part]) -> Tensor:
@@ -79,26 +86,30 @@ def merge(parts: list[Part]) -> Tensor:
     return (shares * torch.stack([part.out for part in parts])).sum(0)
 
 
-def rows(view: View, tokens: int, which: str) -> Tensor:
+def rows(view: View, tokens: int, which: Literal["k", "v"]) -> Tensor:
     """Keys (``k``) or values (``v``) of the first ``tokens`` tokens, widened to fp32."""
-    store, count = getattr(view, which), getattr(view, f"{which}_packed")
-    tail, fetched = getattr(view, f"{which}_tail"), getattr(view, f"{which}_fetched")
+    store, count, tail, fetched = {
+        "k": (view.k, view.k_packed, view.k_tail, view.k_fetched),
+        "v": (view.v, view.v_packed, view.v_tail, view.v_fetched),
+    }[which]
     position = torch.arange(tokens, device=view.lengths.device)
-    wide = None
+    wide: Tensor | None = None
     if tail is not None:
         wide = tail.float()[:, :, position % tail.shape[2]]
-    if store is not None:
+    if store is not None and count is not None:
         packed = store.numbers()[:, :, :tokens]
         packed = torch.nn.functional.pad(packed, (0, 0, 0, tokens - packed.shape[2]))
         mask = (position < count[:, None])[:, None, :, None]
         wide = packed if wide is None else torch.where(mask, packed, wide)
     if wide is None:
         raise ValueError("a view has a store, a tail or both")
-    if view.places is not None and fetched is not None and fetched.shape[2]:
-        place = view.places[:, :, :tokens, None].long()
-        other = fetched.float().gather(2, (place - 1).clamp(min=0).expand_as(wide))
-        wide = torch.where(place > 0, other, wide)
-    return wide
+    if view.index is None or fetched is None:
+        return wide
+    # rows of tokens that are not fetched, or not there, go to one row too many
+    target = torch.where((view.index < 0) | (view.index >= tokens), tokens, view.index).long()
+    padded = torch.nn.functional.pad(wide, (0, 0, 0, 1))
+    spread = target[..., None].expand(-1, -1, -1, wide.shape[-1])
+    return padded.scatter(2, spread, fetched.float())[:, :, :tokens]
 
 
 def _seen(view: View, queries: int, tokens: int) -> Tensor:

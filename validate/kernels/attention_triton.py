@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsim.validate.kernels.attention import Part, View
+from kvsim.validate.kernels.attention import Part, View, score_dtype
 from kvsim.validate.kernels.language import ceil_div, jit, launch, next_power_of_2, tl
 from kvsim.validate.kernels.stores import Store
 
 BLOCK = 64  # tokens widened at once
 SPLIT = 256  # tokens of one program
+LISTED = 64  # fetched tokens compared at once
 QUERIES = 16  # fewest rows of a matrix product on tensor units
 
 
@@ -97,7 +98,7 @@ def side(
 
 @jit
 def runs(
-    q, out, lse, scores, lengths, places, places_b, places_h, scores_row, kv_heads, splits, root,
+    q, out, lse, scores, lengths, index, chosen, scores_row, kv_heads, splits, root,
     k_codes, k_lower, k_scale, k_zero, k_factor, k_tail, k_fetched, k_packed, k_first,
     k_codes_b, k_codes_h, k_scale_b, k_scale_h, k_factor_b, k_factor_h, k_table, k_groups,
     k_factors, k_slots, k_tail_b, k_tail_h, k_fetched_b, k_fetched_h,
@@ -112,7 +113,7 @@ def runs(
     V_FIRST: tl.constexpr, V_TAIL: tl.constexpr,
     FETCHED: tl.constexpr, PER_KV: tl.constexpr, NEW: tl.constexpr, CAUSAL: tl.constexpr,
     SCORED: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCK: tl.constexpr, SPLIT: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
     """One run of tokens of one KV head: output, and log-sum-exp, per query row."""
     sequence = (tl.program_id(0) // kv_heads).to(tl.int64)
@@ -136,8 +137,12 @@ def runs(
         mask = (row < length)[:, None] & (column < HEAD_DIM)[None, :]
         place = row * 0
         if FETCHED:
-            at = places + sequence * places_b + head * places_h + row
-            place = tl.load(at, mask=row < length, other=0)
+            for listed in range(0, chosen, LISTED):
+                entry = listed + tl.arange(0, LISTED)
+                at = index + tl.program_id(0) * chosen + entry
+                token = tl.load(at, mask=entry < chosen, other=-1)
+                hit = (row[:, None] == token[None, :]).to(tl.int32)
+                place += tl.sum(hit * (entry + 1)[None, :], axis=1)
         k = side(
             k_codes, k_lower, k_scale, k_zero, k_factor, k_tail, k_fetched, k_packed, k_first,
             k_codes_b, k_codes_h, k_scale_b, k_scale_h, k_factor_b, k_factor_h, k_table, k_groups,
@@ -218,17 +223,19 @@ def attend(q: Tensor, view: View, scored: bool = False) -> Part:
     out = _empty(q, programs, splits, rows, width)
     lse = _empty(q, programs, splits, rows)
     whole, whole_lse = _empty(q, *q.shape), _empty(q, *q.shape[:3])
-    scores = _empty(q, batch, heads, tokens if scored else 0).fill_(-torch.inf)
-    fetched = view.places is not None
-    places = view.places if view.places is not None else view.lengths[:, None, None]
+    scores = _empty(q, batch, heads, tokens if scored else 0).to(score_dtype(q))
+    scores.fill_(-torch.inf)
+    fetched = view.index is not None
+    index = view.lengths if view.index is None else view.index.contiguous()
+    chosen = 0 if view.index is None else index.shape[2]
     view = replace(view, lengths=view.lengths.contiguous())
     k, v = _side(view, "k"), _side(view, "v")
     launch(
         runs, (programs, splits),
-        q.contiguous(), out, lse, scores, view.lengths, places, places.stride(0),
-        places.stride(1), scores.shape[2], kv_heads, splits, head_dim**-0.5,
+        q.contiguous(), out, lse, scores, view.lengths, index, chosen,
+        scores.shape[2], kv_heads, splits, head_dim**-0.5,
         *k[0], *v[0], *k[1], *v[1],
-        fetched, per_kv, new, view.causal, scored, head_dim, width, rows, BLOCK, SPLIT,
+        fetched, per_kv, new, view.causal, scored, head_dim, width, rows, BLOCK, SPLIT, LISTED,
     )  # fmt: skip
     launch(join, (programs, used), out, lse, whole, whole_lse, splits, used, head_dim, width, rows)
     return Part(whole, whole_lse, scores if scored else None)
@@ -240,8 +247,6 @@ def _empty(like: Tensor, *shape: int) -> Tensor:
 
 def _room(view: View) -> int:
     """Tokens the longest sequence may have, without asking the GPU."""
-    if view.places is not None:
-        return view.places.shape[2]
     return (view.k.rows if view.k else 0) + (0 if view.k_tail is None else view.k_tail.shape[2])
 
 

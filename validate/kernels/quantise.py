@@ -109,6 +109,22 @@ def quantise(
     InputError
         Where groups do not divide the tokens or channels.
     """
+    if numbers.is_cuda and where != "grid":
+        from kvsim.validate.kernels.quantise_triton import quantise as fused
+
+        return fused(numbers, bits, group, by, where, hierarchical)
+    return quantise_plainly(numbers, bits, group, by, where, hierarchical)
+
+
+def quantise_plainly(
+    numbers: Tensor,
+    bits: int,
+    group: int,
+    by: By,
+    where: Levels = "ends",
+    hierarchical: bool = False,
+) -> Store:
+    """The kernel's oracle."""
     parts = grouped(numbers, group, by)
     along = -2 if by == "channel" else -1
     low, high = parts.amin(along), parts.amax(along)
