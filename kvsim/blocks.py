@@ -32,7 +32,8 @@ def gemm(
     """Hidden states of ``tokens`` tokens times one weight matrix (inputs, outputs)."""
     inputs, outputs = matrix
     stored = weights or d.weight_format
-    moved = stored.bytes(inputs, outputs) + HALF * tokens * (inputs + outputs)
+    bias = HALF * outputs if d.shard.biased(name) else 0.0
+    moved = stored.bytes(inputs, outputs) + bias + HALF * tokens * (inputs + outputs)
     return Op(
         name,
         kernel="gemm",
@@ -201,10 +202,11 @@ def head(d: Deployment, p: Point) -> tuple[Op, ...]:
     m = d.shard
     rows = p.batch if p.prefill and not d.stack.prompt_logits else p.tokens
     logits = gemm(d, "lm_head", rows, (m.hidden, m.vocab), WEIGHTS["fp16"])
+    looked_up = 3 if m.learned_positions else 2  # rows of the embedding and of positions, their sum
     sample = Op(
         "sample",
         kernel="pointwise",
-        bytes={"hbm": HALF * (rows * m.vocab + 2 * p.tokens * m.hidden)},
+        bytes={"hbm": HALF * (rows * (m.vocab + 2 * m.hidden) + looked_up * p.tokens * m.hidden)},
         fixed=d.stack.step + d.stack.sequence * p.batch,
         sync=d.stack.sequence > 0,  # the host handles each sequence once it has its token
     )

@@ -72,9 +72,10 @@ class Decoder:
         with self.tally.op("sample") as marks:
             x = F.embedding(tokens, self.weights.embedding)
             marks.reads(x)
-            marks.writes(x)
             if self.weights.positions is not None:
                 x += F.embedding(positions + POSITION_OFFSET, self.weights.positions)
+                marks.reads(x)  # a row of positions per token
+            marks.writes(x)
         return x
 
     def layer(

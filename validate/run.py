@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
+from kvsim.graph import Tier
 from kvsim.techniques.base import Technique
 from kvsim.validate.attention import Step
 from kvsim.validate.decoder import Decoder
@@ -63,6 +64,9 @@ class Run:
         self.last = torch.zeros(self.batch, dtype=torch.long, device=device)  # not in the cache yet
         self.tokens = torch.zeros(self.batch, generate, dtype=torch.long, device=device)
         self.logits: list[list[Tensor]] = [[] for _ in prompts]
+        self.rounds: list[list[int]] = []  # tokens in the cache when each round began
+        self.yielded: list[list[int]] = []  # tokens each round gave, sequence by sequence
+        self.resident: dict[str, dict[Tier, dict[str, int]]] = {}  # bytes by phase and buffer [B]
         self._on_device = torch.tensor(self.cached, device=device)
 
     @torch.inference_mode()
@@ -71,7 +75,9 @@ class Run:
         try:
             self.start()
             while min(self.done) < self.generate:
+                self.rounds.append(self.cached)
                 self.impl.round(self)
+            self.resident["decode"] = self.impl.resident_bytes()
         finally:
             self.impl.close()
         return self.tokens
@@ -105,11 +111,13 @@ class Run:
 
     def choose(self, logits: Tensor) -> Tensor:
         """A token by each row of logits (..., vocab)."""
-        if not self.temperature:
-            return logits.argmax(dim=-1)
-        shares = self.shares(logits)
-        drawn = torch.multinomial(shares.flatten(0, -2), 1, generator=self.generator)
-        return drawn.view(shares.shape[:-1])
+        with self.decoder.tally.op("sample") as marks:
+            marks.reads(logits)
+            if not self.temperature:
+                return logits.argmax(dim=-1)
+            shares = self.shares(logits)
+            drawn = torch.multinomial(shares.flatten(0, -2), 1, generator=self.generator)
+            return drawn.view(shares.shape[:-1])
 
     def shares(self, logits: Tensor) -> Tensor:
         """Probability of every token at this temperature, in fp32."""
@@ -140,6 +148,8 @@ class Run:
         if self.keep and logits is not None:
             for i, many in enumerate(taken):
                 self.logits[i] += logits.view(self.batch, -1, logits.shape[-1])[i, :many]
+        if not first:
+            self.yielded.append(list(given))
         self.done = [d + n for d, n in zip(self.done, taken, strict=True)]
         if not first:
             self.cached = [c + n for c, n in zip(self.cached, taken, strict=True)]
@@ -164,6 +174,8 @@ class Run:
                     step = self.decoder.step(rows, (start,) * _count(rows), part, "prefill")
                     chunk = x[rows, start : start + size]
                     self.decoder.layer(layer, weights, chunk, step, self.impl.prefill)
+        self.resident["prefill"] = self.impl.resident_bytes()
+        self.impl.prompt_read()
         last = x[torch.arange(self.batch, device=device), self._on_device - 1]
         return self.decoder.head(last)
 

@@ -19,6 +19,7 @@ hook          when, and what it says
 ``resident``  every tensor the technique keeps, by tier and buffer name
 ``slack``     tokens beyond the generated ones that a pass may append
 ``tiles``     parts of the batch that pass through a layer one after another
+``close``     stop threads
 ============  ====================================================================================
 
 Slots and positions: token i of a sequence has position i, and prompts start at 0; shorter prompts
@@ -32,7 +33,7 @@ reads and writes as the algorithm defines it (``attention.attend`` does so itsel
 tiers are noted by ``self.tally.copy`` in the pass that uses them.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ from kvsim.graph import Tier
 from kvsim.techniques.base import Technique
 from kvsim.validate.attention import Step, attend, visible
 from kvsim.validate.decoder import Decoder
-from kvsim.validate.tally import Kind, Silent
+from kvsim.validate.tally import Kind, Silent, size
 from kvsim.validate.weights import LayerWeights
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ Resident = dict[Tier, dict[str, list[Tensor]]]
 
 class Implementation:
     """One technique on one decoder, for one batch of prompts."""
+
+    differences: ClassVar[dict[str, str]] = {}
+    """Ops and buffers that really differ from what the technique states, and why."""
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
@@ -88,8 +92,6 @@ class Implementation:
             out = attend(marks, q, keys[:, :, :stop], values[:, :, :stop], seen)
         if stop == self.prompt:
             self.filled(layer, keys, values)
-            if layer == self.model.layers - 1:
-                self._scratch = None
         return out
 
     def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
@@ -129,10 +131,24 @@ class Implementation:
         """Sequences of each part of the batch."""
         return [slice(0, self.batch)]
 
+    def prompt_read(self) -> None:
+        """Every layer has read the prompt: free what only that needed."""
+        self._scratch = None
+
     def close(self) -> None:
         """Stop threads, if there are any."""
 
     # what implementations share
+
+    def resident_bytes(self) -> dict[Tier, dict[str, int]]:
+        """Bytes by tier and buffer, one layer's prompt included while it is there. [B]"""
+        sizes = {
+            tier: {name: size(*tensors) for name, tensors in buffers.items()}
+            for tier, buffers in self.resident().items()
+        }
+        if self._scratch is not None:
+            sizes["gpu"]["prompt kv"] = size(*self._scratch)
+        return sizes
 
     def empty(self, slots: int, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Room for ``slots`` tokens of one layer, (batch, KV heads, slots, dim), on the device."""
