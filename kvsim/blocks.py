@@ -185,6 +185,15 @@ def quantise(
     return [Op(name, kernel="quantise", bytes={"hbm": moved}, launches=1.0 / every)]
 
 
+def pack_prompt(d: Deployment, p: Point, stored: Format) -> list[Op]:
+    """The part of the prompt that a format packs, read in fp16 and written."""
+    if stored.bits == 16:
+        return []
+    numbers = p.batch * stored.packed(d.shard.k_width, d.shard.v_width, p.length)
+    moved = numbers * (HALF + stored.number)
+    return [Op("quantise", kernel="quantise", bytes={"hbm": moved})]
+
+
 def id_lists(d: Deployment, batch: Number, every: float = 1.0) -> list[Op]:
     """Lists of salient tokens made on the host, for K and V of every sequence and head."""
     fixed = 2 * d.stack.id_list * batch * d.shard.cached_heads / every

@@ -259,12 +259,13 @@ def test_gather_from_host_memory(head_dim: int, chosen: int) -> None:
     index = torch.randint(0, 50, (2, 3, chosen), generator=GENERATOR).int()
     ours = [torch.full((2, 3, chosen, head_dim), torch.nan).half() for _ in range(2)]
     twin = [torch.full((2, 3, chosen, head_dim), torch.nan).half() for _ in range(2)]
-    gather(k, v, index, ours[0], ours[1])
+    scattered = (t.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3) for t in (k, v))
+    gather(*scattered, index, ours[0], ours[1])
     gather_plainly(k, v, index, twin[0], twin[1])
     for a, b in zip(ours, twin, strict=True):
         assert_close(a, b, 0.0)
     with pytest.raises(InputError, match="contiguous"):
-        gather(k.transpose(1, 2), v, index, ours[0], ours[1])
+        gather(k.mT, v.mT, index, ours[0], ours[1])
 
 
 def test_kernels_compile_for_gpus() -> None:

@@ -51,7 +51,8 @@ class Line:
     def equal(self) -> bool:
         """Whether FLOPs and bytes are the same, but for rounding in fp64."""
         return self.same_flops and all(
-            _same(self.predicted.bytes.get(c, 0.0), self.counted.bytes.get(c, 0.0)) for c in CHANNELS
+            _same(self.predicted.bytes.get(c, 0.0), self.counted.bytes.get(c, 0.0))
+            for c in CHANNELS
         )
 
     @property
@@ -178,9 +179,7 @@ def _counted(tally: Tally) -> dict[str, dict[str, tuple[Work, int]]]:
     return phases
 
 
-def _buffers(
-    t: Technique, d: Deployment, run: Run, reasons: Mapping[str, str]
-) -> Iterable[Buffer]:
+def _buffers(t: Technique, d: Deployment, run: Run, reasons: Mapping[str, str]) -> Iterable[Buffer]:
     """Buffers that both sides name, while the prompt is read and after the last round."""
     last = decode_point(run.batch, run.longest, run.generate, run.generate - 1.0)
     points = {"prefill": prefill_point(run.batch, run.longest, run.generate), "decode": last}

@@ -5,9 +5,15 @@ from kvsim.techniques.base import Technique
 from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Implementation
 from kvsim.validate.impl.full import Full
+from kvsim.validate.impl.kivi import Kivi
+from kvsim.validate.impl.quantspec import Quantspec
+from kvsim.validate.impl.specache import Specache
 
 IMPLEMENTATIONS: dict[str, type[Implementation]] = {
     "full": Full,
+    "specache": Specache,
+    "quantspec": Quantspec,
+    "kivi": Kivi,
 }
 
 

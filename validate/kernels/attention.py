@@ -97,7 +97,7 @@ def rows(view: View, tokens: int, which: Literal["k", "v"]) -> Tensor:
     if tail is not None:
         wide = tail.float()[:, :, position % tail.shape[2]]
     if store is not None and count is not None:
-        packed = store.numbers()[:, :, :tokens]
+        packed = store.first_rows(min(tokens, store.rows)).numbers()
         packed = torch.nn.functional.pad(packed, (0, 0, 0, tokens - packed.shape[2]))
         mask = (position < count[:, None])[:, None, :, None]
         wide = packed if wide is None else torch.where(mask, packed, wide)

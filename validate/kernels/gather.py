@@ -14,7 +14,8 @@ def gather(
 
     Parameters
     ----------
-    k_home, v_home : (batch, KV heads, tokens, head dim), pinned where ``k_out`` is on a GPU.
+    k_home, v_home : (batch, KV heads, tokens, head dim), pinned where ``k_out`` is on a GPU;
+        rows are contiguous, in whatever order.
     index : (batch, KV heads, k), below ``tokens``, where the rows go.
     """
     if k_out.is_cuda:

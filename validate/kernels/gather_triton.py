@@ -10,7 +10,7 @@ ROWS = 16  # rows of one program
 
 @jit
 def copy_rows(
-    k_home, v_home, index, k_out, v_out, tokens, chosen,
+    k_home, v_home, index, k_out, v_out, kv_heads, sequence_stride, head_stride, token_stride, chosen,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Copy a block of one head's rows of keys and values."""
@@ -19,7 +19,8 @@ def copy_rows(
     column = tl.arange(0, WIDTH)
     inside = (row < chosen)[:, None] & (column < HEAD_DIM)[None, :]
     source = tl.load(index + head * chosen + row, mask=row < chosen, other=0).to(tl.int64)
-    source = (head * tokens + source)[:, None] * HEAD_DIM + column[None, :]
+    base = head // kv_heads * sequence_stride + head % kv_heads * head_stride
+    source = base + source[:, None] * token_stride + column[None, :]
     target = (head * chosen + row)[:, None] * HEAD_DIM + column[None, :]
     tl.store(k_out + target, tl.load(k_home + source, mask=inside), mask=inside)
     tl.store(v_out + target, tl.load(v_home + source, mask=inside), mask=inside)
@@ -33,17 +34,18 @@ def gather(
     Raises
     ------
     InputError
-        Where host memory is not pinned, or a tensor is not contiguous.
+        Where host memory is not pinned, or rows have gaps.
     """
     if k_out.is_cuda and not (k_home.is_pinned() and v_home.is_pinned()):
         raise InputError("gather: host keys and values are pageable; allocate them pinned")
-    if not all(t.is_contiguous() for t in (k_home, v_home, k_out, v_out)):
-        raise InputError("gather: keys and values have gaps; expected contiguous tensors")
-    batch, heads, tokens, head_dim = k_home.shape
+    laid_out = k_home.stride() == v_home.stride() and k_home.stride(3) == 1
+    if not (laid_out and k_out.is_contiguous() and v_out.is_contiguous()):
+        raise InputError("gather: rows of keys and values have gaps; expected contiguous rows")
+    batch, heads, _, head_dim = k_home.shape
     chosen = index.shape[2]
     launch(
         copy_rows, (batch * heads, ceil_div(chosen, ROWS)),
-        k_home, v_home, index.contiguous(), k_out, v_out, tokens, chosen,
+        k_home, v_home, index.contiguous(), k_out, v_out, heads, *k_home.stride()[:3], chosen,
         head_dim, next_power_of_2(head_dim), ROWS,
     )  # fmt: skip
     return k_out, v_out

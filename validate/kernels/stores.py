@@ -47,6 +47,13 @@ class Store:
         kept = {f.name: getattr(self, f.name) for f in fields(self)}
         return type(self)(**kept | {"lower": None})
 
+    def first_rows(self, rows: int) -> Self:
+        """The first ``rows`` rows, without a copy."""
+        kept = {f.name: getattr(self, f.name) for f in fields(self)}
+        per_row = ["codes", "lower"] + (["scale", "zero"] if self.by == "token" else [])
+        cut = {n: kept[n][:, :, :rows] for n in per_row if kept[n] is not None}
+        return type(self)(**kept | cut)
+
     def numbers(self) -> Tensor:
         """All rows widened, (batch, KV heads, rows, head dim) in fp32."""
         codes = unpack(self.codes, self.bits).float()

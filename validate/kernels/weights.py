@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 
 from kvsim.validate.kernels.packing import pack, unpack
 from kvsim.validate.kernels.quantise import nearest
@@ -37,6 +37,28 @@ class Int4:
         steps = unpack(self.codes, 4).float() - 8.0
         scale = self.scale.float().repeat_interleave(GROUP, dim=1)[:, : steps.shape[1]]
         return (steps * scale).to(dtype)
+
+
+@dataclass(frozen=True)
+class Int4Matrix:
+    """A packed weight matrix that hidden states are multiplied with, as the decoder's own are."""
+
+    packed: Int4
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Hidden states (..., inputs) to (..., outputs)."""
+        return linear(x, self.packed.numbers(x.dtype), self.bias)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Codes, scales and bias."""
+        own = (self.packed.codes, self.packed.scale)
+        return own if self.bias is None else (*own, self.bias)
+
+
+def int4_matrix(weight: Tensor, bias: Tensor | None) -> Int4Matrix:
+    """Pack a weight matrix (outputs, inputs); the bias stays as it is."""
+    return Int4Matrix(int4(weight), bias)
 
 
 def int4(weight: Tensor) -> Int4:
