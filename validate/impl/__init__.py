@@ -5,9 +5,13 @@ from kvsim.techniques.base import Technique
 from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Implementation
 from kvsim.validate.impl.full import Full
+from kvsim.validate.impl.kvpr import Kvpr
+from kvsim.validate.impl.offload import Offload
 
 IMPLEMENTATIONS: dict[str, type[Implementation]] = {
     "full": Full,
+    "offload": Offload,
+    "kvpr": Kvpr,
 }
 
 
