@@ -259,8 +259,8 @@ def test_gather_from_host_memory(head_dim: int, chosen: int) -> None:
     index = torch.randint(0, 50, (2, 3, chosen), generator=GENERATOR).int()
     ours = [torch.full((2, 3, chosen, head_dim), torch.nan).half() for _ in range(2)]
     twin = [torch.full((2, 3, chosen, head_dim), torch.nan).half() for _ in range(2)]
-    scattered = (t.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3) for t in (k, v))
-    gather(*scattered, index, ours[0], ours[1])
+    homes = [t.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3) for t in (k, v)]
+    gather(homes[0], homes[1], index, ours[0], ours[1])
     gather_plainly(k, v, index, twin[0], twin[1])
     for a, b in zip(ours, twin, strict=True):
         assert_close(a, b, 0.0)

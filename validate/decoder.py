@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
+from kvsim.deployment import Deployment
 from kvsim.validate.architecture import POSITION_OFFSET, Architecture
 from kvsim.validate.attention import Step
 from kvsim.validate.rope import rotate
@@ -39,6 +40,7 @@ class Decoder:
     weights: Weights
     length: int  # positions it is made for [tokens]
     tally: Silent = SILENT
+    deployment: Deployment | None = None  # for techniques that weigh copies against compute
     _turns: tuple[Tensor, Tensor] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:

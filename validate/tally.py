@@ -40,6 +40,14 @@ class Count:
         """Add bytes to a channel."""
         self.bytes[channel] = self.bytes.get(channel, 0) + moved
 
+    def add(self, other: "Count") -> None:
+        """Add another count of the same op."""
+        self.flops += other.flops
+        self.rows += other.rows
+        self.launches += other.launches
+        for channel, moved in other.bytes.items():
+            self.move(channel, moved)
+
 
 class Marks:
     """What an op says about itself while it runs; does nothing unless counted."""
@@ -74,6 +82,14 @@ class Silent:
         self, name: str, stream: Literal["h2d", "d2h"], tensors: Sequence[Tensor], rows: int = 0
     ) -> None:
         """A copy between GPU and host memory, noted where its data are used."""
+
+
+    def apart(self) -> "Silent":
+        """A count of its own for work that a later pass will use; see ``take``."""
+        return self
+
+    def take(self, note: "Silent") -> None:
+        """What was counted apart belongs to this pass."""
 
 
 SILENT = Silent()
@@ -121,6 +137,19 @@ class Tally(Silent):
                 count.move(channel, moved)
             count.rows += rows
             count.launches += len(tensors)
+
+    def apart(self) -> "Tally":
+        """A count of its own."""
+        note = Tally()
+        note.begin("decode")
+        return note
+
+    def take(self, note: Silent) -> None:
+        """Add what was counted apart to this pass."""
+        assert isinstance(note, Tally)
+        for name, more in note.passes[0].ops.items():
+            with self._lock:
+                self._count(name).add(more)
 
     def _count(self, name: str) -> Count:
         return self.passes[-1].ops.setdefault(name, Count())

@@ -44,7 +44,7 @@ class Transfers:
         """Everything that compute has been asked to do so far."""
         return _CudaMark() if self.device.type == "cuda" else _Done()
 
-    def host(self, *shape: int, dtype: torch.dtype) -> Tensor:
+    def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Room in host memory, pinned where there is a GPU."""
         return torch.zeros(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
 

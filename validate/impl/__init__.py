@@ -6,11 +6,15 @@ from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Implementation
 from kvsim.validate.impl.full import Full
 from kvsim.validate.impl.kivi import Kivi
+from kvsim.validate.impl.kvpr import Kvpr
+from kvsim.validate.impl.offload import Offload
 from kvsim.validate.impl.quantspec import Quantspec
 from kvsim.validate.impl.specache import Specache
 
 IMPLEMENTATIONS: dict[str, type[Implementation]] = {
     "full": Full,
+    "offload": Offload,
+    "kvpr": Kvpr,
     "specache": Specache,
     "quantspec": Quantspec,
     "kivi": Kivi,

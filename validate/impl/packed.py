@@ -196,9 +196,17 @@ class Packed(Implementation):
         values = [self.packed_values(n) for n in cached]
         ends = step.positions[:, -1].int() + 1
         pair = fetched or (None, None)
-        stores = (s.store.upper_only() if upper else s.store for s in (k, v))
-        counts = (self._counts(step, rows) for rows in (keys, values))
-        view = View(ends, *stores, *counts, k.ring, v.ring, index, *pair)
+        view = View(
+            ends,
+            k.store.upper_only() if upper else k.store,
+            v.store.upper_only() if upper else v.store,
+            self._counts(keys),
+            self._counts(values),
+            k.ring,
+            v.ring,
+            index,
+            *pair,
+        )
         part = attend(q, view, scored)
         if marks.counting:
             lengths = [n + step.new for n in step.starts]
@@ -212,7 +220,7 @@ class Packed(Implementation):
         """Packed rows and rings."""
         return {"gpu": {"kv": [t for s in (*self.k, *self.v) for t in s.tensors()]}}
 
-    def _counts(self, step: Step, rows: list[int]) -> Tensor:
+    def _counts(self, rows: list[int]) -> Tensor:
         """Packed rows of every sequence on the device, made there where all are equal."""
         if min(rows) == max(rows):
             return torch.full((len(rows),), rows[0], dtype=torch.int32, device=self.decoder.device)

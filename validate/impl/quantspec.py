@@ -1,6 +1,7 @@
 """QuantSpec: drafts read the upper four bits of the cache, verification all eight."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ class Quantspec(Speculative, Packed):
        weights are rounded to nearest; the authors' came from a calibrated quantiser.
     """
 
-    differences = {
+    differences: ClassVar[dict[str, str]] = {
         "quantise": "half a buffer is packed at once; the prediction spreads it over the rounds"
     }
 
@@ -90,9 +91,9 @@ class Quantspec(Speculative, Packed):
 
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
         """A draft has MLPs of its own."""
-        return (
-            self._draft[layer] if kind == "draft" and self._draft else super().weights(layer, kind)
-        )
+        if kind == "draft" and self._draft:
+            return self._draft[layer]
+        return super().weights(layer, kind)
 
     def resident(self) -> Resident:
         """Cache and buffer, and the draft's MLPs."""

@@ -1,7 +1,7 @@
 """SpeCache: a packed cache on the GPU, the best pairs fetched from the host one step ahead."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from kvsim.validate.impl.kivi import check_residual, pack_keys, pack_values
 from kvsim.validate.impl.packed import Packed
 from kvsim.validate.kernels.attention import Part
 from kvsim.validate.kernels.gather import gather
+from kvsim.validate.kernels.quantise import Levels
 from kvsim.validate.kernels.topk import softmax_top_k
 from kvsim.validate.tally import Marks, size
 from kvsim.validate.transfer import Mark, Transfers
@@ -38,8 +39,8 @@ class Specache(Packed):
        bit.
     """
 
-    differences = {
-        "quantise": "keys are packed a whole residual at a time; the prediction spreads that evenly",
+    differences: ClassVar[dict[str, str]] = {
+        "quantise": "keys are packed a residual at a time; the prediction spreads that evenly",
         "indices": "32-bit indices, where the stack counts torch.topk's of 64 bits",
     }
 
@@ -50,7 +51,7 @@ class Specache(Packed):
         self.own = 2 if technique.speculative else 1  # query tokens of a decoding step
         super().__init__(technique, decoder, lengths, generate)
         self.residual = check_residual(technique.name, technique.residual, technique.group)
-        where = "centres" if technique.bits == 1 else "ends"
+        where: Levels = "centres" if technique.bits == 1 else "ends"
         slots = self.residual + self.own
         self.sides(slots, int(technique.bits), technique.group, where)
         m, layers, rows = self.model, range(self.model.layers), self.capacity - self.slack
@@ -59,8 +60,8 @@ class Specache(Packed):
         # one token of the whole batch is contiguous, so that storing it is one copy
         shape = (rows if self.chosen else 0, self.batch, m.kv_heads, m.head_dim)
         host = self.transfers.host
-        self.k_home = [host(*shape, dtype=decoder.dtype).permute(1, 2, 0, 3) for _ in layers]
-        self.v_home = [host(*shape, dtype=decoder.dtype).permute(1, 2, 0, 3) for _ in layers]
+        self.k_home = [host(shape, decoder.dtype).permute(1, 2, 0, 3) for _ in layers]
+        self.v_home = [host(shape, decoder.dtype).permute(1, 2, 0, 3) for _ in layers]
         self.fetched = [(self.empty(self.chosen), self.empty(self.chosen)) for _ in layers]
         none = torch.full((self.batch, m.kv_heads, self.chosen), -1, dtype=torch.int32)
         self.index = [none.to(decoder.device) for _ in layers]

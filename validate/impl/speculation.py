@@ -1,4 +1,4 @@
-"""Rounds of self-speculative decoding: draft, verify in one pass, keep what the target agrees to."""
+"""Rounds of self-speculative decoding: draft, verify in one pass, keep what agrees."""
 
 from typing import TYPE_CHECKING
 

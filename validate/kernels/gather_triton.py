@@ -10,7 +10,8 @@ ROWS = 16  # rows of one program
 
 @jit
 def copy_rows(
-    k_home, v_home, index, k_out, v_out, kv_heads, sequence_stride, head_stride, token_stride, chosen,
+    k_home, v_home, index, k_out, v_out,
+    kv_heads, sequence_stride, head_stride, token_stride, chosen,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Copy a block of one head's rows of keys and values."""
