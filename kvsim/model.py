@@ -115,9 +115,10 @@ class Model:
         }
 
     def biased(self, matrix: str) -> bool:
-        """Whether a weight matrix, by the name above or below, adds a bias."""
+        """Whether the product with a weight matrix, by its op's name, adds a bias."""
         return {
             "qkv": self.qkv_bias,
+            "recompute": self.qkv_bias,  # of keys and values alone
             "out": self.out_bias,
             "up": self.mlp_bias,
             "down": self.mlp_bias,

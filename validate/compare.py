@@ -6,6 +6,7 @@ count comes from the tensors of a real run.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -89,9 +90,10 @@ class Buffer:
 
 
 SHARED: dict[str, str] = {
-    "pointwise": "a stack has one number of passes for all models; positions and qk-norms are in it",
+    "pointwise": "a stack has one number of passes for all models",
 }
 """Ops of every technique whose bytes may differ, and why."""
+RESERVED = "allocated for the whole generation before the prompt is read"
 
 
 def _same(a: float, b: float) -> bool:
@@ -109,7 +111,7 @@ class Comparison:
     @property
     def holds(self) -> bool:
         """Whether every op and buffer is as predicted, or differs for a named reason."""
-        return all(item.holds for item in (*self.lines, *self.buffers))
+        return all(x.holds for x in self.lines) and all(x.holds for x in self.buffers)
 
 
 def compare(d: Deployment, run: Run, tally: Tally) -> Comparison:
@@ -139,7 +141,8 @@ def as_run(run: Run) -> Technique:
     if "acceptance" not in t.settings or not gamma:
         return t
     yielded = np.mean([n for counts in run.yielded for n in counts])
-    return replace(t, acceptance=float((yielded - 1) / gamma))
+    known: dict[str, Any] = {"acceptance": float((yielded - 1) / gamma)}
+    return replace(t, **known)
 
 
 def _stated(t: Technique, d: Deployment, run: Run) -> dict[str, dict[str, Work]]:
@@ -189,7 +192,10 @@ def _buffers(t: Technique, d: Deployment, run: Run, reasons: Mapping[str, str]) 
             for name, counted in buffers.items():
                 if name in stated.get(tier, {}) or phase == "decode":
                     predicted = _number(stated.get(tier, {}).get(name, 0.0))
-                    yield Buffer(phase, tier, name, predicted, counted, reasons.get(name, ""))
+                    reason = reasons.get(name, "")
+                    if phase == "prefill" and counted > predicted:
+                        reason = reason or RESERVED
+                    yield Buffer(phase, tier, name, predicted, counted, reason)
 
 
 def _number(n: Number) -> float:

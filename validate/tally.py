@@ -83,7 +83,6 @@ class Silent:
     ) -> None:
         """A copy between GPU and host memory, noted where its data are used."""
 
-
     def apart(self) -> "Silent":
         """A count of its own for work that a later pass will use; see ``take``."""
         return self

@@ -116,7 +116,7 @@ class _CudaMark:
     """An event on the current stream."""
 
     def __init__(self) -> None:
-        self._event = torch.cuda.Event()
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record()
 
     def wait(self) -> None:
@@ -128,7 +128,7 @@ class _CudaLane:
 
     def __init__(self, device: torch.device, before: Callable[[], None]) -> None:
         self._before = before
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Callable[[], None], *after: Mark) -> Mark:
         with torch.cuda.stream(self._stream):

@@ -5,19 +5,27 @@ from kvsim.techniques.base import Technique
 from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Implementation
 from kvsim.validate.impl.full import Full
+from kvsim.validate.impl.h2o import H2o
+from kvsim.validate.impl.kcache import Kcache
 from kvsim.validate.impl.kivi import Kivi
 from kvsim.validate.impl.kvpr import Kvpr
 from kvsim.validate.impl.offload import Offload
 from kvsim.validate.impl.quantspec import Quantspec
+from kvsim.validate.impl.snapkv import Snapkv
 from kvsim.validate.impl.specache import Specache
+from kvsim.validate.impl.streamingllm import Streamingllm
 
 IMPLEMENTATIONS: dict[str, type[Implementation]] = {
     "full": Full,
     "offload": Offload,
     "kvpr": Kvpr,
+    "kcache": Kcache,
     "specache": Specache,
     "quantspec": Quantspec,
     "kivi": Kivi,
+    "h2o": H2o,
+    "streamingllm": Streamingllm,
+    "snapkv": Snapkv,
 }
 
 

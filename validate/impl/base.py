@@ -83,16 +83,21 @@ class Implementation:
         if self._scratch is None:
             self._scratch = self.empty(self.prompt), self.empty(self.prompt)
         keys, values = self._scratch
-        stop = step.length
         with self.tally.op("attn") as marks:
             put(keys, k, step)
             put(values, v, step)
             marks.writes(k, v)
-            seen = visible(step, stop, self.shapes[layer].window)
-            out = attend(marks, q, keys[:, :, :stop], values[:, :, :stop], seen)
+        stop = step.length
+        out = self.attend_prompt(layer, q, keys[:, :, :stop], values[:, :, :stop], step)
         if stop == self.prompt:
             self.filled(layer, keys, values)
         return out
+
+    def attend_prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """Attention of a chunk over the prompt so far, (batch, KV heads, tokens, dim)."""
+        with self.tally.op("attn") as marks:
+            seen = visible(step, step.length, self.shapes[layer].window)
+            return attend(marks, q, k, v, seen)
 
     def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Store a layer's prompt (batch, KV heads, longest prompt, dim), to be overwritten after.

@@ -147,9 +147,7 @@ class HostCache(Implementation):
         """From the host by columns."""
         return self.streamed.layer(layer) if self.streamed else super().weights(layer, kind)
 
-    def prefill(
-        self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step
-    ) -> Tensor:
+    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
         """The prompt fills a buffer, which is sent home when it is whole."""
         visit = Visit(layer, step.rows.start // self.each)
         if step.starts[0] == 0:
@@ -258,7 +256,7 @@ class HostCache(Implementation):
     def _attend(self, visit: Visit, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
         """Append new tokens and attend, the rows that were away and those that stayed apart."""
         window = self.shapes[visit.layer].window
-        queries = q.unflatten(1, (k.shape[1], -1)).flatten(0, 1)  # (rows, group, new, dim)
+        queries = q.reshape(self.rows, -1, step.new, q.shape[3])  # (rows, group, new, dim)
         with self.tally.op("attn") as marks:
             marks.writes(k, v)
             seen = visible(step, step.length, window)
@@ -277,7 +275,7 @@ class HostCache(Implementation):
                     keys, values = (c[: step.length].transpose(0, 1)[:, None] for c in caches)
                     outs.append(attend(marks, queries[rows], keys, values, mask))
             out = torch.cat(outs) if len(outs) > 1 else outs[0]
-        return out.unflatten(0, k.shape[:2]).flatten(1, 2)
+        return out.reshape(q.shape)
 
     def _put(self, cache: Tensor, new: Tensor, step: Step, rows: slice) -> None:
         """Write new (new, rows, dim) at their positions in a cache (tokens, rows, dim)."""

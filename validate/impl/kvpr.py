@@ -144,4 +144,5 @@ class Kvpr(HostCache):
         p = Point(float(self.each), cached, 1.0, float(self.prompt), float(self.capacity))
         stated = np.asarray(statement.recomputed(d, p, self.shapes[layer]))
         known = min(self.lengths)  # beyond, a shorter prompt has no inputs
-        return np.minimum(np.broadcast_to(stated, cached.shape), known)
+        splits: Array = np.minimum(np.broadcast_to(stated, cached.shape), known)
+        return splits

@@ -1,6 +1,7 @@
 """Weights that live in host memory and visit the GPU layer by layer, piece by piece."""
 
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -64,7 +65,8 @@ class StreamedWeights:
         return home
 
     def _view(self, index: int, buffer: Tensor) -> LayerWeights:
-        layer, start, views = self.decoder.weights.layers[index], 0, {}
+        layer, start = self.decoder.weights.layers[index], 0
+        views: dict[str, Any] = {}
         for name in NAMES:
             matrix = _plain(layer, name)
             stop = start + matrix.weight.numel()
