@@ -1,21 +1,20 @@
 """The command line: parse, call, print. Heavy imports wait until a command needs them."""
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvsim.arguments import count, counts, gib, number, option
+from kvsim.commands.traces import app as traces_app
 from kvsim.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
     from kvsim.deployment import Deployment
 
 LINE = 1000  # longest message that anyone would read
-MOST = 1e9  # of any number that a user gives
-WHOLE = re.compile(r"\s*-?[0-9]{1,18}\s*")
 
 app = typer.Typer(
     name="kvsim",
@@ -25,23 +24,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-def _option(name: str, metavar: str, meaning: str) -> Any:
-    return typer.Option(name, metavar=metavar, help=meaning)
+app.add_typer(traces_app, name="traces")
 
 
 ModelOption = Annotated[
-    str, _option("--model", "NAME|PATH", "From `kvsim models`, or a config.json or its folder.")
+    str, option("--model", "NAME|PATH", "From `kvsim models`, or a config.json or its folder.")
 ]
-GpuOption = Annotated[str, _option("--gpu", "NAME|PATH", "From `kvsim gpus`, or a TOML profile.")]
-StackOption = Annotated[
-    str, _option("--stack", "NAME|PATH", "From `kvsim stacks`, or a TOML file.")
-]
-TpOption = Annotated[str, _option("--tp", "N", "Tensor-parallel GPUs: 1, 2, 4 or 8.")]
-WeightsOption = Annotated[str, _option("--weights", "FORMAT", "fp16, fp8, int8 or int4.")]
+GpuOption = Annotated[str, option("--gpu", "NAME|PATH", "From `kvsim gpus`, or a TOML profile.")]
+StackOption = Annotated[str, option("--stack", "NAME|PATH", "From `kvsim stacks`, or a TOML file.")]
+TpOption = Annotated[str, option("--tp", "N", "Tensor-parallel GPUs: 1, 2, 4 or 8.")]
+WeightsOption = Annotated[str, option("--weights", "FORMAT", "fp16, fp8, int8 or int4.")]
 HostOption = Annotated[
-    str | None, _option("--host-memory", "GIB", "Host memory; the profile's if not given.")
+    str | None, option("--host-memory", "GIB", "Host memory; the profile's if not given.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 
@@ -144,11 +138,11 @@ def predict(
     model: ModelOption,
     gpu: GpuOption,
     technique: Annotated[
-        list[str], _option("--technique", "SPEC", "NAME or NAME:KEY=VALUE,... May be repeated.")
+        list[str], option("--technique", "SPEC", "NAME or NAME:KEY=VALUE,... May be repeated.")
     ],
-    batch: Annotated[str, _option("--batch", "N,...", "Batch sizes, as 1,8.")] = "1",
-    prompt: Annotated[str, _option("--prompt", "N,...", "Prompt tokens, as 2048,8192.")] = "2048",
-    generate: Annotated[str, _option("--generate", "N,...", "Tokens to generate.")] = "128",
+    batch: Annotated[str, option("--batch", "N,...", "Batch sizes, as 1,8.")] = "1",
+    prompt: Annotated[str, option("--prompt", "N,...", "Prompt tokens, as 2048,8192.")] = "2048",
+    generate: Annotated[str, option("--generate", "N,...", "Tokens to generate.")] = "128",
     stack: StackOption = "fused",
     tp: TpOption = "1",
     weights: WeightsOption = "fp16",
@@ -166,8 +160,8 @@ def predict(
     if json and csv:
         raise InputError("--json and --csv: both are given; expected at most one of them")
     deployment = _deployment(model, gpu, stack, tp, weights, host_memory)
-    batches = np.array(_counts("--batch", batch), dtype=float)
-    points = [(p, g) for p in _counts("--prompt", prompt) for g in _counts("--generate", generate)]
+    batches = np.array(counts("--batch", batch), dtype=float)
+    points = [(p, g) for p in counts("--prompt", prompt) for g in counts("--generate", generate)]
     predictions = [
         Prediction(parse(text), deployment, batches, p, g) for text in technique for p, g in points
     ]
@@ -184,32 +178,30 @@ def predict(
 def plan(
     model: ModelOption,
     gpu: GpuOption,
-    prompt: Annotated[str, _option("--prompt", "N", "Prompt tokens.")] = "2048",
-    generate: Annotated[str, _option("--generate", "N", "Tokens to generate.")] = "128",
-    batch: Annotated[str, _option("--batch", "N|auto", "Batch size.")] = "auto",
+    prompt: Annotated[str, option("--prompt", "N", "Prompt tokens.")] = "2048",
+    generate: Annotated[str, option("--generate", "N", "Tokens to generate.")] = "128",
+    batch: Annotated[str, option("--batch", "N|auto", "Batch size.")] = "auto",
     objective: Annotated[
-        str, _option("--objective", "WHAT", "throughput, latency or cost.")
+        str, option("--objective", "WHAT", "throughput, latency or cost.")
     ] = "throughput",
     lossy: Annotated[bool, typer.Option("--lossy", help="Admit lossy techniques.")] = False,
     max_loss: Annotated[
-        str | None, _option("--max-loss", "0..1", "Quality that may be lost; unknown counts as 1.")
+        str | None, option("--max-loss", "0..1", "Quality that may be lost; unknown counts as 1.")
     ] = None,
     acceptance: Annotated[
-        str | None, _option("--acceptance", "0..1", "Share of drafted tokens you saw accepted.")
+        str | None, option("--acceptance", "0..1", "Share of drafted tokens you saw accepted.")
     ] = None,
-    ttft: Annotated[
-        str | None, _option("--ttft", "SECONDS", "Longest time to first token.")
-    ] = None,
-    tpot: Annotated[str | None, _option("--tpot", "SECONDS", "Longest time per token.")] = None,
+    ttft: Annotated[str | None, option("--ttft", "SECONDS", "Longest time to first token.")] = None,
+    tpot: Annotated[str | None, option("--tpot", "SECONDS", "Longest time per token.")] = None,
     gpu_memory: Annotated[
-        str | None, _option("--gpu-memory", "GIB", "GPU memory to use; all if not given.")
+        str | None, option("--gpu-memory", "GIB", "GPU memory to use; all if not given.")
     ] = None,
     host_memory: HostOption = None,
     stack: StackOption = "fused",
     tp: TpOption = "1",
     weights: WeightsOption = "fp16",
     json: JsonOption = False,
-    report: Annotated[str | None, _option("--report", "FILE", "Write an HTML page there.")] = None,
+    report: Annotated[str | None, option("--report", "FILE", "Write an HTML page there.")] = None,
 ) -> None:
     """Choose technique, settings and batch for a workload."""
     from kvsim.planner.options import Workload
@@ -224,26 +216,26 @@ def plan(
     deployment = _deployment(model, gpu, stack, tp, weights, host_memory)
     hardware = deployment.hardware
     workload = Workload(
-        _count("--prompt", prompt),
-        _count("--generate", generate),
-        None if batch == "auto" else _count("--batch", batch, ", or auto"),
+        count("--prompt", prompt),
+        count("--generate", generate),
+        None if batch == "auto" else count("--batch", batch, ", or auto"),
     )
-    usable = hardware.gpu_memory if gpu_memory is None else _gib("--gpu-memory", gpu_memory)
+    usable = hardware.gpu_memory if gpu_memory is None else gib("--gpu-memory", gpu_memory)
     if usable > hardware.gpu_memory:
         most = f"at most the {rows.gib(hardware.gpu_memory, 3)} GiB of {hardware.name}"
         raise InputError(f"--gpu-memory: got {gpu_memory}; expected {most}")
     limits = Limits(
         gpu_memory=usable,
         host_memory=hardware.host_memory,
-        ttft=float("inf") if ttft is None else _number("--ttft", ttft),
-        tpot=float("inf") if tpot is None else _number("--tpot", tpot),
+        ttft=float("inf") if ttft is None else number("--ttft", ttft),
+        tpot=float("inf") if tpot is None else number("--tpot", tpot),
         loss=1.0
         if lossy
         else 0.0
         if max_loss is None
-        else _number("--max-loss", max_loss, share=True),
+        else number("--max-loss", max_loss, share=True),
     )
-    rate = None if acceptance is None else _number("--acceptance", acceptance, share=True)
+    rate = None if acceptance is None else number("--acceptance", acceptance, share=True)
     result = make_plan(deployment, workload, objective, limits, candidates(rate))
     answer = rows.plan(result)
     if report is not None:
@@ -260,20 +252,20 @@ def reproduce(
         str, typer.Argument(metavar="[PAPER|FILE.csv]", help="A paper's tables, or your own rows.")
     ] = "all",
     fit: Annotated[
-        str, _option("--fit", "FILE", "Fit --stack to the rows marked fit and write it there.")
+        str, option("--fit", "FILE", "Fit --stack to the rows marked fit and write it there.")
     ] = "",
     stack: StackOption = "fused",
     json: JsonOption = False,
-    report: Annotated[str, _option("--report", "FILE", "Write an HTML or .md page there.")] = "",
+    report: Annotated[str, option("--report", "FILE", "Write an HTML or .md page there.")] = "",
 ) -> None:
     """Compare published or your own measured rows with predictions."""
     from kvsim import reproduce as published
     from kvsim.report import page, reproduction
     from kvsim.scores import score
 
-    for option, target in (("--report", report), ("--fit", fit)):
+    for name, target in (("--report", report), ("--fit", fit)):
         if target:
-            page.check_target(target, option)
+            page.check_target(target, name)
     names = list(published.papers()) if source == "all" else [source]
     found = [row for name in names for row in published.read(name)]
     if fit:
@@ -303,39 +295,9 @@ def _deployment(
 
     hardware = load_hardware(gpu)
     if host_memory is not None:
-        hardware = replace(hardware, host_memory=_gib("--host-memory", host_memory))
-    gpus = _count("--tp", tp)
+        hardware = replace(hardware, host_memory=gib("--host-memory", host_memory))
+    gpus = count("--tp", tp)
     return Deployment(load_model(model), hardware, load_stack(stack), weights, gpus)
-
-
-def _number(option: str, text: str, share: bool = False) -> float:
-    try:
-        value = float(text) if text.isascii() and "_" not in text else float("nan")
-    except ValueError:
-        value = float("nan")
-    if not (0 <= value <= 1 if share else 0 < value <= MOST):
-        expected = "a number from 0 to 1" if share else f"a number above 0, at most {MOST:g}"
-        raise InputError(f"{option}: got {text[:40]!r}; expected {expected}")
-    return value
-
-
-def _gib(option: str, text: str) -> float:
-    return _number(option, text) * 2**30
-
-
-def _count(option: str, text: str, alternative: str = "") -> int:
-    if not WHOLE.fullmatch(text):
-        raise InputError(f"{option}: got {text[:40]!r}; expected one whole number{alternative}")
-    return int(text)
-
-
-def _counts(option: str, text: str) -> list[int]:
-    items = text.split(",")
-    if not all(WHOLE.fullmatch(item) for item in items):
-        raise InputError(
-            f"{option}: got {text[:40]!r}; expected whole numbers separated by commas, as 1,8"
-        )
-    return [int(item) for item in items]
 
 
 def _list(title: str, rows: list[dict[str, Any]], fields: dict[str, str], json: bool) -> None:

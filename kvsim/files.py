@@ -1,6 +1,8 @@
 """Writing files so that nobody ever sees half of one."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvsim.errors import InputError
@@ -14,9 +16,22 @@ def replace_text(path: Path, text: str) -> None:
     InputError
         If the place cannot be written; nothing is left behind.
     """
-    draft = path.with_name(f".kvsim-{os.getpid()}{path.suffix}")
-    try:
+    with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A draft beside a file's place; it takes that place if the block ends well, else it goes.
+
+    Raises
+    ------
+    InputError
+        If the place cannot be written; nothing is left behind.
+    """
+    draft = path.with_name(f".kvsim-{os.getpid()}-{path.name}")
+    try:
+        yield draft
         draft.replace(path)
     except OSError as problem:
         reason = problem.strerror or "cannot be written"

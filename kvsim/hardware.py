@@ -85,6 +85,7 @@ class Stack:
     sequence: float = 0.0  # further time per step and sequence: sampling, detokenising [s]
     sync: float = 0.0  # host time for one synchronisation [s]
     id_list: float = 0.0  # host time to list one head's salient tokens, K or V (0: on the GPU) [s]
+    qr: float = 0.0  # time per matrix that a loop of library calls orthonormalises (0: batched) [s]
     tile: float = 0.0  # from a tile's synchronisation to the next tile's first copy [s]
     pointwise_launches: float = 5.0  # kernels per layer for norms, positions, residuals, activation
     pointwise_passes: float = 1.0  # times those kernels read and write the hidden states
@@ -200,6 +201,7 @@ STACK_NUMBERS: Mapping[str, tuple[str, Number]] = {
     "time.sequence_s": ("sequence", NON_NEGATIVE),
     "time.sync_s": ("sync", NON_NEGATIVE),
     "time.id_list_s": ("id_list", NON_NEGATIVE),
+    "time.qr_s": ("qr", NON_NEGATIVE),
     "time.tile_s": ("tile", NON_NEGATIVE),
     "time.pointwise_launches": ("pointwise_launches", NON_NEGATIVE),
     "time.pointwise_passes": ("pointwise_passes", NON_NEGATIVE),

@@ -3,6 +3,7 @@
 b sequences, s tokens, hk = KV heads x D, r rank, R residual, H query heads.
 """
 
+from dataclasses import replace
 from math import log
 
 import numpy as np
@@ -12,7 +13,7 @@ from kvsim import attention
 from kvsim.deployment import Deployment
 from kvsim.graph import Op, Point
 from kvsim.memory import decode_point, prefill_point
-from kvsim.profiles import load_stack, stack_names
+from kvsim.profiles import load_stack, stack_names, with_numbers
 from kvsim.techniques import parse
 from tests.test_limits import (
     CLEAN,
@@ -230,6 +231,36 @@ def test_gear_power_iteration(phase: str) -> None:
     assert ("correct" in layer) is (phase == "decode")  # the prompt attends in full precision
     error = parse("gear").once(deployment("llama3-8b"), p)["gpu"]["error"]
     assert error == (2 * 1024 * B * 2000 if phase == "prefill" else 0)
+
+
+def test_gear_orthonormalises_two_factors_of_every_head_one_by_one() -> None:
+    p = prefill_point(B, 2000, 200)
+    plain = limit("llama3-8b", "zipcache-hf")
+    slow = replace(plain, stack=with_numbers(plain.stack, {"time.qr_s": 1.0}))
+    none = replace(plain, stack=with_numbers(plain.stack, {"time.qr_s": 0.0}))
+    times = [last_layer("gear", d, p)["power_iteration"].fixed for d in (slow, none)]
+    assert [number(t) for t in times] == [2 * 2 * 8 * B, 0.0]  # K and V, both factors, 8 heads
+    assert number(last_layer("gear:rank=0", slow, p)["power_iteration"].fixed) == 0
+    generated = last_layer("gear", slow, decode_point(B, 2000, 200, 133))["power_iteration"]
+    assert number(generated.fixed) == 2 * 2 * 8 * B / 64
+
+
+def test_gear_alone_attends_to_prompts_without_a_fused_kernel() -> None:
+    d, p = limit("llama3-8b", "zipcache-hf"), prefill_point(B, 2000, 200)
+    eager, flash = (moved(last_layer(t, d, p)["attn"]) for t in ("gear", "gear:rank=0"))
+    assert eager - flash == d.stack.score_bytes * B * 32 * 2000**2
+
+
+def test_snapkv_drafts_take_a_layer_out_of_its_pages() -> None:
+    p = prefill_point(B, 8192, 90)
+    d = deployment("llama2-7b")
+    plain, draft = (
+        number(parse(f"magicdec:draft={name},budget=2048").scratch(d, p))
+        for name in ("streamingllm", "snapkv")
+    )
+    layer = 16384 * B  # bytes per token: 2 x 2 x 4096
+    scores = B * 32 * 32 * 8192  # 32 queries
+    assert draft - plain == layer * 8192 + max(8 * scores, 2 * scores + 2.5 * layer * 2048)
 
 
 def test_gear_outliers_by_hand() -> None:

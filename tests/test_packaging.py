@@ -75,6 +75,7 @@ def test_wheel_has_the_data(wheel: zipfile.ZipFile) -> None:
         ("kvsim", "catalogue/*.json"),
         (".", "hwprofiles/*.toml"),
         (".", "hwprofiles/stacks/*.toml"),
+        (".", "traces/samples/*"),
     ]:
         expected = under(folder, pattern)
         assert expected, f"no {folder}/{pattern} in this checkout"

@@ -141,7 +141,7 @@ class Technique:
         tiles, part = self.tiles(), self._part(p)
         groups = []
         built: dict[tuple[LayerShape, bool], tuple[Op, ...]] = {}
-        for shapes, count, on_gpu in self._blocks(d):
+        for shapes, count, on_gpu in self.layout(d):
             for shape in shapes:
                 if (shape, on_gpu) not in built:
                     built[shape, on_gpu] = tuple(self.layer(d, part, shape, on_gpu))
@@ -157,7 +157,7 @@ class Technique:
         part = self._part(p)
         packed = self.stored.bits < 16
         parts = [resident_once(d, part, self.scratch(d, part), packed), self.once(d, part)]
-        for shapes, count, on_gpu in self._blocks(d):
+        for shapes, count, on_gpu in self.layout(d):
             for shape in shapes:
                 cache = self.cache(d, p, shape, on_gpu)
                 parts += [scale(x, count) for x in (self.weights(d, shape), cache)]
@@ -174,7 +174,8 @@ class Technique:
     def _part(self, p: Point) -> Point:
         return replace(p, batch=p.batch / self.tiles()) if self.tiles() > 1 else p
 
-    def _blocks(self, d: Deployment) -> list[tuple[tuple[LayerShape, ...], int, bool]]:
+    def layout(self, d: Deployment) -> list[tuple[tuple[LayerShape, ...], int, bool]]:
+        """Blocks of layers with how often each repeats, and whether its cache is on the GPU."""
         first, rest = split_layout(list(d.shard.layout), self.gpu_layers_of(d))
         return [(*block, True) for block in first] + [(*block, False) for block in rest]
 

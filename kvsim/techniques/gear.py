@@ -24,7 +24,8 @@ class Gear(Technique):
 
     The prompt is one block, later ones are as long as the residual. The factors' part of scores
     and outputs comes from thin products beside the packed kernel. Outliers, if any, are taken out
-    before packing and kept in fp16 with their indices; the released kernels run without.
+    before packing and kept in fp16 with their indices; the released kernels run without. The
+    released model files attend to the prompt without a fused kernel.
 
     References
     ----------
@@ -64,10 +65,11 @@ class Gear(Technique):
 
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """As KIVI, then the corrections; the prompt's own attention is in full precision."""
+        corrected = bool(np.any(np.asarray(self.outliers) + self.rank > 0))  # else KIVI's code
         ops = [
             *blocks.quantise(d, p.tokens, self.stored),
             *self._compress(d, p),
-            *attention.ops(d, p, shape, stored=self.stored),
+            *attention.ops(d, p, shape, stored=self.stored, scored=corrected),
         ]
         return ops if p.prefill else [*ops, *self._correct(d, p, shape)]
 
@@ -78,6 +80,7 @@ class Gear(Technique):
         found = (blocks.HALF * numbers + self._sparse(d, numbers)) * (np.asarray(self.outliers) > 0)
         error = blocks.HALF * numbers * (self.rank > 0)  # written once, read by every product
         flops = 4.0 * LOOPS * self.rank * numbers
+        orthonormal = QR * p.batch * d.shard.cached_heads * often * (self.rank > 0)
         return [
             Op("outliers", kernel="topk", bytes={"hbm": found}, launches=4 * often),
             Op(
@@ -86,6 +89,7 @@ class Gear(Technique):
                 flops=flops,
                 bytes={"hbm": (1 + 2 * LOOPS) * error},
                 launches=(PRODUCTS + QR) * often,
+                fixed=d.stack.qr * orthonormal,
             ),
         ]
 

@@ -21,6 +21,7 @@ from kvsim.techniques.speculation import (
 )
 
 WINDOW = 32  # SnapKV's observing queries
+GATHERED = 2.5  # copies of the chosen tokens alive at once: gathered, reordered, one part joined
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,18 @@ class Magicdec(Technique):
         return merge(full, {"gpu": {"draft kv": blocks.kv_bytes(d.shard, p.batch * tokens)}})
 
     def scratch(self, d: Deployment, p: Point) -> Number:
-        """SnapKV's scores of the prompt's last queries beside what attention needs. [B]"""
+        """What filling SnapKV's draft cache needs beside attention. [B]
+
+        The layer's keys and values are copied out of their pages; then come the scores of the
+        prompt's last queries, or the chosen tokens, joined with the window, reordered.
+        """
         own = super().scratch(d, p)
         if self.draft != "snapkv" or not p.prefill:
             return own
-        return own + SCORE_MEMORY * p.batch * d.shard.heads * WINDOW * p.prompt
+        scores = p.batch * d.shard.heads * WINDOW * p.prompt
+        chosen = blocks.kv_bytes(d.shard, p.batch * np.minimum(self.budget, p.prompt))
+        ranking = np.maximum(SCORE_MEMORY * scores, blocks.HALF * scores + GATHERED * chosen)
+        return own + blocks.kv_bytes(d.shard, p.batch * p.prompt) + ranking
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """A quarter of the context, for which the acceptance was published."""

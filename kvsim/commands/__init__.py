@@ -1,0 +1,1 @@
+"""Groups of commands, one file each; `kvsim.cli` puts them together."""

@@ -1,0 +1,197 @@
+"""`kvsim traces`: look at request traces, convert them, draw new ones."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvsim.arguments import count, number, option
+from kvsim.errors import InputError
+
+if TYPE_CHECKING:
+    from kvsim.traces.read import Options
+
+app = typer.Typer(
+    help="Inspect, convert and generate request traces.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+File = Annotated[
+    str, typer.Argument(metavar="FILE", help="A trace, gz or zst too; or sample:NAME.")
+]
+Format = Annotated[str, option("--format", "NAME", "The trace's format; by default recognised.")]
+Columns = Annotated[
+    str,
+    option("--columns", "ROLE=NAME,...", "Of any file: arrival=..,prompt=..,generate=..,blocks=.."),
+]
+TimeUnit = Annotated[str, option("--time-unit", "UNIT", "Of arrivals: s, ms, us, ns or date.")]
+BlockTokens = Annotated[str, option("--block-tokens", "N", "Tokens per prefix hash block.")]
+CharsPerToken = Annotated[
+    str, option("--chars-per-token", "X", "Estimate tokens of traces that hold text.")
+]
+Sort = Annotated[bool, typer.Option("--sort", help="Sort by arrival.")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave out rows that break a rule, and count them.")
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
+
+
+@app.command()
+def inspect(
+    file: File,
+    format: Format = "",
+    columns: Columns = "",
+    time_unit: TimeUnit = "",
+    block_tokens: BlockTokens = "",
+    chars_per_token: CharsPerToken = "",
+    sort: Sort = False,
+    skip_bad: SkipBad = False,
+    json: Json = False,
+) -> None:
+    """Show rate, burstiness, lengths and prefix reuse of a trace."""
+    from kvsim.report import traces
+    from kvsim.traces.read import load
+
+    options = _options(
+        format, columns, time_unit, block_tokens, chars_per_token, sort, skip_bad
+    )  # fmt: skip
+    trace = load(file, options)
+    _tell(trace.notes)
+    traces.show(traces.row(trace), json)
+
+
+@app.command()
+def convert(
+    file: File,
+    out: Annotated[Path, typer.Argument(metavar="OUT.parquet", help="Where to write.")],
+    format: Format = "",
+    columns: Columns = "",
+    time_unit: TimeUnit = "",
+    block_tokens: BlockTokens = "",
+    chars_per_token: CharsPerToken = "",
+    sort: Sort = False,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Write a trace as Parquet, piece by piece, whole or not at all."""
+    from kvsim.traces.read import Reader, load
+    from kvsim.traces.write import check_ending, write, write_parquet
+
+    check_ending(out, (".parquet",))
+    options = _options(
+        format, columns, time_unit, block_tokens, chars_per_token, sort, skip_bad
+    )  # fmt: skip
+    if sort:  # all of it has to be at hand
+        trace = load(file, options)
+        write(out, trace.requests)
+        done, notes = len(trace.requests), trace.notes
+    else:
+        reader = Reader(file, options)
+        told = _progress if sys.stderr.isatty() else _quiet
+        done = write_parquet(out, reader.parts(), reader.layout.block_tokens, told)
+        notes = reader.notes()
+    _tell((*notes, f"{done:,} requests written to {out}"))
+
+
+@app.command()
+def generate(
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A .parquet, .csv or .jsonl; .gz with the latter.")
+    ],
+    like: Annotated[str, option("--like", "FILE", "Fit everything to a trace.")] = "",
+    arrivals: Annotated[
+        str, option("--arrivals", "SPEC", "poisson, gamma:cv=2, onoff:on=10,off=30 or diurnal.")
+    ] = "",
+    lengths: Annotated[
+        str, option("--lengths", "SPEC", "lognormal:prompt=1024,generate=160 or empirical:FILE.")
+    ] = "",
+    prefixes: Annotated[
+        str, option("--prefixes", "SPEC", "reuse:share=0.7,depth=0.5; none if not given.")
+    ] = "",
+    rate: Annotated[
+        str, option("--rate", "PER_S", "Mean requests per second; the trace's if --like.")
+    ] = "",
+    requests: Annotated[str, option("--requests", "N", "So many requests.")] = "",
+    duration: Annotated[
+        str, option("--duration", "SECONDS", "For so long; the trace's if --like.")
+    ] = "",
+    seed: Annotated[str, option("--seed", "N", "The same seed gives the same trace.")] = "0",
+    json: Json = False,
+) -> None:
+    """Draw a trace: from chosen distributions, or alike another one."""
+    from kvsim.report import traces
+    from kvsim.traces import likeness, specs
+    from kvsim.traces.read import load
+    from kvsim.traces.write import check_ending, write
+
+    check_ending(out)
+    if requests and duration:
+        raise InputError("--requests and --duration: both are given; expected one of them")
+    source = load(like) if like else None
+    if source is not None:
+        workload, span = likeness.fit(source.requests), source.requests.duration
+    elif not (rate and (requests or duration)):
+        missing = "--requests or --duration" if rate else "--rate"
+        raise InputError(f"{missing}: not given; expected it, or --like FILE")
+    else:
+        workload, span = likeness.Workload(specs.arrivals("poisson"), 1.0, specs.DEFAULT), 0.0
+    workload = workload.changed(
+        arrivals=specs.arrivals(arrivals) if arrivals else None,
+        rate=number("--rate", rate) if rate else None,
+        lengths=specs.joint_lengths(lengths) if lengths else None,
+        prefixes=specs.shared_prefixes(prefixes) if prefixes else None,
+    )
+    drawn = workload.draw(
+        _whole("--seed", seed, 0),
+        _whole("--requests", requests, 1) if requests else None,
+        number("--duration", duration) if duration else None if requests else span,
+    )
+    if not len(drawn):
+        raise InputError("no request fell into the duration; give a longer one or a higher rate")
+    write(out, drawn)
+    row = traces.described(str(out), drawn)
+    _tell(source.notes if source else ())
+    traces.show(row, json, traces.row(source) if source else None)
+
+
+def _options(
+    format: str,
+    columns: str,
+    time_unit: str,
+    block_tokens: str,
+    chars_per_token: str,
+    sort: bool,
+    skip_bad: bool,
+) -> "Options":
+    from kvsim.traces.read import Options
+
+    named = dict(item.partition("=")[::2] for item in columns.split(",")) if columns else {}
+    if not all(named.values()):
+        raise InputError(f"--columns: got {columns[:60]!r}; expected arrival=NAME,prompt=NAME,..")
+    return Options(
+        format, named, time_unit,
+        _whole("--block-tokens", block_tokens, 1) if block_tokens else 0,
+        number("--chars-per-token", chars_per_token) if chars_per_token else 0.0,
+        sort, skip_bad,
+    )  # fmt: skip
+
+
+def _whole(name: str, text: str, least: int) -> int:
+    value = count(name, text)
+    if value < least:
+        raise InputError(f"{name}: got {value}; expected at least {least}")
+    return value
+
+
+def _tell(notes: tuple[str, ...]) -> None:
+    for note in notes:
+        typer.echo(f"kvsim: {note}", err=True)
+
+
+def _progress(rows: int) -> None:
+    typer.echo(f"\rkvsim: {rows:,} requests\r", err=True, nl=False)
+
+
+def _quiet(rows: int) -> None:
+    """Nobody watches."""

@@ -1,0 +1,86 @@
+"""What a request trace is like, as JSON and as a table."""
+
+from dataclasses import asdict
+from json import dumps
+from typing import Any
+
+from kvsim.report.rows import Row
+from kvsim.report.tables import console, short, table
+from kvsim.traces.read import Trace
+from kvsim.traces.requests import Requests
+from kvsim.traces.statistics import Lengths, describe
+
+LINES = {
+    "requests": "requests", "duration_s": "duration [s]", "rate_rps": "rate [requests/s]",
+    "gap_cv": "gaps: standard deviation / mean",
+    "dispersion_per_minute": "arrivals per minute: variance / mean",
+    "simultaneous_share": "share that arrives together with another",
+    "input_tok_s": "prompt tokens/s", "output_tok_s": "generated tokens/s",
+    "length_correlation": "rank correlation of both lengths",
+}  # fmt: skip
+REUSE = {
+    "block_tokens": "tokens per prefix block", "blocks": "prefix blocks",
+    "unique": "different ones", "hit_rate": "block hit rate, infinite cache",
+    "token_share": "prompt tokens in hits", "request_share": "requests with a hit",
+}  # fmt: skip
+
+
+def described(name: str, requests: Requests) -> Row:
+    """A trace's statistics under their contract names."""
+    found = describe(requests)
+    span = found.duration or None
+    return {
+        "trace": name,
+        "requests": found.requests,
+        "duration_s": found.duration,
+        "rate_rps": found.rate,
+        "gap_cv": found.gap_cv,
+        "dispersion_per_minute": found.dispersion,
+        "simultaneous_share": found.simultaneous,
+        "input_tok_s": span and found.prompt.total / span,
+        "output_tok_s": span and found.generate.total / span,
+        "prompt_tokens": _lengths(found.prompt),
+        "generate_tokens": _lengths(found.generate),
+        "length_correlation": found.correlation,
+        "reuse": found.reuse and asdict(found.reuse),
+    }
+
+
+def row(trace: Trace) -> Row:
+    """The same of a trace that was read, with what was left out of it."""
+    read = {"format": trace.format, "left_out": trace.left_out.counts, "notes": list(trace.notes)}
+    return described(trace.name, trace.requests) | read
+
+
+def show(row: Row, json: bool, source: Row | None = None) -> None:
+    """Print statistics; beside those of the trace they were fitted to, if there is one."""
+    shown = [row, *([source] if source else [])]
+    out = console()
+    if json:
+        print(dumps(row | ({"like": source} if source else {}), indent=2, allow_nan=False))
+        return
+    out.print(_title(row), style="bold")
+    columns = {"": "left", "trace": "right"} | ({"like": "right"} if source else {})
+    lines = [[said, *(short(one[key], 6) for one in shown)] for key, said in LINES.items()]
+    if all(one["reuse"] for one in shown):
+        lines += [
+            [said, *(short(one["reuse"][key], 6) for one in shown)] for key, said in REUSE.items()
+        ]
+    out.print(table(columns, lines))
+    names = [name for name in row["prompt_tokens"] if name != "total"]
+    lengths = [
+        [f"{what} tokens{like}", *(short(one[f"{key}_tokens"][name]) for name in names)]
+        for key, what in (("prompt", "prompt"), ("generate", "generated"))
+        for one, like in zip(shown, ("", ", like"), strict=False)
+    ]
+    out.print(table({"": "left"} | dict.fromkeys(names, "right"), lengths))
+
+
+def _title(row: Row) -> str:
+    return f"{row['trace']}, format {row['format']}" if "format" in row else str(row["trace"])
+
+
+def _lengths(found: Lengths) -> dict[str, Any]:
+    marks = {f"p{mark}": value for mark, value in found.percentiles.items()}
+    ends = {"total": found.total, "mean": found.mean, "min": found.least}
+    return ends | marks | {"max": found.most}

@@ -1,0 +1,163 @@
+"""Attention traces: written and read back, refused where anything is off, drawn from as stated."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvsim.errors import InputError
+from kvsim.traces.attention import (
+    Acceptance,
+    AttentionTrace,
+    Prefetch,
+    Quality,
+    Saliency,
+    TopK,
+)
+from kvsim.traces.attentionfile import load, write
+
+REACHED = tuple(tuple(0.9 * 0.8**i for i in range(gamma)) for gamma in range(1, 7))
+TRACE = AttentionTrace(
+    model="smollm2-135m",
+    weights="random, seed 1; sha256 00ff",
+    text="tests, 512 tokens; sha256 ff00",
+    tokens=512,
+    layers=2,
+    date=date(2026, 11, 21),
+    perplexity=17.5,
+    quality=(Quality("kivi:bits=2", 18.25, 0.031), Quality("fp8", 17.5, 0.0)),
+    top_k=TopK((1, 8, 64), ((0.2, 0.5, 0.9), (0.1, 0.1, 1.0))),
+    prefetch=(Prefetch(64, 2, (0.8, 0.75)),),
+    saliency=(Saliency(0.6, 0.1, (0.9, 0.95)),),
+    acceptance=(Acceptance("quantspec:bits=4", 1000, REACHED),),
+)
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    write(path, TRACE)
+    assert load(path) == TRACE
+    little = replace(TRACE, quality=(), top_k=None, prefetch=(), saliency=(), acceptance=())
+    write(path, little)
+    assert load(path) == little
+    assert [one.name for one in tmp_path.iterdir()] == ["trace.json"]
+
+
+def test_what_was_not_measured_may_be_left_away(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    write(path, TRACE)
+    record = json.loads(path.read_text())
+    for name in ("quality", "top_k", "prefetch", "saliency", "acceptance"):
+        del record[name]
+    path.write_text(json.dumps(record))
+    found = load(path)
+    assert (found.top_k, found.acceptance) == (None, ())
+
+
+def at(*place: Any, value: Any = ...) -> Callable[[dict[str, Any]], None]:
+    """Replace what stands at a place of the record, or take it away."""
+
+    def change(record: Any) -> None:
+        for step in place[:-1]:
+            record = record[step]
+        if value is ...:
+            del record[place[-1]]
+        else:
+            record[place[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (at("format"), '"format": "kvsim attention trace 1"'),
+        (at("format", value="kvsim attention trace 2"), "kvsim attention trace 1"),
+        (at("model"), "'model' is missing"),
+        (at("modle", value="x"), "'modle'|nearest: model"),
+        (at("model", value=5), "model: got 5|text"),
+        (at("model", value=" "), "model|text"),
+        (at("model", value="a\nb"), "model|one line"),
+        (at("tokens", value=0), "tokens: got 0|whole number"),
+        (at("tokens", value=True), "tokens: got True"),
+        (at("tokens", value=5.0), "tokens: got 5.0"),
+        (at("layers", value=3), "top_k.mass|a list of 3"),
+        (at("date", value="21.11.2026"), "date|2026-11-21"),
+        (at("date", value=5), "date: got 5"),
+        (at("perplexity", value=0.5), "perplexity: got 0.5|from 1"),
+        (at("perplexity", value=float("nan")), "perplexity: got nan"),
+        (at("quality", value={}), "quality: got {}|a list"),
+        (at("quality", 1, "kl"), "quality[1]: 'kl' is missing"),
+        (at("quality", 0, "kl", value=-0.1), "quality[0].kl: got -0.1"),
+        (at("quality", 0, "kl_fp16", value=1), "quality[0]|'kl_fp16'|nearest: kl"),
+        (at("quality", 0, value=[]), "quality[0]: got []|JSON object"),
+        (at("top_k", "k", value=[8, 1, 64]), "top_k.k|ascending"),
+        (at("top_k", "k", value=[]), "top_k.k|ascending"),
+        (at("top_k", "mass", 1, value=[0.5, 0.4, 0.9]), "top_k.mass[1]|more mass"),
+        (at("top_k", "mass", 0, 2, value=1.5), "top_k.mass[0][2]: got 1.5|from 0 to 1"),
+        (at("top_k", "mass", 0, value=[0.5]), "top_k.mass[0]|a list of 3"),
+        (at("prefetch", 0, "capture", value=[0.5] * 3), "prefetch[0].capture|a list of 2"),
+        (at("saliency", 0, "overlap", 1, value=None), "saliency[0].overlap[1]: got None"),
+        (at("saliency", 0, "overlp", value=1), "'overlp'|nearest: overlap"),
+        (at("acceptance", 0, "reached", 5), "acceptance[0].reached|a list of 6"),
+        (at("acceptance", 0, "reached", 2, value=[0.9, 0.5]), "reached[2]|a list of 3"),
+        (at("acceptance", 0, "reached", 1, value=[0.5, 0.6]), "reached[1]|do not rise"),
+        (at("acceptance", 0, "rounds", value="many"), "acceptance[0].rounds: got 'many'"),
+    ],
+)
+def test_anything_off_is_refused(
+    change: Callable[[dict[str, Any]], None], words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    write(path, TRACE)
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+    with pytest.raises(InputError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert message.isprintable() and "trace.json" in message
+    assert not [word for word in words.split("|") if word not in message], message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("", "not JSON"), ("[]", "format"), ("{", "not JSON"), ('{"a": 1, "a": 2}', "'a'|twice"),
+     ("[" * 100_000, "not JSON"), ("\0", "not JSON")],
+)  # fmt: skip
+def test_files_that_are_none(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        load(path)
+    assert not [word for word in words.split("|") if word not in str(caught.value)], caught.value
+    with pytest.raises(InputError, match=r"none\.json: No such file"):
+        load(tmp_path / "none.json")
+    path.write_bytes(b"\xff\xfe{}")
+    with pytest.raises(InputError, match="not JSON"):
+        load(path)
+
+
+def test_what_load_would_refuse_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    for wrong in (replace(TRACE, layers=5), replace(TRACE, perplexity=float("inf"))):
+        with pytest.raises(InputError):
+            write(path, wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rounds_are_drawn_as_measured() -> None:
+    (acceptance,) = TRACE.acceptance
+    assert acceptance.tokens(3) == pytest.approx(1 + 0.9 + 0.72 + 0.576)
+    drawn = acceptance.draw(np.random.default_rng(1), 3, 200_000)
+    assert drawn.min() == 1 and drawn.max() == 4
+    assert drawn.mean() == pytest.approx(acceptance.tokens(3), rel=0.005)
+    for position, share in enumerate(REACHED[2], 1):
+        assert (drawn > position).mean() == pytest.approx(share, abs=0.005)
+    with pytest.raises(InputError, match="gamma 7 was not measured; expected 1 to 6"):
+        acceptance.tokens(7)

@@ -1,0 +1,12 @@
+"""What `kvsim traces convert` and `generate` write; Parquet states the block size besides."""
+
+from kvsim.traces.formats.base import Format
+
+FORMAT = Format(
+    title="kvsim Parquet or CSV",
+    source="docs/traces.md",
+    arrival=(("arrival_s", "s"),),
+    prompt=("prompt_tokens",),
+    generate=("generate_tokens",),
+    blocks="block_ids",
+)

@@ -1,0 +1,285 @@
+"""Reading a trace: any known format, in pieces or whole; what is wrong is named or counted."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.errors import InputError, unknown
+from kvsim.traces import containers, formats
+from kvsim.traces.containers import parquet
+from kvsim.traces.formats.base import TIME_UNITS, Layout
+from kvsim.traces.requests import Floats, Integers, Requests
+from kvsim.traces.rules import LONGEST_TIME, Chunk, Column, LeftOut, Policy
+from kvsim.traces.source import Source, find
+from kvsim.traces.units import unit_changes
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to read a trace.
+
+    Attributes
+    ----------
+    format
+        A name from `formats.FORMATS`; empty: from the columns.
+    columns
+        Column of each role (arrival, prompt, generate, blocks), for files of no known format.
+    time_unit
+        Unit of arrivals: s, ms, us, ns or date; empty: the format's, or s.
+    block_tokens
+        Prompt tokens per prefix block; 0: the format's. [tokens]
+    chars_per_token
+        Characters per token, for traces of text; 0 if not given.
+    sort
+        Sort by arrival; else a trace that is not sorted is an error.
+    skip_bad
+        Leave out rows that break a rule and count them; else the first is an error.
+    """
+
+    format: str = ""
+    columns: dict[str, str] = field(default_factory=dict)
+    time_unit: str = ""
+    block_tokens: int = 0
+    chars_per_token: float = 0.0
+    sort: bool = False
+    skip_bad: bool = False
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What was read.
+
+    Attributes
+    ----------
+    requests
+        The requests, sorted by arrival.
+    name
+        What the user called the trace.
+    format
+        Its format.
+    left_out
+        Rows that are not among the requests.
+    notes
+        What a user should know about them, a line each.
+    """
+
+    requests: Requests
+    name: str
+    format: str
+    left_out: LeftOut
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive requests: arrivals as the file has them, prefix blocks with the file's ids."""
+
+    arrival: Floats
+    prompt: Integers
+    generate: Integers
+    block_ids: Integers | None
+    block_counts: Integers | None
+
+
+class Reader:
+    """One trace, read in pieces.
+
+    Raises
+    ------
+    InputError
+        If the file is no trace of a known format; while reading, for the first row that breaks a
+        rule, or if arrivals descend or change their unit.
+    """
+
+    def __init__(self, source: str, options: Options | None = None) -> None:
+        self.options = options or Options()
+        self.source = find(source)
+        self.layout = _layout(self.source, self.options)
+        self.left_out = LeftOut()
+        self._origin: float | None = None  # first arrival, in the file's unit
+        self._last = -np.inf
+
+    def parts(self) -> Iterator[Part]:
+        """The requests in the order of the file; arrivals in seconds from the first one."""
+        layout = self.layout
+        policy = Policy(
+            self.source.name, self.options.skip_bad, layout.failed, layout.block_tokens
+        )  # fmt: skip
+        found = False
+        for chunk in containers.chunks(self.source, layout):
+            kept = policy.keep(chunk, self.left_out)
+            if kept.any():
+                found = True
+                yield self._part(chunk, kept)
+        if not found:
+            left = self.left_out.total
+            what = f"all {left} rows left out" if left else "no rows below the header"
+            raise InputError(f"{self.source.name}: {what}; expected at least one request")
+
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know about what was read so far."""
+        name, notes = self.source.name, []
+        for rule, count in self.left_out.counts.items():
+            notes.append(f"left out {count} rows [{rule}], the first: {self.left_out.first[rule]}")
+        if not self.layout.arrival:
+            notes.append(f"{name}: no arrival times; all requests arrive at 0 s, as one batch")
+        if self.layout.chars_per_token:
+            rate = f"{self.layout.chars_per_token:g} characters per token"
+            notes.append(f"{name}: token counts are estimates, {rate}")
+        return tuple(notes)
+
+    def _part(self, chunk: Chunk, kept: NDArray[np.bool_]) -> Part:
+        places = chunk.positions[kept]
+        arrival = self._arrivals(chunk.arrival, kept, chunk.place, places)
+        per = self.layout.chars_per_token or 1.0
+        prompt, generate = (
+            np.ceil(column.values[kept] / per).astype(np.int64)
+            for column in (chunk.prompt, chunk.generate)
+        )
+        if chunk.blocks is None:
+            return Part(arrival, prompt, generate, None, None)
+        ids = chunk.blocks.ids[np.repeat(kept, chunk.blocks.counts)]
+        return Part(arrival, prompt, generate, ids, chunk.blocks.counts[kept])
+
+    def _arrivals(
+        self, column: Column, kept: NDArray[np.bool_], place: str, places: Integers
+    ) -> Floats:
+        if column.nanoseconds is not None:
+            exact = column.nanoseconds[kept]
+            self._origin = int(exact[0]) if self._origin is None else self._origin
+            arrival = np.asarray((exact - self._origin) * 1e-9)
+        else:
+            raw = column.values[kept]
+            self._origin = float(raw[0]) if self._origin is None else self._origin
+            self._check_unit(column.name, raw, place, places)
+            arrival = (raw - self._origin) * TIME_UNITS[self.layout.unit]
+        if not self.options.sort:
+            self._check_order(column.name, arrival, place, places)
+        arrival = np.asarray(arrival, dtype=np.float64)
+        if np.ptp(arrival) > LONGEST_TIME or abs(arrival[-1]) > LONGEST_TIME:
+            years = max(np.ptp(arrival), abs(arrival[-1])) / (365 * 86400)
+            raise InputError(
+                f"{self.source.name}, column {column.name!r}: arrivals span {years:.3g} years in "
+                f"unit {self.layout.unit}; expected at most 10; give the unit with --time-unit"
+            )
+        return arrival
+
+    def _check_order(self, name: str, arrival: Floats, place: str, places: Integers) -> None:
+        before = np.concatenate([[self._last], arrival[:-1]])
+        descends = np.flatnonzero(arrival < before)
+        if len(descends):
+            row = descends[0]
+            raise InputError(
+                f"{self.source.name}, {place} {places[row]}, column {name!r}: arrives "
+                f"{before[row] - arrival[row]:.6g} s before the request above it; expected "
+                "ascending arrivals; sort them with --sort"
+            )
+        self._last = float(arrival[-1])
+
+    def _check_unit(self, name: str, raw: Floats, place: str, places: Integers) -> None:
+        """Epochs in another unit than the first, or relative times that jump to another."""
+        jump = unit_changes(raw, float(self._origin or 0.0))
+        if jump is not None:
+            raise InputError(
+                f"{self.source.name}, {place} {places[jump]}, column {name!r}: "
+                f"{raw[jump]:.10g} after {raw[jump - 1] if jump else self._origin:.10g}, as if the "
+                "unit changed there (s, ms, us or ns); expected one unit; convert the rows"
+            )
+
+
+def load(source: str, options: Options | None = None) -> Trace:
+    """Read a trace whole.
+
+    Parameters
+    ----------
+    source
+        A path, or `sample:NAME`.
+    options
+        How to read it; by default the format is recognised by its columns.
+
+    Raises
+    ------
+    InputError
+        If the trace cannot be read; one line says what, where and how to mend it.
+    """
+    reader = Reader(source, options)
+    parts = list(reader.parts())
+    arrival, prompt, generate = (
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("arrival", "prompt", "generate")
+    )
+    ids = counts = None
+    if reader.layout.blocks:
+        ids = np.concatenate([part.block_ids for part in parts if part.block_ids is not None])
+        counts = np.concatenate([p.block_counts for p in parts if p.block_counts is not None])
+    parts.clear()
+    if reader.options.sort:
+        order = np.argsort(arrival, kind="stable")
+        arrival, prompt, generate = (
+            arrival[order] - arrival[order[0]],
+            prompt[order],
+            generate[order],
+        )
+        if ids is not None and counts is not None:
+            ids, counts = ids[_gather(counts, order)], counts[order]
+    requests = Requests(arrival, prompt, generate)
+    if ids is not None and counts is not None:
+        start = np.concatenate([[0], np.cumsum(counts)])
+        requests = Requests(
+            arrival, prompt, generate, renumbered(ids), start, reader.layout.block_tokens
+        )
+    return Trace(
+        requests, source, reader.layout.format, reader.left_out, reader.notes()
+    )  # fmt: skip
+
+
+def renumbered(ids: Integers) -> Integers:
+    """Ids as 0, 1, ... in the order of their first appearance."""
+    import pyarrow as pa
+
+    indices = pa.array(ids).dictionary_encode().indices.to_numpy()
+    return np.asarray(indices, dtype=np.int64)
+
+
+def _gather(counts: Integers, order: Integers) -> Integers:
+    """Where the blocks of rows `order` stand, one row after another."""
+    start = np.concatenate([[0], np.cumsum(counts)[:-1]])[order]
+    lengths = counts[order]
+    shift = np.repeat(start - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
+    places: Integers = np.arange(len(shift), dtype=np.int64) + shift
+    return places
+
+
+def _layout(source: Source, options: Options) -> Layout:
+    from dataclasses import replace
+
+    names = containers.columns(source)
+    if options.columns:
+        if options.format:
+            raise InputError("--columns and --format: both are given; expected one of them")
+        layout = formats.named(source.name, names, options.columns, options.time_unit or "s")
+    else:
+        layout = formats.choose(source.name, names, options.format)
+        if options.time_unit:
+            if options.time_unit not in TIME_UNITS:
+                raise unknown("time unit", options.time_unit, TIME_UNITS)
+            layout = replace(layout, unit=options.time_unit)
+    if layout.format == "sharegpt":
+        if not options.chars_per_token:
+            raise InputError(
+                f"{source.name}: holds text, not token counts; estimate them with "
+                "--chars-per-token 4, or write counts with your model's tokenizer"
+            )
+        layout = replace(layout, chars_per_token=options.chars_per_token)
+    if layout.blocks:
+        stated = parquet.block_tokens(source) if source.kind == "parquet" else 0
+        tokens = options.block_tokens or stated or layout.block_tokens
+        if not tokens:
+            raise InputError(
+                f"{source.name}, column {layout.blocks!r}: tokens per prefix block are not stated; "
+                "give them with --block-tokens"
+            )
+        layout = replace(layout, block_tokens=tokens)
+    return layout

@@ -1,0 +1,181 @@
+"""What a row of a trace must fulfil; each broken rule has a name, a reason and a mend."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.errors import InputError
+from kvsim.traces.requests import Floats, Integers
+
+LONGEST_REQUEST = 100_000_000  # tokens; ten times the longest context anyone offers
+LONGEST_TIME = 10 * 365 * 86400.0  # ten years [s]
+
+RULES = {
+    "columns": "expected as many columns as the header has",
+    "encoding": "expected UTF-8",
+    "json": "expected one JSON object",
+    "record": "expected a JSON object with the format's columns",
+    "missing": "empty or not there; expected a value",
+    "type": "expected a number, not text, true/false or a list",
+    "number": "expected a number",
+    "date": "expected a date as 2023-11-16 18:15:46.68, all with a zone or all without",
+    "finite": "expected a finite number",
+    "time": "expected a time of at least 0",
+    "whole": "expected a whole number of tokens",
+    "least": "expected at least 1 token",
+    "most": f"expected at most {LONGEST_REQUEST:,} tokens",
+    "blocks": "expected a list of whole block numbers, at least 0",
+    "block count": "more prefix blocks than the prompt fills; expected tokens per block by "
+    "--block-tokens, or a longer prompt",
+    "failed": "a request that failed",
+}  # fmt: skip
+
+
+class Broken(NamedTuple):
+    """A rule that a row breaks: which column, what stood there."""
+
+    rule: str
+    column: str
+    got: str
+
+
+@dataclass
+class Column:
+    """A column of a chunk as numbers; where `broken` has a row, its value means nothing.
+
+    Dates are kept in `nanoseconds` besides: as doubles they would be 256 ns apart.
+    """
+
+    name: str
+    values: Floats
+    broken: dict[int, Broken] = field(default_factory=dict)
+    nanoseconds: Integers | None = None
+
+    def mark(self, where: NDArray[np.bool_], rule: str) -> None:
+        """Rows where a rule is broken that broke none before."""
+        for row in np.flatnonzero(where).tolist():
+            self.broken.setdefault(row, Broken(rule, self.name, _plain(self.values[row])))
+
+
+@dataclass
+class Blocks:
+    """Prefix blocks of a chunk: ids of all rows in a line, and how many each row has."""
+
+    ids: Integers
+    counts: Integers
+    broken: dict[int, Broken] = field(default_factory=dict)
+
+
+@dataclass
+class Chunk:
+    """Some rows of a trace as they were found.
+
+    `torn` are rows of which no column could be read, by their place in the file; `positions`
+    places the others, counted in `place` (line, item, row).
+    """
+
+    place: str
+    positions: Integers
+    arrival: Column
+    prompt: Column
+    generate: Column
+    blocks: Blocks | None = None
+    torn: dict[int, Broken] = field(default_factory=dict)
+
+
+@dataclass
+class LeftOut:
+    """Rows that are not among the requests, by rule, with the first of each."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
+
+    def add(self, broken: Broken, told: str) -> None:
+        """Count one row."""
+        self.counts[broken.rule] = self.counts.get(broken.rule, 0) + 1
+        self.first.setdefault(broken.rule, told)
+
+    @property
+    def total(self) -> int:
+        """Rows left out."""
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is done with rows that break a rule.
+
+    Attributes
+    ----------
+    file
+        The trace's name, for messages.
+    skip
+        Leave broken rows out and count them; else the first one is an error.
+    failed
+        What 0 generated tokens mean in the format: left out, never an error; empty if nothing.
+    block_tokens
+        Prompt tokens per block. [tokens]
+    """
+
+    file: str
+    skip: bool
+    failed: str
+    block_tokens: int
+
+    def keep(self, chunk: Chunk, left_out: LeftOut) -> NDArray[np.bool_]:
+        """Which rows of a chunk are requests; the others are counted or an error.
+
+        Raises
+        ------
+        InputError
+            For the first row that breaks a rule, unless such rows are left out.
+        """
+        _check(chunk, self.block_tokens, bool(self.failed))
+        broken: dict[int, Broken] = {}
+        columns: list[Column | Blocks] = [chunk.arrival, chunk.prompt, chunk.generate]
+        for part in columns + ([chunk.blocks] if chunk.blocks else []):
+            for row, what in part.broken.items():
+                if row not in broken or broken[row].rule == "failed":
+                    broken[row] = what
+        kept = np.ones(len(chunk.positions), dtype=bool)
+        kept[list(broken)] = False
+        told = chunk.torn | {int(chunk.positions[row]): what for row, what in broken.items()}
+        for position in sorted(told):
+            what = told[position]
+            line = self._line(chunk.place, position, what)
+            if what.rule != "failed" and not self.skip:
+                raise InputError(f"{line}; mend the row, or leave such rows out with --skip-bad")
+            left_out.add(what, line)
+        return kept
+
+    def _line(self, place: str, position: int, what: Broken) -> str:
+        column = f", column {what.column!r}" if what.column else ""
+        reason = self.failed if what.rule == "failed" else RULES[what.rule]
+        got = f"got {what.got[:60]}; " if what.got else ""
+        return f"{self.file}, {place} {position}{column}: {got}{reason} [rule: {what.rule}]"
+
+
+def _check(chunk: Chunk, block_tokens: int, zero_is_failed: bool) -> None:
+    """Mark the values that break a rule."""
+    with np.errstate(invalid="ignore"):
+        for column in (chunk.prompt, chunk.generate):
+            values = column.values
+            column.mark(~np.isfinite(values), "finite")
+            if zero_is_failed and column is chunk.generate:
+                column.mark(values == 0, "failed")
+            column.mark(values < 1, "least")
+            column.mark(values > LONGEST_REQUEST, "most")
+            column.mark(values != np.floor(values), "whole")
+        chunk.arrival.mark(~np.isfinite(chunk.arrival.values), "finite")
+        chunk.arrival.mark(chunk.arrival.values < 0, "time")
+    if chunk.blocks is not None and block_tokens:
+        most = np.ceil(chunk.prompt.values / block_tokens)
+        for row in np.flatnonzero(chunk.blocks.counts > most).tolist():
+            got = f"{chunk.blocks.counts[row]} blocks for {_plain(chunk.prompt.values[row])} tokens"
+            chunk.blocks.broken.setdefault(row, Broken("block count", "", got))
+
+
+def _plain(value: float) -> str:
+    return str(int(value)) if np.isfinite(value) and value == int(value) else repr(float(value))

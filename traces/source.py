@@ -1,0 +1,138 @@
+"""The bytes of a trace: found, decompressed, recognised; the same for every format."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import IO, Any
+
+from kvsim.errors import InputError, unknown
+
+SAMPLE = "sample:"
+CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+FOREIGN = {
+    b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip", b"\x04\x22\x4d\x18": "lz4",
+    b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"ARROW1": "Arrow IPC", b"ORC": "ORC",
+}  # fmt: skip
+BOM = b"\xef\xbb\xbf"
+PEEK = 1 << 16  # bytes that tell what a file is
+BLOCK = 1 << 22  # bytes read at once
+LONGEST = 1 << 29  # longest line or record; more is no trace [bytes]
+
+
+def samples() -> dict[str, Path]:
+    """Name and file of each trace that ships with kvsim, for `sample:NAME`."""
+    folder = Path(str(files("kvsim.traces"))) / "samples"
+    files_there = (path for path in sorted(folder.iterdir()) if path.suffix != ".md")
+    return {path.name.split(".")[0]: path for path in files_there}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file, or a shipped sample, whose bytes are read as often as asked.
+
+    Attributes
+    ----------
+    name
+        What the user called it.
+    path
+        Where it lies.
+    codec
+        gzip, zstd or empty.
+    peek
+        Its first bytes, decompressed, without a byte-order mark.
+    """
+
+    name: str
+    path: Path
+    codec: str
+    peek: bytes
+
+    @property
+    def kind(self) -> str:
+        """csv, jsonl, json (one document) or parquet."""
+        if self.peek[:4] == b"PAR1":
+            return "parquet"
+        line, newline, _ = self.peek.lstrip().partition(b"\n")
+        if line[:1] == b"{":  # an object that goes on below its first line is a document
+            return "json" if newline and not line.rstrip().endswith(b"}") else "jsonl"
+        return "json" if line[:1] == b"[" else "csv"
+
+    def open(self) -> IO[bytes]:
+        """Decompressed bytes, from the start."""
+        import pyarrow as pa
+
+        raw = pa.OSFile(str(self.path))
+        stream: Any = pa.CompressedInputStream(raw, self.codec) if self.codec else raw
+        return stream  # type: ignore[no-any-return]
+
+    def blocks(self) -> Iterator[bytes]:
+        """Decompressed bytes in pieces, without a byte-order mark.
+
+        Raises
+        ------
+        InputError
+            If the compressed file is cut off or damaged.
+        """
+        first = True
+        with self.open() as stream:
+            while block := self.read(stream, BLOCK):
+                yield block.removeprefix(BOM) if first else block
+                first = False
+
+    def read(self, stream: IO[bytes], count: int) -> bytes:
+        """Bytes of an open stream; what zlib or zstd dislikes is the file's fault."""
+        try:
+            return stream.read(count)
+        except OSError as problem:
+            raise self.damaged(problem) from None
+
+    def damaged(self, problem: Exception) -> InputError:
+        """What a compressed file that cannot be read ends with."""
+        how = "ends too early" if "runcated" in str(problem) else f"is damaged ({problem})"
+        kind = self.codec or self.kind
+        return InputError(f"{self.name}: the {kind} data {how}; fetch or write the file again")
+
+
+def find(name: str) -> Source:
+    """The source behind a path or `sample:NAME`.
+
+    Raises
+    ------
+    InputError
+        If there is no such file, it is empty, or packed in a way kvsim does not read.
+    """
+    path = Path(name)
+    if name.startswith(SAMPLE):
+        known = samples()
+        if name[len(SAMPLE) :] not in known:
+            raise unknown("sample trace", name[len(SAMPLE) :], known)
+        path = known[name[len(SAMPLE) :]]
+    try:
+        if not path.is_file():
+            what = "a folder" if path.is_dir() else "not a file" if path.exists() else "not there"
+            mend = (
+                f"expected a trace file, or one of {', '.join(SAMPLE + one for one in samples())}"
+            )
+            raise InputError(f"{name}: {what}; {mend}")
+        with path.open("rb") as file:
+            start = file.read(PEEK)
+    except (OSError, ValueError) as problem:
+        if isinstance(problem, InputError):
+            raise
+        reason = getattr(problem, "strerror", None) or "not a path"
+        raise InputError(f"{name}: {reason}; expected a readable trace file") from None
+    for magic, kind in FOREIGN.items():
+        if start.startswith(magic):
+            raise InputError(
+                f"{name}: is {kind}; expected CSV, JSON(L) (plain, gz, zst) or Parquet"
+            )
+    codec = next((codec for magic, codec in CODECS.items() if start.startswith(magic)), "")
+    source = Source(name, path, codec, start)
+    if codec:
+        with source.open() as stream:
+            source = Source(name, path, codec, source.read(stream, PEEK))
+    source = Source(name, path, codec, source.peek.removeprefix(BOM))
+    if not source.peek.strip():
+        raise InputError(f"{name}: is empty; expected a trace with at least one request")
+    return source

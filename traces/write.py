@@ -1,0 +1,145 @@
+"""Traces as Parquet, CSV or JSON lines; a file is written whole or not at all."""
+
+import gzip
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvsim.errors import InputError
+from kvsim.files import replacing
+from kvsim.traces.containers.parquet import BLOCK_TOKENS
+from kvsim.traces.formats import FORMATS
+from kvsim.traces.read import Part
+from kvsim.traces.requests import Requests
+
+ENDINGS = (".parquet", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
+ROWS = 1 << 17  # requests per piece
+
+
+def check_ending(path: Path, endings: tuple[str, ...] = ENDINGS) -> None:
+    """See that a file's name says a form that can be written.
+
+    Raises
+    ------
+    InputError
+        If it does not, or the folder is not there.
+    """
+    if not path.name.endswith(endings):
+        raise InputError(f"{path}: cannot be written; expected a name in {', '.join(endings)}")
+    if not path.parent.is_dir() or path.is_dir():
+        raise InputError(f"{path}: no such folder, or a folder; choose another place")
+
+
+def write(path: Path, requests: Requests) -> None:
+    """Write a trace in the form that the name ends with.
+
+    Parquet keeps everything. CSV has no prefix blocks. JSON lines are in Mooncake's layout, with
+    blocks of 512 tokens, so that other tools read them.
+
+    Raises
+    ------
+    InputError
+        If the form cannot hold the trace or the place cannot be written.
+    """
+    check_ending(path)
+    if path.suffix == ".parquet":
+        write_parquet(path, pieces(requests), requests.block_tokens)
+        return
+    kind = "jsonl" if ".jsonl" in path.name else "csv"
+    holds = FORMATS["mooncake"].block_tokens if kind == "jsonl" else 0
+    if requests.block_tokens not in (0, holds):
+        what = f"only blocks of {holds} tokens" if holds else "no prefix blocks"
+        raise InputError(
+            f"{path}: {kind} holds {what}, the trace has blocks of {requests.block_tokens}; "
+            "choose a name in .parquet"
+        )
+    rows = _json_lines if kind == "jsonl" else _csv_lines
+    with replacing(path) as draft, draft.open("wb") as plain:
+        # Neither name nor time in the header: the same bytes every time.
+        packed = gzip.GzipFile("", "wb", fileobj=plain, mtime=0) if path.suffix == ".gz" else None
+        with packed or nullcontext(plain) as file:
+            if kind == "csv":
+                file.write(_header().encode())
+            for first in range(0, len(requests), ROWS):
+                file.write("".join(rows(requests[first : first + ROWS])).encode())
+
+
+def pieces(requests: Requests) -> Iterator[Part]:
+    """A trace in pieces, as a reader hands them out."""
+    for first in range(0, len(requests), ROWS):
+        some = requests[first : first + ROWS]
+        counts = None if some.block_start is None else np.diff(some.block_start)
+        yield Part(some.arrival, some.prompt, some.generate, some.block_ids, counts)
+
+
+def write_parquet(
+    path: Path,
+    parts: Iterable[Part],
+    block_tokens: int,
+    told: Callable[[int], None] = lambda rows: None,
+) -> int:
+    """Write pieces as they come, and return how many requests they were.
+
+    Parameters
+    ----------
+    path
+        Where to.
+    parts
+        Requests in order; prefix blocks keep the ids they have.
+    block_tokens
+        Tokens per prefix block; 0 for none. [tokens]
+    told
+        Called with the requests written so far.
+
+    Raises
+    ------
+    InputError
+        If the place cannot be written, or whatever reading the parts raises; nothing is left.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    own = FORMATS["kvsim"]
+    names = [own.arrival[0][0], own.prompt[0], own.generate[0]]
+    kinds: list[Any] = [pa.float64(), pa.int64(), pa.int64()]
+    if block_tokens:
+        names, kinds = [*names, own.blocks], [*kinds, pa.list_(pa.int64())]
+    fields = [pa.field(name, kind, nullable=False) for name, kind in zip(names, kinds, strict=True)]
+    schema = pa.schema(fields, {BLOCK_TOKENS: str(block_tokens)} if block_tokens else None)
+    done = 0
+    with replacing(path) as draft, parquet.ParquetWriter(draft, schema, compression="zstd") as file:
+        for part in parts:
+            columns = [pa.array(part.arrival), pa.array(part.prompt), pa.array(part.generate)]
+            if part.block_counts is not None:
+                starts = np.concatenate([[0], np.cumsum(part.block_counts)]).astype(np.int32)
+                columns.append(pa.ListArray.from_arrays(starts, pa.array(part.block_ids)))
+            file.write_batch(pa.record_batch(columns, schema=schema))
+            done += len(part.arrival)
+            told(done)
+    return done
+
+
+def _header() -> str:
+    own = FORMATS["kvsim"]
+    return f"{own.arrival[0][0]},{own.prompt[0]},{own.generate[0]}\n"
+
+
+def _csv_lines(requests: Requests) -> Iterator[str]:
+    columns = (requests.arrival.tolist(), requests.prompt.tolist(), requests.generate.tolist())
+    for arrival, prompt, generate in zip(*columns, strict=True):
+        yield f"{arrival!r},{prompt},{generate}\n"
+
+
+def _json_lines(requests: Requests) -> Iterator[str]:
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
+    blocks = (ids.tolist() for ids in requests.blocks()) if requests.block_tokens else repeat(None)
+    times = np.round(requests.arrival * 1e3, 6).tolist()
+    columns = (times, requests.prompt.tolist(), requests.generate.tolist(), blocks)
+    for row in zip(*columns, strict=False):
+        kept = row if row[-1] is not None else row[:-1]
+        yield json.dumps(dict(zip(names, kept, strict=False))) + "\n"
