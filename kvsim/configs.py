@@ -39,13 +39,28 @@ def load_model(name_or_path: str) -> Model:
     InputError
         If there is no such model, or its configuration cannot be used.
     """
+    return _read(*read_config(name_or_path))
+
+
+def read_config(name_or_path: str) -> tuple[dict[str, Any], str, str]:
+    """The fields of a model's configuration, its name, and what messages call it.
+
+    Raises
+    ------
+    InputError
+        If there is no such model or its configuration is no JSON object.
+    """
     name = _catalogue_name(name_or_path)
     if name is not None:
-        return from_config(_catalogue_config(name), name)
+        return _catalogue_config(name), name, name
     where = repr(name_or_path)
     path = _find_file(name_or_path)
+    config = _parse(path, where)
+    if not isinstance(config, dict):
+        problem = f"holds a {type(config).__name__}, expected an object of fields"
+        raise InputError(f"{where}: {problem}; give a Hugging Face config.json")
     title = path.resolve().parent.name if path.name == "config.json" else path.stem
-    return _read(_parse(path, where), title or where, where)
+    return config, title or where, where
 
 
 def model_names() -> list[str]:
@@ -150,10 +165,7 @@ def _parse(path: Path, where: str) -> object:
         raise InputError(f"{where}: not readable as JSON text, {expected}") from None
 
 
-def _read(config: object, name: str, where: str) -> Model:
-    if not isinstance(config, Mapping):
-        problem = f"holds a {type(config).__name__}, expected an object of fields"
-        raise InputError(f"{where}: {problem}; give a Hugging Face config.json")
+def _read(config: Mapping[str, Any], name: str, where: str) -> Model:
     f = Fields(config, where)
     notes: list[str] = []
     if "text_config" in f.values:

@@ -80,6 +80,18 @@ def mixed_parameters(batch: Number, width: Number, tokens: Number) -> Number:
     return 4 * width + 4 * batch * tokens
 
 
+def mixed_separable_parameters(
+    batch: Number, width: Number, tokens: Number, chunks: Number = 1
+) -> Number:
+    """Parameters of two precisions, each with channelwise K and channel-separable V. [numbers]
+
+    Of each precision two per channel of K and one per channel of V, shared by the batch, in each
+    of the ``chunks`` that were packed at once; two per token of V (ZipCache, algorithms 1 and 2).
+    The paper's tables count ``mixed_parameters`` instead.
+    """
+    return chunks * 6 * width + 2 * batch * tokens
+
+
 def mixed_bits(salient: Number, high: Number, low: Number) -> Number:
     """Average width when a share ``salient`` of the tokens is stored at ``high`` bits. [bit]"""
     return salient * high + (1 - salient) * low
@@ -90,7 +102,8 @@ class Format:
     """Cached numbers in groups of ``bits``, with a tail of recent tokens in fp16.
 
     The tail holds ``tail`` tokens plus those not yet filling a block of ``block``; both are
-    counted in tokens per sequence.
+    counted in tokens per sequence. A ``late`` format packs after attention, so that a pass reads
+    its own tokens in fp16; ``spare`` places of the tail are for such tokens.
     """
 
     bits: float = 16
@@ -99,6 +112,8 @@ class Format:
     v_tail: int = 0
     k_block: int = 1
     v_block: int = 1
+    late: bool = False
+    spare: int = 0
 
     @property
     def kernel(self) -> str:
@@ -111,21 +126,32 @@ class Format:
         """Size of a packed number. [B]"""
         return float(bytes_per_number(self.bits, self.group))
 
-    def read(self, k_width: float, v_width: float, tokens: Number) -> Number:
-        """Bytes that attention over ``tokens`` cached tokens of one sequence reads. [B]"""
+    def read(self, k_width: float, v_width: float, tokens: Number, new: Number = 0.0) -> Number:
+        """Bytes that attention over ``tokens`` cached tokens of one sequence reads. [B]
+
+        Parameters
+        ----------
+        new : those of them that this pass adds. [tokens]
+        """
+        own = new if self.late else 0.0
+        packed = self.packed(k_width, v_width, tokens - own)
+        return packed * self.number + ((k_width + v_width) * tokens - packed) * 2.0
+
+    def packed(self, k_width: float, v_width: float, tokens: Number) -> Number:
+        """Packed numbers of one sequence with ``tokens`` cached tokens. [numbers]"""
         total: Number = 0.0
         for width, tail, block in (
             (k_width, self.k_tail, self.k_block),
             (v_width, self.v_tail, self.v_block),
         ):
             fresh = np.minimum(tokens, tail + tokens % block) if tail or block > 1 else 0.0
-            total = total + width * ((tokens - fresh) * self.number + fresh * 2.0)
+            total = total + width * (tokens - fresh)
         return total
 
     def resident(self, k_width: float, v_width: float, tokens: Number) -> Number:
         """Bytes allocated for ``tokens`` tokens of one sequence: packed store and tails. [B]"""
-        tails = k_width * self._buffer(self.k_tail, self.k_block)
-        tails += v_width * self._buffer(self.v_tail, self.v_block)
+        tails = k_width * (self.spare + self._buffer(self.k_tail, self.k_block))
+        tails += v_width * (self.spare + self._buffer(self.v_tail, self.v_block))
         return (k_width + v_width) * tokens * self.number + tails * 2.0
 
     @staticmethod
@@ -146,8 +172,12 @@ def averaged(bits: Number) -> Format:
     return FP16 if widest == FP16.bits else Format(widest, group=UNGROUPED)
 
 
-def kivi(bits: float, group: float, residual: int) -> Format:
-    """Keys packed in blocks of ``residual`` tokens, values one by one behind the last ones."""
+def kivi(bits: float, group: float, residual: int, own: int = 0) -> Format:
+    """Keys packed in blocks of ``residual`` tokens, values one by one behind the last ones.
+
+    With ``own`` new tokens a pass attends to those in fp16 and packs after it.
+    """
     if bits == 16 or residual == 0:
         return Format(bits, np.inf if bits == 16 else group)
-    return Format(bits, group, k_tail=0, v_tail=residual, k_block=residual)
+    tails = {"v_tail": residual, "k_block": residual}
+    return Format(bits, group, **tails, late=own > 0, spare=own)

@@ -114,6 +114,17 @@ class Model:
             "out": (self.heads * self.value_dim, self.hidden),
         }
 
+    def biased(self, matrix: str) -> bool:
+        """Whether the product with a weight matrix, by its op's name, adds a bias."""
+        return {
+            "qkv": self.qkv_bias,
+            "recompute": self.qkv_bias,  # of keys and values alone
+            "out": self.out_bias,
+            "up": self.mlp_bias,
+            "down": self.mlp_bias,
+            "lm_head": self.head_bias,
+        }.get(matrix, False)
+
     def mlp_matrices(self, width: int) -> dict[str, tuple[int, int]]:
         """Weight matrices of one MLP (or one expert) of that width, (inputs, outputs)."""
         return {

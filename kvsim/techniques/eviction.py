@@ -20,14 +20,10 @@ def compact(d: Deployment, p: Point, budget: Number, scored: Number) -> list[Op]
 
 
 def score_upkeep(d: Deployment, p: Point, tokens: Number) -> list[Op]:
-    """Scores of ``tokens`` cached tokens leave the kernel and are added up in fp32 per head.
-
-    In decoding the lowest sum is then looked for, one token at a time.
-    """
+    """Scores of ``tokens`` cached tokens leave the kernel and are added up in fp32 per head."""
     sums = p.batch * d.shard.heads * tokens
     moved = blocks.SCORE * p.new * sums + 8.0 * sums  # sums are read and written
-    ops = [Op("scores", kernel="pointwise", bytes={"hbm": moved})]
-    return ops if p.prefill else [*ops, Op("lowest", kernel="topk", bytes={"hbm": 4.0 * sums})]
+    return [Op("scores", kernel="pointwise", bytes={"hbm": moved})]
 
 
 def kept_cache(d: Deployment, p: Point, shape: LayerShape, budget: Number) -> Number:

@@ -23,7 +23,8 @@ class Quantspec(Technique):
     """Self-speculation with a hierarchical 4+4-bit cache and 4-bit MLP weights.
 
     The output is that of the model with an 8-bit cache. Tokens are packed in blocks behind a
-    double buffer of ``residual`` tokens, whose halves swap roles when one is packed.
+    double buffer of ``residual`` tokens, whose halves swap roles when one is packed. Rounds that
+    the buffer cuts short, about one per half, are not modelled.
 
     References
     ----------
@@ -45,7 +46,8 @@ class Quantspec(Technique):
     def stored(self) -> Format:
         """The cache as verification sees it; both halves of the buffer roll over together."""
         half = self.residual // 2
-        return Format(8, self.group, k_tail=half, v_tail=half, k_block=half, v_block=half)
+        tails = {"k_tail": half, "v_tail": half, "k_block": half, "v_block": half}
+        return Format(8, self.group, **tails, late=True)
 
     @property
     def _draft_weights(self) -> WeightFormat | None:
@@ -64,7 +66,7 @@ class Quantspec(Technique):
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Verification, prefill: the whole 8-bit cache; the tokens that stay are packed."""
         if p.prefill:
-            packed = blocks.quantise(d, p.tokens, self.stored)
+            packed = blocks.pack_prompt(d, p, self.stored)
             return [*attention.ops(d, p, shape), *packed]
         kept = p.batch * (1.0 + self.gamma * self.rate)
         every = self.residual / 2 / (1.0 + self.gamma * self.rate)  # rounds per flush

@@ -18,13 +18,15 @@ def observe(d: Deployment, p: Point, window: Number, budget: Number) -> list[Op]
     """Scores of the prompt's last queries over all its keys, and the selection by them."""
     m = d.shard
     evicts = (p.prompt > np.asarray(budget)).astype(float)
-    pairs = np.minimum(window, p.prompt) * p.prompt * evicts
+    asking = np.minimum(window, p.prompt)
+    pairs = asking * p.prompt * evicts
     width = m.k_width / m.cached_heads
     keys = blocks.HALF * p.batch * m.k_width * p.prompt * evicts
+    queries = blocks.HALF * p.batch * m.heads * width * asking * evicts
     scores = 2 * blocks.SCORE * p.batch * m.heads * pairs  # softmax, then pooling over queries
     flops = 2.0 * p.batch * m.heads * width * pairs
     return [
-        Op("observe", kernel="attention", flops=flops, bytes={"hbm": keys + scores}),
+        Op("observe", kernel="attention", flops=flops, bytes={"hbm": queries + keys + scores}),
         *compact(d, p, budget, scored=p.prompt),
     ]
 

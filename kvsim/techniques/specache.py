@@ -39,7 +39,7 @@ class Specache(Technique):
     @property
     def stored(self) -> Format:
         """As KIVI, with fetched pairs beside it."""
-        return kivi(self.bits, self.group, self.residual)
+        return kivi(self.bits, self.group, self.residual, own=2 if self.speculative else 1)
 
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Packed attention with the fetched pairs in place of their packed copies."""
@@ -47,11 +47,10 @@ class Specache(Technique):
         kept = p.tokens if p.prefill else p.batch  # the speculative token's KV is dropped
         host_copy = blocks.kv_bytes(m, kept) * (np.asarray(self.k) > 0)
         store = blocks.copy("store_kv", "d2h", host_copy, launches=2, after=("qkv",))
-        packed = blocks.quantise(d, kept, stored)
         if p.prefill:
-            return [store, *attention.ops(d, p, shape), *packed]
+            return [store, *attention.ops(d, p, shape), *blocks.pack_prompt(d, p, stored)]
         length = attention.cached(d, p, shape)
-        chosen = np.minimum(self.k, length)
+        chosen = np.minimum(self.k, length - 1)  # all but the last query itself
         scores = p.batch * m.heads * length * (chosen > 0)
         size = blocks.kv_bytes(m, p.batch * chosen)
         rows = 2 * p.batch * m.cached_heads * chosen
@@ -62,6 +61,7 @@ class Specache(Technique):
             after=arrives,
         )  # fmt: skip
         fetch = blocks.copy("prefetch", "h2d", size, rows=rows, after=("topk",))
+        packed = blocks.quantise(d, kept, stored)
         ops = [*packed, *look, blocks.top_k("topk", scores, sync=sync), fetch, store]
         if not self.speculative:  # only the fetched pairs have to be scored anew
             flops = 2.0 * p.tokens * m.heads * (m.head_dim + m.v_width / m.cached_heads) * chosen

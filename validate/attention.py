@@ -1,0 +1,82 @@
+"""Attention of new tokens over cached ones: what a query may see, and the fused kernel."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import Tensor
+
+from kvsim.validate.tally import Kind, Marks
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass over some sequences, or a chunk of a prompt, as layers see it.
+
+    A sequence's cached tokens are in slots 0, 1, ... ; its new ones take the next positions.
+    Prompts shorter than the longest are followed by tokens that nobody sees later.
+    """
+
+    rows: slice  # which sequences of the batch
+    starts: tuple[int, ...]  # cached tokens of each of them before this pass [tokens]
+    new: int  # query tokens per sequence [tokens]
+    positions: Tensor  # (sequences, new), on the device
+    turns: tuple[Tensor, Tensor] | None = None  # cosine and sine there, (sequences, 1, new, dim)
+    kind: Kind = "decode"
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all sequences have the same number of cached tokens."""
+        return min(self.starts) == max(self.starts)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sequence after this pass. [tokens]"""
+        return max(self.starts) + self.new
+
+
+Seen = Tensor | Literal["all", "causal"]
+"""What queries see: everything, all up to themselves, or where a mask is true."""
+
+
+def visible(step: Step, held: Tensor | int, window: int | None = None) -> Seen:
+    """What each query sees; a mask has the shape (sequences, 1 or KV heads, new, slots).
+
+    Parameters
+    ----------
+    held : position of the token in every slot, (slots,), (sequences, slots) or (sequences, KV
+        heads, slots), below 0 for none; or a number of slots where slot and position are the same.
+    window : tokens that a query sees at most, itself included. [tokens]
+    """
+    if isinstance(held, int):
+        if window is None or held <= window:
+            if step.new == 1 and step.uniform:
+                return "all"
+            if step.new == held:
+                return "causal"
+        held = torch.arange(held, device=step.positions.device)
+    while held.dim() < 3:
+        held = held.unsqueeze(0) if held.dim() == 1 else held.unsqueeze(1)
+    keys, queries = held[:, :, None], step.positions[:, None, :, None]
+    seen = (keys <= queries) & (keys >= 0)
+    return seen if window is None else seen & (keys > queries - window)
+
+
+def attend(marks: Marks, q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
+    """Softmax attention, (sequences, heads, new, dim) over (sequences, KV heads, slots, dim).
+
+    Reads queries, keys and values once and writes the output: scores stay on the chip.
+    """
+    mask = seen if isinstance(seen, Tensor) else None
+    if mask is not None and mask.shape[1] > 1:  # KV heads that keep different tokens
+        mask = mask.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    grouped = q.shape[1] != k.shape[1]
+    causal = isinstance(seen, str) and seen == "causal"
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped
+    )
+    marks.reads(q, k, v)
+    marks.writes(out)
+    marks.visible(q.shape[2], k.shape[2], seen)
+    return out

@@ -1,0 +1,45 @@
+"""The real implementations, under the names their techniques have in ``kvsim.techniques``."""
+
+from kvsim.errors import unknown
+from kvsim.techniques.base import Technique
+from kvsim.validate.decoder import Decoder
+from kvsim.validate.impl.base import Implementation
+from kvsim.validate.impl.full import Full
+from kvsim.validate.impl.h2o import H2o
+from kvsim.validate.impl.kcache import Kcache
+from kvsim.validate.impl.kivi import Kivi
+from kvsim.validate.impl.kvpr import Kvpr
+from kvsim.validate.impl.offload import Offload
+from kvsim.validate.impl.quantspec import Quantspec
+from kvsim.validate.impl.snapkv import Snapkv
+from kvsim.validate.impl.specache import Specache
+from kvsim.validate.impl.streamingllm import Streamingllm
+
+IMPLEMENTATIONS: dict[str, type[Implementation]] = {
+    "full": Full,
+    "offload": Offload,
+    "kvpr": Kvpr,
+    "kcache": Kcache,
+    "specache": Specache,
+    "quantspec": Quantspec,
+    "kivi": Kivi,
+    "h2o": H2o,
+    "streamingllm": Streamingllm,
+    "snapkv": Snapkv,
+}
+
+
+def implement(
+    technique: Technique, decoder: Decoder, lengths: list[int], generate: int
+) -> Implementation:
+    """A technique with its settings on a decoder, for prompts of these lengths.
+
+    Raises
+    ------
+    InputError
+        If it has no real implementation.
+    """
+    kind = IMPLEMENTATIONS.get(technique.name)
+    if kind is None:
+        raise unknown("real implementation", technique.name, IMPLEMENTATIONS)
+    return kind(technique, decoder, lengths, generate)

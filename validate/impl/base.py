@@ -1,0 +1,173 @@
+"""What an implementation of a technique is: the hooks of the decoder.
+
+One file ``impl/<name>.py`` per technique, under the name it has in ``kvsim/techniques``; both are
+set by the same object. For every layer of a pass the decoder projects queries, keys and values
+and asks the implementation for attention; everything around it is the decoder's.
+
+============  ====================================================================================
+hook          when, and what it says
+============  ====================================================================================
+``prefill``   a chunk of the prompt reaches a layer: attention in full precision. The default
+              keeps one layer's prompt and calls ``filled`` when it is whole
+``filled``    a layer has read the prompt: store its keys and values as the technique does
+``between``   the prompt is read, its first token chosen: extra passes, first prefetches
+``round``     one decoding round: passes (``run.forward``), choice of tokens, ``run.emit``; the
+              default decodes one token
+``attend``    new tokens reach a layer in any later pass: append, attend, drop, prefetch; which
+              pass it is says ``step.kind`` (decode, draft, verify, between)
+``weights``   what a layer is multiplied with in a pass: another MLP for drafts, streamed weights
+``resident``  every tensor the technique keeps, by tier and buffer name
+``slack``     tokens beyond the generated ones that a pass may append
+``tiles``     parts of the batch that pass through a layer one after another
+``close``     stop threads
+============  ====================================================================================
+
+Slots and positions: token i of a sequence has position i, and prompts start at 0; shorter prompts
+are padded behind their end. A pass appends at ``step.starts`` (host) or ``step.positions``
+(device). Nothing is rolled back: until ``run.emit`` says which tokens stay, the next pass starts
+where this one did and overwrites what it appended.
+
+Counting: work is done inside ``with self.tally.op(name) as marks`` under the names that
+``kvsim/techniques`` states, and ``marks.reads`` and ``marks.writes`` take the tensors that the op
+reads and writes as the algorithm defines it (``attention.attend`` does so itself). Copies between
+tiers are noted by ``self.tally.copy`` in the pass that uses them.
+"""
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from kvsim.graph import Tier
+from kvsim.techniques.base import Technique
+from kvsim.validate.attention import Step, attend, visible
+from kvsim.validate.decoder import Decoder
+from kvsim.validate.tally import Kind, Silent, size
+from kvsim.validate.weights import LayerWeights
+
+if TYPE_CHECKING:
+    from kvsim.validate.run import Run
+
+Resident = dict[Tier, dict[str, list[Tensor]]]
+"""Tensors by tier and by the buffer name that the technique's ``cache`` or ``once`` uses."""
+
+
+class Implementation:
+    """One technique on one decoder, for one batch of prompts."""
+
+    differences: ClassVar[dict[str, str]] = {}
+    """Ops and buffers that really differ from what the technique states, and why."""
+
+    def __init__(
+        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
+    ) -> None:
+        self.technique = technique
+        self.decoder = decoder
+        self.model = decoder.arch.model
+        self.shapes = decoder.arch.shapes  # of every layer
+        self.lengths = lengths  # of the prompts [tokens]
+        self.batch = len(lengths)
+        self.prompt = max(lengths)  # the longest [tokens]
+        self.capacity = self.prompt + generate + self.slack  # positions in use at most [tokens]
+        self._scratch: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def tally(self) -> Silent:
+        """Where ops are counted."""
+        return self.decoder.tally
+
+    # hooks
+
+    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """Attention of one chunk of the prompt; see ``decoder.Attend`` for the shapes."""
+        if self._scratch is None:
+            self._scratch = self.empty(self.prompt), self.empty(self.prompt)
+        keys, values = self._scratch
+        with self.tally.op("attn") as marks:
+            put(keys, k, step)
+            put(values, v, step)
+            marks.writes(k, v)
+        stop = step.length
+        out = self.attend_prompt(layer, q, keys[:, :, :stop], values[:, :, :stop], step)
+        if stop == self.prompt:
+            self.filled(layer, keys, values)
+        return out
+
+    def attend_prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """Attention of a chunk over the prompt so far, (batch, KV heads, tokens, dim)."""
+        with self.tally.op("attn") as marks:
+            seen = visible(step, step.length, self.shapes[layer].window)
+            return attend(marks, q, k, v, seen)
+
+    def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Store a layer's prompt (batch, KV heads, longest prompt, dim), to be overwritten after.
+
+        Beyond a sequence's own length it holds numbers that nobody may see.
+        """
+        raise NotImplementedError
+
+    def between(self, run: "Run") -> None:
+        """What is done once, after the prompt and before the first round."""
+
+    def round(self, run: "Run") -> None:
+        """One decoding round: here one token per sequence."""
+        logits = run.forward(run.last[:, None], "decode")
+        run.emit(run.choose(logits), logits=logits)
+
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """Attention of new tokens; see ``decoder.Attend`` for the shapes."""
+        raise NotImplementedError
+
+    def weights(self, layer: int, kind: Kind) -> LayerWeights:
+        """The weights of a layer in a pass of that kind."""
+        return self.decoder.weights.layers[layer]
+
+    def resident(self) -> Resident:
+        """Every tensor kept between layers, besides weights, hidden states and logits."""
+        raise NotImplementedError
+
+    @property
+    def slack(self) -> int:
+        """Tokens that a pass may append beyond those generated, as drafts do. [tokens]"""
+        return 0
+
+    @property
+    def tiles(self) -> list[slice]:
+        """Sequences of each part of the batch."""
+        return [slice(0, self.batch)]
+
+    def prompt_read(self) -> None:
+        """Every layer has read the prompt: free what only that needed."""
+        self._scratch = None
+
+    def close(self) -> None:
+        """Stop threads, if there are any."""
+
+    # what implementations share
+
+    def resident_bytes(self) -> dict[Tier, dict[str, int]]:
+        """Bytes by tier and buffer, one layer's prompt included while it is there. [B]"""
+        sizes = {
+            tier: {name: size(*tensors) for name, tensors in buffers.items()}
+            for tier, buffers in self.resident().items()
+        }
+        if self._scratch is not None:
+            sizes["gpu"]["prompt kv"] = size(*self._scratch)
+        return sizes
+
+    def empty(self, slots: int, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Room for ``slots`` tokens of one layer, (batch, KV heads, slots, dim), on the device."""
+        m, where = self.model, self.decoder
+        shape = (self.batch, m.kv_heads, slots, m.head_dim if dim is None else dim)
+        return torch.zeros(shape, device=where.device, dtype=dtype or where.dtype)
+
+
+def put(cache: Tensor, new: Tensor, step: Step) -> None:
+    """Write new keys or values (sequences, KV heads, new, dim) at their positions in a cache."""
+    cache = cache[step.rows]
+    if step.uniform:
+        start = step.starts[0]
+        cache[:, :, start : start + step.new] = new
+    else:
+        sequences = torch.arange(len(step.starts), device=cache.device)[:, None]
+        cache[sequences, :, step.positions] = new.transpose(1, 2)

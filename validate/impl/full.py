@@ -1,0 +1,38 @@
+"""Keys and values of every token on the GPU."""
+
+import torch
+from torch import Tensor
+
+from kvsim.techniques.base import Technique
+from kvsim.validate.attention import Step, attend, visible
+from kvsim.validate.decoder import Decoder
+from kvsim.validate.impl.base import Implementation, Resident, put
+
+
+class Full(Implementation):
+    """One cache, allocated for the whole generation."""
+
+    def __init__(
+        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
+    ) -> None:
+        super().__init__(technique, decoder, lengths, generate)
+        self.k = [self.empty(self.capacity) for _ in self.shapes]
+        self.v = [torch.zeros_like(k) for k in self.k]
+
+    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """Chunks go straight into the cache."""
+        return self.attend(layer, x, q, k, v, step)
+
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """Append and attend to everything."""
+        with self.tally.op("attn") as marks:
+            put(self.k[layer], k, step)
+            put(self.v[layer], v, step)
+            marks.writes(k, v)
+            keys, values = (c[step.rows, :, : step.length] for c in (self.k[layer], self.v[layer]))
+            seen = visible(step, step.length, self.shapes[layer].window)
+            return attend(marks, q, keys, values, seen)
+
+    def resident(self) -> Resident:
+        """Keys and values."""
+        return {"gpu": {"kv": [*self.k, *self.v]}}

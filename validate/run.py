@@ -1,0 +1,188 @@
+"""A generation: the prompt in chunks, then decoding rounds until every sequence is complete."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.graph import Tier
+from kvsim.techniques.base import Technique
+from kvsim.validate.attention import Step
+from kvsim.validate.decoder import Decoder
+from kvsim.validate.impl import implement
+from kvsim.validate.tally import Kind
+
+CHUNK = 8192  # prompt tokens of the whole batch that pass through a layer at once
+
+
+class Run:
+    """One batch of prompts on its way through a decoder under a technique.
+
+    Between rounds, all tokens of a sequence but the last are in its cache.
+
+    Parameters
+    ----------
+    prompts : tokens of every sequence; lengths may differ.
+    generate : tokens to generate per sequence.
+    chunk : prompt tokens of the whole batch that pass through a layer at once.
+    temperature : 0 takes the likeliest token, otherwise tokens are drawn.
+    keep : collect in ``logits`` what each token was chosen by.
+
+    Raises
+    ------
+    InputError
+        If prompts and generated tokens are more than the decoder was made for.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        technique: Technique,
+        prompts: Sequence[Sequence[int]],
+        generate: int,
+        *,
+        chunk: int = CHUNK,
+        temperature: float = 0.0,
+        seed: int = 0,
+        keep: bool = False,
+    ) -> None:
+        self.decoder, self.generate = decoder, generate
+        self.chunk, self.temperature, self.keep = chunk, temperature, keep
+        self.prompts = prompts
+        self.cached = [len(p) for p in prompts]  # tokens in the cache of each sequence
+        self.batch, self.longest = len(prompts), max(self.cached)
+        self.impl = implement(technique, decoder, self.cached, generate)
+        if self.impl.capacity > decoder.length:
+            raise InputError(
+                f"{self.impl.capacity} tokens are needed (prompt {self.longest}, generate "
+                f"{generate}), but the decoder was made for {decoder.length}; ask for fewer"
+            )
+        device = decoder.device
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.done = [0] * self.batch  # generated tokens of each sequence
+        self.last = torch.zeros(self.batch, dtype=torch.long, device=device)  # not in the cache yet
+        self.tokens = torch.zeros(self.batch, generate, dtype=torch.long, device=device)
+        self.logits: list[list[Tensor]] = [[] for _ in prompts]
+        self.rounds: list[list[int]] = []  # tokens in the cache when each round began
+        self.yielded: list[list[int]] = []  # tokens each round gave, sequence by sequence
+        self.resident: dict[str, dict[Tier, dict[str, int]]] = {}  # bytes by phase and buffer [B]
+        self._on_device = torch.tensor(self.cached, device=device)
+
+    @torch.inference_mode()
+    def complete(self) -> Tensor:
+        """Everything from the prompt to the last token; tokens (batch, generate)."""
+        try:
+            self.start()
+            while min(self.done) < self.generate:
+                self.rounds.append(self.cached)
+                self.impl.round(self)
+            self.resident["decode"] = self.impl.resident_bytes()
+        finally:
+            self.impl.close()
+        return self.tokens
+
+    @torch.inference_mode()
+    def start(self) -> None:
+        """The prompt, its first token, and what the technique does before the first round."""
+        logits = self._prefill()
+        self.emit(self.choose(logits), logits=logits)
+        self.impl.between(self)
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor, kind: Kind, ahead: int = 0) -> Tensor:
+        """One pass of new tokens (batch, new) to logits (batch, new, vocab); ``done`` stays.
+
+        Parameters
+        ----------
+        ahead : tokens that earlier passes of this round have appended. [tokens]
+        """
+        self.decoder.tally.begin(kind)
+        new = tokens.shape[1]
+        first = self._on_device[:, None] + ahead
+        positions = first + torch.arange(new, device=first.device)
+        x = self.decoder.embed(tokens, positions)
+        steps = [self._step(rows, positions, kind, ahead) for rows in self.impl.tiles]
+        for layer in range(self.impl.model.layers):
+            weights = self.impl.weights(layer, kind)
+            for step in steps:
+                self.decoder.layer(layer, weights, x[step.rows], step, self.impl.attend)
+        return self.decoder.head(x)
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """A token by each row of logits (..., vocab)."""
+        with self.decoder.tally.op("sample") as marks:
+            marks.reads(logits)
+            if not self.temperature:
+                return logits.argmax(dim=-1)
+            shares = self.shares(logits)
+            drawn = torch.multinomial(shares.flatten(0, -2), 1, generator=self.generator)
+            return drawn.view(shares.shape[:-1])
+
+    def shares(self, logits: Tensor) -> Tensor:
+        """Probability of every token at this temperature, in fp32."""
+        return torch.softmax(logits.float() / self.temperature, dim=-1)
+
+    def emit(
+        self, tokens: Tensor, counts: Sequence[int] | None = None, logits: Tensor | None = None
+    ) -> None:
+        """What a round has decided: tokens (batch, most), of which ``counts`` are valid.
+
+        The cache then holds all of a sequence's tokens but the newest. Sequences that are complete
+        take no more.
+        """
+        tokens = tokens.view(self.batch, -1)
+        given = [tokens.shape[1]] * self.batch if counts is None else counts
+        taken = [min(n, self.generate - d) for n, d in zip(given, self.done, strict=True)]
+        first = not self.done[0]  # the token that the prompt yields: nothing was appended for it
+        if min(taken) == max(taken) and min(self.done) == max(self.done):
+            many, done = taken[0], self.done[0]
+            if many:
+                self.tokens[:, done : done + many] = tokens[:, :many]
+                self.last = tokens[:, many - 1]
+        else:
+            for i, many in enumerate(taken):
+                if many:
+                    self.tokens[i, self.done[i] : self.done[i] + many] = tokens[i, :many]
+                    self.last[i] = tokens[i, many - 1]
+        if self.keep and logits is not None:
+            for i, many in enumerate(taken):
+                self.logits[i] += logits.view(self.batch, -1, logits.shape[-1])[i, :many]
+        if not first:
+            self.yielded.append(list(given))
+        self.done = [d + n for d, n in zip(self.done, taken, strict=True)]
+        if not first:
+            self.cached = [c + n for c, n in zip(self.cached, taken, strict=True)]
+            self._on_device += torch.tensor(taken, device=self._on_device.device)
+
+    def _prefill(self) -> Tensor:
+        """The pass over all prompts, layer by layer; logits of their last tokens (batch, vocab)."""
+        self.decoder.tally.begin("prefill")
+        device = self.decoder.device
+        padded = torch.zeros(self.batch, self.longest, dtype=torch.long)
+        for row, prompt in zip(padded, self.prompts, strict=True):
+            row[: len(prompt)] = torch.as_tensor(prompt)
+        positions = torch.arange(self.longest, device=device)[None]
+        x = self.decoder.embed(padded.to(device), positions)
+        size = max(1, self.chunk // self.batch)
+        starts = range(0, self.longest, size)
+        for layer in range(self.impl.model.layers):
+            weights = self.impl.weights(layer, "prefill")
+            for rows in self.impl.tiles:
+                for start in starts:
+                    part = positions[:, start : start + size]
+                    step = self.decoder.step(rows, (start,) * _count(rows), part, "prefill")
+                    chunk = x[rows, start : start + size]
+                    self.decoder.layer(layer, weights, chunk, step, self.impl.prefill)
+        self.resident["prefill"] = self.impl.resident_bytes()
+        self.impl.prompt_read()
+        last = x[torch.arange(self.batch, device=device), self._on_device - 1]
+        return self.decoder.head(last)
+
+    def _step(self, rows: slice, positions: Tensor, kind: Kind, ahead: int) -> Step:
+        starts = tuple(c + ahead for c in self.cached[rows])
+        return self.decoder.step(rows, starts, positions[rows], kind)
+
+
+def _count(rows: slice) -> int:
+    return int(rows.stop - rows.start)

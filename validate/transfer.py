@@ -1,0 +1,142 @@
+"""Copies between GPU and host beside compute: streams and events, or threads on a CPU.
+
+On CUDA a lane is a stream of its own and a mark an event. On a CPU a lane is a thread and a mark
+something it sets, so that work really overlaps and a missing wait is a real bug there too.
+
+Rules that keep buffers right: whoever fills a buffer waits for its last readers, whoever reads it
+waits for who filled it, and nothing is freed while a lane may use it.
+"""
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Mark(Protocol):
+    """A point in a lane, or in compute, that others can wait for."""
+
+    def wait(self) -> None:
+        """Let compute go on only after it; raises what the lane's work raised."""
+
+
+Lane = Callable[..., Mark]
+"""``lane(work, *after)`` queues a function behind marks, and returns the mark of its end."""
+
+
+class Transfers:
+    """The lanes of one run: to the device, from the device, and a second one for compute.
+
+    Parameters
+    ----------
+    before : called before every piece of work on a lane; tests delay copies with it.
+    """
+
+    def __init__(self, device: torch.device, before: Callable[[], None] | None = None) -> None:
+        self.device = device
+        kind = _CudaLane if device.type == "cuda" else _ThreadLane
+        self.h2d, self.d2h, self.side = (kind(device, before or _nothing) for _ in range(3))
+
+    def mark(self) -> Mark:
+        """Everything that compute has been asked to do so far."""
+        return _CudaMark() if self.device.type == "cuda" else _Done()
+
+    def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Room in host memory, pinned where there is a GPU."""
+        return torch.zeros(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
+
+    def close(self) -> None:
+        """End all lanes, after what they still have to do."""
+        for lane in (self.h2d, self.d2h, self.side):
+            lane.close()
+
+
+def _nothing() -> None:
+    return None
+
+
+class _Done:
+    """Compute on a CPU is done when it returns."""
+
+    def wait(self) -> None:
+        return None
+
+
+class _ThreadMark:
+    def __init__(self) -> None:
+        self._set = Event()
+        self.error: BaseException | None = None
+
+    def set(self) -> None:
+        self._set.set()
+
+    def wait(self) -> None:
+        self._set.wait()
+        if self.error:
+            raise self.error
+
+
+class _ThreadLane:
+    """A thread that stands for a stream."""
+
+    def __init__(self, device: torch.device, before: Callable[[], None]) -> None:
+        self._before = before
+        self._queue: SimpleQueue[tuple[Callable[[], None], tuple[Mark, ...], _ThreadMark] | None]
+        self._queue = SimpleQueue()
+        self._thread = Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def __call__(self, work: Callable[[], None], *after: Mark) -> Mark:
+        mark = _ThreadMark()
+        self._queue.put((work, after, mark))
+        return mark
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        with torch.inference_mode():
+            while (item := self._queue.get()) is not None:
+                work, after, mark = item
+                try:
+                    for one in after:
+                        one.wait()
+                    self._before()
+                    work()
+                except BaseException as error:  # raised again where the mark is waited for
+                    mark.error = error
+                mark.set()
+
+
+class _CudaMark:
+    """An event on the current stream."""
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def wait(self) -> None:
+        self._event.wait()
+
+
+class _CudaLane:
+    """A stream of its own; the host only queues."""
+
+    def __init__(self, device: torch.device, before: Callable[[], None]) -> None:
+        self._before = before
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def __call__(self, work: Callable[[], None], *after: Mark) -> Mark:
+        with torch.cuda.stream(self._stream):
+            for one in after:
+                one.wait()
+            self._before()
+            work()
+            return _CudaMark()
+
+    def close(self) -> None:
+        self._stream.synchronize()
