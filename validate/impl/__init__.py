@@ -7,16 +7,20 @@ from kvsim.validate.impl.base import Implementation
 from kvsim.validate.impl.full import Full
 from kvsim.validate.impl.kivi import Kivi
 from kvsim.validate.impl.kvpr import Kvpr
+from kvsim.validate.impl.magicdec import Magicdec
 from kvsim.validate.impl.offload import Offload
 from kvsim.validate.impl.quantspec import Quantspec
 from kvsim.validate.impl.specache import Specache
+from kvsim.validate.impl.zipcache import Zipcache
 
 IMPLEMENTATIONS: dict[str, type[Implementation]] = {
     "full": Full,
     "offload": Offload,
     "kvpr": Kvpr,
     "specache": Specache,
+    "zipcache": Zipcache,
     "quantspec": Quantspec,
+    "magicdec": Magicdec,
     "kivi": Kivi,
 }
 
