@@ -67,29 +67,19 @@ def tokenwise_parameters(batch: Number, width: Number, tokens: Number) -> Number
     return 4 * batch * tokens + 0 * width
 
 
-def separable_parameters(batch: Number, width: Number, tokens: Number) -> Number:
+def separable_parameters(batch: Number, width: Number, tokens: Number, sets: Number = 1) -> Number:
     """Parameters of channelwise K and channel-separable tokenwise V. [numbers]
 
     Two per channel of K, one per channel of V, two per token of V (ZipCache, section 4.1).
+    Channels have theirs in each of the ``sets`` of tokens packed together: at one precision, at
+    one time (algorithms 1 to 3).
     """
-    return 3 * width + 2 * batch * tokens
+    return 3 * width * sets + 2 * batch * tokens
 
 
 def mixed_parameters(batch: Number, width: Number, tokens: Number) -> Number:
     """Parameters of ZipCache's two precisions, as its tables 3, A and B count them. [numbers]"""
     return 4 * width + 4 * batch * tokens
-
-
-def mixed_separable_parameters(
-    batch: Number, width: Number, tokens: Number, chunks: Number = 1
-) -> Number:
-    """Parameters of two precisions, each with channelwise K and channel-separable V. [numbers]
-
-    Of each precision two per channel of K and one per channel of V, shared by the batch, in each
-    of the ``chunks`` that were packed at once; two per token of V (ZipCache, algorithms 1 and 2).
-    The paper's tables count ``mixed_parameters`` instead.
-    """
-    return chunks * 6 * width + 2 * batch * tokens
 
 
 def mixed_bits(salient: Number, high: Number, low: Number) -> Number:

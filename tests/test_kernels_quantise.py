@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvsim.deployment import WEIGHTS
 from kvsim.errors import InputError
-from kvsim.formats import Format, bytes_per_number, mixed_separable_parameters
+from kvsim.formats import Format, bytes_per_number, separable_parameters
 from kvsim.validate.kernels.packing import WIDTHS, pack, unpack
 from kvsim.validate.kernels.quantise import Levels, quantise
 from kvsim.validate.kernels.separable import channelwise, separable
@@ -176,7 +176,7 @@ def test_mixed_sizes_are_those_formats_state() -> None:
         valid = torch.ones(batch, part.shape[2], dtype=torch.bool)
         stores += [channelwise(part, bits, valid), separable(part, bits, valid)]
     codes = 2 * batch * heads * head_dim * (60 * 4 + 40 * 2) / 8
-    parameters = mixed_separable_parameters(batch, heads * head_dim, 100)
+    parameters = separable_parameters(batch, heads * head_dim, 100, sets=2)
     assert sum(s.nbytes for s in stores) == codes + 2 * parameters
 
 

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+
 from kvsim import attention, blocks
 from kvsim.deployment import WEIGHTS, Deployment, WeightFormat
 from kvsim.formats import Format
@@ -111,6 +113,7 @@ class Draft(Technique):
 
     seen: Format = Format()
     limit: Number | None = None
+    idle: Number = 0.0  # slots beyond the limit that are read all the same [tokens]
     mlp: WeightFormat | None = None
 
     def __post_init__(self) -> None:
@@ -118,7 +121,12 @@ class Draft(Technique):
 
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Attention over what the draft sees."""
-        return attention.ops(d, p, shape, stored=self.seen, limit=self.limit)
+        idle: Number = 0.0
+        if self.limit is not None:
+            seen = np.minimum(p.length, self.limit)
+            idle = np.minimum(p.length, self.limit + self.idle) - seen
+        unseen = blocks.kv_bytes(d.shard, p.batch * idle)
+        return attention.ops(d, p, shape, stored=self.seen, limit=self.limit, extra_bytes=unseen)
 
     def layer(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """As every layer, with the draft's own MLP weights."""

@@ -29,6 +29,7 @@ class Specache(Technique):
     """
 
     name: ClassVar[str] = "specache"
+    first: ClassVar[bool] = False  # the pass before the first step
 
     bits: float = param(2, "bits per cached number", choices=(1, 2, 4, 8))
     group: int = param(64, "numbers that share a scale", low=8, high=1024)
@@ -50,23 +51,29 @@ class Specache(Technique):
         if p.prefill:
             return [store, *attention.ops(d, p, shape), *blocks.pack_prompt(d, p, stored)]
         length = attention.cached(d, p, shape)
-        chosen = np.minimum(self.k, length - 1)  # all but the last query itself
+        chosen = np.minimum(self.k, length - 1)  # all but the query that chooses
         scores = p.batch * m.heads * length * (chosen > 0)
         size = blocks.kv_bytes(m, p.batch * chosen)
         rows = 2 * p.batch * m.cached_heads * chosen
         sync = d.stack.gather_sync
-        arrives = ("prefetch@step-1",) if self.speculative else ()
+        known = self.speculative and not self.first  # pairs that are in place
         look = attention.ops(
-            d, p, shape, stored=stored, extra_bytes=size if self.speculative else 0.0,
-            after=arrives,
+            d, p, shape, stored=stored, extra_bytes=size if known else 0.0,
+            after=("prefetch@step-1",) if known else (),
         )  # fmt: skip
         fetch = blocks.copy("prefetch", "h2d", size, rows=rows, after=("topk",))
+        chooses = [*look, blocks.top_k("topk", scores, sync=sync), fetch]
+        if self.first:  # what it adds to the cache is dropped
+            return chooses
         packed = blocks.quantise(d, kept, stored)
-        ops = [*packed, *look, blocks.top_k("topk", scores, sync=sync), fetch, store]
-        if not self.speculative:  # only the fetched pairs have to be scored anew
-            flops = 2.0 * p.tokens * m.heads * (m.head_dim + m.v_width / m.cached_heads) * chosen
-            again = Op("attn_again", kernel="attention", flops=flops, bytes={"hbm": size})
-            ops.append(replace(again, after=("prefetch",)))
+        ops = [*packed, *chooses, store]
+        if not self.speculative:  # recalculated with the pairs in place (section 4.5)
+            again = attention.ops(
+                d, p, shape, name="attn_again", stored=stored, extra_bytes=size,
+                after=("prefetch",),
+            )  # fmt: skip
+            kept_already = -blocks.kv_bytes(m, p.tokens)  # the new token is written once
+            ops += [replace(o, bytes={"hbm": o.bytes["hbm"] + kept_already}) for o in again[:1]]
         return ops
 
     def cycle(self, d: Deployment, p: Point) -> Cycle:
@@ -76,7 +83,7 @@ class Specache(Technique):
 
     def between(self, d: Deployment, p: Point) -> tuple[Step, ...]:
         """Pre-decoding: one step whose scores choose the first prefetch."""
-        return (self.forward(d, p),) if self.speculative else ()
+        return (_Predecoding(**self.settings).forward(d, p),) if self.speculative else ()
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """The packed cache and fetched pairs on the GPU, all pairs in fp16 on the host."""
@@ -103,3 +110,10 @@ class Specache(Technique):
         """The paper's widths and groups over k."""
         k = np.array([16.0, 64.0, 256.0])[:, None, None]
         return [Specache(bits, group, k) for bits in (1, 2) for group in (32, 64)]
+
+
+@dataclass(frozen=True)
+class _Predecoding(Specache):
+    """The pass between prompt and first step: no pairs are in place yet, nothing is kept."""
+
+    first: ClassVar[bool] = True

@@ -9,11 +9,13 @@ from kvsim.validate.impl.h2o import H2o
 from kvsim.validate.impl.kcache import Kcache
 from kvsim.validate.impl.kivi import Kivi
 from kvsim.validate.impl.kvpr import Kvpr
+from kvsim.validate.impl.magicdec import Magicdec
 from kvsim.validate.impl.offload import Offload
 from kvsim.validate.impl.quantspec import Quantspec
 from kvsim.validate.impl.snapkv import Snapkv
 from kvsim.validate.impl.specache import Specache
 from kvsim.validate.impl.streamingllm import Streamingllm
+from kvsim.validate.impl.zipcache import Zipcache
 
 IMPLEMENTATIONS: dict[str, type[Implementation]] = {
     "full": Full,
@@ -21,7 +23,9 @@ IMPLEMENTATIONS: dict[str, type[Implementation]] = {
     "kvpr": Kvpr,
     "kcache": Kcache,
     "specache": Specache,
+    "zipcache": Zipcache,
     "quantspec": Quantspec,
+    "magicdec": Magicdec,
     "kivi": Kivi,
     "h2o": H2o,
     "streamingllm": Streamingllm,
