@@ -150,14 +150,25 @@ def _stated(t: Technique, d: Deployment, run: Run) -> dict[str, dict[str, Work]]
     start = decode_point(batch, prompt, generate, 0)
     decode = [
         step
-        for contexts in run.rounds
-        for step in t.cycle(d, replace(start, context=float(np.mean(contexts)))).steps
+        for contexts, round_as in zip(run.rounds, _rounds_as(t, run), strict=True)
+        for step in round_as.cycle(d, replace(start, context=float(np.mean(contexts)))).steps
     ]
     return {
         "prefill": _sum([t.prefill(d, prefill_point(batch, prompt, generate))]),
         "between": _sum(t.between(d, start)),
         "decode": _sum(decode),
     }
+
+
+def _rounds_as(t: Technique, run: Run) -> list[Technique]:
+    """The technique as each round ran it: a full buffer may cut a round's drafts short."""
+    drafted: list[int] | None = getattr(run.impl, "drafted", None)
+    return [t] * len(run.rounds) if drafted is None else [with_gamma(t, g) for g in drafted]
+
+
+def with_gamma(t: Technique, gamma: int) -> Technique:
+    """A speculative technique that drafts so many tokens per round."""
+    return type(t)(**t.settings | {"gamma": gamma})
 
 
 def _sum(steps: Iterable[Step]) -> dict[str, Work]:

@@ -112,7 +112,7 @@ class Zipcache(Technique):
             scores = blocks.SCORE * heads * fresh * self.probe
             moved: dict[Channel, Number] = {"hbm": scores}
             return [Op("probe", bytes=moved, launches=self.probe), rank]
-        probes = self.probe * p.new
+        probes = np.maximum(np.round(self.probe * p.new), self.probe > 0)
         pairs = probes * tokens
         read = blocks.HALF * (p.batch * m.k_width * tokens + heads * width * probes)
         scores = 2 * blocks.SCORE * heads * pairs  # before and after the softmax
@@ -122,7 +122,7 @@ class Zipcache(Technique):
         return [Op("probe", kernel="attention", flops=flops, bytes=moved), rank]
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
-        """Packed tokens sized for every token, the fp16 window, its scores; indices where listed.
+        """Prompt and full windows packed, the fp16 window, its scores; indices where listed.
 
         Attention does not ask for the order of tokens, so that lists of them are needed only by
         software that restores it.
@@ -131,11 +131,12 @@ class Zipcache(Technique):
         tokens = attention.cached(d, p, shape)
         below: Array = (np.asarray(self._bits) < 16).astype(float)
         heads = p.batch * m.cached_heads * below
-        times = 1 + np.ceil(np.maximum(tokens - p.prompt, 0.0) / self.window)
+        windows = np.floor(np.maximum(p.context - p.prompt, 0.0) / self.window)
+        packed = np.minimum(tokens, p.prompt + windows * self.window)
         listed = self._mixed * (d.stack.id_list > 0)
         return {
             "gpu": {
-                "kv": d.stack.cache_overhead * self._packed(d, p.batch, tokens, times),
+                "kv": d.stack.cache_overhead * self._packed(d, p.batch, packed, 1 + windows),
                 "fp16 window": blocks.kv_bytes(m, p.batch * self.window) * below,
                 "indices": d.stack.index_bytes * heads * tokens * listed,
                 "saliency": 4.0 * heads * self.window,

@@ -37,8 +37,9 @@ class Probes:
         """
         batch, kv_heads, tokens, head_dim = k.shape
         probes = self.positions.shape[1]
-        q = self._q.view(batch, kv_heads, -1, head_dim)
-        logits = (q @ k.mT / head_dim**0.5).view(batch, kv_heads, -1, probes, tokens)
+        per_kv = self._q.shape[1] // kv_heads
+        q = self._q.view(batch, kv_heads, per_kv * probes, head_dim)
+        logits = (q @ k.mT / head_dim**0.5).view(batch, kv_heads, per_kv, probes, tokens)
         seen = self.seen(tokens)[:, None, None]
         shares: Tensor = logits.float().masked_fill(~seen, -1e30).softmax(-1).to(k.dtype) * seen
         marks.reads(self._q, k, logits, shares)

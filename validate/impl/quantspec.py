@@ -99,8 +99,8 @@ class Quantspec(Speculative, Packed):
         """Cache and buffer, and the draft's MLPs."""
         held = super().resident()
         matrices = [m for w in self._draft for m in (w.up, w.down)]
-        if matrices:
-            held["gpu"]["draft weights"] = [t for m in matrices for t in m.tensors()]
+        if matrices:  # biases are the model's own
+            held["gpu"]["draft weights"] = [t for m in matrices for t in m.tensors()[:2]]
         return held
 
 

@@ -47,6 +47,8 @@ class Zipcache(Implementation):
         "quantise": "a window is packed at once; the prediction spreads that evenly",
         "saliency": "a window is ranked at once; the prediction spreads that evenly",
         "probe": "probing steps are drawn; the prediction takes their mean",
+        "attn": "shares of tokens are rounded to whole tokens",
+        "kv": "shares of tokens are rounded to whole tokens",
     }
 
     def __init__(
@@ -69,7 +71,7 @@ class Zipcache(Implementation):
         self.window, salient = technique.window, float(technique.salient)
         self._high = [round(salient * n) for n in lengths]
         self._low = [n - h for n, h in zip(lengths, self._high, strict=True)]
-        more, windows = round(salient * self.window), -(-generate // self.window)
+        more, windows = round(salient * self.window), (generate - 1) // self.window
         self.layers = [
             Layer(
                 Rows(self, int(technique.high), self._high, more, windows),
@@ -137,7 +139,7 @@ class Zipcache(Implementation):
         """Half of the probes are each prompt's last tokens, half are drawn from the others."""
         chosen = []
         for length in self.lengths:
-            recent = min(max(round(self.t.probe / 2 * length), 1), length)
+            recent = min(max(round(self.t.probe / 2 * length), self.t.probe > 0), length)
             drawn = max(round(self.t.probe * length) - recent, 0)
             others = torch.randperm(length - recent, generator=self._random)[:drawn]
             chosen.append(torch.cat([others, torch.arange(length - recent, length)]))
