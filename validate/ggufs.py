@@ -1,6 +1,6 @@
 """GGUF files: their metadata as a Hugging Face configuration, their tensors widened to fp32."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
