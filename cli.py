@@ -21,6 +21,7 @@ from kvsim.commands.options import (
 )
 from kvsim.commands.simulate import simulate
 from kvsim.commands.traces import app as traces_app
+from kvsim.commands.validate import validate
 from kvsim.errors import InfeasibleError, InputError
 
 LINE = 1000  # longest message that anyone would read
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.add_typer(traces_app, name="traces")
 app.command()(simulate)
 app.command()(calibrate)
+app.command()(validate)
 
 
 def main() -> None:

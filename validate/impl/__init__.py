@@ -1,5 +1,7 @@
 """The real implementations, under the names their techniques have in ``kvsim.techniques``."""
 
+from collections.abc import Iterable
+
 from kvsim.errors import unknown
 from kvsim.techniques.base import Technique
 from kvsim.validate.decoder import Decoder
@@ -33,6 +35,19 @@ IMPLEMENTATIONS: dict[str, type[Implementation]] = {
 }
 
 
+def check_known(techniques: Iterable[Technique]) -> None:
+    """Refuse techniques that cannot be run.
+
+    Raises
+    ------
+    InputError
+        If one has no real implementation.
+    """
+    for technique in techniques:
+        if technique.name not in IMPLEMENTATIONS:
+            raise unknown("real implementation", technique.name, IMPLEMENTATIONS)
+
+
 def implement(
     technique: Technique, decoder: Decoder, lengths: list[int], generate: int
 ) -> Implementation:
@@ -41,9 +56,7 @@ def implement(
     Raises
     ------
     InputError
-        If it has no real implementation.
+        If it has no real implementation, or cannot run like this.
     """
-    kind = IMPLEMENTATIONS.get(technique.name)
-    if kind is None:
-        raise unknown("real implementation", technique.name, IMPLEMENTATIONS)
-    return kind(technique, decoder, lengths, generate)
+    check_known([technique])
+    return IMPLEMENTATIONS[technique.name](technique, decoder, lengths, generate)
