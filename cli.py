@@ -22,6 +22,7 @@ from kvsim.commands.options import (
 from kvsim.commands.plan import plan
 from kvsim.commands.simulate import simulate
 from kvsim.commands.traces import app as traces_app
+from kvsim.commands.validate import validate
 from kvsim.errors import InfeasibleError, InputError
 
 LINE = 1000  # longest message that anyone would read
@@ -38,6 +39,7 @@ app.add_typer(traces_app, name="traces")
 app.command()(plan)
 app.command()(simulate)
 app.command()(calibrate)
+app.command()(validate)
 
 
 def main() -> None:

@@ -78,7 +78,7 @@ def ops(
     length = cached(d, p, LayerShape())
     # the earliest new query sees as many tokens as the latest
     tokens = length if sees is None else np.minimum(length, sees + (p.new - 1))
-    read = _read(d, stored, tokens, values)
+    read = _read(d, stored, tokens, p.new, values)
     pairs = query_key_pairs(d, p, sees, scored)
     value_pairs = pairs if values is None else np.minimum(pairs, p.new * values)
     expand: list[Op] = []
@@ -104,10 +104,12 @@ def ops(
     return [*expand, op]
 
 
-def _read(d: Deployment, stored: Format, tokens: Number, values: Number | None) -> Number:
+def _read(
+    d: Deployment, stored: Format, tokens: Number, new: Number, values: Number | None
+) -> Number:
     """Bytes that attention over one sequence's cache moves, with the copies software makes. [B]"""
     m, stack = d.shard, d.stack
-    read = stored.read(m.k_width, m.v_width, tokens)
+    read = stored.read(m.k_width, m.v_width, tokens, new)
     if values is not None:
         read = read - m.v_width * (tokens - np.minimum(tokens, values)) * stored.number
     copies = 2.0 * m.queries_per_kv if stack.repeat_kv and m.queries_per_kv > 1 else 0.0

@@ -32,7 +32,8 @@ def gemm(
     """Hidden states of ``tokens`` tokens times one weight matrix (inputs, outputs)."""
     inputs, outputs = matrix
     stored = weights or d.weight_format
-    moved = stored.bytes(inputs, outputs) + HALF * tokens * (inputs + outputs)
+    bias = HALF * outputs if d.shard.biased(name) else 0.0
+    moved = stored.bytes(inputs, outputs) + bias + HALF * tokens * (inputs + outputs)
     return Op(
         name,
         kernel="gemm",
@@ -184,6 +185,20 @@ def quantise(
     return [Op(name, kernel="quantise", bytes={"hbm": moved}, launches=1.0 / every)]
 
 
+def pack(d: Deployment, p: Point, stored: Format) -> list[Op]:
+    """What a pass packs: of a prompt all but the tail, later a token for every new one."""
+    return pack_prompt(d, p, stored) if p.prefill else quantise(d, p.tokens, stored)
+
+
+def pack_prompt(d: Deployment, p: Point, stored: Format) -> list[Op]:
+    """The part of the prompt that a format packs, read in fp16 and written."""
+    if stored.bits == 16:
+        return []
+    numbers = p.batch * stored.packed(d.shard.k_width, d.shard.v_width, p.length)
+    moved = numbers * (HALF + stored.number)
+    return [Op("quantise", kernel="quantise", bytes={"hbm": moved})]
+
+
 def id_lists(d: Deployment, batch: Number, every: float = 1.0) -> list[Op]:
     """Lists of salient tokens made on the host, for K and V of every sequence and head."""
     fixed = 2 * d.stack.id_list * batch * d.shard.cached_heads / every
@@ -201,10 +216,11 @@ def head(d: Deployment, p: Point) -> tuple[Op, ...]:
     m = d.shard
     rows = p.batch if p.prefill and not d.stack.prompt_logits else p.tokens
     logits = gemm(d, "lm_head", rows, (m.hidden, m.vocab), WEIGHTS["fp16"])
+    looked_up = 3 if m.learned_positions else 2  # rows of the embedding and of positions, their sum
     sample = Op(
         "sample",
         kernel="pointwise",
-        bytes={"hbm": HALF * (rows * m.vocab + 2 * p.tokens * m.hidden)},
+        bytes={"hbm": HALF * (rows * (m.vocab + 2 * m.hidden) + looked_up * p.tokens * m.hidden)},
         fixed=d.stack.step + d.stack.sequence * p.batch,
         sync=d.stack.sequence > 0,  # the host handles each sequence once it has its token
     )

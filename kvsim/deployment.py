@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 
 from kvsim.errors import InputError
 from kvsim.hardware import Hardware, Stack
@@ -19,7 +20,7 @@ class WeightFormat:
 
     def bytes(self, inputs: float, outputs: float) -> float:
         """Stored size of an (inputs, outputs) matrix with its scales. [B]"""
-        groups = inputs / self.group if self.group else 1.0
+        groups = ceil(inputs / self.group) if self.group else 1.0  # the last may be short
         scales = groups * outputs * self.scale_bytes
         return inputs * outputs * self.bits / 8 + scales
 

@@ -67,16 +67,21 @@ def tokenwise_parameters(batch: Number, width: Number, tokens: Number) -> Number
     return 4 * batch * tokens + 0 * width
 
 
-def separable_parameters(batch: Number, width: Number, tokens: Number) -> Number:
+def separable_parameters(batch: Number, width: Number, tokens: Number, sets: Number = 1) -> Number:
     """Parameters of channelwise K and channel-separable tokenwise V. [numbers]
 
     Two per channel of K, one per channel of V, two per token of V (ZipCache, section 4.1).
+    Channels have theirs in each of the ``sets`` of tokens packed together: at one precision, at
+    one time (algorithms 1 to 3).
     """
-    return 3 * width + 2 * batch * tokens
+    return 3 * width * sets + 2 * batch * tokens
 
 
 def mixed_parameters(batch: Number, width: Number, tokens: Number) -> Number:
-    """Parameters of ZipCache's two precisions, as its tables 3, A and B count them. [numbers]"""
+    """Parameters of ZipCache's two precisions, as its tables 3, A and B count them. [numbers]
+
+    Algorithms 1 and 2 make others: those of ``separable_parameters`` in two sets.
+    """
     return 4 * width + 4 * batch * tokens
 
 
@@ -90,7 +95,8 @@ class Format:
     """Cached numbers in groups of ``bits``, with a tail of recent tokens in fp16.
 
     The tail holds ``tail`` tokens plus those not yet filling a block of ``block``; both are
-    counted in tokens per sequence.
+    counted in tokens per sequence. A ``late`` format packs after attention, so that a pass reads
+    its own tokens in fp16.
     """
 
     bits: float = 16
@@ -99,6 +105,7 @@ class Format:
     v_tail: int = 0
     k_block: int = 1
     v_block: int = 1
+    late: bool = False
 
     @property
     def kernel(self) -> str:
@@ -111,15 +118,26 @@ class Format:
         """Size of a packed number. [B]"""
         return float(bytes_per_number(self.bits, self.group))
 
-    def read(self, k_width: float, v_width: float, tokens: Number) -> Number:
-        """Bytes that attention over ``tokens`` cached tokens of one sequence reads. [B]"""
+    def read(self, k_width: float, v_width: float, tokens: Number, new: Number = 0.0) -> Number:
+        """Bytes that attention over ``tokens`` cached tokens of one sequence reads. [B]
+
+        Parameters
+        ----------
+        new : those of them that this pass adds. [tokens]
+        """
+        own = new if self.late else 0.0
+        packed = self.packed(k_width, v_width, tokens - own)
+        return packed * self.number + ((k_width + v_width) * tokens - packed) * 2.0
+
+    def packed(self, k_width: float, v_width: float, tokens: Number) -> Number:
+        """Packed numbers of one sequence with ``tokens`` cached tokens. [numbers]"""
         total: Number = 0.0
         for width, tail, block in (
             (k_width, self.k_tail, self.k_block),
             (v_width, self.v_tail, self.v_block),
         ):
             fresh = np.minimum(tokens, tail + tokens % block) if tail or block > 1 else 0.0
-            total = total + width * ((tokens - fresh) * self.number + fresh * 2.0)
+            total = total + width * (tokens - fresh)
         return total
 
     def resident(self, k_width: float, v_width: float, tokens: Number) -> Number:
@@ -146,8 +164,8 @@ def averaged(bits: Number) -> Format:
     return FP16 if widest == FP16.bits else Format(widest, group=UNGROUPED)
 
 
-def kivi(bits: float, group: float, residual: int) -> Format:
+def kivi(bits: float, group: float, residual: int, late: bool = False) -> Format:
     """Keys packed in blocks of ``residual`` tokens, values one by one behind the last ones."""
     if bits == 16 or residual == 0:
-        return Format(bits, np.inf if bits == 16 else group)
-    return Format(bits, group, k_tail=0, v_tail=residual, k_block=residual)
+        return Format(bits, np.inf if bits == 16 else group, late=late)
+    return Format(bits, group, v_tail=residual, k_block=residual, late=late)

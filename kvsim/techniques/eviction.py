@@ -1,5 +1,7 @@
 """What techniques share that keep a part of the tokens and drop the rest."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from kvsim import attention, blocks
@@ -8,26 +10,33 @@ from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.model import LayerShape
 
 
-def compact(d: Deployment, p: Point, budget: Number, scored: Number) -> list[Op]:
-    """After the prompt: select by ``scored`` tokens' scores, gather what is kept."""
-    m = d.shard
+def select(d: Deployment, p: Point, budget: Number, scored: Number) -> Op:
+    """After the prompt: the tokens to keep by the scores of ``scored`` of them."""
     evicts = (p.prompt > np.asarray(budget)).astype(float)
-    kept = blocks.kv_bytes(m, p.batch * np.minimum(budget, p.prompt)) * evicts
+    return blocks.top_k("select", p.batch * d.shard.cached_heads * scored * evicts)
+
+
+def gather_kept(d: Deployment, p: Point, budget: Number) -> Op:
+    """After the prompt: copy what is kept to where it stays."""
+    kept = blocks.kv_bytes(d.shard, p.batch * np.minimum(budget, p.prompt))
+    return Op("compact", kernel="gather", bytes={"hbm": 2 * kept})
+
+
+def compact(d: Deployment, p: Point, budget: Number, scored: Number) -> list[Op]:
+    """Select by ``scored`` tokens' scores and gather what is kept, where anything is dropped."""
+    evicts = (p.prompt > np.asarray(budget)).astype(float)
+    kept = gather_kept(d, p, budget)
     return [
-        blocks.top_k("select", p.batch * m.cached_heads * scored * evicts),
-        Op("compact", kernel="gather", bytes={"hbm": 2 * kept}),
+        select(d, p, budget, scored),
+        replace(kept, bytes={"hbm": kept.bytes["hbm"] * evicts}),
     ]
 
 
 def score_upkeep(d: Deployment, p: Point, tokens: Number) -> list[Op]:
-    """Scores of ``tokens`` cached tokens leave the kernel and are added up in fp32 per head.
-
-    In decoding the lowest sum is then looked for, one token at a time.
-    """
+    """Scores of ``tokens`` cached tokens leave the kernel and are added up in fp32 per head."""
     sums = p.batch * d.shard.heads * tokens
     moved = blocks.SCORE * p.new * sums + 8.0 * sums  # sums are read and written
-    ops = [Op("scores", kernel="pointwise", bytes={"hbm": moved})]
-    return ops if p.prefill else [*ops, Op("lowest", kernel="topk", bytes={"hbm": 4.0 * sums})]
+    return [Op("scores", kernel="pointwise", bytes={"hbm": moved})]
 
 
 def kept_cache(d: Deployment, p: Point, shape: LayerShape, budget: Number) -> Number:

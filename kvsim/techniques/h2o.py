@@ -46,7 +46,12 @@ class H2o(Technique):
             *attention.ops(d, p, shape, limit=limit, scored=True),
             *score_upkeep(d, p, ranked),
         ]
-        return [*ops, *compact(d, p, self._budget, scored=tokens)] if p.prefill else ops
+        if p.prefill:
+            return [*ops, *compact(d, p, self._budget, scored=tokens)]
+        # the token that leaves the recent ones is compared with the heavy hitters
+        compared = (self.heavy + 1) * (p.length > self._budget) * (np.asarray(self.heavy) > 0)
+        sums = 4.0 * p.batch * d.shard.heads * compared
+        return [*ops, Op("lowest", kernel="topk", bytes={"hbm": sums})]
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """Kept tokens and their scores."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvsim import attention, blocks
 from kvsim.deployment import Deployment
-from kvsim.graph import Buffers, Number, Op, Point
+from kvsim.graph import Buffers, Channel, Number, Op, Point
 from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique, param
 
@@ -47,20 +47,26 @@ class Kcache(Technique):
         length = attention.cached(d, p, shape)
         chosen = np.minimum(self.n, length)
         scores = p.tokens * m.heads * length
-        if on_gpu:
-            select = blocks.top_k("topk", scores)
-            return [*attention.ops(d, p, shape, values=chosen), select]
         rows = p.batch * np.minimum(p.new * m.heads * chosen, m.kv_heads * length)
         size = blocks.HALF * rows * m.head_dim
-        weighted = 2.0 * p.tokens * m.heads * m.head_dim * chosen
+        weights = blocks.HALF * p.tokens * m.heads * chosen
+        if on_gpu:
+            shared = blocks.HALF * p.batch * m.v_width * chosen  # if a group chose alike
+            more = size - shared + weights
+            select = blocks.top_k("topk", scores)
+            return [*attention.ops(d, p, shape, values=chosen, extra_bytes=more), select]
+        flops = 2.0 * p.tokens * m.heads * m.head_dim * chosen
+        out = blocks.HALF * p.tokens * m.heads * m.head_dim
+        without = blocks.HALF * m.v_width * p.tokens + out  # no values are written, nor an output
+        weighted: dict[Channel, Number] = {"hbm": size + weights + out}
         sync = d.stack.gather_sync
         return [
             *blocks.runtime(d),
-            *attention.ops(d, p, shape, name="scores", values=0.0),
+            *attention.ops(d, p, shape, name="scores", values=0.0, extra_bytes=-without),
             blocks.top_k("topk", scores, sync=sync),
             blocks.copy("fetch_v", "h2d", size, rows=rows, after=("topk",)),
             blocks.copy("store_v", "d2h", blocks.HALF * m.v_width * p.tokens, after=("qkv",)),
-            Op("attn", "gpu", "attention", weighted, {"hbm": size}, after=("fetch_v",)),
+            Op("attn", "gpu", "attention", flops, weighted, after=("fetch_v",)),
         ]
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:

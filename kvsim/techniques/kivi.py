@@ -36,7 +36,7 @@ class Kivi(Technique):
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Attention over packed and fresh tokens; keys are packed in blocks, values singly."""
         return [
-            *blocks.quantise(d, p.tokens, self.stored),
+            *blocks.pack(d, p, self.stored),
             *attention.ops(d, p, shape, stored=self.stored),
         ]
 

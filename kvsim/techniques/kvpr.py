@@ -145,13 +145,16 @@ class Kvpr(Scheduled):
         if on_gpu or not p.prefill:
             return ops
         first, last = self._splits(d, p, shape)
-        size = p.batch * last * self._activation(d) * self.stored.number
+        states = p.batch * last * self._activation(d)
+        packed = blocks.quantise(d, states / d.shard.kv_width, self.stored, "quantise_states")
         spared = 1 - first / p.prompt
         stores = [op for op in ops if op.name == "store_kv"]
+        after = ("quantise_states",) if packed else ("qkv",)
         return [
             *(op for op in ops if op.name != "store_kv"),
+            *packed,
             *(replace(op, bytes={k: v * spared for k, v in op.bytes.items()}) for op in stores),
-            pinned("store_states", "d2h", size, after=("qkv",)),
+            pinned("store_states", "d2h", states * self.stored.number, after=after),
         ]
 
     def _splits(self, d: Deployment, p: Point, shape: LayerShape) -> tuple[Number, Number]:

@@ -11,8 +11,9 @@ from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Cycle, Number, Op, Point
 from kvsim.model import LayerShape
 from kvsim.techniques.base import SCORE_MEMORY, Technique, merge, param
+from kvsim.techniques.eviction import gather_kept, select
 from kvsim.techniques.quantspec import Draft
-from kvsim.techniques.snapkv import observe
+from kvsim.techniques.snapkv import kept_tokens, observe
 from kvsim.techniques.speculation import (
     acceptance_rate,
     assumed_acceptance,
@@ -20,6 +21,7 @@ from kvsim.techniques.speculation import (
     verify_point,
 )
 
+SINK = 4  # first tokens that a StreamingLLM draft keeps
 WINDOW = 32  # SnapKV's observing queries
 GATHERED = 2.5  # copies of the chosen tokens alive at once: gathered, reordered, one part joined
 
@@ -57,28 +59,40 @@ class Magicdec(Technique):
 
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Full attention; after the prompt the draft cache is filled."""
+        if not self.gamma:
+            return attention.ops(d, p, shape)
+        if not p.prefill:  # verification writes what it adds into both caches
+            return attention.ops(d, p, shape, extra_bytes=blocks.kv_bytes(d.shard, p.tokens))
         ops = attention.ops(d, p, shape)
-        if not p.prefill or not self.gamma:
-            return ops
         if self.draft == "snapkv":
-            return [*ops, *observe(d, p, WINDOW, self.budget)]
-        kept = blocks.kv_bytes(d.shard, p.batch * np.minimum(self.budget, p.prompt))
-        return [*ops, Op("compact", kernel="gather", bytes={"hbm": 2 * kept})]
+            ops.append(observe(d, p, WINDOW, self.budget))
+            ops.append(select(d, p, self.budget, scored=p.prompt))
+            return [*ops, gather_kept(d, p, self.budget)]
+        return [*ops, gather_kept(d, p, self.budget + self.gamma)]
 
     def cycle(self, d: Deployment, p: Point) -> Cycle:
         """Gamma drafts over the small cache, one verification over the whole."""
-        cheap = Draft(limit=self.budget)
-        drafts = [cheap.forward(d, q) for q in draft_points(p, self.gamma)]
+        drafts = [self._draft(q).forward(d, q) for q in draft_points(p, self.gamma)]
         verify = self.forward(d, verify_point(p, self.gamma))
         return Cycle((*drafts, verify), 1.0 + self.gamma * self.rate)
 
+    def _draft(self, p: Point) -> Draft:
+        """A StreamingLLM draft sees its budget, a SnapKV draft also what was generated since."""
+        if self.draft == "snapkv":
+            return Draft(limit=kept_tokens(p, self.budget))
+        return Draft(limit=self.budget, idle=self.gamma)
+
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
-        """Both caches."""
+        """Both caches, with room for the drafts of a round."""
         full: Buffers = {"gpu": {"kv": attention.resident_kv(d, p, shape)}}
         if not self.gamma:
             return full
-        tokens = np.minimum(attention.cached(d, p, shape), self.budget)
-        return merge(full, {"gpu": {"draft kv": blocks.kv_bytes(d.shard, p.batch * tokens)}})
+        drafts = blocks.kv_bytes(d.shard, p.batch * self.gamma)
+        tokens: Number = np.minimum(attention.cached(d, p, shape), self.budget)
+        if self.draft == "snapkv":
+            tokens = kept_tokens(p, self.budget)
+        small = blocks.kv_bytes(d.shard, p.batch * tokens) + drafts
+        return merge(full, {"gpu": {"kv": drafts, "draft kv": small}})
 
     def scratch(self, d: Deployment, p: Point) -> Number:
         """What filling SnapKV's draft cache needs beside attention. [B]

@@ -71,6 +71,7 @@ class Mikv(Technique):
             *self._pack(d, p),
             *attention.ops(d, p, shape, stored=stored, extra_bytes=less, scored=True),
             *score_upkeep(d, p, tokens),
+            *([] if p.prefill else [_lowest(d, p, tokens)]),
             *([blocks.top_k("select", ranked)] if p.prefill else []),
             *(blocks.id_lists(d, p.batch) if p.prefill and not self.exact else []),
         ]
@@ -111,3 +112,9 @@ class Mikv(Technique):
         """Shares around the paper's, at its widths and at those ZipCache compares with."""
         shares = np.array([0.2, 0.4, 0.6, 0.8])[:, None, None]
         return [Mikv(shares, high, low) for high, low in ((4, 2), (16, 2), (16, 4))]
+
+
+def _lowest(d: Deployment, p: Point, tokens: Number) -> Op:
+    """The least important token is looked for among all, one at a time."""
+    sums = 4.0 * p.batch * d.shard.heads * tokens
+    return Op("lowest", kernel="topk", bytes={"hbm": sums})

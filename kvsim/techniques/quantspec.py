@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+
 from kvsim import attention, blocks
 from kvsim.deployment import WEIGHTS, Deployment, WeightFormat
 from kvsim.formats import Format
@@ -23,7 +25,8 @@ class Quantspec(Technique):
     """Self-speculation with a hierarchical 4+4-bit cache and 4-bit MLP weights.
 
     The output is that of the model with an 8-bit cache. Tokens are packed in blocks behind a
-    double buffer of ``residual`` tokens, whose halves swap roles when one is packed.
+    double buffer of ``residual`` tokens, whose halves swap roles when one is packed. Rounds that
+    the buffer cuts short, about one per half, are not modelled.
 
     References
     ----------
@@ -45,7 +48,8 @@ class Quantspec(Technique):
     def stored(self) -> Format:
         """The cache as verification sees it; both halves of the buffer roll over together."""
         half = self.residual // 2
-        return Format(8, self.group, k_tail=half, v_tail=half, k_block=half, v_block=half)
+        tails = {"k_tail": half, "v_tail": half, "k_block": half, "v_block": half}
+        return Format(8, self.group, **tails, late=True)
 
     @property
     def _draft_weights(self) -> WeightFormat | None:
@@ -64,7 +68,7 @@ class Quantspec(Technique):
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Verification, prefill: the whole 8-bit cache; the tokens that stay are packed."""
         if p.prefill:
-            packed = blocks.quantise(d, p.tokens, self.stored)
+            packed = blocks.pack_prompt(d, p, self.stored)
             return [*attention.ops(d, p, shape), *packed]
         kept = p.batch * (1.0 + self.gamma * self.rate)
         every = self.residual / 2 / (1.0 + self.gamma * self.rate)  # rounds per flush
@@ -109,6 +113,7 @@ class Draft(Technique):
 
     seen: Format = Format()
     limit: Number | None = None
+    idle: Number = 0.0  # slots beyond the limit that are read all the same [tokens]
     mlp: WeightFormat | None = None
 
     def __post_init__(self) -> None:
@@ -116,7 +121,12 @@ class Draft(Technique):
 
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Attention over what the draft sees."""
-        return attention.ops(d, p, shape, stored=self.seen, limit=self.limit)
+        idle: Number = 0.0
+        if self.limit is not None:
+            seen = np.minimum(p.length, self.limit)
+            idle = np.minimum(p.length, self.limit + self.idle) - seen
+        unseen = blocks.kv_bytes(d.shard, p.batch * idle)
+        return attention.ops(d, p, shape, stored=self.seen, limit=self.limit, extra_bytes=unseen)
 
     def layer(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """As every layer, with the draft's own MLP weights."""

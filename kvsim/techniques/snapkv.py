@@ -14,19 +14,18 @@ from kvsim.techniques.base import Technique, param
 from kvsim.techniques.eviction import compact, kept_cache, scratch_cache
 
 
-def observe(d: Deployment, p: Point, window: Number, budget: Number) -> list[Op]:
-    """Scores of the prompt's last queries over all its keys, and the selection by them."""
+def observe(d: Deployment, p: Point, window: Number, budget: Number) -> Op:
+    """Scores of the prompt's last queries over all its keys, where any is dropped."""
     m = d.shard
     evicts = (p.prompt > np.asarray(budget)).astype(float)
-    pairs = np.minimum(window, p.prompt) * p.prompt * evicts
+    asking = np.minimum(window, p.prompt)
+    pairs = asking * p.prompt * evicts
     width = m.k_width / m.cached_heads
     keys = blocks.HALF * p.batch * m.k_width * p.prompt * evicts
+    queries = blocks.HALF * p.batch * m.heads * width * asking * evicts
     scores = 2 * blocks.SCORE * p.batch * m.heads * pairs  # softmax, then pooling over queries
     flops = 2.0 * p.batch * m.heads * width * pairs
-    return [
-        Op("observe", kernel="attention", flops=flops, bytes={"hbm": keys + scores}),
-        *compact(d, p, budget, scored=p.prompt),
-    ]
+    return Op("observe", kernel="attention", flops=flops, bytes={"hbm": keys + queries + scores})
 
 
 def kept_tokens(p: Point, budget: Number) -> Number:
@@ -55,7 +54,8 @@ class Snapkv(Technique):
         if p.prefill:
             return [
                 *attention.ops(d, p, shape),
-                *observe(d, p, self.window, self.budget),
+                observe(d, p, self.window, self.budget),
+                *compact(d, p, self.budget, scored=p.prompt),
             ]
         return attention.ops(d, p, shape, limit=kept_tokens(p, self.budget))
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvsim import attention, blocks
 from kvsim.deployment import Deployment
-from kvsim.formats import Format, averaged, mixed_bits, mixed_parameters
+from kvsim.formats import Format, averaged, mixed_bits, separable_parameters
 from kvsim.graph import Array, Buffers, Channel, Number, Op, Point
 from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique, param
@@ -46,28 +46,37 @@ class Zipcache(Technique):
         """Only without packing."""
         return bool(np.all(np.asarray(self._bits) == 16))
 
-    def _packed(self, d: Deployment, batch: Number, tokens: Number) -> Number:
-        """Bytes of packed tokens with their parameters and, for mixtures, their indices."""
-        m = d.shard
-        numbers = batch * m.kv_width * tokens * np.asarray(self._bits) / 8
-        parameters = blocks.HALF * mixed_parameters(batch, m.kv_width / 2, tokens)
-        return numbers + parameters * (np.asarray(self._bits) < 16)
+    @property
+    def _mixed(self) -> Array:
+        salient = np.asarray(self.salient)
+        return ((salient > 0) & (salient < 1)).astype(float)
+
+    def _packed(self, d: Deployment, batch: Number, tokens: Number, times: Number) -> Number:
+        """Bytes of packed tokens with their parameters, packed at so many times."""
+        m, bits = d.shard, np.asarray(self._bits)
+        numbers = batch * m.kv_width * tokens * bits / 8
+        sets = times * (1 + self._mixed)
+        parameters = blocks.HALF * separable_parameters(batch, m.kv_width / 2, tokens, sets)
+        return numbers + parameters * (bits < 16)
 
     def _fresh(self, p: Point, tokens: Number) -> Number:
-        """Generated tokens not packed yet. [tokens]"""
-        waiting: Number = np.maximum(p.length - p.prompt, 0.0) % self.window
+        """Tokens not packed yet when a pass attends; it packs afterwards. [tokens]"""
+        if p.prefill:
+            return 0.0
+        waiting: Number = np.maximum(p.context - p.prompt, 0.0) % self.window + p.new
         return np.minimum(tokens, waiting)
 
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Attention over both precisions; probes score all tokens; new tokens are packed.
 
-        In decoding one new token in a hundred pays for the repacking of a hundred; saliency is
+        In decoding one new token in a hundred pays for the packing of a hundred; saliency is
         selected once per window.
         """
         m = d.shard
         tokens = attention.cached(d, p, shape)
         fresh = self._fresh(p, tokens)
-        packed = self._packed(d, p.batch, tokens - fresh)
+        times = 1 + np.ceil(np.maximum(tokens - fresh - p.prompt, 0.0) / self.window)
+        packed = self._packed(d, p.batch, tokens - fresh, times)
         read = packed + blocks.kv_bytes(m, p.batch * fresh)
         plain = blocks.kv_bytes(m, p.batch * tokens)
         stored = self.stored
@@ -75,52 +84,63 @@ class Zipcache(Technique):
         less = 0.0 if p.prefill else read - plain * stored.number / blocks.HALF
         ops = [] if self.exact else [self._pack(d, p)]
         ops += attention.ops(d, p, shape, stored=stored, extra_bytes=less)
-        ops += self._probes(d, p, tokens, packed)
+        ops += self._probes(d, p, tokens, fresh)
         if self.exact:
             return ops
         return ops + blocks.id_lists(d, p.batch, 1 if p.prefill else self.window)
 
     def _pack(self, d: Deployment, p: Point) -> Op:
-        numbers = d.shard.kv_width * p.tokens
-        moved = numbers * (blocks.HALF + np.asarray(self._bits) / 8)
-        often = 1.0 if p.prefill else 1.0 / self.window
-        return Op("quantise", kernel="quantise", bytes={"hbm": moved}, launches=often)
+        window = 1 if p.prefill else self.window
+        tokens = p.new if p.prefill else self.window
+        packed = self._packed(d, p.batch, tokens, 1)
+        moved = (blocks.kv_bytes(d.shard, p.batch * tokens) + packed) / window
+        return Op("quantise", kernel="quantise", bytes={"hbm": moved}, launches=1.0 / window)
 
-    def _probes(self, d: Deployment, p: Point, tokens: Number, packed: Number) -> list[Op]:
-        """Scores of the probing queries over all keys, and the ranking of tokens by them.
+    def _probes(self, d: Deployment, p: Point, tokens: Number, fresh: Number) -> list[Op]:
+        """Scores of the probing queries, and the ranking of tokens by them.
 
-        In decoding a share of the steps probes, over packed keys; the ranking is made once per
-        window.
+        The prompt's probes are scored over all its keys. In decoding a share of the steps
+        probes: attention's own scores of the tokens that wait to be packed leave the kernel. The
+        ranking is made once per window.
         """
         m = d.shard
-        pairs = self.probe * p.new * tokens
-        passes = np.minimum(self.probe * p.new, 1.0)
-        plain = blocks.HALF * p.batch * m.k_width * tokens
-        keys = passes * (plain if p.prefill else packed * m.k_width / m.kv_width)
-        scores = 2 * blocks.SCORE * p.batch * m.heads * pairs
-        flops = 2.0 * p.batch * m.heads * (m.k_width / m.cached_heads) * pairs
+        heads, width = p.batch * m.heads, m.k_width / m.cached_heads
         window = 1 if p.prefill else self.window
-        ranked = p.batch * m.cached_heads * tokens / window
-        moved: dict[Channel, Number] = {"hbm": keys + scores}
-        often = 1.0 if p.prefill else self.probe
-        return [
-            Op("probe", kernel="attention", flops=flops, bytes=moved, launches=often),
-            blocks.top_k("saliency", ranked, every=window),
-        ]
+        ranked = p.batch * m.cached_heads * (tokens if p.prefill else float(self.window))
+        rank = blocks.top_k("saliency", ranked / window, every=window)
+        if not p.prefill:
+            scores = blocks.SCORE * heads * fresh * self.probe
+            moved: dict[Channel, Number] = {"hbm": scores}
+            return [Op("probe", bytes=moved, launches=self.probe), rank]
+        probes = np.maximum(np.round(self.probe * p.new), self.probe > 0)
+        pairs = probes * tokens
+        read = blocks.HALF * (p.batch * m.k_width * tokens + heads * width * probes)
+        scores = 2 * blocks.SCORE * heads * pairs  # before and after the softmax
+        sums = 4.0 * p.batch * m.cached_heads * tokens * (probes > 0)
+        flops = 2.0 * heads * width * pairs
+        moved = {"hbm": read * (probes > 0) + scores + sums}
+        return [Op("probe", kernel="attention", flops=flops, bytes=moved), rank]
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
-        """Packed tokens sized for every token, the fp16 window, scores and indices."""
-        m, bits = d.shard, np.asarray(self._bits)
+        """Prompt and full windows packed, the fp16 window, its scores; indices where listed.
+
+        Attention does not ask for the order of tokens, so that lists of them are needed only by
+        software that restores it.
+        """
+        m = d.shard
         tokens = attention.cached(d, p, shape)
-        below: Array = (bits < 16).astype(float)
-        per_head = p.batch * m.cached_heads * tokens * below
-        mixed = (np.asarray(self.salient) > 0) & (np.asarray(self.salient) < 1)
+        below: Array = (np.asarray(self._bits) < 16).astype(float)
+        heads = p.batch * m.cached_heads * below
+        windows = np.floor(np.maximum(p.context - p.prompt, 0.0) / self.window)
+        packed = np.minimum(tokens, p.prompt + windows * self.window)
+        packed = np.where(below, packed, tokens)  # nothing waits to be packed at 16 bits
+        listed = self._mixed * (d.stack.id_list > 0)
         return {
             "gpu": {
-                "kv": d.stack.cache_overhead * self._packed(d, p.batch, tokens),
+                "kv": d.stack.cache_overhead * self._packed(d, p.batch, packed, 1 + windows),
                 "fp16 window": blocks.kv_bytes(m, p.batch * self.window) * below,
-                "indices": d.stack.index_bytes * per_head * mixed,
-                "saliency": 4.0 * per_head,
+                "indices": d.stack.index_bytes * heads * tokens * listed,
+                "saliency": 4.0 * heads * self.window,
             }
         }
 

@@ -1,0 +1,88 @@
+"""`kvsim validate`: techniques run for real, their tokens and counts checked."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from kvsim.arguments import count, option
+from kvsim.commands.options import GpuOption, JsonOption
+from kvsim.errors import InputError
+
+
+def validate(
+    model: Annotated[
+        str,
+        option("--model", "NAME|PATH", "From `kvsim models` (random weights), folder, or GGUF."),
+    ] = "smollm2-135m",
+    device: Annotated[str, option("--device", "DEVICE", "cpu, cuda or cuda:N.")] = "cpu",
+    techniques: Annotated[
+        list[str] | None,
+        option("--techniques", "SPEC", "NAME:KEY=VALUE,... May be repeated; all if not given."),
+    ] = None,
+    layers: Annotated[str, option("--layers", "N", "The first N layers only; 0: all.")] = "0",
+    batch: Annotated[str, option("--batch", "N", "Sequences.")] = "2",
+    prompt: Annotated[str, option("--prompt", "N", "Prompt tokens of each.")] = "96",
+    generate: Annotated[str, option("--generate", "N", "Tokens to generate.")] = "16",
+    gpu: GpuOption = "a6000",
+    json: JsonOption = False,
+) -> None:
+    """Run techniques for real; compare tokens, FLOPs, bytes and memory with what is predicted."""
+    from json import dumps
+
+    from kvsim.profiles import load_hardware, load_stack
+    from kvsim.techniques import parse
+
+    sizes = [count(*item) for item in (("--batch", batch), ("--prompt", prompt))]
+    sizes.append(count("--generate", generate))
+    for name, size in zip(("--batch", "--prompt", "--generate"), sizes, strict=True):
+        if not 1 <= size <= 10**6:
+            raise InputError(f"{name}: got {size}; expected a whole number from 1 to 1000000")
+    texts = [] if techniques in (None, ["all"]) else list(techniques or [])
+    asked = [parse(text) for text in texts]
+    hardware, stack = load_hardware(gpu), load_stack("kvsim")
+
+    try:
+        import torch
+    except ImportError:
+        raise InputError("validate needs PyTorch; pip install 'kvsim[validate]'") from None
+    from kvsim.report import validation
+    from kvsim.validate.check import Outcome, Workload, check, check_workload, representative
+    from kvsim.validate.checkpoint import open_model
+    from kvsim.validate.impl import check_known
+    from kvsim.validate.machine import find_device
+
+    where = find_device(device)
+    check_known(asked)
+    arch, source = open_model(model)
+    cut = count("--layers", layers)
+    arch = arch.first(cut) if cut else arch
+    work = Workload(*sizes)
+    check_workload(arch, work, where)
+    found: list[Outcome] = []
+    for step in check(
+        arch, source, asked or representative(arch.model, work), work, where, hardware, stack
+    ):
+        if isinstance(step, Outcome):
+            found.append(step)
+        else:
+            typer.echo(step, err=True)
+    name = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
+    passed = all(outcome.passed for outcome in found)
+    if json:
+        answer = {
+            "model": arch.model.name, "layers": arch.model.layers,
+            "weights": "random" if source is None else source.where,
+            "device": device, "device_name": name, "torch": torch.__version__,
+            "batch": work.batch, "prompt": work.prompt, "generate": work.generate,
+            "techniques": [validation.outcome(outcome) for outcome in found], "passed": passed,
+        }  # fmt: skip
+        typer.echo(dumps(answer, indent=2, allow_nan=False))
+    else:
+        weights = "random weights" if source is None else "its own weights"
+        title = f"{arch.model.name}, {arch.model.layers} layers, {weights}, on {name}: "
+        title += f"batch {work.batch}, prompt {work.prompt}, generate {work.generate}"
+        validation.print_outcomes(title, found)
+    if not passed:
+        sys.stdout.flush()
+        raise typer.Exit(1)

@@ -1,0 +1,267 @@
+"""Quantisers against optimum-quanto, a scalar twin, error bounds and the sizes formats state."""
+
+from importlib import import_module
+from math import ceil, floor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvsim.deployment import WEIGHTS
+from kvsim.errors import InputError
+from kvsim.formats import Format, bytes_per_number, separable_parameters
+from kvsim.validate.kernels.packing import WIDTHS, pack, unpack
+from kvsim.validate.kernels.quantise import Levels, quantise
+from kvsim.validate.kernels.separable import channelwise, separable
+from kvsim.validate.kernels.stores import By, Store
+from kvsim.validate.kernels.weights import int4
+
+quanto: Any = import_module("optimum.quanto")  # untyped
+BYS: tuple[By, By] = ("channel", "token")
+
+
+def numbers(seed: int, *shape: int, spread: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    offset = torch.randn(shape[-1], generator=generator)  # channels with outliers, as keys have
+    return ((torch.randn(shape, generator=generator) + 3 * offset) * spread).half()
+
+
+def half(value: float) -> float:
+    return float(np.float16(value))
+
+
+def scalar_twin(values: list[float], bits: int, where: Levels) -> tuple[list[int], list[float]]:
+    """One group in plain Python floats, rounded to fp16 only where scales are stored."""
+    low, high = min(values), max(values)
+    if where == "centres":
+        scale, zero = half((high - low) / 2**bits), half(low + (high - low) / 2**bits / 2)
+    else:
+        scale, zero = half((high - low) / (2**bits - 1)), half(low)
+        if where == "grid" and scale:
+            zero = half(floor(low / scale + 0.5) * scale)
+    codes = [min(max(floor((x - zero) / (scale or 1.0) + 0.5), 0), 2**bits - 1) for x in values]
+    return codes, [code * scale + zero for code in codes]
+
+
+def groups_of(x: Tensor, group: int, by: By) -> Tensor:
+    """Groups as rows of a matrix."""
+    rows = x.transpose(-1, -2) if by == "channel" else x
+    return rows.reshape(-1, group)
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_packing_keeps_every_code(bits: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, 9)) * (8 // bits)
+    codes = data.draw(st.lists(st.integers(0, 2**bits - 1), min_size=count, max_size=count))
+    packed = pack(torch.tensor([codes], dtype=torch.uint8), bits)
+    assert packed.nbytes * 8 == count * bits
+    assert unpack(packed, bits).tolist() == [codes]
+
+
+def test_neighbours_share_a_byte_lowest_bits_first() -> None:
+    assert pack(torch.tensor([1, 2, 3, 0]), 2).tolist() == [0b00111001]
+    assert pack(torch.tensor([0xA, 0x3]), 4).tolist() == [0x3A]
+
+
+@pytest.mark.parametrize("by", BYS)
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("where", ["ends", "centres", "grid"])
+def test_codes_are_the_scalar_twins(bits: int, by: By, where: Levels) -> None:
+    x = numbers(bits, 1, 2, 48, 32)
+    store = quantise(x, bits, 16, by, where)
+    codes = groups_of(unpack(store.codes, bits), 16, by)
+    wide = groups_of(store.numbers(), 16, by)
+    for row, found, widened in zip(groups_of(x, 16, by), codes, wide, strict=True):
+        expected, values = scalar_twin(row.tolist(), bits, where)
+        ties = sum(a != b for a, b in zip(found.tolist(), expected, strict=True))
+        assert ties == 0
+        assert widened.tolist() == pytest.approx(values, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("by", BYS)
+@pytest.mark.parametrize(("bits", "kind"), [(2, "qint2"), (4, "qint4")])
+def test_groups_are_those_of_quanto(bits: int, kind: str, by: By) -> None:
+    x = numbers(3, 1, 1, 64, 64)
+    mine, base = quantise(x, bits, 32, by), x[0, 0].float()
+    # axis 0 groups neighbours in a token, axis -1 neighbouring tokens of a channel
+    axis = -1 if by == "channel" else 0
+    scale, shift = quanto.MaxOptimizer()(base, getattr(quanto, kind), axis, 32)
+    for theirs, table in ((scale, mine.scale), (-shift, mine.zero)):
+        own = table[0, 0].T if by == "channel" else table[0, 0]
+        assert torch.equal(theirs.half().flatten(), own.flatten())
+    scale, shift = scale.half().float(), shift.half().float()
+    codes = torch.ops.quanto.quantize_affine(base, bits, axis, 32, scale, shift)
+    theirs = quanto.tensor.ungroup(codes * scale - shift, axis, base.shape)
+    wide = groups_of(theirs, 32, by)
+    step, zero = (groups_of(mine._spread(t)[0, 0], 32, by) for t in (mine.scale, mine.zero))
+    off = (groups_of(mine.numbers()[0, 0], 32, by) - wide).abs()
+    tie = ((groups_of(base, 32, by) - zero) / step % 1 - 0.5).abs() < 1e-5
+    assert (off <= 1e-5 + tie * step * 1.001).all()
+    assert tie.float().mean() < 0.02
+
+
+@given(
+    bits=st.sampled_from(WIDTHS),
+    by=st.sampled_from(BYS),
+    where=st.sampled_from(["ends", "centres", "grid"]),
+    spread=st.sampled_from([1e-4, 1.0, 300.0]),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None)
+def test_errors_stay_within_half_a_step(
+    bits: int, by: By, where: Levels, spread: float, seed: int
+) -> None:
+    x = numbers(seed, 1, 1, 32, 16, spread=spread)
+    store = quantise(x, bits, 16, by, where)
+    rows = groups_of(x.float(), 16, by)
+    error = (groups_of(store.numbers(), 16, by) - rows).abs().amax(1)
+    width = rows.amax(1) - rows.amin(1)
+    levels = 2**bits if where == "centres" else 2**bits - 1
+    allowed = width / levels * (1.0 if where == "grid" else 0.5)  # a whole zero point clips
+    stored = 2**-10 * rows.abs().amax(1) + 2**-10 * width + 2**bits * 2**-24  # scales in fp16
+    assert (error <= allowed + stored).all()
+
+
+def test_one_bit_as_specache_has_it() -> None:
+    x = torch.tensor([0.0, 1.0, 1.9, 2.0, 3.0, 3.9, 4.0, 4.0]).half().view(1, 1, 1, 8)
+    paper = quantise(x, 1, 8, "token", "centres")
+    assert paper.zero.item() == 1.0  # (3 min + max) / 4
+    assert paper.scale.item() == 2.0  # (max - min) / 2
+    assert paper.numbers().flatten().tolist() == [1, 1, 1, 3, 3, 3, 3, 3]
+    own = quantise(x, 1, 8, "token")
+    assert own.numbers().flatten().tolist() == [0, 0, 0, 4, 4, 4, 4, 4]
+
+
+@given(seed=st.integers(0, 1000), spread=st.sampled_from([1e-3, 1.0, 100.0]))
+@settings(max_examples=30, deadline=None)
+def test_both_halves_make_eight_bits(seed: int, spread: float) -> None:
+    x = numbers(seed, 1, 2, 32, 32, spread=spread)
+    for by in BYS:
+        whole = quantise(x, 4, 32, by, hierarchical=True)
+        draft = whole.upper_only()
+        assert torch.equal(draft.codes, quantise(x, 4, 32, by).codes)
+        rows = groups_of(x.float(), 32, by)
+        width = rows.amax(1) - rows.amin(1)
+        stored = 2**-10 * (rows.abs().amax(1) + width) + 2**-20
+        for store, steps in ((draft, 15), (whole, 15 * 16)):
+            error = (groups_of(store.numbers(), 32, by) - rows).abs().amax(1)
+            # the residual's largest code is 7 of 8 sixteenths: half a step more at one end
+            allowed = width / steps * (0.5 if steps == 15 else 1.0)
+            assert (error <= allowed + stored).all()
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("group", [16, 32, 64])
+def test_sizes_are_those_formats_state(bits: int, group: int) -> None:
+    x = numbers(1, 3, 2, 64, 64)
+    for by in BYS:
+        assert quantise(x, bits, group, by).nbytes == x.numel() * bytes_per_number(bits, group)
+    whole = quantise(x, 4, group, "token", hierarchical=True)
+    assert whole.nbytes == x.numel() * bytes_per_number(8, group)
+    assert whole.upper_only().nbytes == x.numel() * bytes_per_number(4, group)
+    assert Format(8, group).number == bytes_per_number(8, group)
+
+
+def test_mixed_sizes_are_those_formats_state() -> None:
+    batch, heads, head_dim = 3, 2, 32
+    high, low = numbers(1, batch, heads, 60, head_dim), numbers(2, batch, heads, 40, head_dim)
+    stores = []
+    for part, bits in ((high, 4), (low, 2)):
+        valid = torch.ones(batch, part.shape[2], dtype=torch.bool)
+        stores += [channelwise(part, bits, valid), separable(part, bits, valid)]
+    codes = 2 * batch * heads * head_dim * (60 * 4 + 40 * 2) / 8
+    parameters = separable_parameters(batch, heads * head_dim, 100, sets=2)
+    assert sum(s.nbytes for s in stores) == codes + 2 * parameters
+
+
+def naive_separable(x: Tensor, bits: int) -> Tensor:
+    """Algorithm 1 of the ZipCache paper, loop by loop."""
+    batch, heads, tokens, head_dim = x.shape
+    result = torch.empty(x.shape)
+    factor = torch.empty(heads, head_dim)
+    for h in range(heads):
+        for c in range(head_dim):
+            factor[h, c] = half(float(x[:, h, :, c].abs().max()) ** 0.5)
+    for b in range(batch):
+        for t in range(tokens):
+            row = x[b, :, t].float() / factor.where(factor > 0, torch.tensor(1.0))
+            _, wide = scalar_twin(row.flatten().tolist(), bits, "grid")
+            result[b, :, t] = torch.tensor(wide).view(heads, head_dim) * factor
+    return result
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_separable_is_algorithm_1(bits: int) -> None:
+    x = numbers(5, 2, 2, 9, 16)
+    x[:, 0, :, 3] = 0.0  # a dead channel
+    store = separable(x, bits, torch.ones(2, 9, dtype=torch.bool))
+    expected = naive_separable(x, bits)
+    off = (store.numbers() - expected).abs()
+    steps = store.scale.float()[:, :, :, 0, None] * store.factor.float()  # type: ignore[union-attr]
+    assert int((off > 1e-4).sum()) <= 1  # a rounding tie
+    assert (off <= steps * 1.01 + 1e-4).all()
+
+
+def test_rows_without_a_token_set_no_range() -> None:
+    x = numbers(6, 2, 2, 12, 16)
+    valid = torch.arange(12) < torch.tensor([[12], [7]])
+    spoilt = x.clone()
+    spoilt[1, :, 7:] = float("nan")
+    for pack_rows in (channelwise, separable):
+        clean, other = pack_rows(x, 4, valid), pack_rows(spoilt, 4, valid)
+        assert torch.equal(clean.numbers()[0], other.numbers()[0])
+        assert torch.equal(clean.numbers()[1, :, :7], other.numbers()[1, :, :7])
+
+
+@pytest.mark.parametrize("shape", [(24, 256), (10, 576), (7, 64)])
+def test_int4_weights(shape: tuple[int, int]) -> None:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 0.1
+    packed = int4(weight)
+    outputs, inputs = shape
+    assert packed.nbytes == WEIGHTS["int4"].bytes(inputs, outputs)
+    wide = packed.numbers()
+    for output in range(outputs):
+        for group in range(ceil(inputs / 128)):
+            part = weight[output, group * 128 : (group + 1) * 128]
+            scale = half(float(part.abs().max()) / 7.5)
+            expected = [min(max(floor(x / scale + 0.5), -8), 7) * scale for x in part.tolist()]
+            found = wide[output, group * 128 : (group + 1) * 128].tolist()
+            assert found == pytest.approx(expected, abs=1e-6)
+            assert np.abs(np.array(found) - part.numpy()).max() <= scale / 2 * 1.01
+
+
+def test_what_cannot_be_packed_is_refused() -> None:
+    x = numbers(1, 1, 1, 30, 24)
+    for attempt in (
+        lambda: quantise(x, 2, 32, "channel"),
+        lambda: quantise(x, 2, 32, "token"),
+        lambda: quantise(x, 3, 8, "token"),
+        lambda: quantise(x, 2, 0, "token"),
+        lambda: pack(torch.zeros(3), 4),
+    ):
+        with pytest.raises(InputError, match=r"expected|choose"):
+            attempt()
+
+
+def test_no_tokens_make_an_empty_store() -> None:
+    x = numbers(1, 2, 2, 0, 32)
+    for by in BYS:
+        store = quantise(x, 2, 32, by)
+        assert (store.rows, store.nbytes, store.numbers().numel()) == (0, 0, 0)
+
+
+def test_rows_find_their_groups() -> None:
+    first = torch.tensor([5, 2])
+    codes = torch.zeros(2, 1, 11, 4, dtype=torch.uint8)
+    table = torch.zeros(2, 1, 4, 16).half()
+    store = Store(codes, table, table, 2, 3, "channel", first=first)
+    assert store.group_of_row(3, 4).tolist() == [
+        [0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2],
+        [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3],
+    ]

@@ -1,0 +1,138 @@
+"""Heavy hitters by accumulated attention scores, and recent tokens."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvsim.techniques.base import Technique
+from kvsim.validate.attention import Step, visible
+from kvsim.validate.decoder import Decoder
+from kvsim.validate.impl.base import Resident, put
+from kvsim.validate.impl.eviction import Evicting, by_kv_head, scores, weigh
+
+
+class H2o(Evicting):
+    """Slots of heavy hitters and a ring of recent tokens, chosen by every KV head for itself.
+
+    When a token comes in, the one that leaves the ring takes the place of the heavy hitter with
+    the lowest sum, if its own is higher. Sums are kept per query head; those of a group are added.
+    """
+
+    differences: ClassVar[dict[str, str]] = {
+        "graduate": "the token that leaves the ring moves to a slot of the heavy hitters"
+    }
+
+    def __init__(
+        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
+    ) -> None:
+        settings = technique.settings
+        heavy, recent = int(settings["heavy"]), int(settings["recent"])
+        super().__init__(technique, decoder, lengths, generate, heavy, recent)
+        self.refuse_windows()
+        self.ranked = self.capacity > self.budget  # otherwise nothing is ever evicted
+        self.sums = [self._sums(self.slots) for _ in self.shapes if self.ranked]
+        self._prompt_sums: Tensor | None = None
+
+    def attend_slots(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """With scores, where some token will be evicted."""
+        if not self.ranked:
+            return super().attend_slots(layer, q, k, v, step)
+        with self.tally.op("attn") as marks:
+            put(self.k[layer], k, step)
+            put(self.v[layer], v, step)
+            marks.writes(k, v)
+        keys, values = (c[:, :, : step.length] for c in (self.k[layer], self.v[layer]))
+        return self._attend(q, keys, values, self.sums[layer][:, :, : step.length], step)
+
+    def attend_prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """Scores of all queries are added up, token by token."""
+        if not step.starts[0]:
+            self._prompt_sums = self._sums(self.prompt)
+        assert self._prompt_sums is not None
+        return self._attend(q, k, v, self._prompt_sums[:, :, : step.length], step)
+
+    def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """The heaviest of a sequence's older tokens, and its latest."""
+        assert self._prompt_sums is not None
+        lengths = torch.tensor(self.lengths, device=k.device)
+        tokens = torch.arange(self.prompt, device=k.device)
+        with self.tally.op("select") as marks:
+            sums = by_kv_head(self._prompt_sums, k.shape[1])
+            old = tokens < (lengths - self.recent)[:, None]
+            ranked = sums.masked_fill(~old[:, None], -torch.inf)
+            heavy = ranked.topk(self.sink, dim=-1).indices
+            marks.reads(sums)
+        held = self.ring(lengths)[:, None].clamp_min(0).repeat(1, k.shape[1], 1)
+        crowded = (lengths > self.budget)[:, None, None]
+        held[:, :, : self.sink] = torch.where(crowded, heavy, held[:, :, : self.sink])
+        self.keep(layer, k, v, held)
+        per_head = held.repeat_interleave(self.model.queries_per_kv, dim=1)
+        self.sums[layer].copy_(self._prompt_sums.gather(2, per_head))
+
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """Evict where the cache is full, append, attend, add up the scores."""
+        if step.length <= self.budget:
+            return self.attend_slots(layer, q, k, v, step)
+        slots = self.slot(step.positions[:, 0])
+        full = step.positions[:, 0] >= self.budget
+        if self.sink:
+            self._graduate(layer, slots, full)
+        sequences = torch.arange(self.batch, device=slots.device)
+        self.sums[layer][sequences, :, slots] = 0.0
+        with self.tally.op("attn") as marks:
+            self.append(self.k[layer], k, slots)
+            self.append(self.v[layer], v, slots)
+            marks.writes(k, v)
+        return self._attend(q, self.k[layer], self.v[layer], self.sums[layer], step)
+
+    def resident(self) -> Resident:
+        """What is kept, and its sums."""
+        return {"gpu": {"kv": [*self.k, *self.v], "scores": self.sums}}
+
+    def _sums(self, tokens: int) -> Tensor:
+        """Room for accumulated scores, (batch, heads, tokens)."""
+        shape = (self.batch, self.model.heads, tokens)
+        return torch.zeros(shape, device=self.decoder.device)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, sums: Tensor, step: Step) -> Tensor:
+        """Attention whose scores leave the kernel and are added to the sums, in place."""
+        seen = visible(step, torch.arange(k.shape[2], device=k.device))
+        assert isinstance(seen, Tensor)
+        with self.tally.op("attn") as marks:
+            weights = scores(q, k, seen).to(q.dtype)
+            out = weigh(weights, v)
+            marks.reads(q, k, v)
+            marks.writes(out)
+            marks.visible(q.shape[2], k.shape[2], seen)
+        with self.tally.op("scores") as marks:
+            given = step.positions < torch.tensor(self.lengths, device=k.device)[:, None]
+            counts = given if step.kind == "prefill" else torch.ones_like(given)
+            sums += (weights.float() * counts[:, None, :, None]).sum(2)
+            marks.reads(weights, sums)
+            marks.writes(weights, sums)
+        return out
+
+    def _graduate(self, layer: int, slots: Tensor, full: Tensor) -> None:
+        """What leaves the ring takes the slot of the lowest heavy hitter, or is dropped.
+
+        ``slots`` (batch,) are where the ring is written next; only ``full`` sequences evict.
+        """
+        sums, kv_heads = self.sums[layer], self.model.kv_heads
+        with self.tally.op("lowest") as marks:
+            leaving = slots[:, None, None].expand(-1, self.model.heads, 1)
+            own = sums.gather(2, leaving)
+            lowest = by_kv_head(sums[:, :, : self.sink], kv_heads).min(-1)
+            better = lowest.values < by_kv_head(own, kv_heads)[..., 0]
+            place = torch.where(better & full[:, None], lowest.indices, slots[:, None])
+            marks.reads(sums[:, :, : self.sink], own)
+        with self.tally.op("graduate") as marks:
+            target = place[:, :, None]
+            wide = (-1, -1, -1, self.model.head_dim)
+            for cache in (self.k[layer], self.v[layer]):
+                rows = slots[:, None, None, None].expand(-1, kv_heads, 1, self.model.head_dim)
+                moved = cache.gather(2, rows)
+                cache.scatter_(2, target[..., None].expand(*wide), moved)
+                marks.reads(moved)
+                marks.writes(moved)
+            sums.scatter_(2, target.repeat_interleave(self.model.queries_per_kv, 1), own)

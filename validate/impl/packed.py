@@ -1,0 +1,235 @@
+"""What packed caches share: packed rows behind a ring of full-precision tokens."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.techniques.base import Technique
+from kvsim.validate.attention import Step
+from kvsim.validate.decoder import Decoder
+from kvsim.validate.impl.base import Implementation, Resident
+from kvsim.validate.kernels.attention import Part, View, attend
+from kvsim.validate.kernels.quantise import Levels, quantise
+from kvsim.validate.kernels.stores import By, Store
+from kvsim.validate.tally import Marks
+
+
+class Side:
+    """Keys or values of one layer.
+
+    Token n is packed in row n, or still in slot ``n % slots`` of the ring.
+    """
+
+    def __init__(
+        self,
+        impl: Implementation,
+        slots: int,
+        bits: int,
+        group: int,
+        by: By,
+        where: Levels = "ends",
+        hierarchical: bool = False,
+    ) -> None:
+        head_dim, rows = impl.model.head_dim, impl.capacity - impl.slack
+        self.ring = impl.empty(slots)
+        by_token = by == "token"
+        table = (rows, head_dim // group) if by_token else (-(-rows // group), head_dim)
+        scale = impl.empty(*table, dtype=torch.float16)
+        codes = impl.empty(rows, head_dim * bits // 8, dtype=torch.uint8)
+        lower = torch.zeros_like(codes) if hierarchical else None
+        zero = torch.zeros_like(scale)
+        self.store = Store(codes, scale, zero, bits, group, by, lower=lower)
+        self._where = where
+        self._all = torch.arange(impl.batch, device=codes.device)
+
+    def tensors(self, slots: int | None = None) -> list[Tensor]:
+        """Everything that stays in memory, or so many slots of the ring alone."""
+        return [self.ring[:, :, :slots], *_held(self.store)]
+
+    def fill(self, marks: Marks, prompt: Tensor, lengths: list[int], packed: list[int]) -> None:
+        """Pack the first tokens of a prompt (batch, KV heads, tokens, head dim), keep the rest."""
+        most = max(packed)
+        if most:
+            self._write(marks, prompt[:, :, :most], self._all, torch.zeros_like(self._all))
+        slots = self.ring.shape[2]
+        ends = torch.tensor(lengths, device=prompt.device)[:, None] - 1
+        latest = ends - (ends - torch.arange(slots, device=prompt.device)) % slots
+        index = latest.clamp(min=0)[:, None, :, None].expand_as(self.ring)
+        self.ring.copy_(prompt.gather(2, index))
+
+    def append(self, new: Tensor, step: Step) -> None:
+        """Put new tokens (batch, KV heads, new, head dim) in the ring."""
+        slots = step.positions % self.ring.shape[2]
+        self.ring[self._all[:, None], :, slots] = new.transpose(1, 2)
+
+    def pack(self, marks: Marks, sequences: list[int], begins: Tensor, count: int) -> None:
+        """Move ``count`` tokens of some sequences, from ``begins`` (batch,) on, out of the ring."""
+        whole = len(sequences) == len(self._all)
+        chosen = self._all if whole else self._all[sequences]
+        start = begins if whole else begins[sequences]
+        rows = start[:, None] + torch.arange(count, device=start.device)
+        numbers = self.ring[chosen[:, None], :, rows % self.ring.shape[2]].transpose(1, 2)
+        self._write(marks, numbers, chosen, start)
+
+    def read(self, packed: list[int], lengths: list[int], upper: bool = False) -> Iterator[Tensor]:
+        """What attention reads of a layer with so many packed rows and tokens per sequence."""
+        store = self.store
+        for i, (rows, length) in enumerate(zip(packed, lengths, strict=True)):
+            groups = rows if store.by == "token" else -(-rows // store.group)
+            yield store.codes[i, :, :rows]
+            if store.lower is not None and not upper:
+                yield store.lower[i, :, :rows]
+            yield store.scale[i, :, :groups]
+            yield store.zero[i, :, :groups]
+            yield self.ring[i, :, : length - rows]
+
+    def _write(self, marks: Marks, numbers: Tensor, sequences: Tensor, begins: Tensor) -> None:
+        into = self.store
+        made = quantise(
+            numbers, into.bits, into.group, into.by, self._where, into.lower is not None
+        )
+        marks.reads(numbers)
+        marks.writes(*_held(made))
+        by_group = made.scale.shape[2] if into.by == "channel" else 0
+        count = torch.arange(made.rows, device=begins.device)
+        rows = begins[:, None] + count
+        groups = begins[:, None] // into.group + count[:by_group] if by_group else rows
+        for target, source, place in (
+            (into.codes, made.codes, rows),
+            (into.lower, made.lower, rows),
+            (into.scale, made.scale, groups),
+            (into.zero, made.zero, groups),
+        ):
+            if target is not None and source is not None:
+                target[sequences[:, None], :, place] = source.transpose(1, 2)
+
+
+def _held(store: Store) -> list[Tensor]:
+    return [t for t in (store.codes, store.lower, store.scale, store.zero) if t is not None]
+
+
+class Packed(Implementation):
+    """An implementation whose layers keep packed rows and rings."""
+
+    k: list[Side]
+    v: list[Side]
+
+    def __init__(
+        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
+    ) -> None:
+        super().__init__(technique, decoder, lengths, generate)
+        if any(shape.window for shape in self.shapes):
+            raise InputError(
+                f"{technique.name}: {self.model.name} has sliding windows, which its packed cache "
+                f"does not roll over; choose a model that attends to every token"
+            )
+
+    def sides(
+        self,
+        slots: int,
+        bits: int,
+        group: int,
+        where: Levels = "ends",
+        hierarchical: bool = False,
+    ) -> None:
+        """Make every layer's keys, grouped by channel, and values, grouped by token.
+
+        Raises
+        ------
+        InputError
+            If groups do not divide a head.
+        """
+        head_dim = self.model.head_dim
+        if head_dim % group:
+            raise InputError(
+                f"{self.technique.name}: group={group} does not divide the head dim {head_dim} of "
+                f"{self.model.name}; choose a group that does"
+            )
+        layers = range(self.model.layers)
+        self.k = [Side(self, slots, bits, group, "channel", where, hierarchical) for _ in layers]
+        self.v = [Side(self, slots, bits, group, "token", where, hierarchical) for _ in layers]
+
+    @abstractmethod
+    def packed_keys(self, tokens: int) -> int:
+        """Packed rows of keys with so many cached tokens."""
+
+    @abstractmethod
+    def packed_values(self, tokens: int) -> int:
+        """Packed rows of values with so many cached tokens."""
+
+    def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Pack the prompt."""
+        with self.tally.op("quantise") as marks:
+            for side, prompt, count in (
+                (self.k[layer], k, self.packed_keys),
+                (self.v[layer], v, self.packed_values),
+            ):
+                side.fill(marks, prompt, self.lengths, [count(n) for n in self.lengths])
+
+    def look(
+        self,
+        marks: Marks,
+        layer: int,
+        q: Tensor,
+        step: Step,
+        cached: list[int],
+        *,
+        upper: bool = False,
+        index: Tensor | None = None,
+        fetched: tuple[Tensor, Tensor] | None = None,
+        scored: bool = False,
+    ) -> Part:
+        """Attention of new tokens over a layer, once they are appended.
+
+        Parameters
+        ----------
+        cached : tokens of every sequence that the packed counts go by. [tokens]
+        upper : read the upper bits of a hierarchical store alone.
+        index, fetched : tokens whose keys and values replace their packed ones, and these.
+        scored : give the logits of the last query.
+        """
+        k, v = self.k[layer], self.v[layer]
+        keys = [self.packed_keys(n) for n in cached]
+        values = [self.packed_values(n) for n in cached]
+        ends = step.positions[:, -1].int() + 1
+        pair = fetched or (None, None)
+        view = View(
+            ends,
+            k.store.upper_only() if upper else k.store,
+            v.store.upper_only() if upper else v.store,
+            self._counts(keys),
+            self._counts(values),
+            k.ring,
+            v.ring,
+            index,
+            *pair,
+        )
+        part = attend(q, view, scored)
+        if marks.counting:
+            lengths = [n + step.new for n in step.starts]
+            marks.reads(q, *pair)
+            marks.reads(*k.read(keys, lengths, upper), *v.read(values, lengths, upper))
+            marks.writes(part.out.to(q.dtype))
+            count_pairs(marks, q, step, max(lengths))
+        return part
+
+    def resident(self) -> Resident:
+        """Packed rows and rings."""
+        return {"gpu": {"kv": [t for s in (*self.k, *self.v) for t in s.tensors()]}}
+
+    def _counts(self, rows: list[int]) -> Tensor:
+        """Packed rows of every sequence on the device, made there where all are equal."""
+        if min(rows) == max(rows):
+            return torch.full((len(rows),), rows[0], dtype=torch.int32, device=self.decoder.device)
+        return torch.tensor(rows, dtype=torch.int32, device=self.decoder.device)
+
+
+def count_pairs(marks: Marks, q: Tensor, step: Step, tokens: int) -> None:
+    """Say how many pairs of a query and a token are seen, and on a GPU how many were computed."""
+    held = torch.arange(tokens, device=q.device)
+    marks.visible(step.new, tokens, held <= step.positions[..., None])
+    if q.is_cuda:
+        marks.computes(4 * q.numel() * tokens)

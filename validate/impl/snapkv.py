@@ -1,0 +1,89 @@
+"""A prompt cut to what its last queries attend to."""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import Tensor
+
+from kvsim.techniques.base import Technique
+from kvsim.validate.attention import Step
+from kvsim.validate.decoder import Decoder
+from kvsim.validate.impl.eviction import Evicting, by_kv_head, scores
+
+POOL = 5  # neighbouring tokens whose scores are averaged, so that what is kept hangs together
+
+
+class Snapkv(Evicting):
+    """The prompt's kept tokens in their order, and behind them all that is generated.
+
+    Kept are the observing queries' own tokens and those with the highest scores, by KV head.
+    """
+
+    def __init__(
+        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
+    ) -> None:
+        settings, prompt = technique.settings, max(lengths)
+        budget, self.window = int(settings["budget"]), int(settings["window"])
+        super().__init__(technique, decoder, lengths, generate, min(budget, prompt) + generate, 0)
+        self.refuse_windows()
+        self.budget = budget
+        self.evicted = [max(0, n - budget) for n in lengths]
+        self._moved = torch.tensor(self.evicted, device=decoder.device)[:, None]
+        self._queries: Tensor | None = None  # of the prompts' last tokens
+
+    def attend_prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """In full; the last queries are kept."""
+        self._observe(q, step)
+        return super().attend_prompt(layer, q, k, v, step)
+
+    def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Score all tokens by the last queries, keep the best."""
+        assert self._queries is not None
+        lengths = torch.tensor(self.lengths, device=k.device)[:, None]
+        tokens, asking = torch.arange(self.prompt, device=k.device), self._asking(k.device)
+        with self.tally.op("observe") as marks:
+            seen = (tokens <= asking[..., None])[:, None]
+            weights = scores(self._queries, k, seen).to(k.dtype)
+            marks.reads(self._queries, k, weights, weights)  # softmax, then the sum over queries
+            marks.writes(weights, weights)
+            total = by_kv_head(weights.float(), k.shape[1]).sum(2)
+        with self.tally.op("select") as marks:
+            own = tokens >= lengths - min(self.window, self.budget)
+            prefix = total.masked_fill(own[:, None], 0.0)
+            pooled = F.avg_pool1d(prefix, POOL, 1, POOL // 2, count_include_pad=False).to(k.dtype)
+            ranked = pooled.masked_fill(own[:, None], torch.inf)
+            ranked = ranked.masked_fill((tokens >= lengths)[:, None], -torch.inf)
+            index = ranked.topk(self.budget, dim=-1).indices.sort(-1).values
+            marks.reads(pooled)
+            marks.writes(pooled)
+        first = torch.arange(self.budget, device=k.device)
+        index = torch.where((lengths > self.budget)[:, None], index, first)
+        self.keep(layer, k, v, index)
+
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """Generated tokens follow what is kept."""
+        starts = tuple(n - away for n, away in zip(step.starts, self.evicted, strict=True))
+        moved = replace(step, starts=starts, positions=step.positions - self._moved)
+        return self.attend_slots(layer, q, k, v, moved)
+
+    def prompt_read(self) -> None:
+        """The observing queries go with the prompt."""
+        super().prompt_read()
+        self._queries = None
+
+    def _asking(self, device: torch.device) -> Tensor:
+        """Positions of the observing queries, (batch, window); below 0 for short prompts."""
+        many = min(self.window, self.prompt)
+        lengths = torch.tensor(self.lengths, device=device)[:, None]
+        return lengths - many + torch.arange(many, device=device)
+
+    def _observe(self, q: Tensor, step: Step) -> None:
+        """Collect the observing queries that are in this chunk."""
+        asking = self._asking(q.device)
+        place = asking - step.starts[0]
+        here = (place >= 0) & (place < step.new)
+        rows = place.clamp(0, step.new - 1)[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3])
+        found = q.gather(2, rows)
+        old = torch.zeros_like(found) if self._queries is None else self._queries
+        self._queries = torch.where(here[:, None, :, None], found, old)

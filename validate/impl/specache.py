@@ -1,0 +1,244 @@
+"""SpeCache: a packed cache on the GPU, the best pairs fetched from the host one step ahead."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from kvsim.graph import Tier
+from kvsim.techniques.base import Technique
+from kvsim.techniques.specache import Specache as Settings
+from kvsim.validate.attention import Step
+from kvsim.validate.decoder import Decoder
+from kvsim.validate.impl.base import Resident
+from kvsim.validate.impl.kivi import check_residual, pack_keys, pack_values
+from kvsim.validate.impl.packed import Packed
+from kvsim.validate.kernels.attention import Part
+from kvsim.validate.kernels.gather import gather
+from kvsim.validate.kernels.quantise import Levels
+from kvsim.validate.kernels.topk import softmax_top_k
+from kvsim.validate.tally import Marks, size
+from kvsim.validate.transfer import Mark, Transfers
+
+if TYPE_CHECKING:
+    from kvsim.validate.run import Run
+
+
+class Specache(Packed):
+    """Speculative prefetch: each step decodes the output token and a guess of the next.
+
+    The output token attends to the packed cache with the pairs in place that the guess chose a
+    step earlier; the guess attends alongside and chooses those of the next step. Only the output
+    token's keys and values stay. They are packed after attention, and stored on the host before
+    the pairs of the next step are gathered there.
+
+    References
+    ----------
+    .. [1] S. Jie et al., "SpeCache", ICML 2025, section 3.3, algorithms 1 to 3; equation 3 for one
+       bit.
+    """
+
+    differences: ClassVar[dict[str, str]] = {
+        "quantise": "keys are packed a residual at a time; the prediction spreads that evenly",
+        "indices": "32-bit indices, where the stack counts torch.topk's of 64 bits",
+    }
+
+    def __init__(
+        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
+    ) -> None:
+        assert isinstance(technique, Settings)
+        self.own = 2 if technique.speculative else 1  # query tokens of a decoding step
+        super().__init__(technique, decoder, lengths, generate)
+        self.residual = check_residual(technique.name, technique.residual, technique.group)
+        where: Levels = "centres" if technique.bits == 1 else "ends"
+        slots = self.residual + self.own
+        self.sides(slots, int(technique.bits), technique.group, where)
+        m, layers, rows = self.model, range(self.model.layers), self.capacity - self.slack
+        self.chosen = int(min(int(technique.k), rows))
+        self.transfers = Transfers(decoder.device)
+        # one token of the whole batch is contiguous, so that storing it is one copy
+        shape = (rows if self.chosen else 0, self.batch, m.kv_heads, m.head_dim)
+        host = self.transfers.host
+        self.k_home = [host(shape, decoder.dtype).permute(1, 2, 0, 3) for _ in layers]
+        self.v_home = [host(shape, decoder.dtype).permute(1, 2, 0, 3) for _ in layers]
+        self.fetched = [(self.empty(self.chosen), self.empty(self.chosen)) for _ in layers]
+        none = torch.full((self.batch, m.kv_heads, self.chosen), -1, dtype=torch.int32)
+        self.index = [none.to(decoder.device) for _ in layers]
+        self._arrived: list[Mark] = [self.transfers.mark() for _ in layers]
+        self._leaving: list[tuple[Mark, tuple[Tensor, ...]]] = [
+            (self.transfers.mark(), ()) for _ in layers
+        ]
+        self._other: tuple[Tensor, Tensor] | None = None
+        self.guess = torch.zeros(self.batch, dtype=torch.long, device=decoder.device)
+
+    @property
+    def slack(self) -> int:
+        """The guess behind the last token."""
+        return self.own - 1
+
+    def packed_keys(self, tokens: int) -> int:
+        """Whole blocks."""
+        return tokens // self.residual * self.residual
+
+    def packed_values(self, tokens: int) -> int:
+        """All but the residual."""
+        return max(tokens - self.residual, 0)
+
+    def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Pack the prompt and store it on the host while the next layer reads it."""
+        super().filled(layer, k, v)
+        if not self.chosen:
+            return
+        self._store(layer, slice(0, self.prompt), k, v)
+        # the next layer's prompt goes where the one before this has left
+        if self._other is None:
+            self._other = torch.empty_like(k), torch.empty_like(v)
+        if layer:
+            self._leaving[layer - 1][0].wait()
+        self._scratch, self._other = self._other, (k, v)
+
+    def prompt_read(self) -> None:
+        """The last layer's prompt has to have left."""
+        for mark, _ in self._leaving:
+            mark.wait()
+        super().prompt_read()
+        self._other = None
+
+    def between(self, run: "Run") -> None:
+        """Pre-decoding: the first output token chooses the first pairs and gives the first guess.
+
+        Its keys and values are dropped; the first step computes them with the pairs in place.
+        """
+        if self.own == 2:
+            self.guess = run.choose(run.forward(run.last[:, None], "between")[:, 0])
+
+    def round(self, run: "Run") -> None:
+        """Output token and guess together; each gives its successor."""
+        if self.own == 1:
+            super().round(run)
+            return
+        logits = run.forward(torch.stack([run.last, self.guess], 1), "decode")
+        chosen = run.choose(logits)
+        self.guess = chosen[:, 1]
+        run.emit(chosen[:, 0], logits=logits[:, :1])
+
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """Attend with the fetched pairs in place, choose and prefetch the next, store, pack."""
+        self._arrived[layer].wait()
+        with self.tally.op("attn") as marks:
+            self.k[layer].append(k, step)
+            self.v[layer].append(v, step)
+            marks.writes(k, v)
+            known = self.own == 2 and step.kind != "between"
+            part = self._look(marks, layer, q, step, fetched=known, scored=self.chosen > 0)
+        stays = step.kind != "between"
+        if self.chosen and self.own == 2:
+            if stays:
+                self._append_home(layer, k, v, step)
+            self._choose(layer, part, step, eligible=step.positions[:, -1])
+        elif self.chosen:
+            self._choose(layer, part, step, eligible=step.positions[:, 0])
+            self._arrived[layer].wait()
+            with self.tally.op("attn_again") as marks:
+                part = self._look(marks, layer, q, step, fetched=True)
+            self._append_home(layer, k, v, step)
+        if stays:
+            pack_values(self, layer, step.starts, step.positions[:, 0] - self.residual)
+            ends = [n + 1 for n in step.starts]
+            pack_keys(self, layer, ends, step.positions[:, 0] + 1 - self.residual)
+        return part.out.to(q.dtype)
+
+    def resident(self) -> Resident:
+        """The packed cache and the fetched pairs with their indices; everything on the host.
+
+        The ring has slots for a step's own tokens beyond the residual.
+        """
+        sides = (*self.k, *self.v)
+        held: Resident = {"gpu": {"kv": [t for s in sides for t in s.tensors(self.residual)]}}
+        held["gpu"]["new tokens"] = [s.ring[:, :, self.residual :] for s in sides]
+        held["gpu"]["fetched pairs"] = [t for pair in self.fetched for t in pair]
+        held["gpu"]["indices"] = self.index
+        held["host"] = {"kv": [*self.k_home, *self.v_home]}
+        return held
+
+    def resident_bytes(self) -> dict[Tier, dict[str, int]]:
+        """Two layers' prompts while they leave."""
+        sizes = super().resident_bytes()
+        leaving = sizes["gpu"].pop("prompt kv", 0) if self.chosen else 0
+        if leaving:
+            sizes["gpu"]["kv on the way out"] = leaving + size(*(self._other or ()))
+        return sizes
+
+    def close(self) -> None:
+        """End the copies."""
+        self.transfers.close()
+
+    def _look(
+        self, marks: Marks, layer: int, q: Tensor, step: Step, fetched: bool, scored: bool = False
+    ) -> Part:
+        pairs = bool(self.chosen) and fetched
+        return self.look(
+            marks,
+            layer,
+            q,
+            step,
+            list(step.starts),
+            index=self.index[layer] if pairs else None,
+            fetched=self.fetched[layer] if pairs else None,
+            scored=scored,
+        )
+
+    def _choose(self, layer: int, part: Part, step: Step, eligible: Tensor) -> None:
+        """Choose the next pairs among the first ``eligible`` (batch,) tokens and fetch them."""
+        assert part.scores is not None
+        scores, heads = part.scores[..., : step.length], self.model.kv_heads
+        with self.tally.op("topk") as marks:
+            index = softmax_top_k(scores, heads, self.chosen, eligible.int())
+            index = torch.nn.functional.pad(index, (0, self.chosen - index.shape[-1]), value=-1)
+            marks.writes(scores)
+            marks.reads(scores)
+        self.index[layer] = index
+        k_home, v_home, pairs = self.k_home[layer], self.v_home[layer], self.fetched[layer]
+
+        def fetch() -> None:
+            gather(k_home, v_home, index.clamp(min=0), *pairs)
+
+        ready = self.transfers.mark()
+        self._arrived[layer] = self.transfers.h2d(fetch, ready, self._leaving[layer][0])
+        many = min(self.chosen, int(max(step.starts)) + step.new - 1)
+        moved = [p[:, :, :many] for p in pairs]
+        self.tally.copy("prefetch", "h2d", moved, rows=2 * self.batch * heads * many)
+
+    def _append_home(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
+        """Store the output token on the host."""
+        k, v = k[:, :, :1], v[:, :, :1]
+        if step.uniform:
+            self._store(layer, slice(step.starts[0], step.starts[0] + 1), k, v)
+            return
+        homes = (self.k_home[layer], self.v_home[layer])
+        rows = list(enumerate(step.starts))
+
+        def store() -> None:
+            for home, new in zip(homes, (k, v), strict=True):
+                for i, row in rows:
+                    home[i, :, row].copy_(new[i, :, 0], non_blocking=True)
+
+        self._send(layer, store, k, v)
+
+    def _store(self, layer: int, rows: slice, k: Tensor, v: Tensor) -> None:
+        """Copy the same rows of every sequence to the host."""
+        homes = (self.k_home[layer], self.v_home[layer])
+        made = tuple(t.permute(2, 0, 1, 3).contiguous() for t in (k, v))
+
+        def store() -> None:
+            for home, new in zip(homes, made, strict=True):
+                home.permute(2, 0, 1, 3)[rows].copy_(new, non_blocking=True)
+
+        self._send(layer, store, *made)
+
+    def _send(self, layer: int, store: Callable[[], None], *held: Tensor) -> None:
+        """Queue a copy to the host; its source is kept until the next one of that layer."""
+        mark = self.transfers.d2h(store, self.transfers.mark())
+        self._leaving[layer] = mark, held
+        self.tally.copy("store_kv", "d2h", held)

@@ -1,0 +1,84 @@
+"""Attention sinks and a window of recent tokens, with positions counted within the cache."""
+
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvsim.techniques.base import Technique
+from kvsim.validate.attention import Step, attend, visible
+from kvsim.validate.decoder import Decoder
+from kvsim.validate.impl.base import Resident
+from kvsim.validate.impl.eviction import Evicting
+from kvsim.validate.rope import rotate
+
+
+class Streamingllm(Evicting):
+    """Recent tokens keep their distance to the query; sinks move along with it.
+
+    A key at position i turned by j more is the key at position i + j, so only the sinks are turned
+    again, from the keys they had in the prompt. Learned positions (OPT) are added to the hidden
+    states and cannot move: there, tokens keep those of the text.
+    """
+
+    differences: ClassVar[dict[str, str]] = {
+        "sink keys": "kept as they were in the prompt, to be turned again without rounding",
+    }
+
+    def __init__(
+        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
+    ) -> None:
+        settings = technique.settings
+        sink, recent = int(settings["sink"]), int(settings["recent"])
+        super().__init__(technique, decoder, lengths, generate, sink, recent)
+        rope = decoder.arch.rope
+        self.turns, self.sinks = None, list[Tensor]()
+        if rope and sink and self.capacity > self.budget:
+            plain = replace(rope, scale=1.0)
+            self.turns = plain.table(self.capacity, decoder.device, decoder.dtype)
+            self.sinks = [self.empty(sink) for _ in self.shapes]
+
+    def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """The first tokens and the latest of every sequence."""
+        held = self.ring(torch.tensor(self.lengths, device=k.device)).clamp_min(0)
+        self.keep(layer, k, v, held[:, None].expand(-1, k.shape[1], -1))
+
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """Replace the oldest recent token, turn the sinks, attend to the whole cache."""
+        keys, values = self.k[layer], self.v[layer]
+        if self.sinks:
+            self._turn_sinks(layer, step)
+        with self.tally.op("attn") as marks:
+            slots = self.slot(step.positions[:, 0])
+            self.append(keys, k, slots)
+            self.append(values, v, slots)
+            marks.writes(k, v)
+            count = min(step.length, self.slots)
+            held: int | Tensor = count
+            if self.shapes[layer].window:
+                held = self.ring(step.positions[:, 0] + 1)[:, :count]
+            seen = visible(step, held, self.shapes[layer].window)
+            return attend(marks, q, keys[:, :, :count], values[:, :, :count], seen)
+
+    def resident(self) -> Resident:
+        """What is kept, and the sinks' keys once more."""
+        tensors = super().resident()
+        if self.sinks:
+            tensors["gpu"]["sink keys"] = self.sinks
+        return tensors
+
+    def _turn_sinks(self, layer: int, step: Step) -> None:
+        """Move the sinks as far as tokens have been evicted, this step's one included."""
+        assert self.turns is not None
+        sinks, keys = self.sinks[layer], self.k[layer][:, :, : self.sink]
+        if min(step.starts) <= self.budget:  # some sequence evicts for the first time
+            fresh = step.positions[:, 0] <= self.budget
+            sinks.copy_(torch.where(fresh[:, None, None, None], keys, sinks))
+        if step.length > self.budget:
+            with self.tally.op("pointwise") as marks:
+                away = (step.positions + 1 - self.budget).clamp_min(0)
+                cos, sin = (table[away].unsqueeze(1) for table in self.turns)
+                keys.copy_(rotate(sinks, cos, sin))
+                marks.reads(sinks)
+                marks.writes(keys)

@@ -1,0 +1,285 @@
+"""Attention over a view in one pass: codes are widened in registers, splits merged at the end.
+
+Flash-decoding: each program takes one KV head of one sequence with all its query heads, and a run
+of tokens; a second kernel merges the runs by their log-sum-exp.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvsim.validate.kernels.attention import Part, View, score_dtype
+from kvsim.validate.kernels.language import ceil_div, jit, launch, next_power_of_2, tl
+from kvsim.validate.kernels.stores import Store
+
+BLOCK = 64  # tokens widened at once
+SPLIT = 256  # tokens of one program
+LISTED = 64  # fetched tokens compared at once
+QUERIES = 16  # fewest rows of a matrix product on tensor units
+
+
+@jit
+def widen(
+    codes, lower, scale, zero, factor, table, row, group_row, factor_row, column, mask,
+    HEAD_DIM: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, BY_TOKEN: tl.constexpr,
+    LOWER: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    """Rows of one head's store as fp32 numbers (tokens, head dim)."""
+    per_byte: tl.constexpr = 8 // BITS
+    at = row[:, None] * (HEAD_DIM // per_byte) + column[None, :] // per_byte
+    byte = tl.load(codes + at, mask=mask, other=0).to(tl.int32)
+    steps = ((byte >> (column[None, :] % per_byte * BITS)) & ((1 << BITS) - 1)).to(tl.float32)
+    if LOWER:
+        at = row[:, None] * (HEAD_DIM // 2) + column[None, :] // 2
+        byte = tl.load(lower + at, mask=mask, other=0).to(tl.int32)
+        steps += (((byte >> (column[None, :] % 2 * 4)) & 15).to(tl.float32) - 8.0) / 16.0
+    if BY_TOKEN:
+        at = row[:, None] * table + column[None, :] // GROUP
+    else:
+        at = group_row[:, None] * HEAD_DIM + column[None, :]
+    step = tl.load(scale + at, mask=mask, other=0.0).to(tl.float32)
+    base = tl.load(zero + at, mask=mask, other=0.0).to(tl.float32)
+    wide = steps * step + base
+    if FACTOR:
+        at = factor_row[:, None] * HEAD_DIM + column[None, :]
+        wide *= tl.load(factor + at, mask=mask, other=0.0).to(tl.float32)
+    return wide
+
+
+@jit
+def side(
+    codes, lower, scale, zero, factor, tail, fetched, packed, first,
+    codes_b, codes_h, scale_b, scale_h, factor_b, factor_h, table, groups, factors,
+    slots, tail_b, tail_h, fetched_b, fetched_h,
+    sequence, head, row, place, column, mask,
+    HEAD_DIM: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, FACTOR_GROUP: tl.constexpr,
+    BY_TOKEN: tl.constexpr, LOWER: tl.constexpr, FACTOR: tl.constexpr, FIRST: tl.constexpr,
+    TAIL: tl.constexpr, FETCHED: tl.constexpr,
+):  # fmt: skip
+    """Keys or values of a block of tokens, each from where it is, as fp32 (tokens, head dim)."""
+    wide = tl.zeros([row.shape[0], column.shape[0]], dtype=tl.float32)
+    instead = place > 0
+    if BITS > 0:
+        count = tl.load(packed + sequence)
+        here = mask & (row < count)[:, None] & (instead == 0)[:, None]
+        group_row = row // GROUP
+        factor_row = row
+        if FACTOR:
+            factor_row = row // FACTOR_GROUP
+        if FIRST:
+            beyond = row - tl.load(first + sequence)
+            group_row = tl.where(beyond < 0, 0, beyond // GROUP + 1)
+            if FACTOR:
+                factor_row = tl.where(beyond < 0, 0, beyond // FACTOR_GROUP + 1)
+        wide += widen(
+            codes + sequence * codes_b + head * codes_h,
+            lower + sequence * codes_b + head * codes_h,
+            scale + sequence * scale_b + head * scale_h,
+            zero + sequence * scale_b + head * scale_h,
+            factor + sequence * factor_b + head * factor_h,
+            table, row, tl.minimum(group_row, groups - 1), tl.minimum(factor_row, factors - 1),
+            column, here, HEAD_DIM, BITS, GROUP, BY_TOKEN, LOWER, FACTOR,
+        )  # fmt: skip
+    if TAIL:
+        here = mask & (instead == 0)[:, None]
+        if BITS > 0:
+            here &= (row >= tl.load(packed + sequence))[:, None]
+        at = tail + sequence * tail_b + head * tail_h
+        at = at + (row % slots)[:, None] * HEAD_DIM + column[None, :]
+        wide += tl.load(at, mask=here, other=0.0).to(tl.float32)
+    if FETCHED:
+        at = fetched + sequence * fetched_b + head * fetched_h
+        at = at + (place - 1)[:, None] * HEAD_DIM + column[None, :]
+        wide += tl.load(at, mask=mask & instead[:, None], other=0.0).to(tl.float32)
+    return wide
+
+
+@jit
+def runs(
+    q, out, lse, scores, lengths, index, chosen, scores_row, kv_heads, splits, root,
+    k_codes, k_lower, k_scale, k_zero, k_factor, k_tail, k_fetched, k_packed, k_first,
+    k_codes_b, k_codes_h, k_scale_b, k_scale_h, k_factor_b, k_factor_h, k_table, k_groups,
+    k_factors, k_slots, k_tail_b, k_tail_h, k_fetched_b, k_fetched_h,
+    v_codes, v_lower, v_scale, v_zero, v_factor, v_tail, v_fetched, v_packed, v_first,
+    v_codes_b, v_codes_h, v_scale_b, v_scale_h, v_factor_b, v_factor_h, v_table, v_groups,
+    v_factors, v_slots, v_tail_b, v_tail_h, v_fetched_b, v_fetched_h,
+    K_BITS: tl.constexpr, K_GROUP: tl.constexpr, K_FACTOR_GROUP: tl.constexpr,
+    K_BY_TOKEN: tl.constexpr, K_LOWER: tl.constexpr, K_FACTOR: tl.constexpr,
+    K_FIRST: tl.constexpr, K_TAIL: tl.constexpr,
+    V_BITS: tl.constexpr, V_GROUP: tl.constexpr, V_FACTOR_GROUP: tl.constexpr,
+    V_BY_TOKEN: tl.constexpr, V_LOWER: tl.constexpr, V_FACTOR: tl.constexpr,
+    V_FIRST: tl.constexpr, V_TAIL: tl.constexpr,
+    FETCHED: tl.constexpr, PER_KV: tl.constexpr, NEW: tl.constexpr, CAUSAL: tl.constexpr,
+    SCORED: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, SPLIT: tl.constexpr, LISTED: tl.constexpr,
+):  # fmt: skip
+    """One run of tokens of one KV head: output, and log-sum-exp, per query row."""
+    sequence = (tl.program_id(0) // kv_heads).to(tl.int64)
+    head = tl.program_id(0) % kv_heads
+    start = tl.program_id(1) * SPLIT
+    length = tl.load(lengths + sequence)
+    query = tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    q_at = (tl.program_id(0) * PER_KV * NEW + query)[:, None] * HEAD_DIM + column[None, :]
+    q_mask = (query < PER_KV * NEW)[:, None] & (column < HEAD_DIM)[None, :]
+    queries = tl.load(q + q_at, mask=q_mask, other=0.0)
+    sees = length + query * 0
+    if CAUSAL:
+        sees = length - (NEW - 1 - query % NEW)
+
+    top = tl.full([ROWS], -1e30, dtype=tl.float32)
+    total = tl.zeros([ROWS], dtype=tl.float32)
+    sums = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
+    for begin in range(start, tl.minimum(start + SPLIT, length), BLOCK):
+        row = begin + tl.arange(0, BLOCK)
+        mask = (row < length)[:, None] & (column < HEAD_DIM)[None, :]
+        place = row * 0
+        if FETCHED:
+            for listed in range(0, chosen, LISTED):
+                entry = listed + tl.arange(0, LISTED)
+                at = index + tl.program_id(0) * chosen + entry
+                token = tl.load(at, mask=entry < chosen, other=-1)
+                hit = (row[:, None] == token[None, :]).to(tl.int32)
+                place += tl.sum(hit * (entry + 1)[None, :], axis=1)
+        k = side(
+            k_codes, k_lower, k_scale, k_zero, k_factor, k_tail, k_fetched, k_packed, k_first,
+            k_codes_b, k_codes_h, k_scale_b, k_scale_h, k_factor_b, k_factor_h, k_table, k_groups,
+            k_factors, k_slots, k_tail_b, k_tail_h, k_fetched_b, k_fetched_h,
+            sequence, head, row, place, column, mask,
+            HEAD_DIM, K_BITS, K_GROUP, K_FACTOR_GROUP, K_BY_TOKEN, K_LOWER, K_FACTOR, K_FIRST,
+            K_TAIL, FETCHED,
+        )  # fmt: skip
+        logits = tl.dot(queries, tl.trans(k.to(queries.dtype)), input_precision="ieee") * root
+        seen = row[None, :] < sees[:, None]
+        logits = tl.where(seen, logits, -float("inf"))
+        if SCORED:
+            last = (query % NEW == NEW - 1) & (query < PER_KV * NEW)
+            heads = tl.program_id(0) * PER_KV + query // NEW
+            at = scores + heads[:, None] * scores_row + row[None, :]
+            tl.store(at, logits, mask=last[:, None] & (row < length)[None, :])
+        highest = tl.maximum(top, tl.max(logits, axis=1))
+        weights = tl.exp(logits - highest[:, None])
+        fades = tl.exp(top - highest)
+        v = side(
+            v_codes, v_lower, v_scale, v_zero, v_factor, v_tail, v_fetched, v_packed, v_first,
+            v_codes_b, v_codes_h, v_scale_b, v_scale_h, v_factor_b, v_factor_h, v_table, v_groups,
+            v_factors, v_slots, v_tail_b, v_tail_h, v_fetched_b, v_fetched_h,
+            sequence, head, row, place, column, mask,
+            HEAD_DIM, V_BITS, V_GROUP, V_FACTOR_GROUP, V_BY_TOKEN, V_LOWER, V_FACTOR, V_FIRST,
+            V_TAIL, FETCHED,
+        )  # fmt: skip
+        total = total * fades + tl.sum(weights, axis=1)
+        sums = sums * fades[:, None] + tl.dot(
+            weights.to(queries.dtype), v.to(queries.dtype), input_precision="ieee"
+        )
+        top = highest
+
+    result = sums / tl.where(total > 0, total, 1.0)[:, None]
+    at = (tl.program_id(0) * splits + tl.program_id(1)) * ROWS + query
+    tl.store(out + at[:, None] * WIDTH + column[None, :], result)
+    tl.store(lse + at, tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), -1e30))
+
+
+@jit
+def join(
+    out, lse, whole, whole_lse, splits,
+    USED: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Merge the runs of one query row."""
+    head = tl.program_id(0)
+    query = tl.program_id(1)
+    column = tl.arange(0, WIDTH)
+    top = -1e30
+    total = 0.0
+    sums = tl.zeros([WIDTH], dtype=tl.float32)
+    for split in range(splits):
+        at = (head * splits + split) * ROWS + query
+        part = tl.load(lse + at)
+        highest = tl.maximum(top, part)
+        share = tl.where(part > -1e29, tl.exp(part - highest), 0.0)
+        fades = tl.exp(top - highest)
+        sums = sums * fades + share * tl.load(out + at * WIDTH + column)
+        total = total * fades + share
+        top = highest
+    at = head * USED + query
+    some = tl.where(total > 0, total, 1.0)
+    tl.store(whole + at * HEAD_DIM + column, sums / some, mask=column < HEAD_DIM)
+    tl.store(whole_lse + at, tl.where(total > 0, top + tl.log(some), -float("inf")))
+
+
+def attend(q: Tensor, view: View, scored: bool = False) -> Part:
+    """As ``attention.attend``, in two launches."""
+    batch, heads, new, head_dim = q.shape
+    some = next(t for t in (view.k_tail, view.k.codes if view.k else None) if t is not None)
+    kv_heads = some.shape[1]
+    per_kv = heads // kv_heads
+    tokens = _room(view)
+    width = max(next_power_of_2(head_dim), QUERIES)
+    used, rows = per_kv * new, max(next_power_of_2(per_kv * new), QUERIES)
+    splits = max(ceil_div(tokens, SPLIT), 1)
+    programs = batch * kv_heads
+    out = _empty(q, programs, splits, rows, width)
+    lse = _empty(q, programs, splits, rows)
+    whole, whole_lse = _empty(q, *q.shape), _empty(q, *q.shape[:3])
+    scores = _empty(q, batch, heads, tokens if scored else 0).to(score_dtype(q))
+    scores.fill_(-torch.inf)
+    fetched = view.index is not None
+    index = view.lengths if view.index is None else view.index.contiguous()
+    chosen = 0 if view.index is None else index.shape[2]
+    view = replace(view, lengths=view.lengths.contiguous())
+    k, v = _side(view, "k"), _side(view, "v")
+    launch(
+        runs, (programs, splits),
+        q.contiguous(), out, lse, scores, view.lengths, index, chosen,
+        scores.shape[2], kv_heads, splits, head_dim**-0.5,
+        *k[0], *v[0], *k[1], *v[1],
+        fetched, per_kv, new, view.causal, scored, head_dim, width, rows, BLOCK, SPLIT, LISTED,
+    )  # fmt: skip
+    launch(join, (programs, used), out, lse, whole, whole_lse, splits, used, head_dim, width, rows)
+    return Part(whole, whole_lse, scores if scored else None)
+
+
+def _empty(like: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=like.device)
+
+
+def _room(view: View) -> int:
+    """Tokens the longest sequence may have, without asking the GPU."""
+    return (view.k.rows if view.k else 0) + (0 if view.k_tail is None else view.k_tail.shape[2])
+
+
+def _side(view: View, which: str) -> tuple[list[Any], list[Any]]:
+    """A side's pointers and strides, and its constants, in the kernel's order."""
+    store: Store | None = getattr(view, which)
+    tail: Tensor | None = getattr(view, f"{which}_tail")
+    fetched: Tensor | None = getattr(view, f"{which}_fetched")
+    packed: Tensor | None = getattr(view, f"{which}_packed")
+    none = view.lengths  # what an unused pointer points to
+    tail_strides = [0, 0, 0] if tail is None else [tail.shape[2], *_strides(tail)]
+    fetched_strides = [0, 0] if fetched is None else _strides(fetched)
+    ring = none if tail is None else tail
+    pairs = none if fetched is None else fetched
+    if store is None:
+        pointers: list[Any] = [none] * 5 + [ring, pairs, none, none]
+        unused = [0, 1, 1, False, False, False, False, tail is not None]
+        return [*pointers, *[0] * 9, *tail_strides, *fetched_strides], unused
+    lower = store.codes if store.lower is None else store.lower
+    factor = store.scale if store.factor is None else store.factor
+    first = none if store.first is None else store.first
+    pointers = [store.codes, lower, store.scale, store.zero, factor, ring, pairs, packed, first]
+    strides = [
+        *_strides(store.codes), *_strides(store.scale), *_strides(factor),
+        store.scale.shape[3], store.scale.shape[2], factor.shape[2],
+    ]  # fmt: skip
+    constants = [
+        store.bits, store.group, store.factor_group or 1, store.by == "token",
+        store.lower is not None, store.factor is not None, store.first is not None,
+        tail is not None,
+    ]  # fmt: skip
+    return [*pointers, *strides, *tail_strides, *fetched_strides], constants
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    return [tensor.stride(0), tensor.stride(1)]

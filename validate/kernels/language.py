@@ -1,0 +1,57 @@
+"""Triton, compiled on a GPU and interpreted where there is none.
+
+Triton decides between the two when it is first imported, so everything here imports it from this
+file alone.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # the default; saying so keeps it quiet
+
+import triton
+import triton.language as tl
+
+from kvsim.errors import InputError
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+__all__ = ["ceil_div", "jit", "launch", "next_power_of_2", "tl"]
+
+
+def jit(kernel: Kernel) -> Kernel:
+    """``triton.jit`` that keeps the function's type."""
+    compiled: Kernel = triton.jit(kernel)
+    return compiled
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Run ``kernel`` on a grid of programs.
+
+    Raises
+    ------
+    InputError
+        Where there is neither a GPU nor the interpreter.
+    """
+    if not torch.cuda.is_available() and not triton.knobs.runtime.interpret:
+        raise InputError(
+            "Triton kernels need a GPU here, because Triton was imported before kvsim; "
+            "set TRITON_INTERPRET=1 before Python starts to interpret them on the CPU"
+        )
+    if all(grid):
+        kernel[grid](*arguments, **options)
+
+
+def ceil_div(number: int, by: int) -> int:
+    """How many blocks of ``by`` hold ``number``."""
+    return -(-number // by)
+
+
+def next_power_of_2(number: int) -> int:
+    """The smallest power of two that is at least ``number``."""
+    return 1 << max(number - 1, 0).bit_length()

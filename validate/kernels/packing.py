@@ -1,0 +1,45 @@
+"""Numbers of 1, 2, 4 or 8 bits in bytes: neighbours in the last dimension, lowest bits first."""
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+
+WIDTHS = (1, 2, 4, 8)
+
+
+def per_byte(bits: int, count: int) -> int:
+    """Numbers of ``bits`` bits in a byte.
+
+    Raises
+    ------
+    InputError
+        For other widths, and where ``count`` numbers do not fill whole bytes.
+    """
+    if bits not in WIDTHS:
+        raise InputError(f"packing: {bits} bits; expected one of {', '.join(map(str, WIDTHS))}")
+    numbers = 8 // bits
+    if count % numbers:
+        raise InputError(
+            f"packing: {count} numbers of {bits} bits do not fill whole bytes; "
+            f"expected a multiple of {numbers}"
+        )
+    return numbers
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Codes (..., n), whole numbers below 2**bits, to bytes (..., n * bits / 8)."""
+    numbers = per_byte(bits, codes.shape[-1])
+    shape = (*codes.shape[:-1], codes.shape[-1] // numbers, numbers)
+    parts = codes.to(torch.uint8).reshape(shape)
+    packed = parts[..., 0].clone()
+    for place in range(1, numbers):
+        packed |= parts[..., place] << (place * bits)
+    return packed
+
+
+def unpack(packed: Tensor, bits: int) -> Tensor:
+    """Bytes (..., n * bits / 8) to codes (..., n)."""
+    numbers = per_byte(bits, 8)
+    parts = [(packed >> (place * bits)) & ((1 << bits) - 1) for place in range(numbers)]
+    return torch.stack(parts, dim=-1).flatten(-2)

@@ -1,0 +1,139 @@
+"""Quantisers: numbers to codes with scales and zero points, packed.
+
+Arithmetic is in fp32 with the fp16 scales and zero points that are stored, so that widening gives
+back what the quantiser meant. A number half-way between two codes takes the upper one.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.validate.kernels.packing import pack
+from kvsim.validate.kernels.stores import By, Store
+
+Levels = Literal["ends", "centres", "grid"]
+"""Where the levels of a range lie: from its ends, at the centres of equal intervals of it, or from
+the multiple of the scale that is nearest to its lower end."""
+
+
+def levels(low: Tensor, high: Tensor, bits: int, where: Levels = "ends") -> tuple[Tensor, Tensor]:
+    """Scale and zero point of ranges from ``low`` to ``high``, in fp16.
+
+    References
+    ----------
+    .. [1] Z. Liu et al., "KIVI", ICML 2024, section 3: zero point min, scale range / (2^B - 1).
+    .. [2] S. Jie et al., "SpeCache", 2025, equation 3: at one bit (3 min + max) / 4 and range / 2,
+       the centres of the two halves.
+    .. [3] Y. He et al., "ZipCache", NeurIPS 2024, equation 5: scale as [1], a whole zero point.
+    """
+    low, high = low.float(), high.float()
+    if where == "centres":
+        step = (high - low) / 2**bits
+        return step.half(), (low + step / 2).half()
+    scale = ((high - low) / (2**bits - 1)).half()
+    if where == "grid":
+        step = scale.float()
+        low = torch.where(step > 0, nearest(low / torch.where(step > 0, step, 1.0)) * step, low)
+    return scale, low.half()
+
+
+def encode(numbers: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
+    """Codes of ``numbers`` at the given levels, uint8; a range without width has code 0."""
+    step = scale.float()
+    steps = (numbers.float() - zero.float()) / torch.where(step > 0, step, 1.0)
+    return nearest(steps).clamp(0, 2**bits - 1).to(torch.uint8)
+
+
+def residual(numbers: Tensor, scale: Tensor, zero: Tensor, upper: Tensor) -> Tensor:
+    """Codes 0 to 15 of what ``upper`` misses, in sixteenths of its scale, plus 8.
+
+    References
+    ----------
+    .. [1] R. Tiwari et al., "QuantSpec", ICML 2025, section 4.2: the error is symmetric, so its
+       code is in [-8, 7] without a zero point, at 1/16 of the upper scale.
+    """
+    step = scale.float()
+    missed = numbers.float() - (upper.float() * step + zero.float())
+    steps = missed / torch.where(step > 0, step / 16, 1.0)
+    return (nearest(steps).clamp(-8, 7) + 8).to(torch.uint8)
+
+
+def nearest(steps: Tensor) -> Tensor:
+    """The nearest whole number, the upper one of two."""
+    return torch.floor(steps + 0.5)
+
+
+def grouped(numbers: Tensor, group: int, by: By) -> Tensor:
+    """(..., tokens, channels) with groups along a dimension of their own.
+
+    Channel groups give (..., groups, group, channels), token groups (..., tokens, groups, group).
+
+    Raises
+    ------
+    InputError
+        Where groups do not divide tokens or channels.
+    """
+    dim = -2 if by == "channel" else -1
+    size = numbers.shape[dim]
+    if group < 1 or size % group:
+        what = "tokens" if by == "channel" else "channels"
+        raise InputError(
+            f"quantise: groups of {group} do not divide {size} {what}; choose a group that does"
+        )
+    shape = list(numbers.shape)
+    shape[dim:] = [size // group, group, *shape[dim:][1:]]
+    return numbers.reshape(shape)
+
+
+def quantise(
+    numbers: Tensor,
+    bits: int,
+    group: int,
+    by: By,
+    where: Levels = "ends",
+    hierarchical: bool = False,
+) -> Store:
+    """Pack (batch, KV heads, tokens, head dim) in groups of tokens or of channels.
+
+    Parameters
+    ----------
+    by : ``channel`` for keys, whose groups are ``group`` tokens of one channel; ``token`` for
+        values, whose groups are ``group`` channels of one token.
+    where : where the levels lie; ``centres`` is SpeCache's one bit.
+    hierarchical : keep QuantSpec's four lower bits beside the upper ones.
+
+    Raises
+    ------
+    InputError
+        Where groups do not divide the tokens or channels.
+    """
+    if numbers.is_cuda and where != "grid":
+        from kvsim.validate.kernels.quantise_triton import quantise as fused
+
+        return fused(numbers, bits, group, by, where, hierarchical)
+    return quantise_plainly(numbers, bits, group, by, where, hierarchical)
+
+
+def quantise_plainly(
+    numbers: Tensor,
+    bits: int,
+    group: int,
+    by: By,
+    where: Levels = "ends",
+    hierarchical: bool = False,
+) -> Store:
+    """The kernel's oracle."""
+    parts = grouped(numbers, group, by)
+    along = -2 if by == "channel" else -1
+    low, high = parts.amin(along), parts.amax(along)
+    scale, zero = levels(low, high, bits, where)
+    step, base = scale.unsqueeze(along), zero.unsqueeze(along)
+    upper = encode(parts, step, base, bits)
+    lower = None
+    if hierarchical:
+        lower = pack(residual(parts, step, base, upper).reshape(numbers.shape), 4)
+    return Store(
+        pack(upper.reshape(numbers.shape), bits), scale, zero, bits, group, by, lower=lower
+    )

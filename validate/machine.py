@@ -1,0 +1,57 @@
+"""What a run may use: a device that is there, and memory that is free."""
+
+import re
+from pathlib import Path
+
+import torch
+
+from kvsim.errors import InputError
+
+MEMORY = Path("/proc/meminfo")
+
+
+def find_device(name: str) -> torch.device:
+    """A device by its name.
+
+    Raises
+    ------
+    InputError
+        If it is not there.
+    """
+    if name == "cpu":
+        return torch.device("cpu")
+    place = re.fullmatch(r"cuda(?::([0-9]{1,3}))?", name)
+    if not place:
+        raise InputError(f"--device: got {name[:40]!r}; expected cpu, cuda or cuda:N")
+    count = torch.cuda.device_count()
+    if int(place[1] or 0) >= count:
+        there = f"{count} GPUs" if count else "no GPU"
+        raise InputError(f"--device: {name} is not there, PyTorch sees {there}; try --device cpu")
+    return torch.device(name)
+
+
+def free_memory(device: torch.device) -> int:
+    """Memory that can be had there now. [B]"""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", MEMORY.read_text())
+    except OSError:  # not Linux
+        found = None
+    return int(found[1]) * 1024 if found else 2**63
+
+
+def check_memory(device: torch.device, needed: float) -> None:
+    """Refuse what would not fit.
+
+    Raises
+    ------
+    InputError
+        If less is free.
+    """
+    free = free_memory(device)
+    if needed > free:
+        raise InputError(
+            f"--model: about {needed / 2**30:.1f} GiB are needed on {device}, "
+            f"{free / 2**30:.1f} GiB are free; choose a smaller model, --layers or --batch"
+        )
