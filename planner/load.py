@@ -28,8 +28,9 @@ import pulp
 from kvsim.errors import InfeasibleError
 from kvsim.graph import Array
 from kvsim.planner.classes import Classes
-from kvsim.serving import lookup
+from kvsim.serving import lookup, spend
 from kvsim.serving.costs import StepCosts
+from kvsim.serving.tables import COSTS
 
 DENSITY = 2  # nodes per octave of the estimate's step costs
 SHORTEST_LAP = 1e-3  # what nobody needs to undercut [s]
@@ -120,15 +121,12 @@ def _load(costs: StepCosts, c: Classes) -> Loads:
     fit = min(costs.capacity / max(float(weight @ gpu), 1.0),
               costs.room.host_capacity / max(float(weight @ host), 1.0))  # fmt: skip
     most = int(np.clip(fit, 2, max(costs.rules.max_seqs, 2)))
-    few, many = 1, min(most, t.seconds.round.shape[0] - 1)
+    few, many = 1, min(most, t.costs.round.shape[0] - 1)
     at_few = np.array([lookup.round_s(t, few, x) for x in middle])
     at_many = np.array([lookup.round_s(t, many, x) for x in middle])
     each = np.maximum(at_many - at_few, 0.0) / max(many - few, 1)
     fixed = max(float(weight @ (at_few - each)), 0.0)
-    shared = np.interp(c.prompt, t.nodes.tokens, t.seconds.token)
-    head = np.interp(1, t.nodes.tokens, t.seconds.head)
-    parts = np.array([_parts_s(costs, x) for x in c.prompt])
-    ttft = shared + head + parts
+    ttft = np.array([_prompt_s(costs, x) for x in c.prompt])
     seats = c.decoded_per_s / costs.rate
     return Loads(
         fixed=np.array(fixed),
@@ -144,13 +142,17 @@ def _load(costs: StepCosts, c: Classes) -> Loads:
     )
 
 
-def _parts_s(costs: StepCosts, prompt: float) -> float:
-    """A prompt's own work beside projections, in the parts that the rules make of it. [s]"""
-    t, budget = costs.tables, float(costs.rules.max_tokens)
-    size = budget if costs.rules.prefill == "chunked" else prompt
+def _prompt_s(costs: StepCosts, prompt: float) -> float:
+    """A prompt alone, in the parts that the rules make of it. [s]"""
+    t, total = costs.tables, np.zeros(len(COSTS))
+    size = float(costs.rules.max_tokens) if costs.rules.prefill == "chunked" else prompt
     starts = np.arange(0.0, prompt, size)
-    total = sum(lookup.chunk_s(t, min(size, prompt - start), start) for start in starts)
-    return float(total + lookup.between_s(t, prompt))
+    for start in starts:
+        part = min(size, prompt - start)
+        spend.add_pass(t, total, 0, 0.0, round(part), int(start == starts[-1]))
+        spend.add_chunk(t, total, part, start)
+    spend.add_between(t, total, prompt)
+    return float(total[0])
 
 
 def build(
