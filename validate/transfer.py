@@ -83,7 +83,7 @@ class _ThreadLane:
     """A thread that stands for a stream."""
 
     def __init__(self, device: torch.device, before: Callable[[], None]) -> None:
-        self._before = before
+        self._before, self._threads = before, torch.get_num_threads()
         self._queue: SimpleQueue[tuple[Callable[[], None], tuple[Mark, ...], _ThreadMark] | None]
         self._queue = SimpleQueue()
         self._thread = Thread(target=self._serve, daemon=True)
@@ -99,6 +99,7 @@ class _ThreadLane:
         self._thread.join()
 
     def _serve(self) -> None:
+        torch.set_num_threads(self._threads)  # as compute has; a new thread would take every core
         with torch.inference_mode():
             while (item := self._queue.get()) is not None:
                 work, after, mark = item
