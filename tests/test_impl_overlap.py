@@ -32,14 +32,10 @@ LENGTHS = (23, 40)
 
 @cache
 def tiny() -> Decoder:
-    """Two layers, each with keys and values of their own width."""
+    """Three layers: not a multiple of two buffers."""
     whole = decoder("opt")
-    arch = whole.arch.first(2)
-    arch = replace(arch, model=replace(arch.model, learned_positions=2000))
-    positions = torch.randn(2000, 64, generator=torch.Generator().manual_seed(0))
-    weights = replace(whole.weights, layers=whole.weights.layers[:2], positions=positions)
-    d = Deployment(arch.model, load_hardware("a6000"), load_stack("kvsim"))
-    return Decoder(arch, weights, 1100, deployment=d)
+    d = Deployment(whole.arch.model, load_hardware("a6000"), load_stack("kvsim"))
+    return replace(whole, deployment=d)
 
 
 @cache
@@ -124,6 +120,7 @@ def test_no_wrong_token_in_a_thousand_steps(text: str, late: Lateness) -> None:
 def test_no_wrong_token_with_other_settings(text: str, late: Lateness) -> None:
     lossy = "bits=4" in text or "n=6" in text or "k=6" in text
     truth = plain(text if lossy else "full", FEW)
+    late.longest = 2e-3
     assert torch.equal(Run(tiny(), parse(text), prompts(*LENGTHS), FEW).complete(), truth)
 
 

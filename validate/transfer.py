@@ -45,8 +45,10 @@ class Transfers:
         return _CudaMark() if self.device.type == "cuda" else _Done()
 
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Room in host memory, pinned where there is a GPU."""
-        return torch.zeros(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
+        """Room in host memory, pinned where there is a GPU; none at all in a rehearsal."""
+        where = "meta" if self.device.type == "meta" else "cpu"
+        pinned = self.device.type == "cuda"
+        return torch.zeros(shape, dtype=dtype, device=where, pin_memory=pinned)
 
     def close(self) -> None:
         """End all lanes, after what they still have to do."""

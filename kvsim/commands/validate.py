@@ -30,6 +30,7 @@ def validate(
     """Run techniques for real; compare tokens, FLOPs, bytes and memory with what is predicted."""
     from json import dumps
 
+    from kvsim.deployment import Deployment
     from kvsim.profiles import load_hardware, load_stack
     from kvsim.techniques import parse
 
@@ -40,14 +41,12 @@ def validate(
             raise InputError(f"{name}: got {size}; expected a whole number from 1 to 1000000")
     texts = [] if techniques in (None, ["all"]) else list(techniques or [])
     asked = [parse(text) for text in texts]
-    hardware, stack = load_hardware(gpu), load_stack("kvsim")
-
     try:
         import torch
     except ImportError:
         raise InputError("validate needs PyTorch; pip install 'kvsim[validate]'") from None
     from kvsim.report import validation
-    from kvsim.validate.check import Outcome, Workload, check, check_workload, representative
+    from kvsim.validate.check import Outcome, Workload, check, check_workload, rehearse, runnable
     from kvsim.validate.checkpoint import open_model
     from kvsim.validate.impl import check_known
     from kvsim.validate.machine import find_device
@@ -58,11 +57,16 @@ def validate(
     cut = count("--layers", layers)
     arch = arch.first(cut) if cut else arch
     work = Workload(*sizes)
-    check_workload(arch, work, where)
+    check_workload(arch, source, work, where)
+    d = Deployment(arch.model, load_hardware(gpu), load_stack("kvsim"))
+    for technique in asked:
+        rehearse(arch, technique, work, d)
+    if not asked:
+        asked, refused = runnable(arch, work, d)
+        for error in refused:
+            typer.echo(f"left out: {error}", err=True)
     found: list[Outcome] = []
-    for step in check(
-        arch, source, asked or representative(arch.model, work), work, where, hardware, stack
-    ):
+    for step in check(arch, source, asked, work, where, d):
         if isinstance(step, Outcome):
             found.append(step)
         else:
