@@ -48,6 +48,7 @@ class Lateness:
     """How late copies are."""
 
     longest: float = 2e-4  # [s]
+    storing: float = 0.0  # of every copy to the host [s]
     copies: int = 0
     clock: random.Random = field(default_factory=random.Random)
 
@@ -70,6 +71,9 @@ def late(monkeypatch: Any) -> Lateness:
     class Late(Transfers):
         def __init__(self, device: torch.device) -> None:
             super().__init__(device, lateness.wait)
+            if lateness.storing:
+                self.d2h.close()
+                self.d2h = transfer._ThreadLane(device, lambda: time.sleep(lateness.storing))
 
         def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             return super().host(shape, dtype).fill_(LARGE)
@@ -122,6 +126,14 @@ def test_no_wrong_token_with_other_settings(text: str, late: Lateness) -> None:
     truth = plain(text if lossy else "full", FEW)
     late.longest = 2e-3
     assert torch.equal(Run(tiny(), parse(text), prompts(*LENGTHS), FEW).complete(), truth)
+
+
+@pytest.mark.parametrize("text", [*LOSSLESS, *OWN, OTHERS[1], OTHERS[4]])
+def test_the_prompt_leaves_late(text: str, late: Lateness) -> None:
+    """Long after the layers that computed it are through with their buffers."""
+    late.storing = 3e-2
+    tokens = Run(tiny(), parse(text), prompts(*LENGTHS), 4).complete()
+    assert torch.equal(tokens, plain(text if text in OWN else "full", FEW)[:, :4])
 
 
 @pytest.mark.parametrize("text", LOSSLESS + OWN)

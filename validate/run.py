@@ -12,6 +12,7 @@ from kvsim.validate.attention import Step
 from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl import implement
 from kvsim.validate.tally import Kind
+from kvsim.validate.transfer import to_device
 
 CHUNK = 8192  # prompt tokens of the whole batch that pass through a layer at once
 
@@ -153,7 +154,9 @@ class Run:
         self.done = [d + n for d, n in zip(self.done, taken, strict=True)]
         if not first:
             self.cached = [c + n for c, n in zip(self.cached, taken, strict=True)]
-            self._on_device += torch.tensor(taken, device=self._on_device.device)
+            alike = min(taken) == max(taken)
+            device = self._on_device.device
+            self._on_device += taken[0] if alike else to_device(taken, device)
 
     def _prefill(self) -> Tensor:
         """The pass over all prompts, layer by layer; logits of their last tokens (batch, vocab)."""
