@@ -51,12 +51,12 @@ class Kvpr(HostCache):
         """Tokens that every step recomputes have no keys and values at home."""
         return self._span(layer)[0]
 
-    def keep_inputs(self, visit: Visit, x: Tensor, step: Step) -> tuple[Mark, ...]:
+    def keep_inputs(self, visit: Visit, x: Tensor, step: Step) -> None:
         """Send home the inputs that some step will recompute from."""
         last = self._span(visit.layer)[1]
         part = slice(step.starts[0], min(step.length, last))
         if part.start >= part.stop:
-            return ()
+            return
         home, buffer = self.inputs[visit], self.input_buffers[self._turn % 2]
         numbers = x[:, : part.stop - part.start].transpose(0, 1).flatten(1)
         if self.packed:
@@ -71,7 +71,7 @@ class Kvpr(HostCache):
         def work() -> None:
             home.take(buffer, part)
 
-        return (self.transfers.d2h(work, self.transfers.mark()),)
+        self.transfers.d2h(work, self.transfers.mark())
 
     def fetch(self, visit: Visit, turn: int, after: tuple[Mark, ...]) -> Arrival:
         """Inputs first, then the other tokens' keys and values beside the recomputation."""
