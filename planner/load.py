@@ -28,8 +28,9 @@ import pulp
 from kvsim.errors import InfeasibleError
 from kvsim.graph import Array
 from kvsim.planner.classes import Classes
-from kvsim.serving import lookup
+from kvsim.serving import lookup, spend
 from kvsim.serving.costs import StepCosts
+from kvsim.serving.tables import COSTS
 
 DENSITY = 2  # nodes per octave of the estimate's step costs
 SHORTEST_LAP = 1e-3  # what nobody needs to undercut [s]
@@ -148,9 +149,11 @@ def _parts_s(costs: StepCosts, prompt: float) -> float:
     """A prompt's own work beside projections, in the parts that the rules make of it. [s]"""
     t, budget = costs.tables, float(costs.rules.max_tokens)
     size = budget if costs.rules.prefill == "chunked" else prompt
-    starts = np.arange(0.0, prompt, size)
-    total = sum(lookup.chunk_s(t, min(size, prompt - start), start) for start in starts)
-    return float(total + lookup.between_s(t, prompt))
+    total = np.zeros(len(COSTS))
+    for start in np.arange(0.0, prompt, size):
+        spend.add_chunk(t, total, min(size, prompt - start), start)
+    spend.add_between(t, total, prompt)
+    return float(total[0])
 
 
 def build(
