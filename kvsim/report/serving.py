@@ -33,9 +33,11 @@ def show(rows: list[Row], trace: str, checked: bool) -> None:
     for row in rows:
         name = names[row["technique"]]
         if row["refused"] or row["unfinished"]:
+            which = ", ".join(map(str, row["refused_rows"]))
+            several = ", ..." if row["refused"] > len(row["refused_rows"]) else ""
             out.print(
-                f"{name}: {row['refused']} refused (larger than the KV cache), "
-                f"{row['unfinished']} unfinished"
+                f"{name}: {row['refused']} refused, larger than the KV cache (in order of arrival "
+                f"number {which}{several}); {row['unfinished']} unfinished"
             )
         worst = ", ".join(f"{kind} {100 * e:.2g} %" for kind, e in row["table_error"].items())
         out.print(f"{name}: tables against direct evaluation, at worst: {worst}")
