@@ -23,7 +23,7 @@ from kvsim.traces.read import load
 from tests.test_cli import run
 from tests.test_traces_bad import FILES, ROWS, azure
 
-SHARED = Path(__file__).parents[1].parent / "shared" / "traces"
+SHARED = Path(__file__).parents[2] / "shared" / "traces"
 BASE = ("simulate", "--model", "llama3.1-8b", "--gpu", "h100", "--trace")
 REACHED = tuple(tuple(0.9 * 0.8**k for k in range(gamma)) for gamma in GAMMAS)
 
@@ -78,10 +78,11 @@ def test_requests_larger_than_the_cache_are_refused_and_named(tmp_path: Path) ->
 def test_an_infinite_cache_hits_the_prefix_blocks_that_a_plain_count_finds() -> None:
     requests = load(str(SHARED / "mooncake_conversation_trace.jsonl")).requests
     d = Deployment(load_model("llama3.1-8b"), load_hardware("h100"), load_stack("fused"))
-    rules = Rules(blocks=10**8, block_tokens=512, prefix_caching=True)
+    # one at a time: several arrive at the same instant and could not use each other's blocks
+    rules = Rules(max_seqs=1, blocks=10**8, block_tokens=512, prefix_caching=True)
     longest = int((requests.prompt + requests.generate).max())
     costs = StepCosts(techniques.parse("full"), d, rules, longest, int(requests.prompt.max()))
-    played = simulate(requests.scaled(1e-3), costs)  # each is read before the next one comes
+    played = simulate(requests, costs)
     hits = int((-(-played.progress.hits // 512)).sum())
     seen: set[int] = set()
     expected = total = 0
