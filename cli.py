@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvsim.arguments import count, counts, gib, number, option
+from kvsim.arguments import counts, option
 from kvsim.commands.calibrate import calibrate
 from kvsim.commands.options import (
     GpuOption,
@@ -19,6 +19,7 @@ from kvsim.commands.options import (
     WeightsOption,
     deployment,
 )
+from kvsim.commands.plan import plan
 from kvsim.commands.simulate import simulate
 from kvsim.commands.traces import app as traces_app
 from kvsim.commands.validate import validate
@@ -35,6 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(traces_app, name="traces")
+app.command()(plan)
 app.command()(simulate)
 app.command()(calibrate)
 app.command()(validate)
@@ -172,78 +174,6 @@ def predict(
         typer.echo(rows.csv(found), nl=False)
     else:
         tables.print_predictions(found)
-
-
-@app.command()
-def plan(
-    model: ModelOption,
-    gpu: GpuOption,
-    prompt: Annotated[str, option("--prompt", "N", "Prompt tokens.")] = "2048",
-    generate: Annotated[str, option("--generate", "N", "Tokens to generate.")] = "128",
-    batch: Annotated[str, option("--batch", "N|auto", "Batch size.")] = "auto",
-    objective: Annotated[
-        str, option("--objective", "WHAT", "throughput, latency or cost.")
-    ] = "throughput",
-    lossy: Annotated[bool, typer.Option("--lossy", help="Admit lossy techniques.")] = False,
-    max_loss: Annotated[
-        str | None, option("--max-loss", "0..1", "Quality that may be lost; unknown counts as 1.")
-    ] = None,
-    acceptance: Annotated[
-        str | None, option("--acceptance", "0..1", "Share of drafted tokens you saw accepted.")
-    ] = None,
-    ttft: Annotated[str | None, option("--ttft", "SECONDS", "Longest time to first token.")] = None,
-    tpot: Annotated[str | None, option("--tpot", "SECONDS", "Longest time per token.")] = None,
-    gpu_memory: Annotated[
-        str | None, option("--gpu-memory", "GIB", "GPU memory to use; all if not given.")
-    ] = None,
-    host_memory: HostOption = None,
-    stack: StackOption = "fused",
-    tp: TpOption = "1",
-    weights: WeightsOption = "fp16",
-    json: JsonOption = False,
-    report: Annotated[str | None, option("--report", "FILE", "Write an HTML page there.")] = None,
-) -> None:
-    """Choose technique, settings and batch for a workload."""
-    from kvsim.planner.options import Workload
-    from kvsim.planner.plan import Limits, make_plan
-    from kvsim.report import page, rows, tables
-    from kvsim.techniques import candidates
-
-    if lossy and max_loss is not None:
-        raise InputError("--lossy and --max-loss: both are given; expected at most one of them")
-    if report is not None:
-        page.check_target(report)
-    where = deployment(model, gpu, stack, tp, weights, host_memory)
-    hardware = where.hardware
-    workload = Workload(
-        count("--prompt", prompt),
-        count("--generate", generate),
-        None if batch == "auto" else count("--batch", batch, ", or auto"),
-    )
-    usable = hardware.gpu_memory if gpu_memory is None else gib("--gpu-memory", gpu_memory)
-    if usable > hardware.gpu_memory:
-        most = f"at most the {rows.gib(hardware.gpu_memory, 3)} GiB of {hardware.name}"
-        raise InputError(f"--gpu-memory: got {gpu_memory}; expected {most}")
-    limits = Limits(
-        gpu_memory=usable,
-        host_memory=hardware.host_memory,
-        ttft=float("inf") if ttft is None else number("--ttft", ttft),
-        tpot=float("inf") if tpot is None else number("--tpot", tpot),
-        loss=1.0
-        if lossy
-        else 0.0
-        if max_loss is None
-        else number("--max-loss", max_loss, share=True),
-    )
-    rate = None if acceptance is None else number("--acceptance", acceptance, share=True)
-    result = make_plan(where, workload, objective, limits, candidates(rate))
-    answer = rows.plan(result)
-    if report is not None:
-        page.write_plan(Path(report), rows.deployment(where), answer, result)
-    if json:
-        _print_json(answer)
-    else:
-        tables.print_plan(rows.deployment(where), answer)
 
 
 @app.command()

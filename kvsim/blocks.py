@@ -185,6 +185,11 @@ def quantise(
     return [Op(name, kernel="quantise", bytes={"hbm": moved}, launches=1.0 / every)]
 
 
+def pack(d: Deployment, p: Point, stored: Format) -> list[Op]:
+    """What a pass packs: of a prompt all but the tail, later a token for every new one."""
+    return pack_prompt(d, p, stored) if p.prefill else quantise(d, p.tokens, stored)
+
+
 def pack_prompt(d: Deployment, p: Point, stored: Format) -> list[Op]:
     """The part of the prompt that a format packs, read in fp16 and written."""
     if stored.bits == 16:

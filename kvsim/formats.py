@@ -78,7 +78,10 @@ def separable_parameters(batch: Number, width: Number, tokens: Number, sets: Num
 
 
 def mixed_parameters(batch: Number, width: Number, tokens: Number) -> Number:
-    """Parameters of ZipCache's two precisions, as its tables 3, A and B count them. [numbers]"""
+    """Parameters of ZipCache's two precisions, as its tables 3, A and B count them. [numbers]
+
+    Algorithms 1 and 2 make others: those of ``separable_parameters`` in two sets.
+    """
     return 4 * width + 4 * batch * tokens
 
 
@@ -93,7 +96,7 @@ class Format:
 
     The tail holds ``tail`` tokens plus those not yet filling a block of ``block``; both are
     counted in tokens per sequence. A ``late`` format packs after attention, so that a pass reads
-    its own tokens in fp16; ``spare`` places of the tail are for such tokens.
+    its own tokens in fp16.
     """
 
     bits: float = 16
@@ -103,7 +106,6 @@ class Format:
     k_block: int = 1
     v_block: int = 1
     late: bool = False
-    spare: int = 0
 
     @property
     def kernel(self) -> str:
@@ -140,8 +142,8 @@ class Format:
 
     def resident(self, k_width: float, v_width: float, tokens: Number) -> Number:
         """Bytes allocated for ``tokens`` tokens of one sequence: packed store and tails. [B]"""
-        tails = k_width * (self.spare + self._buffer(self.k_tail, self.k_block))
-        tails += v_width * (self.spare + self._buffer(self.v_tail, self.v_block))
+        tails = k_width * self._buffer(self.k_tail, self.k_block)
+        tails += v_width * self._buffer(self.v_tail, self.v_block)
         return (k_width + v_width) * tokens * self.number + tails * 2.0
 
     @staticmethod
@@ -162,12 +164,8 @@ def averaged(bits: Number) -> Format:
     return FP16 if widest == FP16.bits else Format(widest, group=UNGROUPED)
 
 
-def kivi(bits: float, group: float, residual: int, own: int = 0) -> Format:
-    """Keys packed in blocks of ``residual`` tokens, values one by one behind the last ones.
-
-    With ``own`` new tokens a pass attends to those in fp16 and packs after it.
-    """
+def kivi(bits: float, group: float, residual: int, late: bool = False) -> Format:
+    """Keys packed in blocks of ``residual`` tokens, values one by one behind the last ones."""
     if bits == 16 or residual == 0:
-        return Format(bits, np.inf if bits == 16 else group)
-    tails = {"v_tail": residual, "k_block": residual}
-    return Format(bits, group, **tails, late=own > 0, spare=own)
+        return Format(bits, np.inf if bits == 16 else group, late=late)
+    return Format(bits, group, v_tail=residual, k_block=residual, late=late)

@@ -73,14 +73,7 @@ def make_plan(
     InfeasibleError
         If nothing is within the limits; says which ones stand in the way, and by how much.
     """
-    if objective not in OBJECTIVES:
-        expected = ", ".join(OBJECTIVES)
-        raise InputError(f"--objective: got {objective[:40]!r}; expected one of {expected}")
-    if objective == "cost" and d.hardware.price is None:
-        raise InputError(
-            f"--objective cost: {d.hardware.name} has no price; expected a GPU with USD/h in "
-            f"`kvsim gpus`, or a profile with price.usd_per_hour"
-        )
+    check_objective(objective, d)
     sizes = (limits.gpu_memory, limits.gpu_memory + GIB)
     table = tabulate(candidates, d, w, sizes, limits.host_memory)
     if not table.technique:
@@ -110,6 +103,18 @@ def make_plan(
         solver=choice,
         table=table,
     )
+
+
+def check_objective(objective: str, d: Deployment) -> None:
+    """Refuse what is no objective, and costs on hardware without a price."""
+    if objective not in OBJECTIVES:
+        expected = ", ".join(OBJECTIVES)
+        raise InputError(f"--objective: got {objective[:40]!r}; expected one of {expected}")
+    if objective == "cost" and d.hardware.price is None:
+        raise InputError(
+            f"--objective cost: {d.hardware.name} has no price; expected a GPU with USD/h in "
+            f"`kvsim gpus`, or a profile with price.usd_per_hour"
+        )
 
 
 def _refined(table: Options, d: Deployment, w: Workload, objective: str, limits: Limits) -> Options:

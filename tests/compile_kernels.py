@@ -7,7 +7,8 @@ interprets.
 import os
 import sys
 
-os.environ["TRITON_INTERPRET"] = "0"
+if __name__ == "__main__":  # doctests import every file, and there kernels are interpreted
+    os.environ["TRITON_INTERPRET"] = "0"
 
 from typing import Any
 
@@ -63,7 +64,8 @@ def compile_for(kernel: Any, constants: dict[str, Any], target: GPUTarget) -> No
     assert triton.compile(source, target=target).asm["cubin"]
 
 
-for capability in map(int, sys.argv[1:]):
+def compile_all(capability: int) -> None:
+    """Every kernel in the settings it runs with."""
     target = GPUTarget("cuda", capability, 32)
     for constants in ATTENTION:
         compile_for(attention_triton.runs, constants, target)
@@ -80,3 +82,8 @@ for capability in map(int, sys.argv[1:]):
     compile_for(topk_triton.select, {"PER_KV": 3, "HEADS": 4, "BLOCK": 1024}, target)
     compile_for(gather_triton.copy_rows, {"HEAD_DIM": 80, "WIDTH": 128, "ROWS": 16}, target)
     print(f"sm_{capability}")
+
+
+if __name__ == "__main__":
+    for wanted in map(int, sys.argv[1:]):
+        compile_all(wanted)

@@ -306,17 +306,17 @@ class Replica:
         t = self.t
         running = [s for s in self.batch if s.runs]
         reading = [s for s in self.batch if s.chunk]
-        took = self.copying
+        took, n, cost = self.copying, t.nodes, t.seconds
         if running:
             mean = sum(s.length for s in running) / len(running)
-            took += line(t.contexts, t.round_s[len(running)], mean)
+            took += line(n.contexts, cost.round[len(running)], mean)
         if reading:
             alone, every = len(running) * t.width, sum(s.chunk for s in reading)
             ends = [s for s in reading if s.chunk == s.todo]
-            took += line(t.tokens, t.token_s, alone + every) - line(t.tokens, t.token_s, alone)
-            took += line(t.tokens, t.head_s, alone + len(ends)) - line(t.tokens, t.head_s, alone)
-            took += sum(plane(t.chunks, t.starts, t.chunk_s, s.chunk, s.done) for s in reading)
-            took += sum(line(t.contexts, t.between_s, s.done + s.chunk) for s in ends)
+            for values, more in ((cost.token, every), (cost.head, len(ends))):
+                took += line(n.tokens, values, alone + more) - line(n.tokens, values, alone)
+            took += sum(plane(n.chunks, n.starts, cost.chunk, s.chunk, s.done) for s in reading)
+            took += sum(line(n.contexts, cost.between, s.done + s.chunk) for s in ends)
         self.clock += took
         self.passes += 1
         for s in running:

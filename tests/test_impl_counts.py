@@ -51,24 +51,11 @@ DRAWN = {"probe"}  # ops of ZipCache that are drawn in decoding
 SPREAD = {"quantise"}  # QuantSpec's flushes do not fill a whole number of rounds
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("text", "prompt", "generate"), EXACT)
-def test_ops_are_as_stated(text: str, prompt: int, generate: int, model: str) -> None:
-    batch = 1 if "gamma" in text and "gamma=0" not in text else 2
-    result = counted(text, model, batch, prompt, generate)
-    assert result.holds or all(b.name == "kv" for b in result.buffers if not b.holds)
-    for line in result.lines:
-        assert line.same_flops, (line.phase, line.op, line.predicted.flops, line.counted.flops)
-        free = line.op in STACK_WIDE
-        free |= line.phase == "decode" and "zipcache" in text and line.op in DRAWN
-        free |= "gamma" in text and "gamma=0" not in text and line.op in SPREAD
-        assert line.equal or free, (line.phase, line.op, line.predicted, line.counted)
+def drafts(text: str) -> bool:
+    return "gamma" in text and "gamma=0" not in text
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("text", "prompt", "generate"), EXACT)
-def test_resident_bytes_are_as_stated(text: str, prompt: int, generate: int, model: str) -> None:
-    result = counted(text, model, 2, prompt, generate)
+def assert_resident(text: str, result: Comparison) -> None:
     kept = [b for b in result.buffers if b.phase == "decode"]
     assert {b.tier for b in kept} == ({"gpu", "host"} if "specache" in text else {"gpu"})
     for b in kept:
@@ -76,6 +63,28 @@ def test_resident_bytes_are_as_stated(text: str, prompt: int, generate: int, mod
             assert b.counted * 2 == b.predicted
         else:
             assert b.equal, (b.tier, b.name, b.predicted, b.counted)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("text", "prompt", "generate"), EXACT)
+def test_ops_and_memory_are_as_stated(text: str, prompt: int, generate: int, model: str) -> None:
+    batch = 1 if drafts(text) else 2  # sequences that accept alike
+    result = counted(text, model, batch, prompt, generate)
+    assert result.holds
+    assert_resident(text, result)
+    for line in result.lines:
+        assert line.same_flops, (line.phase, line.op, line.predicted.flops, line.counted.flops)
+        free = line.op in STACK_WIDE
+        free |= line.phase == "decode" and "zipcache" in text and line.op in DRAWN
+        free |= drafts(text) and line.op in SPREAD
+        assert line.equal or free, (line.phase, line.op, line.predicted, line.counted)
+
+
+@pytest.mark.parametrize(("text", "prompt", "generate"), [e for e in EXACT if drafts(e[0])])
+def test_two_sequences_that_draft_keep_what_is_stated(
+    text: str, prompt: int, generate: int
+) -> None:
+    assert_resident(text, counted(text, "llama", 2, prompt, generate))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from kvsim.model import LayerShape
 from kvsim.profiles import load_hardware, load_stack, stack_names
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
+from kvsim.techniques.kivi import Kivi
 from kvsim.timeline import makespan, steady
 
 EXACT = 1e-12  # relative
@@ -64,6 +65,27 @@ def assert_same_time(
     rule(makespan(one, d), makespan(other, d) + np.asarray(more))
 
 
+def moving(step: Step, d: Deployment, more: Callable[[LayerShape], Number]) -> Step:
+    """The step with more bytes of GPU memory moved by every layer's attention."""
+
+    def changed(op: Op, shape: LayerShape) -> Op:
+        if op.name != "attn":
+            return op
+        return replace(op, bytes={**op.bytes, "hbm": op.bytes["hbm"] + more(shape)})
+
+    groups = tuple(
+        replace(
+            group,
+            layers=tuple(
+                tuple(changed(op, shape) for op in layer)
+                for layer, shape in zip(group.layers, shapes, strict=True)
+            ),
+        )
+        for group, (shapes, _) in zip(step.groups, d.shard.layout, strict=True)
+    )
+    return replace(step, groups=groups)
+
+
 def assert_same_memory(
     one: Technique, other: Technique, d: Deployment, p: Point, but: str = ""
 ) -> None:
@@ -103,13 +125,27 @@ def test_offloading_nothing_is_full(model: str, phase: str, stack: str) -> None:
 def test_kcache_that_fetches_nothing_is_full_and_its_selection(
     model: str, phase: str, stack: str
 ) -> None:
+    """And reads the weights of the chosen values, which a fused kernel has on chip."""
     d, p = deployment(model, stack), PHASES[phase]
     kcache, full = parse("kcache:n=100000,gpu_layers=1000"), parse("full")
+
+    def weights(shape: LayerShape) -> Number:
+        return 0.0 if p.prefill else 2 * BATCH * d.model.heads * attention.cached(d, p, shape)
+
     step = step_of(kcache, d, p)
     selection = total(step, d, "topk")
     assert (selection > 0).all() != p.prefill
-    assert_same_time(step, step_of(full, d, p), d, selection)
+    assert_same_time(step, moving(step_of(full, d, p), d, weights), d, selection)
     assert_same_memory(kcache, full, d, p, but="value buffers")
+
+
+@dataclass(frozen=True)
+class LateKivi(Kivi):
+    """KIVI that packs after attention, as SpeCache's algorithm 3 does; KIVI packs before."""
+
+    @property
+    def stored(self) -> Format:
+        return replace(super().stored, late=True)
 
 
 @pytest.mark.parametrize("stack", CLEAN)
@@ -118,15 +154,18 @@ def test_kcache_that_fetches_nothing_is_full_and_its_selection(
 def test_specache_without_pairs_is_kivi_at_two_new_tokens(
     bits: int, residual: int, model: str, stack: str
 ) -> None:
-    """But the speculative token's keys and values are dropped, so one of the two is packed."""
+    """But the speculative token's keys and values are dropped, so one of the two is packed.
+
+    Both new tokens attend in fp16 (algorithm 3) and take room of their own while they do.
+    """
     d, one = deployment(model, stack), replace(DECODE, new=1.0)
     specache = parse(f"specache:bits={bits},group=64,k=0,residual={residual}")
-    kivi = parse(f"kivi:bits={bits},group=64,residual={residual}")
+    kivi = LateKivi(bits, 64, residual)
     kivi_step = kivi.forward(d, replace(one, new=2.0))
     packs_one = total(kivi.forward(d, one), d, "quantise")
     dropped = packs_one - total(kivi_step, d, "quantise")
     assert_same_time(step_of(specache, d, one), kivi_step, d, dropped)
-    assert_same_memory(specache, kivi, d, one)
+    assert_same_memory(specache, kivi, d, one, but="new tokens")
 
 
 @dataclass(frozen=True)
@@ -198,7 +237,9 @@ def test_magicdec_with_the_whole_cache_drafts_like_full(model: str, draft: str, 
     for i, step in enumerate(drafts):
         later = replace(DECODE, context=CONTEXT + i)
         assert_same_time(step, step_of(full, d, later), d)
-    assert_same_time(verify, full.forward(d, replace(DECODE, new=4.0)), d)
+    added = blocks.kv_bytes(d.model, 4 * BATCH)  # verification writes them into both caches
+    whole = full.forward(d, replace(DECODE, new=4.0))
+    assert_same_time(verify, moving(whole, d, lambda shape: added), d)
     alone = parse("magicdec:gamma=0")
     assert_same_time(step_of(alone, d, DECODE), step_of(full, d, DECODE), d)
     assert_same_memory(alone, full, d, DECODE)

@@ -127,7 +127,7 @@ def test_tables_are_as_near_to_direct_evaluation_as_they_say(name: str) -> None:
     random = np.random.default_rng(5)
     batch = random.integers(1, 8, 40).astype(float)
     context = random.integers(1, LONGEST, 40).astype(float)
-    direct = costs.round_seconds(batch, context)
+    direct = costs.passes.round(batch, context)
     pairs = zip(batch, context, strict=True)
     table = np.array([lookup.round_s(costs.tables, int(b), c) for b, c in pairs])
     assert np.abs(table / direct - 1).max() <= max(2 * costs.error["rounds"], 1e-9)
@@ -172,3 +172,14 @@ def test_rules_out_of_range_are_named(change: dict[str, Any], message: str) -> N
     with pytest.raises(InputError) as problem:
         Rules(**change)
     assert message in str(problem.value)
+
+
+def test_two_gpus_swap_a_sequence_in_half_the_time_of_one() -> None:
+    """Each copies its own half over its own link."""
+    one = Deployment(load_model("llama3.2-1b"), load_hardware("rtx4090"), load_stack("fused"))
+    tables = [
+        StepCosts(techniques.parse("full"), d, Rules(max_seqs=2), LONGEST, LONGEST).tables
+        for d in (one, replace(one, tp=2))
+    ]
+    took = [np.array([t.gpu_bytes[-1] / t.d2h, t.gpu_bytes[-1] / t.h2d]) for t in tables]
+    np.testing.assert_allclose(took[1] / took[0], 0.5, rtol=1e-6)

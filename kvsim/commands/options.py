@@ -20,6 +20,8 @@ WeightsOption = Annotated[str, option("--weights", "FORMAT", "fp16, fp8, int8 or
 HostOption = Annotated[
     str | None, option("--host-memory", "GIB", "Host memory; the profile's if not given.")
 ]
+MaxSeqsOption = Annotated[str, option("--max-seqs", "N", "Sequences in a pass at most.")]
+MaxTokensOption = Annotated[str, option("--max-tokens", "N", "Tokens in a pass at most.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 
 

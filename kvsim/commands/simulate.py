@@ -11,6 +11,8 @@ from kvsim.commands.options import (
     GpuOption,
     HostOption,
     JsonOption,
+    MaxSeqsOption,
+    MaxTokensOption,
     ModelOption,
     StackOption,
     TpOption,
@@ -33,8 +35,8 @@ def simulate(
         str, option("--route", "HOW", "round-robin, least-loaded or prefix-aware.")
     ] = "round-robin",
     rate: Annotated[str, option("--rate", "X", "The trace X times as fast.")] = "1",
-    max_seqs: Annotated[str, option("--max-seqs", "N", "Sequences in a pass at most.")] = "256",
-    max_tokens: Annotated[str, option("--max-tokens", "N", "Tokens in a pass at most.")] = "2048",
+    max_seqs: MaxSeqsOption = "256",
+    max_tokens: MaxTokensOption = "2048",
     block_tokens: Annotated[str, option("--block-tokens", "N", "Tokens per KV block.")] = "16",
     blocks: Annotated[
         str, option("--blocks", "N", "KV blocks, as your engine prints them; by default derived.")

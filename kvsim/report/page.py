@@ -1,6 +1,7 @@
 """Self-contained HTML pages: plotly.js inside, nothing from the network."""
 
 import os
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,28 +84,40 @@ def _summary(answer: Row) -> str:
         *(escape(line) for line in outlook(answer)),
         *(f"Note: {escape(n)}." for n in chosen["notes"]),
     ]
-    grounds = (
-        f"Basis: {basis['kind']}; hardware {escape(basis['hardware'])}, stack "
-        f"{escape(basis['stack'])}. Error on rows not seen: {escape(error(basis))}<br>"
-        f"Not modelled: {escape('; '.join(answer['not_modelled']))}."
-    )
+    missing = f"Not modelled: {escape('; '.join(answer['not_modelled']))}."
     lines = "".join(f"<p>{line}</p>" for line in said)
-    return f'{lines}<p class="basis">{grounds}</p>'
+    return f'{lines}<p class="basis">{grounds(basis)}<br>{missing}</p>'
 
 
 def _table(shown: list[tuple[str, Row]]) -> str:
     headings = ("", "technique", "batch", "TTFT ms", "TPOT ms", "tok/s", "GPU GiB", "host GiB")
     rows = []
-    for i, (label, r) in enumerate(shown):
+    for label, r in shown:
         cells = (
             label, spec(r), short(r["batch"], 6), milliseconds(r["ttft_s"]),
             milliseconds(r["tpot_s"]), short(r["output_tok_s"]), gib(r["gpu_bytes"]),
             gib(r["host_bytes"]),
         )  # fmt: skip
+        rows.append(cells)
+    return table(headings, rows)
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first row is the choice."""
+    lines = []
+    for i, cells in enumerate(rows):
         mark = ' class="choice"' if i == 0 else ""
-        rows.append(f"<tr{mark}>" + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>")
-    head = "".join(f"<th>{h}</th>" for h in headings)
-    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+        lines.append(f"<tr{mark}>" + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>")
+    head = "".join(f"<th>{escape(h)}</th>" for h in headings)
+    return f"<table><tr>{head}</tr>{''.join(lines)}</table>"
+
+
+def grounds(basis: Row) -> str:
+    """What the numbers stand on."""
+    return (
+        f"Basis: {basis['kind']}; hardware {escape(basis['hardware'])}, stack "
+        f"{escape(basis['stack'])}. Error on rows not seen: {escape(error(basis))}"
+    )
 
 
 def _frontier(result: Plan) -> "Figure":

@@ -40,7 +40,7 @@ from kvsim.serving.state import (
 )
 
 if TYPE_CHECKING:
-    from kvsim.serving.costs import Tables
+    from kvsim.serving.tables import Tables
 
 ROUNDING = 1e-9  # lengths are whole up to this: rounds may yield fractions of a token
 

@@ -8,7 +8,7 @@ from kvsim.graph import Array
 from kvsim.serving.compiled import compiled
 
 if TYPE_CHECKING:
-    from kvsim.serving.costs import Tables
+    from kvsim.serving.tables import Tables
 
 
 @compiled
@@ -35,22 +35,23 @@ def line(nodes: Array, values: Array, x: float) -> float:
 @compiled
 def round_s(t: "Tables", batch: int, context: float) -> float:
     """A decoding round at a mean context. [s]"""
-    return line(t.contexts, t.round_s[batch], context)
+    return line(t.nodes.contexts, t.seconds.round[batch], context)
 
 
 @compiled
 def chunk_s(t: "Tables", new: float, start: float) -> float:
     """What a part of a prompt needs besides its share of the common work. [s]"""
-    i = _segment(t.chunks, new)
-    share = (new - t.chunks[i]) / (t.chunks[i + 1] - t.chunks[i])
-    low, high = line(t.starts, t.chunk_s[i], start), line(t.starts, t.chunk_s[i + 1], start)
+    chunks, starts, values = t.nodes.chunks, t.nodes.starts, t.seconds.chunk
+    i = _segment(chunks, new)
+    share = (new - chunks[i]) / (chunks[i + 1] - chunks[i])
+    low, high = line(starts, values[i], start), line(starts, values[i + 1], start)
     return float(low + share * (high - low))
 
 
 @compiled
 def between_s(t: "Tables", prompt: float) -> float:
     """What follows a prompt before its first decoding round. [s]"""
-    return line(t.contexts, t.between_s, prompt)
+    return line(t.nodes.contexts, t.seconds.between, prompt)
 
 
 @compiled
@@ -65,9 +66,9 @@ def pass_s(t: "Tables", batch: int, context: float, new: int, finished: int) -> 
     decoding = float(batch * t.width)
     took = round_s(t, batch, context)
     if new > 0:
-        took += line(t.tokens, t.token_s, decoding + new) - line(t.tokens, t.token_s, decoding)
-        took += line(t.tokens, t.head_s, decoding + finished)
-        took -= line(t.tokens, t.head_s, decoding)
+        tokens, token, head = t.nodes.tokens, t.seconds.token, t.seconds.head
+        took += line(tokens, token, decoding + new) - line(tokens, token, decoding)
+        took += line(tokens, head, decoding + finished) - line(tokens, head, decoding)
     return took
 
 
@@ -115,13 +116,13 @@ def _stretch(
     t: "Tables", batch: int, context: float, growth: float, most: int
 ) -> tuple[int, float, float]:
     """Rounds whose contexts lie between the same two nodes: count, first round [s], increase [s]"""
-    i = _segment(t.contexts, context)
-    row = t.round_s[batch]
-    slope = (row[i + 1] - row[i]) / (t.contexts[i + 1] - t.contexts[i])
-    first = row[i] + slope * (context - t.contexts[i])
+    nodes, row = t.nodes.contexts, t.seconds.round[batch]
+    i = _segment(nodes, context)
+    slope = (row[i + 1] - row[i]) / (nodes[i + 1] - nodes[i])
+    first = row[i] + slope * (context - nodes[i])
     count = most
-    if growth > 0 and i < t.contexts.size - 2:
-        fit = (t.contexts[i + 1] - context) / growth
+    if growth > 0 and i < nodes.size - 2:
+        fit = (nodes[i + 1] - context) / growth
         if fit < most:
             count = max(int(np.ceil(fit)), 1)
     return count, first, slope * growth

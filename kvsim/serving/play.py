@@ -19,7 +19,7 @@ from kvsim.serving.state import (
 )
 
 if TYPE_CHECKING:
-    from kvsim.serving.costs import Tables
+    from kvsim.serving.tables import Tables
 
 
 @compiled

@@ -48,7 +48,7 @@ def note_span(
     begin = f.clock[r]
     end = begin + took
     while end > BINS * f.width[r]:
-        _widen(f, r)
+        widen(f, r)
     width = f.width[r]
     cache = f.tally[r, PRIVATE] + f.tally[r, PINNED] + f.tally[r, CACHED]
     first, last = int(begin / width), min(int(end / width), BINS - 1)
@@ -68,7 +68,7 @@ def note_span(
 
 
 @compiled
-def _widen(f: Fleet, r: int) -> None:
+def widen(f: Fleet, r: int) -> None:
     """Bins twice as wide, two into one."""
     half = BINS // 2
     for i in range(half):

@@ -38,7 +38,7 @@ from kvsim.serving.state import (
 )
 
 if TYPE_CHECKING:
-    from kvsim.serving.costs import Tables
+    from kvsim.serving.tables import Tables
 
 # What a pass is made of, as it is being put together.
 DECODING, PROMPT_TOKENS, BUDGET, PREEMPTED = range(4)

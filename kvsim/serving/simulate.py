@@ -30,7 +30,7 @@ from kvsim.serving.state import (
 from kvsim.traces.requests import Requests
 
 if TYPE_CHECKING:
-    from kvsim.serving.costs import Tables
+    from kvsim.serving.tables import Tables
 
 ROUTES = ("round-robin", "least-loaded", "prefix-aware")
 
@@ -107,7 +107,7 @@ def engine_of(costs: StepCosts, requests: Requests) -> Engine:
         swap=rules.preemption == "swap",
         whole_prompt=rules.admission == "prompt",
         gpu=costs.capacity,
-        host=max(costs.host_capacity - host_cache, 0),
+        host=max(costs.room.host_capacity - host_cache, 0),
         host_cache=host_cache,
         keeps=rules.prefix_caching and rules.preemption == "recompute",
         shared_bytes=_shared_bytes(costs, requests) if rules.prefix_caching else 0,
@@ -148,9 +148,7 @@ def _play(
         now = x.arrival[request]
         if now >= until:
             break
-        length = x.prompt[request] + x.generate[request] - 1
-        blocks = blocks_of(e, length)
-        if t.prompt_bytes[blocks] > e.gpu or t.host_bytes[blocks] > e.host:
+        if not fits(t, e, x, request):
             p.status[request] = REFUSED
             continue
         if route == 0:
@@ -166,6 +164,13 @@ def _play(
         push(f, p, r, WAIT_HEAD, request)
     for r in range(replicas):
         advance(t, x, f, e, p, r, until)
+
+
+@compiled
+def fits(t: "Tables", e: Engine, x: Trace, request: int) -> bool:
+    """Whether an empty cache has room for all of a request."""
+    blocks = blocks_of(e, x.prompt[request] + x.generate[request] - 1)
+    return bool(t.prompt_bytes[blocks] <= e.gpu and t.host_bytes[blocks] <= e.host)
 
 
 @compiled

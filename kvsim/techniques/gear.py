@@ -67,7 +67,7 @@ class Gear(Technique):
         """As KIVI, then the corrections; the prompt's own attention is in full precision."""
         corrected = bool(np.any(np.asarray(self.outliers) + self.rank > 0))  # else KIVI's code
         ops = [
-            *blocks.quantise(d, p.tokens, self.stored),
+            *blocks.pack(d, p, self.stored),
             *self._compress(d, p),
             *attention.ops(d, p, shape, stored=self.stored, scored=corrected),
         ]

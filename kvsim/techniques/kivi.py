@@ -35,11 +35,10 @@ class Kivi(Technique):
 
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Attention over packed and fresh tokens; keys are packed in blocks, values singly."""
-        stored = self.stored
-        packs = (
-            blocks.pack_prompt(d, p, stored) if p.prefill else blocks.quantise(d, p.tokens, stored)
-        )
-        return [*packs, *attention.ops(d, p, shape, stored=stored)]
+        return [
+            *blocks.pack(d, p, self.stored),
+            *attention.ops(d, p, shape, stored=self.stored),
+        ]
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """Packed numbers, their scales, and the fp16 residual."""

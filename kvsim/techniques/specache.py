@@ -19,8 +19,13 @@ class Specache(Technique):
     """Speculative prefetch of the key-value pairs that the next token will attend to.
 
     Every step decodes the output token and a speculative next token; the latter's scores choose
-    what is prefetched for the next step. Without speculation the output token's own scores
-    choose, and softmax and values wait until the pairs have arrived.
+    what is prefetched for the next step. A step's own tokens are attended to in fp16 and packed
+    afterwards.
+
+    Without speculation the output token's own scores choose, and attention is recalculated when
+    the pairs have arrived. A fused kernel has kept no scores and attends to everything again;
+    where scores leave the chip, those of the pairs are corrected, as the step times of table 4
+    show: a second pass over the cache would take half as long again as was measured.
 
     References
     ----------
@@ -40,7 +45,7 @@ class Specache(Technique):
     @property
     def stored(self) -> Format:
         """As KIVI, with fetched pairs beside it."""
-        return kivi(self.bits, self.group, self.residual, own=2 if self.speculative else 1)
+        return kivi(self.bits, self.group, self.residual, late=True)
 
     def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
         """Packed attention with the fetched pairs in place of their packed copies."""
@@ -67,14 +72,19 @@ class Specache(Technique):
             return chooses
         packed = blocks.quantise(d, kept, stored)
         ops = [*packed, *chooses, store]
-        if not self.speculative:  # recalculated with the pairs in place (section 4.5)
-            again = attention.ops(
-                d, p, shape, name="attn_again", stored=stored, extra_bytes=size,
-                after=("prefetch",),
-            )  # fmt: skip
-            kept_already = -blocks.kv_bytes(m, p.tokens)  # the new token is written once
-            ops += [replace(o, bytes={"hbm": o.bytes["hbm"] + kept_already}) for o in again[:1]]
-        return ops
+        return ops if self.speculative else [*ops, *self._again(d, p, shape, chosen)]
+
+    def _again(self, d: Deployment, p: Point, shape: LayerShape, chosen: Number) -> list[Op]:
+        """Attention recalculated with the pairs in place (section 4.5)."""
+        m, after = d.shard, ("prefetch",)
+        pairs = blocks.kv_bytes(m, p.batch * chosen)
+        if not d.stack.score_bytes:  # all of it; the new token is written already
+            more = pairs - blocks.kv_bytes(m, p.tokens)
+            return attention.ops(
+                d, p, shape, name="attn_again", stored=self.stored, extra_bytes=more, after=after
+            )
+        flops = 2.0 * p.tokens * m.heads * (m.head_dim + m.v_width / m.cached_heads) * chosen
+        return [Op("attn_again", "gpu", "attention", flops, {"hbm": pairs}, after=after)]
 
     def cycle(self, d: Deployment, p: Point) -> Cycle:
         """A speculative step carries two query tokens and yields one token."""
@@ -86,8 +96,13 @@ class Specache(Technique):
         return (_Predecoding(**self.settings).forward(d, p),) if self.speculative else ()
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
-        """The packed cache and fetched pairs on the GPU, all pairs in fp16 on the host."""
+        """The packed cache and fetched pairs on the GPU, all pairs in fp16 on the host.
+
+        Table 1 counts the cache and the pairs. A cache that is written in place has room for a
+        step's own tokens too; one that is concatenated has them in the layer at hand alone.
+        """
         m, stored = d.shard, self.stored
+        own = (2 if self.speculative else 1) * (d.stack.append_passes == 0)
         pairs = blocks.kv_bytes(m, p.batch * self.k)
         indices = d.stack.index_bytes * p.batch * m.cached_heads * self.k
         host = attention.resident_kv(d, p, shape) * (np.asarray(self.k) > 0)
@@ -95,6 +110,7 @@ class Specache(Technique):
             "gpu": {
                 "kv": attention.resident_kv(d, p, shape, stored),
                 "fetched pairs": pairs,
+                "new tokens": blocks.kv_bytes(m, p.batch * own),
                 "indices": indices,
             },
             "host": {"kv": host},
@@ -102,8 +118,8 @@ class Specache(Technique):
 
     def once(self, d: Deployment, p: Point) -> Buffers:
         """In prefill two layers' fp16 pairs, one computed while the other leaves."""
-        alive = sequences_alive(d, p) * p.new
-        pairs = 2 * blocks.kv_bytes(d.shard, alive) if p.prefill else 0.0
+        leaving = sequences_alive(d, p) * p.new * (np.asarray(self.k) > 0)
+        pairs = 2 * blocks.kv_bytes(d.shard, leaving) if p.prefill else 0.0
         return {"gpu": {"kv on the way out": pairs}}
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:

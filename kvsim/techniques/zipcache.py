@@ -133,6 +133,7 @@ class Zipcache(Technique):
         heads = p.batch * m.cached_heads * below
         windows = np.floor(np.maximum(p.context - p.prompt, 0.0) / self.window)
         packed = np.minimum(tokens, p.prompt + windows * self.window)
+        packed = np.where(below, packed, tokens)  # nothing waits to be packed at 16 bits
         listed = self._mixed * (d.stack.id_list > 0)
         return {
             "gpu": {

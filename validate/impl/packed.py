@@ -45,9 +45,9 @@ class Side:
         self._where = where
         self._all = torch.arange(impl.batch, device=codes.device)
 
-    def tensors(self) -> list[Tensor]:
-        """Everything that stays in memory."""
-        return [self.ring, *_held(self.store)]
+    def tensors(self, slots: int | None = None) -> list[Tensor]:
+        """Everything that stays in memory, or so many slots of the ring alone."""
+        return [self.ring[:, :, :slots], *_held(self.store)]
 
     def fill(self, marks: Marks, prompt: Tensor, lengths: list[int], packed: list[int]) -> None:
         """Pack the first tokens of a prompt (batch, KV heads, tokens, head dim), keep the rest."""

@@ -150,8 +150,13 @@ class Specache(Packed):
         return part.out.to(q.dtype)
 
     def resident(self) -> Resident:
-        """The packed cache and the fetched pairs with their indices; everything on the host."""
-        held = super().resident()
+        """The packed cache and the fetched pairs with their indices; everything on the host.
+
+        The ring has slots for a step's own tokens beyond the residual.
+        """
+        sides = (*self.k, *self.v)
+        held: Resident = {"gpu": {"kv": [t for s in sides for t in s.tensors(self.residual)]}}
+        held["gpu"]["new tokens"] = [s.ring[:, :, self.residual :] for s in sides]
         held["gpu"]["fetched pairs"] = [t for pair in self.fetched for t in pair]
         held["gpu"]["indices"] = self.index
         held["host"] = {"kv": [*self.k_home, *self.v_home]}
@@ -160,7 +165,7 @@ class Specache(Packed):
     def resident_bytes(self) -> dict[Tier, dict[str, int]]:
         """Two layers' prompts while they leave."""
         sizes = super().resident_bytes()
-        leaving = sizes["gpu"].pop("prompt kv", 0)
+        leaving = sizes["gpu"].pop("prompt kv", 0) if self.chosen else 0
         if leaving:
             sizes["gpu"]["kv on the way out"] = leaving + size(*(self._other or ()))
         return sizes

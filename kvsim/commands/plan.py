@@ -1,0 +1,183 @@
+"""`kvsim plan`: the technique, settings and batch for equal requests or for a trace."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvsim.arguments import count, gib, number, option
+from kvsim.commands.options import (
+    GpuOption,
+    HostOption,
+    JsonOption,
+    MaxSeqsOption,
+    MaxTokensOption,
+    ModelOption,
+    StackOption,
+    TpOption,
+    WeightsOption,
+    deployment,
+)
+from kvsim.errors import InputError
+
+if TYPE_CHECKING:
+    from kvsim.deployment import Deployment
+    from kvsim.planner.plan import Limits
+    from kvsim.techniques.base import Technique
+
+
+def plan(
+    model: ModelOption,
+    gpu: GpuOption,
+    prompt: Annotated[
+        str | None, option("--prompt", "N", "Prompt tokens; 2048 if not given.")
+    ] = None,
+    generate: Annotated[
+        str | None, option("--generate", "N", "Tokens to generate; 128 if not given.")
+    ] = None,
+    batch: Annotated[
+        str | None, option("--batch", "N|auto", "Batch size; chosen if not given.")
+    ] = None,
+    trace: Annotated[
+        str | None, option("--trace", "FILE", "Plan for a request trace instead, or sample:NAME.")
+    ] = None,
+    rate: Annotated[
+        str | None, option("--rate", "X", "The trace X times as fast, for one replica's share.")
+    ] = None,
+    per_class: Annotated[
+        bool, typer.Option("--per-class", help="Let requests of a trace differ in technique.")
+    ] = False,
+    max_seqs: MaxSeqsOption = "256",
+    max_tokens: MaxTokensOption = "2048",
+    objective: Annotated[
+        str, option("--objective", "WHAT", "throughput, latency or cost.")
+    ] = "throughput",
+    lossy: Annotated[bool, typer.Option("--lossy", help="Admit lossy techniques.")] = False,
+    max_loss: Annotated[
+        str | None, option("--max-loss", "0..1", "Quality that may be lost; unknown counts as 1.")
+    ] = None,
+    acceptance: Annotated[
+        str | None, option("--acceptance", "0..1", "Share of drafted tokens you saw accepted.")
+    ] = None,
+    ttft: Annotated[str | None, option("--ttft", "SECONDS", "Longest time to first token.")] = None,
+    tpot: Annotated[str | None, option("--tpot", "SECONDS", "Longest time per token.")] = None,
+    gpu_memory: Annotated[
+        str | None, option("--gpu-memory", "GIB", "GPU memory to use; all if not given.")
+    ] = None,
+    host_memory: HostOption = None,
+    stack: StackOption = "fused",
+    tp: TpOption = "1",
+    weights: WeightsOption = "fp16",
+    json: JsonOption = False,
+    report: Annotated[str | None, option("--report", "FILE", "Write an HTML page there.")] = None,
+) -> None:
+    """Choose technique, settings and batch for a workload or a request trace."""
+    from kvsim.planner.plan import Limits
+    from kvsim.report import page, rows
+    from kvsim.techniques import candidates
+
+    if lossy and max_loss is not None:
+        raise InputError("--lossy and --max-loss: both are given; expected at most one of them")
+    equal = {"--prompt": prompt, "--generate": generate, "--batch": batch}
+    for name, value in equal.items():
+        if trace is not None and value is not None:
+            raise InputError(f"{name} and --trace: both are given; a trace has its own lengths")
+    if trace is None and (per_class or rate is not None):
+        lonely = "--per-class" if per_class else "--rate"
+        raise InputError(f"{lonely}: there is no trace; expected --trace FILE with it")
+    if report is not None:
+        page.check_target(report)
+    where = deployment(model, gpu, stack, tp, weights, host_memory)
+    hardware = where.hardware
+    usable = hardware.gpu_memory if gpu_memory is None else gib("--gpu-memory", gpu_memory)
+    if usable > hardware.gpu_memory:
+        most = f"at most the {rows.gib(hardware.gpu_memory, 3)} GiB of {hardware.name}"
+        raise InputError(f"--gpu-memory: got {gpu_memory}; expected {most}")
+    loss = 0.0 if max_loss is None else number("--max-loss", max_loss, share=True)
+    limits = Limits(
+        gpu_memory=usable,
+        host_memory=hardware.host_memory,
+        ttft=float("inf") if ttft is None else number("--ttft", ttft),
+        tpot=float("inf") if tpot is None else number("--tpot", tpot),
+        loss=1.0 if lossy else loss,
+    )
+    accepted = None if acceptance is None else number("--acceptance", acceptance, share=True)
+    some = candidates(accepted)
+    page_path = None if report is None else Path(report)
+    if trace is None:
+        lengths = count("--prompt", prompt or "2048"), count("--generate", generate or "128")
+        size = None if batch in (None, "auto") else count("--batch", str(batch), ", or auto")
+        _for_equal(where, (*lengths, size), objective, limits, some, page_path, json)
+    else:
+        speed = number("--rate", rate or "1")
+        engine = count("--max-seqs", max_seqs), count("--max-tokens", max_tokens)
+        _for_trace(where, trace, speed, engine, per_class, objective, limits, some, page_path, json)
+
+
+def _for_equal(
+    where: "Deployment",
+    workload: tuple[int, int, int | None],
+    objective: str,
+    limits: "Limits",
+    some: "list[Technique]",
+    report: Path | None,
+    json: bool,
+) -> None:
+    from kvsim.planner.options import Workload
+    from kvsim.planner.plan import make_plan
+    from kvsim.report import page, rows, tables
+
+    result = make_plan(where, Workload(*workload), objective, limits, some)
+    answer = rows.plan(result)
+    if report is not None:
+        page.write_plan(report, rows.deployment(where), answer, result)
+    if json:
+        _print_json(answer)
+    else:
+        tables.print_plan(rows.deployment(where), answer)
+
+
+def _for_trace(
+    where: "Deployment",
+    trace: str,
+    rate: float,
+    engine: tuple[int, int],
+    per_class: bool,
+    objective: str,
+    limits: "Limits",
+    some: "list[Technique]",
+    report: Path | None,
+    json: bool,
+) -> None:
+    from kvsim.planner.trace import make_trace_plan
+    from kvsim.report import rows, traceplan
+    from kvsim.serving.rules import Rules
+    from kvsim.traces.read import load
+
+    rules = Rules(max_seqs=engine[0], max_tokens=engine[1])
+    found = load(trace)
+    for note in found.notes:
+        print(f"kvsim: {note}", file=sys.stderr)
+    requests = found.requests.scaled(rate)
+    result = make_trace_plan(where, requests, objective, limits, some, rules, per_class, _tell)
+    answer = traceplan.row(result)
+    heading = rows.deployment(where)
+    if report is not None:
+        traceplan.write_page(report, heading, trace, answer, result)
+    if json:
+        _print_json(answer)
+    else:
+        traceplan.show(heading, trace, answer)
+
+
+def _tell(what: str) -> None:
+    """Progress, for somebody who watches."""
+    if sys.stderr.isatty():
+        print(f"kvsim: {what}", file=sys.stderr)
+
+
+def _print_json(value: object) -> None:
+    from json import dumps
+
+    typer.echo(dumps(value, indent=2, allow_nan=False))

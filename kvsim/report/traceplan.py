@@ -1,0 +1,176 @@
+"""The answer of ``kvsim plan --trace``: rows for JSON, a table, and a page."""
+
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.basis import basis
+from kvsim.planner.trace import TracePlan
+from kvsim.planner.verify import ATTAINED, Simulated
+from kvsim.report import page
+from kvsim.report.rows import Row, number, params, spec
+from kvsim.report.tables import console, milliseconds, print_basis, short, table
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+CURVES = 6  # entries whose distributions the page draws
+POINTS = 200  # of each
+
+
+def row(result: TracePlan) -> Row:
+    """Everything under its contract name."""
+    c, choice = result.classes, result.choice
+    full = result.baseline
+    return {
+        "choice": _lanes(choice) | {"max_seqs": choice.max_seqs},
+        "objective": result.objective,
+        "simulated": choice.outcome.summary(),
+        "baseline": _entry(full) if full else None,
+        "alternatives": [_entry(s) for s in result.others],
+        "limits": {k: number(v) for k, v in vars(result.limits).items()},
+        "attained_by": ATTAINED,
+        "classes": [
+            {
+                "prompt": float(c.prompt[i]),
+                "generate": float(c.generate[i]),
+                "request_per_s": float(c.per_s[i]),
+                "lane": choice.lane_of_class[i],
+            }
+            for i in range(len(c))
+        ],
+        "solver": {
+            "status": "optimal",
+            "seconds": result.seconds,
+            "options": result.options,
+            "simulations": result.simulations,
+        },
+        "basis": basis(choice.lanes[0].deployment),
+    }
+
+
+def _lanes(s: Simulated) -> Row:
+    """One technique, or the one of each lane."""
+    lanes: list[Row] = [{"technique": t.name, "params": params(t)} for t in s.techniques]
+    load = {"estimated_load": s.estimate.load}
+    return (lanes[0] if len(lanes) == 1 else {"lanes": lanes}) | load
+
+
+def _entry(s: Simulated) -> Row:
+    return _lanes(s) | {"max_seqs": s.max_seqs, "simulated": s.outcome.summary()}
+
+
+def _names(entry: Row) -> str:
+    return " + ".join(spec(lane) for lane in entry.get("lanes", [entry]))
+
+
+def entries(answer: Row) -> list[tuple[str, Row]]:
+    """The choice and what it is compared with, each with its standing; none of it twice."""
+    choice = answer["choice"] | {"simulated": answer["simulated"]}
+    shown = [("choice", choice)]
+    for entry in answer["alternatives"]:
+        shown.append(("full KV" if entry.get("technique") == "full" else "or", entry))
+    return shown
+
+
+COLUMNS = ("", "technique", "TTFT p50", "p90 ms", "TPOT p50", "p90 ms ", "tok/s", "good/s", "seqs")
+
+
+def _cells(label: str, entry: Row) -> list[str]:
+    s = entry["simulated"]
+    return [
+        label,
+        _names(entry),
+        *(milliseconds(s[key][q]) for key in ("ttft_s", "tpot_s") for q in ("p50", "p90")),
+        short(s["output_tok_s"]),
+        short(s["goodput_per_s"], 3),
+        str(entry["max_seqs"]),
+    ]
+
+
+def show(heading: str, trace: str, answer: Row) -> None:
+    """The choice beside the others, all simulated."""
+    out = console()
+    out.print(heading, style="bold")
+    s = answer["simulated"]
+    out.print(f"{trace}: {s['requests']} requests, best {answer['objective']} on one replica\n")
+    columns = {name: "left" if i < 2 else "right" for i, name in enumerate(COLUMNS)}
+    out.print(table(columns, [_cells(*entry) for entry in entries(answer)]))
+    for line in outlook(answer):
+        out.print(line)
+    print_basis(out, answer["basis"])
+    solver = answer["solver"]
+    out.print(
+        f"Solver: {solver['options']} settings in {solver['seconds']:.2f} s; the "
+        f"{solver['simulations']} most promising were simulated on the whole trace",
+        style="dim",
+    )
+
+
+def outlook(answer: Row) -> list[str]:
+    """What the figures are, how much load is left, and who serves which requests."""
+    lines = [
+        "All figures are simulated. good/s: finished requests per second within the targets; "
+        "seqs: --max-seqs."
+    ]
+    choice = answer["choice"]
+    load = choice["estimated_load"]
+    if answer["objective"] != "latency":
+        share = f"{100 / load:.0f} %" if load > 1 else f"{1 / load:.1f} times"
+        lines.append(f"By estimate, one replica carries about {share} of this trace's load.")
+    if answer["simulated"]["refused"]:
+        lines.append(f"{answer['simulated']['refused']} requests are larger than the KV cache.")
+    for i, lane in enumerate(choice.get("lanes", [])):
+        served = [c for c in answer["classes"] if c["lane"] == i]
+        told = ", ".join(f"{c['prompt']:.0f}+{c['generate']:.0f}" for c in served)
+        lines.append(f"{lane['technique']} serves requests of about {told} tokens.")
+    return lines
+
+
+def write_page(path: Path, heading: str, trace: str, answer: Row, result: TracePlan) -> None:
+    """The page of ``kvsim plan --trace``."""
+    from plotly.io import to_html
+
+    shown = entries(answer)
+    cells = [_cells(*entry) for entry in shown]
+    said = "".join(f"<p>{escape(line)}</p>" for line in outlook(answer))
+    parts = [
+        f"<h1>{escape(heading)}</h1><p>{escape(trace)}, best {answer['objective']}</p>",
+        page.table(COLUMNS, cells) + said,
+        f'<p class="basis">{page.grounds(answer["basis"])}</p>',
+    ]
+    simulated = [result.choice, *result.others][:CURVES]
+    labels = [_names(entry) for _, entry in shown[:CURVES]]
+    limits = result.limits
+    charts = (
+        ("Time to first token", "ttft_s", limits.ttft),
+        ("Time per token", "tpot_s", limits.tpot),
+        ("Whole request", "latency_s", np.inf),
+    )
+    for i, (title, name, limit) in enumerate(charts):
+        figure = _curves(dict(zip(labels, simulated, strict=True)), name, limit)
+        chart = to_html(figure, full_html=False, include_plotlyjs="inline" if i == 0 else False)
+        parts.append(f"<h2>{title}</h2>{chart}")
+    page.write(path, "kvsim plan --trace", "\n".join(parts))
+
+
+def _curves(shown: dict[str, Simulated], name: str, limit: float) -> "Figure":
+    """Share of requests within a time, one line per entry."""
+    from plotly import graph_objects as go
+
+    figure = go.Figure()
+    share = np.linspace(0, 1, POINTS)
+    for label, s in shown.items():
+        values = getattr(s.outcome, name)
+        known = values[np.isfinite(values)]
+        if known.size:
+            x = 1e3 * np.quantile(known, share)
+            figure.add_scatter(x=x, y=100 * share, mode="lines", name=label)
+    if np.isfinite(limit):
+        figure.add_vline(x=1e3 * limit, line_dash="dot", annotation_text="target")
+    figure.update_xaxes(title="ms", type="log")
+    figure.update_yaxes(title="% of requests")
+    figure.update_layout(template="plotly_white", height=380)
+    return figure

@@ -1,0 +1,63 @@
+"""How far the tables are from direct evaluation of the engine."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from kvsim.graph import Array
+from kvsim.serving import lookup
+from kvsim.serving.passes import Passes
+from kvsim.serving.tables import Tables
+
+Samples = Mapping[str, tuple[Callable[[Tables], Array], Array]]
+"""By kind of pass: what tables say of random points, and what direct evaluation says. [s]"""
+
+SAMPLES = 200  # points of each kind
+
+
+def samples(passes: Passes, max_seqs: int, longest: int, longest_chunk: int) -> Samples:
+    """Random passes of each kind; those of both kinds where their ops can be stated."""
+    random = np.random.default_rng(0)
+    batch = random.integers(1, max_seqs, SAMPLES, endpoint=True).astype(float)
+    context = _log_uniform(random, longest)
+    new = _log_uniform(random, longest_chunk)
+    start = np.minimum(_log_uniform(random, longest) - 1, longest - new)
+
+    def rounds(t: Tables) -> Array:
+        pairs = zip(batch, context, strict=True)
+        return np.array([lookup.round_s(t, int(b), c) for b, c in pairs])
+
+    def parts(t: Tables) -> Array:
+        return np.array([lookup.chunk_s(t, n, s) for n, s in zip(new, start, strict=True)])
+
+    def prompts(t: Tables) -> Array:
+        shared = np.interp(new, t.nodes.tokens, t.seconds.token)
+        return parts(t) + shared + np.interp(1, t.nodes.tokens, t.seconds.head)
+
+    def mixed(t: Tables) -> Array:
+        total = rounds(t) + parts(t)
+        for values, more in ((t.seconds.token, new), (t.seconds.head, 1.0)):
+            total += np.interp(batch + more, t.nodes.tokens, values)
+            total -= np.interp(batch, t.nodes.tokens, values)
+        return total
+
+    found: dict[str, tuple[Callable[[Tables], Array], Array]] = {
+        "rounds": (rounds, passes.round(batch, context)),
+        "prompts": (prompts, passes.prompt(new, start)),
+    }
+    if passes.mixes_plainly:
+        found["mixed"] = (mixed, passes.mixed(batch, context, new, start))
+    return found
+
+
+def worst(found: Samples, tables: Tables) -> dict[str, float]:
+    """Largest relative error of each kind."""
+    return {
+        kind: float(np.max(np.abs(read(tables) / direct - 1)))
+        for kind, (read, direct) in found.items()
+    }
+
+
+def _log_uniform(random: np.random.Generator, most: float) -> Array:
+    """Whole numbers from 1 to ``most``, as many in every octave."""
+    return np.floor(np.exp(random.uniform(0, np.log(most + 1), SAMPLES)))

@@ -1,0 +1,136 @@
+"""What the engine says of each kind of pass, element by element over arrays of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from kvsim import blocks
+from kvsim.deployment import Deployment
+from kvsim.evaluate import seconds
+from kvsim.graph import Array, Group, Number, Op, Point, Step
+from kvsim.memory import decode_point
+from kvsim.techniques.base import Technique
+from kvsim.timeline import makespan, steady
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is asked of passes: a number for each op, and for a step as a whole."""
+
+    round: Callable[[Step, Deployment], Number]  # a step among others like it
+    alone: Callable[[Step, Deployment], Number]  # a step from an idle machine on
+    op: Callable[[Op, Deployment], Number]
+
+
+TIME = Measure(steady, makespan, seconds)
+"""How long passes take. [s]"""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Passes of one technique in one deployment, by one measure."""
+
+    technique: Technique
+    deployment: Deployment
+    measure: Measure = TIME
+
+    @cached_property
+    def rate(self) -> float:
+        """Tokens that a decoding round yields per sequence, on average."""
+        p = Point(float(self.technique.tiles()), 1.0, 1.0, 1.0, 2.0)
+        return float(self.technique.cycle(self.deployment, p).tokens)
+
+    @property
+    def width(self) -> int:
+        """New tokens per sequence in the widest pass of a round."""
+        return int(getattr(self.technique, "gamma", 0)) + 1
+
+    def round(self, batch: Array, context: Array) -> Array:
+        """Decoding rounds."""
+        parts = self.technique.tiles()
+        padded = np.ceil(batch / parts) * parts
+        p = Point(padded, context, 1.0, context, context + 1.0)
+        total: Number = 0.0
+        for step in self.technique.cycle(self.deployment, p).steps:
+            total = total + self.measure.round(step, self.deployment)
+        return np.array(np.broadcast_to(total, np.broadcast_shapes(batch.shape, context.shape)))
+
+    def prompt(self, new: Array, start: Array) -> Array:
+        """Passes over ``new`` tokens of one prompt each, after ``start`` earlier ones."""
+        new, start = np.broadcast_arrays(new, start)
+        parts = float(self.technique.tiles())
+        length = start + new
+        p = Point(parts, start / 1.0, new / parts, length, length + 1.0, prefill=True)
+        total = self.measure.alone(self.technique.prefill(self.deployment, p), self.deployment)
+        return np.array(np.broadcast_to(total, new.shape))
+
+    def between(self, prompt: Array) -> Array:
+        """What comes between a prompt and its first decoding round."""
+        p = decode_point(float(self.technique.tiles()), prompt, 2.0, 0.0)
+        total: Number = np.zeros(prompt.shape)
+        for step in self.technique.between(self.deployment, p):
+            total = total + self.measure.alone(step, self.deployment)
+        return np.asarray(total)
+
+    def tokens(self, tokens: Array) -> Array:
+        """What every layer does to each token, whichever sequence it is of."""
+        d, p = self.deployment, _tokens(tokens)
+        total: Number = np.zeros(tokens.shape)
+        for shapes, count in d.shard.layout:
+            for shape in shapes:
+                for op in [*blocks.before_attention(d, p), *blocks.after_attention(d, p, shape)]:
+                    total = total + count * self.measure.op(op, d)
+        return np.where(tokens > 0, total, 0.0)
+
+    def head(self, rows: Array) -> Array:
+        """Logits and sampling of some rows."""
+        d = self.deployment
+        total: Number = np.zeros(rows.shape)
+        for op in blocks.head(d, _tokens(rows)):
+            total = total + self.measure.op(op, d)
+        return np.where(rows > 0, total, 0.0)
+
+    def mixed(self, batch: Array, context: Array, new: Array, start: Array) -> Array:
+        """Passes over decoding sequences and a part of one prompt each, op by op.
+
+        What the tables put together from rounds and prompts. The prompt goes along in the
+        verification of a technique whose rounds have several passes.
+        """
+        t, d = self.technique, self.deployment
+        part = Point(1.0, start, new, start + new, start + new + 1.0, prefill=True)
+        decoding = Point(batch, context, 1.0, context, context + 1.0)
+        every, rows = _tokens(batch + new), _tokens(batch + 1.0)
+        groups = []
+        for shapes, count, on_gpu in t.layout(d):
+            layers = []
+            for shape in shapes:
+                own = t.attend(d, decoding, shape, on_gpu)
+                prompt = _renamed(t.attend(d, part, shape, on_gpu))
+                rest = blocks.after_attention(d, every, shape)
+                layers.append((*blocks.before_attention(d, every), *own, *prompt, *rest))
+            groups.append(Group(tuple(layers), count))
+        return np.asarray(self.measure.round(Step(tuple(groups), blocks.head(d, rows)), d))
+
+    @property
+    def mixes_plainly(self) -> bool:
+        """Whether ``mixed`` states what this technique would do."""
+        t = self.technique
+        plain = type(t).layer is Technique.layer and type(t).cycle is Technique.cycle
+        return plain and t.tiles() == 1
+
+
+def _tokens(count: Array) -> Point:
+    """That many sequences of one token each."""
+    return Point(count, 0.0, 1.0, 1.0, 1.0)
+
+
+def _renamed(ops: list[Op]) -> list[Op]:
+    """A prompt's own ops beside those of decoding, waits among them included."""
+    names = {op.name for op in ops}
+
+    def prompt(wait: str) -> str:
+        return f"prompt {wait}" if wait.partition("@")[0] in names else wait
+
+    return [replace(op, name=prompt(op.name), after=tuple(map(prompt, op.after))) for op in ops]

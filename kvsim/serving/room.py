@@ -1,0 +1,124 @@
+"""Memory for caches: what sequences take by their number of KV blocks, and what there is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.deployment import Deployment
+from kvsim.errors import InputError
+from kvsim.graph import Array, Number, Point, Tier
+from kvsim.memory import decode_point, prefill_point, tier_bytes
+from kvsim.serving.rules import Rules
+from kvsim.techniques.base import Technique
+
+Bytes = NDArray[np.int64]
+Phase = Callable[[float, Array], Point]
+"""Sequences and their length to an operating point of prefill or decode."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory of each GPU, and its share of the host's, as one technique uses them.
+
+    Parameters
+    ----------
+    longest : longest sequence, prompt and generated tokens. [tokens]
+    longest_chunk : tokens of one prompt in a pass at most. [tokens]
+    gpu_memory : what the engine may use of each GPU; None for all. [B]
+    """
+
+    technique: Technique
+    deployment: Deployment
+    rules: Rules
+    longest: int
+    longest_chunk: int
+    gpu_memory: float | None = None
+
+    @property
+    def blocks_of_longest(self) -> int:
+        """KV blocks of the longest sequence."""
+        return -(-self.longest // self.rules.block_tokens)
+
+    @cached_property
+    def decode_bytes(self) -> Bytes:
+        """GPU cache of a sequence that decodes, never less with more blocks, from 0. (b,) [B]"""
+        return self._bytes("gpu", _decoding)
+
+    @cached_property
+    def prompt_bytes(self) -> Bytes:
+        """GPU cache of a sequence until its prompt is read. (b,) [B]"""
+        return np.maximum(self._bytes("gpu", _reading), self.decode_bytes)
+
+    @cached_property
+    def host_bytes(self) -> Bytes:
+        """A sequence's part in host memory. (b,) [B]"""
+        return self._bytes("host", _decoding)
+
+    def _bytes(self, tier: Tier, point: Phase) -> Bytes:
+        """Cache of one sequence by its number of KV blocks. (b,) [B]"""
+        tokens = np.arange(1, self.blocks_of_longest + 1.0) * self.rules.block_tokens
+        parts = self.technique.tiles()
+
+        def cached(batch: float) -> Number:
+            """All that grows with the batch, but for the workspace of a step."""
+            buffers = self.technique.resident(self.deployment, point(batch, tokens))
+            return tier_bytes(buffers, tier) - buffers.get(tier, {}).get("workspace", 0.0)
+
+        each = (cached(2.0 * parts) - cached(1.0 * parts)) / parts
+        whole = np.ceil(np.broadcast_to(each, tokens.shape) - 1e-6)
+        return np.concatenate([[0], np.maximum.accumulate(whole)]).astype(np.int64)
+
+    @property
+    def block_bytes(self) -> float:
+        """One KV block of the longest sequence, averaged over its blocks. [B]"""
+        return float(self.decode_bytes[-1] / self.blocks_of_longest)
+
+    @property
+    def host_capacity(self) -> int:
+        """Each GPU's share of host memory, for caches that a technique keeps there. [B]"""
+        return int(self.deployment.hardware.host_memory / self.deployment.tp)
+
+    @cached_property
+    def capacity(self) -> int:
+        """Memory of each GPU that is left for caches. [B]
+
+        Raises
+        ------
+        InputError
+            If weights and workspace leave nothing.
+        """
+        d, rules = self.deployment, self.rules
+        if rules.blocks:
+            return round(rules.blocks * self.block_bytes)
+        tiles = self.technique.tiles()
+        needs = max(
+            self._beside(self.prompt_bytes, _reading, tiles, self.longest_chunk),
+            self._beside(self.decode_bytes, _decoding, tiles * rules.max_seqs, 1),
+        )
+        memory = d.hardware.gpu_memory if self.gpu_memory is None else self.gpu_memory
+        if memory - needs < self.decode_bytes[1]:
+            raise InputError(
+                f"{d.model.name} on {d.hardware.name}: weights and workspace take "
+                f"{needs / 2**30:.1f} of {memory / 2**30:.1f} GiB and leave no KV cache; "
+                f"choose a larger GPU, more of them (--tp) or narrower --weights"
+            )
+        return int(memory - needs)
+
+    def _beside(self, own: Bytes, point: Phase, batch: int, length: int) -> float:
+        """Weights, workspace and context while that many sequences are of that length. [B]"""
+        p = point(float(batch), np.array(float(length)))
+        total = float(tier_bytes(self.technique.resident(self.deployment, p), "gpu"))
+        return total - batch * float(own[-(-length // self.rules.block_tokens)])
+
+
+def _reading(batch: float, length: Array) -> Point:
+    """Sequences of that length while their prompts are read. [tokens]"""
+    return prefill_point(batch, length, 1.0)
+
+
+def _decoding(batch: float, length: Array) -> Point:
+    """Sequences of that length at a decoded token. [tokens]"""
+    return decode_point(batch, length - 1, 1.0, 0.0)

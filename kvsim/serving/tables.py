@@ -1,0 +1,123 @@
+"""Step costs of one technique as tables that a compiled simulator can read.
+
+A pass over decoding sequences and parts of prompts takes
+
+    round(batch, mean context)                      alone, as the engine predicts it
+    + token(all tokens) - token(decoding ones)      projections and MLPs run over all at once
+    + head(all rows) - head(decoding rows)          a finished prompt adds one row of logits
+    + the sum over its parts of prompts of what else each needs: attention, quantisation, copies
+
+``round`` and the pass over one prompt are the engine's own predictions, so batches of only one
+kind are exact at the tables' nodes; ``accuracy`` says how far direct evaluation is from the tables
+elsewhere, passes of both kinds included.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kvsim.generate import CHUNK
+from kvsim.graph import Array
+from kvsim.serving.passes import Passes
+from kvsim.serving.room import Bytes, Room
+
+EVERY = 256  # token counts up to here have a node each
+TOKEN_DENSITY = 16  # and beyond them this many per octave
+
+
+class Nodes(NamedTuple):
+    """Where the tables hold values."""
+
+    batches: Array  # decoding sequences, from 0 (b,)
+    contexts: Array  # their mean context (c,) [tokens]
+    tokens: Array  # tokens in a pass (t,) [tokens]
+    chunks: Array  # length of a part of a prompt (n,) [tokens]
+    starts: Array  # tokens before it (s,) [tokens]
+
+
+class PerNode(NamedTuple):
+    """A number at every node, such as the time that goes there."""
+
+    round: Array  # a decoding round (b, c)
+    token: Array  # projections, MLPs and norms over so many tokens (t,)
+    head: Array  # LM head and sampling of so many rows (t,)
+    chunk: Array  # what a part of a prompt needs besides (n, s)
+    between: Array  # what follows a prompt of so many tokens (c,)
+
+
+class Tables(NamedTuple):
+    """What the simulator reads."""
+
+    nodes: Nodes
+    seconds: PerNode  # [s]
+    prompt_bytes: Bytes  # cache of a sequence until its prompt is read, by its blocks (b,) [B]
+    gpu_bytes: Bytes  # cache of one that decodes, never more, from 0 blocks (b,) [B]
+    host_bytes: Bytes  # its part in host memory (b,) [B]
+    width: int  # tokens per sequence in the widest pass of a round [tokens]
+    h2d: float  # rate at which each GPU swaps in and fetches evicted blocks [B/s]
+    d2h: float  # and swaps out [B/s]
+
+
+def make_nodes(
+    density: int, max_seqs: int, longest: int, longest_chunk: int, most_tokens: int
+) -> Nodes:
+    """Nodes up to the largest batch, context, part of a prompt and pass. [tokens]
+
+    Parameters
+    ----------
+    density : nodes per octave of a context or a part of a prompt.
+    """
+    sparse = np.round(spread(most_tokens, TOKEN_DENSITY))
+    return Nodes(
+        batches=np.arange(max_seqs + 1.0),
+        contexts=spread(longest, density)[1:],
+        tokens=np.unique(np.concatenate([np.arange(EVERY + 1.0), sparse])),
+        chunks=spread(longest_chunk, density)[1:],
+        starts=spread(longest, density),
+    )
+
+
+def spread(most: float, per_octave: int) -> Array:
+    """Whole numbers 0, 1, ... ``most``, at a constant ratio where that leaves gaps."""
+    count = int(np.ceil(np.log2(max(most, 2)) * per_octave)) + 1
+    geometric = np.round(np.geomspace(1, max(most, 2), count))
+    return np.unique(np.concatenate([[0.0], geometric]))
+
+
+def tabulate(passes: Passes, nodes: Nodes) -> PerNode:
+    """A measure of the passes at every node."""
+    token, head = passes.tokens(nodes.tokens), passes.head(nodes.tokens)
+    alone = passes.prompt(nodes.chunks[:, None], nodes.starts[None, :])
+    shared = np.interp(nodes.chunks, nodes.tokens, token)[:, None] + passes.head(np.ones(1))
+    return PerNode(
+        round=_rounds(passes, nodes.batches[1:], nodes.contexts),
+        token=token,
+        head=head,
+        chunk=np.maximum(alone - shared, 0.0),
+        between=passes.between(nodes.contexts),
+    )
+
+
+def _rounds(passes: Passes, batch: Array, contexts: Array) -> Array:
+    """Rounds of every batch at every context, after a row for none at all."""
+    rows = max(1, CHUNK // contexts.size)
+    parts = [
+        passes.round(batch[i : i + rows, None], contexts[None, :])
+        for i in range(0, batch.size, rows)
+    ]
+    return np.concatenate([np.zeros((1, contexts.size)), *parts])
+
+
+def make_tables(passes: Passes, nodes: Nodes, room: Room) -> Tables:
+    """Times at the nodes, and memory."""
+    d = passes.deployment
+    return Tables(
+        nodes=nodes,
+        seconds=tabulate(passes, nodes),
+        prompt_bytes=room.prompt_bytes,
+        gpu_bytes=room.decode_bytes,
+        host_bytes=room.host_bytes,
+        width=passes.width,
+        h2d=d.bandwidth["h2d"],
+        d2h=d.bandwidth["d2h"],
+    )

@@ -1,0 +1,281 @@
+"""How much of a trace a replica can carry with which techniques, as a mixed-integer programme.
+
+A replica goes round: in each lap every lane (a technique with the classes of requests it serves)
+makes one decoding round, and the prompts that arrived are read. A lap of L seconds carries phi
+times the trace's rates if
+
+    decoding     a class of d tokens/s keeps phi L d / (tokens per round) sequences in the batch
+    time         sum over lanes of the fixed time of a round
+                 + phi L (sum over classes of prompts' and sequences' seconds per second) <= L
+    memory       sequences x bytes of one <= capacity, on the GPU and on the host
+    seats        sequences <= max_seqs
+    TPOT         L / (tokens per round) <= target
+
+Divided by phi L, with laps t = 1 / (phi L) and load l = 1 / phi, everything is linear:
+
+    l = sum over lanes of fixed t + sum over classes of seconds per second
+
+so the largest load is the smallest l, and the fastest decoding that carries the trace (phi = 1,
+l <= 1) has the largest t.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pulp
+
+from kvsim.errors import InfeasibleError
+from kvsim.graph import Array
+from kvsim.planner.classes import Classes
+from kvsim.serving import lookup
+from kvsim.serving.costs import StepCosts
+
+DENSITY = 2  # nodes per octave of the estimate's step costs
+SHORTEST_LAP = 1e-3  # what nobody needs to undercut [s]
+GAPS = {True: 1e-6, False: 1e-3}  # of one lane, whose settings may differ by little; of several
+Lanes = tuple[int, int]
+ONE: Lanes = (1, 1)
+Variables = dict[tuple[int, int], pulp.LpVariable]
+
+
+@dataclass(frozen=True)
+class Loads:
+    """What each option (o,) costs each class (c,) at the trace's rates.
+
+    Attributes
+    ----------
+    fixed
+        A round with nobody in it: weights, launches. (o,) [s]
+    work
+        Seconds per second: prompts, and sequences in rounds. (c, o)
+    seats, gpu, host
+        Sequences, and bytes of caches, that a lap of one second needs. (c, o) [1/s, B/s, B/s]
+    room, host_room
+        Memory for caches. (o,) [B]
+    tokens
+        Tokens per round and sequence. (o,)
+    longest
+        Cache of the longest request. (o,) [B]
+    ttft
+        A prompt alone. (c, o) [s]
+    """
+
+    fixed: Array
+    work: Array
+    seats: Array
+    gpu: Array
+    host: Array
+    room: Array
+    host_room: Array
+    tokens: Array
+    longest: Array
+    ttft: Array
+
+    def only(self, options: list[int]) -> "Loads":
+        """The same with some of the options."""
+        return Loads(**{name: values[..., options] for name, values in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the choice must respect; infinite where the user set nothing."""
+
+    max_seqs: int
+    ttft: float = np.inf  # [s]
+    tpot: float = np.inf  # [s]
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A solution: which option serves each class, and how much of the trace that carries."""
+
+    option_of: tuple[int, ...]  # by class
+    laps: float  # per second of trace carried [1/s]
+    load: float  # replicas that the trace needs at this efficiency; 1 / phi
+    seconds: float  # of the solver
+
+    @property
+    def options(self) -> tuple[int, ...]:
+        """The options in use, each once."""
+        return tuple(dict.fromkeys(self.option_of))
+
+
+def loads_of(options: list[StepCosts], c: Classes) -> Loads:
+    """Coefficients from the engine's own step costs, straight lines in the batch.
+
+    The line of a round goes through a batch of one and the largest that memory and rules allow.
+    """
+    columns = [_load(costs.with_density(DENSITY), c) for costs in options]
+    names = vars(columns[0])
+    return Loads(**{k: np.stack([getattr(x, k) for x in columns], axis=-1) for k in names})
+
+
+def _load(costs: StepCosts, c: Classes) -> Loads:
+    t = costs.tables
+    middle = c.prompt + c.generate / 2
+    blocks = np.ceil(middle / costs.rules.block_tokens).astype(np.int64)
+    gpu, host = t.gpu_bytes[blocks].astype(float), t.host_bytes[blocks].astype(float)
+    weight = c.decoded_per_s / max(c.decoded_per_s.sum(), 1e-300)
+    fit = min(costs.capacity / max(float(weight @ gpu), 1.0),
+              costs.host_capacity / max(float(weight @ host), 1.0))  # fmt: skip
+    most = int(np.clip(fit, 2, max(costs.rules.max_seqs, 2)))
+    few, many = 1, min(most, t.round_s.shape[0] - 1)
+    at_few = np.array([lookup.round_s(t, few, x) for x in middle])
+    at_many = np.array([lookup.round_s(t, many, x) for x in middle])
+    each = np.maximum(at_many - at_few, 0.0) / max(many - few, 1)
+    fixed = max(float(weight @ (at_few - each)), 0.0)
+    prompts = np.interp(c.prompt, t.tokens, t.token_s) + np.interp(1, t.tokens, t.head_s)
+    parts = np.array([_parts_s(costs, x) for x in c.prompt])
+    ttft = prompts + parts
+    seats = c.decoded_per_s / costs.rate
+    return Loads(
+        fixed=np.array(fixed),
+        work=c.per_s * ttft + seats * each,
+        seats=seats,
+        gpu=seats * gpu,
+        host=seats * host,
+        room=np.array(float(costs.capacity)),
+        host_room=np.array(float(max(costs.host_capacity, 1))),
+        tokens=np.array(costs.rate),
+        longest=np.array(float(max(t.gpu_bytes[-1], t.prompt_bytes[-1]))),
+        ttft=ttft,
+    )
+
+
+def _parts_s(costs: StepCosts, prompt: float) -> float:
+    """A prompt's own work beside projections, in the parts that the rules make of it. [s]"""
+    t, budget = costs.tables, float(costs.rules.max_tokens)
+    size = budget if costs.rules.prefill == "chunked" else prompt
+    starts = np.arange(0.0, prompt, size)
+    total = sum(lookup.chunk_s(t, min(size, prompt - start), start) for start in starts)
+    return float(total + lookup.between_s(t, prompt))
+
+
+def build(
+    x: Loads,
+    targets: Targets,
+    lanes: Lanes = ONE,
+    fastest: bool = False,
+    cuts: tuple[Carried, ...] = (),
+) -> tuple[pulp.LpProblem, Variables, pulp.LpVariable, pulp.LpAffineExpression]:
+    """The programme; ``fastest`` for the fastest decoding that carries the trace.
+
+    Parameters
+    ----------
+    lanes : techniques on the replica, at least and at most.
+    cuts : solutions whose set of options is not to be chosen again.
+    """
+    problem = pulp.LpProblem("trace", pulp.LpMinimize)
+    allowed = _allowed(x, targets)
+    classes = len(x.work)
+    used = sorted({o for _, o in allowed})
+    top = _most_laps(x, targets, allowed, fastest)
+    take = {(c, o): problem.add_variable(f"take_{c}_{o}", cat=pulp.LpBinary) for c, o in allowed}
+    use = {o: problem.add_variable(f"use_{o}", cat=pulp.LpBinary) for o in used}
+    rounds = {o: problem.add_variable(f"rounds_{o}", lowBound=0) for o in used}
+    laps = problem.add_variable("laps", lowBound=0, upBound=top)
+
+    def over_classes(values: Array) -> pulp.LpAffineExpression:
+        return pulp.lpSum(float(values[c, o]) * v for (c, o), v in take.items())
+
+    load = pulp.lpSum(float(x.fixed[o]) * r for o, r in rounds.items()) + over_classes(x.work)
+    for c in range(classes):
+        problem.addConstraint(
+            pulp.lpSum(v for (i, _), v in take.items() if i == c) == 1, f"one_{c}"
+        )
+    for (c, o), v in take.items():
+        problem.addConstraint(v <= use[o], f"lane_{c}_{o}")
+    problem.addConstraint(pulp.lpSum(use.values()) >= lanes[0], "least_lanes")
+    problem.addConstraint(pulp.lpSum(use.values()) <= lanes[1], "most_lanes")
+    for o in used:
+        served = pulp.lpSum(v for (_, i), v in take.items() if i == o)
+        problem.addConstraint(use[o] <= served, f"used_{o}")
+        problem.addConstraint(rounds[o] >= laps - top * (1 - use[o]), f"round_{o}")
+        if np.isfinite(targets.tpot):
+            most = targets.tpot * float(x.tokens[o])
+            slack = _most_load(x, top)
+            problem.addConstraint(load <= most * laps + slack * (1 - use[o]), f"tpot_{o}")
+    problem.addConstraint(over_classes(x.gpu / x.room) <= laps, "memory")
+    problem.addConstraint(over_classes(x.host / x.host_room) <= laps, "host_memory")
+    problem.addConstraint(over_classes(x.seats / targets.max_seqs) <= laps, "seats")
+    longest = pulp.lpSum(float(x.longest[o] / x.room[o]) * use[o] for o in used)
+    problem.addConstraint(longest <= 1, "longest")
+    for i, cut in enumerate(cuts):
+        again = [use[o] for o in cut.options]
+        others = pulp.lpSum(v for o, v in use.items() if o not in cut.options)
+        problem.addConstraint(pulp.lpSum(again) - others <= len(again) - 1, f"cut_{i}")
+    if fastest:
+        problem.addConstraint(load <= 1, "carries")
+        problem.setObjective(-_speed(problem, x, take, laps, top))
+    else:
+        problem.setObjective(load)
+    return problem, take, laps, load
+
+
+def _speed(
+    problem: pulp.LpProblem, x: Loads, take: Variables, laps: pulp.LpVariable, top: float
+) -> pulp.LpAffineExpression:
+    """Tokens per second of one sequence, the mean of all, over its greatest value."""
+    weight = x.seats * x.tokens / max(float((x.seats * x.tokens).sum(axis=0).max()), 1e-300)
+    parts = []
+    for (c, o), v in take.items():
+        speed = problem.add_variable(f"speed_{c}_{o}", lowBound=0)
+        problem.addConstraint(speed <= top * v, f"taken_{c}_{o}")
+        problem.addConstraint(speed <= laps, f"slowest_{c}_{o}")
+        parts.append(float(weight[c, o] * x.tokens[o] / (top * x.tokens.max())) * speed)
+    return pulp.lpSum(parts)
+
+
+def _allowed(x: Loads, targets: Targets) -> list[tuple[int, int]]:
+    """Classes and options whose prompts, and rounds with nobody in them, are within the targets."""
+    ok = (x.ttft <= targets.ttft) & (x.fixed / x.tokens < targets.tpot) & (x.longest <= x.room)
+    return [(int(c), int(o)) for c, o in zip(*np.nonzero(ok), strict=True)]
+
+
+def _most_laps(x: Loads, targets: Targets, allowed: list[tuple[int, int]], fastest: bool) -> float:
+    """Laps per second that no solution exceeds."""
+    shortest = max(float(np.min(x.fixed, initial=np.inf)), SHORTEST_LAP)
+    if fastest:  # a lap takes at least its fixed time, and carries the whole trace
+        return 1.0 / shortest
+    needed = [x.gpu / x.room, x.host / x.host_room, x.seats / targets.max_seqs]
+    used = sorted({o for _, o in allowed})
+    most = sum(float(np.max(n[:, used], initial=0)) for n in needed)
+    room = np.maximum(targets.tpot * x.tokens - x.fixed, SHORTEST_LAP)
+    in_time = float(np.max(x.work.sum(axis=0) / room)) if np.isfinite(targets.tpot) else 0.0
+    return max(len(x.work) * most, 1.0 / shortest, in_time)
+
+
+def _most_load(x: Loads, top: float) -> float:
+    return float(top * x.fixed.sum() + x.work.max(axis=1).sum())
+
+
+def carry(
+    x: Loads,
+    targets: Targets,
+    lanes: Lanes = ONE,
+    fastest: bool = False,
+    cuts: tuple[Carried, ...] = (),
+) -> Carried:
+    """Solve the programme.
+
+    Raises
+    ------
+    InfeasibleError
+        If no options serve all classes within the targets.
+    """
+    started = time.perf_counter()
+    served = {c for c, _ in _allowed(x, targets)}
+    if len(served) < len(x.work):
+        raise InfeasibleError("some requests cannot be served within the targets")
+    problem, take, laps, load = build(x, targets, lanes, fastest, cuts)
+    status = problem.solve(pulp.HiGHS(msg=False, threads=1, gapRel=GAPS[lanes == ONE]))
+    if pulp.LpStatus[status] != "Optimal":
+        raise InfeasibleError("no techniques carry the trace within the targets")
+    chosen = {c: o for (c, o), v in take.items() if (v.value() or 0) > 0.5}
+    return Carried(
+        option_of=tuple(chosen[c] for c in range(len(x.work))),
+        laps=float(laps.value() or 0),
+        load=float(pulp.value(load)),
+        seconds=time.perf_counter() - started,
+    )

@@ -1,0 +1,303 @@
+"""``kvsim plan --trace``: techniques for a request trace on one replica, proved by simulation."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kvsim.deployment import Deployment
+from kvsim.errors import InfeasibleError, InputError
+from kvsim.planner.choose import choose, nearest
+from kvsim.planner.classes import Classes, classes_of
+from kvsim.planner.load import ONE, Carried, Targets, carry, loads_of
+from kvsim.planner.plan import Limits, check_objective
+from kvsim.planner.verify import Simulated, simulated
+from kvsim.serving.costs import StepCosts
+from kvsim.serving.rules import Rules
+from kvsim.techniques.base import Technique
+from kvsim.techniques.full import Full
+from kvsim.traces.requests import Requests
+
+MARGIN = 0.5  # techniques whose estimate is this much worse than the best are not simulated
+LEAST = 3  # but that many are
+SETTINGS = 4  # further settings of the best technique that are simulated
+FINE = 0.1  # if their estimate is no worse than this
+SEVERAL = (2, 3)  # techniques on one replica, with a choice per class
+TIE = 0.005  # objectives this near are equal, and the mean latency decides
+ROUNDING = 1e-6  # of the solver, relative
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TracePlan:
+    """The answer: the best of what was simulated, and what it is compared with."""
+
+    objective: str
+    limits: Limits
+    classes: Classes
+    choice: Simulated
+    baseline: Simulated | None  # full KV
+    others: list[Simulated]  # best of each other technique or combination, best first
+    options: int  # settings that were considered
+    simulations: int
+    seconds: float  # of the solver, in all
+
+
+def make_trace_plan(
+    d: Deployment,
+    requests: Requests,
+    objective: str,
+    limits: Limits,
+    candidates: list[Technique],
+    rules: Rules,
+    per_class: bool = False,
+    tell: Tell = lambda _: None,
+) -> TracePlan:
+    """Choose a technique and its settings for a trace, or one for each class of its requests.
+
+    The programme of ``planner.load`` ranks settings by estimates; the best of each promising
+    technique play the whole trace, and what that says decides.
+
+    Parameters
+    ----------
+    tell : is told what is being simulated.
+
+    Raises
+    ------
+    InputError
+        For an unknown objective, costs without a price, an empty trace, or no room for a cache.
+    InfeasibleError
+        If nothing simulated is within the limits; says by how much.
+    """
+    check_objective(objective, d)
+    if not len(requests):
+        raise InputError("--trace: no requests; expected at least one")
+    search = _Search(d, requests, objective, limits, rules, candidates, tell)
+    search.techniques()
+    search.settings()
+    if per_class:
+        search.combinations()
+    return search.answer()
+
+
+class _Search:
+    """What has been simulated so far, and what comes next."""
+
+    def __init__(
+        self,
+        d: Deployment,
+        requests: Requests,
+        objective: str,
+        limits: Limits,
+        rules: Rules,
+        candidates: list[Technique],
+        tell: Tell,
+    ) -> None:
+        self.requests, self.objective, self.limits, self.tell = requests, objective, limits, tell
+        self.classes = classes_of(requests)
+        self.targets = Targets(rules.max_seqs, limits.ttft, limits.tpot)
+        self.options = options_of(d, requests, limits, rules, candidates)
+        tell(f"estimating {len(self.options)} settings")
+        self.loads = loads_of(self.options, self.classes)
+        self.done: list[Simulated] = []
+        self.seconds = 0.0
+
+    def techniques(self) -> None:
+        """The best settings of each technique that is not hopeless."""
+        best = sorted(self._best_settings(), key=self._rank)
+        for i, carried in enumerate(best):
+            name = self.options[carried.option_of[0]].technique.name
+            if i < LEAST or self._near(carried, best[0], MARGIN) or name == Full.name:
+                self._simulate(carried)
+
+    def settings(self) -> None:
+        """Other settings of the best technique."""
+        name = self._chosen().techniques[0].name
+        some = self._of(name)
+        cuts = tuple(
+            replace(s.estimate, option_of=tuple(some.index(o) for o in s.estimate.option_of))
+            for s in self.done
+            if s.techniques[0].name == name
+        )
+        first = cuts[0]
+        for _ in range(min(SETTINGS, len(some) - 1)):
+            carried = self._carry(some, cuts)
+            if carried is None or not self._near(carried, first, FINE):
+                return
+            cuts += (carried,)
+            self._simulate(self._named(carried, some))
+
+    def combinations(self) -> None:
+        """Techniques per class: the programme's best combinations of several, by their load."""
+        best = min((s.estimate for s in self.done), key=lambda e: e.load)
+        near = [s for s in self.done if s.estimate.load <= best.load * (1 + MARGIN)]
+        some = sorted({o for s in near for o in s.estimate.options})
+        cuts: tuple[Carried, ...] = ()
+        for _ in range(SETTINGS):
+            try:
+                carried = carry(self.loads.only(some), self.targets, SEVERAL, cuts=cuts)
+            except InfeasibleError:
+                return
+            self.seconds += carried.seconds
+            cuts += (carried,)
+            self._simulate(self._named(carried, some))
+
+    def answer(self) -> TracePlan:
+        """The best of what was simulated."""
+        choice = self._chosen()
+        full = [s for s in self.done if {t.name for t in s.techniques} == {Full.name}]
+        return TracePlan(
+            objective=self.objective,
+            limits=self.limits,
+            classes=self.classes,
+            choice=choice,
+            baseline=full[0] if full else None,
+            others=self._others(choice),
+            options=len(self.options),
+            simulations=len(self.done),
+            seconds=self.seconds,
+        )
+
+    # how
+
+    @property
+    def _fastest(self) -> bool:
+        return self.objective == "latency"
+
+    def _of(self, name: str) -> list[int]:
+        return [i for i, costs in enumerate(self.options) if costs.technique.name == name]
+
+    def _carry(self, some: list[int], cuts: tuple[Carried, ...] = ()) -> Carried | None:
+        """One of some options; that with the largest load where the trace is too much."""
+        loads = self.loads.only(some)
+        for fastest in (True, False) if self._fastest else (False,):
+            try:
+                carried = carry(loads, self.targets, ONE, fastest, cuts)
+            except InfeasibleError:
+                continue
+            self.seconds += carried.seconds
+            return carried
+        return None
+
+    def _named(self, carried: Carried, some: list[int]) -> Carried:
+        return replace(carried, option_of=tuple(some[o] for o in carried.option_of))
+
+    def _best_settings(self) -> Iterator[Carried]:
+        """Those of every technique."""
+        for name in dict.fromkeys(costs.technique.name for costs in self.options):
+            some = self._of(name)
+            carried = self._carry(some)
+            if carried is not None:
+                yield self._named(carried, some)
+
+    def _rank(self, carried: Carried) -> tuple[bool, float]:
+        """Estimates in order: the load, or where the trace is carried the time per token."""
+        if not self._fastest or carried.load > 1 + ROUNDING:
+            return (True, carried.load)
+        tokens = self.loads.tokens[list(carried.option_of)]
+        return (False, 1 / float(carried.laps * tokens.mean()))
+
+    def _near(self, carried: Carried, best: Carried, margin: float) -> bool:
+        (worse, value), (bad, goal) = self._rank(carried), self._rank(best)
+        return worse == bad and value <= goal * (1 + margin)
+
+    def _simulate(self, carried: Carried) -> None:
+        names = " + ".join(str(self.options[o].technique) for o in carried.options)
+        self.tell(f"simulating {names}")
+        args = (self.requests, self.options, self.loads, self.classes, carried, self.targets)
+        self.done.append(simulated(*args))
+
+    def _chosen(self) -> Simulated:
+        return best_of(self.done, self.objective, self.limits)
+
+    def _others(self, choice: Simulated) -> list[Simulated]:
+        """The best of every other technique or combination."""
+        groups: dict[tuple[str, ...], list[Simulated]] = {}
+        for s in self.done:
+            groups.setdefault(tuple(t.name for t in s.techniques), []).append(s)
+        mine = tuple(t.name for t in choice.techniques)
+        best = [
+            min(group, key=lambda s: s.measures()[self.objective])
+            for names, group in groups.items()
+            if names != mine
+        ]
+        return sorted(best, key=lambda s: s.measures()[self.objective])
+
+
+def options_of(
+    d: Deployment, requests: Requests, limits: Limits, rules: Rules, candidates: list[Technique]
+) -> list[StepCosts]:
+    """Step costs of all settings that the user admits and that leave room for a cache.
+
+    Raises
+    ------
+    InputError
+        If weights leave none.
+    InfeasibleError
+        If no technique is admitted.
+    """
+    mean = round(float(requests.prompt.mean())), max(round(float(requests.generate.mean())), 2)
+    found: list[StepCosts] = []
+    reason: InputError | None = None
+    for t in candidates:
+        if t.refuses(d) or (t.assumes and limits.assumed < 1):
+            continue
+        for some in t.options(d, *mean):
+            for settings in some.rows():
+                if not settings.exact and limits.loss < 1:
+                    continue
+                costs = StepCosts(
+                    technique=settings,
+                    deployment=d,
+                    rules=rules,
+                    longest=int((requests.prompt + requests.generate).max()),
+                    longest_prompt=int(requests.prompt.max()),
+                    gpu_memory=limits.gpu_memory,
+                )
+                try:
+                    assert costs.with_density(1).capacity > 0
+                except InputError as error:
+                    reason = error
+                    continue
+                found.append(costs)
+    if not found and reason is not None:
+        raise reason
+    if not found:
+        raise InfeasibleError("no lossless technique can run here; --lossy admits the others")
+    return found
+
+
+def best_of(done: list[Simulated], objective: str, limits: Limits) -> Simulated:
+    """The best that is within the limits; of equals that with the smallest mean latency.
+
+    Raises
+    ------
+    InfeasibleError
+        If none is.
+    """
+    if not done:
+        raise InfeasibleError("no technique serves all requests within the targets")
+    measured = [s.measures() for s in done]
+    columns = {name: np.array([m[name] for m in measured]) for name in measured[0]}
+    bounds = {"ttft": limits.ttft, "tpot": limits.tpot}
+    bounds = {name: limit for name, limit in bounds.items() if np.isfinite(limit)}
+    within = bounds | {"refused": float(columns["refused"].min())}
+    try:
+        first = choose(columns[objective], columns, within)
+    except InfeasibleError:
+        raise InfeasibleError(_explain(done, columns, bounds)) from None
+    within[objective] = first.objective * (1 + TIE)
+    return done[choose(columns["latency"], columns, within).row]
+
+
+def _explain(
+    done: list[Simulated], columns: dict[str, np.ndarray], bounds: dict[str, float]
+) -> str:
+    row, excess = nearest(columns, bounds)
+    missing = "; ".join(
+        f"{name.upper()} of 9 in 10 requests is {columns[name][row]:.4g} s instead of "
+        f"{bounds[name]:.4g} s"
+        for name in excess
+    )
+    names = " + ".join(str(t) for t in done[row].techniques)
+    return f"no plan meets the targets on this trace: {missing or 'no request'} (nearest: {names})"

@@ -1,0 +1,137 @@
+"""A choice for a trace, simulated."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kvsim.planner.classes import Classes
+from kvsim.planner.load import Carried, Loads, Targets
+from kvsim.serving.costs import StepCosts
+from kvsim.serving.lanes import Lane, simulate_lanes
+from kvsim.serving.outcome import QUANTILES, Outcome
+from kvsim.serving.outcome import Targets as Good
+from kvsim.techniques.base import Technique
+from kvsim.traces.requests import Requests
+
+ATTAINED = "p90"  # of requests must be within the targets
+SEARCHED = 6  # batches tried where the TPOT target asks for a smaller one
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Techniques on a replica, and what simulating the trace says of them."""
+
+    lanes: tuple[StepCosts, ...]
+    lane_of_class: tuple[int, ...]
+    estimate: Carried
+    outcome: Outcome
+
+    @property
+    def techniques(self) -> tuple[Technique, ...]:
+        """The technique of each lane."""
+        return tuple(costs.technique for costs in self.lanes)
+
+    @property
+    def max_seqs(self) -> int:
+        """Sequences in a batch at most, for the engine's settings."""
+        return self.lanes[0].rules.max_seqs
+
+    def measures(self) -> dict[str, float]:
+        """What limits and objectives are about, all to be small; infinite where there is none."""
+        o = self.outcome
+        good = float(o.good.sum())
+        latency = o.latency_s[o.finished]
+        usd = o.usd
+        tokens = float(o.run.requests.generate[o.good].sum())
+        return {
+            "throughput": o.duration_s / good if good else np.inf,
+            "latency": float(latency.mean()) if latency.size else np.inf,
+            "cost": usd / tokens * 1e6 if usd is not None and tokens else np.inf,
+            "ttft": quantile(o.ttft_s[o.finished]),
+            "tpot": quantile(o.tpot_s[o.finished]),
+            "refused": float(o.refused.sum()),
+        }
+
+
+def quantile(values: np.ndarray) -> float:
+    """What ``ATTAINED`` of the values are within; 0 if there are none."""
+    known = values[np.isfinite(values)]
+    return float(np.quantile(known, QUANTILES[ATTAINED])) if known.size else 0.0
+
+
+def simulated(
+    requests: Requests,
+    options: list[StepCosts],
+    loads: Loads,
+    classes: Classes,
+    carried: Carried,
+    targets: Targets,
+) -> Simulated:
+    """Play the trace with what the programme chose.
+
+    Where a token takes longer than its target, the batch is made smaller until it does not: the
+    programme knows means, a trace has bursts.
+    """
+
+    def play(max_seqs: int) -> Simulated:
+        return _play(requests, options, loads, classes, carried, targets, max_seqs)
+
+    found = play(targets.max_seqs)
+    if not found.measures()["tpot"] > targets.tpot:
+        return found
+    low, high = 1, int(min(targets.max_seqs, np.ceil(_peak(found))))
+    best = found
+    for _ in range(SEARCHED):
+        middle = round(np.sqrt(low * high))
+        if middle in (low, high) and middle != 1:
+            break
+        tried = play(middle)
+        if tried.measures()["tpot"] <= targets.tpot:
+            low, best = middle, tried
+        else:
+            high = middle
+            best = tried if best is found else best
+        if high <= low + 1:
+            break
+    return best
+
+
+def _peak(found: Simulated) -> float:
+    """Largest mean batch of any stretch of the timeline."""
+    busy, running = found.outcome.run.fleet.series[0, :, :2].T
+    return float(np.max(running[busy > 0] / busy[busy > 0], initial=2.0)) + 1
+
+
+def _play(
+    requests: Requests,
+    options: list[StepCosts],
+    loads: Loads,
+    classes: Classes,
+    carried: Carried,
+    targets: Targets,
+    max_seqs: int,
+) -> Simulated:
+    used = carried.options
+    lane_of_class = tuple(used.index(o) for o in carried.option_of)
+    rules = replace(options[0].rules, max_seqs=max_seqs)
+    lanes = [
+        Lane(replace(options[o], rules=rules), share)
+        for o, share in zip(used, _shares(loads, carried), strict=True)
+    ]
+    run = simulate_lanes(requests, lanes, np.array(lane_of_class)[classes.of])
+    outcome = Outcome(run, Good(targets.ttft, targets.tpot))
+    return Simulated(tuple(lane.costs for lane in lanes), lane_of_class, carried, outcome)
+
+
+def _shares(x: Loads, carried: Carried) -> list[float]:
+    """Memory of each lane: its longest request, and of the rest what its sequences need."""
+    used = carried.options
+    if len(used) == 1:
+        return [1.0]
+    needs = np.array([
+        sum(float(x.gpu[c, o]) for c, o in enumerate(carried.option_of) if o == lane)
+        for lane in used
+    ])  # fmt: skip
+    first = np.array([float(x.longest[o] / x.room[o]) for o in used])
+    left = max(1.0 - float(first.sum()), 0.0)
+    return [float(s) for s in first + left * needs / max(float(needs.sum()), 1e-300)]
