@@ -40,6 +40,7 @@ def shorten() -> None:
 
     names = ("launch", "memory", "gemm", "pointwise", "topk", "h2d", "d2h", "host", "host_gemm")
     micro.SUITE = {name: few(micro.SUITE[name]) for name in names}
+    micro.RUNS = {}
     suite.LIMIT[True] = 0.1
 
 

@@ -137,6 +137,7 @@ def test_a_kernel_that_is_missing_is_skipped_and_told(
 ) -> None:
     parts = {"broken": broken, "launch": micro.SUITE["launch"]}
     monkeypatch.setattr(micro, "SUITE", parts)
+    monkeypatch.setattr(micro, "RUNS", {})
     log, said = Log.open(tmp_path / "s.jsonl", {}), list[str]()
     suite.run_suite(SMALL, log, said.append)
     assert log.done["broken"] == [] and len(log.done["launch"]) == 3

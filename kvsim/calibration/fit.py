@@ -23,7 +23,10 @@ from kvsim.profiles import with_numbers
 
 SURE = 0.05 / 3  # relative standard error up to which samples tell a number
 
+TECHNIQUES = "techniques"  # samples of ops within real runs
+SAMPLING, REST = "sample", "rest"  # ops there: the choice of tokens; all that no op accounts for
 RANGES = {
+    "gap_s": (1e-9, 1e-2),
     "bandwidth_Bps": (1e7, 1e14),
     "FLOPps": (1e8, 1e17),
     "latency_s": (1e-9, 1e-2),
@@ -145,9 +148,15 @@ class _Fitter:
         self._channel("dram", "host")
         self._products()
         for kernel in ("attention", "lowbit"):
-            self._kernel(kernel, kernel, "memory", "compute", "floor_s")
-        for kernel in ("pointwise", "quantise", "topk", "gather"):
+            self._kernel(kernel, kernel, "memory", "compute", "half_size", "floor_s")
+        if "time.launch_s" in self.stack:
+            self._kernel("pointwise", "pointwise", "memory", "floor_s")
+        else:  # issuing its many kernels is all the time that its bytes do not take
+            keys = ["time.gap_s", "kernel.pointwise.memory"]
+            self._class("pointwise", "pointwise", keys)
+        for kernel in ("quantise", "topk", "gather"):
             self._kernel(kernel, kernel, "memory", "floor_s")
+        self._steps()
         self._host()
         for link in ("h2d", "d2h"):
             self._link(link)
@@ -210,11 +219,53 @@ class _Fitter:
             self._adopt()
 
     def _kernel(self, kernel: str, benchmark: str, *names: str) -> None:
+        self._class(kernel, benchmark, [f"kernel.{kernel}.{name}" for name in names])
+
+    def _class(self, kernel: str, benchmark: str, keys: Sequence[str]) -> None:
+        """A kernel class by itself and as techniques run it."""
         here = self._of(benchmark)
+        apart = (SAMPLING, REST)
+        runs = [s for s in self._of(TECHNIQUES) if s.op.kernel == kernel]
+        here += [s for s in runs if s.case["op"] not in apart]
         if here:
-            keys = [f"kernel.{kernel}.{name}" for name in names]
             self.stack |= self._solve(here, [self._parameter(key, here) for key in keys])
             self._adopt()
+
+    def _steps(self) -> None:
+        """What a pass and each of its layers take besides ops; sampling is a pass's fixed time."""
+        resident = [s for s in self._of(TECHNIQUES, op=REST) if not _offloads(s)]
+        sampling = self._of(TECHNIQUES, op=SAMPLING, phase="decode")
+        if len({s.case["layers"] for s in resident}) < 2 or not sampling:
+            return
+        layers = np.array([float(str(s.case["layers"])) for s in resident])
+        rest = np.array([s.seconds for s in resident])
+        fit = fit_ratio(
+            lambda n: n["step"] + n["layer"] * layers,
+            rest,
+            [
+                Parameter("step", float(rest.min()) / 2, 1e-7, 1e-1, True),
+                Parameter("layer", float(rest.min() / layers.max()) / 2, 1e-8, 1e-2, True),
+            ],
+            robust=True,
+        )
+        off = float(np.median(np.abs(fit.residuals)))
+        chosen = np.array([s.seconds for s in sampling]) - predicted(sampling, self.d)
+        more = max(0.0, float(np.median(chosen)))
+        for name, value in (("step", fit.values["step"] + more), ("layer", fit.values["layer"])):
+            error = fit.errors[name] / value
+            self.stack[f"time.{name}_s"] = Known(value, error, off, len(resident), TECHNIQUES)
+        away = [
+            s.seconds / float(str(s.case["layers"]))
+            for s in self._of(TECHNIQUES, op=REST)
+            if _offloads(s)
+        ]
+        if away:
+            value = max(0.0, float(np.median(away)) - fit.values["layer"])
+            scatter = float(np.median(np.abs(np.array(away) / np.median(away) - 1)))
+            error = scatter / len(away) ** 0.5
+            known = Known(value, error, scatter, len(away), TECHNIQUES)
+            self.stack["time.offloaded_layer_s"] = known
+        self._adopt()
 
     def _host(self) -> None:
         """The host's arithmetic from its products, then its attention."""
@@ -341,6 +392,10 @@ class _Fitter:
     def _adopt(self) -> None:
         known = self.hardware | self.stack
         self.d = self._with({key: number.value for key, number in known.items()})
+
+
+def _offloads(s: Sample) -> bool:
+    return str(s.case["technique"]).partition(":")[0] in ("offload", "kcache")
 
 
 def _more_uncertain(samples: Sequence[Sample], off: float, numbers: int) -> float:

@@ -1,7 +1,9 @@
 """The microbenchmark suite: one file per channel or peak, each op with its FLOPs and bytes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from kvsim.calibration.fit import TECHNIQUES
+from kvsim.calibration.samples import Sample
 from kvsim.validate.micro import (
     attention,
     contention,
@@ -16,6 +18,7 @@ from kvsim.validate.micro import (
     pointwise,
     quantise,
     rows,
+    techniques,
     topk,
 )
 from kvsim.validate.micro.place import Benchmark, Place, Work
@@ -41,6 +44,11 @@ SUITE: dict[str, Benchmark] = {
     "peers": peers.works,
 }
 """Every benchmark under the name its samples have, in the order they run."""
+
+Runs = Callable[[Place, Callable[[str], None]], Iterator[Sample]]
+
+RUNS: dict[str, Runs] = {TECHNIQUES: techniques.samples}
+"""Samples from whole runs, after the suite: told what to say, they give one after another."""
 
 
 def plan(place: Place) -> Iterator[tuple[str, list[Work]]]:

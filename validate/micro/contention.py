@@ -28,7 +28,7 @@ def works(place: Place) -> Iterator[Work]:
             for way in ("copy", "compute", "both"):
                 case = {"pair": pair, "compute": compute, "way": way, "bytes": copied}
                 make = partial(_calls, place, way, compute, rows, copied, repeats)
-                yield Work(case, _copied(copied) if way == "copy" else op, make)
+                yield Work(case, _copied(copied) if way == "copy" else op, make, "lanes")
 
 
 def _busy(place: Place, compute: str, rows: int, repeats: int) -> Op:

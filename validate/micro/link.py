@@ -33,7 +33,7 @@ def duplex(place: Place) -> Iterator[Work]:
     """Both directions at once; what is told are the bytes of one."""
     for moved in place.either((2**24,), (2**22, 2**24, 2**26)):
         op = _op("duplex", "h2d", moved)
-        yield Work({"bytes": moved}, op, partial(_both, place, moved))
+        yield Work({"bytes": moved}, op, partial(_both, place, moved), "lanes")
 
 
 def _one_way(place: Place, link: Channel) -> Iterator[Work]:
@@ -43,7 +43,7 @@ def _one_way(place: Place, link: Channel) -> Iterator[Work]:
             if place.fits(2 * moved):
                 case = {"memory": memory, "bytes": moved}
                 make = partial(_calls, place, link, moved, memory == "pinned")
-                yield Work(case, _op(link, link, moved), make)
+                yield Work(case, _op(link, link, moved), make, "lanes")
 
 
 def _op(name: str, link: Channel, moved: float) -> Op:

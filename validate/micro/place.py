@@ -31,7 +31,7 @@ class Work:
     case: Mapping[str, object]
     op: Op
     make: Callable[[], AbstractContextManager[Sequence[Call]]]
-    clock: str = "device"  # "host" where what is timed is the host's part
+    clock: str = "device"  # "host": the host's part alone; "lanes": threads or streams beside too
 
 
 @dataclass(frozen=True)

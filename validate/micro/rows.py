@@ -30,7 +30,7 @@ def works(place: Place) -> Iterator[Work]:
                     bytes={"h2d": moved, "hbm": moved, "dram": moved},
                 )  # fmt: skip
                 case = {"way": way, "rows": rows, "dim": dim}
-                yield Work(case, op, partial(_calls, place, way, rows, dim))
+                yield Work(case, op, partial(_calls, place, way, rows, dim), "lanes")
 
 
 @contextmanager

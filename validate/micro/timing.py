@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from kvsim.validate.clock import computing_clock
 from kvsim.validate.micro.place import Call
 
 GROUP = 2e-4  # shortest stretch between two looks at a clock [s]
@@ -21,16 +22,18 @@ class Timer(Protocol):
         """Time from the start of the first call to the end of the last one. [s]"""
 
 
-def host_timer(synchronise: Callable[[], None] | None = None) -> Timer:
-    """The host's clock: all of a CPU's work, or the host's part of a GPU's."""
+def host_timer(
+    clock: Callable[[], float] = perf_counter, synchronise: Callable[[], None] | None = None
+) -> Timer:
+    """A clock of the host: all of a CPU's work, or the host's part of a GPU's."""
 
     def time(calls: Sequence[Call]) -> float:
         if synchronise:
             synchronise()
-        begin = perf_counter()
+        begin = clock()
         for call in calls:
             call()
-        return perf_counter() - begin
+        return clock() - begin
 
     return time
 
@@ -53,13 +56,13 @@ def cuda_timer(device: torch.device) -> Timer:
 
 
 def timers(device: torch.device) -> dict[str, Timer]:
-    """The device's clock, and the host's."""
+    """The clocks of the device, of the host's part, and of work on several lanes."""
     if device.type == "cuda":
-        return {
-            "device": cuda_timer(device),
-            "host": host_timer(lambda: torch.cuda.synchronize(device)),
-        }
-    return {"device": host_timer(), "host": host_timer()}
+        on_device = cuda_timer(device)
+        host = host_timer(synchronise=lambda: torch.cuda.synchronize(device))
+        return {"device": on_device, "host": host, "lanes": on_device}
+    computing = host_timer(computing_clock())
+    return {"device": computing, "host": computing, "lanes": host_timer()}
 
 
 def measure(timer: Timer, calls: Sequence[Call], budget: float) -> tuple[float, ...]:
