@@ -13,11 +13,25 @@ from kvsim.deployment import Deployment
 from kvsim.graph import Number, Op, Step
 
 COPIES = ("h2d", "d2h")
+ARITHMETIC = ("compute", "cpu")
 
 
 def channel_seconds(op: Op, d: Deployment) -> dict[str, Number]:
     """Time each channel is occupied by an op at the channel's full rate. [s]"""
     return {name: n / d.bandwidth[name] for name, n in op.bytes.items()}
+
+
+def peak_seconds(op: Op, d: Deployment) -> dict[str, Number]:
+    """Time each resource would need for its part of an op's work at its full rate. [s]
+
+    ``compute`` is the arithmetic of the GPU, ``cpu`` that of the host.
+    """
+    needs = channel_seconds(op, d)
+    if not _nothing(op.flops):
+        on_host = op.stream == "cpu"
+        peak = d.hardware.cpu_flops if on_host else d.flops(op.dtype)
+        needs["cpu" if on_host else "compute"] = op.flops / peak
+    return needs
 
 
 def resource_seconds(op: Op, d: Deployment) -> dict[str, Number]:
@@ -27,14 +41,14 @@ def resource_seconds(op: Op, d: Deployment) -> dict[str, Number]:
     the memories at its ends are far faster.
     """
     kernel = d.stack.kernels[op.kernel]
-    needs: dict[str, Number] = {
-        name: t / (kernel.memory if op.stream not in COPIES or name in COPIES else 1.0)
-        for name, t in channel_seconds(op, d).items()
-    }
-    if not _nothing(op.flops):
-        peak = d.hardware.cpu_flops if op.stream == "cpu" else d.flops(op.dtype)
-        fill = 1.0 + kernel.half_size / np.maximum(op.size, 1.0)
-        needs["compute"] = op.flops * fill / (kernel.compute * peak)
+    needs: dict[str, Number] = {}
+    for name, peak in peak_seconds(op, d).items():
+        if name in ARITHMETIC:
+            fill = 1.0 + kernel.half_size / np.maximum(op.size, 1.0)
+            needs[name] = peak * fill / kernel.compute
+        else:
+            copied = op.stream in COPIES and name not in COPIES
+            needs[name] = peak / (1.0 if copied else kernel.memory)
     return needs
 
 

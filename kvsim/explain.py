@@ -16,6 +16,7 @@ LIMITS = {
     "d2h": "GPU-to-host link",
     "link": "GPU-to-GPU link",
     "compute": "arithmetic",
+    "cpu": "host arithmetic",
 }
 
 

@@ -28,8 +28,9 @@ import pulp
 from kvsim.errors import InfeasibleError
 from kvsim.graph import Array
 from kvsim.planner.classes import Classes
-from kvsim.serving import lookup
+from kvsim.serving import lookup, spend
 from kvsim.serving.costs import StepCosts
+from kvsim.serving.tables import COSTS
 
 DENSITY = 2  # nodes per octave of the estimate's step costs
 SHORTEST_LAP = 1e-3  # what nobody needs to undercut [s]
@@ -118,16 +119,14 @@ def _load(costs: StepCosts, c: Classes) -> Loads:
     gpu, host = t.gpu_bytes[blocks].astype(float), t.host_bytes[blocks].astype(float)
     weight = c.decoded_per_s / max(c.decoded_per_s.sum(), 1e-300)
     fit = min(costs.capacity / max(float(weight @ gpu), 1.0),
-              costs.host_capacity / max(float(weight @ host), 1.0))  # fmt: skip
+              costs.room.host_capacity / max(float(weight @ host), 1.0))  # fmt: skip
     most = int(np.clip(fit, 2, max(costs.rules.max_seqs, 2)))
-    few, many = 1, min(most, t.round_s.shape[0] - 1)
+    few, many = 1, min(most, t.costs.round.shape[0] - 1)
     at_few = np.array([lookup.round_s(t, few, x) for x in middle])
     at_many = np.array([lookup.round_s(t, many, x) for x in middle])
     each = np.maximum(at_many - at_few, 0.0) / max(many - few, 1)
     fixed = max(float(weight @ (at_few - each)), 0.0)
-    prompts = np.interp(c.prompt, t.tokens, t.token_s) + np.interp(1, t.tokens, t.head_s)
-    parts = np.array([_parts_s(costs, x) for x in c.prompt])
-    ttft = prompts + parts
+    ttft = np.array([_prompt_s(costs, x) for x in c.prompt])
     seats = c.decoded_per_s / costs.rate
     return Loads(
         fixed=np.array(fixed),
@@ -136,20 +135,24 @@ def _load(costs: StepCosts, c: Classes) -> Loads:
         gpu=seats * gpu,
         host=seats * host,
         room=np.array(float(costs.capacity)),
-        host_room=np.array(float(max(costs.host_capacity, 1))),
+        host_room=np.array(float(max(costs.room.host_capacity, 1))),
         tokens=np.array(costs.rate),
         longest=np.array(float(max(t.gpu_bytes[-1], t.prompt_bytes[-1]))),
         ttft=ttft,
     )
 
 
-def _parts_s(costs: StepCosts, prompt: float) -> float:
-    """A prompt's own work beside projections, in the parts that the rules make of it. [s]"""
-    t, budget = costs.tables, float(costs.rules.max_tokens)
-    size = budget if costs.rules.prefill == "chunked" else prompt
+def _prompt_s(costs: StepCosts, prompt: float) -> float:
+    """A prompt alone, in the parts that the rules make of it. [s]"""
+    t, total = costs.tables, np.zeros(len(COSTS))
+    size = float(costs.rules.max_tokens) if costs.rules.prefill == "chunked" else prompt
     starts = np.arange(0.0, prompt, size)
-    total = sum(lookup.chunk_s(t, min(size, prompt - start), start) for start in starts)
-    return float(total + lookup.between_s(t, prompt))
+    for start in starts:
+        part = min(size, prompt - start)
+        spend.add_pass(t, total, 0, 0.0, round(part), int(start == starts[-1]))
+        spend.add_chunk(t, total, part, start)
+    spend.add_between(t, total, prompt)
+    return float(total[0])
 
 
 def build(

@@ -12,11 +12,14 @@ from kvsim import techniques
 from kvsim.configs import load_model
 from kvsim.deployment import Deployment
 from kvsim.errors import InputError
+from kvsim.evaluate import all_ops
 from kvsim.generate import Prediction
+from kvsim.graph import Point
+from kvsim.memory import decode_point
 from kvsim.profiles import load_hardware, load_stack
 from kvsim.serving import lookup
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.outcome import faults
+from kvsim.serving.outcome import Outcome, faults
 from kvsim.serving.rounds import drawn_rate
 from kvsim.serving.rules import ADMISSIONS, PREEMPTIONS, PREFILLS, PRIORITIES, Rules
 from kvsim.serving.simulate import ROUTES, engine_of, simulate
@@ -183,3 +186,36 @@ def test_two_gpus_swap_a_sequence_in_half_the_time_of_one() -> None:
     ]
     took = [np.array([t.gpu_bytes[-1] / t.d2h, t.gpu_bytes[-1] / t.h2d]) for t in tables]
     np.testing.assert_allclose(took[1] / took[0], 0.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["full", "kvpr", "fastdecode"])
+def test_utilisation_is_what_the_ops_move_and_compute(name: str) -> None:
+    """One request alone, its passes counted one by one."""
+    kind = techniques.parse(name)
+    d = Deployment(load_model("llama3.2-1b"), load_hardware("rtx4090"), load_stack("fused"))
+    generate = 40
+    costs = StepCosts(kind, d, Rules(prefill="whole"), LONGEST, 512)
+    run = simulate(Requests(np.zeros(1), np.array([512]), np.array([generate])), costs)
+    tiles = float(kind.tiles())
+    steps = [kind.prefill(d, Point(tiles, 0.0, 512 / tiles, 512.0, 513.0, prefill=True))]
+    steps += kind.between(d, decode_point(tiles, 512.0, 2.0, 0.0))
+    for length in np.arange(512.0, 511.0 + generate):
+        steps += kind.cycle(d, Point(tiles, length, 1.0, length, length + 1.0)).steps
+    found = Outcome(run).utilisation
+    for channel in ("hbm", "h2d", "d2h", "dram"):
+        moved = sum(
+            count * float(np.ravel(op.bytes.get(channel, 0.0))[0])
+            for step in steps
+            for op, count in all_ops(step)
+        )
+        expected = moved / d.bandwidth[channel] / run.fleet.clock[0]
+        assert found[channel] == pytest.approx(expected, rel=5e-3), channel
+    flops = sum(
+        count * float(np.ravel(op.flops)[0]) / d.flops(op.dtype)
+        for step in steps
+        for op, count in all_ops(step)
+        if op.stream != "cpu"
+    )
+    assert found["compute"] == pytest.approx(flops / run.fleet.clock[0], rel=5e-3)
+    assert 0 < found["hbm"] < 1 and max(found.values()) < 1
+    assert found["h2d"] > 0 or name == "full"

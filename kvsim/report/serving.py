@@ -1,62 +1,89 @@
 """A simulated trace as a table, and every request's times as Parquet."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from kvsim.calibrate import Fit
 from kvsim.report.rows import Row, number
-from kvsim.report.tables import console, print_basis, short, table
+from kvsim.report.tables import console, print_basis, print_settings, short, short_names, table
 from kvsim.serving.simulate import Run
+
+Cell = Callable[[Row], str]
 
 
 def show(rows: list[Row], trace: str, checked: bool) -> None:
-    """One row per technique, then what the figures stand on."""
+    """Each technique's times, then its throughput, use of the machine and price."""
     out = console()
     first = rows[0]
     out.print(f"{trace}: {first['requests']} requests on {first['replicas']} replicas")
-    names = ("technique", "done", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms", "tok/s", "good/s")
-    cells = [
-        [
-            row["technique"].partition(":")[0],
-            str(row["finished"]),
-            *(_ms(row[key], q) for key in ("ttft_s", "tpot_s") for q in ("p50", "p99")),
-            short(row["output_tok_s"]),
-            short(row["goodput_per_s"]),
-            short(100 * row["busy_share"], 3),
-            short(100 * row["kv_peak_share"], 3),
-            str(row["preemptions"]),
+    names = short_names([row["technique"] for row in rows])
+    for columns in (TIMES, USE):
+        heads = {"technique": "left"} | dict.fromkeys(columns, "right")
+        body = [
+            [names[row["technique"]], *(value(row) for value in columns.values())] for row in rows
         ]
-        for row in rows
-    ]
-    heads = [*names, "busy %", "KV %", "preempted"]
-    columns = {head: "left" if head == "technique" else "right" for head in _unique(heads)}
-    out.print(table(columns, cells))
+        out.print(table(heads, body))
+        out.print()
+    out.print("Shares are of the whole run; memory, arithmetic and links of their full rates.")
+    print_settings(out, names)
     for row in rows:
+        name = names[row["technique"]]
         if row["refused"] or row["unfinished"]:
             out.print(
-                f"{row['technique']}: {row['refused']} refused (larger than the KV cache), "
+                f"{name}: {row['refused']} refused (larger than the KV cache), "
                 f"{row['unfinished']} unfinished"
             )
         worst = ", ".join(f"{kind} {100 * e:.2g} %" for kind, e in row["table_error"].items())
-        out.print(f"{row['technique']}: tables against direct evaluation, at worst: {worst}")
+        out.print(f"{name}: tables against direct evaluation, at worst: {worst}")
     if checked:
         out.print("Checked: nothing lost, nothing served early, memory never exceeded.")
     print_basis(out, first["basis"])
 
 
-def _unique(heads: list[str]) -> list[str]:
-    """Column titles; a repeated one gets the spaces that keep it apart."""
-    seen: dict[str, int] = {}
-    unique = []
-    for head in heads:
-        seen[head] = seen.get(head, 0) + 1
-        unique.append(head + " " * (seen[head] - 1))
-    return unique
+def _times(title: str, key: str, unit: float, name: str) -> dict[str, Cell]:
+    """Columns with the median and the 99th percentile of a time."""
+
+    def cell(quantile: str) -> Cell:
+        return lambda row: _in(row[key][quantile], unit)
+
+    return {f"{title}\n{quantile} {name}": cell(quantile) for quantile in ("p50", "p99")}
 
 
-def _ms(spread: Any, quantile: str) -> str:
-    value = spread[quantile]
-    return "-" if value is None else short(1e3 * value)
+def _in(value: float | None, unit: float) -> str:
+    return "-" if value is None else short(value / unit)
+
+
+def _percent(key: str) -> Cell:
+    return lambda row: "-" if row[key] is None else short(100 * row[key], 3)
+
+
+def _used(*resources: str) -> Cell:
+    """Shares of some resources, one after another."""
+    return lambda row: "/".join(short(100 * row["utilisation"][name], 3) for name in resources)
+
+
+TIMES: dict[str, Cell] = {
+    "done": lambda row: str(row["finished"]),
+    **_times("TTFT", "ttft_s", 1e-3, "ms"),
+    **_times("TPOT", "tpot_s", 1e-3, "ms"),
+    **_times("gap", "gap_s", 1e-3, "ms"),
+    **_times("queue", "queue_s", 1e-3, "ms"),
+    **_times("e2e", "latency_s", 1.0, "s"),
+}
+USE: dict[str, Cell] = {
+    "tok/s": lambda row: short(row["output_tok_s"]),
+    "good\nreq/s": lambda row: short(row["goodput_per_s"]),
+    "busy\n%": _percent("busy_share"),
+    "memory\n%": _used("hbm"),
+    "arith.\n%": _used("compute"),
+    "H2D/D2H\n%": _used("h2d", "d2h"),
+    "KV at\nmost %": _percent("kv_peak_share"),
+    "pre-\nempted": lambda row: str(row["preemptions"]),
+    "prefix\nhits %": _percent("prefix_hit_share"),
+    "USD": lambda row: short(row["usd"], 3),
+    "USD/\nMtok": lambda row: short(row["usd_per_million_tokens"], 3),
+}
+"""Columns of the two tables: heading to what it shows of a row."""
 
 
 def write_requests(path: Path, run: Run) -> None:

@@ -1,5 +1,6 @@
 """Tables for the terminal, at most 100 columns wide."""
 
+import re
 from typing import Any
 
 from rich.console import Console
@@ -8,6 +9,7 @@ from rich.table import Table
 from kvsim.report.rows import Row, entries, error, gib, spec
 
 WIDTH = 100
+NAME_END = re.compile("[ :]")  # of a technique, before its settings
 
 
 def console() -> Console:
@@ -55,12 +57,7 @@ def print_predictions(rows: list[Row]) -> None:
         else:
             title.append(f"{key} {first[key]}")
     out.print(", ".join(title), style="bold")
-    specs = list(dict.fromkeys(spec(row) for row in rows))
-    names = [text.partition(" ")[0] for text in specs]
-    labels = {
-        text: name if names.count(name) == 1 else f"{name} #{names[: i + 1].count(name)}"
-        for i, (text, name) in enumerate(zip(specs, names, strict=True))
-    }
+    labels = short_names([spec(row) for row in rows])
     numbers = ("TTFT ms", "TPOT ms", "tok/s", "GPU GiB", "host GiB", "max batch")
     columns = {"technique": "left"} | dict.fromkeys(("batch", *varying, *numbers), "right")
     body = [
@@ -75,15 +72,31 @@ def print_predictions(rows: list[Row]) -> None:
     out.print(table(columns | {"bound by": "left"}, body))
     if not all(r["fits"] for r in rows):
         out.print("! does not fit in GPU or host memory")
-    for text, name in zip(specs, names, strict=True):
-        if text != name:
-            out.print(f"{labels[text]}: {text.removeprefix(name).strip()}")
+    print_settings(out, labels)
     about = [
         ", ".join([labels[spec(r)], *(f"{key} {r[key]}" for key in ("batch", *varying))])
         for r in rows
     ]
     print_notes(out, list(zip(about, rows, strict=True)))
     print_basis(out, first["basis"])
+
+
+def short_names(specs: list[str]) -> dict[str, str]:
+    """Techniques with their settings to names without, numbered where one comes again."""
+    different = list(dict.fromkeys(specs))
+    names = [NAME_END.split(text)[0] for text in different]
+    return {
+        text: name if names.count(name) == 1 else f"{name} #{names[: i + 1].count(name)}"
+        for i, (text, name) in enumerate(zip(different, names, strict=True))
+    }
+
+
+def print_settings(out: Console, names: dict[str, str]) -> None:
+    """The settings behind each short name."""
+    for text, name in names.items():
+        _, *settings = NAME_END.split(text, maxsplit=1)
+        if settings:
+            out.print(f"{name}: {settings[0]}")
 
 
 def print_notes(out: Console, rows: list[tuple[str, Row]]) -> None:

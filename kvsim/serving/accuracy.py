@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from kvsim.graph import Array
-from kvsim.serving import lookup
+from kvsim.serving import lookup, spend
 from kvsim.serving.passes import Passes
-from kvsim.serving.tables import Tables
+from kvsim.serving.tables import COSTS, Tables
 
 Samples = Mapping[str, tuple[Callable[[Tables], Array], Array]]
 """By kind of pass: what tables say of random points, and what direct evaluation says. [s]"""
@@ -27,19 +27,12 @@ def samples(passes: Passes, max_seqs: int, longest: int, longest_chunk: int) -> 
         pairs = zip(batch, context, strict=True)
         return np.array([lookup.round_s(t, int(b), c) for b, c in pairs])
 
-    def parts(t: Tables) -> Array:
-        return np.array([lookup.chunk_s(t, n, s) for n, s in zip(new, start, strict=True)])
-
     def prompts(t: Tables) -> Array:
-        shared = np.interp(new, t.nodes.tokens, t.seconds.token)
-        return parts(t) + shared + np.interp(1, t.nodes.tokens, t.seconds.head)
+        return np.array([_pass_s(t, 0, 0.0, n, s) for n, s in zip(new, start, strict=True)])
 
     def mixed(t: Tables) -> Array:
-        total = rounds(t) + parts(t)
-        for values, more in ((t.seconds.token, new), (t.seconds.head, 1.0)):
-            total += np.interp(batch + more, t.nodes.tokens, values)
-            total -= np.interp(batch, t.nodes.tokens, values)
-        return total
+        points = zip(batch, context, new, start, strict=True)
+        return np.array([_pass_s(t, int(b), c, n, s) for b, c, n, s in points])
 
     found: dict[str, tuple[Callable[[Tables], Array], Array]] = {
         "rounds": (rounds, passes.round(batch, context)),
@@ -48,6 +41,14 @@ def samples(passes: Passes, max_seqs: int, longest: int, longest_chunk: int) -> 
     if passes.mixes_plainly:
         found["mixed"] = (mixed, passes.mixed(batch, context, new, start))
     return found
+
+
+def _pass_s(t: Tables, batch: int, context: float, new: float, start: float) -> float:
+    """A pass over decoding sequences and one prompt's last part, as the simulator costs it. [s]"""
+    total = np.zeros(len(COSTS))
+    spend.add_pass(t, total, batch, context, int(new), 1)
+    spend.add_chunk(t, total, new, start)
+    return float(total[0])
 
 
 def worst(found: Samples, tables: Tables) -> dict[str, float]:

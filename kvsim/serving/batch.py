@@ -38,6 +38,7 @@ from kvsim.serving.state import (
     Progress,
     Trace,
 )
+from kvsim.serving.tables import TO_GPU, TO_HOST
 
 if TYPE_CHECKING:
     from kvsim.serving.tables import Tables
@@ -252,6 +253,7 @@ def preempt(t: "Tables", x: Trace, f: Fleet, e: Engine, p: Progress, r: int) -> 
         f.tally[r, HOST_SWAPPED] += swapped
         p.status[request] = SWAPPED
         push(f, p, r, SWAP_HEAD, request)
+        f.spent[r, TO_HOST] += swapped / t.d2h
         return float(swapped / t.d2h)
     p.status[request] = WAITING
     push_front(f, p, r, WAIT_HEAD, request)
@@ -271,4 +273,5 @@ def swap_in(t: "Tables", x: Trace, f: Fleet, e: Engine, p: Progress, r: int, req
         return -1.0
     f.tally[r, HOST_SWAPPED] -= swapped
     p.status[request] = RUNNING_NOW
+    f.spent[r, TO_GPU] += swapped / t.h2d
     return float(swapped / t.h2d)

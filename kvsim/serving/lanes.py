@@ -36,7 +36,7 @@ from kvsim.serving.state import (
 from kvsim.traces.requests import Requests
 
 if TYPE_CHECKING:
-    from kvsim.serving.costs import Tables
+    from kvsim.serving.tables import Tables
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Reading step costs from their tables: piecewise linear in tokens, and sums of many rounds."""
+"""Reading the time of decoding rounds from the tables, and how many of them a time holds."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @compiled
-def _segment(nodes: Array, x: float) -> int:
+def segment(nodes: Array, x: float) -> int:
     """Index of the node at or below x, such that the next one exists."""
     low, high = 0, nodes.size - 1
     while high - low > 1:
@@ -25,63 +25,9 @@ def _segment(nodes: Array, x: float) -> int:
 
 
 @compiled
-def line(nodes: Array, values: Array, x: float) -> float:
-    """Linear between nodes, and beyond the last as before it."""
-    i = _segment(nodes, x)
-    share = (x - nodes[i]) / (nodes[i + 1] - nodes[i])
-    return float(values[i] + share * (values[i + 1] - values[i]))
-
-
-@compiled
 def round_s(t: "Tables", batch: int, context: float) -> float:
-    """A decoding round at a mean context. [s]"""
-    return line(t.nodes.contexts, t.seconds.round[batch], context)
-
-
-@compiled
-def chunk_s(t: "Tables", new: float, start: float) -> float:
-    """What a part of a prompt needs besides its share of the common work. [s]"""
-    chunks, starts, values = t.nodes.chunks, t.nodes.starts, t.seconds.chunk
-    i = _segment(chunks, new)
-    share = (new - chunks[i]) / (chunks[i + 1] - chunks[i])
-    low, high = line(starts, values[i], start), line(starts, values[i + 1], start)
-    return float(low + share * (high - low))
-
-
-@compiled
-def between_s(t: "Tables", prompt: float) -> float:
-    """What follows a prompt before its first decoding round. [s]"""
-    return line(t.nodes.contexts, t.seconds.between, prompt)
-
-
-@compiled
-def pass_s(t: "Tables", batch: int, context: float, new: int, finished: int) -> float:
-    """A pass over decoding sequences and ``new`` prompt tokens, without the parts' own work. [s]
-
-    Parameters
-    ----------
-    batch, context : decoding sequences and their mean context. [sequences, tokens]
-    finished : prompts that this pass completes.
-    """
-    decoding = float(batch * t.width)
-    took = round_s(t, batch, context)
-    if new > 0:
-        tokens, token, head = t.nodes.tokens, t.seconds.token, t.seconds.head
-        took += line(tokens, token, decoding + new) - line(tokens, token, decoding)
-        took += line(tokens, head, decoding + finished) - line(tokens, head, decoding)
-    return took
-
-
-@compiled
-def rounds_s(t: "Tables", batch: int, context: float, growth: float, rounds: int) -> float:
-    """Many rounds on end, the mean context growing in each: the sum in closed form. [s]"""
-    total, left = 0.0, rounds
-    while left > 0:
-        count, first, slope = _stretch(t, batch, context, growth, left)
-        total += count * first + slope * (count * (count - 1.0) / 2)
-        context += count * growth
-        left -= count
-    return total
+    """A decoding round at a mean context, beyond the last node as before it. [s]"""
+    return _stretch(t, batch, context, 0.0, 1)[1]
 
 
 @compiled
@@ -112,17 +58,24 @@ def rounds_within(
 
 
 @compiled
-def _stretch(
-    t: "Tables", batch: int, context: float, growth: float, most: int
-) -> tuple[int, float, float]:
-    """Rounds whose contexts lie between the same two nodes: count, first round [s], increase [s]"""
-    nodes, row = t.nodes.contexts, t.seconds.round[batch]
-    i = _segment(nodes, context)
-    slope = (row[i + 1] - row[i]) / (nodes[i + 1] - nodes[i])
-    first = row[i] + slope * (context - nodes[i])
+def stretch(nodes: Array, context: float, growth: float, most: int) -> tuple[int, int]:
+    """Node below a growing context, and how many rounds pass before it reaches the next one."""
+    i = segment(nodes, context)
     count = most
     if growth > 0 and i < nodes.size - 2:
         fit = (nodes[i + 1] - context) / growth
         if fit < most:
             count = max(int(np.ceil(fit)), 1)
+    return i, count
+
+
+@compiled
+def _stretch(
+    t: "Tables", batch: int, context: float, growth: float, most: int
+) -> tuple[int, float, float]:
+    """Rounds whose contexts lie between the same two nodes: count, first round [s], increase [s]"""
+    nodes, row = t.nodes.contexts, t.costs.round[batch]
+    i, count = stretch(nodes, context, growth, most)
+    slope = (row[i + 1, 0] - row[i, 0]) / (nodes[i + 1] - nodes[i])
+    first = row[i, 0] + slope * (context - nodes[i])
     return count, first, slope * growth

@@ -16,7 +16,9 @@ from kvsim.serving.state import (
     PEAK,
     PREEMPTIONS,
     REFUSED,
+    SERIES,
 )
+from kvsim.serving.tables import RESOURCES
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
@@ -88,10 +90,22 @@ class Outcome:
         return float(self.run.fleet.series[..., 0].sum() / total) if total else 0.0
 
     @property
+    def utilisation(self) -> dict[str, float]:
+        """Share of what each resource could do in the whole run, mean of all replicas."""
+        total = self.duration_s * self.run.fleet.clock.size
+        used = self.run.fleet.series[..., len(SERIES) :].sum(axis=(0, 1))
+        return {k: float(s / total) if total else 0.0 for k, s in zip(RESOURCES, used, strict=True)}
+
+    @property
     def mean_batch(self) -> float:
         """Decoding sequences while a replica computes. [sequences]"""
         busy = self.run.fleet.series[..., 0].sum()
         return float(self.run.fleet.series[..., 1].sum() / busy) if busy else 0.0
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens that were generated. [tokens]"""
+        return int(self.run.fleet.tally[:, EMITTED].sum())
 
     @property
     def usd(self) -> float | None:
@@ -116,7 +130,7 @@ class Outcome:
         """Everything under its contract name."""
         run, requests = self.run, self.run.requests
         duration, tally = self.duration_s, self.run.fleet.tally
-        made = int(tally[:, EMITTED].sum())
+        made, usd = self.output_tokens, self.usd
         finished = int(self.finished.sum())
         prompts = int(requests.prompt.sum())
         return {
@@ -137,12 +151,14 @@ class Outcome:
             "latency_s": spread(self.latency_s),
             "queue_s": spread(self.queue_s),
             "busy_share": self.busy_share,
+            "utilisation": self.utilisation,
             "mean_batch": self.mean_batch,
             "kv_capacity_bytes": int(run.engine.gpu),
             "kv_peak_share": float(tally[:, PEAK].max() / max(run.engine.gpu, 1)),
             "preemptions": int(tally[:, PREEMPTIONS].sum()),
             "prefix_hit_share": float(run.progress.hits.sum() / prompts) if prompts else None,
-            "usd": self.usd,
+            "usd": usd,
+            "usd_per_million_tokens": usd / made * 1e6 if usd is not None and made else None,
             "table_error": run.costs.error,
         }
 

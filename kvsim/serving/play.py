@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from kvsim.serving import lookup
+from kvsim.serving import lookup, spend
 from kvsim.serving.batch import blocks_of, complete, finish_prompt, grow, length_of, own_bytes
 from kvsim.serving.compiled import compiled
 from kvsim.serving.memory import available
@@ -34,17 +34,19 @@ def play_pass(
     copying: float,
 ) -> None:
     """One pass over the sequences that are not paused and the parts of prompts."""
-    tokens, finished, work, context = 0, 0, copying, 0.0
+    tokens, finished, context, spent = 0, 0, 0.0, f.spent[r]
     for i in range(f.tally[r, RUNNING]):
         if f.chunks[r, i] > 0:
             tokens += f.chunks[r, i]
-            work += lookup.chunk_s(t, f.chunks[r, i], f.done[r, i])
+            spend.add_chunk(t, spent, f.chunks[r, i], f.done[r, i])
             if f.chunks[r, i] == f.todo[r, i]:
                 finished += 1
-                work += lookup.between_s(t, f.done[r, i] + f.chunks[r, i])
+                spend.add_between(t, spent, f.done[r, i] + f.chunks[r, i])
         elif f.todo[r, i] == 0 and not f.paused[r, i]:
             context += length_of(f, r, i)
-    took = work + lookup.pass_s(t, decoding, context / max(decoding, 1), tokens, finished)
+    mean = context / max(decoding, 1)
+    spend.add_pass(t, spent, decoding, mean, tokens, finished)
+    took = spent[0] + copying
     note_gaps(f, r, took, took, decoding)
     note_span(f, r, took, decoding, context, 1, decoding, tokens)
     f.clock[r] += took
@@ -86,7 +88,8 @@ def play_rounds(
         rounds = lookup.rounds_within(t, batch, mean, each, rounds, until - f.clock[r])
     if rounds > 1:
         rounds = _rounds_in_memory(t, f, e, r, batch, growth, rounds)
-    took = lookup.rounds_s(t, batch, mean, each, rounds)
+    spend.add_rounds(t, f.spent[r], batch, mean, each, rounds)
+    took = f.spent[r, 0]
     last = lookup.round_s(t, batch, mean + each * (rounds - 1))
     note_gaps(f, r, lookup.round_s(t, batch, mean), last, batch * rounds)
     middle = context + growth * (rounds - 1) / 2

@@ -14,6 +14,7 @@ from kvsim.serving.state import (
     WAITERS,
     Fleet,
 )
+from kvsim.serving.tables import COSTS
 
 
 @compiled
@@ -21,7 +22,8 @@ def note_gaps(f: Fleet, r: int, first: float, last: float, tokens: int) -> None:
     """Tokens by the time since the one before, which moved evenly from first to last. [s]"""
     if tokens == 0:
         return
-    low, high = _gap_bin(min(first, last)), _gap_bin(max(first, last))
+    low = _gap_bin(min(first, last))
+    high = low if first == last else _gap_bin(max(first, last))
     share = tokens / (high - low + 1)
     for i in range(low, high + 1):
         f.gaps[r, i] += share
@@ -65,6 +67,10 @@ def note_span(
         f.series[r, i, 5] += share * decoded
         f.series[r, i, 6] += share * prompt
         f.series[r, i, 7] += share * rounds
+        for k in range(1, len(COSTS)):
+            f.series[r, i, 7 + k] += share * f.spent[r, k]
+    for k in range(len(COSTS)):
+        f.spent[r, k] = 0.0
 
 
 @compiled

@@ -36,6 +36,7 @@ from kvsim.serving.state import (
     Progress,
     Trace,
 )
+from kvsim.serving.tables import TO_GPU
 
 if TYPE_CHECKING:
     from kvsim.serving.tables import Tables
@@ -211,4 +212,5 @@ def _begin(
     f.chunks[r, i] = part
     made[BUDGET] -= part
     made[PROMPT_TOKENS] += part
+    f.spent[r, TO_GPU] += away * e.shared_bytes / t.h2d
     return float(away * e.shared_bytes / t.h2d)

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from kvsim.graph import Array
 from kvsim.serving.rules import Rules
+from kvsim.serving.tables import COSTS, RESOURCES
 from kvsim.traces.requests import Requests
 
 Integers = NDArray[np.int64]
@@ -39,7 +40,7 @@ ABSENT, ON_GPU, ON_HOST = range(3)
 ) = range(28)  # fmt: skip
 
 SERIES = ("seconds", "running", "waiting", "cache", "context", "decoded", "prompt", "rounds")
-"""Columns of the timeline: busy time, then sums over it or counts."""
+"""Columns of the timeline: busy time, then sums over it or counts; RESOURCES follow. [s]"""
 BINS = 512
 GAPS = 2048  # bins of the time between tokens
 FINEST_GAP, GAP_RATIO = 1e-5, 1.01  # first bin [s], and each bin's width over the last one's
@@ -111,11 +112,12 @@ class Fleet(NamedTuple):
     paused: NDArray[np.bool]  # decodes, but not in this step
     chunks: Integers  # prompt tokens it reads in this step [tokens]
     made: Integers  # what the step is made of, see ``schedule`` (r, 4)
+    spent: Array  # what the step costs, as COSTS (r, k) [s]
     where: NDArray[np.int8]  # shared blocks: absent, on the GPU, on the host (r, blocks)
     users: NDArray[np.int32]  # running sequences that use a shared block
     newer: NDArray[np.int32]
     older: NDArray[np.int32]
-    series: Array  # (r, BINS, columns)
+    series: Array  # (r, BINS, SERIES and RESOURCES)
     width: Array  # of a bin (r,) [s]
     gaps: Array  # tokens by the time since the one before (r, GAPS)
 
@@ -172,11 +174,12 @@ def fleet_of(replicas: int, rules: Rules, gpu: int, shared_blocks: int) -> Fleet
         paused=np.zeros(seats, np.bool),
         chunks=np.zeros(seats, np.int64),
         made=np.zeros((replicas, 4), np.int64),
+        spent=np.zeros((replicas, len(COSTS))),
         where=np.zeros(blocks, np.int8),
         users=np.zeros(blocks, np.int32),
         newer=np.full(blocks, NOBODY, np.int32),
         older=np.full(blocks, NOBODY, np.int32),
-        series=np.zeros((replicas, BINS, len(SERIES))),
+        series=np.zeros((replicas, BINS, len(SERIES) + len(RESOURCES))),
         width=np.full(replicas, 0.01),
         gaps=np.zeros((replicas, GAPS)),
     )

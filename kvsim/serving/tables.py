@@ -12,14 +12,25 @@ kind are exact at the tables' nodes; ``accuracy`` says how far direct evaluation
 elsewhere, passes of both kinds included.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from kvsim.deployment import Deployment
+from kvsim.evaluate import all_ops, peak_seconds
 from kvsim.generate import CHUNK
-from kvsim.graph import Array
-from kvsim.serving.passes import Passes
+from kvsim.graph import Array, Number, Op, Step
+from kvsim.serving.passes import TIME, Measure, Passes
 from kvsim.serving.room import Bytes, Room
+
+RESOURCES = ("hbm", "compute", "h2d", "d2h", "link", "dram", "cpu")
+"""Whose use is recorded: the channels, and the arithmetic of the GPU and of the host."""
+
+COSTS = ("seconds", *RESOURCES)
+"""What a pass costs: its time, and the time each resource would need at its full rate. [s]"""
+
+TO_GPU, TO_HOST = COSTS.index("h2d"), COSTS.index("d2h")
 
 EVERY = 256  # token counts up to here have a node each
 TOKEN_DENSITY = 16  # and beyond them this many per octave
@@ -36,7 +47,7 @@ class Nodes(NamedTuple):
 
 
 class PerNode(NamedTuple):
-    """A number at every node, such as the time that goes there."""
+    """Something at every node."""
 
     round: Array  # a decoding round (b, c)
     token: Array  # projections, MLPs and norms over so many tokens (t,)
@@ -49,7 +60,8 @@ class Tables(NamedTuple):
     """What the simulator reads."""
 
     nodes: Nodes
-    seconds: PerNode  # [s]
+    costs: PerNode  # each of COSTS along the last axis [s]
+    pauses: bool  # whether anything comes between prompts and rounds
     prompt_bytes: Bytes  # cache of a sequence until its prompt is read, by its blocks (b,) [B]
     gpu_bytes: Bytes  # cache of one that decodes, never more, from 0 blocks (b,) [B]
     host_bytes: Bytes  # its part in host memory (b,) [B]
@@ -108,12 +120,27 @@ def _rounds(passes: Passes, batch: Array, contexts: Array) -> Array:
     return np.concatenate([np.zeros((1, contexts.size)), *parts])
 
 
+def _work_of(resource: str) -> Measure:
+    """Time a resource would need at its full rate; it adds up over ops. [s]"""
+
+    def of_op(op: Op, d: Deployment) -> Number:
+        return peak_seconds(op, d).get(resource, 0.0)
+
+    def of_step(step: Step, d: Deployment) -> Number:
+        return sum(count * of_op(op, d) for op, count in all_ops(step))
+
+    return Measure(of_step, of_step, of_op)
+
+
 def make_tables(passes: Passes, nodes: Nodes, room: Room) -> Tables:
-    """Times at the nodes, and memory."""
+    """Times and work at the nodes, and memory."""
     d = passes.deployment
+    measures = [TIME, *map(_work_of, RESOURCES)]
+    measured = [tabulate(replace(passes, measure=each), nodes) for each in measures]
     return Tables(
         nodes=nodes,
-        seconds=tabulate(passes, nodes),
+        costs=PerNode(*(np.stack(column, axis=-1) for column in zip(*measured, strict=True))),
+        pauses=bool(measured[0].between.any()),
         prompt_bytes=room.prompt_bytes,
         gpu_bytes=room.decode_bytes,
         host_bytes=room.host_bytes,
