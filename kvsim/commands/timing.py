@@ -3,20 +3,23 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from kvsim.commands.machine import stack_path
 from kvsim.errors import InputError
-from kvsim.hardware import Hardware
-from kvsim.techniques.base import Technique
+
+if TYPE_CHECKING:
+    from kvsim.hardware import Hardware
+    from kvsim.techniques.base import Technique
 
 
 def validate_times(
     gpu: str,
-    hardware: Hardware,
+    hardware: "Hardware",
     device: str,
-    asked: Sequence[Technique],
+    asked: "Sequence[Technique]",
     points: str,
     max_error: float | None,
     report_to: Path | None,
