@@ -62,7 +62,7 @@ class Kernel:
     memory: float = 1.0  # share of a channel's bandwidth it reaches
     compute: float = 1.0  # share of the arithmetic peak it reaches
     floor: float = 0.0  # time it takes however small the work [s]
-    half_size: float = 0.0  # rows of a matrix product at which half of the peak is reached
+    half_size: float = 0.0  # rows of a product (attention: new tokens) that reach half of the peak
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from kvsim.basis import basis
 from kvsim.calibration.datasheet import find_datasheet, shortfalls
 from kvsim.calibration.fit import Calibration, Known, fit_samples, with_rates
-from kvsim.calibration.profile import Machine, hardware_text, stack_text
+from kvsim.calibration.profile import Machine, hardware_text, stack_text, with_error
 from kvsim.calibration.samples import Log, Sample, read_samples
 from kvsim.configs import load_model
 from kvsim.deployment import Deployment
@@ -215,6 +215,8 @@ def test_files_load_and_say_how_well_every_number_is_known(tmp_path: Path) -> No
     assert hardware.device == software.device == 'NVIDIA "H100" 80GB'
     grounds = basis(Deployment(load_model("llama2-7b"), hardware, software))
     assert grounds["kind"] == "calibrated"
+    stack.write_text(with_error(stack.read_text(), 'held out: "3 %"'))
+    assert load_stack(stack) == replace(software, error='held out: "3 %"')
     assert grounds["calibrated"] == f"on {hardware.device} at 2026-01-02"
     other = replace(hardware, device="another")
     assert basis(Deployment(load_model("llama2-7b"), other, software))["kind"] == "carried over"

@@ -67,6 +67,13 @@ def stack_text(found: Calibration, machine: Machine, today: str, error: str = UN
     return _file(head, numbers, sources)
 
 
+def with_error(text: str, error: str) -> str:
+    """A stack's TOML with another statement of its error."""
+    lines = text.splitlines(keepends=True)
+    stated = next(i for i, line in enumerate(lines) if line.startswith("error = "))
+    return "".join([*lines[:stated], toml_lines({"error": error}), *lines[stated + 1 :]])
+
+
 def told(known: Known, today: str) -> str:
     """Where a number comes from and how well it is known."""
     parts = [f"measured on {today}, {known.samples} samples of {known.benchmark}"]

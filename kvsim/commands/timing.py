@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ def validate_times(
 ) -> None:
     """Run techniques over a grid, predict each from the profile, and compare.
 
+    The stack beside the profile then says how far off it was, and predictions say so with it.
+
     Raises
     ------
     InputError
@@ -38,6 +41,8 @@ def validate_times(
 
     import torch
 
+    from kvsim.calibration.profile import with_error
+    from kvsim.files import replace_text
     from kvsim.profiles import load_stack
     from kvsim.report import timing as report
     from kvsim.validate.impl import check_known
@@ -67,6 +72,9 @@ def validate_times(
             print(f"kvsim: {step}", file=sys.stderr, flush=True)
     summary = summarise(found)
     answer = report.answer(found, summary, here.name, devices.suspicions(devices.describe(where)))
+    if points == "all" and beside.exists():
+        known = report.held_out(answer, str(date.today()))
+        replace_text(beside, with_error(beside.read_text(encoding="utf-8"), known))
     if report_to:
         report.write_page(report_to, answer)
     if json:

@@ -81,6 +81,12 @@ def said(a: Row) -> list[str]:
     ]
 
 
+def held_out(a: Row, today: str) -> str:
+    """What a stack says of its error on points that nothing was fitted to."""
+    names = dict.fromkeys(p["technique"].partition(":")[0] for p in a["points"])
+    return f"held out, {today}, {', '.join(names)}: {said(a)[0]}"
+
+
 def by_technique(a: Row) -> list[list[str]]:
     """A line of errors per technique."""
     lines = []
