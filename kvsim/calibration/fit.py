@@ -11,7 +11,7 @@ from math import hypot
 
 import numpy as np
 
-from kvsim.calibrate import BLIND, Parameter, fit_ratio
+from kvsim.calibrate import BLIND, FAR_OFF, Parameter, fit_ratio
 from kvsim.calibration.samples import Sample
 from kvsim.configs import load_model
 from kvsim.deployment import Deployment
@@ -25,6 +25,7 @@ SURE = 0.05 / 3  # relative standard error up to which samples tell a number
 
 TECHNIQUES = "techniques"  # samples of ops within real runs
 SAMPLING, REST = "sample", "rest"  # ops there: the choice of tokens; all that no op accounts for
+HALF_SIZES = (10.0, 0.1)  # to start from
 RANGES = {
     "gap_s": (1e-9, 1e-2),
     "bandwidth_Bps": (1e7, 1e14),
@@ -33,7 +34,7 @@ RANGES = {
     "memory": (1e-5, 1.0),
     "compute": (1e-5, 1.0),
     "floor_s": (1e-9, 1e-1),
-    "half_size": (1e-2, 1e4),
+    "half_size": (1e-4, 1e4),
     "gather_row_s": (1e-12, 1e-3),
 }
 """What a number may be, by the end of its key; wide, as it is searched by its logarithm."""
@@ -146,14 +147,14 @@ class _Fitter:
         self._launches()
         self._channel("hbm", "memory")
         self._channel("dram", "host")
-        self._products()
-        for kernel in ("attention", "lowbit"):
-            self._kernel(kernel, kernel, "memory", "compute", "half_size", "floor_s")
         if "time.launch_s" in self.stack:
             self._kernel("pointwise", "pointwise", "memory", "floor_s")
         else:  # issuing its many kernels is all the time that its bytes do not take
             keys = ["time.gap_s", "kernel.pointwise.memory"]
             self._class("pointwise", "pointwise", keys)
+        self._products()
+        for kernel in ("attention", "lowbit"):
+            self._kernel(kernel, kernel, "memory", "compute", "half_size", "floor_s")
         for kernel in ("quantise", "topk", "gather"):
             self._kernel(kernel, kernel, "memory", "floor_s")
         self._steps()
@@ -205,7 +206,7 @@ class _Fitter:
     def _products(self) -> None:
         """Peaks are what large products approach, so their own share of them is one."""
         for dtype in sorted({s.op.dtype for s in self._of("gemm")}, key=lambda t: t != "fp16"):
-            here = [s for s in self._of("gemm") if s.op.dtype == dtype]
+            here = [s for s in self._all_of("gemm", "gemm") if s.op.dtype == dtype]
             peak = f"compute.{dtype}_FLOPps"
             first = dtype == "fp16"  # the format of the simulator's products; others share the rest
             names = ("half_size", "memory", "floor_s") if first else ("half_size",)
@@ -223,13 +224,14 @@ class _Fitter:
 
     def _class(self, kernel: str, benchmark: str, keys: Sequence[str]) -> None:
         """A kernel class by itself and as techniques run it."""
-        here = self._of(benchmark)
-        apart = (SAMPLING, REST)
-        runs = [s for s in self._of(TECHNIQUES) if s.op.kernel == kernel]
-        here += [s for s in runs if s.case["op"] not in apart]
+        here = self._all_of(kernel, benchmark)
         if here:
             self.stack |= self._solve(here, [self._parameter(key, here) for key in keys])
             self._adopt()
+
+    def _all_of(self, kernel: str, benchmark: str) -> list[Sample]:
+        runs = [s for s in self._of(TECHNIQUES) if s.op.kernel == kernel]
+        return self._of(benchmark) + [s for s in runs if s.case["op"] not in (SAMPLING, REST)]
 
     def _steps(self) -> None:
         """What a pass and each of its layers take besides ops; sampling is a pass's fixed time."""
@@ -334,9 +336,16 @@ class _Fitter:
 
     def _solve(self, samples: list[Sample], free: list[Parameter]) -> dict[str, Known]:
         measured = np.array([s.seconds for s in samples])
-        fit = fit_ratio(
-            lambda numbers: predicted(samples, self._with(numbers)), measured, free, robust=True
-        )
+        fits = [
+            fit_ratio(
+                lambda numbers: predicted(samples, self._with(numbers)),
+                measured,
+                start,
+                robust=True,
+            )
+            for start in _starts(free)
+        ]
+        fit = min(fits, key=lambda f: float(np.sum(np.hypot(1, f.residuals / FAR_OFF))))
         off = float(np.median(np.abs(fit.residuals)))
         more = _more_uncertain(samples, off, len(free))
         return {
@@ -364,7 +373,7 @@ class _Fitter:
         elif name in ("memory", "compute"):
             start = self._share(name, samples)
         elif name == "half_size":
-            start = 10.0
+            start = HALF_SIZES[0]
         elif name == "gather_row_s":
             start = max(shortest / max(_work(s.op, "rows"), 1.0) for s in samples)
         else:
@@ -396,6 +405,19 @@ class _Fitter:
 
 def _offloads(s: Sample) -> bool:
     return str(s.case["technique"]).partition(":")[0] in ("offload", "kcache")
+
+
+def _starts(free: list[Parameter]) -> list[list[Parameter]]:
+    """Where to begin: with arithmetic that saturates early and late, if it does at all.
+
+    Whether a kernel waits for memory or computes at a low rate may look alike from one side.
+    """
+    if not any(p.name.endswith("half_size") for p in free):
+        return [free]
+    return [
+        [replace(p, start=half) if p.name.endswith("half_size") else p for p in free]
+        for half in HALF_SIZES
+    ]
 
 
 def _more_uncertain(samples: Sequence[Sample], off: float, numbers: int) -> float:
