@@ -106,13 +106,20 @@ def plan(
     some = candidates(accepted)
     page_path = None if report is None else Path(report)
     if trace is None:
-        lengths = count("--prompt", prompt or "2048"), count("--generate", generate or "128")
+        lengths = (
+            count("--prompt", _default(prompt, "2048")),
+            count("--generate", _default(generate, "128")),
+        )
         size = None if batch in (None, "auto") else count("--batch", str(batch), ", or auto")
         _for_equal(where, (*lengths, size), objective, limits, some, page_path, json)
     else:
-        speed = number("--rate", rate or "1")
+        speed = number("--rate", _default(rate, "1"))
         engine = count("--max-seqs", max_seqs), count("--max-tokens", max_tokens)
         _for_trace(where, trace, speed, engine, per_class, objective, limits, some, page_path, json)
+
+
+def _default(given: str | None, value: str) -> str:
+    return value if given is None else given
 
 
 def _for_equal(

@@ -69,6 +69,11 @@ class Tables(NamedTuple):
     h2d: float  # rate at which each GPU swaps in and fetches evicted blocks [B/s]
     d2h: float  # and swaps out [B/s]
 
+    @property
+    def seconds(self) -> PerNode:
+        """The time alone. [s]"""
+        return PerNode(*(values[..., 0] for values in self.costs))
+
 
 def make_nodes(
     density: int, max_seqs: int, longest: int, longest_chunk: int, most_tokens: int
