@@ -203,9 +203,9 @@ def _buffers(t: Technique, d: Deployment, run: Run, reasons: Mapping[str, str]) 
             for name, counted in buffers.items():
                 if name in stated.get(tier, {}) or phase == "decode":
                     predicted = _number(stated.get(tier, {}).get(name, 0.0))
-                    reason = reasons.get(name, "")
-                    if phase == "prefill" and counted > predicted:
-                        reason = reason or RESERVED
+                    kept = run.resident["decode"].get(tier, {}).get(name)
+                    early = phase == "prefill" and predicted < counted == kept
+                    reason = RESERVED if early else reasons.get(name, "")
                     yield Buffer(phase, tier, name, predicted, counted, reason)
 
 

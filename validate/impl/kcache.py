@@ -1,5 +1,7 @@
 """Keys on the GPU, values in host memory, the best N fetched for every query head."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,10 @@ class Kcache(Implementation):
     token's own value is on the GPU anyway and is taken from there: nothing waits for its copy to
     the host. Where N values for every head of a group are no fewer than all, all are copied once.
     """
+
+    differences: ClassVar[dict[str, str]] = {
+        "value buffers": "indices are as many as the last step could choose"
+    }
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
