@@ -4,10 +4,11 @@ On CUDA a lane is a stream of its own and a mark an event. On a CPU a lane is a 
 something it sets, so that work really overlaps and a missing wait is a real bug there too.
 
 Rules that keep buffers right: whoever fills a buffer waits for its last readers, whoever reads it
-waits for who filled it, and nothing is freed while a lane may use it.
+waits for who filled it, and nothing is freed before compute waits for the lane that uses it, for
+PyTorch hands freed memory to the stream that asked for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Protocol
@@ -42,16 +43,29 @@ class Transfers:
 
     def mark(self) -> Mark:
         """Everything that compute has been asked to do so far."""
-        return _CudaMark() if self.device.type == "cuda" else _Done()
+        return _CudaMark(self.device) if self.device.type == "cuda" else _Done()
 
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Room in host memory, pinned where there is a GPU."""
-        return torch.zeros(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
+        """Room in host memory, pinned where there is a GPU; none at all in a rehearsal."""
+        where = "meta" if self.device.type == "meta" else "cpu"
+        pinned = self.device.type == "cuda"
+        return torch.zeros(shape, dtype=dtype, device=where, pin_memory=pinned)
 
     def close(self) -> None:
         """End all lanes, after what they still have to do."""
         for lane in (self.h2d, self.d2h, self.side):
             lane.close()
+
+
+def to_device(
+    numbers: Sequence[int], device: torch.device, dtype: torch.dtype = torch.long
+) -> Tensor:
+    """A few numbers that the host knows, on the device; nobody waits for anybody.
+
+    From pageable memory the host would wait until the device has done all it was asked to.
+    """
+    made = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
+    return made.to(device, non_blocking=True)
 
 
 def _nothing() -> None:
@@ -83,7 +97,7 @@ class _ThreadLane:
     """A thread that stands for a stream."""
 
     def __init__(self, device: torch.device, before: Callable[[], None]) -> None:
-        self._before = before
+        self._before, self._threads = before, torch.get_num_threads()
         self._queue: SimpleQueue[tuple[Callable[[], None], tuple[Mark, ...], _ThreadMark] | None]
         self._queue = SimpleQueue()
         self._thread = Thread(target=self._serve, daemon=True)
@@ -99,6 +113,7 @@ class _ThreadLane:
         self._thread.join()
 
     def _serve(self) -> None:
+        torch.set_num_threads(self._threads)  # as compute has; a new thread would take every core
         with torch.inference_mode():
             while (item := self._queue.get()) is not None:
                 work, after, mark = item
@@ -113,21 +128,21 @@ class _ThreadLane:
 
 
 class _CudaMark:
-    """An event on the current stream."""
+    """An event on a device's current stream, which need not be the current device."""
 
-    def __init__(self) -> None:
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record()
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._event = torch.cuda.current_stream(device).record_event()
 
     def wait(self) -> None:
-        self._event.wait()
+        torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
 class _CudaLane:
     """A stream of its own; the host only queues."""
 
     def __init__(self, device: torch.device, before: Callable[[], None]) -> None:
-        self._before = before
+        self._device, self._before = device, before
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Callable[[], None], *after: Mark) -> Mark:
@@ -136,7 +151,7 @@ class _CudaLane:
                 one.wait()
             self._before()
             work()
-            return _CudaMark()
+            return _CudaMark(self._device)
 
     def close(self) -> None:
         self._stream.synchronize()

@@ -60,6 +60,7 @@ def validate(
     """
     from json import dumps
 
+    from kvsim.deployment import Deployment
     from kvsim.profiles import load_hardware, load_stack
     from kvsim.report.page import check_target
     from kvsim.techniques import parse
@@ -85,7 +86,7 @@ def validate(
         if not 1 <= size <= 10**6:
             raise InputError(f"{name}: got {size}; expected a whole number from 1 to 1000000")
     asked = [parse(text) for text in texts]
-    hardware, stack = load_hardware(gpu), load_stack("kvsim")
+    hardware = load_hardware(gpu)
     limit = None if max_error is None else number("--max-error", max_error)
     if report is not None:
         check_target(str(report))
@@ -102,7 +103,7 @@ def validate(
             f"that was; kvsim calibrate --device {device} measures it"
         )
     from kvsim.report import validation
-    from kvsim.validate.check import Outcome, Workload, check, check_workload, representative
+    from kvsim.validate.check import Outcome, Workload, check, check_workload, rehearse, runnable
     from kvsim.validate.checkpoint import open_model
     from kvsim.validate.impl import check_known
     from kvsim.validate.machine import find_device
@@ -113,11 +114,16 @@ def validate(
     cut = count("--layers", layers)
     arch = arch.first(cut) if cut else arch
     work = Workload(*sizes)
-    check_workload(arch, work, where)
+    check_workload(arch, source, work, where)
+    d = Deployment(arch.model, hardware, load_stack("kvsim"))
+    for technique in asked:
+        rehearse(arch, technique, work, d)
+    if not asked:
+        asked, refused = runnable(arch, work, d)
+        for error in refused:
+            typer.echo(f"left out: {error}", err=True)
     found: list[Outcome] = []
-    for step in check(
-        arch, source, asked or representative(arch.model, work), work, where, hardware, stack
-    ):
+    for step in check(arch, source, asked, work, where, d):
         if isinstance(step, Outcome):
             found.append(step)
         else:
