@@ -98,9 +98,9 @@ def test_an_infinite_cache_hits_the_prefix_blocks_that_a_plain_count_finds() -> 
 
 
 def measurement(technique: str = "quantspec") -> AttentionTrace:
-    acceptance = (Acceptance(technique, 1000, REACHED),)
+    acceptance = (Acceptance(technique, 0.0, 1000, REACHED),)
     return AttentionTrace(
-        "llama3.1-8b", "w", "t", 100, 32, date(2026, 11, 1), 5.0, acceptance=acceptance
+        "llama3.1-8b", "w", "t", 100, "fp32", 32, date(2026, 11, 1), 5.0, acceptance=acceptance
     )
 
 

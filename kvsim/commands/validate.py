@@ -1,4 +1,4 @@
-"""`kvsim validate`: techniques run for real, their tokens and counts checked."""
+"""`kvsim validate`: techniques run for real; tokens and counts checked, or quality measured."""
 
 import sys
 from pathlib import Path
@@ -23,9 +23,15 @@ def validate(
         option("--techniques", "SPEC", "NAME:KEY=VALUE,... May be repeated; all if not given."),
     ] = None,
     layers: Annotated[str, option("--layers", "N", "The first N layers only; 0: all.")] = "0",
-    batch: Annotated[str, option("--batch", "N", "Sequences.")] = "2",
-    prompt: Annotated[str, option("--prompt", "N", "Prompt tokens of each.")] = "96",
-    generate: Annotated[str, option("--generate", "N", "Tokens to generate.")] = "16",
+    batch: Annotated[
+        str | None, option("--batch", "N", "Sequences; 2, or 8 for --quality.")
+    ] = None,
+    prompt: Annotated[
+        str | None, option("--prompt", "N", "Prompt tokens of each; 96, or 1024.")
+    ] = None,
+    generate: Annotated[
+        str | None, option("--generate", "N", "Tokens to generate or score; 16, or 64.")
+    ] = None,
     gpu: GpuOption = "a6000",
     points: Annotated[
         str, option("--points", "all|few", "With a measured --gpu: the grid that is timed.")
@@ -35,6 +41,15 @@ def validate(
     ] = None,
     report: Annotated[
         Path | None, typer.Option("--report", metavar="F.html", help="A page of the times.")
+    ] = None,
+    quality: Annotated[
+        bool, typer.Option("--quality", help="Measure perplexity, attention and acceptance.")
+    ] = False,
+    text: Annotated[
+        str | None, option("--text", "FILE", "What --quality reads; Python's manual by default.")
+    ] = None,
+    out: Annotated[
+        str | None, option("--out", "FILE", "Write what --quality measured as attention trace.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -49,12 +64,22 @@ def validate(
     from kvsim.report.page import check_target
     from kvsim.techniques import parse
 
-    sizes = [count(*item) for item in (("--batch", batch), ("--prompt", prompt))]
-    sizes.append(count("--generate", generate))
+    texts = [] if techniques in (None, ["all"]) else list(techniques or [])
+    if quality:
+        from kvsim.commands.quality import measure_quality
+
+        if layers != "0":
+            raise InputError("--layers: --quality needs the whole model; leave it away")
+        measure_quality(model, device, texts, batch, prompt, generate, gpu, text, out, json)
+        return
+    for name, given in (("--text", text), ("--out", out)):
+        if given is not None:
+            raise InputError(f"{name}: is about --quality; give that too")
+    sizes = [count(*item) for item in (("--batch", batch or "2"), ("--prompt", prompt or "96"))]
+    sizes.append(count("--generate", generate or "16"))
     for name, size in zip(("--batch", "--prompt", "--generate"), sizes, strict=True):
         if not 1 <= size <= 10**6:
             raise InputError(f"{name}: got {size}; expected a whole number from 1 to 1000000")
-    texts = [] if techniques in (None, ["all"]) else list(techniques or [])
     asked = [parse(text) for text in texts]
     hardware, stack = load_hardware(gpu), load_stack("kvsim")
     limit = None if max_error is None else number("--max-error", max_error)

@@ -9,11 +9,11 @@ from kvsim.serving import accuracy
 from kvsim.serving.passes import Passes
 from kvsim.serving.room import Room
 from kvsim.serving.rules import Rules
-from kvsim.serving.tables import Nodes, Tables, make_nodes, make_tables
+from kvsim.serving.tables import Nodes, Tables, make_nodes, make_tables, refine
 from kvsim.techniques.base import Technique
 
 GOOD = 2e-3  # worst error of rounds and prompts at which the tables are fine enough
-DENSITIES = (4, 8, 16, 32)  # nodes per octave of a context or chunk, tried in this order
+DENSITIES = (4, 8)  # nodes per octave to begin with, tried in this order
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ class StepCosts:
         if self.rules.prefill != "chunked":  # prompts never share a pass with decoding
             samples = {kind: found for kind, found in samples.items() if kind != "mixed"}
         for density in DENSITIES:
-            tables = self._tabulate(density)
+            nodes = refine(self._nodes(density), self.passes, GOOD / 2)
+            tables = make_tables(self.passes, nodes, self.room)
             error = accuracy.worst(samples, tables)
             if max(error["rounds"], error["prompts"]) <= GOOD:
                 break
