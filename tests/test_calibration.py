@@ -189,9 +189,49 @@ def test_samples_far_off_do_not_move_what_many_samples_tell(kind: str) -> None:
 
 @pytest.mark.usefixtures("formats")
 def test_what_no_sample_depends_on_is_marked() -> None:
-    shown = [s for s in samples("gpu", NOISE) if s.benchmark != "gemm" or s.op.size <= 2]
+    shown = [
+        s
+        for s in samples("gpu", NOISE)
+        if s.benchmark != "gemm" or s.op.size <= 2 or s.op.dtype == "fp32"
+    ]
     known = fit_samples(shown).stack["kernel.gemm.half_size"]
     assert known.verdict == "not identified"
+
+
+@pytest.mark.usefixtures("formats")
+@pytest.mark.parametrize("kind", ["gpu", "cpu"])
+def test_fewer_samples_than_numbers_give_a_profile_with_those_marked(
+    kind: str, tmp_path: Path
+) -> None:
+    few: dict[object, Sample] = {}
+    for sample in samples(kind, 0.0):
+        case = sample.case
+        ways = (case.get("way"), case.get("cached"), sample.op.dtype)
+        few.setdefault((sample.benchmark, *ways), sample)
+    found = fit_samples(list(few.values()))
+    known = {**found.hardware, **found.stack}
+    for key in ("h2d.latency_s", "kernel.attention.floor_s", "kernel.gemm.floor_s"):
+        assert known[key].verdict == "not identified"
+    machine = Machine("x", 2**34, 2**34, 2**29, 2**25)
+    for name, text in (("F.toml", hardware_text), ("F.stack.toml", stack_text)):
+        (tmp_path / name).write_text(text(found, machine, "2026-01-02"))
+    assert load_hardware(tmp_path / "F.toml").links["h2d"].latency == 0.0
+    assert load_stack(tmp_path / "F.stack.toml").kernels["attention"].floor == 0.0
+    with pytest.raises(InputError, match="no samples of h2d"):
+        fit_samples([s for s in few.values() if s.benchmark != "h2d"])
+
+
+@pytest.mark.usefixtures("formats")
+def test_what_other_jobs_hide_of_the_overlap_is_not_made_up() -> None:
+    every = list(samples("cpu", 0.0))
+    noisy = [
+        replace(s, runs=tuple(r * (1.0 if i % 2 else 9.0) for i, r in enumerate(s.runs)))
+        if s.benchmark == "contention"
+        else s
+        for s in every
+    ]
+    hidden = fit_samples(noisy).stack["copies.overlap"]
+    assert hidden.verdict == "not identified" or hidden.value == pytest.approx(0.6, abs=0.05)
 
 
 @pytest.mark.usefixtures("formats")

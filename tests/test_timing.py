@@ -19,15 +19,18 @@ from kvsim.validate.architecture import load_architecture  # noqa: E402
 from kvsim.validate.check import SLACK, Workload  # noqa: E402
 from kvsim.validate.clock import Clock  # noqa: E402
 from kvsim.validate.decoder import Decoder  # noqa: E402
+from kvsim.validate.live import Live  # noqa: E402
 from kvsim.validate.micro import techniques  # noqa: E402
 from kvsim.validate.points import (  # noqa: E402
     Compared,
     Grid,
     Measured,
     compare_times,
+    copied_bytes,
+    peak_bytes,
     summarise,
 )
-from kvsim.validate.timed import run_timed  # noqa: E402
+from kvsim.validate.timed import run_counted, run_timed  # noqa: E402
 from kvsim.validate.weights import random_weights  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -73,7 +76,7 @@ def test_points_are_compared_op_by_op_and_end_to_end(tmp_path: Path) -> None:
     found = [step for step in steps if isinstance(step, Compared)]
     assert [c.technique.name for c in found] == ["full", "streamingllm"]
     for c in found:
-        assert {m.name for m in c.whole} == {"ttft_s", "tpot_s", "resident_B"}
+        assert {m.name for m in c.whole} == {"ttft_s", "tpot_s", "resident_B", "peak_B"}
         assert all(m.predicted > 0 and m.measured > 0 for m in (*c.whole, *c.ops))
         assert any(m.name == "decode qkv_s" for m in c.ops)
     resident = found[0].get("resident_B")
@@ -82,6 +85,32 @@ def test_points_are_compared_op_by_op_and_end_to_end(tmp_path: Path) -> None:
     json.dumps(answer, allow_nan=False)
     report.write_page(tmp_path / "F.html", answer)
     assert "predicted against measured" in (tmp_path / "F.html").read_text()
+
+
+def test_memory_and_copies_are_those_of_one_run() -> None:
+    live = Live()
+    with torch.inference_mode(), live:
+        kept = torch.zeros(1000)
+        more = kept + 1
+        view = more.view(10, 100)
+        del more
+        assert (live.held, live.peak) == (8000, 8000)
+        del view
+        assert (live.held, live.peak) == (4000, 8000)
+        kept.add_(1)
+        assert live.held == 4000
+    arch = load_architecture("smollm2-1.7b").first(2)
+    work = Workload(2, 160, 4)
+    d = Deployment(arch.model, load_hardware("a6000"), load_stack("kvsim"))
+    weights = random_weights(arch, CPU, torch.bfloat16)
+    decoder = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=d)
+    for text in ("full", "offload", "kcache:n=16", "snapkv:budget=64,window=8"):
+        t = parse(text)
+        counted = run_counted(decoder, t, work)
+        assert peak_bytes(d, t, work, False) == pytest.approx(counted.peak, rel=0.03)
+        for way, moved in counted.copied.items():
+            assert copied_bytes(d, t, work, way) == moved
+            assert (moved > 0) == (text.partition(":")[0] in ("offload", "kcache"))
 
 
 def compared(name: str, measured: float, predicted: float, noise: float = 0.01) -> Compared:

@@ -4,7 +4,7 @@ No point of this grid is one that a stack was fitted to: batches, contexts and d
 those of ``kvsim.validate.micro.techniques``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,16 +12,17 @@ import torch
 
 from kvsim.deployment import Deployment
 from kvsim.errors import InputError
-from kvsim.evaluate import seconds
+from kvsim.evaluate import all_ops, seconds
 from kvsim.generate import Prediction
+from kvsim.graph import Step
 from kvsim.hardware import Hardware, Stack
-from kvsim.memory import decode_point, prefill_point
+from kvsim.memory import decode_point, phases, prefill_point
 from kvsim.techniques.base import Technique
 from kvsim.validate.architecture import load_architecture
 from kvsim.validate.check import SLACK, Workload, representative
 from kvsim.validate.decoder import Decoder
 from kvsim.validate.micro.techniques import stated
-from kvsim.validate.timed import Timing, run_timed
+from kvsim.validate.timed import Counted, Timing, run_counted, run_timed
 from kvsim.validate.weights import random_weights
 
 MODELS = (("smollm2-135m", 0), ("smollm2-1.7b", 3))
@@ -31,6 +32,7 @@ BATCHES, PROMPTS = (1, 4), (128, 384, 1024)
 GPU_BATCHES, GPU_PROMPTS = (1, 8, 64), (1024, 8192, 65536)
 MOST_TOKENS = {"cpu": 4096, "cuda": 524288}  # of a batch's prompts [tokens]
 GENERATE = 9
+BEFORE = ("weights", "embedding", "context")  # there before the run
 DECODER = ("weights", "embedding", "workspace", "context")  # not the technique's buffers
 REPEATS = 5
 
@@ -137,12 +139,18 @@ def compare_times(
                 yield f"{name}, batch {work.batch}, prompt {work.prompt}: turn {turn}"
                 for t, found in zip(techniques, runs, strict=True):
                     found.append(run_timed(decoder, t, work, by_op=turn == 0))
-            for found in runs:
-                yield _compared(d, name, work, found[0], found[1:])
+            for t, found in zip(techniques, runs, strict=True):
+                counted = run_counted(decoder, t, work)
+                yield _compared(d, name, work, counted, found[0], found[1:])
 
 
 def _compared(
-    d: Deployment, name: str, work: Workload, timed: Timing, runs: Sequence[Timing]
+    d: Deployment,
+    name: str,
+    work: Workload,
+    counted: Counted,
+    timed: Timing,
+    runs: Sequence[Timing],
 ) -> Compared:
     t = runs[0].technique
     p = Prediction(t, d, np.array([float(work.batch)]), work.prompt, work.generate)
@@ -152,6 +160,10 @@ def _compared(
     ]
     kept = [float(run.resident) for run in runs]
     whole.append(_measured("resident_B", _resident(d, t, work), kept))
+    whole.append(_measured("peak_B", peak_bytes(d, t, work, counted.on_gpu), [float(counted.peak)]))
+    for way, moved in counted.copied.items():
+        if moved:
+            whole.append(_measured(f"{way}_B", copied_bytes(d, t, work, way), [float(moved)]))
     ops = tuple(_ops(d, t, work, timed))
     layers = d.model.layers
     return Compared(name, layers, work.batch, work.prompt, t, tuple(whole), ops)
@@ -166,6 +178,44 @@ def _resident(d: Deployment, t: Technique, work: Workload) -> float:
         for name, size in buffers.items()
         if not (tier == "gpu" and name in DECODER)
     )
+
+
+def peak_bytes(d: Deployment, t: Technique, work: Workload, on_gpu: bool) -> float:
+    """What a technique says is held at most besides weights; a CPU holds both tiers. [B]
+
+    Runs reserve what the last round needs before they read the prompt.
+    """
+    reading, last = phases(t, d, work.batch, work.prompt, work.generate)
+    totals = [0.0, 0.0]
+    for tier, buffers in reading.items():
+        for name, size in buffers.items():
+            if name in BEFORE if tier == "gpu" else on_gpu:
+                continue
+            now, later = (float(np.ravel(n)[0]) for n in (size, last[tier].get(name, 0.0)))
+            totals[0] += now if name == "workspace" or not now else max(now, later)
+            totals[1] += later
+    return max(totals)
+
+
+def copied_bytes(d: Deployment, t: Technique, work: Workload, way: str) -> float:
+    """What a technique says it moves through the link from the prompt to the last token. [B]"""
+    sizes = (work.batch, work.prompt, work.generate)
+    prompt = prefill_point(*sizes)
+    cycle = t.cycle(d, decode_point(*sizes, work.generate / 2 - 1))
+    rounds = (work.generate - 1) / cycle.tokens
+    once = [t.prefill(d, prompt), *t.between(d, decode_point(*sizes, 0.0))]
+    return _through(once, way) + float(np.ravel(rounds)[0]) * _through(cycle.steps, way)
+
+
+def _through(steps: Iterable[Step], way: str) -> float:
+    moved = [
+        times * float(np.ravel(size)[0])
+        for step in steps
+        for op, times in all_ops(step)
+        for channel, size in op.bytes.items()
+        if channel == way
+    ]
+    return sum(moved)
 
 
 def _ops(d: Deployment, t: Technique, work: Workload, timed: Timing) -> Iterator[Measured]:

@@ -1,21 +1,22 @@
 """A technique run for its times: to the first token, round by round, and op by op."""
 
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from time import perf_counter
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from kvsim.techniques.base import Technique
 from kvsim.validate.check import Workload
 from kvsim.validate.clock import Clock, TimedPass, computing_clock
 from kvsim.validate.compare import as_run
 from kvsim.validate.decoder import Decoder
+from kvsim.validate.live import Live
 from kvsim.validate.run import Run
-
-STATUS = Path("/proc/self/status")
-CLEAR = Path("/proc/self/clear_refs")
+from kvsim.validate.tally import Silent, size
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,6 @@ class Timing:
     computing: tuple[float, ...]  # the part of it that the calling thread computed on a CPU [s]
     tokens: int  # per sequence that the rounds gave, the one of the prompt left out
     resident: int  # the technique's own tensors after the last round, both tiers [B]
-    peak: int | None  # what the process or the GPU held more than before, if it can be told [B]
     passes: tuple[TimedPass, ...]  # if ops were timed
 
     @property
@@ -42,8 +42,6 @@ def run_timed(decoder: Decoder, t: Technique, work: Workload, by_op: bool = Fals
     """Run a workload once; ``by_op`` times every op too, which itself takes some time."""
     clock = Clock(decoder.device)
     prompts = work.prompts(decoder.arch.model.vocab)
-    gc.collect()
-    before = _forget_peak(decoder.device)
     run = Run(replace(decoder, tally=clock) if by_op else decoder, t, prompts, work.generate)
     rounds, computing = [], []
     own = computing_clock() if decoder.device.type == "cpu" else perf_counter
@@ -59,40 +57,53 @@ def run_timed(decoder: Decoder, t: Technique, work: Workload, by_op: bool = Fals
         resident = sum(n for tier in run.impl.resident_bytes().values() for n in tier.values())
     finally:
         run.impl.close()
-    after = _peak(decoder.device)
-    peak = None if after is None or before is None else after - before
     times = (ttft, tuple(rounds), tuple(computing), work.generate - 1)
-    return Timing(as_run(run), *times, resident, peak, tuple(clock.passes))
+    return Timing(as_run(run), *times, resident, tuple(clock.passes))
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What one run moved and held."""
+
+    on_gpu: bool  # whether the peak is that of a GPU's memory, or of both tiers on a CPU
+    peak: int  # held at most besides weights [B]
+    copied: dict[str, int]  # through the link, by direction [B]
+
+
+@torch.inference_mode()
+def run_counted(decoder: Decoder, t: Technique, work: Workload) -> Counted:
+    """Run a workload once for its memory and copies.
+
+    A GPU's allocator tells its peak; on a CPU the tensors that are in use at once are added up.
+    """
+    copies, device = Copied(), decoder.device
+    prompts = work.prompts(decoder.arch.model.vocab)
+    gc.collect()
+    with Live() as live:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+        Run(replace(decoder, tally=copies), t, prompts, work.generate).complete()
+    peak = live.peak
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device) - before
+    return Counted(device.type == "cuda", peak, copies.bytes)
+
+
+class Copied(Silent):
+    """Counts what copies move, and nothing else."""
+
+    def __init__(self) -> None:
+        self.bytes = {"h2d": 0, "d2h": 0}
+
+    def copy(
+        self, name: str, stream: Literal["h2d", "d2h"], tensors: Sequence[Tensor], rows: int = 0
+    ) -> None:
+        """Add what a copy moves."""
+        self.bytes[stream] += size(*tensors)
 
 
 def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return perf_counter()
-
-
-def _forget_peak(device: torch.device) -> int | None:
-    """Start a new peak of memory in use; what is in use now. [B]"""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return int(torch.cuda.memory_allocated(device))
-    try:
-        CLEAR.write_text("5")
-    except OSError:
-        return None
-    return _status("VmRSS")
-
-
-def _peak(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    return _status("VmHWM")
-
-
-def _status(key: str) -> int | None:
-    try:
-        lines = STATUS.read_text().splitlines()
-    except OSError:
-        return None
-    found = next((line.split()[1] for line in lines if line.startswith(f"{key}:")), None)
-    return int(found) * 1024 if found else None

@@ -19,10 +19,11 @@ from kvsim.errors import InputError
 from kvsim.evaluate import seconds
 from kvsim.graph import Array, Channel, Number, Op
 from kvsim.hardware import KERNELS, Hardware, Kernel, Link, Stack
-from kvsim.profiles import with_numbers
+from kvsim.profiles import number_of, with_numbers
 
 SURE = 0.05 / 3  # relative standard error up to which samples tell a number
 
+REQUIRED = frozenset({"fp16", "fp32"})  # formats that no profile is without
 TECHNIQUES = "techniques"  # samples of ops within real runs
 SAMPLING, REST = "sample", "rest"  # ops there: the choice of tokens; all that no op accounts for
 HALF_SIZES = (10.0, 0.1)  # to start from
@@ -193,7 +194,7 @@ class _Fitter:
         samples = self._of(benchmark, cached="no")
         ways = sorted({str(s.case["way"]) for s in samples})
         if not ways:
-            raise InputError(f"no samples of {benchmark}; remove the samples and measure again")
+            raise _missing(benchmark)
         key = f"{channel}.bandwidth_Bps"
         for way in ways:
             here = [s for s in samples if s.case["way"] == way]
@@ -205,7 +206,10 @@ class _Fitter:
 
     def _products(self) -> None:
         """Peaks are what large products approach, so their own share of them is one."""
-        for dtype in sorted({s.op.dtype for s in self._of("gemm")}, key=lambda t: t != "fp16"):
+        measured = {s.op.dtype for s in self._of("gemm")}
+        for dtype in REQUIRED - measured:
+            raise _missing(f"gemm in {dtype}")
+        for dtype in sorted(measured, key=lambda t: t != "fp16"):
             here = [s for s in self._all_of("gemm", "gemm") if s.op.dtype == dtype]
             peak = f"compute.{dtype}_FLOPps"
             first = dtype == "fp16"  # the format of the simulator's products; others share the rest
@@ -257,14 +261,15 @@ class _Fitter:
             error = fit.errors[name] / value
             self.stack[f"time.{name}_s"] = Known(value, error, off, len(resident), TECHNIQUES)
         away = [
-            s.seconds / float(str(s.case["layers"]))
+            (s.seconds - fit.values["step"]) / float(str(s.case["layers"]))
             for s in self._of(TECHNIQUES, op=REST)
             if _offloads(s)
         ]
         if away:
             value = max(0.0, float(np.median(away)) - fit.values["layer"])
-            scatter = float(np.median(np.abs(np.array(away) / np.median(away) - 1)))
-            error = scatter / len(away) ** 0.5
+            scatter = float(np.median(np.abs(np.array(away) - np.median(away))))
+            error = scatter / value / len(away) ** 0.5 if value else np.inf
+            scatter /= max(fit.values["layer"] + value, 1e-12)
             known = Known(value, error, scatter, len(away), TECHNIQUES)
             self.stack["time.offloaded_layer_s"] = known
         self._adopt()
@@ -272,16 +277,19 @@ class _Fitter:
     def _host(self) -> None:
         """The host's arithmetic from its products, then its attention."""
         products = self._of("host_gemm")
-        if products:
-            key = "compute.cpu_fp32_FLOPps"
-            keys = [key, "kernel.cpu.floor_s"]
-            found = self._solve(products, [self._parameter(k, products) for k in keys])
-            self.hardware[key] = found[key]
-            self._adopt()
+        if not products:
+            raise _missing("host_gemm")
+        key = "compute.cpu_fp32_FLOPps"
+        keys = [key, "kernel.cpu.floor_s"]
+        found = self._solve(products, [self._parameter(k, products) for k in keys])
+        self.hardware[key] = found[key]
+        self._adopt()
         self._kernel("cpu", "host_attention", "memory", "compute", "floor_s")
 
     def _link(self, link: str) -> None:
         here = self._of(link, memory="pinned")
+        if not here:
+            raise _missing(link)
         keys = [f"{link}.bandwidth_Bps", f"{link}.latency_s"]
         self.hardware |= self._solve(here, [self._parameter(key, here) for key in keys])
         pageable = self._of(link, memory="pageable")
@@ -301,28 +309,29 @@ class _Fitter:
     def _overlap(self) -> None:
         """The share of a copy that runs beside compute that is not shorter than the copy.
 
-        With a share o hidden, both take ``compute + (1 - o) copy``.
+        With a share o hidden, both take ``compute + (1 - o) copy``. The fastest runs tell it, as
+        copies beside compute are timed by a clock that other jobs move, and only ever forwards.
+        Where they do not tell it, what the software says of itself stays.
         """
         shares, errors = [], []
         for beside in self._of("contention", way="both", compute="gemm"):
             pair = beside.case["pair"]
-            copy, compute = (
-                next(iter(self._of("contention", way=way, pair=pair)))
-                for way in ("copy", "compute")
-            )
-            shares.append(1 - (beside.seconds - compute.seconds) / copy.seconds)
+            alone = [self._of("contention", way=way, pair=pair) for way in ("copy", "compute")]
+            if not all(alone):
+                continue
+            copy, compute = (found[0] for found in alone)
+            shares.append(1 - (min(beside.runs) - min(compute.runs)) / min(copy.runs))
             noise = hypot(*(s.seconds * max(s.error, SURE / 10) for s in (beside, compute)))
-            errors.append(noise / copy.seconds)
+            errors.append(noise / min(copy.runs))
         if not shares:
             return
         weight = np.array(errors) ** -2.0
         mean = float(weight @ np.array(shares) / weight.sum())
-        off = np.abs(np.array(shares) - mean)
-        value = float(np.clip(mean, 0.0, 1.0))
-        error = float(max(weight.sum() ** -0.5, np.median(off) / np.sqrt(len(shares))))
-        relative = error / value if value else np.inf
-        known = Known(value, relative, float(np.median(off)), len(shares), "contention")
-        self.stack["copies.overlap"] = known
+        off = float(np.median(np.abs(np.array(shares) - mean)))
+        error = float(max(weight.sum() ** -0.5, off / np.sqrt(len(shares))))
+        value = float(np.clip(mean, 0.0, 1.0)) if error <= BLIND else self.d.stack.overlap
+        relative = error / value if value and error <= BLIND else np.inf
+        self.stack["copies.overlap"] = Known(value, relative, off, len(shares), "contention")
         self._adopt()
 
     # how
@@ -335,6 +344,12 @@ class _Fitter:
         ]
 
     def _solve(self, samples: list[Sample], free: list[Parameter]) -> dict[str, Known]:
+        """Numbers from samples; with fewer samples than numbers the last ones stay, marked."""
+        unseen = {
+            p.name: Known(self._value(p.name), np.inf, 0.0, len(samples), samples[0].benchmark)
+            for p in free[len(samples) :]
+        }
+        free = free[: len(samples)]
         measured = np.array([s.seconds for s in samples])
         fits = [
             fit_ratio(
@@ -358,7 +373,18 @@ class _Fitter:
                 tuple(b if a == key else a for a, b in fit.confused if key in (a, b)),
             )
             for key, value in fit.values.items()
-        }
+        } | unseen
+
+    def _value(self, key: str) -> float:
+        """A number as known so far."""
+        if not _of_hardware(key):
+            return number_of(self.d.stack, key)
+        table, _, name = key.partition(".")
+        if name.endswith("_FLOPps"):
+            on_host = key == "compute.cpu_fp32_FLOPps"
+            return self.d.hardware.cpu_flops if on_host else self.d.flops(name[: -len("_FLOPps")])
+        link = self.d.hardware.links[table]
+        return link.bandwidth if name == "bandwidth_Bps" else link.latency
 
     def _parameter(self, key: str, samples: list[Sample]) -> Parameter:
         """A number with a start from the samples: the best rate seen, half the shortest time."""
@@ -401,6 +427,13 @@ class _Fitter:
     def _adopt(self) -> None:
         known = self.hardware | self.stack
         self.d = self._with({key: number.value for key, number in known.items()})
+
+
+def _missing(benchmark: str) -> InputError:
+    return InputError(
+        f"no samples of {benchmark}, without which there is no profile; remove the samples and "
+        f"measure again"
+    )
 
 
 def _offloads(s: Sample) -> bool:

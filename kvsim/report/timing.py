@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvsim.validate.points import Compared, Measured, Summary
 
 TIMES = ("ttft_s", "tpot_s")
+COPIED = ("h2d_B", "d2h_B")
 WORST = 15  # ops told of
 
 
@@ -55,7 +56,7 @@ def show(a: Row) -> None:
     out.print(f"{a['device']}: predicted against measured", style="bold")
     columns = {
         "technique": "left", "points": "right", "TTFT off %": "right", "TPOT off %": "right",
-        "worst %": "right", "noise %": "right", "memory off %": "right",
+        "worst %": "right", "noise %": "right", "peak off %": "right", "copied off %": "right",
     }  # fmt: skip
     out.print(table(columns, by_technique(a)))
     out.print()
@@ -95,10 +96,10 @@ def by_technique(a: Row) -> list[list[str]]:
         here = [p for p in a["points"] if p["technique"].partition(":")[0] == name]
         errors = {
             key: np.array([m["error"] for p in here for m in p["whole"] if m["name"] == key])
-            for key in (*TIMES, "resident_B")
+            for key in (*TIMES, "peak_B", *COPIED)
         }
         noise = [m["noise"] for p in here for m in p["whole"] if m["name"] in TIMES]
-        times = np.concatenate([errors[key] for key in TIMES])
+        times, copied = (np.concatenate([errors[key] for key in keys]) for keys in (TIMES, COPIED))
         lines.append(
             [
                 name,
@@ -106,7 +107,8 @@ def by_technique(a: Row) -> list[list[str]]:
                 *(f"{100 * np.median(np.abs(errors[key])):.2g}" for key in TIMES),
                 f"{100 * times[np.abs(times).argmax()]:+.2g}",
                 f"{100 * np.median(noise):.2g}",
-                f"{100 * np.abs(errors['resident_B']).max():.2g}",
+                f"{100 * np.median(np.abs(errors['peak_B'])):.2g}",
+                f"{100 * np.median(np.abs(copied)):.2g}" if copied.size else "-",
             ]
         )
     return lines
@@ -134,7 +136,16 @@ def write_page(path: Path, a: Row) -> None:
     from plotly.io import to_html
 
     chart = to_html(_scatter(a), full_html=False, include_plotlyjs="inline")
-    head = ("technique", "points", "TTFT off %", "TPOT off %", "worst %", "noise %", "memory off %")
+    head = (
+        "technique",
+        "points",
+        "TTFT off %",
+        "TPOT off %",
+        "worst %",
+        "noise %",
+        "peak off %",
+        "copied off %",
+    )
     ops = ("op", "technique", "point", "predicted ms", "measured ms", "off %")
     parts = [
         f"<h1>{escape(a['device'])}: predicted against measured</h1>",
