@@ -1,17 +1,16 @@
 """Caches as their papers describe them, slowly: everything in full precision, faked per step."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
-from kvsim.validate import run as run_module
 from kvsim.validate.attention import Step
 from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Implementation, Resident
+from kvsim.validate.run import Run
 
 
 def minmax(x: Tensor, steps: int, centred: bool = False) -> Tensor:
@@ -92,12 +91,8 @@ class Naive(Implementation):
         return out
 
 
-def naive_run(
-    monkeypatch: Any, kind: type[Naive], decoder: Decoder, prompts: list[list[int]], generate: int
-) -> run_module.Run:
+def naive_run(kind: type[Naive], decoder: Decoder, prompts: list[list[int]], generate: int) -> Run:
     """A complete run under a naive cache."""
-    with monkeypatch.context() as patch:
-        patch.setattr(run_module, "implement", lambda t, *rest: kind(t, *rest))
-        run = run_module.Run(decoder, parse("full"), prompts, generate, keep=True)
+    run = Run(decoder, parse("full"), prompts, generate, keep=True, kinds={"full": kind})
     run.complete()
     return run

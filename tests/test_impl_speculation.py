@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chisquare
+from scipy.stats import chi2_contingency, chisquare
 from torch import Tensor
 
 from kvsim.techniques import parse
+from kvsim.validate.impl import speculation
 from kvsim.validate.impl.speculation import verify_drawn, verify_likeliest
 from kvsim.validate.run import Run
 from tests.decoders import decoder, prompts
@@ -30,9 +31,9 @@ class NaiveQuantspec(Naive):
 
 
 @pytest.mark.parametrize("gamma", [1, 4, 6])
-def test_quantspec_is_greedy_decoding_of_its_target(gamma: int, monkeypatch: Any) -> None:
+def test_quantspec_is_greedy_decoding_of_its_target(gamma: int) -> None:
     given = prompts(70, 33, 5)
-    oracle = naive_run(monkeypatch, NaiveQuantspec, decoder("llama"), given, 80)
+    oracle = naive_run(NaiveQuantspec, decoder("llama"), given, 80)
     run = Run(decoder("llama"), parse(f"{QUANTSPEC},gamma={gamma}"), given, 80, keep=True)
     tokens = run.complete()
     assert torch.equal(tokens, oracle.tokens)
@@ -91,6 +92,47 @@ def test_sampled_quantspec_is_distributed_as_its_target() -> None:
     weights = times[:, None].double()
     assert pooled(counts, (target * weights).sum(0)) > 1e-3
     assert pooled(counts, (draft * weights).sum(0)) < 1e-6, "the test cannot tell draft and target"
+
+
+def drawn(text: str, many: int, generate: int, seed: int) -> Tensor:
+    """Tokens of many runs of one prompt, (many, generate)."""
+    given = prompts(37) * many
+    run = Run(decoder("llama"), parse(text), given, generate, temperature=0.4, seed=seed)
+    return run.complete()
+
+
+def alike(a: Tensor, b: Tensor) -> float:
+    """p value of a chi-square test that two samples of tokens are of one distribution."""
+    vocab = decoder("llama").arch.model.vocab
+    table = torch.stack([torch.bincount(x, minlength=vocab) for x in (a, b)])
+    common = table.sum(0) >= 16
+    rare = table[:, ~common].sum(1, keepdim=True)
+    held = torch.cat([table[:, common], rare], 1) if rare.sum() else table
+    return float(chi2_contingency(held.numpy()).pvalue)
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        (f"{QUANTSPEC},gamma=2", f"{QUANTSPEC},gamma=0"),
+        ("magicdec:draft=streamingllm,budget=8,gamma=2", "full"),
+    ],
+)
+def test_sampled_tokens_are_distributed_as_the_targets_to_the_end(
+    text: str, target: str, monkeypatch: Any
+) -> None:
+    """Behind rejections, rounds that are cut short, and a flush after 48 tokens."""
+    many, generate = 1200, 13
+    found, meant = drawn(text, many, generate, seed=5), drawn(target, many, generate, seed=6)
+    assert min(map(alike, found.T, meant.T)) > 1e-4
+
+    def gullible(drafts: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        _, extra = verify_drawn(drafts, *rest)
+        return torch.full_like(extra, drafts.shape[1]), extra
+
+    monkeypatch.setattr(speculation, "verify_drawn", gullible)
+    careless = drawn(text, many, generate, seed=5)
+    assert min(map(alike, careless.T, meant.T)) < 1e-6, "no power"
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 3])

@@ -180,6 +180,17 @@ def test_mixed_sizes_are_those_formats_state() -> None:
     assert sum(s.nbytes for s in stores) == codes + 2 * parameters
 
 
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_channelwise_is_the_scalar_twin_over_the_batch(bits: int) -> None:
+    x = numbers(7, 2, 2, 9, 16)
+    wide = channelwise(x, bits, torch.ones(2, 9, dtype=torch.bool)).numbers()
+    for h in range(2):
+        for c in range(16):
+            _, expected = scalar_twin(x[:, h, :, c].flatten().tolist(), bits, "grid")
+            found = wide[:, h, :, c].flatten().tolist()
+            assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
 def naive_separable(x: Tensor, bits: int) -> Tensor:
     """Algorithm 1 of the ZipCache paper, loop by loop."""
     batch, heads, tokens, head_dim = x.shape

@@ -262,9 +262,13 @@ def test_gather_from_host_memory(head_dim: int, chosen: int) -> None:
     twin = [torch.full((2, 3, chosen, head_dim), torch.nan).half() for _ in range(2)]
     homes = [t.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3) for t in (k, v)]
     gather(homes[0], homes[1], index, ours[0], ours[1])
-    gather_plainly(k, v, index, twin[0], twin[1])
-    for a, b in zip(ours, twin, strict=True):
-        assert_close(a, b, 0.0)
+    for a, b in ((k, v), homes):
+        gather_plainly(a, b, index, twin[0], twin[1])
+        for source, found, other in zip((k, v), ours, twin, strict=True):
+            assert_close(found, other, 0.0)
+            for i in range(2):
+                for head in range(3):
+                    assert_close(other[i, head], source[i, head][index[i, head].long()], 0.0)
     with pytest.raises(InputError, match="contiguous"):
         gather(k.mT, v.mT, index, ours[0], ours[1])
 

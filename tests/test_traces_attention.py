@@ -27,14 +27,15 @@ TRACE = AttentionTrace(
     weights="random, seed 1; sha256 00ff",
     text="tests, 512 tokens; sha256 ff00",
     tokens=512,
+    settings="cpu, fp32",
     layers=2,
     date=date(2026, 11, 21),
     perplexity=17.5,
     quality=(Quality("kivi:bits=2", 18.25, 0.031), Quality("fp8", 17.5, 0.0)),
     top_k=TopK((1, 8, 64), ((0.2, 0.5, 0.9), (0.1, 0.1, 1.0))),
-    prefetch=(Prefetch(64, 2, (0.8, 0.75)),),
+    prefetch=(Prefetch(64, 2, (0.8, 0.75), (0.9, 1.0)),),
     saliency=(Saliency(0.6, 0.1, (0.9, 0.95)),),
-    acceptance=(Acceptance("quantspec:bits=4", 1000, REACHED),),
+    acceptance=(Acceptance("quantspec:bits=4", 0.7, 1000, REACHED),),
 )
 
 
@@ -101,13 +102,16 @@ def at(*place: Any, value: Any = ...) -> Callable[[dict[str, Any]], None]:
         (at("top_k", "mass", 1, value=[0.5, 0.4, 0.9]), "top_k.mass[1]|more mass"),
         (at("top_k", "mass", 0, 2, value=1.5), "top_k.mass[0][2]: got 1.5|from 0 to 1"),
         (at("top_k", "mass", 0, value=[0.5]), "top_k.mass[0]|a list of 3"),
-        (at("prefetch", 0, "capture", value=[0.5] * 3), "prefetch[0].capture|a list of 2"),
+        (at("prefetch", 0, "pairs", value=[0.5] * 3), "prefetch[0].pairs|a list of 2"),
+        (at("prefetch", 0, "mass", value=[0.5, 1.5]), "prefetch[0].mass[1]: got 1.5"),
+        (at("settings"), "'settings' is missing"),
         (at("saliency", 0, "overlap", 1, value=None), "saliency[0].overlap[1]: got None"),
         (at("saliency", 0, "overlp", value=1), "'overlp'|nearest: overlap"),
         (at("acceptance", 0, "reached", 5), "acceptance[0].reached|a list of 6"),
         (at("acceptance", 0, "reached", 2, value=[0.9, 0.5]), "reached[2]|a list of 3"),
         (at("acceptance", 0, "reached", 1, value=[0.5, 0.6]), "reached[1]|do not rise"),
         (at("acceptance", 0, "rounds", value="many"), "acceptance[0].rounds: got 'many'"),
+        (at("acceptance", 0, "temperature", value=-1), "acceptance[0].temperature: got -1"),
     ],
 )
 def test_anything_off_is_refused(

@@ -26,7 +26,7 @@ class Quality:
     perplexity
         Of the text.
     kl
-        Mean KL divergence from the fp16 run, per token. [nat]
+        Mean KL divergence from the run with full-precision KV, per token. [nat]
     """
 
     technique: str
@@ -43,7 +43,7 @@ class TopK:
     k
         Pairs kept, ascending.
     mass
-        Mean attention mass of the k largest, per layer and k, 0 to 1. (layers, len(k))
+        Mean attention mass of a query head's k largest, per layer and k, 0 to 1. (layers, len(k))
     """
 
     k: tuple[int, ...]
@@ -54,19 +54,25 @@ class TopK:
 class Prefetch:
     """How much of what a step attends to most SpeCache had fetched ahead.
 
+    An oracle would fetch the k pairs with most attention mass of the output token, averaged over
+    the query heads that share a KV head.
+
     Attributes
     ----------
     k
         Pairs fetched per KV head.
     bits
         Width of the low-precision keys that it chose them by.
-    capture
-        Share of the k pairs with most mass that were fetched, per layer, 0 to 1. (layers,)
+    pairs
+        Share of the oracle's pairs that were fetched, per layer, 0 to 1. (layers,)
+    mass
+        Mass of the fetched pairs over that of the oracle's, per layer, 0 to 1. (layers,)
     """
 
     k: int
     bits: int
-    capture: tuple[float, ...]
+    pairs: tuple[float, ...]
+    mass: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -96,14 +102,17 @@ class Acceptance:
     ----------
     technique
         The drafting technique, NAME:KEY=VALUE,... without its gamma.
+    temperature
+        0: greedy; otherwise tokens were drawn at this temperature.
     rounds
-        Rounds measured per gamma.
+        Rounds measured per gamma, at least.
     reached
         For each gamma from 1 on: the share of rounds that accept at least 1, 2, ..., gamma tokens.
         (gammas, gamma)
     """
 
     technique: str
+    temperature: float
     rounds: int
     reached: tuple[tuple[float, ...], ...]
 
@@ -143,7 +152,9 @@ class AttentionTrace:
     text
         The text that was read, with a checksum.
     tokens
-        Tokens of it. [tokens]
+        Tokens of it that were read. [tokens]
+    settings
+        On what device, in which number format, how it was read.
     layers
         Layers of the model.
     date
@@ -158,6 +169,7 @@ class AttentionTrace:
     weights: str
     text: str
     tokens: int
+    settings: str
     layers: int
     date: date
     perplexity: float

@@ -3,6 +3,7 @@
 import json
 from dataclasses import MISSING
 from datetime import date
+from importlib.resources import files
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,12 @@ FORMAT = "kvsim attention trace 1"
 FILE_LIMIT = 50_000_000  # bytes; a trace has some hundred kB
 
 
+def measured() -> dict[str, Path]:
+    """Model and file of each attention trace that ships with kvsim."""
+    folder = Path(str(files("kvsim.traces"))) / "measured"
+    return {path.stem: path for path in sorted(folder.glob("*.json"))}
+
+
 def load(path: Path) -> AttentionTrace:
     """Read an attention trace.
 
@@ -34,14 +41,14 @@ def load(path: Path) -> AttentionTrace:
     try:
         if path.stat().st_size > FILE_LIMIT:
             raise InputError(f"{path}: over {FILE_LIMIT:,} bytes; expected an attention trace")
-        record = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except OSError as problem:
         raise InputError(f"{path}: {problem.strerror}; expected an attention trace") from None
     except (ValueError, RecursionError) as problem:
         if isinstance(problem, InputError):
             raise
         raise InputError(f"{path}: not JSON ({str(problem)[:80]}); write it again") from None
-    return _Reader(str(path)).trace(record)
+    return _Reader(str(path)).trace(found)
 
 
 def write(path: Path, trace: AttentionTrace) -> None:
@@ -52,9 +59,15 @@ def write(path: Path, trace: AttentionTrace) -> None:
     InputError
         If `load` would refuse it, or the place cannot be written.
     """
-    record = {"format": FORMAT} | _plain(trace)
-    _Reader(str(path)).trace(json.loads(json.dumps(record)))
-    replace_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
+    made = record(trace)
+    _Reader(str(path)).trace(json.loads(json.dumps(made)))
+    replace_text(path, json.dumps(made, indent=1, allow_nan=False) + "\n")
+
+
+def record(trace: AttentionTrace) -> dict[str, Any]:
+    """A trace as the JSON object that its file holds."""
+    fields: dict[str, Any] = _plain(trace)
+    return {"format": FORMAT} | fields
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -92,6 +105,7 @@ class _Reader:
             weights=self.words("weights", fields["weights"]),
             text=self.words("text", fields["text"]),
             tokens=self.whole("tokens", fields["tokens"]),
+            settings=self.words("settings", fields["settings"]),
             layers=layers,
             date=self.day("date", fields["date"]),
             perplexity=self.number("perplexity", fields["perplexity"], 1.0),
@@ -137,7 +151,8 @@ class _Reader:
         return Prefetch(
             self.whole(f"{where}.k", fields["k"]),
             self.whole(f"{where}.bits", fields["bits"]),
-            self.shares(f"{where}.capture", fields["capture"], layers),
+            self.shares(f"{where}.pairs", fields["pairs"], layers),
+            self.shares(f"{where}.mass", fields["mass"], layers),
         )
 
     def saliency(self, where: str, item: object, layers: int) -> Saliency:
@@ -159,9 +174,9 @@ class _Reader:
                 raise self.wrong(place, list(shares), "shares that do not rise with the position")
             reached.append(shares)
         technique = self.words(f"{where}.technique", fields["technique"])
-        return Acceptance(
-            technique, self.whole(f"{where}.rounds", fields["rounds"]), tuple(reached)
-        )  # fmt: skip
+        temperature = self.number(f"{where}.temperature", fields["temperature"], 0.0, 100.0)
+        rounds = self.whole(f"{where}.rounds", fields["rounds"])
+        return Acceptance(technique, temperature, rounds, tuple(reached))
 
     def fields(self, where: str, item: object, kind: Any) -> dict[str, Any]:
         """A record's fields by name: all that must be there, none that is not known."""

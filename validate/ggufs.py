@@ -78,6 +78,13 @@ class Gguf:
         tied = "output.weight" not in self._tensors
         return config | {"model_type": self.family, "tie_word_embeddings": tied}
 
+    @property
+    def tokeniser(self) -> dict[str, Any]:
+        """What the file says about its tokeniser, without its prefix."""
+        prefix = "tokenizer.ggml."
+        fields = self._fields.items()
+        return {k.removeprefix(prefix): value for k, value in fields if k.startswith(prefix)}
+
     def shapes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
         """Shape and number format of every tensor; GGUF lists the fastest dimension first."""
         return {

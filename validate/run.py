@@ -1,6 +1,6 @@
 """A generation: the prompt in chunks, then decoding rounds until every sequence is complete."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from kvsim.graph import Tier
 from kvsim.techniques.base import Technique
 from kvsim.validate.attention import Step
 from kvsim.validate.decoder import Decoder
-from kvsim.validate.impl import implement
+from kvsim.validate.impl import IMPLEMENTATIONS, implement
+from kvsim.validate.impl.base import Implementation
 from kvsim.validate.tally import Kind
 from kvsim.validate.transfer import to_device
 
@@ -29,6 +30,7 @@ class Run:
     chunk : prompt tokens of the whole batch that pass through a layer at once.
     temperature : 0 takes the likeliest token, otherwise tokens are drawn.
     keep : collect in ``logits`` what each token was chosen by.
+    kinds : implementations by the names of their techniques.
 
     Raises
     ------
@@ -47,13 +49,14 @@ class Run:
         temperature: float = 0.0,
         seed: int = 0,
         keep: bool = False,
+        kinds: Mapping[str, type[Implementation]] = IMPLEMENTATIONS,
     ) -> None:
         self.decoder, self.generate = decoder, generate
         self.chunk, self.temperature, self.keep = chunk, temperature, keep
         self.prompts = prompts
         self.cached = [len(p) for p in prompts]  # tokens in the cache of each sequence
         self.batch, self.longest = len(prompts), max(self.cached)
-        self.impl = implement(technique, decoder, self.cached, generate)
+        self.impl = implement(technique, decoder, self.cached, generate, kinds)
         if self.impl.capacity > decoder.length:
             raise InputError(
                 f"{self.impl.capacity} tokens are needed (prompt {self.longest}, generate "

@@ -1,7 +1,8 @@
 """Copies between GPU and host beside compute: streams and events, or threads on a CPU.
 
-On CUDA a lane is a stream of its own and a mark an event. On a CPU a lane is a thread and a mark
-something it sets, so that work really overlaps and a missing wait is a real bug there too.
+On CUDA a lane is a stream of its own and a mark an event. On a CPU a lane for copies is a thread
+and a mark something it sets, so that work really overlaps and a missing wait is a real bug there
+too. The second lane for compute has no cores of its own there: it runs when it is waited for.
 
 Rules that keep buffers right: whoever fills a buffer waits for its last readers, whoever reads it
 waits for who filled it, and nothing is freed before compute waits for the lane that uses it, for
@@ -38,8 +39,10 @@ class Transfers:
 
     def __init__(self, device: torch.device, before: Callable[[], None] | None = None) -> None:
         self.device = device
-        kind = _CudaLane if device.type == "cuda" else _ThreadLane
-        self.h2d, self.d2h, self.side = (kind(device, before or _nothing) for _ in range(3))
+        on_cuda, wait = device.type == "cuda", before or _nothing
+        copies = _CudaLane if on_cuda else _ThreadLane
+        self.h2d, self.d2h = copies(device, wait), copies(device, wait)
+        self.side = _CudaLane(device, wait) if on_cuda else _ComputeLane(wait)
 
     def mark(self) -> Mark:
         """Everything that compute has been asked to do so far."""
@@ -125,6 +128,37 @@ class _ThreadLane:
                 except BaseException as error:  # raised again where the mark is waited for
                     mark.error = error
                 mark.set()
+
+
+class _ComputeLane:
+    """Compute that waits until it is needed, on the thread that needs it."""
+
+    def __init__(self, before: Callable[[], None]) -> None:
+        self._before = before
+
+    def __call__(self, work: Callable[[], None], *after: Mark) -> Mark:
+        return _Later(self._before, work, after)
+
+    def close(self) -> None:
+        """What nobody has waited for is not needed."""
+
+
+class _Later:
+    """Work that the first to wait for it does."""
+
+    def __init__(
+        self, before: Callable[[], None], work: Callable[[], None], after: tuple[Mark, ...]
+    ) -> None:
+        self._before, self._after = before, after
+        self._work: Callable[[], None] | None = work
+
+    def wait(self) -> None:
+        work, self._work = self._work, None
+        if work:
+            for one in self._after:
+                one.wait()
+            self._before()
+            work()
 
 
 class _CudaMark:

@@ -1,12 +1,14 @@
-"""`kvsim validate`: techniques run for real, their tokens and counts checked."""
+"""`kvsim validate`: techniques run for real; tokens and counts checked, or quality measured."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvsim.arguments import count, option
+from kvsim.arguments import count, either, number, option
 from kvsim.commands.options import GpuOption, JsonOption
+from kvsim.commands.timing import validate_times
 from kvsim.errors import InputError
 
 
@@ -21,30 +23,85 @@ def validate(
         option("--techniques", "SPEC", "NAME:KEY=VALUE,... May be repeated; all if not given."),
     ] = None,
     layers: Annotated[str, option("--layers", "N", "The first N layers only; 0: all.")] = "0",
-    batch: Annotated[str, option("--batch", "N", "Sequences.")] = "2",
-    prompt: Annotated[str, option("--prompt", "N", "Prompt tokens of each.")] = "96",
-    generate: Annotated[str, option("--generate", "N", "Tokens to generate.")] = "16",
+    batch: Annotated[
+        str | None, option("--batch", "N", "Sequences; 2, or 8 for --quality.")
+    ] = None,
+    prompt: Annotated[
+        str | None, option("--prompt", "N", "Prompt tokens of each; 96, or 1024.")
+    ] = None,
+    generate: Annotated[
+        str | None, option("--generate", "N", "Tokens to generate or score; 16, or 64.")
+    ] = None,
     gpu: GpuOption = "a6000",
+    quality: Annotated[
+        bool, typer.Option("--quality", help="Measure perplexity, attention and acceptance.")
+    ] = False,
+    text: Annotated[
+        str | None, option("--text", "FILE", "What --quality reads; Python's manual by default.")
+    ] = None,
+    out: Annotated[
+        str | None, option("--out", "FILE", "Write what --quality measured as attention trace.")
+    ] = None,
+    points: Annotated[
+        str, option("--points", "all|few", "With a measured --gpu: the grid that is timed.")
+    ] = "all",
+    max_error: Annotated[
+        str | None, option("--max-error", "X", "Exit 1 if the median error of times is above X.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="F.html", help="A page of the times.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run techniques for real; compare tokens, FLOPs, bytes and memory with what is predicted."""
+    """Run techniques for real; compare tokens, FLOPs, bytes and memory with what is predicted.
+
+    With a profile that kvsim calibrate measured on this device as --gpu, compare times instead,
+    over a grid of points.
+    """
     from json import dumps
 
     from kvsim.deployment import Deployment
     from kvsim.profiles import load_hardware, load_stack
+    from kvsim.report.page import check_target
     from kvsim.techniques import parse
 
-    sizes = [count(*item) for item in (("--batch", batch), ("--prompt", prompt))]
-    sizes.append(count("--generate", generate))
+    texts = [] if techniques in (None, ["all"]) else list(techniques or [])
+    if quality:
+        from kvsim.commands.quality import measure_quality
+
+        if layers != "0":
+            raise InputError("--layers: --quality needs the whole model; leave it away")
+        measure_quality(model, device, texts, batch, prompt, generate, gpu, text, out, json)
+        return
+    for name, given in (("--text", text), ("--out", out)):
+        if given is not None:
+            raise InputError(f"{name}: is about --quality; give that too")
+    given_sizes = (
+        ("--batch", batch, "2"),
+        ("--prompt", prompt, "96"),
+        ("--generate", generate, "16"),
+    )
+    sizes = [count(name, either(text, usual)) for name, text, usual in given_sizes]
     for name, size in zip(("--batch", "--prompt", "--generate"), sizes, strict=True):
         if not 1 <= size <= 10**6:
             raise InputError(f"{name}: got {size}; expected a whole number from 1 to 1000000")
-    texts = [] if techniques in (None, ["all"]) else list(techniques or [])
     asked = [parse(text) for text in texts]
+    hardware = load_hardware(gpu)
+    limit = None if max_error is None else number("--max-error", max_error)
+    if report is not None:
+        check_target(str(report))
     try:
         import torch
     except ImportError:
         raise InputError("validate needs PyTorch; pip install 'kvsim[validate]'") from None
+    if hardware.device:
+        validate_times(gpu, hardware, device, asked, points, limit, report, json)
+        return
+    if limit is not None or report is not None:
+        raise InputError(
+            f"--gpu: {gpu} was not measured here, and times can only be compared on the machine "
+            f"that was; kvsim calibrate --device {device} measures it"
+        )
     from kvsim.report import validation
     from kvsim.validate.check import Outcome, Workload, check, check_workload, rehearse, runnable
     from kvsim.validate.checkpoint import open_model
@@ -58,7 +115,7 @@ def validate(
     arch = arch.first(cut) if cut else arch
     work = Workload(*sizes)
     check_workload(arch, source, work, where)
-    d = Deployment(arch.model, load_hardware(gpu), load_stack("kvsim"))
+    d = Deployment(arch.model, hardware, load_stack("kvsim"))
     for technique in asked:
         rehearse(arch, technique, work, d)
     if not asked:

@@ -146,11 +146,18 @@ def _frontier(result: Plan) -> "Figure":
         marker={"size": 16, "symbol": "star", "color": "black"},
     )  # fmt: skip
     if np.isfinite(limits.tpot):
-        figure.add_vline(x=1e3 * limits.tpot, line_dash="dot", annotation_text="TPOT limit")
+        shown = -columns["throughput"][fits]
+        mark_limit(figure, 1e3 * limits.tpot, [shown.min(), shown.max()], "TPOT limit")
     figure.update_xaxes(title="TPOT [ms]", type="log")
     figure.update_yaxes(title="generated tokens per second, prefill included", type="log")
     figure.update_layout(template="plotly_white", height=520)
     return figure
+
+
+def mark_limit(figure: "Figure", x: float, height: list[float], name: str) -> None:
+    """A dotted line upwards; plotly would put the text of its own one off a logarithmic axis."""
+    line = {"dash": "dot", "color": "black"}
+    figure.add_scatter(x=[x, x], y=height, mode="lines", name=name, line=line)
 
 
 def _bars(shown: list[tuple[str, Row]], part: str, unit: float, label: str) -> "Figure":

@@ -141,8 +141,7 @@ def write_page(path: Path, heading: str, trace: str, answer: Row, result: TraceP
         page.table(COLUMNS, cells) + said,
         f'<p class="basis">{page.grounds(answer["basis"])}</p>',
     ]
-    simulated = [result.choice, *result.others][:CURVES]
-    labels = [_names(entry) for _, entry in shown[:CURVES]]
+    drawn = _drawn(shown, [result.choice, *result.others])
     limits = result.limits
     charts = (
         ("Time to first token", "ttft_s", limits.ttft),
@@ -150,10 +149,16 @@ def write_page(path: Path, heading: str, trace: str, answer: Row, result: TraceP
         ("Whole request", "latency_s", np.inf),
     )
     for i, (title, name, limit) in enumerate(charts):
-        figure = _curves(dict(zip(labels, simulated, strict=True)), name, limit)
+        figure = _curves(drawn, name, limit)
         chart = to_html(figure, full_html=False, include_plotlyjs="inline" if i == 0 else False)
         parts.append(f"<h2>{title}</h2>{chart}")
     page.write(path, "kvsim plan --trace", "\n".join(parts))
+
+
+def _drawn(shown: list[tuple[str, Row]], simulated: list[Simulated]) -> dict[str, Simulated]:
+    """The first entries, full KV among them."""
+    ranked = sorted(range(len(shown)), key=lambda i: i > 0 and shown[i][0] != "full KV")
+    return {_names(shown[i][1]): simulated[i] for i in sorted(ranked[:CURVES])}
 
 
 def _curves(shown: dict[str, Simulated], name: str, limit: float) -> "Figure":
@@ -169,7 +174,7 @@ def _curves(shown: dict[str, Simulated], name: str, limit: float) -> "Figure":
             x = 1e3 * np.quantile(known, share)
             figure.add_scatter(x=x, y=100 * share, mode="lines", name=label)
     if np.isfinite(limit):
-        figure.add_vline(x=1e3 * limit, line_dash="dot", annotation_text="target")
+        page.mark_limit(figure, 1e3 * limit, [0, 100], "target")
     figure.update_xaxes(title="ms", type="log")
     figure.update_yaxes(title="% of requests")
     figure.update_layout(template="plotly_white", height=380)

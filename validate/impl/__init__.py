@@ -1,6 +1,6 @@
 """The real implementations, under the names their techniques have in ``kvsim.techniques``."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from kvsim.errors import unknown
 from kvsim.techniques.base import Technique
@@ -49,7 +49,11 @@ def check_known(techniques: Iterable[Technique]) -> None:
 
 
 def implement(
-    technique: Technique, decoder: Decoder, lengths: list[int], generate: int
+    technique: Technique,
+    decoder: Decoder,
+    lengths: list[int],
+    generate: int,
+    kinds: Mapping[str, type[Implementation]] = IMPLEMENTATIONS,
 ) -> Implementation:
     """A technique with its settings on a decoder, for prompts of these lengths.
 
@@ -59,4 +63,4 @@ def implement(
         If it has no real implementation, or cannot run like this.
     """
     check_known([technique])
-    return IMPLEMENTATIONS[technique.name](technique, decoder, lengths, generate)
+    return kinds[technique.name](technique, decoder, lengths, generate)

@@ -10,7 +10,7 @@ from kvsim.validate.attention import Step, attend, visible
 from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Implementation, Resident, put
 from kvsim.validate.impl.eviction import scores
-from kvsim.validate.kernels.gather import gather
+from kvsim.validate.kernels.gather import gather, rows_at
 from kvsim.validate.transfer import Mark, Transfers
 
 Copies = list[tuple[Tensor, Tensor]]  # to, from
@@ -142,8 +142,7 @@ class Kcache(Implementation):
 
     def _rows(self, values: Tensor, by_group: Tensor, index: Tensor) -> Tensor:
         """Rows of values on the GPU, (batch, heads, N, dim)."""
-        rows = by_group[..., None].expand(-1, -1, -1, self.model.head_dim)
-        return values.gather(2, rows).view(*index.shape, -1)
+        return rows_at(values, by_group).view(*index.shape, -1)
 
     def _send_new(self, layer: int, new: Tensor, step: Step) -> None:
         """One token per sequence (1, batch, KV heads, dim) to its slot."""

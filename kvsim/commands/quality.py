@@ -1,0 +1,89 @@
+"""`kvsim validate --quality`: what techniques cost in quality, and what drafts they accept."""
+
+from json import dumps
+from pathlib import Path
+
+import typer
+
+from kvsim.arguments import count
+from kvsim.errors import InputError
+from kvsim.techniques import parse
+
+BATCH, PROMPT, GENERATE = "8", "1024", "64"  # windows of the text; one may give others
+
+
+def measure_quality(
+    model: str,
+    device: str,
+    techniques: list[str],
+    batch: str | None,
+    prompt: str | None,
+    generate: str | None,
+    gpu: str,
+    text: str | None,
+    out: str | None,
+    json: bool,
+) -> None:
+    """Read a text under every technique; print the trace, and write it."""
+    given = {"--batch": batch or BATCH, "--prompt": prompt or PROMPT}
+    sizes = [count(*item) for item in (given | {"--generate": generate or GENERATE}).items()]
+    if not all(1 <= size <= 10**6 for size in sizes):
+        raise InputError("--batch, --prompt, --generate: expected whole numbers from 1 to 1000000")
+    asked = [parse(item) for item in techniques]
+    try:
+        import torch
+    except ImportError:
+        raise InputError("validate needs PyTorch; pip install 'kvsim[validate]'") from None
+    from kvsim.deployment import Deployment
+    from kvsim.profiles import load_hardware, load_stack
+    from kvsim.report import quality as report
+    from kvsim.report.page import check_target
+    from kvsim.traces import attentionfile
+    from kvsim.validate.checkpoint import checksum, open_weights
+    from kvsim.validate.decoder import Decoder
+    from kvsim.validate.machine import find_device
+    from kvsim.validate.quality.measure import measure
+    from kvsim.validate.quality.settings import (
+        Reading,
+        check_reading,
+        sort_out,
+        try_out,
+        usual,
+    )
+    from kvsim.validate.quality.text import read_text, windows
+    from kvsim.validate.tokens import read_tokeniser
+    from kvsim.validate.weights import load_weights
+
+    if out is not None:
+        check_target(out, "--out")
+    where = find_device(device)
+    sort_out(asked)
+    read = read_text(text)
+    arch, source = open_weights(model)
+    machine = Deployment(arch.model, load_hardware(gpu), load_stack("kvsim"))  # KVPR's split
+    reading = Reading(*sizes)
+    settings = sort_out(asked or usual(arch.model, reading.prompt))
+    length = check_reading(arch, reading, bool(settings.drafts), where)
+    tokeniser = read_tokeniser(source)
+    texts = windows(tokeniser(read.content), reading.windows, reading.length, tokeniser.start)
+    typer.echo(f"loading {source.where}", err=True)
+    weights = load_weights(arch, source, where, torch.float32)
+    decoder = Decoder(arch, weights, length, deployment=machine)
+    try_out(decoder, settings, reading)
+    name = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
+    about = {
+        "model": model,
+        "weights": checksum(source),
+        "text": read.source,
+        "settings": f"{name}, fp32, PyTorch {torch.__version__}; {reading.about}",
+    }
+    for step in measure(decoder, settings, reading, texts, about):
+        if isinstance(step, str):
+            typer.echo(step, err=True)
+            continue
+        if out is not None:
+            attentionfile.write(Path(out), step)
+        if json:
+            typer.echo(dumps(attentionfile.record(step), indent=1, allow_nan=False))
+        else:
+            report.print_trace(step)

@@ -1,0 +1,1 @@
+"""What a technique does to a model's output: quality, attention kept, drafts accepted."""

@@ -1,0 +1,110 @@
+"""Quality, attention and acceptance of techniques on a text, as one trace."""
+
+from collections.abc import Iterator
+from datetime import date
+from time import monotonic
+
+import torch
+from torch import Tensor
+
+from kvsim.techniques import parse
+from kvsim.techniques.base import Technique
+from kvsim.traces.attention import AttentionTrace, Prefetch, Quality, Saliency, TopK
+from kvsim.validate.decoder import Decoder
+from kvsim.validate.quality.acceptance import DIGITS, measure_acceptance, named
+from kvsim.validate.quality.forced import Forced
+from kvsim.validate.quality.settings import Reading, Settings
+from kvsim.validate.quality.watch import WATCHED, WatchedFull, WatchedSpecache, WatchedZipcache
+
+TEMPERATURES = (0.0, 1.0)
+
+
+@torch.inference_mode()
+def measure(
+    decoder: Decoder,
+    settings: Settings,
+    reading: Reading,
+    texts: list[list[int]],
+    about: dict[str, str],
+) -> Iterator[AttentionTrace | str]:
+    """Yields what it is about to do as text, and a trace at the end.
+
+    Parameters
+    ----------
+    texts : windows of a text. (windows, reading.length)
+    about : ``model``, ``weights``, ``text`` and ``settings`` as the trace has them.
+    """
+    progress = _Progress(1 + len(settings.lossy) + len(TEMPERATURES) * len(settings.drafts))
+    yield progress.line("full")
+    full = _run(decoder, parse("full"), texts, reading)
+    assert isinstance(full.impl, WatchedFull)
+    mass = full.impl.mass.means()
+    quality, prefetch, saliency, acceptance = [], [], [], []
+    for t in settings.lossy:
+        yield progress.line(str(t))
+        run = _run(decoder, t, texts, reading, full.kept)
+        quality.append(Quality(named(t), _short(run.perplexity), _short(run.divergence)))
+        if isinstance(run.impl, WatchedSpecache) and run.impl.chosen and run.impl.own == 2:
+            pairs, held = run.impl.found.means().unbind(-1)
+            bits = int(t.settings["bits"])
+            prefetch.append(Prefetch(run.impl.chosen, bits, _row(pairs), _row(held)))
+        if isinstance(run.impl, WatchedZipcache) and 0 < t.settings["salient"] < 1:
+            share, probe = t.settings["salient"], t.settings["probe"]
+            overlap = _row(run.impl.found.means())
+            saliency.append(Saliency(float(share), float(probe), overlap))
+    prompts = [text[: reading.prompt] for text in texts]
+    for t in settings.drafts:
+        for heat in TEMPERATURES:
+            yield progress.line(f"{named(t)}, acceptance at temperature {heat:g}")
+            found = measure_acceptance(decoder, t, prompts, reading.written, heat)
+            if found:
+                acceptance.append(found)
+            else:
+                yield f"left out: some gamma had no round in {reading.written} tokens"
+    m = decoder.arch.model
+    yield AttentionTrace(
+        tokens=len(texts) * reading.length,
+        layers=m.layers,
+        date=date.today(),
+        perplexity=_short(full.perplexity),
+        quality=tuple(quality),
+        top_k=TopK(tuple(full.impl.counts), tuple(map(_row, mass))),
+        prefetch=tuple(prefetch),
+        saliency=tuple(saliency),
+        acceptance=tuple(acceptance),
+        **about,
+    )
+
+
+class _Progress:
+    """Which of how many runs is next, and how long the rest may take."""
+
+    def __init__(self, runs: int) -> None:
+        self._runs, self._begun, self._start = runs, 0, monotonic()
+
+    def line(self, what: str) -> str:
+        gone = monotonic() - self._start
+        left = gone / self._begun * (self._runs - self._begun) if self._begun else 0.0
+        self._begun += 1
+        rest = f", about {left / 60:.0f} min left" if left > 60 else ""
+        return f"{self._begun} of {self._runs}{rest}: {what}"
+
+
+def _run(
+    decoder: Decoder,
+    technique: Technique,
+    texts: list[list[int]],
+    reading: Reading,
+    truth: list[Tensor] | None = None,
+) -> Forced:
+    run = Forced(decoder, technique, texts, reading.prompt, truth, WATCHED)
+    run.complete()
+    return run
+
+
+def _row(shares: Tensor) -> tuple[float, ...]:
+    return tuple(round(share, DIGITS) for share in shares.tolist())
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.{DIGITS}g}")

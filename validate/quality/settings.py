@@ -1,0 +1,144 @@
+"""What is read of a text and measured of which techniques, and what is refused before."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kvsim.errors import InputError
+from kvsim.model import Model
+from kvsim.techniques import parse
+from kvsim.techniques.base import Technique
+from kvsim.techniques.magicdec import WINDOW
+from kvsim.traces.attention import GAMMAS
+from kvsim.validate.architecture import Architecture
+from kvsim.validate.decoder import Decoder
+from kvsim.validate.impl import check_known, implement
+from kvsim.validate.machine import check_memory
+from kvsim.validate.quality.acceptance import drafting
+from kvsim.validate.weights import cached_bytes, weight_bytes
+
+DRAFTED = 4  # tokens written for acceptance per token scored: a round takes several
+LEAST = 16  # scored tokens, or too few are written for a round of every gamma
+CACHES = 6  # a cache, its copies on both sides, prompt and buffers
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a text is read: windows of ``prompt`` tokens, and as many scored tokens behind each."""
+
+    windows: int
+    prompt: int
+    scored: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of a window: the first one behind the prompt is given, not scored. [tokens]"""
+        return self.prompt + 1 + self.scored
+
+    @property
+    def written(self) -> int:
+        """Tokens that a drafting technique writes behind every prompt. [tokens]"""
+        return DRAFTED * self.scored
+
+    @property
+    def about(self) -> str:
+        """As a trace has it."""
+        return (
+            f"{self.windows} windows of {self.prompt} tokens, {self.scored} scored behind each; "
+            f"acceptance over {self.written} written behind each"
+        )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured of which techniques."""
+
+    lossy: tuple[Technique, ...]  # quality, and what they select
+    drafts: tuple[Technique, ...]  # acceptance
+
+
+def usual(m: Model, prompt: int) -> list[Technique]:
+    """The settings that plans consider, and the widest and narrowest ones beside them."""
+    small, large = (max(g for g in groups if m.head_dim % g == 0 or g == 8)
+                    for groups in ((8, 16, 32), (8, 16, 32, 64, 128)))  # fmt: skip
+    parts = [max(prompt * share // 8, 2) for share in (1, 2, 4)]
+    draft = max(parts[1], 2 * WINDOW)
+    return [
+        parse(text)
+        for text in [
+            *(f"kivi:bits={bits},group={small}" for bits in (1, 2, 4, 8)),
+            *(f"specache:bits={b},group={small},k={k}" for b in (1, 2) for k in (16, 64, 256)),
+            *(f"zipcache:salient={share}" for share in (0.2, 0.4, 0.6, 0.8)),
+            "zipcache:salient=1,high=4,low=4",
+            f"quantspec:group={large}",
+            "offload:bits=4",
+            *(f"kcache:n={n}" for n in (32, 64, 128, 256)),
+            *(f"h2o:heavy={n // 2},recent={n - n // 2}" for n in parts),
+            *(f"streamingllm:sink=4,recent={n}" for n in parts),
+            *(f"snapkv:budget={n}" for n in parts),
+            *(f"magicdec:draft={d},budget={draft}" for d in ("streamingllm", "snapkv")),
+        ]
+    ]
+
+
+def sort_out(techniques: list[Technique]) -> Settings:
+    """Which techniques lose quality, which draft.
+
+    Raises
+    ------
+    InputError
+        If there is nothing to measure of one, or it has no real implementation.
+    """
+    check_known(techniques)
+    drafts = tuple(t for t in techniques if "gamma" in t.settings)
+    once = [drafting(t, 0) if t in drafts else t for t in techniques]
+    for t in techniques:
+        if t.exact and t not in drafts:
+            raise InputError(
+                f"--techniques: {t} gives the tokens of full-precision KV, so that there is no "
+                f"quality to measure; leave it away"
+            )
+    return Settings(tuple(t for t in once if not t.exact), drafts)
+
+
+def check_reading(arch: Architecture, reading: Reading, drafts: bool, device: torch.device) -> int:
+    """Positions that the decoder needs.
+
+    Raises
+    ------
+    InputError
+        If the model has too few, memory is short, or drafts would have too few rounds.
+    """
+    m, behind = arch.model, reading.written if drafts else reading.scored + 1
+    if drafts and reading.scored < LEAST:
+        raise InputError(
+            f"--generate: {reading.scored} tokens give too few rounds of drafts; give {LEAST} or "
+            f"more, or --techniques that do not draft"
+        )
+    length = reading.prompt + behind + max(GAMMAS) + 1
+    if length > m.max_context:
+        raise InputError(
+            f"--prompt: {reading.prompt} tokens and {behind} behind them are more than the "
+            f"{m.max_context} positions of {m.name}; ask for less --prompt or --generate"
+        )
+    tokens = reading.windows * length
+    logits = 4 * reading.windows * reading.scored * m.vocab
+    hidden = 4 * tokens * (4 * m.hidden + 3 * m.ffn + 3 * m.heads * m.head_dim)
+    scores = 4 * 4 * m.heads * reading.prompt**2  # exact saliency of one window
+    cache = CACHES * cached_bytes(m, tokens, torch.float32)
+    weights = 1.5 * weight_bytes(arch, torch.float32)  # a draft's are beside them
+    check_memory(device, weights + cache + logits + hidden + scores)
+    return length
+
+
+def try_out(decoder: Decoder, settings: Settings, reading: Reading) -> None:
+    """Refuse settings that cannot run on this model, before any is measured.
+
+    Raises
+    ------
+    InputError
+        If there are any.
+    """
+    most = tuple(drafting(t, max(GAMMAS)) for t in settings.drafts)
+    for t in (*settings.lossy, *most):
+        implement(t, decoder, [reading.prompt], reading.scored + 1).close()

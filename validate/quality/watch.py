@@ -1,0 +1,137 @@
+"""Implementations that note, while they run, what their selection keeps of true attention."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from kvsim.techniques.base import Technique
+from kvsim.validate.attention import Step
+from kvsim.validate.decoder import Decoder
+from kvsim.validate.impl import IMPLEMENTATIONS
+from kvsim.validate.impl.base import Implementation, put
+from kvsim.validate.impl.eviction import by_kv_head, scores
+from kvsim.validate.impl.full import Full
+from kvsim.validate.impl.specache import Specache
+from kvsim.validate.impl.zipcache import Zipcache
+
+
+class Shares:
+    """Means per layer of what is noted step by step."""
+
+    def __init__(self, layers: int) -> None:
+        self._sums = [torch.zeros(())] * layers
+        self._counts = [0] * layers
+
+    def note(self, layer: int, shares: Tensor) -> None:
+        """Add shares (samples, ...), whose mean over samples is kept."""
+        self._sums[layer] = self._sums[layer] + shares.double().sum(0).cpu()
+        self._counts[layer] += len(shares)
+
+    def means(self) -> Tensor:
+        """(layers, ...)."""
+        pairs = zip(self._sums, self._counts, strict=True)
+        return torch.stack([total / max(count, 1) for total, count in pairs])
+
+
+class WatchedFull(Full):
+    """Notes the attention mass of the k largest shares of every query head, for all k to half."""
+
+    def __init__(
+        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
+    ) -> None:
+        super().__init__(technique, decoder, lengths, generate)
+        self.counts = powers(self.prompt)
+        self.mass = Shares(self.model.layers)
+
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """As full KV; then the shares once more, in the open."""
+        out = super().attend(layer, x, q, k, v, step)
+        if step.kind == "decode":
+            shares = scores(q, self.k[layer][:, :, : step.length])
+            largest = shares.topk(self.counts[-1], dim=-1).values.double().cumsum(-1)
+            places = torch.tensor(self.counts, device=q.device) - 1
+            self.mass.note(layer, largest[..., places].clamp(max=1.0).flatten(0, 2))
+        return out
+
+
+class WatchedSpecache(Specache):
+    """Notes how the fetched pairs compare with the k that hold most of a step's attention.
+
+    What they hold is the attention of the output token's query over full-precision keys, averaged
+    over the query heads that share a KV head, as the selection itself averages.
+    """
+
+    def __init__(
+        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
+    ) -> None:
+        super().__init__(technique, decoder, lengths, generate)
+        self.found = Shares(self.model.layers)  # (pairs, mass)
+
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """Compare what was fetched for this step, then go on."""
+        if self.own == 2 and self.chosen and step.kind == "decode":
+            self._leaving[layer][0].wait()
+            before = step.starts[0]
+            home = self.k_home[layer][:, :, :before].to(q.device)
+            keys = torch.cat([home, k[:, :, :1]], 2)
+            shares = by_kv_head(scores(q[:, :, :1], keys), k.shape[1])[:, :, 0, :before]
+            best = shares.topk(min(self.chosen, before), dim=-1)
+            index = self.index[layer].long()
+            spare = torch.nn.functional.pad(torch.zeros_like(shares, dtype=torch.bool), (0, 1))
+            places = torch.where(index < 0, before, index)  # nothing was fetched: the spare place
+            fetched = spare.scatter(2, places, value=True)[..., :before]
+            pairs = fetched.gather(2, best.indices).double().mean(-1)
+            mass = (shares * fetched).double().sum(-1) / best.values.double().sum(-1)
+            self.found.note(layer, torch.stack([pairs, mass.clamp(max=1.0)], -1).flatten(0, 1))
+        return super().attend(layer, x, q, k, v, step)
+
+
+class WatchedZipcache(Zipcache):
+    """Notes how many of a prompt's salient tokens the probes find.
+
+    Truly salient are those that equation 8 finds with every query as a probe.
+    """
+
+    def __init__(
+        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
+    ) -> None:
+        super().__init__(technique, decoder, lengths, generate)
+        self.found = Shares(self.model.layers)
+        shape = (self.batch, self.model.heads, self.prompt, self.model.head_dim)
+        self._queries = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+
+    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """Keep every query of the layer."""
+        put(self._queries, q, step)
+        return super().prefill(layer, x, q, k, v, step)
+
+    def _pack(self, layer: int, k: Tensor, v: Tensor, saliency: Tensor, time: int) -> None:
+        for i, salient in enumerate(self._high if time == 0 else ()):
+            if salient:
+                truth = exact_saliency(self._queries[i : i + 1], k[i : i + 1])
+                best = truth.topk(salient, dim=-1).indices
+                chosen = torch.zeros_like(truth, dtype=torch.bool)
+                chosen.scatter_(1, saliency[i].topk(salient, dim=-1).indices, value=True)
+                self.found.note(layer, chosen.gather(1, best).double().mean(-1))
+        super()._pack(layer, k, v, saliency, time)
+
+
+WATCHED: Mapping[str, type[Implementation]] = IMPLEMENTATIONS | {
+    "full": WatchedFull,
+    "specache": WatchedSpecache,
+    "zipcache": WatchedZipcache,
+}
+
+
+def powers(prompt: int) -> list[int]:
+    """Powers of two up to half a prompt, and at least 1."""
+    return [2**i for i in range(max(prompt // 2, 1).bit_length())]
+
+
+def exact_saliency(q: Tensor, k: Tensor) -> Tensor:
+    """Normalised attention of all queries (1, heads, tokens, dim), (KV heads, tokens)."""
+    tokens = torch.arange(q.shape[2], device=q.device)
+    seen = tokens <= tokens[:, None]
+    shares = by_kv_head(scores(q, k, seen), k.shape[1]).sum(2)[0]
+    return shares / torch.arange(len(tokens), 0, -1, device=q.device)
