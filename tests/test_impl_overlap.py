@@ -25,7 +25,7 @@ from kvsim.validate.run import Run
 from kvsim.validate.transfer import Transfers
 from tests.decoders import decoder, prompts
 
-STEPS, FEW = 1000, 40
+STEPS, RUNS, FEW = 1000, 8, 40
 LARGE = 255  # what homes hold at first: masked tokens are read with a weight of 0, so no NaN
 LENGTHS = (23, 40)
 
@@ -112,10 +112,10 @@ OTHERS = [
 
 @pytest.mark.parametrize("text", LOSSLESS + OWN)
 def test_no_wrong_token_in_a_thousand_steps(text: str, late: Lateness) -> None:
-    truth = plain("full" if text in LOSSLESS else text, STEPS // 4)
-    for seed in range(4):
+    truth = plain("full" if text in LOSSLESS else text, STEPS // RUNS)
+    for seed in range(RUNS):
         late.clock.seed(seed)
-        tokens = Run(tiny(), parse(text), prompts(*LENGTHS), STEPS // 4).complete()
+        tokens = Run(tiny(), parse(text), prompts(*LENGTHS), STEPS // RUNS).complete()
         assert torch.equal(tokens, truth)
     assert late.copies > STEPS
 
@@ -149,6 +149,6 @@ def test_without_waiting_tokens_are_wrong(text: str, late: Lateness, monkeypatch
 def known() -> None:
     """What is expected is found without any delay, before fixtures change anything."""
     for text in ["full", *OWN]:
-        plain(text, STEPS // 4)
+        plain(text, STEPS // RUNS)
     for text in ["full", *OWN, *OTHERS]:
         plain(text, FEW)

@@ -141,7 +141,8 @@ def validate(
         typer.echo(dumps(answer, indent=2, allow_nan=False))
     else:
         weights = "random weights" if source is None else "its own weights"
-        title = f"{arch.model.name}, {arch.model.layers} layers, {weights}, on {name}: "
+        depth = f"{arch.model.layers} layer{'s' * (arch.model.layers > 1)}"
+        title = f"{arch.model.name}, {depth}, {weights}, on {name}: "
         title += f"batch {work.batch}, prompt {work.prompt}, generate {work.generate}"
         validation.print_outcomes(title, found)
     if not passed:
