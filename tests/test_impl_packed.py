@@ -16,6 +16,7 @@ from kvsim.validate.impl.zipcache import Zipcache
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.kernels.topk import softmax_top_k
 from kvsim.validate.run import Run
+from kvsim.validate.tally import Silent
 from kvsim.validate.transfer import Transfers
 from tests.decoders import decoder, prompts
 from tests.naive_caches import Naive, by_channel, by_token, minmax, naive_run
@@ -118,8 +119,8 @@ def test_late_copies_and_poisoned_buffers_change_no_token(monkeypatch: Any) -> N
         return gather(k, v, index, into[0], into[1])
 
     class Late(Transfers):
-        def __init__(self, device: torch.device) -> None:
-            super().__init__(device, lambda: time.sleep(1e-4))
+        def __init__(self, device: torch.device, tally: Silent) -> None:
+            super().__init__(device, tally, before=lambda: time.sleep(1e-4))
 
     monkeypatch.setattr(specache, "gather", poisoned)
     monkeypatch.setattr(specache, "Transfers", Late)
