@@ -6,6 +6,7 @@ does is over when it returns, though: that lanes wait for compute shows only on 
 
 import random
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -22,6 +23,7 @@ from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl import hostcache, kcache, rows, specache
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.run import Run
+from kvsim.validate.tally import Silent
 from kvsim.validate.transfer import Transfers
 from tests.decoders import decoder, prompts
 
@@ -52,6 +54,10 @@ class Lateness:
     copies: int = 0
     clock: random.Random = field(default_factory=random.Random)
 
+    def store(self) -> None:
+        """Every copy to the host is late."""
+        time.sleep(self.storing)
+
     def wait(self) -> None:
         """One copy in four is late."""
         self.copies += 1
@@ -69,11 +75,11 @@ def late(monkeypatch: Any) -> Lateness:
     lateness, plainly = Lateness(), rows.Rows.take
 
     class Late(Transfers):
-        def __init__(self, device: torch.device) -> None:
-            super().__init__(device, lateness.wait)
+        def __init__(self, device: torch.device, tally: Silent) -> None:
+            super().__init__(device, tally, before=lateness.wait)
             if lateness.storing:
                 self.d2h.close()
-                self.d2h = transfer._ThreadLane(device, lambda: time.sleep(lateness.storing))
+                self.d2h = transfer._ThreadLane(device, lateness.store, nullcontext)
 
         def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             return super().host(shape, dtype).fill_(LARGE)

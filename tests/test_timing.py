@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kvsim.deployment import Deployment  # noqa: E402
+from kvsim.memory import decode_point  # noqa: E402
 from kvsim.profiles import load_hardware, load_stack  # noqa: E402
 from kvsim.report import timing as report  # noqa: E402
 from kvsim.techniques import parse  # noqa: E402
+from kvsim.timeline import Span, beside, steady  # noqa: E402
 from kvsim.validate.architecture import load_architecture  # noqa: E402
 from kvsim.validate.check import SLACK, Workload  # noqa: E402
 from kvsim.validate.clock import Clock  # noqa: E402
@@ -76,12 +79,15 @@ def test_points_are_compared_op_by_op_and_end_to_end(tmp_path: Path) -> None:
     found = [step for step in steps if isinstance(step, Compared)]
     assert [c.technique.name for c in found] == ["full", "streamingllm"]
     for c in found:
-        assert {m.name for m in c.whole} == {"ttft_s", "tpot_s", "resident_B", "peak_B"}
+        assert {m.name for m in c.whole} == {"ttft_s", "tpot_s", "resident_B", "peak_B"} | (
+            {"computing_s"} if torch.get_num_threads() == 1 else set()
+        )
         assert all(m.predicted > 0 and m.measured > 0 for m in (*c.whole, *c.ops))
         assert any(m.name == "decode qkv_s" for m in c.ops)
     resident = found[0].get("resident_B")
     assert resident and abs(resident.error) < 0.03
     answer = report.answer(found, summarise(found), "here", ["noisy"])
+    assert [r["technique"] for r in answer["rounds"]] == [str(t) for t in asked]
     json.dumps(answer, allow_nan=False)
     report.write_page(tmp_path / "F.html", answer)
     assert "predicted against measured" in (tmp_path / "F.html").read_text()
@@ -111,6 +117,37 @@ def test_memory_and_copies_are_those_of_one_run() -> None:
         for way, moved in counted.copied.items():
             assert copied_bytes(d, t, work, way) == moved
             assert (moved > 0) == (text.partition(":")[0] in ("offload", "kcache"))
+
+
+def test_a_round_is_seen_op_by_op_on_both_sides() -> None:
+    hardware, stack = load_hardware("a6000"), load_stack("kvsim")
+    grid = replace(SMALL, models=(("smollm2-135m", 3),), prompts=(200,), repeats=1)
+    asked = [parse("offload"), parse("offload:schedule=column,parts=1")]
+    found, column = [
+        step
+        for step in compare_times(grid, asked, CPU, torch.bfloat16, hardware, stack)
+        if isinstance(step, Compared)
+    ]
+    assert len(column.rounds) == 2
+    predicted, measured = found.rounds
+    for r in (predicted, measured):
+        gpu = [s for s in r.spans if s.stream == "gpu"]
+        assert [s.name for s in gpu if s.name in ("qkv", "attn", "down")] == [
+            *("qkv", "attn", "down") * 3
+        ]
+        assert all(a.end <= b.begin + 1e-12 for a, b in pairwise(gpu))
+        assert {s.stream for s in r.spans} == {"gpu", "h2d", "d2h"}
+        assert 0 <= r.overlap <= 1 + 1e-9
+    d = Deployment(load_architecture("smollm2-135m").first(3).model, hardware, stack)
+    step = found.technique.cycle(d, decode_point(1, 200, 4, 1.0)).steps[0]
+    assert max(s.end for s in predicted.spans) == pytest.approx(float(steady(step, d)), rel=1e-9)
+
+
+def test_the_share_of_copies_beside_compute() -> None:
+    busy = [Span("gpu", "a", 0.0, 2.0), Span("gpu", "b", 3.0, 4.0)]
+    copies = [Span("h2d", "x", 1.0, 3.5), Span("d2h", "y", 4.0, 4.5)]
+    assert beside([*busy, *copies]) == pytest.approx(1.5 / 3.0)
+    assert np.isnan(beside(busy))
 
 
 def compared(name: str, measured: float, predicted: float, noise: float = 0.01) -> Compared:

@@ -7,9 +7,12 @@ from time import perf_counter, thread_time
 
 import torch
 
+from kvsim.timeline import Span
 from kvsim.validate.tally import Kind, Marks, Silent
 
 Elapsed = Callable[[], float]
+Moment = float | torch.cuda.Event
+"""A point in time: of the host's clock [s], or an event on the stream that it is about."""
 
 
 @dataclass
@@ -17,33 +20,59 @@ class TimedPass:
     """One forward pass: time spent in each op, over all layers."""
 
     kind: Kind
+    start: "Moment"
+    found: list[tuple[str, str, "Moment", "Moment"]] = field(default_factory=list)
     ops: dict[str, list[Elapsed]] = field(default_factory=dict)
 
     def seconds(self) -> dict[str, float]:
         """By op; the device must have finished. [s]"""
         return {name: sum(each() for each in spans) for name, spans in self.ops.items()}
 
+    def spans(self) -> list[Span]:
+        """When ops and copies ran, from the pass's start; what began earlier begins below 0."""
+        return [
+            Span(stream, name, _between(self.start, begin), _between(self.start, end))
+            for stream, name, begin, end in self.found
+        ]
+
 
 class Clock(Silent):
-    """Times every op that compute runs; copies beside it are seen by who waits for them.
+    """Times every op that compute runs, and notes when ops and copies begin and end.
 
-    On a GPU between events on the current stream, on a CPU by its clock.
+    On a GPU by events on the current stream. On a CPU an op takes what its thread computes, but
+    begins and ends by the clock on the wall.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.passes: list[TimedPass] = []
-        self._span = _cuda_span if device.type == "cuda" else _host_span
+        on_cuda = device.type == "cuda"
+        self._span = _cuda_span if on_cuda else _host_span
+        self._look: Callable[[], Moment] = _event if on_cuda else perf_counter
 
     def begin(self, kind: Kind) -> None:
         """A forward pass starts."""
-        self.passes.append(TimedPass(kind))
+        self.passes.append(TimedPass(kind, self._look()))
 
     @contextmanager
     def op(self, name: str) -> Iterator[Marks]:
         """Time what runs inside under that name."""
-        stop = self._span()
-        yield Marks()
-        self.passes[-1].ops.setdefault(name, []).append(stop())
+        with self._noted("gpu", name):
+            stop = self._span()
+            yield Marks()
+            self.passes[-1].ops.setdefault(name, []).append(stop())
+
+    @contextmanager
+    def moving(self, stream: str) -> Iterator[None]:
+        """Note when a copy runs; it belongs to the pass in which it ends."""
+        with self._noted(stream, "copy"):
+            yield
+
+    @contextmanager
+    def _noted(self, stream: str, name: str) -> Iterator[None]:
+        begin = self._look()
+        yield
+        if self.passes:  # the first weights of a column arrive before any
+            self.passes[-1].found.append((stream, name, begin, self._look()))
 
 
 def computing_clock() -> Callable[[], float]:
@@ -74,3 +103,18 @@ def _cuda_span() -> Callable[[], Elapsed]:
         return lambda: float(start.elapsed_time(end)) / 1e3
 
     return stop
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _between(start: Moment, moment: Moment) -> float:
+    """Time from one to the other; events tell thousandths. [s]"""
+    if isinstance(start, float):
+        assert isinstance(moment, float)
+        return moment - start
+    assert isinstance(moment, torch.cuda.Event)
+    return float(start.elapsed_time(moment)) / 1e3

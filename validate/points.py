@@ -18,6 +18,7 @@ from kvsim.graph import Step
 from kvsim.hardware import Hardware, Stack
 from kvsim.memory import decode_point, phases, prefill_point
 from kvsim.techniques.base import Technique
+from kvsim.timeline import Span, beside, spans, working
 from kvsim.validate.architecture import load_architecture
 from kvsim.validate.check import SLACK, Workload, representative
 from kvsim.validate.decoder import Decoder
@@ -41,7 +42,8 @@ REPEATS = 5
 class Measured:
     """One quantity of one technique at one point, beside its prediction."""
 
-    name: str  # "ttft_s", "tpot_s", "peak_B", or "prefill attn_s" and alike for an op
+    name: str  # "ttft_s", "tpot_s", "computing_s" (TPOT without waits, by a CPU's own clock),
+    # "resident_B", "peak_B", "h2d_B", "d2h_B", or "prefill attn_s" and alike for an op
     predicted: float
     measured: float  # median over the runs
     noise: float  # half the distance of the runs' quartiles over the median
@@ -50,6 +52,18 @@ class Measured:
     def error(self) -> float:
         """Predicted over measured, less one."""
         return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True)
+class Round:
+    """Ops and copies of one decoding round."""
+
+    spans: tuple[Span, ...]
+
+    @property
+    def overlap(self) -> float:
+        """Share of copies' time that runs beside compute; NaN without copies."""
+        return beside(self.spans)
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,7 @@ class Compared:
     technique: Technique
     whole: tuple[Measured, ...]  # end to end
     ops: tuple[Measured, ...]
+    rounds: tuple[Round, ...] = ()  # predicted and measured, if a round is one pass
 
     @property
     def point(self) -> tuple[str, int, int, int]:
@@ -158,6 +173,11 @@ def _compared(
         _measured("ttft_s", float(p.ttft_s[0]), [run.ttft for run in runs]),
         _measured("tpot_s", float(p.tpot_s[0]), [run.tpot for run in runs]),
     ]
+    if (
+        torch.get_num_threads() == 1 and not counted.on_gpu
+    ):  # it has a clock that others leave alone
+        computed = [sum(run.computing) / run.tokens for run in runs]
+        whole.append(_measured("computing_s", _computing(d, t, work), computed))
     kept = [float(run.resident) for run in runs]
     whole.append(_measured("resident_B", _resident(d, t, work), kept))
     whole.append(_measured("peak_B", peak_bytes(d, t, work, counted.on_gpu), [float(counted.peak)]))
@@ -166,7 +186,9 @@ def _compared(
             whole.append(_measured(f"{way}_B", copied_bytes(d, t, work, way), [float(moved)]))
     ops = tuple(_ops(d, t, work, timed))
     layers = d.model.layers
-    return Compared(name, layers, work.batch, work.prompt, t, tuple(whole), ops)
+    return Compared(
+        name, layers, work.batch, work.prompt, t, tuple(whole), ops, _rounds(d, t, work, timed)
+    )
 
 
 def _resident(d: Deployment, t: Technique, work: Workload) -> float:
@@ -207,6 +229,14 @@ def copied_bytes(d: Deployment, t: Technique, work: Workload, way: str) -> float
     return _through(once, way) + float(np.ravel(rounds)[0]) * _through(cycle.steps, way)
 
 
+def _computing(d: Deployment, t: Technique, work: Workload) -> float:
+    """What a technique says compute works per token, waits left out. [s]"""
+    point = decode_point(work.batch, work.prompt, work.generate, work.generate / 2 - 1)
+    cycle = t.cycle(d, point)
+    works = sum(float(np.ravel(working(step, d)["gpu"])[0]) for step in cycle.steps)
+    return works / float(np.ravel(cycle.tokens)[0])
+
+
 def _through(steps: Iterable[Step], way: str) -> float:
     moved = [
         times * float(np.ravel(size)[0])
@@ -233,6 +263,18 @@ def _ops(d: Deployment, t: Technique, work: Workload, timed: Timing) -> Iterator
             if found and op.stream == "gpu":
                 alone = times * float(np.ravel(seconds(op, d))[0])
                 yield _measured(f"{phase} {name}_s", alone, found)
+
+
+def _rounds(d: Deployment, t: Technique, work: Workload, timed: Timing) -> tuple[Round, ...]:
+    """The round in the middle of the generation, predicted and measured."""
+    measured = [p for p in timed.passes if p.kind != "prefill"]
+    middle = len(measured) // 2
+    point = decode_point(work.batch, work.prompt, work.generate, float(middle))
+    cycle = t.cycle(d, point)
+    if len(cycle.steps) > 1 or not measured or {p.kind for p in measured} != {"decode"}:
+        return ()
+    found = measured[middle].spans()
+    return Round(tuple(spans(cycle.steps[0], d))), Round(tuple(found))
 
 
 def _measured(name: str, predicted: float, runs: Sequence[float]) -> Measured:

@@ -84,6 +84,11 @@ class Silent:
     ) -> None:
         """A copy between GPU and host memory, noted where its data are used."""
 
+    @contextmanager
+    def moving(self, stream: str) -> Iterator[None]:
+        """Work of a lane runs, on the thread or stream that stands for it."""
+        yield
+
     def apart(self) -> "Silent":
         """A count of its own for work that a later pass will use; see ``take``."""
         return self

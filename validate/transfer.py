@@ -10,12 +10,16 @@ PyTorch hands freed memory to the stream that asked for it.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from kvsim.validate.tally import SILENT, Silent
 
 
 class Mark(Protocol):
@@ -34,15 +38,23 @@ class Transfers:
 
     Parameters
     ----------
+    tally : told while copies run.
     before : called before every piece of work on a lane; tests delay copies with it.
     """
 
-    def __init__(self, device: torch.device, before: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        tally: Silent = SILENT,
+        before: Callable[[], None] | None = None,
+    ) -> None:
         self.device = device
         on_cuda, wait = device.type == "cuda", before or _nothing
         copies = _CudaLane if on_cuda else _ThreadLane
-        self.h2d, self.d2h = copies(device, wait), copies(device, wait)
-        self.side = _CudaLane(device, wait) if on_cuda else _ComputeLane(wait)
+        self.h2d, self.d2h = (
+            copies(device, wait, partial(tally.moving, way)) for way in ("h2d", "d2h")
+        )
+        self.side = _CudaLane(device, wait, nullcontext) if on_cuda else _ComputeLane(wait)
 
     def mark(self) -> Mark:
         """Everything that compute has been asked to do so far."""
@@ -99,8 +111,13 @@ class _ThreadMark:
 class _ThreadLane:
     """A thread that stands for a stream."""
 
-    def __init__(self, device: torch.device, before: Callable[[], None]) -> None:
-        self._before, self._threads = before, torch.get_num_threads()
+    def __init__(
+        self,
+        device: torch.device,
+        before: Callable[[], None],
+        told: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._before, self._told, self._threads = before, told, torch.get_num_threads()
         self._queue: SimpleQueue[tuple[Callable[[], None], tuple[Mark, ...], _ThreadMark] | None]
         self._queue = SimpleQueue()
         self._thread = Thread(target=self._serve, daemon=True)
@@ -124,7 +141,8 @@ class _ThreadLane:
                     for one in after:
                         one.wait()
                     self._before()
-                    work()
+                    with self._told():
+                        work()
                 except BaseException as error:  # raised again where the mark is waited for
                     mark.error = error
                 mark.set()
@@ -175,8 +193,13 @@ class _CudaMark:
 class _CudaLane:
     """A stream of its own; the host only queues."""
 
-    def __init__(self, device: torch.device, before: Callable[[], None]) -> None:
-        self._device, self._before = device, before
+    def __init__(
+        self,
+        device: torch.device,
+        before: Callable[[], None],
+        told: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._device, self._before, self._told = device, before, told
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Callable[[], None], *after: Mark) -> Mark:
@@ -184,7 +207,8 @@ class _CudaLane:
             for one in after:
                 one.wait()
             self._before()
-            work()
+            with self._told():
+                work()
             return _CudaMark(self._device)
 
     def close(self) -> None:

@@ -16,7 +16,19 @@ if TYPE_CHECKING:
     from kvsim.validate.points import Compared, Measured, Summary
 
 TIMES = ("ttft_s", "tpot_s")
+COMPUTING = "computing_s"  # what other jobs on a machine do not move
 COPIED = ("h2d_B", "d2h_B")
+STREAMS = ("gpu", "h2d", "d2h", "cpu")
+SIDES = ("predicted", "measured")
+BY_TECHNIQUE = (
+    *("technique", "points", "TTFT", "TPOT", "computing", "worst", "noise", "peak", "copied"),
+    "overlap",
+)
+LEGEND = (
+    "Errors in %, medians over points: TTFT, TPOT, what compute works of it by a CPU's own clock, "
+    "the worst of both times beside the runs' noise, peak memory, bytes copied; then the share of "
+    "copies' time that runs beside compute, predicted / measured."
+)
 WORST = 15  # ops told of
 
 
@@ -33,10 +45,25 @@ def answer(
                 "model": c.model, "layers": c.layers, "batch": c.batch, "prompt": c.prompt,
                 "technique": str(c.technique),
                 "whole": [_plain(m) for m in c.whole], "ops": [_plain(m) for m in c.ops],
+                "overlap": {
+                    key: _finite(r.overlap) for key, r in zip(SIDES, c.rounds, strict=False)
+                },
             }
             for c in found
         ],
+        "rounds": [
+            {"technique": str(c.technique), "point": _where(c.model, c.layers, c.batch, c.prompt)}
+            | {
+                key: [[s.stream, s.name, s.begin, s.end] for s in r.spans]
+                for key, r in zip(SIDES, c.rounds, strict=True)
+            }
+            for c in {c.technique.name: c for c in found if c.rounds}.values()
+        ],
     }  # fmt: skip
+
+
+def _where(model: str, layers: int, batch: int, prompt: int) -> str:
+    return f"{model}, {layers} layers, {batch} x {prompt}"
 
 
 def _plain(m: "Measured") -> Row:
@@ -54,10 +81,8 @@ def show(a: Row) -> None:
     """Errors by technique, then the worst ops and what the whole amounts to."""
     out = console()
     out.print(f"{a['device']}: predicted against measured", style="bold")
-    columns = {
-        "technique": "left", "points": "right", "TTFT off %": "right", "TPOT off %": "right",
-        "worst %": "right", "noise %": "right", "peak off %": "right", "copied off %": "right",
-    }  # fmt: skip
+    out.print(LEGEND)
+    columns = {name: "left" if name == "technique" else "right" for name in BY_TECHNIQUE}
     out.print(table(columns, by_technique(a)))
     out.print()
     out.print("The ops that cost most in error:")
@@ -96,7 +121,7 @@ def by_technique(a: Row) -> list[list[str]]:
         here = [p for p in a["points"] if p["technique"].partition(":")[0] == name]
         errors = {
             key: np.array([m["error"] for p in here for m in p["whole"] if m["name"] == key])
-            for key in (*TIMES, "peak_B", *COPIED)
+            for key in (*TIMES, COMPUTING, "peak_B", *COPIED)
         }
         noise = [m["noise"] for p in here for m in p["whole"] if m["name"] in TIMES]
         times, copied = (np.concatenate([errors[key] for key in keys]) for keys in (TIMES, COPIED))
@@ -104,14 +129,27 @@ def by_technique(a: Row) -> list[list[str]]:
             [
                 name,
                 str(len(here)),
-                *(f"{100 * np.median(np.abs(errors[key])):.2g}" for key in TIMES),
+                *(_middle(errors[key]) for key in TIMES),
+                _middle(errors[COMPUTING]),
                 f"{100 * times[np.abs(times).argmax()]:+.2g}",
                 f"{100 * np.median(noise):.2g}",
-                f"{100 * np.median(np.abs(errors['peak_B'])):.2g}",
-                f"{100 * np.median(np.abs(copied)):.2g}" if copied.size else "-",
+                _middle(errors["peak_B"]),
+                _middle(copied),
+                _overlaps(here),
             ]
         )
     return lines
+
+
+def _middle(errors: Any) -> str:
+    return f"{100 * np.median(np.abs(errors)):.2g}" if errors.size else "-"
+
+
+def _overlaps(points: Sequence[Row]) -> str:
+    """Medians of the share of copies' time that runs beside compute, predicted and measured."""
+    found = [[p["overlap"].get(side) for p in points] for side in SIDES]
+    known = [[value for value in side if value is not None] for side in found]
+    return " / ".join(f"{100 * np.median(side):.0f}" if side else "-" for side in known)
 
 
 def worst_ops(a: Row) -> list[list[str]]:
@@ -122,7 +160,7 @@ def worst_ops(a: Row) -> list[list[str]]:
         [
             m["name"].removesuffix("_s"),
             p["technique"].partition(":")[0],
-            f"{p['model']}, {p['layers']} layers, {p['batch']} x {p['prompt']}",
+            _where(p["model"], p["layers"], p["batch"], p["prompt"]),
             f"{1e3 * m['predicted']:.3g}",
             f"{1e3 * m['measured']:.3g}",
             f"{100 * m['error']:+.2g}",
@@ -136,27 +174,58 @@ def write_page(path: Path, a: Row) -> None:
     from plotly.io import to_html
 
     chart = to_html(_scatter(a), full_html=False, include_plotlyjs="inline")
-    head = (
-        "technique",
-        "points",
-        "TTFT off %",
-        "TPOT off %",
-        "worst %",
-        "noise %",
-        "peak off %",
-        "copied off %",
-    )
     ops = ("op", "technique", "point", "predicted ms", "measured ms", "off %")
     parts = [
         f"<h1>{escape(a['device'])}: predicted against measured</h1>",
         *(f"<p>{escape(text)}</p>" for text in [*said(a), *a["suspicious"]]),
         chart,
         "<h2>By technique</h2>",
-        page.table(head, by_technique(a)),
+        f"<p>{LEGEND}</p>",
+        page.table(BY_TECHNIQUE, by_technique(a)),
         "<h2>The ops that cost most in error</h2>",
         page.table(ops, worst_ops(a)),
+        "<h2>One decoding round, predicted and measured</h2>",
+        "<p>Each technique at its last point. Copies are named by their direction where measured; "
+        "measured on a CPU, other jobs show as gaps and long ops. Drag to zoom.</p>",
+        *(to_html(_round(r), full_html=False, include_plotlyjs=False) for r in a["rounds"]),
     ]
     page.write(path, "kvsim validate", "\n".join(parts))
+
+
+def _round(r: Row) -> Any:
+    """A row per stream and side, a colour per op."""
+    from plotly.colors import qualitative
+    from plotly.graph_objects import Bar, Figure
+
+    colours = qualitative.Dark24
+
+    bars = [(side, *span) for side in SIDES for span in r[side]]
+    names = list(dict.fromkeys(name for _, _, name, _, _ in bars))
+    figure = Figure()
+    for i, name in enumerate(names):
+        here = [bar for bar in bars if bar[2] == name]
+        begins = [max(0.0, begin) for *_, begin, _ in here]
+        figure.add_trace(
+            Bar(
+                y=[f"{stream} {side}" for side, stream, *_ in here],
+                base=[1e3 * begin for begin in begins],
+                x=[1e3 * (bar[4] - begin) for bar, begin in zip(here, begins, strict=True)],
+                orientation="h", name=name, marker_color=colours[i % len(colours)],
+                hovertemplate="%{y}: %{x:.3f} ms from %{base:.3f} ms",
+            )
+        )  # fmt: skip
+    rows = [f"{s} {side}" for s in STREAMS for side in SIDES if _has(bars, side, s)]
+    figure.update_layout(
+        title=f"{r['technique'].partition(':')[0]}: {r['point']}",
+        barmode="overlay", template="plotly_white", height=150 + 40 * len(rows),
+        xaxis={"title": "ms"}, yaxis={"categoryorder": "array", "categoryarray": rows[::-1]},
+        margin={"t": 40, "b": 40},
+    )  # fmt: skip
+    return figure
+
+
+def _has(bars: Sequence[tuple[Any, ...]], side: str, stream: str) -> bool:
+    return any(bar[:2] == (side, stream) for bar in bars)
 
 
 def _scatter(a: Row) -> Any:

@@ -60,7 +60,7 @@ class HostCache(Implementation):
                 f"{technique.name}: batch {self.batch} does not divide into {self.parts} parts; "
                 f"choose a multiple of {self.parts}, or set {technique.name}:parts"
             )
-        self.transfers = Transfers(decoder.device)
+        self.transfers = Transfers(decoder.device, decoder.tally)
         self.each = self.batch // self.parts  # sequences of a part
         self.visits = [Visit(i, j) for i in range(self.model.layers) for j in range(self.parts)]
         self.cached = [max(lengths[rows]) for rows in self.tiles]  # tokens of each part [tokens]

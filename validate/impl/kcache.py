@@ -35,7 +35,7 @@ class Kcache(Implementation):
         m, layers = self.model, self.model.layers
         self.here = min(layers, int(technique.settings["gpu_layers"]))
         self.n = min(int(technique.settings["n"]), self.capacity)
-        self.transfers = Transfers(decoder.device)
+        self.transfers = Transfers(decoder.device, decoder.tally)
         self.keys = [self.empty(self.capacity) for _ in range(layers)]
         self.values = [self.empty(self.capacity) for _ in range(self.here)]
         home = (self.capacity, self.batch, m.kv_heads, m.head_dim)

@@ -57,7 +57,7 @@ class Specache(Packed):
         self.sides(slots, int(technique.bits), technique.group, where)
         m, layers, rows = self.model, range(self.model.layers), self.capacity - self.slack
         self.chosen = int(min(int(technique.k), rows))
-        self.transfers = Transfers(decoder.device)
+        self.transfers = Transfers(decoder.device, decoder.tally)
         # one token of the whole batch is contiguous, so that storing it is one copy
         shape = (rows if self.chosen else 0, self.batch, m.kv_heads, m.head_dim)
         host = self.transfers.host
