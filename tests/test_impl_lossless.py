@@ -82,6 +82,17 @@ def test_kvpr_at_every_split_of_prompts_that_differ(split: int) -> None:
     assert_full(f"kvpr:split={split}", "llama", (9, 13))
 
 
+@pytest.mark.parametrize("settings", ["offload", "offload:schedule=column,parts=1", "kvpr:split=5"])
+def test_a_single_layer(settings: str) -> None:
+    """The next visit is the same layer's, and needs the token that this one stores."""
+    whole = on_a_machine("llama")
+    weights = replace(whole.weights, layers=whole.weights.layers[:1])
+    one = replace(whole, arch=whole.arch.first(1), weights=weights)
+    given = prompts(*LENGTHS)
+    tokens, expected = (Run(one, parse(t), given, GENERATE).complete() for t in (settings, "full"))
+    assert torch.equal(tokens, expected)
+
+
 @pytest.mark.parametrize("settings", ["", "split=1000", "split=5,schedule=column,parts=2"])
 @pytest.mark.parametrize("model", MODELS)
 def test_kvpr_by_its_own_split_and_by_columns(settings: str, model: str) -> None:

@@ -5,10 +5,11 @@ and a mark something it sets, so that work really overlaps and a missing wait is
 too. The second lane for compute has no cores of its own there: it runs when it is waited for.
 
 Rules that keep buffers right: whoever fills a buffer waits for its last readers, whoever reads it
-waits for who filled it, and nothing is freed while a lane may use it.
+waits for who filled it, and nothing is freed before compute waits for the lane that uses it, for
+PyTorch hands freed memory to the stream that asked for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from queue import SimpleQueue
@@ -57,16 +58,29 @@ class Transfers:
 
     def mark(self) -> Mark:
         """Everything that compute has been asked to do so far."""
-        return _CudaMark() if self.device.type == "cuda" else _Done()
+        return _CudaMark(self.device) if self.device.type == "cuda" else _Done()
 
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Room in host memory, pinned where there is a GPU."""
-        return torch.zeros(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
+        """Room in host memory, pinned where there is a GPU; none at all in a rehearsal."""
+        where = "meta" if self.device.type == "meta" else "cpu"
+        pinned = self.device.type == "cuda"
+        return torch.zeros(shape, dtype=dtype, device=where, pin_memory=pinned)
 
     def close(self) -> None:
         """End all lanes, after what they still have to do."""
         for lane in (self.h2d, self.d2h, self.side):
             lane.close()
+
+
+def to_device(
+    numbers: Sequence[int], device: torch.device, dtype: torch.dtype = torch.long
+) -> Tensor:
+    """A few numbers that the host knows, on the device; nobody waits for anybody.
+
+    From pageable memory the host would wait until the device has done all it was asked to.
+    """
+    made = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
+    return made.to(device, non_blocking=True)
 
 
 def _nothing() -> None:
@@ -104,6 +118,7 @@ class _ThreadLane:
         told: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._before, self._told = before, told
+        self._threads = torch.get_num_threads()
         self._queue: SimpleQueue[tuple[Callable[[], None], tuple[Mark, ...], _ThreadMark] | None]
         self._queue = SimpleQueue()
         self._thread = Thread(target=self._serve, daemon=True)
@@ -119,6 +134,7 @@ class _ThreadLane:
         self._thread.join()
 
     def _serve(self) -> None:
+        torch.set_num_threads(self._threads)  # as compute has; a new thread would take every core
         with torch.inference_mode():
             while (item := self._queue.get()) is not None:
                 work, after, mark = item
@@ -165,14 +181,14 @@ class _Later:
 
 
 class _CudaMark:
-    """An event on the current stream."""
+    """An event on a device's current stream, which need not be the current device."""
 
-    def __init__(self) -> None:
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record()
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._event = torch.cuda.current_stream(device).record_event()
 
     def wait(self) -> None:
-        self._event.wait()
+        torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
 class _CudaLane:
@@ -184,7 +200,7 @@ class _CudaLane:
         before: Callable[[], None],
         told: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._before, self._told = before, told
+        self._device, self._before, self._told = device, before, told
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Callable[[], None], *after: Mark) -> Mark:
@@ -194,7 +210,7 @@ class _CudaLane:
             self._before()
             with self._told():
                 work()
-            return _CudaMark()
+            return _CudaMark(self._device)
 
     def close(self) -> None:
         self._stream.synchronize()

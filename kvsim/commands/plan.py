@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvsim.arguments import count, gib, number, option
+from kvsim.arguments import count, either, gib, number, option
 from kvsim.commands.options import (
     GpuOption,
     HostOption,
@@ -107,19 +107,15 @@ def plan(
     page_path = None if report is None else Path(report)
     if trace is None:
         lengths = (
-            count("--prompt", _default(prompt, "2048")),
-            count("--generate", _default(generate, "128")),
+            count("--prompt", either(prompt, "2048")),
+            count("--generate", either(generate, "128")),
         )
         size = None if batch in (None, "auto") else count("--batch", str(batch), ", or auto")
         _for_equal(where, (*lengths, size), objective, limits, some, page_path, json)
     else:
-        speed = number("--rate", _default(rate, "1"))
+        speed = number("--rate", either(rate, "1"))
         engine = count("--max-seqs", max_seqs), count("--max-tokens", max_tokens)
         _for_trace(where, trace, speed, engine, per_class, objective, limits, some, page_path, json)
-
-
-def _default(given: str | None, value: str) -> str:
-    return value if given is None else given
 
 
 def _for_equal(

@@ -169,7 +169,8 @@ class HostCache(Implementation):
         if layer == self.model.layers - 1:  # nobody asks for this pass's tokens any more
             self.cached[visit.tile] += step.new
         following = self.visits[(self.visits.index(visit) + 1) % len(self.visits)]
-        self._request(following, self._turn + 1)
+        if following != visit:
+            self._request(following, self._turn + 1)
         if arrival:
             for mark in arrival.marks:
                 mark.wait()
@@ -177,6 +178,8 @@ class HostCache(Implementation):
             self._widen(arrival.part)
         out = self._attend(visit, q, k, v, step)
         self._leave(visit, self.store(visit, slice(min(step.starts), step.length)))
+        if following == visit:  # one layer: the next step needs what this one stores
+            self._request(visit, self._turn)
         return out
 
     def resident(self) -> Resident:

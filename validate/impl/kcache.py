@@ -89,6 +89,7 @@ class Kcache(Implementation):
             seen = visible(step, held, self.shapes[layer].window)
             weights = scores(q, keys, seen if isinstance(seen, Tensor) else None).to(q.dtype)
             marks.reads(q, keys)
+            marks.visible(1, length, seen)
         with self.tally.op("topk") as marks:
             best = weights[:, :, 0].topk(count, dim=-1)
             marks.writes(weights)
