@@ -117,7 +117,8 @@ class _ThreadLane:
         before: Callable[[], None],
         told: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._before, self._told, self._threads = before, told, torch.get_num_threads()
+        self._before, self._told = before, told
+        self._threads = torch.get_num_threads()
         self._queue: SimpleQueue[tuple[Callable[[], None], tuple[Mark, ...], _ThreadMark] | None]
         self._queue = SimpleQueue()
         self._thread = Thread(target=self._serve, daemon=True)

@@ -97,7 +97,7 @@ def said(a: Row) -> list[str]:
     s = a["summary"]
 
     def percent(value: float | None) -> str:
-        return "-" if value is None else f"{100 * value:.2g} %"
+        return "-" if value is None else f"{100 * value:.3g} %"
 
     return [
         f"{s['points']} times: median error {percent(s['median'])}, 9 in 10 within "

@@ -49,6 +49,7 @@ def rows_at(home: Tensor, index: Tensor) -> Tensor:
     by_sequence, by_head, by_token = (step // dim for step in steps)
     last = (batch - 1) * by_sequence + (heads - 1) * by_head + (tokens - 1) * by_token
     table = home.as_strided((last + 1, dim), (dim, 1))
-    begins = torch.arange(batch)[:, None] * by_sequence + torch.arange(heads) * by_head
+    sequences, kv_heads = (torch.arange(n, device=home.device) for n in (batch, heads))
+    begins = sequences[:, None] * by_sequence + kv_heads * by_head
     places = index * by_token + begins[..., None]
     return table.index_select(0, places.view(-1)).view(*index.shape, dim)
