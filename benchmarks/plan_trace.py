@@ -34,8 +34,6 @@ CASES = (  # objective, lossy techniques admitted, TTFT and TPOT targets [s]
     ("throughput", 1.0, 2.0, 0.1),
     ("throughput", 0.0, np.inf, np.inf),
     ("latency", 0.0, np.inf, np.inf),
-    ("latency", 1.0, np.inf, np.inf),
-    ("cost", 1.0, np.inf, 0.08),
 )
 
 

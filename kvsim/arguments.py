@@ -48,3 +48,8 @@ def counts(name: str, text: str) -> list[int]:
             f"{name}: got {text[:40]!r}; expected whole numbers separated by commas, as 1,8"
         )
     return [int(item) for item in items]
+
+
+def either(text: str | None, usual: str) -> str:
+    """What was given, however odd, or the usual value."""
+    return usual if text is None else text

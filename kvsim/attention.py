@@ -97,7 +97,7 @@ def ops(
         + p.batch * m.heads * pairs * score_bytes(d, p, scored)
         + extra_bytes
     )
-    op = Op(name, kernel=stored.kernel, flops=flops, bytes={"hbm": moved}, after=after)
+    op = Op(name, "gpu", stored.kernel, flops, {"hbm": moved}, size=p.new, after=after)
     apart = stack.packed_layer + stack.merge_token * p.new * tokens
     if stored.kernel == "lowbit" and not p.prefill and (stack.packed_layer or stack.merge_token):
         return [*expand, op, Op("tail", fixed=apart)]

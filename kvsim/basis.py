@@ -9,10 +9,14 @@ def basis(d: Deployment) -> dict[str, str]:
     ``calibrated``: hardware measured, stack fitted to runs. ``carried over``: a stack whose
     numbers were measured on other cards or read from its code. ``datasheet``: peak rates.
     """
-    fitted = d.stack.basis == "calibrated" and d.hardware.basis == "measured"
-    kind = "carried over" if d.stack.basis == "calibrated" and not fitted else d.stack.basis
+    stack, hardware = d.stack, d.hardware
+    fitted = stack.basis == "calibrated" and hardware.basis == "measured"
+    fitted &= stack.device in ("", hardware.device)  # not one machine's software on another
+    kind = "carried over" if stack.basis == "calibrated" and not fitted else stack.basis
+    where = f"on {hardware.device} at {hardware.date}" if fitted and hardware.device else ""
     return {
         "kind": kind,
+        "calibrated": where,
         "hardware": f"{d.hardware.name} ({d.hardware.basis})",
         "stack": f"{d.stack.name} ({d.stack.basis})",
         "error": d.stack.error,

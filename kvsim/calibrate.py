@@ -23,6 +23,25 @@ class Parameter:
     start: float
     low: float
     high: float
+    decades: bool = False  # searched by its logarithm, where the range spans several
+
+    def at(self, place: float) -> float:
+        """Its value at a place from 0 to 1 in the range."""
+        if self.decades:
+            return float(self.low * (self.high / self.low) ** place)
+        return self.low + place * (self.high - self.low)
+
+    def place(self, value: float) -> float:
+        """Where in the range a value lies, from 0 to 1."""
+        if self.decades:
+            return float(np.log(value / self.low) / np.log(self.high / self.low))
+        return (value - self.low) / (self.high - self.low)
+
+    def slope(self, place: float) -> float:
+        """What the value gains per place."""
+        if self.decades:
+            return self.at(place) * float(np.log(self.high / self.low))
+        return self.high - self.low
 
 
 @dataclass(frozen=True)
@@ -51,6 +70,7 @@ def fit_ratio(
     measured: Array,
     parameters: Sequence[Parameter],
     smooth: bool = True,
+    robust: bool = False,
 ) -> Fit:
     """Numbers that bring predictions closest to measurements in relative terms.
 
@@ -65,6 +85,8 @@ def fit_ratio(
     measured : one value per row.
     smooth : whether predictions vary smoothly with the numbers. If not, as those of a scheduler,
         the bounds are searched first, rows far off count less, and derivatives are wide.
+    robust : whether rows far off count less although predictions are smooth: measured medians have
+        outliers.
 
     Raises
     ------
@@ -81,19 +103,19 @@ def fit_ratio(
         )
     if not (np.isfinite(measured) & (measured > 0)).all():
         raise InputError("measured values must be positive numbers; correct the fit rows")
-    low = np.array([p.low for p in parameters])
-    span = np.array([p.high for p in parameters]) - low
-    start = np.clip((np.array([p.start for p in parameters]) - low) / span, 1e-3, 1 - 1e-3)
+    start = np.clip([p.place(p.start) for p in parameters], 1e-3, 1 - 1e-3)
 
     def named(scaled: Array) -> dict[str, float]:
-        values = low + scaled * span
-        return {p.name: float(v) for p, v in zip(parameters, values, strict=True)}
+        return {p.name: float(p.at(x)) for p, x in zip(parameters, scaled, strict=True)}
 
     def residuals(scaled: Array) -> Array:
         return np.log(np.maximum(predict(named(scaled)), 1e-300) / measured)
 
     if smooth:
-        best = least_squares(residuals, start, bounds=(0.0, 1.0), diff_step=1e-4)
+        # most rows may fit before the few that tell a number do
+        close = dict.fromkeys(("ftol", "xtol", "gtol"), 1e-10)
+        how = {"loss": "soft_l1", "f_scale": FAR_OFF, **close} if robust else {}
+        best = least_squares(residuals, start, bounds=(0.0, 1.0), diff_step=1e-4, **how)
     else:
         start = _searched(residuals, len(parameters))
         best = least_squares(
@@ -101,7 +123,8 @@ def fit_ratio(
             f_scale=FAR_OFF, max_nfev=1,
         )  # fmt: skip
     values = named(best.x)
-    errors, confused = _uncertainty(best.jac, best.fun, span, parameters)
+    slopes = np.array([p.slope(x) for p, x in zip(parameters, best.x, strict=True)])
+    errors, confused = _uncertainty(best.jac, best.fun, slopes, parameters, robust)
     return Fit(values, errors, np.expm1(best.fun), confused)
 
 
@@ -118,12 +141,19 @@ def _searched(residuals: Callable[[Array], Array], count: int) -> Array:
 
 
 def _uncertainty(
-    jacobian: Array, residuals: Array, span: Array, parameters: Sequence[Parameter]
+    jacobian: Array,
+    residuals: Array,
+    slopes: Array,
+    parameters: Sequence[Parameter],
+    robust: bool,
 ) -> tuple[dict[str, float], tuple[tuple[str, str], ...]]:
     """Standard errors, and pairs of numbers that move together."""
     names = [p.name for p in parameters]
     spare = residuals.size - len(names)
-    variance = float(residuals @ residuals) / spare if spare else np.nan
+    squares = float(residuals @ residuals)
+    if robust:  # the spread of most rows, whatever the outliers do
+        squares = residuals.size * float(1.4826 * np.median(np.abs(residuals))) ** 2
+    variance = squares / spare if spare else np.nan
     sensitive = np.linalg.norm(jacobian, axis=0) > 1e-9
     errors = dict.fromkeys(names, np.inf)
     seen = [n for n, s in zip(names, sensitive, strict=True) if s]
@@ -131,7 +161,7 @@ def _uncertainty(
         return errors, ()
     covariance = np.linalg.pinv(jacobian[:, sensitive].T @ jacobian[:, sensitive])
     deviation = np.sqrt(np.diag(covariance))
-    for name, error, width in zip(seen, deviation, span[sensitive], strict=True):
+    for name, error, width in zip(seen, deviation, slopes[sensitive], strict=True):
         errors[name] = float(error * np.sqrt(variance) * width)
     correlation = covariance / np.outer(deviation, deviation)
     pairs = tuple(

@@ -1,7 +1,7 @@
 """Writing files so that nobody ever sees half of one."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,3 +38,20 @@ def replacing(path: Path) -> Iterator[Path]:
         raise InputError(f"{path}: {reason}; choose another place") from None
     finally:
         draft.unlink(missing_ok=True)
+
+
+def toml_lines(entries: Mapping[str, object], quoted: bool = False) -> str:
+    """A table's entries: texts, numbers and lists of texts; ``quoted`` keys may have dots."""
+    return "".join(
+        f'"{key}" = {_toml(value)}\n' if quoted else f"{key} = {_toml(value)}\n"
+        for key, value in entries.items()
+    )
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{"".join(c if c.isprintable() else " " for c in escaped)}"'
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    return repr(value)

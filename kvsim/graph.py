@@ -68,7 +68,7 @@ class Op:
     flops: Number = 0.0  # floating-point operations [FLOP]
     bytes: Mapping[Channel, Number] = field(default_factory=dict)  # bytes by channel [B]
     rows: Number = 0.0  # rows gathered one by one from scattered addresses
-    size: Number = np.inf  # rows of a matrix product, which set how full the tensor units are
+    size: Number = np.inf  # rows of a product, attention's new tokens; fills the units
     dtype: str = "fp16"  # number format of the arithmetic
     launches: float = 1.0  # kernels or copies issued; below 1 on average if not every step
     fixed: Number = 0.0  # time that no amount of bandwidth removes [s]

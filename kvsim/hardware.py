@@ -51,6 +51,8 @@ class Hardware:
     basis: str  # "datasheet" or "measured"
     sources: Mapping[str, str]  # where each number comes from, by its key in the file
     notes: tuple[str, ...] = ()
+    device: str = ""  # what it was measured on, if it was, as the driver names it
+    date: str = ""  # when
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Kernel:
     memory: float = 1.0  # share of a channel's bandwidth it reaches
     compute: float = 1.0  # share of the arithmetic peak it reaches
     floor: float = 0.0  # time it takes however small the work [s]
-    half_size: float = 0.0  # rows of a matrix product at which half of the peak is reached
+    half_size: float = 0.0  # rows of a product (attention: new tokens) that reach half of the peak
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class Stack:
     error: str = ""  # what is known of the error on rows it did not see
     source: str = ""
     fit: str = ""  # the rows its free numbers were fitted to, and how well they fit
+    device: str = ""  # what it was calibrated on, if by microbenchmarks
+    date: str = ""  # when
     free: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # key -> bounds of a fit
     kernels: Mapping[str, Kernel] = field(default_factory=lambda: dict.fromkeys(KERNELS, Kernel()))
     # time
@@ -185,10 +189,14 @@ HARDWARE_FILE = Schema(
         | {"memory.gpu_capacity_B", "memory.host_capacity_B"}
         | {f"{link}.{key}" for link in LINKS for key in ("bandwidth_Bps", "latency_s")}
     ),
-    texts=frozenset({"title", "basis", "price.date"}),
+    texts=frozenset({"title", "basis", "device", "date", "price.date"}),
     lists=frozenset({"aliases", "notes"}),
     choices={"basis": ("datasheet", "measured")},
-    together=(frozenset(TENSOR_PEAK), frozenset({"price.usd_per_hour", "price.date"})),
+    together=(
+        frozenset(TENSOR_PEAK),
+        frozenset({"price.usd_per_hour", "price.date"}),
+        frozenset({"device", "date"}),
+    ),
 )
 
 STACK_NUMBERS: Mapping[str, tuple[str, Number]] = {
@@ -256,7 +264,8 @@ STACK_FILE = Schema(
         for key, (_, rule) in KERNEL_NUMBERS.items()
     },
     required=frozenset({"title", "basis", "error"}),
-    texts=frozenset({"title", "basis", "error", "extends", "fit"}),
+    texts=frozenset({"title", "basis", "error", "extends", "fit", "device", "date"}),
     flags=frozenset(STACK_FLAGS),
     choices={"basis": ("datasheet", "carried over", "calibrated")},
+    together=(frozenset({"device", "date"}),),
 )

@@ -89,6 +89,8 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
         basis=profile.texts["basis"],
         sources=profile.sources,
         notes=profile.lists.get("notes", ()),
+        device=profile.texts.get("device", ""),
+        date=profile.texts.get("date", ""),
     )
 
 
@@ -116,6 +118,8 @@ def load_stack(name_or_path: str | Path) -> Stack:
             basis=profile.texts["basis"],
             error=profile.texts["error"],
             fit=profile.texts.get("fit", ""),
+            device=profile.texts.get("device", ""),
+            date=profile.texts.get("date", ""),
             free=profile.free,
             source="\n".join(f"{key}: {text}" for key, text in profile.sources.items()),
             kernels={kernel: _kernel(profile, kernel) for kernel in KERNELS},

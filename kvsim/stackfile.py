@@ -1,8 +1,7 @@
 """Writing a fitted stack as a file that the loader reads back."""
 
-from collections.abc import Mapping
-
 from kvsim.calibrate import Fit
+from kvsim.files import toml_lines
 from kvsim.hardware import Stack
 
 
@@ -31,24 +30,15 @@ def fitted_text(stack: Stack, base: str, fit: Fit, rows: str, error: str, today:
         "extends": base,
         "fit": f"{rows}; residuals in %: {residuals}{told}",
     }
-    parts = [_lines(head)]
+    parts = [toml_lines(head)]
     tables: dict[str, dict[str, object]] = {}
     for key, value in fit.values.items():
         folder, _, name = key.rpartition(".")
         tables.setdefault(folder, {})[name] = float(f"{value:.6g}")
-    parts += [f"[{folder}]\n{_lines(entries)}" for folder, entries in tables.items()]
-    parts.append(f"[source]\n{_lines(sources, quoted=True)}")
+    parts += [f"[{folder}]\n{toml_lines(entries)}" for folder, entries in tables.items()]
+    parts.append(f"[source]\n{toml_lines(sources, quoted=True)}")
     return "\n".join(parts)
 
 
 def _known(error: float) -> str:
     return "unknown" if error != error else f"{error:.2g}"
-
-
-def _lines(entries: Mapping[str, object], quoted: bool = False) -> str:
-    def value(x: object) -> str:
-        escaped = str(x).replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"' if isinstance(x, str) else repr(x)
-
-    return "".join(f'"{k}" = {value(v)}\n' if quoted else f"{k} = {value(v)}\n"
-                   for k, v in entries.items())  # fmt: skip

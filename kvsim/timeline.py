@@ -38,6 +38,46 @@ def steady(step: Step, d: Deployment) -> Number:
     return _latest([ends[1] - ends[0], *timeline.busy().values()])
 
 
+def working(step: Step, d: Deployment) -> dict[str, Number]:
+    """Time each stream works in one step, waits left out. [s]"""
+    return _Timeline(step, d).busy()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When one op runs."""
+
+    stream: str
+    name: str
+    begin: float  # [s]
+    end: float  # [s]
+
+
+def spans(step: Step, d: Deployment) -> list[Span]:
+    """When ops of one of many equal steps run, in scalars; what began earlier begins below 0.
+
+    Every layer is played, so that each op is seen.
+    """
+    timeline = _Recorded(step, d)
+    _, ends = timeline.play(2, endless=True)
+    begin, end = (float(np.ravel(clock)[0]) for clock in ends)
+    return [
+        Span(s.stream, s.name, s.begin - begin, min(s.end, end) - begin)
+        for s in timeline.found
+        if s.begin < end and s.end > begin
+    ]
+
+
+def beside(found: Iterable[Span], stream: str = "gpu") -> float:
+    """Share of all copies' time that runs while a stream works; NaN without copies."""
+    every = list(found)
+    busy = [s for s in every if s.stream == stream]
+    copies = [s for s in every if s.stream in COPIES]
+    total = sum(s.end - s.begin for s in copies)
+    both = sum(max(0.0, min(c.end, b.end) - max(c.begin, b.begin)) for c in copies for b in busy)
+    return both / total if total > 0 else np.nan
+
+
 @dataclass(frozen=True, slots=True)
 class _Timed:
     """An op with its durations, computed once per step."""
@@ -227,6 +267,26 @@ class _Timeline:
         state.streams[op.stream] = _where(active, end, free)
         if op.sync:
             state.host = _where(active, np.maximum(state.host, end) + stack.sync, state.host)
+
+
+class _Recorded(_Timeline):
+    """A timeline that notes when every op of every layer runs."""
+
+    def __init__(self, step: Step, d: Deployment) -> None:
+        super().__init__(step, d)
+        self.found: list[Span] = []
+
+    def _repeats(self, *_: object) -> bool:
+        return False
+
+    def _run(
+        self, state: State, timed: _Timed, ends: dict[str, Number], waits: list[Number]
+    ) -> None:
+        super()._run(state, timed, ends, waits)
+        took = float(np.ravel(timed.duration)[0])
+        if took > 0:
+            end = float(np.ravel(ends[timed.op.name])[0])
+            self.found.append(Span(timed.op.stream, timed.op.name, end - took, end))
 
 
 def _where(active: NDArray[np.bool] | bool, yes: Number, no: Number) -> Number:

@@ -1,6 +1,6 @@
 """A choice for a trace, simulated."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -113,9 +113,8 @@ def _play(
 ) -> Simulated:
     used = carried.options
     lane_of_class = tuple(used.index(o) for o in carried.option_of)
-    rules = replace(options[0].rules, max_seqs=max_seqs)
     lanes = [
-        Lane(replace(options[o], rules=rules), share)
+        Lane(options[o].with_fewer(max_seqs), share)
         for o, share in zip(used, _shares(loads, carried), strict=True)
     ]
     run = simulate_lanes(requests, lanes, np.array(lane_of_class)[classes.of])

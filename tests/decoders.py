@@ -40,6 +40,10 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "tied": transformers.LlamaConfig(**_GROUPED, tie_word_embeddings=True),
     "mistral": transformers.MistralConfig(**_GROUPED, sliding_window=20),
     "qwen2": transformers.Qwen2Config(**_GROUPED),
+    "qwen2-mixed": transformers.Qwen2Config(
+        **_GROUPED, use_sliding_window=True, sliding_window=20, max_window_layers=1
+    ),
+    "biased": transformers.LlamaConfig(**_GROUPED, head_dim=24, attention_bias=True, mlp_bias=True),
     "qwen3": transformers.Qwen3Config(**_GROUPED, head_dim=32),
     "opt": transformers.OPTConfig(**_SMALL, ffn_dim=160, word_embed_proj_dim=64),
 }

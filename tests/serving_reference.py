@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.serving.tables import PerNode
-
 EPS = 1e-9
 
 
@@ -308,8 +306,7 @@ class Replica:
         t = self.t
         running = [s for s in self.batch if s.runs]
         reading = [s for s in self.batch if s.chunk]
-        took, n = self.copying, t.nodes
-        cost = PerNode(*(values[..., 0] for values in t.costs))
+        took, n, cost = self.copying, t.nodes, t.seconds
         if running:
             mean = sum(s.length for s in running) / len(running)
             took += line(n.contexts, cost.round[len(running)], mean)

@@ -124,6 +124,7 @@ def test_stack_loads_and_states_everything(name: str) -> None:
 
 def test_every_stack_field_has_a_key() -> None:
     described = {"name", "title", "basis", "error", "source", "kernels", "fit", "free"}
+    described |= {"device", "date"}
     keys = {name for name, _ in STACK_NUMBERS.values()} | set(STACK_FLAGS.values())
     assert {f.name for f in fields(Stack)} - described == keys
 

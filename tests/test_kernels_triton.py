@@ -73,8 +73,9 @@ def kivi_view(
 @pytest.mark.parametrize("shared", SHARED)
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_attention_over_packed_rows_and_a_tail(bits: int, shared: int) -> None:
-    view = kivi_view(2, 2, 64, 301, bits)
-    q = noise(2, 2 * shared, 1, 64)
+    length = 301 if bits == 2 else 133  # more than one run of rows, and less
+    view = kivi_view(2, 1, 64, length, bits)
+    q = noise(2, shared, 1, 64)
     same(attention_triton.attend(q, view, True), attention.attend_plainly(q, view, True))
 
 
@@ -85,7 +86,7 @@ def test_attention_over_packed_rows_and_a_tail(bits: int, shared: int) -> None:
     length=st.integers(1, 290),
     new=st.integers(1, 5),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_attention_over_any_shape(
     shared: int, bits: int, head_dim: int, length: int, new: int
 ) -> None:
@@ -96,7 +97,7 @@ def test_attention_over_any_shape(
 
 @pytest.mark.parametrize("shared", SHARED)
 def test_the_hierarchical_pair(shared: int) -> None:
-    k, v = noise(1, 2, 256, 64), noise(1, 2, 256, 64)
+    k, v = noise(1, 1, 256, 64), noise(1, 1, 256, 64)
     stores = (
         quantise(k, 4, 64, "channel", hierarchical=True),
         quantise(v, 4, 64, "token", hierarchical=True),
@@ -105,7 +106,7 @@ def test_the_hierarchical_pair(shared: int) -> None:
     tails = k[:, :, 128:256], v[:, :, 128:256]  # 128 slots: token n in slot n % 128
     verify = View(lengths, *stores, count, count, *tails)
     draft = replace(verify, k=stores[0].upper_only(), v=stores[1].upper_only())
-    q = noise(1, 2 * shared, 5, 64)
+    q = noise(1, shared, 3, 64)
     for view, bits in ((verify, 8), (draft, 4)):
         ours = attention_triton.attend(q, view)
         same(ours, attention.attend_plainly(q, view))
@@ -198,9 +199,9 @@ def test_nan_does_not_pass() -> None:
     where=st.sampled_from(["ends", "centres"]),
     group=st.sampled_from([8, 24, 32]),
     groups=st.integers(1, 3),
-    odd=st.integers(1, 45),
+    odd=st.integers(1, 35),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=16, deadline=None)
 def test_quantise_and_pack(
     bits: int, by: str, where: str, group: int, groups: int, odd: int
 ) -> None:
@@ -216,11 +217,11 @@ def test_quantise_and_pack(
 
 @given(
     shared=st.sampled_from(SHARED),
-    tokens=st.integers(1, 1500),
+    tokens=st.integers(1, 1100),
     k=st.integers(0, 80),
     seen=st.floats(0, 1),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_softmax_top_k(shared: int, tokens: int, k: int, seen: float) -> None:
     logits = torch.randn(2, 2 * shared, tokens, generator=GENERATOR)
     logits[1, :, int(seen * tokens) :] = -torch.inf  # ties at 0, and at times nothing is seen
@@ -261,9 +262,13 @@ def test_gather_from_host_memory(head_dim: int, chosen: int) -> None:
     twin = [torch.full((2, 3, chosen, head_dim), torch.nan).half() for _ in range(2)]
     homes = [t.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3) for t in (k, v)]
     gather(homes[0], homes[1], index, ours[0], ours[1])
-    gather_plainly(k, v, index, twin[0], twin[1])
-    for a, b in zip(ours, twin, strict=True):
-        assert_close(a, b, 0.0)
+    for a, b in ((k, v), homes):
+        gather_plainly(a, b, index, twin[0], twin[1])
+        for source, found, other in zip((k, v), ours, twin, strict=True):
+            assert_close(found, other, 0.0)
+            for i in range(2):
+                for head in range(3):
+                    assert_close(other[i, head], source[i, head][index[i, head].long()], 0.0)
     with pytest.raises(InputError, match="contiguous"):
         gather(k.mT, v.mT, index, ours[0], ours[1])
 

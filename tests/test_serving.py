@@ -136,6 +136,12 @@ def test_tables_are_as_near_to_direct_evaluation_as_they_say(name: str) -> None:
     assert np.abs(table / direct - 1).max() <= max(2 * costs.error["rounds"], 1e-9)
 
 
+@pytest.mark.parametrize("name", ["full", "kivi", "gear", "quantspec", "specache", "h2o"])
+def test_rounds_are_read_to_two_parts_in_a_thousand(name: str) -> None:
+    """Also where costs have teeth or kinks; what the tables say of themselves is measured."""
+    assert tables_of(name, 8, 128, "chunked").error["rounds"] <= 2e-3
+
+
 def test_one_request_alone_takes_what_predict_says() -> None:
     """Prefill, then one round per token at its own context: the prediction for batch 1."""
     d = Deployment(load_model("llama3.2-1b"), load_hardware("rtx4090"), load_stack("fused"))

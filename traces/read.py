@@ -279,7 +279,7 @@ def _layout(source: Source, options: Options) -> Layout:
         if not tokens:
             raise InputError(
                 f"{source.name}, column {layout.blocks!r}: tokens per prefix block are not stated; "
-                "give them with --block-tokens"
+                "give them with --block-tokens (of kvsim simulate: --hash-block-tokens)"
             )
         layout = replace(layout, block_tokens=tokens)
     return layout

@@ -28,7 +28,7 @@ RULES = {
     "most": f"expected at most {LONGEST_REQUEST:,} tokens",
     "blocks": "expected a list of whole block numbers, at least 0",
     "block count": "more prefix blocks than the prompt fills; expected tokens per block by "
-    "--block-tokens, or a longer prompt",
+    "--block-tokens (of kvsim simulate: --hash-block-tokens), or a longer prompt",
     "failed": "a request that failed",
 }  # fmt: skip
 

@@ -60,11 +60,12 @@ def read_architecture(config: Mapping[str, Any], name: str, where: str) -> Archi
     if family not in FAMILIES:
         raise unknown(f"architecture in {where}", str(family), FAMILIES, "these can be run")
     model = from_config(config, name)
-    activation = config.get("hidden_act" if family != "opt" else "activation_function")
+    field = "hidden_act" if family != "opt" else "activation_function"
+    activation = config.get(field)
     activation = activation or ("relu" if family == "opt" else "silu")
     if activation not in ACTIVATIONS:
         problem = f"is {shown(activation)}, expected one of {', '.join(ACTIVATIONS)}"
-        raise InputError(f"{where}: field 'hidden_act' {problem}; choose another model")
+        raise InputError(f"{where}: field {field!r} {problem}; choose another model")
     if family == "opt":
         return Architecture(model, 1e-5, activation, None)
     eps = config.get("rms_norm_eps", 1e-6)

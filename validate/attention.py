@@ -36,6 +36,8 @@ class Step:
         return max(self.starts) + self.new
 
 
+FEW_QUERIES = 16  # per head, up to which heads of a group are queries of one: keys are read once
+
 Seen = Tensor | Literal["all", "causal"]
 """What queries see: everything, all up to themselves, or where a mask is true."""
 
@@ -68,15 +70,30 @@ def attend(marks: Marks, q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
 
     Reads queries, keys and values once and writes the output: scores stay on the chip.
     """
-    mask = seen if isinstance(seen, Tensor) else None
-    if mask is not None and mask.shape[1] > 1:  # KV heads that keep different tokens
-        mask = mask.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    grouped = q.shape[1] != k.shape[1]
     causal = isinstance(seen, str) and seen == "causal"
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped
-    )
+    grouped = q.shape[1] != k.shape[1] and q.shape[2] <= FEW_QUERIES and not causal
+    out = _by_group(q, k, v, seen) if grouped else _by_head(q, k, v, seen)
     marks.reads(q, k, v)
     marks.writes(out)
     marks.visible(q.shape[2], k.shape[2], seen)
     return out
+
+
+def _by_head(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
+    """Every query head by itself."""
+    mask = seen if isinstance(seen, Tensor) else None
+    if mask is not None and mask.shape[1] > 1:  # KV heads that keep different tokens
+        mask = mask.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    causal = isinstance(seen, str) and seen == "causal"
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+def _by_group(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
+    """Query heads that share a KV head as more queries of it."""
+    queries = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
+    mask = None
+    if isinstance(seen, Tensor):
+        mask = seen.repeat(1, 1, q.shape[1] // k.shape[1], 1)
+    return F.scaled_dot_product_attention(queries, k, v, attn_mask=mask).view(q.shape)

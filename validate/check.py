@@ -8,18 +8,25 @@ from torch import Tensor
 
 from kvsim.deployment import Deployment
 from kvsim.errors import InputError
-from kvsim.hardware import Hardware, Stack
 from kvsim.model import Model
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.validate.architecture import Architecture
 from kvsim.validate.compare import Comparison, compare
 from kvsim.validate.decoder import Decoder
-from kvsim.validate.impl import IMPLEMENTATIONS
+from kvsim.validate.impl import IMPLEMENTATIONS, implement
 from kvsim.validate.machine import check_memory
 from kvsim.validate.run import Run
 from kvsim.validate.tally import Tally
-from kvsim.validate.weights import Source, cached_bytes, load_weights, random_weights, weight_bytes
+from kvsim.validate.weights import (
+    Source,
+    build,
+    cached_bytes,
+    find_tensors,
+    load_weights,
+    random_weights,
+    weight_bytes,
+)
 
 TOLERANCE = 1e-3  # of fp32 logits, between ways to order the same sums
 SLACK = 17  # more tokens than are generated: the longest draft, and one
@@ -86,14 +93,18 @@ def representative(m: Model, work: Workload) -> list[Technique]:
     ]
 
 
-def check_workload(arch: Architecture, work: Workload, device: torch.device) -> None:
+def check_workload(
+    arch: Architecture, source: Source | None, work: Workload, device: torch.device
+) -> None:
     """Refuse what cannot run, before anything is loaded.
 
     Raises
     ------
     InputError
-        If the model has too few positions, or memory is short.
+        If the checkpoint is not this model's, the model has too few positions, or memory is short.
     """
+    if source:
+        find_tensors(arch, source)
     m, length = arch.model, work.prompt + work.generate
     if length > m.max_context:
         raise InputError(
@@ -107,6 +118,33 @@ def check_workload(arch: Architecture, work: Workload, device: torch.device) -> 
     check_memory(device, 1.2 * weight_bytes(arch, torch.float32) + cache + logits + hidden)
 
 
+def rehearse(arch: Architecture, t: Technique, work: Workload, d: Deployment) -> None:
+    """Set a technique up without any memory, to see that it can run.
+
+    Raises
+    ------
+    InputError
+        If the model, the batch or its own settings do not allow it.
+    """
+    weights = build(arch, lambda name, shape: torch.empty(shape, device="meta"))
+    decoder = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=d)
+    implement(t, decoder, [work.prompt] * work.batch, work.generate).close()
+
+
+def runnable(
+    arch: Architecture, work: Workload, d: Deployment
+) -> tuple[list[Technique], list[InputError]]:
+    """Of every technique that there is those which can run, and why the others cannot."""
+    able, refused = [], []
+    for t in representative(arch.model, work):
+        try:
+            rehearse(arch, t, work, d)
+            able.append(t)
+        except InputError as error:
+            refused.append(error)
+    return able, refused
+
+
 @torch.inference_mode()
 def check(
     arch: Architecture,
@@ -114,27 +152,25 @@ def check(
     techniques: list[Technique],
     work: Workload,
     device: torch.device,
-    hardware: Hardware,
-    stack: Stack,
+    d: Deployment,
 ) -> Iterator[Outcome | str]:
     """Run every technique twice: in fp32 for its tokens, in fp16 for its counts.
 
     Yields what it is about to do as text, then one outcome per technique.
     """
-    d = Deployment(arch.model, hardware, stack)
     prompts = work.prompts(arch.model.vocab)
-    yield f"loading {arch.model.name}"
+    yield f"loading {arch.model.name}, running full in fp32"
     exact = _decoder(arch, source, torch.float32, device, work, d)
-    yield "full in fp32"
     truth = _run(exact, parse("full"), prompts, work)
     agreements = []
-    for t in techniques:
-        yield f"{t} in fp32"
+    for i, t in enumerate(techniques, 1):
+        yield f"tokens {i}/{len(techniques)}: {t}"
         agreements.append(_agreement(truth, _run(exact, t, prompts, work)))
     del exact
     counting = _decoder(arch, source, torch.float16, device, work, d)
-    for t, (same, difference) in zip(techniques, agreements, strict=True):
-        yield f"{t}, counted in fp16"
+    found = zip(techniques, agreements, strict=True)
+    for i, (t, (same, difference)) in enumerate(found, 1):
+        yield f"counts {i}/{len(techniques)}: {t}"
         tally = Tally()
         run = Run(replace(counting, tally=tally), t, prompts, work.generate)
         run.complete()

@@ -93,6 +93,15 @@ SHARED: dict[str, str] = {
     "pointwise": "a stack has one number of passes for all models",
 }
 """Ops of every technique whose bytes may differ, and why."""
+WINDOWED = "sliding windows are masked: tokens that left one are still kept, moved and read"
+WITH_WINDOWS = dict.fromkeys(
+    [
+        "attn", "scores", "topk", "load_kv", "fetch_v", "kv", "kv buffers", "keys", "values",
+        "value buffers",
+    ],
+    WINDOWED,
+)  # fmt: skip
+"""Ops and buffers that differ where a context is longer than a layer's window."""
 RESERVED = "allocated for the whole generation before the prompt is read"
 
 
@@ -124,10 +133,12 @@ def compare(d: Deployment, run: Run, tally: Tally) -> Comparison:
     technique = as_run(run)
     stated = _stated(technique, d, run)
     counted = _counted(tally)
-    reasons = SHARED | run.impl.differences
+    windows = [shape.window for shape in run.impl.shapes if shape.window]
+    outgrown = bool(windows) and min(windows) < run.longest + run.generate
+    reasons = SHARED | (WITH_WINDOWS if outgrown else {}) | run.impl.differences
     lines = []
     for phase in PHASES:
-        for op in sorted(stated[phase].keys() | counted[phase].keys()):
+        for op in {**stated[phase], **counted[phase]}:
             work, launches = counted[phase].get(op, (Work(), 0))
             predicted = stated[phase].get(op, Work())
             lines.append(Line(phase, op, predicted, work, launches, reasons.get(op, "")))
@@ -203,9 +214,9 @@ def _buffers(t: Technique, d: Deployment, run: Run, reasons: Mapping[str, str]) 
             for name, counted in buffers.items():
                 if name in stated.get(tier, {}) or phase == "decode":
                     predicted = _number(stated.get(tier, {}).get(name, 0.0))
-                    reason = reasons.get(name, "")
-                    if phase == "prefill" and counted > predicted:
-                        reason = reason or RESERVED
+                    kept = run.resident["decode"].get(tier, {}).get(name)
+                    early = phase == "prefill" and predicted < counted == kept
+                    reason = RESERVED if early else reasons.get(name, "")
                     yield Buffer(phase, tier, name, predicted, counted, reason)
 
 

@@ -84,13 +84,22 @@ class Decoder:
         self, index: int, weights: LayerWeights, x: Tensor, step: Step, attend: Attend
     ) -> None:
         """One layer's change of the hidden states x (sequences, new, hidden), in place."""
+        self._add(x, self._attention(index, weights, x, step, attend))
+        self._add(x, self._mlp(weights, x))
+
+    def _attention(
+        self, index: int, weights: LayerWeights, x: Tensor, step: Step, attend: Attend
+    ) -> Tensor:
+        """What attention adds; its tensors are gone before the MLP's are made."""
         normed = self._norm(weights.attn_norm, x)
         q, k, v = self._project(weights, normed, step)
         attended = attend(index, normed, q, k, v, step)
-        self._add(x, self._multiply("out", weights.out, attended.transpose(1, 2).flatten(2)))
+        return self._multiply("out", weights.out, attended.transpose(1, 2).flatten(2))
+
+    def _mlp(self, weights: LayerWeights, x: Tensor) -> Tensor:
         normed = self._norm(weights.mlp_norm, x)
         wide = self._activate(self._multiply("up", weights.up, normed))
-        self._add(x, self._multiply("down", weights.down, wide))
+        return self._multiply("down", weights.down, wide)
 
     def head(self, x: Tensor) -> Tensor:
         """Hidden states (..., hidden) to logits (..., vocab)."""

@@ -11,7 +11,7 @@ MEMORY = Path("/proc/meminfo")
 
 
 def find_device(name: str) -> torch.device:
-    """A device by its name.
+    """A device by its name, which becomes the current one.
 
     Raises
     ------
@@ -27,7 +27,8 @@ def find_device(name: str) -> torch.device:
     if int(place[1] or 0) >= count:
         there = f"{count} GPUs" if count else "no GPU"
         raise InputError(f"--device: {name} is not there, PyTorch sees {there}; try --device cpu")
-    return torch.device(name)
+    torch.cuda.set_device(int(place[1] or 0))  # kernels and streams are made on the current one
+    return torch.device("cuda", int(place[1] or 0))
 
 
 def free_memory(device: torch.device) -> int:

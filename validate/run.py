@@ -13,6 +13,7 @@ from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl import IMPLEMENTATIONS, implement
 from kvsim.validate.impl.base import Implementation
 from kvsim.validate.tally import Kind
+from kvsim.validate.transfer import to_device
 
 CHUNK = 8192  # prompt tokens of the whole batch that pass through a layer at once
 
@@ -156,7 +157,9 @@ class Run:
         self.done = [d + n for d, n in zip(self.done, taken, strict=True)]
         if not first:
             self.cached = [c + n for c, n in zip(self.cached, taken, strict=True)]
-            self._on_device += torch.tensor(taken, device=self._on_device.device)
+            alike = min(taken) == max(taken)
+            device = self._on_device.device
+            self._on_device += taken[0] if alike else to_device(taken, device)
 
     def _prefill(self) -> Tensor:
         """The pass over all prompts, layer by layer; logits of their last tokens (batch, vocab)."""

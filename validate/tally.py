@@ -1,20 +1,21 @@
-"""What a real run does, op by op: FLOPs by torch's counter, bytes of the tensors it names.
+"""What a real run does, op by op: FLOPs by torch's formulas, bytes of the tensors it names.
 
 An implementation names its ops as ``kvsim/techniques`` does and says which tensors each of them
 reads and writes. ``Silent`` costs one call per op; ``Tally`` counts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache
 from threading import Lock
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 from kvsim.graph import Channel
 
@@ -64,7 +65,7 @@ class Marks:
         """Of all pairs of a query and a key, only those count that are seen."""
 
     def computes(self, flops: int) -> None:
-        """FLOPs of a kernel that torch's counter does not see."""
+        """FLOPs of a kernel that torch has no formula for."""
 
 
 class Silent:
@@ -82,6 +83,11 @@ class Silent:
         self, name: str, stream: Literal["h2d", "d2h"], tensors: Sequence[Tensor], rows: int = 0
     ) -> None:
         """A copy between GPU and host memory, noted where its data are used."""
+
+    @contextmanager
+    def moving(self, stream: str) -> Iterator[None]:
+        """Work of a lane runs, on the thread or stream that stands for it."""
+        yield
 
     def apart(self) -> "Silent":
         """A count of its own for work that a later pass will use; see ``take``."""
@@ -116,13 +122,13 @@ class Tally(Silent):
     @contextmanager
     def op(self, name: str) -> Iterator[Marks]:
         """Count what runs inside under that name."""
-        marks, launches = _Counted(), _Launches()
-        with FlopCounterMode(display=False, custom_mapping=FLOPS) as flops, launches:
+        marks = _Counted()
+        with _Watch() as watch:
             yield marks
         with self._lock:
             count = self._count(name)
-            count.flops += int((flops.get_total_flops() + marks.unseen) * marks.share)
-            count.launches += launches.kernels
+            count.flops += int((watch.flops + marks.unseen) * marks.share)
+            count.launches += watch.kernels
             count.move("hbm", marks.moved)
 
     def copy(
@@ -176,34 +182,60 @@ class _Counted(Marks):
             self.share = Fraction(queries + 1, 2 * keys)
 
 
-class _Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the kernels PyTorch runs."""
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """FLOPs by torch's formulas, and kernels, of everything that PyTorch runs.
+
+    Ops made of others are opened first, as ``torch.utils.flop_counter`` does; what is left are
+    kernels, views and allocations.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.kernels = 0
+        self.flops, self.kernels = 0, 0
 
     def __torch_dispatch__(  # type: ignore[no-untyped-def]
         self, func, types, args=(), kwargs=None
     ) -> Any:
-        if not func.is_view and not func.name().startswith("aten::empty"):
-            self.kernels += 1
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        formula = FORMULAS.get(func.overloadpacket)
+        if formula is None and _composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if formula is not None:
+            self.flops += formula(*args, **kwargs, out_val=out)
+        self.kernels += _runs(func)
+        return out
 
 
-def _attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+@cache
+def _composite(func: Any) -> bool:
+    """Whether an op is made of others, which torch's formulas may know."""
+    implicit = "CompositeImplicitAutograd"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), implicit))
+
+
+@cache
+def _runs(func: Any) -> bool:
+    """Whether an op is a kernel: no view, nothing that only allocates."""
+    return not (func.is_view or func.name().startswith(("aten::empty", "aten::_unsafe_view")))
+
+
+def _attention_flops(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> int:
     """Of fused attention with grouped heads, every pair of a query and a key counted."""
-    batch, heads, queries, width = q
-    return int(2 * batch * heads * queries * k[2] * (width + v[3]))
+    return 2 * q.shape[:3].numel() * k.shape[2] * (q.shape[3] + v.shape[3])
 
 
-FLOPS = {
-    getattr(torch.ops.aten, name): _attention_flops
-    for name in (
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-    )
+FORMULAS: Mapping[Any, Callable[..., int]] = {
+    **flop_registry,
+    **{
+        getattr(torch.ops.aten, name): _attention_flops
+        for name in (
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+        )
+    },
 }
-"""Fused attention kernels that torch's counter does not know, or only with equal heads."""
+"""torch's own, but for fused attention, which it does not know, or only with equal heads."""

@@ -1,19 +1,25 @@
 """Copies between GPU and host beside compute: streams and events, or threads on a CPU.
 
-On CUDA a lane is a stream of its own and a mark an event. On a CPU a lane is a thread and a mark
-something it sets, so that work really overlaps and a missing wait is a real bug there too.
+On CUDA a lane is a stream of its own and a mark an event. On a CPU a lane for copies is a thread
+and a mark something it sets, so that work really overlaps and a missing wait is a real bug there
+too. The second lane for compute has no cores of its own there: it runs when it is waited for.
 
 Rules that keep buffers right: whoever fills a buffer waits for its last readers, whoever reads it
-waits for who filled it, and nothing is freed while a lane may use it.
+waits for who filled it, and nothing is freed before compute waits for the lane that uses it, for
+PyTorch hands freed memory to the stream that asked for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from kvsim.validate.tally import SILENT, Silent
 
 
 class Mark(Protocol):
@@ -32,26 +38,49 @@ class Transfers:
 
     Parameters
     ----------
+    tally : told while copies run.
     before : called before every piece of work on a lane; tests delay copies with it.
     """
 
-    def __init__(self, device: torch.device, before: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        tally: Silent = SILENT,
+        before: Callable[[], None] | None = None,
+    ) -> None:
         self.device = device
-        kind = _CudaLane if device.type == "cuda" else _ThreadLane
-        self.h2d, self.d2h, self.side = (kind(device, before or _nothing) for _ in range(3))
+        on_cuda, wait = device.type == "cuda", before or _nothing
+        copies = _CudaLane if on_cuda else _ThreadLane
+        self.h2d, self.d2h = (
+            copies(device, wait, partial(tally.moving, way)) for way in ("h2d", "d2h")
+        )
+        self.side = _CudaLane(device, wait, nullcontext) if on_cuda else _ComputeLane(wait)
 
     def mark(self) -> Mark:
         """Everything that compute has been asked to do so far."""
-        return _CudaMark() if self.device.type == "cuda" else _Done()
+        return _CudaMark(self.device) if self.device.type == "cuda" else _Done()
 
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Room in host memory, pinned where there is a GPU."""
-        return torch.zeros(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
+        """Room in host memory, pinned where there is a GPU; none at all in a rehearsal."""
+        where = "meta" if self.device.type == "meta" else "cpu"
+        pinned = self.device.type == "cuda"
+        return torch.zeros(shape, dtype=dtype, device=where, pin_memory=pinned)
 
     def close(self) -> None:
         """End all lanes, after what they still have to do."""
         for lane in (self.h2d, self.d2h, self.side):
             lane.close()
+
+
+def to_device(
+    numbers: Sequence[int], device: torch.device, dtype: torch.dtype = torch.long
+) -> Tensor:
+    """A few numbers that the host knows, on the device; nobody waits for anybody.
+
+    From pageable memory the host would wait until the device has done all it was asked to.
+    """
+    made = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
+    return made.to(device, non_blocking=True)
 
 
 def _nothing() -> None:
@@ -82,8 +111,14 @@ class _ThreadMark:
 class _ThreadLane:
     """A thread that stands for a stream."""
 
-    def __init__(self, device: torch.device, before: Callable[[], None]) -> None:
-        self._before = before
+    def __init__(
+        self,
+        device: torch.device,
+        before: Callable[[], None],
+        told: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._before, self._told = before, told
+        self._threads = torch.get_num_threads()
         self._queue: SimpleQueue[tuple[Callable[[], None], tuple[Mark, ...], _ThreadMark] | None]
         self._queue = SimpleQueue()
         self._thread = Thread(target=self._serve, daemon=True)
@@ -99,6 +134,7 @@ class _ThreadLane:
         self._thread.join()
 
     def _serve(self) -> None:
+        torch.set_num_threads(self._threads)  # as compute has; a new thread would take every core
         with torch.inference_mode():
             while (item := self._queue.get()) is not None:
                 work, after, mark = item
@@ -106,28 +142,65 @@ class _ThreadLane:
                     for one in after:
                         one.wait()
                     self._before()
-                    work()
+                    with self._told():
+                        work()
                 except BaseException as error:  # raised again where the mark is waited for
                     mark.error = error
                 mark.set()
 
 
-class _CudaMark:
-    """An event on the current stream."""
+class _ComputeLane:
+    """Compute that waits until it is needed, on the thread that needs it."""
 
-    def __init__(self) -> None:
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record()
+    def __init__(self, before: Callable[[], None]) -> None:
+        self._before = before
+
+    def __call__(self, work: Callable[[], None], *after: Mark) -> Mark:
+        return _Later(self._before, work, after)
+
+    def close(self) -> None:
+        """What nobody has waited for is not needed."""
+
+
+class _Later:
+    """Work that the first to wait for it does."""
+
+    def __init__(
+        self, before: Callable[[], None], work: Callable[[], None], after: tuple[Mark, ...]
+    ) -> None:
+        self._before, self._after = before, after
+        self._work: Callable[[], None] | None = work
 
     def wait(self) -> None:
-        self._event.wait()
+        work, self._work = self._work, None
+        if work:
+            for one in self._after:
+                one.wait()
+            self._before()
+            work()
+
+
+class _CudaMark:
+    """An event on a device's current stream, which need not be the current device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._event = torch.cuda.current_stream(device).record_event()
+
+    def wait(self) -> None:
+        torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
 class _CudaLane:
     """A stream of its own; the host only queues."""
 
-    def __init__(self, device: torch.device, before: Callable[[], None]) -> None:
-        self._before = before
+    def __init__(
+        self,
+        device: torch.device,
+        before: Callable[[], None],
+        told: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._device, self._before, self._told = device, before, told
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Callable[[], None], *after: Mark) -> Mark:
@@ -135,8 +208,9 @@ class _CudaLane:
             for one in after:
                 one.wait()
             self._before()
-            work()
-            return _CudaMark()
+            with self._told():
+                work()
+            return _CudaMark(self._device)
 
     def close(self) -> None:
         self._stream.synchronize()

@@ -222,10 +222,8 @@ class Source(Protocol):
         """One tensor, in a floating-point format."""
 
 
-def load_weights(
-    arch: Architecture, source: Source, device: torch.device, dtype: torch.dtype
-) -> Weights:
-    """A checkpoint's weights; all of it is checked before the first tensor is read.
+def find_tensors(arch: Architecture, source: Source) -> dict[str, str]:
+    """What a checkpoint calls the tensors of its model; none is read.
 
     Raises
     ------
@@ -253,6 +251,20 @@ def load_weights(
                 f"give an unquantised checkpoint or a GGUF file"
             )
         found[name] = at
+    return found
+
+
+def load_weights(
+    arch: Architecture, source: Source, device: torch.device, dtype: torch.dtype
+) -> Weights:
+    """A checkpoint's weights; all of it is checked before the first tensor is read.
+
+    Raises
+    ------
+    InputError
+        As ``find_tensors``.
+    """
+    found = find_tensors(arch, source)
 
     def get(name: str, shape: tuple[int, ...]) -> Tensor:
         return source.read(found[name]).to(device, dtype)

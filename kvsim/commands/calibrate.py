@@ -1,4 +1,4 @@
-"""`kvsim calibrate`: a stack fitted to what was measured."""
+"""`kvsim calibrate`: a machine measured, or a stack fitted to what a serving run measured."""
 
 import sys
 from datetime import date
@@ -8,24 +8,37 @@ from typing import Annotated
 import typer
 
 from kvsim.arguments import count, option
+from kvsim.commands.machine import calibrate_machine
 from kvsim.commands.options import (
-    GpuOption,
     JsonOption,
-    ModelOption,
     StackOption,
     TpOption,
     WeightsOption,
     deployment,
 )
+from kvsim.errors import InputError
 
 
 def calibrate(
-    from_run: Annotated[
-        Path, typer.Option("--from-run", metavar="F.jsonl", help="A serving run's request log.")
+    out: Annotated[
+        Path, typer.Option("--out", metavar="F.toml", help="The profile or stack, written there.")
     ],
-    model: ModelOption,
-    gpu: GpuOption,
-    out: Annotated[Path, typer.Option("--out", metavar="F.toml", help="The stack, written there.")],
+    device: Annotated[
+        str | None, option("--device", "DEVICE", "cpu, cuda or cuda:N: measure this machine.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Two minutes instead of ten; coarser.")
+    ] = False,
+    from_run: Annotated[
+        Path | None,
+        typer.Option("--from-run", metavar="F.jsonl", help="Fit to a serving run's request log."),
+    ] = None,
+    model: Annotated[
+        str | None, option("--model", "NAME|PATH", "With --from-run: what was served.")
+    ] = None,
+    gpu: Annotated[
+        str | None, option("--gpu", "NAME|PATH", "With --from-run: what it ran on.")
+    ] = None,
     technique: Annotated[str, option("--technique", "SPEC", "What the run used.")] = "full",
     fit_first: Annotated[
         str, option("--fit-first", "N", "Fit to the first N requests, check on the others.")
@@ -46,7 +59,16 @@ def calibrate(
     weights: WeightsOption = "fp16",
     json: JsonOption = False,
 ) -> None:
-    """Fit a stack to a measured serving run."""
+    """Measure this machine, or fit a stack to a measured serving run (--from-run)."""
+    if (device is None) == (from_run is None):
+        raise InputError("calibrate: expected either --device cpu|cuda:N or --from-run F.jsonl")
+    if device is not None:
+        calibrate_machine(device, out, quick, json)
+        return
+    assert from_run is not None
+    if quick or model is None or gpu is None:
+        wrong = "--quick goes with --device" if quick else "--from-run needs --model and --gpu"
+        raise InputError(f"calibrate: {wrong}; see kvsim calibrate --help")
     from dataclasses import replace
     from json import dumps
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvsim.arguments import count, gib, number, option
+from kvsim.arguments import count, either, gib, number, option
 from kvsim.commands.options import (
     GpuOption,
     HostOption,
@@ -106,11 +106,14 @@ def plan(
     some = candidates(accepted)
     page_path = None if report is None else Path(report)
     if trace is None:
-        lengths = count("--prompt", prompt or "2048"), count("--generate", generate or "128")
+        lengths = (
+            count("--prompt", either(prompt, "2048")),
+            count("--generate", either(generate, "128")),
+        )
         size = None if batch in (None, "auto") else count("--batch", str(batch), ", or auto")
         _for_equal(where, (*lengths, size), objective, limits, some, page_path, json)
     else:
-        speed = number("--rate", rate or "1")
+        speed = number("--rate", either(rate, "1"))
         engine = count("--max-seqs", max_seqs), count("--max-tokens", max_tokens)
         _for_trace(where, trace, speed, engine, per_class, objective, limits, some, page_path, json)
 

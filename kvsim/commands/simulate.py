@@ -19,7 +19,18 @@ from kvsim.commands.options import (
     WeightsOption,
     deployment,
 )
-from kvsim.errors import InfeasibleError, InputError
+from kvsim.commands.serve import Job
+from kvsim.commands.traceoptions import (
+    CharsPerToken,
+    Columns,
+    Format,
+    SkipBad,
+    Sort,
+    TimeUnit,
+    hash_blocks,
+    reading,
+)
+from kvsim.errors import InputError
 
 
 def simulate(
@@ -28,7 +39,7 @@ def simulate(
     gpu: GpuOption,
     technique: Annotated[str, option("--technique", "SPEC", "NAME or NAME:KEY=VALUE,...")] = "full",
     compare: Annotated[
-        str, option("--compare", "SPEC ...", "Several, as 'full kivi:bits=4', instead of one.")
+        str, option("--compare", "SPEC,...", "Several, as full,kivi:bits=4,kvpr, instead of one.")
     ] = "",
     replicas: Annotated[str, option("--replicas", "N", "Replicas of the model.")] = "1",
     route: Annotated[
@@ -53,7 +64,13 @@ def simulate(
     host_cache: Annotated[
         str | None, option("--host-cache", "GIB", "Host memory for swapped and evicted cache.")
     ] = None,
-    acceptance_draws: Annotated[
+    acceptance: Annotated[
+        Path | None,
+        typer.Option(
+            "--acceptance", metavar="F.json", help="Accepted drafts, from an attention trace."
+        ),
+    ] = None,
+    draws: Annotated[
         str | None,
         option("--draw-acceptance", "SEED", "Draw accepted tokens per round instead of the mean."),
     ] = None,
@@ -67,29 +84,47 @@ def simulate(
         str | None, option("--gpu-memory", "GIB", "GPU memory to use; all if not given.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="F.parquet", help="Every request's times.")
+        Path | None,
+        typer.Option(
+            "--out", metavar="F.parquet|DIR", help="Every request's times; with --compare a folder."
+        ),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Take from --out what an earlier run has finished.")
+    ] = False,
+    report: Annotated[str | None, option("--report", "F.html", "Write an HTML page there.")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Prove that nothing is lost or served early.")
     ] = False,
+    format: Format = "",
+    columns: Columns = "",
+    time_unit: TimeUnit = "",
+    hash_block_tokens: Annotated[str, hash_blocks("--hash-block-tokens")] = "",
+    chars_per_token: CharsPerToken = "",
+    sort: Sort = False,
+    skip_bad: SkipBad = False,
     json: JsonOption = False,
 ) -> None:
     """Replay a request trace under continuous batching."""
     from json import dumps
 
-    from kvsim.basis import basis
-    from kvsim.report import serving as report
+    from kvsim.report import page, serving_page
+    from kvsim.report import rows as names
+    from kvsim.report import serving as tables
     from kvsim.serving.costs import StepCosts
-    from kvsim.serving.outcome import Outcome, Targets, faults
-    from kvsim.serving.rounds import drawn_rate
+    from kvsim.serving.outcome import Targets
+    from kvsim.serving.rounds import drawn_rate, measured_for, with_acceptance
     from kvsim.serving.rules import Rules
-    from kvsim.serving.simulate import simulate as play
-    from kvsim.techniques import parse
+    from kvsim.techniques import parse, parse_several
+    from kvsim.traces.attentionfile import load as load_attention
     from kvsim.traces.read import load
 
-    if out is not None and (out.suffix != ".parquet" or compare):
-        expected = "one technique with --out" if compare else "a name ending in .parquet"
-        raise InputError(f"--out: got {str(out)[:60]!r}; expected {expected}")
+    if report is not None:
+        page.check_target(report)
+    kinds = parse_several(compare) if compare else [parse(technique)]
+    places = _places(out, [str(kind) for kind in kinds], bool(compare))
+    if resume and out is None:
+        raise InputError("--resume: nothing to take up without --out; add it")
     where = deployment(model, gpu, stack, tp, weights, host_memory)
     rules = Rules(
         max_seqs=count("--max-seqs", max_seqs),
@@ -107,33 +142,51 @@ def simulate(
         ttft=float("inf") if ttft is None else number("--ttft", ttft),
         tpot=float("inf") if tpot is None else number("--tpot", tpot),
     )
-    found = load(trace)
+    attention = None if acceptance is None else load_attention(acceptance)
+    seed = None if draws is None else count("--draw-acceptance", draws)
+    options = reading(
+        format, columns, time_unit, hash_block_tokens, chars_per_token, sort, skip_bad,
+        "--hash-block-tokens",
+    )  # fmt: skip
+    found = load(trace, options)
     for note in found.notes:
         print(f"kvsim: {note}", file=sys.stderr)
     requests = found.requests.scaled(number("--rate", rate))
-    rows = []
-    for text in compare.split() or [technique]:
+    results = []
+    for kind, place in zip(kinds, places, strict=True):
+        measured = None if attention is None else measured_for(kind, attention)
         costs = StepCosts(
-            technique=parse(text),
+            technique=with_acceptance(kind, measured),
             deployment=where,
             rules=rules,
             longest=int((requests.prompt + requests.generate).max()),
             longest_prompt=int(requests.prompt.max()),
             gpu_memory=None if gpu_memory is None else gib("--gpu-memory", gpu_memory),
         )
-        draws = None
-        if acceptance_draws is not None:
-            draws = drawn_rate(
-                costs, requests.generate, count("--draw-acceptance", acceptance_draws)
-            )
-        run = play(requests, costs, count("--replicas", replicas), route, draws)
-        wrong = faults(run) if check else []
-        if wrong:
-            raise InfeasibleError(f"--check: {text}: {'; '.join(wrong)}")
-        rows.append(Outcome(run, targets).summary() | {"basis": basis(where)})
-        if out is not None:
-            report.write_requests(out, run)
+        rates = None if seed is None else drawn_rate(costs, requests.generate, seed, measured)
+        job = Job(requests, costs, count("--replicas", replicas), route, rates, targets)
+        results.append(job.result(place, resume, check))
+    shown = [result["row"] for result in results]
+    if report is not None:
+        serving_page.write_page(Path(report), names.deployment(where), trace, results)
     if json:
-        typer.echo(dumps(rows if compare else rows[0], indent=2, allow_nan=False))
+        typer.echo(dumps(shown if compare else shown[0], indent=2, allow_nan=False))
     else:
-        report.show(rows, trace, checked=check)
+        tables.show(shown, trace, checked=check)
+
+
+def _places(out: Path | None, specs: list[str], several: bool) -> list[Path | None]:
+    """A file for each technique, if files are wanted at all."""
+    if out is None:
+        return [None] * len(specs)
+    if several:
+        if out.suffix == ".parquet" or (out.exists() and not out.is_dir()):
+            raise InputError(f"--out: got {str(out)[:60]!r}; expected a folder with --compare")
+        if not out.parent.is_dir():
+            raise InputError(f"--out: {out.parent} is not there; choose an existing folder")
+        out.mkdir(exist_ok=True)
+        return [out / f"{spec.replace(':', ' ').replace('/', '_')}.parquet" for spec in specs]
+    if out.suffix != ".parquet" or not out.parent.is_dir() or out.is_dir():
+        expected = "a name ending in .parquet in an existing folder"
+        raise InputError(f"--out: got {str(out)[:60]!r}; expected {expected}")
+    return [out]

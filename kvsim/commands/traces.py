@@ -2,15 +2,23 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from kvsim.arguments import count, number, option
+from kvsim.arguments import number, option
+from kvsim.commands.traceoptions import (
+    CharsPerToken,
+    Columns,
+    Format,
+    SkipBad,
+    Sort,
+    TimeUnit,
+    at_least,
+    hash_blocks,
+    reading,
+)
 from kvsim.errors import InputError
-
-if TYPE_CHECKING:
-    from kvsim.traces.read import Options
 
 app = typer.Typer(
     help="Inspect, convert and generate request traces.",
@@ -21,20 +29,7 @@ app = typer.Typer(
 File = Annotated[
     str, typer.Argument(metavar="FILE", help="A trace, gz or zst too; or sample:NAME.")
 ]
-Format = Annotated[str, option("--format", "NAME", "The trace's format; by default recognised.")]
-Columns = Annotated[
-    str,
-    option("--columns", "ROLE=NAME,...", "Of any file: arrival=..,prompt=..,generate=..,blocks=.."),
-]
-TimeUnit = Annotated[str, option("--time-unit", "UNIT", "Of arrivals: s, ms, us, ns or date.")]
-BlockTokens = Annotated[str, option("--block-tokens", "N", "Tokens per prefix hash block.")]
-CharsPerToken = Annotated[
-    str, option("--chars-per-token", "X", "Estimate tokens of traces that hold text.")
-]
-Sort = Annotated[bool, typer.Option("--sort", help="Sort by arrival.")]
-SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="Leave out rows that break a rule, and count them.")
-]
+BlockTokens = Annotated[str, hash_blocks("--block-tokens")]
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 
 
@@ -54,7 +49,7 @@ def inspect(
     from kvsim.report import traces
     from kvsim.traces.read import load
 
-    options = _options(
+    options = reading(
         format, columns, time_unit, block_tokens, chars_per_token, sort, skip_bad
     )  # fmt: skip
     trace = load(file, options)
@@ -79,7 +74,7 @@ def convert(
     from kvsim.traces.write import check_ending, write, write_parquet
 
     check_ending(out, (".parquet",))
-    options = _options(
+    options = reading(
         format, columns, time_unit, block_tokens, chars_per_token, sort, skip_bad
     )  # fmt: skip
     if sort:  # all of it has to be at hand
@@ -143,8 +138,8 @@ def generate(
         prefixes=specs.shared_prefixes(prefixes) if prefixes else None,
     )
     drawn = workload.draw(
-        _whole("--seed", seed, 0),
-        _whole("--requests", requests, 1) if requests else None,
+        at_least("--seed", seed, 0),
+        at_least("--requests", requests, 1) if requests else None,
         number("--duration", duration) if duration else None if requests else span,
     )
     if not len(drawn):
@@ -153,35 +148,6 @@ def generate(
     row = traces.described(str(out), drawn)
     _tell(source.notes if source else ())
     traces.show(row, json, traces.row(source) if source else None)
-
-
-def _options(
-    format: str,
-    columns: str,
-    time_unit: str,
-    block_tokens: str,
-    chars_per_token: str,
-    sort: bool,
-    skip_bad: bool,
-) -> "Options":
-    from kvsim.traces.read import Options
-
-    named = dict(item.partition("=")[::2] for item in columns.split(",")) if columns else {}
-    if not all(named.values()):
-        raise InputError(f"--columns: got {columns[:60]!r}; expected arrival=NAME,prompt=NAME,..")
-    return Options(
-        format, named, time_unit,
-        _whole("--block-tokens", block_tokens, 1) if block_tokens else 0,
-        number("--chars-per-token", chars_per_token) if chars_per_token else 0.0,
-        sort, skip_bad,
-    )  # fmt: skip
-
-
-def _whole(name: str, text: str, least: int) -> int:
-    value = count(name, text)
-    if value < least:
-        raise InputError(f"{name}: got {value}; expected at least {least}")
-    return value
 
 
 def _tell(notes: tuple[str, ...]) -> None:

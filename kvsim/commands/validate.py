@@ -1,12 +1,14 @@
 """`kvsim validate`: techniques run for real; tokens and counts checked, or quality measured."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvsim.arguments import count, option
+from kvsim.arguments import count, either, number, option
 from kvsim.commands.options import GpuOption, JsonOption
+from kvsim.commands.timing import validate_times
 from kvsim.errors import InputError
 
 
@@ -40,12 +42,27 @@ def validate(
     out: Annotated[
         str | None, option("--out", "FILE", "Write what --quality measured as attention trace.")
     ] = None,
+    points: Annotated[
+        str, option("--points", "all|few", "With a measured --gpu: the grid that is timed.")
+    ] = "all",
+    max_error: Annotated[
+        str | None, option("--max-error", "X", "Exit 1 if the median error of times is above X.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="F.html", help="A page of the times.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run techniques for real; compare tokens, FLOPs, bytes and memory with what is predicted."""
+    """Run techniques for real; compare tokens, FLOPs, bytes and memory with what is predicted.
+
+    With a profile that kvsim calibrate measured on this device as --gpu, compare times instead,
+    over a grid of points.
+    """
     from json import dumps
 
+    from kvsim.deployment import Deployment
     from kvsim.profiles import load_hardware, load_stack
+    from kvsim.report.page import check_target
     from kvsim.techniques import parse
 
     texts = [] if techniques in (None, ["all"]) else list(techniques or [])
@@ -59,20 +76,34 @@ def validate(
     for name, given in (("--text", text), ("--out", out)):
         if given is not None:
             raise InputError(f"{name}: is about --quality; give that too")
-    sizes = [count(*item) for item in (("--batch", batch or "2"), ("--prompt", prompt or "96"))]
-    sizes.append(count("--generate", generate or "16"))
+    given_sizes = (
+        ("--batch", batch, "2"),
+        ("--prompt", prompt, "96"),
+        ("--generate", generate, "16"),
+    )
+    sizes = [count(name, either(text, usual)) for name, text, usual in given_sizes]
     for name, size in zip(("--batch", "--prompt", "--generate"), sizes, strict=True):
         if not 1 <= size <= 10**6:
             raise InputError(f"{name}: got {size}; expected a whole number from 1 to 1000000")
     asked = [parse(text) for text in texts]
-    hardware, stack = load_hardware(gpu), load_stack("kvsim")
-
+    hardware = load_hardware(gpu)
+    limit = None if max_error is None else number("--max-error", max_error)
+    if report is not None:
+        check_target(str(report))
     try:
         import torch
     except ImportError:
         raise InputError("validate needs PyTorch; pip install 'kvsim[validate]'") from None
+    if hardware.device:
+        validate_times(gpu, hardware, device, asked, points, limit, report, json)
+        return
+    if limit is not None or report is not None:
+        raise InputError(
+            f"--gpu: {gpu} was not measured here, and times can only be compared on the machine "
+            f"that was; kvsim calibrate --device {device} measures it"
+        )
     from kvsim.report import validation
-    from kvsim.validate.check import Outcome, Workload, check, check_workload, representative
+    from kvsim.validate.check import Outcome, Workload, check, check_workload, rehearse, runnable
     from kvsim.validate.checkpoint import open_model
     from kvsim.validate.impl import check_known
     from kvsim.validate.machine import find_device
@@ -83,11 +114,16 @@ def validate(
     cut = count("--layers", layers)
     arch = arch.first(cut) if cut else arch
     work = Workload(*sizes)
-    check_workload(arch, work, where)
+    check_workload(arch, source, work, where)
+    d = Deployment(arch.model, hardware, load_stack("kvsim"))
+    for technique in asked:
+        rehearse(arch, technique, work, d)
+    if not asked:
+        asked, refused = runnable(arch, work, d)
+        for error in refused:
+            typer.echo(f"left out: {error}", err=True)
     found: list[Outcome] = []
-    for step in check(
-        arch, source, asked or representative(arch.model, work), work, where, hardware, stack
-    ):
+    for step in check(arch, source, asked, work, where, d):
         if isinstance(step, Outcome):
             found.append(step)
         else:
@@ -105,7 +141,8 @@ def validate(
         typer.echo(dumps(answer, indent=2, allow_nan=False))
     else:
         weights = "random weights" if source is None else "its own weights"
-        title = f"{arch.model.name}, {arch.model.layers} layers, {weights}, on {name}: "
+        depth = f"{arch.model.layers} layer{'s' * (arch.model.layers > 1)}"
+        title = f"{arch.model.name}, {depth}, {weights}, on {name}: "
         title += f"batch {work.batch}, prompt {work.prompt}, generate {work.generate}"
         validation.print_outcomes(title, found)
     if not passed:

@@ -1,12 +1,16 @@
 """A simulated trace as a table, and every request's times as Parquet."""
 
 from collections.abc import Callable
-from pathlib import Path
 
+import numpy as np
+
+from kvsim.basis import basis
 from kvsim.calibrate import Fit
+from kvsim.graph import Array
 from kvsim.report.rows import Row, number
 from kvsim.report.tables import console, print_basis, print_settings, short, short_names, table
-from kvsim.serving.simulate import Run
+from kvsim.serving.outcome import Outcome
+from kvsim.serving.overtime import over_time
 
 Cell = Callable[[Row], str]
 
@@ -15,7 +19,7 @@ def show(rows: list[Row], trace: str, checked: bool) -> None:
     """Each technique's times, then its throughput, use of the machine and price."""
     out = console()
     first = rows[0]
-    out.print(f"{trace}: {first['requests']} requests on {first['replicas']} replicas")
+    out.print(f"{trace}: {first['requests']:,} requests, replicas: {first['replicas']}")
     names = short_names([row["technique"] for row in rows])
     for columns in (TIMES, USE):
         heads = {"technique": "left"} | dict.fromkeys(columns, "right")
@@ -29,9 +33,11 @@ def show(rows: list[Row], trace: str, checked: bool) -> None:
     for row in rows:
         name = names[row["technique"]]
         if row["refused"] or row["unfinished"]:
+            which = ", ".join(map(str, row["refused_rows"]))
+            several = ", ..." if row["refused"] > len(row["refused_rows"]) else ""
             out.print(
-                f"{name}: {row['refused']} refused (larger than the KV cache), "
-                f"{row['unfinished']} unfinished"
+                f"{name}: {row['refused']} refused, larger than the KV cache (in order of arrival "
+                f"number {which}{several}); {row['unfinished']} unfinished"
             )
         worst = ", ".join(f"{kind} {100 * e:.2g} %" for kind, e in row["table_error"].items())
         out.print(f"{name}: tables against direct evaluation, at worst: {worst}")
@@ -86,30 +92,24 @@ USE: dict[str, Cell] = {
 """Columns of the two tables: heading to what it shows of a row."""
 
 
-def write_requests(path: Path, run: Run) -> None:
-    """Every request's times and fate; the file is whole or not there."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from kvsim.files import replacing
-    from kvsim.serving.state import FINISHED, REFUSED
-
-    p, requests = run.progress, run.requests
-    fate = {int(FINISHED): "finished", int(REFUSED): "refused"}
-    columns = {
-        "arrival_s": requests.arrival,
-        "prompt_tokens": requests.prompt,
-        "generate_tokens": requests.generate,
-        "replica": p.replica,
-        "started_s": p.started,
-        "first_token_s": p.first,
-        "last_token_s": p.last,
-        "prefix_hit_tokens": p.hits,
-        "preemptions": p.preempted,
-        "status": [fate.get(int(s), "unfinished") for s in p.status],
+def result(outcome: Outcome) -> Row:
+    """All that reports need of a run, as JSON knows it."""
+    times = {"ttft_s": outcome.ttft_s, "tpot_s": outcome.tpot_s, "latency_s": outcome.latency_s}
+    return {
+        "row": outcome.summary() | {"basis": basis(outcome.run.costs.deployment)},
+        "over_time": {k: _brief(v) for k, v in over_time(outcome.run).items()},
+        "quantiles": {name: _brief(_quantiles(values)) for name, values in times.items()},
     }
-    with replacing(path) as draft:
-        pq.write_table(pa.table(columns), draft)
+
+
+def _quantiles(values: Array) -> Array:
+    """Of the values that there are: the least, then every half percent, the largest."""
+    known = values[np.isfinite(values)]
+    return np.quantile(known, np.linspace(0, 1, 201)) if known.size else known
+
+
+def _brief(values: Array) -> list[float]:
+    return [float(f"{value:.5g}") for value in values]
 
 
 def fit_row(

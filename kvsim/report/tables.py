@@ -112,8 +112,9 @@ def print_notes(out: Console, rows: list[tuple[str, Row]]) -> None:
 
 def print_basis(out: Console, basis: Row) -> None:
     """What the numbers stand on."""
+    kind = " ".join(filter(None, (basis["kind"], basis["calibrated"])))
     out.print(
-        f"Basis: {basis['kind']}; hardware {basis['hardware']}, stack {basis['stack']}. "
+        f"Basis: {kind}; hardware {basis['hardware']}, stack {basis['stack']}. "
         f"Error on rows not seen: {error(basis)}"
     )
 

@@ -3,9 +3,11 @@
 from typing import Any
 
 from kvsim.report.rows import Row
-from kvsim.report.tables import console, short, table
+from kvsim.report.tables import console, print_settings, short, short_names, table
 from kvsim.validate.check import TOLERANCE, Outcome
 from kvsim.validate.compare import CHANNELS, Buffer, Line
+
+EXACT = 15  # digits: counts are shown whole
 
 
 def outcome(found: Outcome) -> Row:
@@ -55,12 +57,13 @@ def verdict(item: Line | Buffer) -> str:
 
 
 def print_outcomes(title: str, found: list[Outcome]) -> None:
-    """A summary, and every op and buffer."""
+    """A summary, then every op and buffer of every technique."""
     out = console()
     out.print(title, style="bold")
+    names = short_names([str(o.technique) for o in found])
     summary = [
         [
-            str(o.technique).replace(",", ", "),
+            names[str(o.technique)],
             "yes" if o.must_agree else "no",
             f"{100 * o.same_tokens:.0f} %",
             f"{o.logit_difference:.1e}",
@@ -74,22 +77,38 @@ def print_outcomes(title: str, found: list[Outcome]) -> None:
         "counts": "left", "": "left",
     }  # fmt: skip
     out.print(table(columns, summary))
+    print_settings(out, names)
+    full = next((o.comparison.lines for o in found if o.technique.name == "full"), ())
+    known = {(line.phase, line.op): line for line in full}
     for o in found:
+        lines = [x for x in o.comparison.lines if o.technique.name == "full" or not _as(x, known)]
+        rows = [row for line in lines for row in _cells(line)]
         out.print()
-        out.print(str(o.technique), style="bold")
-        lines = [_cells(line) for line in o.comparison.lines]
-        heading = {
-            "phase": "left", "op": "left", "FLOPs": "right", "counted": "right",
-            "bytes": "right", "counted ": "right", "": "left",
-        }  # fmt: skip
-        out.print(table(heading, [*lines, *map(_resident, o.comparison.buffers)]))
-        for reason, names in _reasons(o).items():
-            out.print(f"named: {', '.join(names)}: {reason}")
+        out.print(names[str(o.technique)], style="bold")
+        heading = {"phase": "left", "op": "left", "FLOP": "right"}
+        heading |= {channel.upper() + " B": "right" for channel in CHANNELS}
+        out.print(table(heading | {"": "left"}, rows))
+        as_full = [line for line in o.comparison.lines if line not in lines]
+        for phase in dict.fromkeys(line.phase for line in as_full):
+            same = ", ".join(line.op for line in as_full if line.phase == phase)
+            out.print(f"{phase} as full: {same}", style="dim")
+        held = {"phase": "left", "tier": "left", "buffer": "left", "B": "right", "": "left"}
+        out.print(table(held, [row for b in o.comparison.buffers for row in _resident(b)]))
+        for reason, about in _reasons([*lines, *o.comparison.buffers]).items():
+            out.print(f"named: {', '.join(about)}: {reason}")
     out.print()
     out.print(
-        f"exact: gives full KV's tokens; its fp32 logits must be within {TOLERANCE:g} of them"
+        f"exact: gives full KV's tokens; its fp32 logits must be within {TOLERANCE:g} of them.\n"
+        "Rows are what was counted, over all layers and passes.\n"
+        "equal: predicted to the last digit; named: it differs for the reason given, and the "
+        "prediction\nis below it."
     )
-    out.print("bytes: of all channels (--json has them apart); equal: the same, to the last byte")
+
+
+def _as(line: Line, known: dict[tuple[str, str], Line]) -> bool:
+    """Whether full KV does the same there."""
+    full = known.get((line.phase, line.op))
+    return full is not None and (line.predicted, line.counted) == (full.predicted, full.counted)
 
 
 def _counts(o: Outcome) -> str:
@@ -100,25 +119,29 @@ def _counts(o: Outcome) -> str:
     return ", ".join(f"{n} {kind}" for kind, n in kinds.items() if n)
 
 
-def _cells(line: Line) -> list[str]:
-    flops = [short(line.predicted.flops, 9), short(line.counted.flops, 9)]
-    moved = [short(sum(w.bytes.values()), 9) for w in (line.predicted, line.counted)]
-    return [line.phase, line.op, *flops, *moved, verdict(line)]
+def _cells(line: Line) -> list[list[str]]:
+    """What was counted, and below it what was predicted where that differs."""
+    numbers = [
+        [short(n, EXACT) if n else "" for n in (w.flops, *(w.bytes.get(c, 0.0) for c in CHANNELS))]
+        for w in (line.counted, line.predicted)
+    ]
+    first = [line.phase, line.op, *numbers[0], verdict(line)]
+    return [first] if line.equal else [first, ["", "  predicted", *numbers[1], ""]]
 
 
-def _resident(buffer: Buffer) -> list[str]:
-    sizes = [short(buffer.predicted, 9), short(float(buffer.counted), 9)]
-    return [buffer.phase, f"[{buffer.tier}] {buffer.name}", "", "", *sizes, verdict(buffer)]
+def _resident(buffer: Buffer) -> list[list[str]]:
+    sizes = [short(float(n), EXACT) for n in (buffer.counted, buffer.predicted)]
+    first = [buffer.phase, buffer.tier, buffer.name, sizes[0], verdict(buffer)]
+    return [first] if buffer.equal else [first, ["", "", "  predicted", sizes[1], ""]]
 
 
-def _reasons(o: Outcome) -> dict[str, list[str]]:
+def _reasons(items: list[Line | Buffer]) -> dict[str, list[str]]:
+    """What differs for a named reason, reason by reason."""
     reasons: dict[str, list[str]] = {}
-    for line in o.comparison.lines:
-        if verdict(line) == "named" and line.op not in reasons.setdefault(line.reason, []):
-            reasons[line.reason].append(line.op)
-    for buffer in o.comparison.buffers:
-        if verdict(buffer) == "named" and buffer.name not in reasons.setdefault(buffer.reason, []):
-            reasons[buffer.reason].append(buffer.name)
+    for item in items:
+        name = item.op if isinstance(item, Line) else item.name
+        if verdict(item) == "named" and name not in reasons.setdefault(item.reason, []):
+            reasons[item.reason].append(name)
     return reasons
 
 

@@ -9,11 +9,11 @@ from kvsim.serving import accuracy
 from kvsim.serving.passes import Passes
 from kvsim.serving.room import Room
 from kvsim.serving.rules import Rules
-from kvsim.serving.tables import Nodes, Tables, make_nodes, make_tables
+from kvsim.serving.tables import Nodes, Tables, make_nodes, make_tables, refine
 from kvsim.techniques.base import Technique
 
-GOOD = 2e-3  # worst error of rounds and prompts at which the tables are fine enough
-DENSITIES = (4, 8, 16, 32)  # nodes per octave of a context or chunk, tried in this order
+GOOD = 2e-3  # error of rounds and prompts at which the tables are fine enough
+DENSITY = 8  # nodes per octave to begin with
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class StepCosts:
 
     @property
     def tables(self) -> Tables:
-        """The coarsest tables that are good, or the finest."""
+        """Tables with nodes wherever lines between fewer would be off."""
         return self._checked[0]
 
     @property
@@ -90,12 +90,16 @@ class StepCosts:
         )
         if self.rules.prefill != "chunked":  # prompts never share a pass with decoding
             samples = {kind: found for kind, found in samples.items() if kind != "mixed"}
-        for density in DENSITIES:
-            tables = self._tabulate(density)
-            error = accuracy.worst(samples, tables)
-            if max(error["rounds"], error["prompts"]) <= GOOD:
-                break
+        nodes = refine(self._nodes(DENSITY), self.passes, GOOD / 2)
+        tables = make_tables(self.passes, nodes, self.room)
+        error = accuracy.worst(samples, tables)
         return tables, error
+
+    def with_fewer(self, max_seqs: int) -> "StepCosts":
+        """The same for at most as many sequences; the tables stay, and hold more than it needs."""
+        costs = replace(self, rules=replace(self.rules, max_seqs=max_seqs))
+        object.__setattr__(costs, "_checked", self._checked)
+        return costs
 
     def with_density(self, density: int) -> "StepCosts":
         """The same with tables of a given density that nobody checks: for fits."""

@@ -20,6 +20,7 @@ from kvsim.serving.state import (
 )
 from kvsim.serving.tables import RESOURCES
 
+NAMED = 5  # refused requests that are listed
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -139,6 +140,7 @@ class Outcome:
             "requests": len(requests),
             "finished": finished,
             "refused": int(self.refused.sum()),
+            "refused_rows": (np.flatnonzero(self.refused)[:NAMED] + 1).tolist(),
             "unfinished": len(requests) - finished - int(self.refused.sum()),
             "duration_s": duration,
             "output_tok_s": made / duration if duration else None,

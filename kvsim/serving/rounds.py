@@ -1,28 +1,88 @@
 """Tokens that each request's decoding rounds yield, where rounds draft and verify."""
 
+from dataclasses import fields, replace
+
 import numpy as np
 
+from kvsim.errors import InputError
 from kvsim.graph import Array
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.state import Integers
+from kvsim.techniques import parse
+from kvsim.techniques.base import Technique
+from kvsim.traces.attention import Acceptance, AttentionTrace
+
+OWN = ("gamma", "acceptance")  # settings that a measurement is not told apart by
 
 
-def drawn_rate(costs: StepCosts, generate: Integers, seed: int) -> Array:
+def measured_for(t: Technique, trace: AttentionTrace) -> Acceptance | None:
+    """What a trace measured of a technique's drafts; nothing for one that does not draft.
+
+    Raises
+    ------
+    InputError
+        If the technique drafts and the trace has nothing on it with these settings.
+    """
+    if not getattr(t, "gamma", 0):
+        return None
+    for found in trace.acceptance:
+        other = parse(found.technique)
+        if type(other) is type(t) and _drafts(other) == _drafts(t):
+            return found
+    known = ", ".join(found.technique for found in trace.acceptance) or "none"
+    raise InputError(f"--acceptance: nothing measured for {t}; the file has {known}")
+
+
+def with_acceptance(t: Technique, measured: Acceptance | None) -> Technique:
+    """The technique with the mean acceptance that was measured.
+
+    Raises
+    ------
+    InputError
+        If its settings say another one, or its gamma was not measured.
+    """
+    if measured is None:
+        return t
+    gamma = int(t.settings["gamma"])
+    if not isinstance(t.settings["acceptance"], str):
+        raise InputError(
+            f"--acceptance: {t.name} sets acceptance={t.settings['acceptance']}; leave out one"
+        )
+    return replace(t, **{"acceptance": (measured.tokens(gamma) - 1) / gamma})
+
+
+def _drafts(t: Technique) -> dict[str, object]:
+    return {f.name: getattr(t, f.name) for f in fields(t) if f.name not in OWN}
+
+
+def drawn_rate(
+    costs: StepCosts, generate: Integers, seed: int, measured: Acceptance | None = None
+) -> Array:
     """Mean tokens per round of each request, its rounds drawn one by one. (n,)
 
-    A round accepts drafts up to the first that fails. Each fails independently with the one
-    probability at which rounds yield the technique's mean. Techniques without drafts yield one.
+    Without a measurement, a round accepts drafts up to the first that fails, and each fails
+    independently with the one probability at which rounds yield the technique's mean.
+    Techniques without drafts yield one.
     """
     gamma = int(getattr(costs.technique, "gamma", 0))
     if gamma == 0:
         return np.ones(generate.size)
-    accept = _probability(costs.rate - 1, gamma)
     random = np.random.default_rng(seed)
-    rounds, left = np.zeros(generate.size), np.asarray(generate - 1, dtype=float)
-    while (left > 0).any():
-        fails = random.geometric(max(1 - accept, 1e-12), generate.size)  # trials to the first
-        rounds += left > 0
-        left -= np.minimum(fails - 1, gamma) + 1.0
+    accept = 0.0 if measured else _probability(costs.rate - 1, gamma)
+
+    def draw(count: int) -> Integers:
+        """Tokens of so many rounds."""
+        if measured:
+            return measured.draw(random, gamma, count)
+        fails = random.geometric(max(1 - accept, 1e-12), count)  # trials to the first
+        return np.asarray(np.minimum(fails - 1, gamma) + 1)
+
+    rounds, left = np.zeros(generate.size), np.asarray(generate - 1)
+    going = np.flatnonzero(left > 0)
+    while going.size:
+        rounds[going] += 1
+        left[going] -= draw(going.size)
+        going = going[left[going] > 0]
     more = generate - 1
     return np.divide(more, rounds, out=np.ones(generate.size), where=rounds > 0)
 

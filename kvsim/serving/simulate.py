@@ -1,5 +1,6 @@
 """A trace on a fleet of equal replicas, request by request."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,9 @@ from kvsim.serving.batch import blocks_of, hits_of
 from kvsim.serving.compiled import compiled
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.queues import push
-from kvsim.serving.schedule import advance
+from kvsim.serving.schedule import advance, step
 from kvsim.serving.state import (
+    FINISHED,
     JUST_DONE,
     REFUSED,
     RUNNING,
@@ -32,6 +34,8 @@ from kvsim.traces.requests import Requests
 if TYPE_CHECKING:
     from kvsim.serving.tables import Tables
 
+PIECE = 16384  # requests between two looks at what else happens, such as Ctrl-C
+STEPS = 100_000  # and passes, once all have arrived
 ROUTES = ("round-robin", "least-loaded", "prefix-aware")
 
 
@@ -53,6 +57,7 @@ def simulate(
     route: str = ROUTES[0],
     rate: Array | None = None,
     until: float = np.inf,
+    told: Callable[[int], None] = lambda done: None,
 ) -> Run:
     """Play a trace.
 
@@ -62,6 +67,7 @@ def simulate(
         most of its prefix is (the least loaded of those).
     rate : tokens per decoding round of each request; None for the technique's mean. (n,)
     until : passes that would begin later are not played. [s]
+    told : called now and then with the requests that are done.
 
     Raises
     ------
@@ -79,7 +85,16 @@ def simulate(
     progress = progress_of(len(requests))
     blocks = int(trace.ids.max()) + 1 if trace.ids.size else 0
     fleet = fleet_of(replicas, costs.rules, engine.gpu, blocks)
-    _play(costs.tables, trace, fleet, engine, progress, ROUTES.index(route), until)
+    parts = (costs.tables, trace, fleet, engine, progress)
+    turn = 0
+    for first in range(0, len(requests), PIECE):
+        last = min(first + PIECE, len(requests))
+        turn = _arrive(*parts, ROUTES.index(route), until, first, last, turn)
+        told(int(np.count_nonzero(progress.status >= FINISHED)))
+    replica = 0
+    while replica < replicas:
+        replica = _finish(*parts, until, replica)
+        told(int(np.count_nonzero(progress.status >= FINISHED)))
     return Run(requests, costs, engine, progress, fleet)
 
 
@@ -138,13 +153,24 @@ def _shared_bytes(costs: StepCosts, requests: Requests) -> int:
 
 
 @compiled
-def _play(
-    t: "Tables", x: Trace, f: Fleet, e: Engine, p: Progress, route: int, until: float
-) -> None:
-    """Requests in order of arrival, then whatever is left to do."""
+def _arrive(
+    t: "Tables",
+    x: Trace,
+    f: Fleet,
+    e: Engine,
+    p: Progress,
+    route: int,
+    until: float,
+    first: int,
+    last: int,
+    turn: int,
+) -> int:
+    """Requests from the first to before the last in order of arrival, and passes between them.
+
+    ``turn`` is the replica whose turn it is; returns the next one's.
+    """
     replicas = f.clock.size
-    turn = 0
-    for request in range(x.arrival.size):
+    for request in range(first, last):
         now = x.arrival[request]
         if now >= until:
             break
@@ -162,8 +188,21 @@ def _play(
         f.clock[r] = max(f.clock[r], now)
         p.replica[request] = r
         push(f, p, r, WAIT_HEAD, request)
-    for r in range(replicas):
-        advance(t, x, f, e, p, r, until)
+    return turn
+
+
+@compiled
+def _finish(t: "Tables", x: Trace, f: Fleet, e: Engine, p: Progress, until: float, r: int) -> int:
+    """What is left to do from replica ``r`` on, STEPS at most; the replica to go on with."""
+    left = STEPS
+    while r < f.clock.size and left > 0:
+        busy = f.tally[r, RUNNING] + f.tally[r, WAITERS] + f.tally[r, SWAPPERS] > 0
+        if busy and f.clock[r] < until:
+            step(t, x, f, e, p, r, until)
+            left -= 1
+        else:
+            r += 1
+    return r
 
 
 @compiled

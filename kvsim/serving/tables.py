@@ -12,6 +12,7 @@ kind are exact at the tables' nodes; ``accuracy`` says how far direct evaluation
 elsewhere, passes of both kinds included.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,6 +33,10 @@ COSTS = ("seconds", *RESOURCES)
 
 TO_GPU, TO_HOST = COSTS.index("h2d"), COSTS.index("d2h")
 
+PROBES = 3  # batches, parts and starts at which other nodes are judged
+HALF = 0.5
+LOOKS = (0.25, HALF, 0.8)  # where a gap is looked into
+MOST_NODES = 4096
 EVERY = 256  # token counts up to here have a node each
 TOKEN_DENSITY = 16  # and beyond them this many per octave
 
@@ -69,6 +74,11 @@ class Tables(NamedTuple):
     h2d: float  # rate at which each GPU swaps in and fetches evicted blocks [B/s]
     d2h: float  # and swaps out [B/s]
 
+    @property
+    def seconds(self) -> PerNode:
+        """The time alone. [s]"""
+        return PerNode(*(values[..., 0] for values in self.costs))
+
 
 def make_nodes(
     density: int, max_seqs: int, longest: int, longest_chunk: int, most_tokens: int
@@ -94,6 +104,52 @@ def spread(most: float, per_octave: int) -> Array:
     count = int(np.ceil(np.log2(max(most, 2)) * per_octave)) + 1
     geometric = np.round(np.geomspace(1, max(most, 2), count))
     return np.unique(np.concatenate([[0.0], geometric]))
+
+
+def refine(nodes: Nodes, passes: Passes, good: float) -> Nodes:
+    """More contexts, parts and starts, where straight lines between the nodes are off.
+
+    Techniques that work in blocks have costs like the teeth of a saw, and budgets make kinks.
+    """
+    batches = np.unique(np.round(np.geomspace(1, nodes.batches[-1], PROBES)))[:, None]
+    few = np.unique(np.round(np.geomspace(1, nodes.chunks[-1], PROBES)))[:, None]
+    early = np.unique(np.round(np.linspace(0, nodes.starts[-1], PROBES)))[:, None]
+    return nodes._replace(
+        contexts=_bisected(nodes.contexts, lambda x: passes.round(batches, x), good),
+        chunks=_bisected(nodes.chunks, lambda x: passes.prompt(x, early), good),
+        starts=_bisected(nodes.starts, lambda x: passes.prompt(few, x), good),
+    )
+
+
+def _bisected(nodes: Array, values: Callable[[Array], Array], good: float) -> Array:
+    """Nodes, halved again and again where a line is off by more than ``good``, relative.
+
+    Parameters
+    ----------
+    values : what is to be met at some nodes. (n,) to (m, n)
+    """
+    known, open_ = nodes, np.ones(nodes.size - 1, bool)  # gaps that nobody has looked into
+    at = values(known)
+    while known.size < MOST_NODES:
+        gap = np.flatnonzero(open_ & (np.diff(known) > 1))
+        if not gap.size:
+            break
+        low, high = known[gap], known[gap + 1]
+        off = np.zeros(gap.size, bool)
+        for part in LOOKS:
+            x = np.floor(low + part * (high - low))
+            direct = values(x)
+            above = (x - low) / (high - low)
+            line = (1 - above) * at[:, gap] + above * at[:, gap + 1]
+            off |= (np.abs(line - direct) > good * np.abs(direct)).any(axis=0)
+            if part == HALF:
+                middle, at_middle = x, direct
+        open_[gap] = off
+        halved = gap[off]
+        known = np.insert(known, halved + 1, middle[off])
+        at = np.insert(at, halved + 1, at_middle[:, off], axis=1)
+        open_ = np.insert(open_, halved + 1, True)
+    return known
 
 
 def tabulate(passes: Passes, nodes: Nodes) -> PerNode:

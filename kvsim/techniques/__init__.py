@@ -3,6 +3,7 @@
 ``name`` or ``name:key=value,key=value``, as ``kvpr:split=512,schedule=column``.
 """
 
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -73,6 +74,27 @@ def parse(text: str) -> Technique:
             raise InputError(f"{name}: {key} is given twice; keep one")
         given[key] = _value(value)
     return kind(**given)
+
+
+def parse_several(text: str) -> list[Technique]:
+    """Read ``full,kivi:bits=4,group=32,kvpr``; spaces may stand for commas between techniques.
+
+    Raises
+    ------
+    InputError
+        As ``parse``, and for a technique that comes twice.
+    """
+    specs: list[str] = []
+    for item in filter(None, re.split(r"[,\s]+", text)):
+        if "=" in item and ":" not in item and specs:
+            specs[-1] += f",{item}"
+        else:
+            specs.append(item)
+    found = [parse(one) for one in specs]
+    for t in found:
+        if found.count(t) > 1:
+            raise InputError(f"{t.name}: the same technique twice; leave out one, or change it")
+    return found
 
 
 def _value(text: str) -> Any:

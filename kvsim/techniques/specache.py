@@ -61,9 +61,10 @@ class Specache(Technique):
         size = blocks.kv_bytes(m, p.batch * chosen)
         rows = 2 * p.batch * m.cached_heads * chosen
         sync = d.stack.gather_sync
-        known = self.speculative and not self.first  # pairs that are in place
+        known = self.speculative and not self.first  # pairs that are in place, chosen before
+        held = blocks.kv_bytes(m, p.batch * np.minimum(self.k, length - p.new))
         look = attention.ops(
-            d, p, shape, stored=stored, extra_bytes=size if known else 0.0,
+            d, p, shape, stored=stored, extra_bytes=held if known else 0.0,
             after=("prefetch@step-1",) if known else (),
         )  # fmt: skip
         fetch = blocks.copy("prefetch", "h2d", size, rows=rows, after=("topk",))
@@ -103,8 +104,9 @@ class Specache(Technique):
         """
         m, stored = d.shard, self.stored
         own = (2 if self.speculative else 1) * (d.stack.append_passes == 0)
-        pairs = blocks.kv_bytes(m, p.batch * self.k)
-        indices = d.stack.index_bytes * p.batch * m.cached_heads * self.k
+        chosen = np.minimum(self.k, p.max_length)
+        pairs = blocks.kv_bytes(m, p.batch * chosen)
+        indices = d.stack.index_bytes * p.batch * m.cached_heads * chosen
         host = attention.resident_kv(d, p, shape) * (np.asarray(self.k) > 0)
         return {
             "gpu": {

@@ -33,6 +33,7 @@ class H2o(Evicting):
         self.ranked = self.capacity > self.budget  # otherwise nothing is ever evicted
         self.sums = [self._sums(self.slots) for _ in self.shapes if self.ranked]
         self._prompt_sums: Tensor | None = None
+        self._lengths = torch.tensor(lengths, device=decoder.device)
 
     def attend_slots(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
         """With scores, where some token will be evicted."""
@@ -55,7 +56,7 @@ class H2o(Evicting):
     def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
         """The heaviest of a sequence's older tokens, and its latest."""
         assert self._prompt_sums is not None
-        lengths = torch.tensor(self.lengths, device=k.device)
+        lengths = self._lengths
         tokens = torch.arange(self.prompt, device=k.device)
         with self.tally.op("select") as marks:
             sums = by_kv_head(self._prompt_sums, k.shape[1])
@@ -106,7 +107,7 @@ class H2o(Evicting):
             marks.writes(out)
             marks.visible(q.shape[2], k.shape[2], seen)
         with self.tally.op("scores") as marks:
-            given = step.positions < torch.tensor(self.lengths, device=k.device)[:, None]
+            given = step.positions < self._lengths[:, None]
             counts = given if step.kind == "prefill" else torch.ones_like(given)
             sums += (weights.float() * counts[:, None, :, None]).sum(2)
             marks.reads(weights, sums)

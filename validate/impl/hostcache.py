@@ -60,7 +60,7 @@ class HostCache(Implementation):
                 f"{technique.name}: batch {self.batch} does not divide into {self.parts} parts; "
                 f"choose a multiple of {self.parts}, or set {technique.name}:parts"
             )
-        self.transfers = Transfers(decoder.device)
+        self.transfers = Transfers(decoder.device, decoder.tally)
         self.each = self.batch // self.parts  # sequences of a part
         self.visits = [Visit(i, j) for i in range(self.model.layers) for j in range(self.parts)]
         self.cached = [max(lengths[rows]) for rows in self.tiles]  # tokens of each part [tokens]
@@ -80,8 +80,7 @@ class HostCache(Implementation):
             self.streamed = StreamedWeights(decoder, self.transfers, self.parts)
         self._turn = 0  # visits so far: even ones use the first buffer
         self._free: list[tuple[Mark, ...]] = [(), ()]  # what each buffer's next filler waits for
-        self._stored: dict[Visit, tuple[Mark, ...]] = {}  # when a home took its last tokens
-        self._kept: tuple[Mark, ...] = ()  # copies of layer inputs in this visit
+        self._stored: dict[Visit, Mark] = {}  # when a home took its last tokens
         self._arrival: Arrival | None = None  # for the next visit
 
     # what a subclass may say
@@ -131,9 +130,8 @@ class HostCache(Implementation):
 
         return self.transfers.d2h(work, self.transfers.mark())
 
-    def keep_inputs(self, visit: Visit, x: Tensor, step: Step) -> tuple[Mark, ...]:
-        """A chunk of the prompt has reached a layer as x: for those who keep it."""
-        return ()
+    def keep_inputs(self, visit: Visit, x: Tensor, step: Step) -> None:
+        """A chunk of the prompt has reached a layer as x: for those who send it home."""
 
     # hooks
 
@@ -154,7 +152,7 @@ class HostCache(Implementation):
             for mark in self._free[self._turn % 2]:
                 mark.wait()
             self._send_weights(visit)
-        self._kept += self.keep_inputs(visit, x, step)
+        self.keep_inputs(visit, x, step)
         out = self._attend(visit, q, k, v, step)
         if step.length == self.prompt:
             self._leave(visit, self.store(visit, slice(0, self.prompt)))
@@ -169,7 +167,8 @@ class HostCache(Implementation):
         if layer == self.model.layers - 1:  # nobody asks for this pass's tokens any more
             self.cached[visit.tile] += step.new
         following = self.visits[(self.visits.index(visit) + 1) % len(self.visits)]
-        self._request(following, self._turn + 1)
+        if following != visit:
+            self._request(following, self._turn + 1)
         if arrival:
             for mark in arrival.marks:
                 mark.wait()
@@ -177,6 +176,8 @@ class HostCache(Implementation):
             self._widen(arrival.part)
         out = self._attend(visit, q, k, v, step)
         self._leave(visit, self.store(visit, slice(min(step.starts), step.length)))
+        if following == visit:  # one layer: the next step needs what this one stores
+            self._request(visit, self._turn)
         return out
 
     def resident(self) -> Resident:
@@ -231,13 +232,14 @@ class HostCache(Implementation):
         """Queue the copies for the next visit, if the generation goes on."""
         self._arrival = None
         if max(self.cached) < self.capacity - 1 or visit.layer or visit.tile:
-            self._arrival = self.fetch(visit, turn, self._free[turn % 2] + self._stored[visit])
+            after = (*self._free[turn % 2], self._stored[visit])
+            self._arrival = self.fetch(visit, turn, after)
 
     def _leave(self, visit: Visit, stored: Mark) -> None:
         """This visit is over: its buffer is free when attention and the copies home are done."""
-        self._stored[visit] = (stored, *self._kept)
-        self._free[self._turn % 2] = (self.transfers.mark(), *self._stored[visit])
-        self._turn, self._kept = self._turn + 1, ()
+        self._stored[visit] = stored  # after all that the visit sent before: lanes are in order
+        self._free[self._turn % 2] = (self.transfers.mark(), stored)
+        self._turn += 1
 
     def _send_weights(self, visit: Visit) -> None:
         if self.streamed:

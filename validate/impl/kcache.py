@@ -1,5 +1,7 @@
 """Keys on the GPU, values in host memory, the best N fetched for every query head."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -8,7 +10,7 @@ from kvsim.validate.attention import Step, attend, visible
 from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Implementation, Resident, put
 from kvsim.validate.impl.eviction import scores
-from kvsim.validate.kernels.gather import gather
+from kvsim.validate.kernels.gather import gather, rows_at
 from kvsim.validate.transfer import Mark, Transfers
 
 Copies = list[tuple[Tensor, Tensor]]  # to, from
@@ -22,6 +24,10 @@ class Kcache(Implementation):
     the host. Where N values for every head of a group are no fewer than all, all are copied once.
     """
 
+    differences: ClassVar[dict[str, str]] = {
+        "value buffers": "indices are as many as the last step could choose"
+    }
+
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
     ) -> None:
@@ -29,7 +35,7 @@ class Kcache(Implementation):
         m, layers = self.model, self.model.layers
         self.here = min(layers, int(technique.settings["gpu_layers"]))
         self.n = min(int(technique.settings["n"]), self.capacity)
-        self.transfers = Transfers(decoder.device)
+        self.transfers = Transfers(decoder.device, decoder.tally)
         self.keys = [self.empty(self.capacity) for _ in range(layers)]
         self.values = [self.empty(self.capacity) for _ in range(self.here)]
         home = (self.capacity, self.batch, m.kv_heads, m.head_dim)
@@ -83,6 +89,7 @@ class Kcache(Implementation):
             seen = visible(step, held, self.shapes[layer].window)
             weights = scores(q, keys, seen if isinstance(seen, Tensor) else None).to(q.dtype)
             marks.reads(q, keys)
+            marks.visible(1, length, seen)
         with self.tally.op("topk") as marks:
             best = weights[:, :, 0].topk(count, dim=-1)
             marks.writes(weights)
@@ -135,8 +142,7 @@ class Kcache(Implementation):
 
     def _rows(self, values: Tensor, by_group: Tensor, index: Tensor) -> Tensor:
         """Rows of values on the GPU, (batch, heads, N, dim)."""
-        rows = by_group[..., None].expand(-1, -1, -1, self.model.head_dim)
-        return values.gather(2, rows).view(*index.shape, -1)
+        return rows_at(values, by_group).view(*index.shape, -1)
 
     def _send_new(self, layer: int, new: Tensor, step: Step) -> None:
         """One token per sequence (1, batch, KV heads, dim) to its slot."""

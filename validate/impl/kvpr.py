@@ -1,5 +1,6 @@
 """Offloading with partial recomputation: inputs of a layer arrive first, the rest meanwhile."""
 
+from functools import cached_property
 from typing import ClassVar, cast
 
 import numpy as np
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.graph import Array, Point
+from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique
 from kvsim.techniques.kvpr import Kvpr as Statement
 from kvsim.validate.attention import Step
@@ -43,18 +45,18 @@ class Kvpr(HostCache):
 
     def split(self, layer: int, cached: int) -> int:
         """Tokens recomputed in a step that finds so many in the cache. [tokens]"""
-        return int(self._splits(layer, np.array([float(cached)]))[0])
+        return int(self._splits[self.shapes[layer]][cached - self._shortest])
 
     def first(self, layer: int) -> int:
         """Tokens that every step recomputes have no keys and values at home."""
         return self._span(layer)[0]
 
-    def keep_inputs(self, visit: Visit, x: Tensor, step: Step) -> tuple[Mark, ...]:
+    def keep_inputs(self, visit: Visit, x: Tensor, step: Step) -> None:
         """Send home the inputs that some step will recompute from."""
         last = self._span(visit.layer)[1]
         part = slice(step.starts[0], min(step.length, last))
         if part.start >= part.stop:
-            return ()
+            return
         home, buffer = self.inputs[visit], self.input_buffers[self._turn % 2]
         numbers = x[:, : part.stop - part.start].transpose(0, 1).flatten(1)
         if self.packed:
@@ -69,7 +71,7 @@ class Kvpr(HostCache):
         def work() -> None:
             home.take(buffer, part)
 
-        return (self.transfers.d2h(work, self.transfers.mark()),)
+        self.transfers.d2h(work, self.transfers.mark())
 
     def fetch(self, visit: Visit, turn: int, after: tuple[Mark, ...]) -> Arrival:
         """Inputs first, then the other tokens' keys and values beside the recomputation."""
@@ -133,16 +135,25 @@ class Kvpr(HostCache):
 
     def _span(self, layer: int) -> tuple[int, int]:
         """Fewest and most tokens that some step recomputes. [tokens]"""
-        contexts = np.arange(self.prompt, max(self.prompt + 1, self.capacity - 1), dtype=float)
-        splits = self._splits(layer, contexts)
+        splits = self._splits[self.shapes[layer]]
         return int(splits.min()), int(splits.max())
 
-    def _splits(self, layer: int, cached: Array) -> Array:
+    @cached_property
+    def _splits(self) -> dict[LayerShape, Array]:
+        """The split of every step, by the tokens it finds beyond the shortest part's prompt."""
         d, statement = self.decoder.deployment, cast(Statement, self.technique)
         if d is None:
             raise InputError("kvpr: the split rests on a machine; give one with --gpu")
+        cached = np.arange(self._shortest, self.capacity, dtype=float)
         p = Point(float(self.each), cached, 1.0, float(self.prompt), float(self.capacity))
-        stated = np.asarray(statement.recomputed(d, p, self.shapes[layer]))
+        stated = {shape: statement.recomputed(d, p, shape) for shape in set(self.shapes)}
         known = min(self.lengths)  # beyond, a shorter prompt has no inputs
-        splits: Array = np.minimum(np.broadcast_to(stated, cached.shape), known)
-        return splits
+        return {
+            shape: np.minimum(np.broadcast_to(np.asarray(splits), cached.shape), known)
+            for shape, splits in stated.items()
+        }
+
+    @property
+    def _shortest(self) -> int:
+        """Longest prompt of the part whose longest is shortest. [tokens]"""
+        return min(max(self.lengths[rows]) for rows in self.tiles)

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
@@ -12,10 +11,11 @@ from kvsim.techniques.quantspec import Quantspec as Settings
 from kvsim.validate.attention import Step
 from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Resident
-from kvsim.validate.impl.packed import Packed
+from kvsim.validate.impl.packed import WHOLE_GROUPS, Packed
 from kvsim.validate.impl.speculation import Speculative
 from kvsim.validate.kernels.weights import int4_matrix
 from kvsim.validate.tally import Kind
+from kvsim.validate.transfer import to_device
 from kvsim.validate.weights import LayerWeights, Linear, Matrix
 
 
@@ -33,7 +33,8 @@ class Quantspec(Speculative, Packed):
     """
 
     differences: ClassVar[dict[str, str]] = {
-        "quantise": "half a buffer is packed at once; the prediction spreads it over the rounds"
+        "quantise": "half a buffer is packed at once; the prediction spreads it over the rounds",
+        "kv": WHOLE_GROUPS,
     }
 
     def __init__(
@@ -74,7 +75,7 @@ class Quantspec(Speculative, Packed):
         ]
         if not full:
             return
-        begins = torch.tensor([self.packed_keys(n) for n in before], device=self.decoder.device)
+        begins = to_device([self.packed_keys(n) for n in before], self.decoder.device)
         for sides in zip(self.k, self.v, strict=True):
             with self.tally.op("quantise") as marks:
                 for side in sides:

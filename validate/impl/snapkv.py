@@ -29,6 +29,7 @@ class Snapkv(Evicting):
         self.refuse_windows()
         self.budget = budget
         self.evicted = [max(0, n - budget) for n in lengths]
+        self._lengths = torch.tensor(lengths, device=decoder.device)
         self._moved = torch.tensor(self.evicted, device=decoder.device)[:, None]
         self._queries: Tensor | None = None  # of the prompts' last tokens
 
@@ -40,7 +41,7 @@ class Snapkv(Evicting):
     def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Score all tokens by the last queries, keep the best."""
         assert self._queries is not None
-        lengths = torch.tensor(self.lengths, device=k.device)[:, None]
+        lengths = self._lengths[:, None]
         tokens, asking = torch.arange(self.prompt, device=k.device), self._asking(k.device)
         with self.tally.op("observe") as marks:
             seen = (tokens <= asking[..., None])[:, None]
@@ -75,7 +76,7 @@ class Snapkv(Evicting):
     def _asking(self, device: torch.device) -> Tensor:
         """Positions of the observing queries, (batch, window); below 0 for short prompts."""
         many = min(self.window, self.prompt)
-        lengths = torch.tensor(self.lengths, device=device)[:, None]
+        lengths = self._lengths[:, None]
         return lengths - many + torch.arange(many, device=device)
 
     def _observe(self, q: Tensor, step: Step) -> None:

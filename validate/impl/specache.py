@@ -13,7 +13,7 @@ from kvsim.validate.attention import Step
 from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.kivi import check_residual, pack_keys, pack_values
-from kvsim.validate.impl.packed import Packed
+from kvsim.validate.impl.packed import WHOLE_GROUPS, Packed
 from kvsim.validate.kernels.attention import Part
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.kernels.quantise import Levels
@@ -42,6 +42,7 @@ class Specache(Packed):
     differences: ClassVar[dict[str, str]] = {
         "quantise": "keys are packed a residual at a time; the prediction spreads that evenly",
         "indices": "32-bit indices, where the stack counts torch.topk's of 64 bits",
+        "kv": WHOLE_GROUPS,
     }
 
     def __init__(
@@ -56,7 +57,7 @@ class Specache(Packed):
         self.sides(slots, int(technique.bits), technique.group, where)
         m, layers, rows = self.model, range(self.model.layers), self.capacity - self.slack
         self.chosen = int(min(int(technique.k), rows))
-        self.transfers = Transfers(decoder.device)
+        self.transfers = Transfers(decoder.device, decoder.tally)
         # one token of the whole batch is contiguous, so that storing it is one copy
         shape = (rows if self.chosen else 0, self.batch, m.kv_heads, m.head_dim)
         host = self.transfers.host
@@ -69,7 +70,6 @@ class Specache(Packed):
         self._leaving: list[tuple[Mark, tuple[Tensor, ...]]] = [
             (self.transfers.mark(), ()) for _ in layers
         ]
-        self._other: tuple[Tensor, Tensor] | None = None
         self.guess = torch.zeros(self.batch, dtype=torch.long, device=decoder.device)
 
     @property
@@ -90,20 +90,14 @@ class Specache(Packed):
         super().filled(layer, k, v)
         if not self.chosen:
             return
-        self._store(layer, slice(0, self.prompt), k, v)
-        # the next layer's prompt goes where the one before this has left
-        if self._other is None:
-            self._other = torch.empty_like(k), torch.empty_like(v)
         if layer:
-            self._leaving[layer - 1][0].wait()
-        self._scratch, self._other = self._other, (k, v)
+            self._left(layer - 1)  # its copy makes room for this one's
+        self._store(layer, slice(0, self.prompt), k, v)
 
     def prompt_read(self) -> None:
         """The last layer's prompt has to have left."""
-        for mark, _ in self._leaving:
-            mark.wait()
+        self._left(self.model.layers - 1)
         super().prompt_read()
-        self._other = None
 
     def between(self, run: "Run") -> None:
         """Pre-decoding: the first output token chooses the first pairs and gives the first guess.
@@ -163,11 +157,11 @@ class Specache(Packed):
         return held
 
     def resident_bytes(self) -> dict[Tier, dict[str, int]]:
-        """Two layers' prompts while they leave."""
+        """A layer's prompt, and what is on its way to the host."""
         sizes = super().resident_bytes()
-        leaving = sizes["gpu"].pop("prompt kv", 0) if self.chosen else 0
-        if leaving:
-            sizes["gpu"]["kv on the way out"] = leaving + size(*(self._other or ()))
+        if self.chosen and "prompt kv" in sizes["gpu"]:
+            leaving = sum(size(*held) for _, held in self._leaving)
+            sizes["gpu"]["kv on the way out"] = sizes["gpu"].pop("prompt kv") + leaving
         return sizes
 
     def close(self) -> None:
@@ -229,7 +223,8 @@ class Specache(Packed):
     def _store(self, layer: int, rows: slice, k: Tensor, v: Tensor) -> None:
         """Copy the same rows of every sequence to the host."""
         homes = (self.k_home[layer], self.v_home[layer])
-        made = tuple(t.permute(2, 0, 1, 3).contiguous() for t in (k, v))
+        laid_out = (t.permute(2, 0, 1, 3) for t in (k, v))
+        made = tuple(t.clone(memory_format=torch.contiguous_format) for t in laid_out)
 
         def store() -> None:
             for home, new in zip(homes, made, strict=True):
@@ -237,8 +232,14 @@ class Specache(Packed):
 
         self._send(layer, store, *made)
 
+    def _left(self, layer: int) -> None:
+        """Wait until a layer's prompt is on the host, and free the copy that was sent."""
+        mark, _ = self._leaving[layer]
+        mark.wait()
+        self._leaving[layer] = mark, ()
+
     def _send(self, layer: int, store: Callable[[], None], *held: Tensor) -> None:
         """Queue a copy to the host; its source is kept until the next one of that layer."""
         mark = self.transfers.d2h(store, self.transfers.mark())
-        self._leaving[layer] = mark, held
+        self._leaving[layer] = mark, held  # what is held here has left: see ``_left``, ``_choose``
         self.tally.copy("store_kv", "d2h", held)

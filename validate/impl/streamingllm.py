@@ -33,6 +33,7 @@ class Streamingllm(Evicting):
         sink, recent = int(settings["sink"]), int(settings["recent"])
         super().__init__(technique, decoder, lengths, generate, sink, recent)
         rope = decoder.arch.rope
+        self._lengths = torch.tensor(lengths, device=decoder.device)
         self.turns, self.sinks = None, list[Tensor]()
         if rope and sink and self.capacity > self.budget:
             plain = replace(rope, scale=1.0)
@@ -41,7 +42,7 @@ class Streamingllm(Evicting):
 
     def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
         """The first tokens and the latest of every sequence."""
-        held = self.ring(torch.tensor(self.lengths, device=k.device)).clamp_min(0)
+        held = self.ring(self._lengths).clamp_min(0)
         self.keep(layer, k, v, held[:, None].expand(-1, k.shape[1], -1))
 
     def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:

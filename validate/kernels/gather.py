@@ -4,6 +4,7 @@ On a GPU the kernel reads the host's pinned memory itself, so that only the rows
 no staging copy is made; on the CPU it is an index.
 """
 
+import torch
 from torch import Tensor
 
 
@@ -28,8 +29,27 @@ def gather(
 def gather_plainly(
     k_home: Tensor, v_home: Tensor, index: Tensor, k_out: Tensor, v_out: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The kernel's oracle."""
-    rows = index.long()[..., None].expand(-1, -1, -1, k_home.shape[-1])
-    k_out.copy_(k_home.gather(2, rows))
-    v_out.copy_(v_home.gather(2, rows))
+    """The kernel's oracle, and what the CPU runs."""
+    k_out.copy_(rows_at(k_home, index))
+    v_out.copy_(rows_at(v_home, index))
     return k_out, v_out
+
+
+def rows_at(home: Tensor, index: Tensor) -> Tensor:
+    """Rows (batch, KV heads, k, head dim) that ``index`` (batch, KV heads, k) names.
+
+    On a CPU memory is looked at as one table of rows: each is then one copy, where
+    ``torch.gather`` would look every number up by itself.
+    """
+    batch, heads, tokens, dim = home.shape
+    index = index.long()
+    steps = home.stride()[:3]
+    if home.is_cuda or home.stride(3) != 1 or any(step % dim for step in steps):
+        return home.gather(2, index[..., None].expand(-1, -1, -1, dim))
+    by_sequence, by_head, by_token = (step // dim for step in steps)
+    last = (batch - 1) * by_sequence + (heads - 1) * by_head + (tokens - 1) * by_token
+    table = home.as_strided((last + 1, dim), (dim, 1))
+    sequences, kv_heads = (torch.arange(n, device=home.device) for n in (batch, heads))
+    begins = sequences[:, None] * by_sequence + kv_heads * by_head
+    places = index * by_token + begins[..., None]
+    return table.index_select(0, places.view(-1)).view(*index.shape, dim)

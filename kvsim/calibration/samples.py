@@ -1,0 +1,182 @@
+"""What microbenchmarks measured, and the file that keeps it while they run.
+
+A sample is an op as the simulator states it and how long it took, so that the fit predicts it by
+the same roofline as everything else. The file has one JSON object per line: what ran where, then
+the samples of one benchmark after another, each closed by a line that says it is complete.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvsim.errors import InputError
+from kvsim.files import replace_text
+from kvsim.graph import Op
+
+FORMAT = 1
+Case = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One op, timed several times."""
+
+    benchmark: str
+    case: Case  # what tells it from the benchmark's other samples
+    op: Op  # its work, all numbers scalars
+    runs: tuple[float, ...]  # [s]
+
+    @property
+    def seconds(self) -> float:
+        """Median of its runs. [s]"""
+        return float(np.median(self.runs))
+
+    @property
+    def spread(self) -> float:
+        """Half the distance of the quartiles over the median."""
+        low, high = np.quantile(self.runs, (0.25, 0.75))
+        return float((high - low) / 2 / self.seconds)
+
+    @property
+    def error(self) -> float:
+        """Relative standard error of the median, as its runs scatter."""
+        return 1.2533 * self.spread / 0.6745 / float(np.sqrt(len(self.runs)))
+
+    def row(self) -> dict[str, Any]:
+        """Read back by ``sample``."""
+        op: dict[str, Any] = {
+            "name": self.op.name, "stream": self.op.stream, "kernel": self.op.kernel,
+            "dtype": self.op.dtype, "flops": self.op.flops, "bytes": dict(self.op.bytes),
+            "rows": self.op.rows, "launches": self.op.launches,
+        }  # fmt: skip
+        if np.isfinite(self.op.size):
+            op["size"] = self.op.size
+        return {
+            "benchmark": self.benchmark, "case": dict(self.case), "op": op,
+            "seconds": self.seconds, "spread": self.spread, "runs": list(self.runs),
+        }  # fmt: skip
+
+
+def sample(row: Mapping[str, Any]) -> Sample:
+    """A sample from its row."""
+    return Sample(row["benchmark"], row["case"], Op(**row["op"]), tuple(row["runs"]))
+
+
+@dataclass
+class Log:
+    """Samples on disk: what was finished before, and what is added now.
+
+    Parameters
+    ----------
+    header : what ran where; a log can only go on where it began.
+    """
+
+    path: Path
+    header: Mapping[str, Any]
+    done: dict[str, list[Sample]] = field(default_factory=dict)  # by benchmark
+
+    @classmethod
+    def open(cls, path: Path, header: Mapping[str, Any]) -> "Log":
+        """Start a log, or go on with one; what its last benchmark left unfinished is dropped.
+
+        Raises
+        ------
+        InputError
+            If the place cannot be written, or holds something else or samples of another machine.
+        """
+        first = json.dumps({"samples": FORMAT, **header}) + "\n"
+        if not path.exists():
+            replace_text(path, first)
+            return cls(path, header)
+        try:
+            text = path.read_bytes()
+        except OSError as problem:
+            raise InputError(f"{path}: {problem.strerror}; choose another place") from None
+        log = cls(path, header)
+        if text.partition(b"\n")[0] != first.encode().rstrip():
+            raise InputError(f"{path}: {_other(text, header)}; move it away, or choose another")
+        kept = log._read(text, len(first.encode()))
+        if kept < len(text):
+            os.truncate(path, kept)
+        return log
+
+    def append(self, benchmark: str, samples: Sequence[Sample]) -> None:
+        """Keep a finished benchmark; on disk before this returns.
+
+        Raises
+        ------
+        InputError
+            If the disk is full or the place has become unwritable.
+        """
+        lines = [json.dumps(s.row()) for s in samples]
+        lines.append(json.dumps({"done": benchmark, "samples": len(samples)}))
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("\n".join(lines) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as problem:
+            raise InputError(f"{self.path}: {problem.strerror}; free some space") from None
+        self.done[benchmark] = list(samples)
+
+    @property
+    def samples(self) -> list[Sample]:
+        """All samples."""
+        return [s for samples in self.done.values() for s in samples]
+
+    def _read(self, text: bytes, start: int) -> int:
+        """Take over every finished benchmark; where the last of them ends in the file. [B]"""
+        place = end = start
+        found: list[Sample] = []
+        for line in text[start:].splitlines(keepends=True):
+            place += len(line)
+            try:
+                row = json.loads(line)
+                if "done" not in row:
+                    found.append(sample(row))
+                    continue
+            except (ValueError, KeyError, TypeError):
+                break
+            if not line.endswith(b"\n"):
+                break
+            self.done[row["done"]], found, end = found, [], place
+        return end
+
+
+def read_samples(path: Path) -> tuple[dict[str, Any], list[Sample]]:
+    """The header of a log, and the samples of its finished benchmarks.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read, or is no log.
+    """
+    try:
+        text = path.read_bytes()
+        header = json.loads(text.partition(b"\n")[0])
+        if header.pop("samples") != FORMAT:
+            raise ValueError
+    except OSError as problem:
+        raise InputError(f"{path}: {problem.strerror}; check the path") from None
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise InputError(f"{path}: not a file of samples that kvsim calibrate wrote") from None
+    log = Log(path, header)
+    log._read(text, len(text.partition(b"\n")[0]) + 1)
+    return header, log.samples
+
+
+def _other(text: bytes, header: Mapping[str, Any]) -> str:
+    """What is in the way of a log."""
+    try:
+        found = json.loads(text.partition(b"\n")[0])
+        found.pop("samples")
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return "there is another file"
+    differs = [k for k in header if found.get(k) != header[k]]
+    which = differs[0] if differs else "format"
+    return f"samples of another run ({which} was {str(found.get(which))[:60]!r})"

@@ -1,0 +1,105 @@
+"""`kvsim calibrate --device`: a machine measured by microbenchmarks."""
+
+import sys
+from datetime import date
+from pathlib import Path
+
+import typer
+
+from kvsim.errors import InputError
+
+
+def calibrate_machine(device: str, out: Path, quick: bool, json: bool) -> None:
+    """Measure a device, fit its profile and the stack beside it, and say what was found."""
+    from json import dumps
+
+    from kvsim.calibration.datasheet import find_datasheet
+    from kvsim.calibration.fit import fit_samples
+    from kvsim.calibration.profile import Machine, hardware_text, stack_text
+    from kvsim.calibration.samples import Log
+    from kvsim.files import replacing
+    from kvsim.profiles import load_hardware, load_stack
+    from kvsim.report import calibration as report
+
+    check_place(out)
+    try:
+        import torch
+    except ImportError:
+        raise InputError("calibrate needs PyTorch; pip install 'kvsim[validate]'") from None
+    from kvsim.validate.machine import find_device
+    from kvsim.validate.micro import device as devices
+    from kvsim.validate.micro.suite import run_suite
+
+    where = find_device(device)
+    if where.type == "cpu":
+        torch.set_num_threads(devices.compute_threads())
+    found = devices.describe(where)
+    check_same(out, found.name)
+    place = devices.place(where, quick)
+    in_use = devices.context_memory(where)
+    log = Log.open(samples_path(out), devices.header(found, quick))
+    if log.done:
+        typer.echo(f"kvsim: going on after {len(log.done)} finished benchmarks", err=True)
+    run_suite(place, log, lambda text: print(f"kvsim: {text}", file=sys.stderr, flush=True))
+    fit = fit_samples(log.samples)
+    notes = devices.suspicions(devices.describe(where))
+    host = devices.host_memory()
+    said = (*devices.conditions(found, place), *notes)
+    machine = Machine(found.name, found.memory, host, in_use, place.cache, said)
+    today = str(date.today())
+    with replacing(out) as profile, replacing(stack_path(out)) as stack:  # the stack goes first
+        stack.write_text(stack_text(fit, machine, today), encoding="utf-8")
+        profile.write_text(hardware_text(fit, machine, today), encoding="utf-8")
+        load_stack(stack)  # what cannot be read back is not kept
+        load_hardware(profile)
+    sheet = find_datasheet(found.name, found.memory) if where.type == "cuda" else None
+    answer = report.row(fit, machine, sheet, notes, len(log.samples), out)
+    if json:
+        typer.echo(dumps(answer, indent=2, allow_nan=False))
+    else:
+        report.show(answer)
+
+
+def samples_path(profile: Path) -> Path:
+    """Where the raw samples of a profile are."""
+    return profile.with_suffix(".samples.jsonl")
+
+
+def stack_path(profile: Path) -> Path:
+    """Where the software calibrated with a profile is."""
+    return profile.with_suffix(".stack.toml")
+
+
+def check_place(out: Path) -> None:
+    """Refuse a place that no profile could be written to, before anything is measured.
+
+    Raises
+    ------
+    InputError
+        Saying what is in the way.
+    """
+    if out.suffix != ".toml":
+        raise InputError(f"--out: got {str(out)!r}; expected a file whose name ends with .toml")
+    if out.is_dir():
+        raise InputError(f"--out: {out} is a folder; expected a file")
+    if not out.parent.is_dir():
+        raise InputError(f"--out: there is no folder {out.parent}; make it, or choose another")
+
+
+def check_same(out: Path, device: str) -> None:
+    """Refuse to replace the profile of another device.
+
+    Raises
+    ------
+    InputError
+        If there is one, or something that is no profile.
+    """
+    from kvsim.profiles import load_hardware
+
+    if out.exists():
+        there = load_hardware(out)
+        if there.device != device:
+            name = there.device or there.title
+            raise InputError(
+                f"--out: {out} is a profile of {name}, this is {device}; choose another place"
+            )

@@ -1,0 +1,86 @@
+"""`kvsim validate` with a profile of this machine: times predicted and measured."""
+
+import sys
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from kvsim.commands.machine import stack_path
+from kvsim.errors import InputError
+
+if TYPE_CHECKING:
+    from kvsim.hardware import Hardware
+    from kvsim.techniques.base import Technique
+
+
+def validate_times(
+    gpu: str,
+    hardware: "Hardware",
+    device: str,
+    asked: "Sequence[Technique]",
+    points: str,
+    max_error: float | None,
+    report_to: Path | None,
+    json: bool,
+) -> None:
+    """Run techniques over a grid, predict each from the profile, and compare.
+
+    The stack beside the profile then says how far off it was, and predictions say so with it.
+
+    Raises
+    ------
+    InputError
+        If the profile is of another device, or memory is short.
+    typer.Exit
+        If the median error is above ``max_error``.
+    """
+    from json import dumps
+
+    import torch
+
+    from kvsim.calibration.profile import with_error
+    from kvsim.files import replace_text
+    from kvsim.profiles import load_stack
+    from kvsim.report import timing as report
+    from kvsim.validate.impl import check_known
+    from kvsim.validate.machine import find_device
+    from kvsim.validate.micro import device as devices
+    from kvsim.validate.points import Compared, Grid, compare_times, summarise
+
+    where = find_device(device)
+    check_known(asked)
+    if where.type == "cpu":
+        torch.set_num_threads(devices.compute_threads())
+    here = devices.describe(where)
+    if hardware.device != here.name:
+        raise InputError(
+            f"--gpu: {gpu} was measured on {hardware.device}, this is {here.name}; "
+            f"kvsim calibrate --device {device} measures this one"
+        )
+    place = devices.place(where, quick=False)
+    beside = stack_path(Path(gpu))
+    stack = load_stack(beside if beside.exists() else "kvsim")
+    grid = Grid.of(where).reduced(points)
+    found: list[Compared] = []
+    for step in compare_times(grid, asked, where, place.half, hardware, stack):
+        if isinstance(step, Compared):
+            found.append(step)
+        else:
+            print(f"kvsim: {step}", file=sys.stderr, flush=True)
+    summary = summarise(found)
+    answer = report.answer(found, summary, here.name, devices.suspicions(devices.describe(where)))
+    if points == "all" and beside.exists():
+        known = report.held_out(answer, str(date.today()))
+        replace_text(beside, with_error(beside.read_text(encoding="utf-8"), known))
+    if report_to:
+        report.write_page(report_to, answer)
+    if json:
+        typer.echo(dumps(answer, indent=2, allow_nan=False))
+    else:
+        report.show(answer)
+    if max_error is not None and not summary.median <= max_error:
+        sys.stdout.flush()
+        raise typer.Exit(1)

@@ -1,0 +1,80 @@
+"""What microbenchmarks found: numbers beside the data sheet, and what looks wrong."""
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+
+from kvsim.calibration.datasheet import shortfalls, stated
+from kvsim.calibration.fit import Calibration, Known
+from kvsim.calibration.profile import Machine
+from kvsim.hardware import Hardware
+from kvsim.report.rows import Row
+from kvsim.report.tables import console, short, table
+
+
+def row(
+    found: Calibration,
+    machine: Machine,
+    sheet: Hardware | None,
+    suspicions: Sequence[str],
+    samples: int,
+    out: Path,
+) -> Row:
+    """A calibration under its contract names."""
+    every: Mapping[str, Mapping[str, Known]] = {
+        "hardware": found.hardware, "stack": found.stack, "rate": found.rates,
+    }  # fmt: skip
+    return {
+        "device": machine.name,
+        "out": str(out),
+        "samples": samples,
+        "datasheet": sheet.name if sheet else None,
+        "numbers": [
+            {
+                "kind": kind,
+                "key": key,
+                "value": known.value,
+                "error": known.error if isfinite(known.error) else None,
+                "residual": known.residual,
+                "samples": known.samples,
+                "benchmark": known.benchmark,
+                "verdict": known.verdict or "identified",
+                "datasheet": stated(sheet, key) if kind == "hardware" else None,
+            }
+            for kind, numbers in every.items()
+            for key, known in numbers.items()
+        ],
+        "notes": list(machine.notes),
+        "suspicious": [*suspicions, *shortfalls(found.hardware, sheet)],
+    }
+
+
+def show(answer: Row) -> None:
+    """The numbers as a table, then what looks wrong."""
+    out = console()
+    out.print(f"{answer['device']}: {answer['samples']} samples", style="bold")
+    columns = {
+        "number": "left", "measured": "right", "+- %": "right", "samples off %": "right",
+        "data sheet": "right", "": "left",
+    }  # fmt: skip
+    cells = []
+    for n in answer["numbers"]:
+        share = "-"
+        if n["datasheet"]:
+            share = f"{short(n['datasheet'])} ({100 * n['value'] / n['datasheet']:.0f} %)"
+        cells.append(
+            [
+                n["key"],
+                f"{n['value']:.4g}",
+                "-" if n["error"] is None else f"{100 * n['error']:.2g}",
+                f"{100 * n['residual']:.2g}",
+                share,
+                "" if n["verdict"] == "identified" else n["verdict"],
+            ]
+        )
+    out.print(table(columns, cells))
+    if answer["datasheet"] is None:
+        out.print("No data sheet of this device is shipped.")
+    for text in answer["suspicious"]:
+        out.print(f"Suspicious: {text}.")
+    out.print(f"Written: {answer['out']}, the stack and the samples beside it.")

@@ -1,0 +1,89 @@
+"""A run's requests as Parquet, with what the run was and what came of it: it can be taken up."""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+
+from kvsim import __version__
+from kvsim.errors import InputError
+from kvsim.files import replacing
+from kvsim.graph import Array
+from kvsim.report.rows import Row
+from kvsim.serving.costs import StepCosts
+from kvsim.serving.simulate import Run
+from kvsim.serving.state import FINISHED, REFUSED
+from kvsim.traces.requests import Requests
+
+MARK, RESULT = b"kvsim run", b"kvsim result"
+FATES = ["unfinished", "finished", "refused"]
+
+
+def mark_of(requests: Requests, costs: StepCosts, rate: Array | None, *others: object) -> str:
+    """What tells runs apart: the trace, what is simulated, all options, kvsim's version."""
+    digest = sha256()
+    columns = (requests.arrival, requests.prompt, requests.generate,
+               requests.block_ids, requests.block_start, rate)  # fmt: skip
+    for column in columns:
+        digest.update(b"none" if column is None else column.tobytes())
+        digest.update(b"|")
+    what = (costs.technique, costs.deployment, costs.rules, costs.gpu_memory, others, __version__)
+    digest.update(f"{requests.block_tokens}|{what!r}".encode())
+    return digest.hexdigest()
+
+
+def write(path: Path, run: Run, mark: str, result: Row) -> None:
+    """Every request's times and fate; the file is whole or not there.
+
+    Raises
+    ------
+    InputError
+        If the place cannot be written.
+    """
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    p, requests = run.progress, run.requests
+    fate = np.select([p.status == FINISHED, p.status == REFUSED], [1, 2], 0).astype(np.int8)
+    columns = {
+        "arrival_s": requests.arrival,
+        "prompt_tokens": requests.prompt,
+        "generate_tokens": requests.generate,
+        "replica": p.replica,
+        "started_s": p.started,
+        "first_token_s": p.first,
+        "last_token_s": p.last,
+        "prefix_hit_tokens": p.hits,
+        "preemptions": p.preempted,
+        "status": pa.DictionaryArray.from_arrays(fate, FATES),
+    }
+    table = pa.table(columns).replace_schema_metadata({MARK: mark, RESULT: json.dumps(result)})
+    with replacing(path) as draft:
+        parquet.write_table(table, draft)
+
+
+def taken_up(path: Path, mark: str) -> Row | None:
+    """What came of the same run before; nothing if it was not finished.
+
+    Raises
+    ------
+    InputError
+        If the file there is of another run, or none of kvsim's.
+    """
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_schema
+
+    if not path.exists():
+        return None
+    try:
+        found = read_schema(path).metadata or {}
+    except (ArrowException, OSError):
+        found = {}
+    if MARK not in found:
+        what = "is no file of kvsim simulate"
+    elif found[MARK].decode() != mark:
+        what = "is of another run: trace, options or version differ"
+    else:
+        result: Row = json.loads(found[RESULT])
+        return result
+    raise InputError(f"--resume: {path} {what}; move it away, or choose another --out")

@@ -1,0 +1,255 @@
+"""Times predicted and measured: JSON, a table by technique, and a page."""
+
+from collections.abc import Sequence
+from html import escape
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.report import page
+from kvsim.report.rows import Row
+from kvsim.report.tables import console, table
+
+if TYPE_CHECKING:
+    from kvsim.validate.points import Compared, Measured, Summary
+
+TIMES = ("ttft_s", "tpot_s")
+COMPUTING = "computing_s"  # what other jobs on a machine do not move
+COPIED = ("h2d_B", "d2h_B")
+STREAMS = ("gpu", "h2d", "d2h", "cpu")
+SIDES = ("predicted", "measured")
+BY_TECHNIQUE = (
+    *("technique", "points", "TTFT", "TPOT", "computing", "worst", "noise", "peak", "copied"),
+    "overlap",
+)
+LEGEND = (
+    "Errors in %, medians over points: TTFT, TPOT, what compute works of it by a CPU's own clock, "
+    "the worst of both times beside the runs' noise, peak memory, bytes copied; then the share of "
+    "copies' time that runs beside compute, predicted / measured."
+)
+WORST = 15  # ops told of
+
+
+def answer(
+    found: Sequence["Compared"], summary: "Summary", device: str, suspicious: Sequence[str]
+) -> Row:
+    """A validation under its contract names."""
+    return {
+        "device": device,
+        "summary": {key: _finite(getattr(summary, key)) for key in summary.__slots__},
+        "suspicious": list(suspicious),
+        "points": [
+            {
+                "model": c.model, "layers": c.layers, "batch": c.batch, "prompt": c.prompt,
+                "technique": str(c.technique),
+                "whole": [_plain(m) for m in c.whole], "ops": [_plain(m) for m in c.ops],
+                "overlap": {
+                    key: _finite(r.overlap) for key, r in zip(SIDES, c.rounds, strict=False)
+                },
+            }
+            for c in found
+        ],
+        "rounds": [
+            {"technique": str(c.technique), "point": _where(c.model, c.layers, c.batch, c.prompt)}
+            | {
+                key: [[s.stream, s.name, s.begin, s.end] for s in r.spans]
+                for key, r in zip(SIDES, c.rounds, strict=True)
+            }
+            for c in {c.technique.name: c for c in found if c.rounds}.values()
+        ],
+    }  # fmt: skip
+
+
+def _where(model: str, layers: int, batch: int, prompt: int) -> str:
+    return f"{model}, {layers} layers, {batch} x {prompt}"
+
+
+def _plain(m: "Measured") -> Row:
+    return {
+        "name": m.name, "predicted": m.predicted, "measured": m.measured, "error": m.error,
+        "noise": m.noise,
+    }  # fmt: skip
+
+
+def _finite(value: float) -> Any:
+    return value if isfinite(value) else None
+
+
+def show(a: Row) -> None:
+    """Errors by technique, then the worst ops and what the whole amounts to."""
+    out = console()
+    out.print(f"{a['device']}: predicted against measured", style="bold")
+    out.print(LEGEND)
+    columns = {name: "left" if name == "technique" else "right" for name in BY_TECHNIQUE}
+    out.print(table(columns, by_technique(a)))
+    out.print()
+    out.print("The ops that cost most in error:")
+    out.print(table({"op": "left", "technique": "left", "point": "left", "predicted ms": "right",
+                     "measured ms": "right", "off %": "right"}, worst_ops(a)))  # fmt: skip
+    for text in [*a["suspicious"], *said(a)]:
+        out.print(text)
+
+
+def said(a: Row) -> list[str]:
+    """The summary in words."""
+    s = a["summary"]
+
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.3g} %"
+
+    return [
+        f"{s['points']} times: median error {percent(s['median'])}, 9 in 10 within "
+        f"{percent(s['nine_in_ten'])}; the runs' own noise {percent(s['noise'])}",
+        f"Beyond the noise, {percent(s['same_winner'])} of the points have the predicted winner, "
+        f"{percent(s['same_order'])} of the pairs the predicted order",
+    ]
+
+
+def held_out(a: Row, today: str) -> str:
+    """What a stack says of its error on points that nothing was fitted to."""
+    names = dict.fromkeys(p["technique"].partition(":")[0] for p in a["points"])
+    return f"held out, {today}, {', '.join(names)}: {said(a)[0]}"
+
+
+def by_technique(a: Row) -> list[list[str]]:
+    """A line of errors per technique."""
+    lines = []
+    names = dict.fromkeys(p["technique"].partition(":")[0] for p in a["points"])
+    for name in names:
+        here = [p for p in a["points"] if p["technique"].partition(":")[0] == name]
+        errors = {
+            key: np.array([m["error"] for p in here for m in p["whole"] if m["name"] == key])
+            for key in (*TIMES, COMPUTING, "peak_B", *COPIED)
+        }
+        noise = [m["noise"] for p in here for m in p["whole"] if m["name"] in TIMES]
+        times, copied = (np.concatenate([errors[key] for key in keys]) for keys in (TIMES, COPIED))
+        lines.append(
+            [
+                name,
+                str(len(here)),
+                *(_middle(errors[key]) for key in TIMES),
+                _middle(errors[COMPUTING]),
+                f"{100 * times[np.abs(times).argmax()]:+.2g}",
+                f"{100 * np.median(noise):.2g}",
+                _middle(errors["peak_B"]),
+                _middle(copied),
+                _overlaps(here),
+            ]
+        )
+    return lines
+
+
+def _middle(errors: Any) -> str:
+    return f"{100 * np.median(np.abs(errors)):.2g}" if errors.size else "-"
+
+
+def _overlaps(points: Sequence[Row]) -> str:
+    """Medians of the share of copies' time that runs beside compute, predicted and measured."""
+    found = [[p["overlap"].get(side) for p in points] for side in SIDES]
+    known = [[value for value in side if value is not None] for side in found]
+    return " / ".join(f"{100 * np.median(side):.0f}" if side else "-" for side in known)
+
+
+def worst_ops(a: Row) -> list[list[str]]:
+    """The ops whose prediction misses most time, the worst first."""
+    every = [(p, m) for p in a["points"] for m in p["ops"]]
+    every.sort(key=lambda pair: -abs(pair[1]["predicted"] - pair[1]["measured"]))
+    return [
+        [
+            m["name"].removesuffix("_s"),
+            p["technique"].partition(":")[0],
+            _where(p["model"], p["layers"], p["batch"], p["prompt"]),
+            f"{1e3 * m['predicted']:.3g}",
+            f"{1e3 * m['measured']:.3g}",
+            f"{100 * m['error']:+.2g}",
+        ]
+        for p, m in every[:WORST]
+    ]
+
+
+def write_page(path: Path, a: Row) -> None:
+    """Predicted against measured as a page of its own."""
+    from plotly.io import to_html
+
+    chart = to_html(_scatter(a), full_html=False, include_plotlyjs="inline")
+    ops = ("op", "technique", "point", "predicted ms", "measured ms", "off %")
+    parts = [
+        f"<h1>{escape(a['device'])}: predicted against measured</h1>",
+        *(f"<p>{escape(text)}</p>" for text in [*said(a), *a["suspicious"]]),
+        chart,
+        "<h2>By technique</h2>",
+        f"<p>{LEGEND}</p>",
+        page.table(BY_TECHNIQUE, by_technique(a)),
+        "<h2>The ops that cost most in error</h2>",
+        page.table(ops, worst_ops(a)),
+        "<h2>One decoding round, predicted and measured</h2>",
+        "<p>Each technique at its last point. Copies are named by their direction where measured; "
+        "measured on a CPU, other jobs show as gaps and long ops. Drag to zoom.</p>",
+        *(to_html(_round(r), full_html=False, include_plotlyjs=False) for r in a["rounds"]),
+    ]
+    page.write(path, "kvsim validate", "\n".join(parts))
+
+
+def _round(r: Row) -> Any:
+    """A row per stream and side, a colour per op."""
+    from plotly.colors import qualitative
+    from plotly.graph_objects import Bar, Figure
+
+    colours = qualitative.Dark24
+
+    bars = [(side, *span) for side in SIDES for span in r[side]]
+    names = list(dict.fromkeys(name for _, _, name, _, _ in bars))
+    figure = Figure()
+    for i, name in enumerate(names):
+        here = [bar for bar in bars if bar[2] == name]
+        begins = [max(0.0, begin) for *_, begin, _ in here]
+        figure.add_trace(
+            Bar(
+                y=[f"{stream} {side}" for side, stream, *_ in here],
+                base=[1e3 * begin for begin in begins],
+                x=[1e3 * (bar[4] - begin) for bar, begin in zip(here, begins, strict=True)],
+                orientation="h", name=name, marker_color=colours[i % len(colours)],
+                hovertemplate="%{y}: %{x:.3f} ms from %{base:.3f} ms",
+            )
+        )  # fmt: skip
+    rows = [f"{s} {side}" for s in STREAMS for side in SIDES if _has(bars, side, s)]
+    figure.update_layout(
+        title=f"{r['technique'].partition(':')[0]}: {r['point']}",
+        barmode="overlay", template="plotly_white", height=150 + 40 * len(rows),
+        xaxis={"title": "ms"}, yaxis={"categoryorder": "array", "categoryarray": rows[::-1]},
+        margin={"t": 40, "b": 40},
+    )  # fmt: skip
+    return figure
+
+
+def _has(bars: Sequence[tuple[Any, ...]], side: str, stream: str) -> bool:
+    return any(bar[:2] == (side, stream) for bar in bars)
+
+
+def _scatter(a: Row) -> Any:
+    from plotly.graph_objects import Figure, Scatter
+
+    figure = Figure()
+    names = dict.fromkeys(p["technique"].partition(":")[0] for p in a["points"])
+    spans: list[float] = []
+    for name in names:
+        here = [p for p in a["points"] if p["technique"].partition(":")[0] == name]
+        found = [(p, m) for p in here for m in p["whole"] if m["name"] in TIMES]
+        x, y = ([1e3 * m[key] for _, m in found] for key in ("measured", "predicted"))
+        spans += [*x, *y]
+        text = [
+            f"{m['name']} {p['model']} {p['batch']} x {p['prompt']}: {100 * m['error']:+.1f} %"
+            for p, m in found
+        ]
+        error = {"type": "data", "array": [1e3 * m["noise"] * m["measured"] for _, m in found]}
+        figure.add_trace(Scatter(x=x, y=y, mode="markers", name=name, text=text, error_x=error))
+    ends = [min(spans), max(spans)]
+    figure.add_trace(Scatter(x=ends, y=ends, mode="lines", name="equal", line={"color": "#bbb"}))
+    figure.update_layout(
+        xaxis={"title": "measured [ms]", "type": "log"},
+        yaxis={"title": "predicted [ms]", "type": "log"},
+        template="plotly_white", height=650,
+    )  # fmt: skip
+    return figure

@@ -1,0 +1,100 @@
+"""Calibrates again and again and is killed at random; run by ``test_calibrate_machine``.
+
+A forked child runs the real command with the smallest works of a few benchmarks; the parent kills
+it some time later and looks at what is on disk. One JSON line per kill goes to standard output.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from kvsim.calibration.samples import read_samples
+from kvsim.cli import main
+from kvsim.profiles import load_hardware, load_stack
+from kvsim.validate import micro
+from kvsim.validate.micro import suite
+from kvsim.validate.micro.place import Benchmark, Place, Work
+
+MOST = 4  # works of a benchmark
+CACHE = 2**14  # a small one makes small works [B]
+
+
+def shorten() -> None:
+    """A few works of every benchmark, timed as short as can be."""
+
+    def few(works: Benchmark) -> Benchmark:
+        def cut(place: Place) -> Iterator[Work]:
+            cheap = [w for w in works(replace(place, cache=CACHE)) if float(w.op.flops) < 1e9]
+            yield from (w for w in cheap if w.op.dtype == "fp32")
+            yield from [w for w in cheap if w.op.dtype != "fp32"][:MOST]
+
+        return cut
+
+    names = ("launch", "memory", "gemm", "pointwise", "topk", "h2d", "d2h", "host", "host_gemm")
+    micro.SUITE = {name: few(micro.SUITE[name]) for name in names}
+    micro.RUNS = {}
+    suite.LIMIT[True] = 0.1
+
+
+def calibrate(out: Path) -> int:
+    """A child that runs the command; its process id."""
+    child = os.fork()
+    if child:
+        return child
+    for stream in (1, 2):
+        said = os.open(out.with_suffix(f".{stream}"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(said, stream)
+    sys.argv = ["kvsim", "calibrate", "--device", "cpu", "--quick", "--out", str(out)]
+    try:
+        main()
+    except SystemExit as end:
+        os._exit(int(end.code or 0))
+    os._exit(0)
+
+
+def finished(out: Path) -> list[str]:
+    """Benchmarks whose samples are on disk."""
+    path = out.with_suffix(".samples.jsonl")
+    return list(dict.fromkeys(s.benchmark for s in read_samples(path)[1])) if path.exists() else []
+
+
+def run(folder: Path, kills: int) -> None:
+    """Kill, look, go on; start afresh when a profile is complete."""
+    torch.set_num_threads(1)
+    shorten()
+    moments = random.Random(0)
+    begin = time.monotonic()
+    out = folder / "whole.toml"
+    os.waitpid(calibrate(out), 0)
+    whole = time.monotonic() - begin
+    out = folder / "F.toml"
+    for _ in range(kills):
+        before = finished(out)
+        child = calibrate(out)
+        time.sleep(moments.uniform(0.0, whole))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        said = out.with_suffix(".2").read_text()
+        begun = [line.split()[1].rstrip(":") for line in said.splitlines() if " of " in line]
+        line = {"before": before, "begun": begun, "after": finished(out), "profile": out.exists()}
+        if out.exists():  # whole, or reading it fails
+            load_hardware(out)
+            load_stack(out.with_suffix(".stack.toml"))
+            for path in folder.glob("F.*"):
+                path.unlink()
+        print(json.dumps(line), flush=True)
+    code = os.waitstatus_to_exitcode(os.waitpid(calibrate(out), 0)[1])
+    load_hardware(out)
+    print(json.dumps({"code": code, "after": finished(out)}), flush=True)
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), int(sys.argv[2]))

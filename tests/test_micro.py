@@ -1,0 +1,197 @@
+"""The suite's clocks, works and refusals, on a CPU and with stand-ins for a GPU."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kvsim.calibration.samples import Log  # noqa: E402
+from kvsim.errors import InputError  # noqa: E402
+from kvsim.graph import Op  # noqa: E402
+from kvsim.validate import micro  # noqa: E402
+from kvsim.validate.micro import device as devices  # noqa: E402
+from kvsim.validate.micro import gemm, plan, suite, timing  # noqa: E402
+from kvsim.validate.micro.place import Call, Place, Work  # noqa: E402
+
+CPU = torch.device("cpu")
+SMALL = Place(CPU, True, 2**14, 2**22)  # a cache of 16 KB keeps all works small
+
+
+def works(name: str) -> list[Work]:
+    return list(micro.SUITE[name](SMALL))
+
+
+@pytest.mark.parametrize("name", micro.SUITE)
+def test_every_work_says_what_it_is_and_runs(name: str) -> None:
+    cases = [tuple(w.case.items()) for w in works(name)]
+    assert len(set(cases)) == len(cases)
+    for work in [*works(name)[:3], *works(name)[-3:]]:
+        numbers = [float(np.asarray(n)) for n in (work.op.flops, *work.op.bytes.values())]
+        assert max(numbers) > 0 and min(numbers) >= 0
+        with torch.inference_mode(), work.make() as calls:
+            for call in calls[:2]:
+                call()
+
+
+def test_products_and_attention_know_their_flops_and_bytes() -> None:
+    work = gemm.product(SMALL, "fp16", 3, 5, 7)
+    assert work.op.flops == 2 * 3 * 5 * 7
+    assert work.op.bytes == {"hbm": 2.0 * (5 * 7 + 3 * 5 + 3 * 7)}
+    decode = next(w for w in works("attention") if w.case["new"] == 1)
+    batch, heads, kv_heads, dim, tokens = (
+        int(str(decode.case[k])) for k in ("batch", "heads", "kv_heads", "dim", "tokens")
+    )
+    assert decode.op.flops == 4 * batch * heads * dim * tokens
+    assert decode.op.bytes == {"hbm": 2.0 * 2 * batch * dim * (kv_heads * tokens + heads)}
+
+
+def test_works_of_a_gpu_can_be_planned_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm, "formats", lambda place: ["fp16", "fp8"])
+    here = Place(torch.device("cuda"), False, 50 * 2**20, 2**33)
+    planned = dict(plan(here))
+    assert {w.case["memory"] for w in planned["h2d"]} == {"pinned", "pageable"}
+    assert {w.case["way"] for w in planned["launch"]} == {"eager", "graph", "sync"}
+    assert max(w.op.flops for w in planned["gemm"]) > 1e11
+
+
+def test_inputs_rotate_beyond_the_cache_and_within_memory() -> None:
+    place = Place(CPU, True, cache=1000, memory=10**6)
+    one = torch.zeros(50)  # 200 B
+    sets = place.turns(one, [one], lambda: torch.zeros(50))
+    assert len(sets) == 10 and len({t.data_ptr() for t in sets}) == 10
+    assert len(replace(place, memory=1200).turns(one, [one], lambda: torch.zeros(50))) == 3
+
+
+class FakeTimer:
+    """A clock that advances by a known time per call."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.groups = seconds, list[Sequence[Call]]()
+
+    def __call__(self, calls: Sequence[Call]) -> float:
+        self.groups.append(calls)
+        return self.seconds * len(calls)
+
+
+def test_short_calls_are_timed_in_groups_and_inputs_take_turns() -> None:
+    calls = [lambda: None for _ in range(3)]
+    fake = FakeTimer(1e-5)
+    runs = timing.measure(fake, calls, budget=0.01)
+    assert runs == pytest.approx((1e-5,) * timing.MOST)
+    timed = fake.groups[3:]  # after the warm-up
+    assert {len(group) for group in timed} == {20}
+    assert [c for group in timed[:2] for c in group][:7] == [calls[i % 3] for i in range(7)]
+
+
+def test_long_calls_are_timed_a_few_times_whatever_the_budget() -> None:
+    fake = FakeTimer(2.0)
+    assert len(timing.measure(fake, [lambda: None], budget=0.1)) == timing.FEWEST
+
+
+def test_the_clock_of_a_gpu_is_kept_waiting_then_read_between_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            said.append("record")
+
+        def synchronize(self) -> None:
+            said.append("synchronise")
+
+        def elapsed_time(self, end: "Event") -> float:
+            return 3.0  # ms
+
+    @contextmanager
+    def on(device: object) -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: said.append("sleep"))
+    time = timing.cuda_timer(torch.device("cuda"))
+    assert time([lambda: said.append("call")] * 2) == pytest.approx(3e-3)
+    assert said == ["sleep", "record", "call", "call", "record", "synchronise"]
+
+
+def broken(place: Place) -> Iterator[Work]:
+    @contextmanager
+    def fails() -> Iterator[Sequence[Call]]:
+        raise RuntimeError("no kernel image\nand more")
+        yield []
+
+    yield Work({"n": 1}, Op("x", flops=1.0), fails)
+
+
+def test_a_kernel_that_is_missing_is_skipped_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {"broken": broken, "launch": micro.SUITE["launch"]}
+    monkeypatch.setattr(micro, "SUITE", parts)
+    monkeypatch.setattr(micro, "RUNS", {})
+    log, said = Log.open(tmp_path / "s.jsonl", {}), list[str]()
+    suite.run_suite(SMALL, log, said.append)
+    assert log.done["broken"] == [] and len(log.done["launch"]) == 3
+    assert any("skipped" in text and "no kernel image" in text for text in said)
+    assert "measurements left, about" in said[-1]
+    before = log.path.read_bytes()
+    suite.run_suite(SMALL, Log.open(log.path, {}), said.append)
+    assert log.path.read_bytes() == before
+
+
+SMI = (
+    "NVIDIA H100 80GB HBM3, GPU-1, 550.1, 81559, {power}, 700.00, 1980, 1980, 2619, Enabled, "
+    "{gen}, 5, {width}, 16, 34, 0x0"
+)
+
+
+@pytest.mark.parametrize(
+    ("power", "gen", "width", "others", "expected"),
+    [
+        ("700.00", "5", "16", 0, []),
+        ("500.00", "5", "16", 0, ["power is capped at 500 of 700 W"]),
+        ("[N/A]", "3", "16", 0, ["the PCIe link runs at generation 3 of 5"]),
+        ("700.00", "5", "8", 2, ["the PCIe link runs at width 8", "2 other processes"]),
+    ],
+)
+def test_what_a_driver_says_is_read_and_judged(
+    power: str, gen: str, width: str, others: int, expected: list[str]
+) -> None:
+    facts = devices.smi_facts(SMI.format(power=power, gen=gen, width=width))
+    assert facts["driver_version"] == "550.1"
+    found = devices.suspicions(devices.Device("NVIDIA H100 80GB HBM3", 0, facts, others))
+    assert len(found) == len(expected)
+    assert all(text.startswith(start) for text, start in zip(found, expected, strict=True))
+
+
+def test_a_driver_that_says_nothing_is_no_problem() -> None:
+    assert devices.smi_facts("") == {}
+    assert devices.suspicions(devices.Device("x", 0, {})) == []
+
+
+def test_too_little_memory_or_a_busy_card_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "free_memory", lambda device: 10**9)
+    with pytest.raises(InputError, match=r"0\.9 GiB free"):
+        devices.place(CPU, True)
+    monkeypatch.setattr(devices, "free_memory", lambda device: 60 * 2**30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * 2**30, 80 * 2**30))
+    with pytest.raises(InputError, match="another process holds 20"):
+        devices.place(torch.device("cuda"), True)
+
+
+def test_this_machine_is_described() -> None:
+    found = devices.describe(CPU)
+    assert found.memory > 2**30 and "cores" in found.name
+    place = devices.place(CPU, False)
+    assert 2**18 <= place.cache <= 2**31
+    waits: Callable[[], int] = devices.compute_threads
+    assert waits() >= 1

@@ -1,0 +1,204 @@
+"""What a device is, and what makes its measurements suspicious; refusals before anything long."""
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvsim.errors import InputError
+from kvsim.validate.machine import free_memory
+from kvsim.validate.micro.place import Place
+
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+CPUINFO = Path("/proc/cpuinfo")
+STATM = Path("/proc/self/statm")
+NEEDED = 2**31  # a suite with little less memory would measure caches [B]
+MOST = 2**33  # what one work's inputs may take [B]
+BUSY = 0.1  # share of a GPU's memory that others may hold
+QUERY = (
+    "name", "uuid", "driver_version", "memory.total", "power.limit", "power.default_limit",
+    "clocks.sm", "clocks.max.sm", "clocks.mem", "ecc.mode.current", "pcie.link.gen.current",
+    "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max", "temperature.gpu",
+    "clocks_throttle_reasons.active",
+)  # fmt: skip
+"""What ``nvidia-smi --query-gpu`` is asked."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device as its driver describes it."""
+
+    name: str
+    memory: int  # [B]
+    facts: Mapping[str, str]  # driver, clocks, power, link; recorded beside the samples
+    others: int = 0  # processes of others on it
+
+
+def describe(device: torch.device) -> Device:
+    """A device's name, memory and what its driver says."""
+    return _cuda(device) if device.type == "cuda" else _cpu()
+
+
+def place(device: torch.device, quick: bool) -> Place:
+    """Where the suite runs; on a CPU one core is left for what stands for the link.
+
+    Raises
+    ------
+    InputError
+        If less memory is free than the suite needs, or another process uses the GPU.
+    """
+    free = free_memory(device)
+    if free < NEEDED:
+        raise InputError(
+            f"--device: {device} has {free / 2**30:.1f} GiB free, expected at least "
+            f"{NEEDED / 2**30:.0f}; end what uses its memory"
+        )
+    if device.type == "cpu":
+        return Place(device, quick, _cpu_cache(), min(free // 4, 2**31))
+    total = torch.cuda.mem_get_info(device)[1]
+    if free < (1 - BUSY) * total:
+        raise InputError(
+            f"--device: another process holds {(total - free) / 2**30:.1f} GiB of {device}; "
+            f"measurements beside it would be wrong, end it or choose another GPU"
+        )
+    cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
+    return Place(device, quick, cache, min(free // 4, MOST))
+
+
+def context_memory(device: torch.device) -> int:
+    """What driver and libraries hold before anything is loaded. [B]"""
+    if device.type == "cuda":
+        torch.zeros(1, device=device)
+        free, total = torch.cuda.mem_get_info(device)
+        return int(total - free - torch.cuda.memory_reserved(device))
+    try:
+        pages = int(STATM.read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def host_memory() -> int:
+    """The host's memory. [B]"""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def header(device: Device, quick: bool) -> dict[str, str | int | bool]:
+    """What samples must have in common to be one measurement."""
+    kept = ("driver_version", "threads", "torch", "cuda", "power.limit")
+    facts = {key: device.facts[key] for key in kept if key in device.facts}
+    return {"device": device.name, "memory": device.memory, "quick": quick, **facts}
+
+
+def conditions(device: Device, place: Place) -> list[str]:
+    """What a reader of the numbers must know about how they came about."""
+    said = [", ".join(f"{key} {value}" for key, value in device.facts.items())]
+    if place.on_cpu:
+        said.append(
+            f"a CPU stands for the GPU: {device.facts['threads']} threads compute in bf16 (under "
+            f"fp16), one more copies between two pools of memory, which stands for the link"
+        )
+    return said
+
+
+def compute_threads() -> int:
+    """Threads that stand for a GPU: all cores but the one that copies."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+def suspicions(device: Device) -> list[str]:
+    """Why this device may be slower than others of its kind."""
+    f, found = device.facts, []
+    limit, default = _figure(f, "power.limit"), _figure(f, "power.default_limit")
+    if limit and default and limit < 0.99 * default:
+        found.append(f"power is capped at {limit:.0f} of {default:.0f} W")
+    for what, name in (("gen", "generation"), ("width", "width")):
+        now, most = (_figure(f, f"pcie.link.{what}.{end}") for end in ("current", "max"))
+        if now and most and now < most:
+            found.append(f"the PCIe link runs at {name} {now:.0f} of {most:.0f}")
+    if f.get("ecc.mode.current") == "Enabled" and "HBM" not in device.name:
+        found.append("ECC is on; on cards without HBM it costs bandwidth")
+    if device.others:
+        found.append(f"{device.others} other processes are on the card")
+    if f.get("numa nodes", "1") not in ("0", "1"):
+        found.append(
+            f"the host has {f['numa nodes']} NUMA nodes; pin this process to the GPU's "
+            f"(numactl --cpunodebind)"
+        )
+    busy = _figure(f, "load average")
+    cores = _figure(f, "cores")
+    if device.facts.get("kind") == "cpu" and busy and cores and busy > 0.5 * cores:
+        found.append(f"other work ran beside: load average {busy:.1f} on {cores:.0f} cores")
+    return found
+
+
+def _cpu() -> Device:
+    found = re.search(r"model name\s*:\s*(.+)", _text(CPUINFO))
+    cores = len(os.sched_getaffinity(0))
+    name = f"{found[1].strip() if found else 'CPU'}, {cores} cores"
+    facts = {
+        "kind": "cpu",
+        "cores": str(cores),
+        "threads": str(torch.get_num_threads()),
+        "load average": f"{os.getloadavg()[0]:.2f}",
+        "numa nodes": _numa_nodes(),
+        "torch": torch.__version__,
+    }
+    return Device(name, host_memory(), facts)
+
+
+def _cuda(device: torch.device) -> Device:
+    index = device.index or 0
+    properties = torch.cuda.get_device_properties(index)
+    facts = smi_facts(_smi(index, f"--query-gpu={','.join(QUERY)}"))
+    facts |= {"kind": "cuda", "torch": torch.__version__, "cuda": str(torch.version.cuda)}
+    facts |= {"numa nodes": _numa_nodes()}
+    pids = re.findall(r"\d+", _smi(index, "--query-compute-apps=pid"))
+    others = sum(int(pid) != os.getpid() for pid in pids)
+    return Device(properties.name, int(properties.total_memory), facts, others)
+
+
+def smi_facts(answer: str) -> dict[str, str]:
+    """One line of ``nvidia-smi --query-gpu`` by field; fields a card lacks are left out."""
+    values = [value.strip() for value in answer.strip().split(",")]
+    if len(values) != len(QUERY):
+        return {}
+    known = zip(QUERY, values, strict=True)
+    return {key: value for key, value in known if value and not value.startswith("[")}
+
+
+def _smi(index: int, query: str) -> str:
+    command = ["nvidia-smi", f"--id={index}", query, "--format=csv,noheader,nounits"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _figure(facts: Mapping[str, str], key: str) -> float | None:
+    try:
+        return float(facts[key])
+    except (KeyError, ValueError):
+        return None
+
+
+def _numa_nodes() -> str:
+    nodes = Path("/sys/devices/system/node")
+    return str(len(list(nodes.glob("node[0-9]*")))) if nodes.is_dir() else "1"
+
+
+def _cpu_cache() -> int:
+    """The largest cache of the first core. [B]"""
+    sizes = [re.fullmatch(r"(\d+)K", _text(p).strip()) for p in CACHES.glob("index*/size")]
+    return max((int(s[1]) * 1024 for s in sizes if s), default=2**25)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

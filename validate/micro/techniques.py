@@ -1,0 +1,122 @@
+"""Ops of real runs as samples: what a technique states, and how long it took.
+
+The points are apart from those that ``kvsim validate`` checks: another batch, other contexts, and
+models cut to fewer layers.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+
+from kvsim.calibration.fit import REST
+from kvsim.calibration.fit import TECHNIQUES as NAME
+from kvsim.calibration.samples import Sample
+from kvsim.deployment import Deployment
+from kvsim.evaluate import all_ops
+from kvsim.graph import Number, Op, Step
+from kvsim.memory import decode_point, prefill_point
+from kvsim.profiles import load_hardware, load_stack
+from kvsim.techniques.base import Technique
+from kvsim.validate.architecture import load_architecture
+from kvsim.validate.check import SLACK, Workload, representative
+from kvsim.validate.decoder import Decoder
+from kvsim.validate.micro.place import Place
+from kvsim.validate.timed import Timing, run_timed
+from kvsim.validate.weights import random_weights
+
+MODELS = (("smollm2-135m", 2), ("smollm2-135m", 8), ("smollm2-1.7b", 2))
+BATCH = 2
+PROMPTS = (192, 640)
+GENERATE = 7
+REPEATS = 3
+UNTIMED = ("h2d", "d2h", "cpu")  # what runs beside compute is seen by who waits for it
+
+
+def samples(place: Place, say: Callable[[str], None]) -> Iterator[Sample]:
+    """Every op of every technique at a few points."""
+    # any machine does: it weighs what a technique does, not what an op costs
+    hardware, stack = load_hardware("a6000"), load_stack("kvsim")
+    for model, layers in MODELS[: place.either(2, 3)]:
+        arch = load_architecture(model).first(layers)
+        d = Deployment(arch.model, hardware, stack)
+        weights = random_weights(arch, place.device, place.half)
+        for prompt in PROMPTS[: place.either(1, 2)]:
+            work = Workload(BATCH, prompt, GENERATE)
+            decoder = Decoder(arch, weights, prompt + GENERATE + SLACK, deployment=d)
+            for t in representative(arch.model, work):
+                say(f"{NAME}: {t.name}, {model} cut to {layers} layers, prompt {prompt}")
+                runs = [
+                    run_timed(decoder, t, work, by_op=True)
+                    for _ in range(place.either(3, 1 + REPEATS))
+                ]
+                yield from of_runs(d, work, runs[1:])
+
+
+def of_runs(d: Deployment, work: Workload, runs: list[Timing]) -> Iterator[Sample]:
+    """Samples of one workload's ops: the prompt's pass, and rounds that are one pass each."""
+    t = runs[0].technique
+    point = prefill_point(work.batch, work.prompt, work.generate)
+    prompts = [run.passes[0].seconds() for run in runs]
+    yield from _samples(d, t, work, "prefill", t.prefill(d, point), [[p] for p in prompts])
+    middle = work.generate / 2
+    cycle = t.cycle(d, decode_point(work.batch, work.prompt, work.generate, middle))
+    if len(cycle.steps) > 1 or any(p.kind != "decode" for p in runs[0].passes[1:]):
+        return
+    rounds = [[p.seconds() for p in run.passes[1:]] for run in runs]
+    yield from _samples(d, t, work, "decode", cycle.steps[0], rounds)
+    rest = [
+        median(took - sum(ops.values()) for took, ops in zip(run.computing, each, strict=True))
+        for run, each in zip(runs, rounds, strict=True)
+    ]
+    if min(rest) > 0:
+        case = _case(d, t, work, "decode") | {"op": REST}
+        yield Sample(NAME, case, Op(REST, launches=0.0), tuple(rest))
+
+
+def _samples(
+    d: Deployment, t: Technique, work: Workload, phase: str, step: Step,
+    runs: list[list[dict[str, float]]],
+) -> Iterator[Sample]:  # fmt: skip
+    """One sample per op that is stated once per layer or in the head, as it was timed there."""
+    for name, (op, times) in stated(step).items():
+        found = [[ops[name] / times for ops in passes if name in ops] for passes in runs]
+        if op.stream not in UNTIMED and all(found):
+            case = _case(d, t, work, phase) | {"op": name}
+            yield Sample(NAME, case, op, tuple(max(median(f), 1e-9) for f in found))
+
+
+def stated(step: Step) -> dict[str, tuple[Op, int]]:
+    """Ops with work of a step by name, scalars, with how often they run; equal in all layers.
+
+    Ops that differ between layers are left out, as their times are only known together.
+    """
+    ops: dict[str, tuple[Op, int]] = {}
+    mixed = set()
+    for op, times in all_ops(step):
+        plain = _scalar(op)
+        if not (plain.flops or any(plain.bytes.values())):
+            continue
+        known, before = ops.get(op.name, (plain, 0))
+        mixed |= {op.name} if known != plain else set()
+        ops[op.name] = known, before + times
+    return {name: pair for name, pair in ops.items() if name not in mixed}
+
+
+def _scalar(op: Op) -> Op:
+    def one(n: Number) -> float:
+        return float(np.ravel(n)[0])
+
+    moved = {channel: one(n) for channel, n in op.bytes.items()}
+    return replace(
+        op, flops=one(op.flops), bytes=moved, rows=one(op.rows), size=one(op.size),
+        fixed=0.0, after=(), ahead=False, sync=False,
+    )  # fmt: skip
+
+
+def _case(d: Deployment, t: Technique, work: Workload, phase: str) -> dict[str, object]:
+    return {
+        "technique": str(t), "phase": phase, "model": d.model.name, "layers": d.model.layers,
+        "batch": work.batch, "prompt": work.prompt,
+    }  # fmt: skip

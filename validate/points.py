@@ -1,0 +1,329 @@
+"""Real runs over a grid of batch and context, interleaved, and what is predicted for each.
+
+No point of this grid is one that a stack was fitted to: batches, contexts and depths differ from
+those of ``kvsim.validate.micro.techniques``.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kvsim.deployment import Deployment
+from kvsim.errors import InputError
+from kvsim.evaluate import all_ops, seconds
+from kvsim.generate import Prediction
+from kvsim.graph import Step
+from kvsim.hardware import Hardware, Stack
+from kvsim.memory import decode_point, phases, prefill_point
+from kvsim.techniques.base import Technique
+from kvsim.timeline import Span, beside, spans, working
+from kvsim.validate.architecture import load_architecture
+from kvsim.validate.check import SLACK, Workload, representative
+from kvsim.validate.decoder import Decoder
+from kvsim.validate.micro.techniques import stated
+from kvsim.validate.timed import Counted, Timing, run_counted, run_timed
+from kvsim.validate.weights import random_weights
+
+MODELS = (("smollm2-135m", 0), ("smollm2-1.7b", 3))
+"""A whole small model, and larger shapes cut to a few layers (0: all)."""
+GPU_MODELS = (("smollm2-135m", 0), ("llama2-7b", 4))
+BATCHES, PROMPTS = (1, 4), (128, 384, 1024)
+GPU_BATCHES, GPU_PROMPTS = (1, 8, 64), (1024, 8192, 65536)
+MOST_TOKENS = {"cpu": 4096, "cuda": 524288}  # of a batch's prompts [tokens]
+GENERATE = 9
+BEFORE = ("weights", "embedding", "context")  # there before the run
+DECODER = ("weights", "embedding", "workspace", "context")  # not the technique's buffers
+REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One quantity of one technique at one point, beside its prediction."""
+
+    name: str  # "ttft_s", "tpot_s", "computing_s" (TPOT without waits, by a CPU's own clock),
+    # "resident_B", "peak_B", "h2d_B", "d2h_B", or "prefill attn_s" and alike for an op
+    predicted: float
+    measured: float  # median over the runs
+    noise: float  # half the distance of the runs' quartiles over the median
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True)
+class Round:
+    """Ops and copies of one decoding round."""
+
+    spans: tuple[Span, ...]
+
+    @property
+    def overlap(self) -> float:
+        """Share of copies' time that runs beside compute; NaN without copies."""
+        return beside(self.spans)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One technique at one point."""
+
+    model: str
+    layers: int
+    batch: int
+    prompt: int
+    technique: Technique
+    whole: tuple[Measured, ...]  # end to end
+    ops: tuple[Measured, ...]
+    rounds: tuple[Round, ...] = ()  # predicted and measured, if a round is one pass
+
+    @property
+    def point(self) -> tuple[str, int, int, int]:
+        """What techniques are compared at."""
+        return self.model, self.layers, self.batch, self.prompt
+
+    def get(self, name: str) -> Measured | None:
+        """One of the quantities end to end."""
+        return next((m for m in self.whole if m.name == name), None)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The points of a validation."""
+
+    models: tuple[tuple[str, int], ...]
+    batches: tuple[int, ...]
+    prompts: tuple[int, ...]
+    repeats: int = REPEATS
+    generate: int = GENERATE
+
+    @classmethod
+    def of(cls, device: torch.device) -> "Grid":
+        """Points that suit a device."""
+        if device.type == "cuda":
+            return cls(GPU_MODELS, GPU_BATCHES, GPU_PROMPTS)
+        return cls(MODELS, BATCHES, PROMPTS)
+
+    def reduced(self, points: str) -> "Grid":
+        """``all`` of it, or the ``few`` smallest points, twice each.
+
+        Raises
+        ------
+        InputError
+            If it is neither.
+        """
+        if points == "all":
+            return self
+        if points != "few":
+            raise InputError(f"--points: got {points[:40]!r}; expected all or few")
+        return Grid(self.models[:1], self.batches[:1], self.prompts[:1], 2, self.generate)
+
+    def works(self, device: torch.device) -> Iterator[Workload]:
+        """Workloads that do not take too long there."""
+        for batch in self.batches:
+            for prompt in self.prompts:
+                if batch * prompt <= MOST_TOKENS[device.type]:
+                    yield Workload(batch, prompt, self.generate)
+
+
+@torch.inference_mode()
+def compare_times(
+    grid: Grid,
+    asked: Sequence[Technique],
+    device: torch.device,
+    dtype: torch.dtype,
+    hardware: Hardware,
+    stack: Stack,
+) -> Iterator[Compared | str]:
+    """Run and predict everything; yields what is about to run as text, then what it showed.
+
+    Techniques take turns, so that a machine that slows down slows all of them.
+    """
+    for name, layers in grid.models:
+        arch = load_architecture(name)
+        arch = arch.first(layers) if layers else arch
+        d = Deployment(arch.model, hardware, stack)
+        weights = random_weights(arch, device, dtype)
+        for work in grid.works(device):
+            decoder = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=d)
+            techniques = list(asked) or representative(arch.model, work)
+            runs: list[list[Timing]] = [[] for _ in techniques]
+            for turn in range(grid.repeats + 1):  # the first warms up and times ops
+                yield f"{name}, batch {work.batch}, prompt {work.prompt}: turn {turn}"
+                for t, found in zip(techniques, runs, strict=True):
+                    found.append(run_timed(decoder, t, work, by_op=turn == 0))
+            for t, found in zip(techniques, runs, strict=True):
+                counted = run_counted(decoder, t, work)
+                yield _compared(d, name, work, counted, found[0], found[1:])
+
+
+def _compared(
+    d: Deployment,
+    name: str,
+    work: Workload,
+    counted: Counted,
+    timed: Timing,
+    runs: Sequence[Timing],
+) -> Compared:
+    t = runs[0].technique
+    p = Prediction(t, d, np.array([float(work.batch)]), work.prompt, work.generate)
+    whole = [
+        _measured("ttft_s", float(p.ttft_s[0]), [run.ttft for run in runs]),
+        _measured("tpot_s", float(p.tpot_s[0]), [run.tpot for run in runs]),
+    ]
+    if (
+        torch.get_num_threads() == 1 and not counted.on_gpu
+    ):  # it has a clock that others leave alone
+        computed = [sum(run.computing) / run.tokens for run in runs]
+        whole.append(_measured("computing_s", _computing(d, t, work), computed))
+    kept = [float(run.resident) for run in runs]
+    whole.append(_measured("resident_B", _resident(d, t, work), kept))
+    whole.append(_measured("peak_B", peak_bytes(d, t, work, counted.on_gpu), [float(counted.peak)]))
+    for way, moved in counted.copied.items():
+        if moved:
+            whole.append(_measured(f"{way}_B", copied_bytes(d, t, work, way), [float(moved)]))
+    ops = tuple(_ops(d, t, work, timed))
+    layers = d.model.layers
+    return Compared(
+        name, layers, work.batch, work.prompt, t, tuple(whole), ops, _rounds(d, t, work, timed)
+    )
+
+
+def _resident(d: Deployment, t: Technique, work: Workload) -> float:
+    """What a technique says it keeps after the last round, besides the decoder's own. [B]"""
+    last = decode_point(work.batch, work.prompt, work.generate, work.generate - 1.0)
+    return sum(
+        float(np.ravel(size)[0])
+        for tier, buffers in t.resident(d, last).items()
+        for name, size in buffers.items()
+        if not (tier == "gpu" and name in DECODER)
+    )
+
+
+def peak_bytes(d: Deployment, t: Technique, work: Workload, on_gpu: bool) -> float:
+    """What a technique says is held at most besides weights; a CPU holds both tiers. [B]
+
+    Runs reserve what the last round needs before they read the prompt.
+    """
+    reading, last = phases(t, d, work.batch, work.prompt, work.generate)
+    totals = [0.0, 0.0]
+    for tier, buffers in reading.items():
+        for name, size in buffers.items():
+            if name in BEFORE if tier == "gpu" else on_gpu:
+                continue
+            now, later = (float(np.ravel(n)[0]) for n in (size, last[tier].get(name, 0.0)))
+            totals[0] += now if name == "workspace" or not now else max(now, later)
+            totals[1] += later
+    return max(totals)
+
+
+def copied_bytes(d: Deployment, t: Technique, work: Workload, way: str) -> float:
+    """What a technique says it moves through the link from the prompt to the last token. [B]"""
+    sizes = (work.batch, work.prompt, work.generate)
+    prompt = prefill_point(*sizes)
+    cycle = t.cycle(d, decode_point(*sizes, work.generate / 2 - 1))
+    rounds = (work.generate - 1) / cycle.tokens
+    once = [t.prefill(d, prompt), *t.between(d, decode_point(*sizes, 0.0))]
+    return _through(once, way) + float(np.ravel(rounds)[0]) * _through(cycle.steps, way)
+
+
+def _computing(d: Deployment, t: Technique, work: Workload) -> float:
+    """What a technique says compute works per token, waits left out. [s]"""
+    point = decode_point(work.batch, work.prompt, work.generate, work.generate / 2 - 1)
+    cycle = t.cycle(d, point)
+    works = sum(float(np.ravel(working(step, d)["gpu"])[0]) for step in cycle.steps)
+    return works / float(np.ravel(cycle.tokens)[0])
+
+
+def _through(steps: Iterable[Step], way: str) -> float:
+    moved = [
+        times * float(np.ravel(size)[0])
+        for step in steps
+        for op, times in all_ops(step)
+        for channel, size in op.bytes.items()
+        if channel == way
+    ]
+    return sum(moved)
+
+
+def _ops(d: Deployment, t: Technique, work: Workload, timed: Timing) -> Iterator[Measured]:
+    """Ops of the prompt's pass, and of rounds that are one pass each."""
+    point = prefill_point(work.batch, work.prompt, work.generate)
+    sizes = (work.batch, work.prompt, work.generate)
+    phases = [("prefill", t.prefill(d, point), [timed.passes[0].seconds()])]
+    rounds = [p for p in timed.passes if p.kind == "decode"]
+    cycle = t.cycle(d, decode_point(*sizes, work.generate / 2))
+    if len(cycle.steps) == 1 and rounds:
+        phases.append(("decode", cycle.steps[0], [p.seconds() for p in rounds]))
+    for phase, step, passes in phases:
+        for name, (op, times) in stated(step).items():
+            found = [ops[name] for ops in passes if name in ops]
+            if found and op.stream == "gpu":
+                alone = times * float(np.ravel(seconds(op, d))[0])
+                yield _measured(f"{phase} {name}_s", alone, found)
+
+
+def _rounds(d: Deployment, t: Technique, work: Workload, timed: Timing) -> tuple[Round, ...]:
+    """The round in the middle of the generation, predicted and measured."""
+    measured = [p for p in timed.passes if p.kind != "prefill"]
+    middle = len(measured) // 2
+    point = decode_point(work.batch, work.prompt, work.generate, float(middle))
+    cycle = t.cycle(d, point)
+    if len(cycle.steps) > 1 or not measured or {p.kind for p in measured} != {"decode"}:
+        return ()
+    found = measured[middle].spans()
+    return Round(tuple(spans(cycle.steps[0], d))), Round(tuple(found))
+
+
+def _measured(name: str, predicted: float, runs: Sequence[float]) -> Measured:
+    low, middle, high = np.quantile(runs, (0.25, 0.5, 0.75))
+    return Measured(name, predicted, float(middle), float((high - low) / 2 / middle))
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How far predictions are from measurements, end to end."""
+
+    points: int
+    median: float  # of the errors without their signs
+    nine_in_ten: float
+    noise: float  # median over the points
+    same_order: float  # share of pairs whose gap exceeds the noise that are ordered alike
+    same_winner: float  # share of points whose best two differ by more than the noise
+
+
+def summarise(found: Sequence[Compared], names: Sequence[str] = ("ttft_s", "tpot_s")) -> Summary:
+    """Errors of the times of all points, and whether techniques are in the right order."""
+    values = [m for c in found for m in c.whole if m.name in names]
+    errors = np.abs([m.error for m in values])
+    pairs, winners = _orders(found)
+    return Summary(
+        len(values),
+        float(np.median(errors)),
+        float(np.quantile(errors, 0.9)),
+        float(np.median([m.noise for m in values])),
+        float(np.mean(pairs)) if pairs else np.nan,
+        float(np.mean(winners)) if winners else np.nan,
+    )
+
+
+def _orders(found: Sequence[Compared]) -> tuple[list[bool], list[bool]]:
+    """Pairs of techniques at one point, and points' winners, told apart by time per token."""
+    pairs, winners = [], []
+    for point in dict.fromkeys(c.point for c in found):
+        here = [m for c in found if c.point == point and (m := c.get("tpot_s"))]
+        here.sort(key=lambda m: m.measured)
+        for i, a in enumerate(here):
+            for b in here[i + 1 :]:
+                if _apart(a, b):
+                    pairs.append(a.predicted < b.predicted)
+        if len(here) > 1 and _apart(here[0], here[1]):
+            winners.append(min(here, key=lambda m: m.predicted) is here[0])
+    return pairs, winners
+
+
+def _apart(a: Measured, b: Measured) -> bool:
+    """Whether two measured times differ by more than their noise."""
+    return b.measured - a.measured > 2 * (a.noise * a.measured + b.noise * b.measured)
