@@ -44,6 +44,8 @@ class Streamingllm(Evicting):
         """The first tokens and the latest of every sequence."""
         held = self.ring(self._lengths).clamp_min(0)
         self.keep(layer, k, v, held[:, None].expand(-1, k.shape[1], -1))
+        if self.sinks:
+            self.sinks[layer].copy_(self.k[layer][:, :, : self.sink])
 
     def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
         """Replace the oldest recent token, turn the sinks, attend to the whole cache."""
