@@ -7,8 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvsim.deployment import Deployment
 from kvsim.errors import InputError
+from kvsim.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
+from kvsim.techniques.base import Technique
 from kvsim.traces import attentionfile
 from kvsim.traces.attention import GAMMAS, AttentionTrace
 from kvsim.validate.impl.specache import Specache
@@ -21,7 +24,7 @@ from kvsim.validate.quality.acceptance import (
 )
 from kvsim.validate.quality.forced import Forced
 from kvsim.validate.quality.measure import measure
-from kvsim.validate.quality.settings import Reading, sort_out, try_out, usual
+from kvsim.validate.quality.settings import Reading, rehearse_all, sort_out, usual
 from kvsim.validate.quality.text import read_text, windows
 from kvsim.validate.quality.watch import WATCHED, WatchedSpecache, powers
 from kvsim.validate.run import Run
@@ -193,7 +196,6 @@ def test_a_whole_measurement_is_a_trace(tmp_path: Path) -> None:
         )
     ]  # fmt: skip
     settings, reading = sort_out(asked), Reading(2, PROMPT, SCORED)
-    try_out(decoder("llama"), settings, reading)
     texts = windows(prompts(400)[0], 2, reading.length, ())
     about = {"model": "m", "weights": "w", "text": "t", "settings": reading.about}
     *told, trace = measure(decoder("llama"), settings, reading, texts, about)
@@ -213,23 +215,37 @@ def test_a_whole_measurement_is_a_trace(tmp_path: Path) -> None:
     assert attentionfile.load(path) == trace
 
 
+def rehearsed(name: str, techniques: list[Technique]) -> tuple[list[Technique], list[str]]:
+    arch = decoder(name).arch
+    machine = Deployment(arch.model, load_hardware("a6000"), load_stack("kvsim"))
+    able, refused = rehearse_all(arch, techniques, Reading(2, PROMPT, SCORED), machine)
+    return able, list(map(str, refused))
+
+
 def test_what_is_measured_by_default_can_be_run() -> None:
-    model = decoder("llama").arch.model
-    settings = sort_out(usual(model, PROMPT))
-    try_out(decoder("llama"), settings, Reading(1, PROMPT, SCORED))
+    techniques = usual(decoder("llama").arch.model, PROMPT)
+    assert rehearsed("llama", techniques) == (techniques, [])
+    settings = sort_out(techniques)
     names = [named(t) for t in settings.lossy]
     assert len(set(names)) == len(names) > 25
     assert [t.name for t in settings.drafts] == ["quantspec", "magicdec", "magicdec"]
 
 
-def test_settings_that_lose_nothing_or_cannot_run_are_refused_at_once() -> None:
+def test_what_a_model_does_not_allow_is_told_before_anything_is_loaded() -> None:
+    able, refused = rehearsed("mistral", usual(decoder("mistral").arch.model, PROMPT))
+    assert {t.name for t in able} == {"offload", "kcache", "streamingllm", "magicdec"}
+    assert all("sliding windows" in why for why in refused) and len(refused) > 10
+    able, refused = rehearsed("llama", [parse("quantspec"), parse("kivi:group=16,residual=16")])
+    assert [t.name for t in able] == ["kivi"]
+    assert refused[0].startswith("quantspec: group=128 does not divide the head dim 16")
+
+
+def test_settings_that_lose_nothing_or_are_not_implemented_are_refused() -> None:
     for text in ("full", "kvpr", "offload"):
         with pytest.raises(InputError, match="no quality to measure; leave it away"):
             sort_out([parse("kivi"), parse(text)])
     with pytest.raises(InputError, match="unknown real implementation 'gear'"):
         sort_out([parse("gear")])
-    with pytest.raises(InputError, match="group=128 does not divide the head dim 16"):
-        try_out(decoder("llama"), sort_out([parse("quantspec")]), Reading(1, PROMPT, SCORED))
 
 
 def test_windows_are_spread_over_the_text() -> None:

@@ -46,8 +46,8 @@ def measure_quality(
     from kvsim.validate.quality.settings import (
         Reading,
         check_reading,
+        rehearse_all,
         sort_out,
-        try_out,
         usual,
     )
     from kvsim.validate.quality.text import read_text, windows
@@ -62,14 +62,18 @@ def measure_quality(
     arch, source = open_weights(model)
     machine = Deployment(arch.model, load_hardware(gpu), load_stack("kvsim"))  # KVPR's split
     reading = Reading(*sizes)
-    settings = sort_out(asked or usual(arch.model, reading.prompt))
+    able, refused = rehearse_all(arch, asked or usual(arch.model, reading.prompt), reading, machine)
+    for error in refused:
+        if asked:
+            raise error
+        typer.echo(f"left out: {error}", err=True)
+    settings = sort_out(able)
     length = check_reading(arch, reading, bool(settings.drafts), where)
     tokeniser = read_tokeniser(source)
     texts = windows(tokeniser(read.content), reading.windows, reading.length, tokeniser.start)
     typer.echo(f"loading {source.where}", err=True)
     weights = load_weights(arch, source, where, torch.float32)
     decoder = Decoder(arch, weights, length, deployment=machine)
-    try_out(decoder, settings, reading)
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
     about = {
         "model": model,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvsim.deployment import Deployment
 from kvsim.errors import InputError
 from kvsim.model import Model
 from kvsim.techniques import parse
@@ -11,8 +12,8 @@ from kvsim.techniques.base import Technique
 from kvsim.techniques.magicdec import WINDOW
 from kvsim.traces.attention import GAMMAS
 from kvsim.validate.architecture import Architecture
-from kvsim.validate.decoder import Decoder
-from kvsim.validate.impl import check_known, implement
+from kvsim.validate.check import Workload, rehearse
+from kvsim.validate.impl import check_known
 from kvsim.validate.machine import check_memory
 from kvsim.validate.quality.acceptance import drafting
 from kvsim.validate.weights import cached_bytes, weight_bytes
@@ -131,14 +132,18 @@ def check_reading(arch: Architecture, reading: Reading, drafts: bool, device: to
     return length
 
 
-def try_out(decoder: Decoder, settings: Settings, reading: Reading) -> None:
-    """Refuse settings that cannot run on this model, before any is measured.
-
-    Raises
-    ------
-    InputError
-        If there are any.
-    """
-    most = tuple(drafting(t, max(GAMMAS)) for t in settings.drafts)
-    for t in (*settings.lossy, *most):
-        implement(t, decoder, [reading.prompt], reading.scored + 1).close()
+def rehearse_all(
+    arch: Architecture, techniques: list[Technique], reading: Reading, machine: Deployment
+) -> tuple[list[Technique], list[InputError]]:
+    """Of techniques those that can run, and why the others cannot; before weights are loaded."""
+    able, refused = [], []
+    for t in techniques:
+        drafts = "gamma" in t.settings
+        most = drafting(t, max(GAMMAS)) if drafts else t
+        behind = reading.written if drafts else reading.scored + 1
+        try:
+            rehearse(arch, most, Workload(reading.windows, reading.prompt, behind), machine)
+            able.append(t)
+        except InputError as error:
+            refused.append(error)
+    return able, refused
