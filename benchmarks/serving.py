@@ -5,9 +5,6 @@
 One core. Each case runs in a process of its own: a trace in memory is played twice and the second
 run counts, since the first may compile. Speed is asked to be 200,000 requests/s at a million
 requests over 50 replicas, and memory at most 2 GiB at ten million.
-
-Peers, as measured on one core of another machine: Vidur 109 requests/s, splitwise-sim 82,
-inference-lab (compiled) 1,433 to 2,613 at 1,000 requests and 528 at 10,000.
 """
 
 import resource
@@ -28,7 +25,10 @@ from kvsim.traces.likeness import Workload
 from kvsim.traces.read import load
 from kvsim.traces.requests import Requests
 
-LIMIT = 2 * 2**30  # bytes, for 10^7 requests
+PEERS = (
+    "Peers, as measured on one core of another machine: Vidur 109 requests/s, splitwise-sim 82, "
+    "inference-lab (compiled) 1,433 to 2,613 at 1,000 requests and 528 at 10,000."
+)
 SATURATED = 20.0  # times the trace's rate: far more than one replica carries
 PER_REPLICA = 5.0  # requests per second of the generated ones
 
@@ -37,6 +37,7 @@ def main() -> None:
     if len(sys.argv) > 2:
         case(*sys.argv[1:])
         return
+    print(PEERS)
     trace = sys.argv[1:]
     cases = [(trace[0], "1000", "1"), (trace[0], "10000", "1")] if trace else []
     cases += [("generated", f"{10**digits}", "50") for digits in (4, 5, 6, 7)]
