@@ -54,6 +54,11 @@ class Result(NamedTuple):
     err: str
 
 
+def interruptible() -> None:
+    """A child hears SIGINT even where the tests run in the background, which ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def run(*args: str) -> Result:
     """``kvsim`` with these arguments, in this process."""
     out, err, code = io.StringIO(), io.StringIO(), -1

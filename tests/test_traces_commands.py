@@ -27,7 +27,7 @@ from kvsim.traces.source import samples
 from kvsim.traces.statistics import describe, leading_hits, ranks
 from kvsim.traces.write import write
 from tests.test_bad_input import line
-from tests.test_cli import run
+from tests.test_cli import interruptible, run
 from tests.test_traces_bad import azure
 from tests.test_traces_readers import FILES
 
@@ -162,7 +162,9 @@ def test_a_conversion_that_is_killed_leaves_what_was_there(tmp_path: Path) -> No
     for sent in (signal.SIGINT, signal.SIGKILL):
         for _ in range(5):  # on a busy machine a conversion may be over before the signal comes
             out.write_text("old")
-            with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+            with subprocess.Popen(
+                command, stderr=subprocess.PIPE, preexec_fn=interruptible
+            ) as process:
                 while not list(tmp_path.glob(".kvsim-*")) and process.poll() is None:
                     time.sleep(0.001)
                 os.kill(process.pid, sent)
