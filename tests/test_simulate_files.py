@@ -16,7 +16,7 @@ import pytest
 
 from kvsim.traces.requests import Requests
 from kvsim.traces.write import write as write_trace
-from tests.test_cli import run
+from tests.test_cli import interruptible, run
 
 BASE = ("simulate", "--model", "llama3.1-8b", "--gpu", "h100", "--trace")
 MANY = "full,kivi,kvpr"
@@ -84,6 +84,7 @@ def test_a_run_that_is_stopped_leaves_nothing_that_looks_whole(
         process = subprocess.Popen(
             [sys.executable, "-m", "kvsim", *command, "--resume", "--json"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ},
+            preexec_fn=interruptible,
         )  # fmt: skip
         time.sleep(moments.uniform(0.5, 5.0))
         process.send_signal(how)
