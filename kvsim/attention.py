@@ -97,7 +97,8 @@ def ops(
         + p.batch * m.heads * pairs * score_bytes(d, p, scored)
         + extra_bytes
     )
-    op = Op(name, "gpu", stored.kernel, flops, {"hbm": moved}, size=p.new, after=after)
+    kernel = "prompt" if p.prefill else stored.kernel
+    op = Op(name, "gpu", kernel, flops, {"hbm": moved}, size=p.new, after=after)
     apart = stack.packed_layer + stack.merge_token * p.new * tokens
     if stored.kernel == "lowbit" and not p.prefill and (stack.packed_layer or stack.merge_token):
         return [*expand, op, Op("tail", fixed=apart)]

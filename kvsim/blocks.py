@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.deployment import WEIGHTS, Deployment, WeightFormat
 from kvsim.formats import Format
-from kvsim.graph import Channel, Number, Op, Point, Stream
+from kvsim.graph import Buffers, Channel, Number, Op, Point, Stream
 from kvsim.model import LayerShape, Model
 
 HALF = 2.0  # bytes of an fp16 number [B]
@@ -19,6 +19,11 @@ SCORE = 2 * HALF  # an fp16 attention score that leaves the chip: written once, 
 def kv_bytes(m: Model, tokens: Number) -> Number:
     """Fp16 keys and values of ``tokens`` tokens in one layer. [B]"""
     return HALF * m.kv_width * tokens
+
+
+def prompt_kv(d: Deployment, p: Point) -> Buffers:
+    """One layer's fp16 keys and values while the prompt is read, if it does not keep them. [B]"""
+    return {"gpu": {"prompt kv": kv_bytes(d.shard, p.tokens) if p.prefill else 0.0}}
 
 
 def gemm(

@@ -40,7 +40,7 @@ def resource_seconds(op: Op, d: Deployment) -> dict[str, Number]:
     A kernel class reaches its share of every channel's rate; a copy only loses on the host link,
     the memories at its ends are far faster.
     """
-    kernel = d.stack.kernels[op.kernel]
+    kernel = d.stack.kernel(op.kernel)
     needs: dict[str, Number] = {}
     for name, peak in peak_seconds(op, d).items():
         if name in ARITHMETIC:
@@ -54,7 +54,7 @@ def resource_seconds(op: Op, d: Deployment) -> dict[str, Number]:
 
 def overhead_seconds(op: Op, d: Deployment) -> Number:
     """Time of an op that no bandwidth removes: floors, gaps, copy latency, scattered rows. [s]"""
-    kernel = d.stack.kernels[op.kernel]
+    kernel = d.stack.kernel(op.kernel)
     if op.stream == "gpu":
         each = d.stack.gap
     else:

@@ -144,7 +144,13 @@ class Format:
         """Bytes allocated for ``tokens`` tokens of one sequence: packed store and tails. [B]"""
         tails = k_width * self._buffer(self.k_tail, self.k_block)
         tails += v_width * self._buffer(self.v_tail, self.v_block)
-        return (k_width + v_width) * tokens * self.number + tails * 2.0
+        by_token = k_width * tokens * self.bits / 8 + v_width * tokens * self.number
+        return by_token + k_width * self._groups(tokens) * SCALES / 8 + tails * 2.0
+
+    def _groups(self, tokens: Number) -> Number:
+        """Groups of tokens that share scales in each channel; in blocks only whole ones do."""
+        groups: Number = tokens / self.group
+        return np.floor(groups) if self.k_block > 1 else groups
 
     @staticmethod
     def _buffer(tail: int, block: int) -> int:

@@ -27,6 +27,9 @@ KERNELS = (
 memory, ``copy`` uses the host link with pinned memory, ``relay`` with the memory that the cache
 lives in, which may be pageable; ``cpu`` is attention on the host."""
 
+STANDS_FOR = {"prompt": "attention"}
+"""Classes that a stack need not tell apart: ``prompt`` is attention of a prompt's queries."""
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -130,6 +133,10 @@ class Stack:
     activation_passes: float = 1.0  # hidden-state-sized buffers alive at once, beyond the widest
     prompt_logits: bool = False  # the LM head runs over every prompt token
     logit_bytes: float = 4.0  # per logit kept [B]
+
+    def kernel(self, name: str) -> Kernel:
+        """A kernel class, or the one that stands for it where this stack does not tell it apart."""
+        return self.kernels[name if name in self.kernels else STANDS_FOR[name]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +267,7 @@ STACK_FILE = Schema(
     numbers={key: rule for key, (_, rule) in STACK_NUMBERS.items()}
     | {
         f"kernel.{kernel}.{key}": rule
-        for kernel in KERNELS
+        for kernel in (*KERNELS, *STANDS_FOR)
         for key, (_, rule) in KERNEL_NUMBERS.items()
     },
     required=frozenset({"title", "basis", "error"}),

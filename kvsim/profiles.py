@@ -24,6 +24,7 @@ from kvsim.hardware import (
     STACK_FILE,
     STACK_FLAGS,
     STACK_NUMBERS,
+    STANDS_FOR,
     TENSOR_PEAK,
     Hardware,
     Kernel,
@@ -122,7 +123,7 @@ def load_stack(name_or_path: str | Path) -> Stack:
             date=profile.texts.get("date", ""),
             free=profile.free,
             source="\n".join(f"{key}: {text}" for key, text in profile.sources.items()),
-            kernels={kernel: _kernel(profile, kernel) for kernel in KERNELS},
+            kernels=_kernels(profile),
         ),
         **changes,
     )
@@ -137,7 +138,8 @@ def with_numbers(stack: Stack, numbers: Mapping[str, float]) -> Stack:
         else:
             _, kernel, name = key.split(".")
             changed = {KERNEL_NUMBERS[name][0]: value}
-            changes["kernels"][kernel] = replace(changes["kernels"][kernel], **changed)
+            known = changes["kernels"].get(kernel) or stack.kernel(kernel)
+            changes["kernels"][kernel] = replace(known, **changed)
     return replace(stack, **changes)
 
 
@@ -146,7 +148,7 @@ def number_of(stack: Stack, key: str) -> float:
     if key in STACK_NUMBERS:
         return float(getattr(stack, STACK_NUMBERS[key][0]))
     _, kernel, name = key.split(".")
-    return float(getattr(stack.kernels[kernel], KERNEL_NUMBERS[name][0]))
+    return float(getattr(stack.kernel(kernel), KERNEL_NUMBERS[name][0]))
 
 
 def _extended(file: Traversable, below: tuple[str, ...]) -> Profile:
@@ -337,13 +339,23 @@ def _folder() -> Traversable:
     return files("kvsim") / "hwprofiles"
 
 
-def _kernel(profile: Profile, kernel: str) -> Kernel:
+def _kernels(profile: Profile) -> dict[str, Kernel]:
+    """All classes, and those that the profile tells apart, over the class that stands for them."""
+    kernels = {kernel: _kernel(profile, kernel, Kernel()) for kernel in KERNELS}
+    for kernel, other in STANDS_FOR.items():
+        apart = _kernel(profile, kernel, kernels[other])
+        if apart != kernels[other]:
+            kernels[kernel] = apart
+    return kernels
+
+
+def _kernel(profile: Profile, kernel: str, base: Kernel) -> Kernel:
     stated = {
         name: profile.numbers[f"kernel.{kernel}.{key}"]
         for key, (name, _) in KERNEL_NUMBERS.items()
         if f"kernel.{kernel}.{key}" in profile.numbers
     }
-    return Kernel(**stated)
+    return replace(base, **stated)
 
 
 def _check_rates(file: Traversable, numbers: Mapping[str, float]) -> None:

@@ -19,7 +19,7 @@ COPIES: tuple[Stream, ...] = ("h2d", "d2h")
 
 def op_seconds(op: Op, d: Deployment) -> float:
     """An op's duration on an idle machine. [s]"""
-    kernel = d.stack.kernels[op.kernel]
+    kernel = d.stack.kernel(op.kernel)
     flops, rows, fixed, size = (float(x) for x in (op.flops, op.rows, op.fixed, op.size))
     moved = {channel: float(n) for channel, n in op.bytes.items()}
     if not (flops or rows or fixed or any(moved.values())):

@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
+from kvsim.validate import attention  # noqa: E402
 from kvsim.validate.attention import FEW_QUERIES, attend  # noqa: E402
 from kvsim.validate.tally import Marks  # noqa: E402
 from kvsim.validate.transfer import Transfers  # noqa: E402
@@ -30,9 +31,15 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
 @pytest.mark.parametrize("new", [1, 5, FEW_QUERIES + 1])
 @pytest.mark.parametrize("kv_heads", [1, 2, 6])
 @pytest.mark.parametrize("masks", [(1, 1), (2, 1), (2, None)])
+@pytest.mark.parametrize("at_once", [1 << 17, 150])
 def test_heads_of_a_group_attend_together(
-    new: int, kv_heads: int, masks: tuple[int, int | None]
+    new: int,
+    kv_heads: int,
+    masks: tuple[int, int | None],
+    at_once: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(attention, "SCORES", at_once)  # numbers of a block
     torch.manual_seed(0)
     q = torch.randn(2, 6, new, 8, dtype=torch.float64)
     k, v = (torch.randn(2, kv_heads, 40, 8, dtype=torch.float64) for _ in "kv")

@@ -60,8 +60,9 @@ SOFTWARE = {
         "kernel.gemm.half_size": 95.0,
         "kernel.gemm.floor_s": 6.1e-6,
         "kernel.attention.memory": 0.78,
-        "kernel.attention.compute": 0.45,
         "kernel.attention.floor_s": 1.4e-5,
+        "kernel.prompt.compute": 0.45,
+        "kernel.prompt.floor_s": 2.1e-5,
         "kernel.lowbit.memory": 0.35,
         "kernel.lowbit.floor_s": 2.9e-5,
         "kernel.pointwise.memory": 0.8,
@@ -83,8 +84,9 @@ SOFTWARE = {
         "kernel.gemm.half_size": 14.0,
         "kernel.gemm.floor_s": 1.6e-5,
         "kernel.attention.memory": 0.09,
-        "kernel.attention.compute": 0.3,
         "kernel.attention.floor_s": 3.0e-5,
+        "kernel.prompt.compute": 0.3,
+        "kernel.prompt.floor_s": 5.0e-5,
         "kernel.lowbit.compute": 0.012,
         "kernel.lowbit.floor_s": 4.0e-4,
         "kernel.pointwise.memory": 0.3,
@@ -185,6 +187,28 @@ def test_samples_far_off_do_not_move_what_many_samples_tell(kind: str) -> None:
     known = {**found.hardware, **found.stack}
     for key in ("compute.fp16_FLOPps", "kernel.gemm.memory", "kernel.attention.memory"):
         assert known[key].value == pytest.approx((RATES[kind] | SOFTWARE[kind])[key], rel=0.06)
+
+
+@pytest.mark.usefixtures("formats")
+def test_real_runs_set_the_level_of_a_class() -> None:
+    """Ops of techniques at 0.6 of the kernel's rates and with a floor of their own."""
+    shown = list(samples("cpu", 0.0))
+    d, alone = truth("cpu"), SOFTWARE["cpu"]
+    level = {
+        "kernel.lowbit.compute": 0.6 * alone["kernel.lowbit.compute"],
+        "kernel.lowbit.floor_s": 9.0e-4,
+    }
+    within = replace(d, stack=with_numbers(d.stack, level))
+    for s in [s for s in shown if s.benchmark == "lowbit"][::4]:
+        took = float(seconds(s.op, within))
+        case = {"technique": "kivi", "phase": "decode", "layers": 2, "op": "attn"}
+        shown.append(Sample("techniques", case, s.op, (took,) * RUNS))
+    found = fit_samples(shown).stack
+    assert {key: found[key].value for key in level} == pytest.approx(level, rel=0.01)
+    assert found["kernel.lowbit.floor_s"].benchmark == "techniques"
+    other = fit_samples([s for s in shown if s.benchmark != "techniques"]).stack
+    same = "kernel.attention.memory"
+    assert found[same].value == pytest.approx(other[same].value, rel=1e-3)
 
 
 @pytest.mark.usefixtures("formats")

@@ -149,7 +149,8 @@ def test_zipcache_allocates_by_that_ratio(model: str, salient: float, tokens: in
     token; what is really kept compresses within 0.5 % of them from 840 tokens on.
     """
     d, p = ideal(model), prefill_point(8, tokens, 100)
-    width, bits = d.model.kv_heads * d.model.head_dim, mixed_bits(salient, 4, 2)
+    width = d.model.kv_heads * d.model.head_dim
+    bits = mixed_bits(round(salient * tokens) / tokens, 4, 2)  # whole tokens are salient
     kept = 2 * (2 * width + width) + 2 * 8 * tokens
     packed = held(f"zipcache:salient={salient}", d, p, "kv")
     ratio = held("full", d, p, "kv") / packed

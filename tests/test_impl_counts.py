@@ -71,10 +71,6 @@ KNOWN_OPS = {
     ("quantspec", "decode"): {"quantise"},  # flushes do not fill a whole number of rounds
     ("h2o", "decode"): {"graduate"},  # what leaves the ring is moved
 }
-KNOWN_BUFFERS = {
-    "kvpr": {"kv buffers"}, "specache": {"indices"}, "streamingllm": {"sink keys"},
-    "kcache": {"value buffers"}, "quantspec": {"kv"},
-}  # fmt: skip
 
 
 @cache
@@ -112,10 +108,8 @@ def assert_as_stated(result: Comparison, text: str) -> None:
     for b in result.buffers:
         if b.phase == "prefill" and b.reason == RESERVED:
             assert b.predicted < b.counted == decode[b.tier, b.name].counted, b
-        elif b.name not in KNOWN_BUFFERS.get(name, {}):
-            assert b.equal, b
         else:
-            assert b.holds, b
+            assert b.equal, b
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -138,31 +132,6 @@ def test_every_technique_has_three_shapes() -> None:
         assert len({case[1:] for case in CASES if parse(case[0]).name == name}) == 3
 
 
-def buffers(text: str, batch: int, prompt: int, generate: int) -> dict[str, tuple[float, int]]:
-    result = counted(text, "llama", batch, prompt, generate)
-    last = [b for b in result.buffers if b.phase == "decode" and b.tier == "gpu"]
-    return {b.name: (b.predicted, b.counted) for b in last}
-
-
-def test_named_differences_in_memory_are_what_they_are_said_to_be() -> None:
-    layers, kv_heads, dim = 2, 2, 16
-    width = 2 * kv_heads * dim * 2  # bytes of a token's keys and values
-    found = buffers("kvpr:split=10", 2, 24, 9)["kv buffers"]
-    assert found[1] - found[0] == 2 * 2 * 10 * width  # the recomputed part, twice, two sequences
-    found = buffers("specache:group=16,residual=16,k=8", 2, 31, 17)["indices"]
-    assert found[1] * 2 == found[0]
-    found = buffers("streamingllm:sink=3,recent=8", 2, 24, 5)["sink keys"]
-    assert found == (0.0, layers * 2 * kv_heads * 3 * dim * 2)
-    for text in ("kivi", "specache", "quantspec:gamma=0"):
-        settings = "residual=32" if "quantspec" in text else "residual=16"
-        text += ("," if ":" in text else ":") + f"group=16,{settings}"
-        found = buffers(text, 2, 21, 5)["kv"]
-        scales = layers * 2 * kv_heads * dim * 4  # of one group
-        assert found[1] - found[0] == scales * (2 - 26 / 16)  # two groups for 26 tokens
-    found = buffers("kcache:n=50", 2, 24, 5)["value buffers"]
-    assert found[0] - found[1] == 2 * 4 * 8  # the last token has no place in the last top-k
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -174,7 +143,9 @@ def test_named_differences_in_memory_are_what_they_are_said_to_be() -> None:
 def test_lengths_that_fit_nothing_differ_for_named_reasons(text: str) -> None:
     result = counted(text, "llama", 1, 41, 22)
     assert [line for line in result.lines if not line.holds] == []
-    assert [buffer for buffer in result.buffers if not buffer.holds] == []
+    for buffer in result.buffers:
+        early = buffer.phase == "prefill" and buffer.reason == RESERVED
+        assert buffer.equal or early, buffer
 
 
 def test_a_difference_without_a_name_fails() -> None:

@@ -1,5 +1,6 @@
 """Quantisers against optimum-quanto, a scalar twin, error bounds and the sizes formats state."""
 
+from dataclasses import replace
 from importlib import import_module
 from math import ceil, floor
 from typing import Any
@@ -18,7 +19,7 @@ from kvsim.validate.kernels.packing import WIDTHS, pack, unpack
 from kvsim.validate.kernels.quantise import Levels, quantise
 from kvsim.validate.kernels.separable import channelwise, separable
 from kvsim.validate.kernels.stores import By, Store
-from kvsim.validate.kernels.weights import int4
+from kvsim.validate.kernels.weights import int4, int4_matrix
 
 quanto: Any = import_module("optimum.quanto")  # untyped
 BYS: tuple[By, By] = ("channel", "token")
@@ -99,7 +100,9 @@ def test_groups_are_those_of_quanto(bits: int, kind: str, by: By) -> None:
     codes = torch.ops.quanto.quantize_affine(base, bits, axis, 32, scale, shift)
     theirs = quanto.tensor.ungroup(codes * scale - shift, axis, base.shape)
     wide = groups_of(theirs, 32, by)
-    step, zero = (groups_of(mine._spread(t)[0, 0], 32, by) for t in (mine.scale, mine.zero))
+    along = 2 if by == "channel" else 3
+    spread = (t.float().repeat_interleave(32, along)[0, 0] for t in (mine.scale, mine.zero))
+    step, zero = (groups_of(t, 32, by) for t in spread)
     off = (groups_of(mine.numbers()[0, 0], 32, by) - wide).abs()
     tie = ((groups_of(base, 32, by) - zero) / step % 1 - 0.5).abs() < 1e-5
     assert (off <= 1e-5 + tie * step * 1.001).all()
@@ -247,6 +250,25 @@ def test_int4_weights(shape: tuple[int, int]) -> None:
             assert np.abs(np.array(found) - part.numpy()).max() <= scale / 2 * 1.01
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("shape", "tiled"), [((32, 256), True), ((24, 256), False)])
+def test_products_with_int4_weights(
+    shape: tuple[int, int], tiled: bool, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(shape, generator=generator)
+    x = torch.randn((2, 3, shape[1]), generator=generator).to(dtype)
+    bias = torch.randn(shape[0], generator=generator).to(dtype)
+    matrix = int4_matrix(weight, bias)
+    assert matrix.tiled == tiled
+    assert sum(t.nbytes for t in matrix.tensors()[:2]) == WEIGHTS["int4"].bytes(*shape[::-1])
+    expected = x.double() @ int4(weight).numbers().double().T + bias.double()
+    rounding = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    found = matrix(x)
+    assert (found.dtype, found.shape) == (dtype, (2, 3, shape[0]))
+    assert (found.double() - expected).abs().max() <= rounding * expected.abs().max()
+
+
 def test_what_cannot_be_packed_is_refused() -> None:
     x = numbers(1, 1, 1, 30, 24)
     for attempt in (
@@ -270,9 +292,15 @@ def test_no_tokens_make_an_empty_store() -> None:
 def test_rows_find_their_groups() -> None:
     first = torch.tensor([5, 2])
     codes = torch.zeros(2, 1, 11, 4, dtype=torch.uint8)
-    table = torch.zeros(2, 1, 4, 16).half()
+    table = torch.arange(4).view(1, 1, 4, 1).expand(2, 1, 4, 16).half()  # a group's number
     store = Store(codes, table, table, 2, 3, "channel", first=first)
-    assert store.group_of_row(3, 4).tolist() == [
-        [0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2],
-        [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3],
-    ]
+    groups = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]])
+    for start, stop in ((0, 11), (3, 7), (6, 6)):
+        found = store.numbers(start, stop)[:, 0, :, 0]
+        assert torch.equal(found, groups[:, start:stop].float())
+    alike = replace(store, first=first[:1].expand(2))
+    assert torch.equal(alike.numbers()[:, 0, :, 0], groups[:1].expand(2, -1).float())
+    plain = replace(store, first=None)  # the last group takes what is left
+    expected = [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3]
+    assert plain.numbers()[0, 0, :, 0].tolist() == expected
+    assert plain.numbers(3, 9)[0, 0, :, 0].tolist() == expected[3:9]

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.validate.kernels import attention, attention_triton, quantise_triton, topk, topk_triton
+from kvsim.validate.kernels import (
+    attention,
+    attention_cpu,
+    attention_triton,
+    quantise_triton,
+    topk,
+    topk_triton,
+)
 from kvsim.validate.kernels.attention import Part, View
 from kvsim.validate.kernels.gather import gather_plainly
 from kvsim.validate.kernels.gather_triton import gather
@@ -30,9 +37,21 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(shape, generator=GENERATOR).half()
 
 
+KERNELS = [attention_triton.attend, attention_cpu.attend]
+
+
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     GENERATOR.manual_seed(7)
+    monkeypatch.setattr(attention_cpu, "BLOCK", 1 << 12)  # a few rows, so that there are several
+
+
+def as_plainly(q: Tensor, view: View, scored: bool = False) -> Part:
+    """The plain result, which both kernels must have."""
+    twin = attention.attend_plainly(q, view, scored)
+    for attend in KERNELS:
+        same(attend(q, view, scored), twin)
+    return twin
 
 
 def same(ours: Part, twin: Part) -> None:
@@ -76,7 +95,7 @@ def test_attention_over_packed_rows_and_a_tail(bits: int, shared: int) -> None:
     length = 301 if bits == 2 else 133  # more than one run of rows, and less
     view = kivi_view(2, 1, 64, length, bits)
     q = noise(2, shared, 1, 64)
-    same(attention_triton.attend(q, view, True), attention.attend_plainly(q, view, True))
+    as_plainly(q, view, scored=True)
 
 
 @given(
@@ -92,7 +111,7 @@ def test_attention_over_any_shape(
 ) -> None:
     view = kivi_view(1, 2, head_dim, length, bits)
     q = noise(1, 2 * shared, min(new, length), head_dim)
-    same(attention_triton.attend(q, view, True), attention.attend_plainly(q, view, True))
+    as_plainly(q, view, scored=True)
 
 
 @pytest.mark.parametrize("shared", SHARED)
@@ -108,13 +127,11 @@ def test_the_hierarchical_pair(shared: int) -> None:
     draft = replace(verify, k=stores[0].upper_only(), v=stores[1].upper_only())
     q = noise(1, shared, 3, 64)
     for view, bits in ((verify, 8), (draft, 4)):
-        ours = attention_triton.attend(q, view)
-        same(ours, attention.attend_plainly(q, view))
+        ours = as_plainly(q, view)
         exact = attention.attend_plainly(q, View(lengths, k_tail=k, v_tail=v))
         assert (ours.out - exact.out).abs().max() < (0.02 if bits == 8 else 0.3)
-    assert not torch.equal(
-        attention_triton.attend(q, verify).out, attention_triton.attend(q, draft).out
-    )
+    for attend in KERNELS:
+        assert not torch.equal(attend(q, verify).out, attend(q, draft).out)
 
 
 @pytest.mark.parametrize("shared", SHARED)
@@ -125,8 +142,7 @@ def test_fetched_pairs_replace_packed_ones(shared: int) -> None:
     pairs = noise(1, 2, 70, 32), noise(1, 2, 70, 32)
     view = replace(view, index=index, k_fetched=pairs[0], v_fetched=pairs[1])
     q = noise(1, 2 * shared, 2, 32)
-    ours = attention_triton.attend(q, view, True)
-    same(ours, attention.attend_plainly(q, view, True))
+    ours = as_plainly(q, view, scored=True)
     # by hand: the same rows, written over the widened ones
     k, v = (attention.rows(replace(view, index=None), 200, x) for x in SIDES)
     k.scatter_(2, chosen[None, :, :, None].expand(-1, -1, -1, 32), pairs[0][:, :, :40].float())
@@ -150,10 +166,10 @@ def test_mixed_precisions_with_shared_scales(shared: int) -> None:
     view = View(rows, k, v, rows, rows)
     q = noise(2, 2 * shared, 1, 32)
     for part in (view, replace(view, causal=False)):
-        same(attention_triton.attend(q, part), attention.attend_plainly(q, part))
+        as_plainly(q, part)
 
 
-@pytest.mark.parametrize("attend", [attention.attend_plainly, attention_triton.attend])
+@pytest.mark.parametrize("attend", [attention.attend_plainly, *KERNELS])
 def test_parts_merge_to_the_whole(attend: object) -> None:
     assert callable(attend)
     k, v, q = noise(2, 2, 90, 32), noise(2, 2, 90, 32), noise(2, 6, 1, 32)
@@ -175,7 +191,7 @@ def test_parts_merge_to_the_whole(attend: object) -> None:
 def test_what_lies_beyond_the_end_never_counts() -> None:
     view = kivi_view(1, 1, 32, 70, 4)  # tails are NaN wherever no token is
     q = noise(1, 2, 1, 32)
-    for attend in (attention.attend_plainly, attention_triton.attend):
+    for attend in (attention.attend_plainly, *KERNELS):
         assert attend(q, view).out.isfinite().all()
 
 

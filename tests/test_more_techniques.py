@@ -205,8 +205,9 @@ def test_gear_factors_by_hand() -> None:
     factors = 2 * B * (2 * 2 * 8 * 2112 + 2 * 3 * 2048)
     buffers = held("gear", p)
     assert buffers == {
-        # 4 bits and 32 / 64 of scales: 9/16 B; keys buffered 64, values 64, in fp16
-        "kv": B * (2048 * 2134 * 0.5625 + 2 * 1024 * (64 + 64)),
+        # 4 bits; 32 / 64 of scales for values, and for keys those of 2134 // 64 = 33 whole groups;
+        # keys buffered 64, values 64, in fp16
+        "kv": B * 1024 * (2134 * 0.5 + 33 * 4 + 2134 * 0.5625 + 2 * (64 + 64)),
         "factors": factors,
         "outliers": 0.0,
     }

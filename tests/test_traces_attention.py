@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvsim.configs import load_model
 from kvsim.errors import InputError
+from kvsim.techniques import parse
 from kvsim.traces.attention import (
     Acceptance,
     AttentionTrace,
@@ -19,7 +21,7 @@ from kvsim.traces.attention import (
     Saliency,
     TopK,
 )
-from kvsim.traces.attentionfile import load, write
+from kvsim.traces.attentionfile import load, measured, write
 
 REACHED = tuple(tuple(0.9 * 0.8**i for i in range(gamma)) for gamma in range(1, 7))
 TRACE = AttentionTrace(
@@ -165,3 +167,28 @@ def test_rounds_are_drawn_as_measured() -> None:
         assert (drawn > position).mean() == pytest.approx(share, abs=0.005)
     with pytest.raises(InputError, match="gamma 7 was not measured; expected 1 to 6"):
         acceptance.tokens(7)
+
+
+def test_what_ships_says_what_it_stands_on() -> None:
+    assert "smollm2-135m" in measured()
+    for name, path in measured().items():
+        trace = load(path)
+        assert (trace.model, trace.layers) == (name, load_model(name).layers)
+        assert "sha256" in trace.weights and "sha256" in trace.text
+        assert "cpu, fp32" in trace.settings
+        named = [each.technique for each in trace.quality]
+        named += [each.technique for each in trace.acceptance]
+        assert len({parse(text).name for text in named}) >= 10 and len(trace.quality) >= 30
+        assert min(each.rounds for each in trace.acceptance) >= 50
+        assert trace.top_k and trace.prefetch and trace.saliency
+        assert all(0.99 * trace.perplexity < each.perplexity for each in trace.quality)
+
+
+def test_one_bit_needs_specaches_zero_point() -> None:
+    trace = load(measured()["smollm2-135m"])
+    narrow = {
+        t.name: each.perplexity
+        for each in trace.quality
+        if (t := parse(each.technique)).settings.get("bits") == 1
+    }
+    assert narrow["kivi"] > 50 * narrow["specache"]

@@ -1,5 +1,6 @@
 """Attention of new tokens over cached ones: what a query may see, and the fused kernel."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,6 +37,8 @@ class Step:
         return max(self.starts) + self.new
 
 
+SCORES = 1 << 17  # numbers that a CPU works on at once: half a MiB, which stays in its cache
+SCORES_ON_GPU = 1 << 24
 FEW_QUERIES = 16  # per head, up to which heads of a group are queries of one: keys are read once
 
 Seen = Tensor | Literal["all", "causal"]
@@ -65,14 +68,32 @@ def visible(step: Step, held: Tensor | int, window: int | None = None) -> Seen:
     return seen if window is None else seen & (keys > queries - window)
 
 
+def query_blocks(queries: int, scores: int, device: torch.device) -> Iterator[slice]:
+    """Queries that are worked on together where their scores leave the kernel.
+
+    Parameters
+    ----------
+    scores : numbers that one query has. A block's fit a core's cache; a GPU takes more at once.
+    """
+    most = SCORES_ON_GPU if device.type == "cuda" else SCORES
+    each = max(1, most // max(scores, 1))
+    for start in range(0, queries, each):
+        yield slice(start, min(start + each, queries))
+
+
 def attend(marks: Marks, q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
     """Softmax attention, (sequences, heads, new, dim) over (sequences, KV heads, slots, dim).
 
     Reads queries, keys and values once and writes the output: scores stay on the chip.
     """
     causal = isinstance(seen, str) and seen == "causal"
-    grouped = q.shape[1] != k.shape[1] and q.shape[2] <= FEW_QUERIES and not causal
-    out = _by_group(q, k, v, seen) if grouped else _by_head(q, k, v, seen)
+    few = q.shape[2] <= FEW_QUERIES and not causal
+    if few and q.device.type == "cpu":
+        out = _in_blocks(q, k, v, seen)
+    elif few and q.shape[1] != k.shape[1]:
+        out = _by_group(q, k, v, seen)
+    else:
+        out = _by_head(q, k, v, seen)
     marks.reads(q, k, v)
     marks.writes(out)
     marks.visible(q.shape[2], k.shape[2], seen)
@@ -88,6 +109,26 @@ def _by_head(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
     )
+
+
+def _in_blocks(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
+    """On a CPU some tokens at a time, widened to fp32 in its cache, however they are laid out."""
+    batch, _, new, dim = q.shape
+    kv_heads, tokens = k.shape[1:3]
+    each = max(1, SCORES // (batch * kv_heads * dim))
+    parts = [slice(i, min(i + each, tokens)) for i in range(0, tokens, each)]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    queries = q.reshape(batch, kv_heads, -1, dim).to(wide) * dim**-0.5
+    logits = queries.new_empty(*queries.shape[:3], tokens)
+    for part in parts:
+        logits[..., part] = queries @ k[:, :, part].to(wide).mT
+    if isinstance(seen, Tensor):
+        by_query = logits.view(batch, kv_heads, -1, new, tokens)
+        by_query.masked_fill_(~seen[:, :, None], -torch.inf)
+    weights, out = logits.softmax(-1), torch.zeros_like(queries)
+    for part in parts:
+        out += weights[..., part] @ v[:, :, part].to(wide)
+    return out.view(q.shape).to(q.dtype)
 
 
 def _by_group(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:

@@ -114,7 +114,9 @@ class Decoder:
     ) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer's stored inputs x, (sequences, KV heads, tokens, dim) each."""
         m, weights = self.arch.model, self.weights.layers[index]
-        k, v = self._split(weights.qkv.rows(m.heads * m.head_dim)(x), m.k_width, m.v_width)
+        rows = weights.qkv.rows(m.heads * m.head_dim)
+        both = rows(x.reshape(-1, m.hidden))  # flat: some kernels are slow where batches interleave
+        k, v = self._split(both.view(*x.shape[:2], -1), m.k_width, m.v_width)
         k = _normed(weights.k_norm, k)
         return rotate(k, *turns) if turns else k, v
 

@@ -31,11 +31,12 @@ MODELS = (("smollm2-135m", 0), ("smollm2-1.7b", 3))
 GPU_MODELS = (("smollm2-135m", 0), ("llama2-7b", 4))
 BATCHES, PROMPTS = (1, 4), (128, 384, 1024)
 GPU_BATCHES, GPU_PROMPTS = (1, 8, 64), (1024, 8192, 65536)
-MOST_TOKENS = {"cpu": 4096, "cuda": 524288}  # of a batch's prompts [tokens]
+MOST_TOKENS = {"cpu": 2048, "cuda": 524288}  # of a batch's prompts [tokens]
 GENERATE = 9
 BEFORE = ("weights", "embedding", "context")  # there before the run
 DECODER = ("weights", "embedding", "workspace", "context")  # not the technique's buffers
 REPEATS = 5
+CPU_REPEATS = 3  # a run takes seconds there
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Grid:
         """Points that suit a device."""
         if device.type == "cuda":
             return cls(GPU_MODELS, GPU_BATCHES, GPU_PROMPTS)
-        return cls(MODELS, BATCHES, PROMPTS)
+        return cls(MODELS, BATCHES, PROMPTS, CPU_REPEATS)
 
     def reduced(self, points: str) -> "Grid":
         """``all`` of it, or the ``few`` smallest points, twice each.

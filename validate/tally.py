@@ -226,6 +226,11 @@ def _attention_flops(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> int
     return 2 * q.shape[:3].numel() * k.shape[2] * (q.shape[3] + v.shape[3])
 
 
+def _int4_flops(x: Tensor, packed: Tensor, group: int, scales: Tensor, **_: Any) -> int:
+    """Of a product with 4-bit weights."""
+    return 2 * x.numel() * scales.shape[1]
+
+
 FORMULAS: Mapping[Any, Callable[..., int]] = {
     **flop_registry,
     **{
@@ -237,5 +242,7 @@ FORMULAS: Mapping[Any, Callable[..., int]] = {
             "_scaled_dot_product_cudnn_attention",
         )
     },
+    torch.ops.aten._weight_int4pack_mm: _int4_flops,
+    torch.ops.aten._weight_int4pack_mm_for_cpu: _int4_flops,
 }
 """torch's own, but for fused attention, which it does not know, or only with equal heads."""

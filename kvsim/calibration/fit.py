@@ -4,7 +4,7 @@ A sample's op is predicted by ``kvsim.evaluate`` on the machine as known so far;
 the few numbers that its benchmark is about. What the data cannot tell is kept, and marked.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import hypot
@@ -26,6 +26,10 @@ SURE = 0.05 / 3  # relative standard error up to which samples tell a number
 REQUIRED = frozenset({"fp16", "fp32"})  # formats that no profile is without
 TECHNIQUES = "techniques"  # samples of ops within real runs
 SAMPLING, REST = "sample", "rest"  # ops there: the choice of tokens; all that no op accounts for
+LEVEL = "level"  # rates of a kernel in real runs over those that it has alone
+FEW_RUNS = 3  # samples of real runs from which on they set the level
+PAIRS = {"attention": "attention", "prompt": "attention", "lowbit": "lowbit"}
+"""Kernel classes of attention, and the benchmarks that hold their kernels."""
 HALF_SIZES = (10.0, 0.1)  # to start from
 RANGES = {
     "gap_s": (1e-9, 1e-2),
@@ -154,8 +158,8 @@ class _Fitter:
             keys = ["time.gap_s", "kernel.pointwise.memory"]
             self._class("pointwise", "pointwise", keys)
         self._products()
-        for kernel in ("attention", "lowbit"):
-            self._kernel(kernel, kernel, "memory", "compute", "half_size", "floor_s")
+        for kernel, benchmark in PAIRS.items():
+            self._kernel(kernel, benchmark, "memory", "compute", "half_size", "floor_s")
         for kernel in ("quantise", "topk", "gather"):
             self._kernel(kernel, kernel, "memory", "floor_s")
         self._steps()
@@ -215,7 +219,7 @@ class _Fitter:
             first = dtype == "fp16"  # the format of the simulator's products; others share the rest
             names = ("half_size", "memory", "floor_s") if first else ("half_size",)
             keys = [peak, *(f"kernel.gemm.{name}" for name in names)]
-            found = self._solve(here, [self._parameter(key, here) for key in keys])
+            found = self._as_run(here, keys)
             self.hardware[peak] = found.pop(peak)
             if first:
                 self.stack |= found
@@ -230,12 +234,50 @@ class _Fitter:
         """A kernel class by itself and as techniques run it."""
         here = self._all_of(kernel, benchmark)
         if here:
-            self.stack |= self._solve(here, [self._parameter(key, here) for key in keys])
+            self.stack |= self._as_run(here, keys)
             self._adopt()
 
+    def _as_run(self, samples: list[Sample], keys: Sequence[str]) -> dict[str, Known]:
+        """A kernel class's numbers, as far as kernels alone tell them, at the level of real runs.
+
+        Within a technique an op is more than its kernel: it appends, looks up, allocates. So its
+        floor is that of the runs, and its rates are the kernel's times a share of them.
+        """
+        alone = [s for s in samples if s.benchmark != TECHNIQUES]
+        runs = [s for s in samples if s.benchmark == TECHNIQUES]
+        found = self._solve(alone or runs, [self._parameter(k, alone or runs) for k in keys])
+        floor = next((key for key in keys if key.endswith(("floor_s", "gap_s"))), None)
+        if not floor or not alone or len(runs) < FEW_RUNS:
+            return found
+        rates = [key for key in keys if key.endswith((".memory", ".compute"))]
+        fixed = {key: known.value for key, known in found.items() if key not in (*rates, floor)}
+
+        def scaled(numbers: Mapping[str, float]) -> dict[str, float]:
+            shares = {key: min(1.0, found[key].value * numbers[LEVEL]) for key in rates}
+            return fixed | shares | {floor: numbers[floor]}
+
+        level = Parameter(LEVEL, 1.0, 1e-2, 1e2, True)
+        again = self._solve(
+            runs,
+            [level, self._parameter(floor, runs)],
+            lambda numbers: predicted(runs, self._with(scaled(numbers))),
+        )
+        final = scaled({name: known.value for name, known in again.items()})
+        own = again[LEVEL]
+        return {
+            key: replace(
+                again[floor] if key == floor else own,
+                value=value,
+                error=again[floor].error if key == floor else hypot(own.error, found[key].error),
+            )
+            if key in (*rates, floor)
+            else found[key]
+            for key, value in final.items()
+        }
+
     def _all_of(self, kernel: str, benchmark: str) -> list[Sample]:
-        runs = [s for s in self._of(TECHNIQUES) if s.op.kernel == kernel]
-        return self._of(benchmark) + [s for s in runs if s.case["op"] not in (SAMPLING, REST)]
+        here = [s for s in self._of(benchmark) + self._of(TECHNIQUES) if s.op.kernel == kernel]
+        return [s for s in here if s.case.get("op") not in (SAMPLING, REST)]
 
     def _steps(self) -> None:
         """What a pass and each of its layers take besides ops; sampling is a pass's fixed time."""
@@ -343,7 +385,12 @@ class _Fitter:
             if s.benchmark == benchmark and all(s.case.get(k) == v for k, v in case.items())
         ]
 
-    def _solve(self, samples: list[Sample], free: list[Parameter]) -> dict[str, Known]:
+    def _solve(
+        self,
+        samples: list[Sample],
+        free: list[Parameter],
+        predict: Callable[[Mapping[str, float]], Array] | None = None,
+    ) -> dict[str, Known]:
         """Numbers from samples; with fewer samples than numbers the last ones stay, marked."""
         unseen = {
             p.name: Known(self._value(p.name), np.inf, 0.0, len(samples), samples[0].benchmark)
@@ -353,7 +400,7 @@ class _Fitter:
         measured = np.array([s.seconds for s in samples])
         fits = [
             fit_ratio(
-                lambda numbers: predicted(samples, self._with(numbers)),
+                predict or (lambda numbers: predicted(samples, self._with(numbers))),
                 measured,
                 start,
                 robust=True,

@@ -62,7 +62,7 @@ def stack_text(found: Calibration, machine: Machine, today: str, error: str = UN
     head = {
         "title": f"kvsim's own implementations on {machine.name}", "basis": "calibrated",
         "error": error, "extends": BASE, "device": machine.name, "date": today,
-        "fit": f"microbenchmarks of {today}; no run of a technique among them",
+        "fit": f"microbenchmarks, and ops of short runs that no validation uses, of {today}",
     }  # fmt: skip
     return _file(head, numbers, sources)
 

@@ -326,12 +326,15 @@ def resident_once(d: Deployment, part: Point, scratch: Number, packed: bool = Fa
     attending = blocks.HALF * (hidden + m.heads * m.head_dim + m.kv_width) + scores
     width = max(m.ffn, m.experts_active * m.expert_ffn)
     mlp = blocks.HALF * (hidden + (3 if m.gated else 2) * width)
+    # cosines and sines, of all positions and of those at hand
+    turns = 0.0 if m.learned_positions else 2 * blocks.HALF * m.head_dim
+    turned = turns * (part.max_length + part.new)
     rows = part.batch if part.prefill and not stack.prompt_logits else part.tokens
     layers = np.maximum(alive * attending + scratch, alive * mlp)
     return {
         "gpu": {
             "embedding": stack.weight_copies * embedding,
-            "workspace": np.maximum(layers, rows * m.vocab * stack.logit_bytes),
+            "workspace": turned + np.maximum(layers, rows * m.vocab * stack.logit_bytes),
             "context": stack.context_memory,
         }
     }

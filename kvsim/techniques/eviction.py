@@ -6,7 +6,7 @@ import numpy as np
 
 from kvsim import attention, blocks
 from kvsim.deployment import Deployment
-from kvsim.graph import Buffers, Number, Op, Point
+from kvsim.graph import Number, Op, Point
 from kvsim.model import LayerShape
 
 
@@ -43,8 +43,3 @@ def kept_cache(d: Deployment, p: Point, shape: LayerShape, budget: Number) -> Nu
     """Fp16 keys and values of the tokens kept in one layer. [B]"""
     tokens = np.minimum(attention.cached(d, p, shape), budget)
     return d.stack.cache_overhead * blocks.kv_bytes(d.shard, p.batch * tokens)
-
-
-def scratch_cache(d: Deployment, p: Point) -> Buffers:
-    """One layer's keys and values of the whole prompt, before anything is dropped. [B]"""
-    return {"gpu": {"prompt kv": blocks.kv_bytes(d.shard, p.tokens) if p.prefill else 0.0}}

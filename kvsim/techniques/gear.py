@@ -11,7 +11,7 @@ from kvsim.deployment import Deployment
 from kvsim.formats import Format, kivi
 from kvsim.graph import Array, Buffers, Number, Op, Point
 from kvsim.model import LayerShape
-from kvsim.techniques.base import Technique, param
+from kvsim.techniques.base import Technique, merge, param
 
 LOOPS = 3  # of the power iteration, in the released code
 QR = 4  # orthonormalisations: of both factors, in the last loop, for K and for V
@@ -126,9 +126,10 @@ class Gear(Technique):
         }
 
     def once(self, d: Deployment, p: Point) -> Buffers:
-        """The error of one layer's keys or values while the prompt is packed."""
+        """One layer's prompt until it is packed, and the error of its keys or values."""
         widest = max(d.shard.k_width, d.shard.v_width) * (self.rank > 0)
-        return {"gpu": {"error": blocks.HALF * widest * p.tokens if p.prefill else 0.0}}
+        error = blocks.HALF * widest * p.tokens if p.prefill else 0.0
+        return merge(blocks.prompt_kv(d, p), {"gpu": {"error": error}})
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """The paper's widths, with its rank and with 2 % of outliers."""

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import attention
+from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique, param
-from kvsim.techniques.eviction import compact, kept_cache, score_upkeep, scratch_cache
+from kvsim.techniques.eviction import compact, kept_cache, score_upkeep
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class H2o(Technique):
 
     def once(self, d: Deployment, p: Point) -> Buffers:
         """One layer's whole cache while the prompt is read."""
-        return scratch_cache(d, p)
+        return blocks.prompt_kv(d, p)
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """A tenth, a fifth and two fifths of the longest context, half of it heavy."""

@@ -84,7 +84,7 @@ class Kcache(Technique):
             return {}
         if p.prefill:
             return {"gpu": {"value buffers": 2 * blocks.HALF * m.v_width * p.tokens}}
-        rows = p.tokens * m.heads * np.minimum(self.n, p.length)
+        rows = p.tokens * m.heads * np.minimum(self.n, p.max_length)
         row = blocks.HALF * m.head_dim + d.stack.index_bytes
         return {"gpu": {"value buffers": rows * row}}
 

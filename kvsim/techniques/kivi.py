@@ -44,6 +44,10 @@ class Kivi(Technique):
         """Packed numbers, their scales, and the fp16 residual."""
         return {"gpu": {"kv": attention.resident_kv(d, p, shape, self.stored)}}
 
+    def once(self, d: Deployment, p: Point) -> Buffers:
+        """One layer's whole prompt until it is packed."""
+        return blocks.prompt_kv(d, p)
+
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """The paper's widths and groups."""
         return [Kivi(bits, group) for bits in (2, 4) for group in (32, 64)]

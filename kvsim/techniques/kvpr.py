@@ -180,23 +180,32 @@ class Kvpr(Scheduled):
         return {"gpu": whole["gpu"], "host": {"kv": loaded, "layer inputs": inputs}}
 
     def buffer(self, d: Deployment, p: Point, shape: LayerShape) -> Number:
-        """The loaded tokens of a layer and the inputs of the others."""
+        """A layer's loaded tokens and the inputs of the others.
+
+        What is recomputed lands beside what was loaded, unless a pass joins both elsewhere.
+        """
         _, split = self._splits(d, p, shape)
         tokens = attention.cached(d, p, shape)
-        numbers = np.maximum(tokens - split, 0) * d.shard.kv_width + split * self._activation(d)
+        if d.stack.merge_passes:
+            tokens = np.maximum(tokens - split, 0)
+        numbers = tokens * d.shard.kv_width + split * self._activation(d)
         return self.stored.number * p.batch * numbers
 
     def scratch(self, d: Deployment, p: Point) -> Number:
-        """The recomputed part, or where both parts are joined the whole layer.
+        """One more layer in fp16: where both parts are joined, or of a packed cache.
 
-        The update of a static cache fills the joined layer in prefill too.
+        One packed layer is widened and recomputed while another is attended to. The update of a
+        static cache fills the joined layer in prefill too.
         """
+        merged = d.stack.merge_passes > 0
+        own = super().scratch(d, p)
+        unused = p.prefill and not (d.stack.static_cache and merged)
+        if unused or not (merged or self.stored.bits < 16):
+            return own
         shape = LayerShape()
         _, split = self._splits(d, p, shape)
-        tokens = attention.cached(d, p, shape) if d.stack.merge_passes else split
-        joined = blocks.kv_bytes(d.shard, p.batch * tokens) * (np.asarray(split) > 0)
-        unused = p.prefill and not (d.stack.static_cache and d.stack.merge_passes)
-        return super().scratch(d, p) + (0.0 if unused else joined)
+        whole = blocks.kv_bytes(d.shard, p.batch * attention.cached(d, p, shape))
+        return own + whole * (np.asarray(split) > 0)
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """Splits by sixteenths of the prompt, the balanced one, both schedules, and packed."""

@@ -11,7 +11,7 @@ from kvsim.deployment import Deployment
 from kvsim.formats import Format, averaged, bytes_per_number, mixed_bits
 from kvsim.graph import Array, Buffers, Number, Op, Point
 from kvsim.model import LayerShape
-from kvsim.techniques.base import Technique, param
+from kvsim.techniques.base import Technique, merge, param
 from kvsim.techniques.eviction import score_upkeep
 
 
@@ -103,10 +103,11 @@ class Mikv(Technique):
         }
 
     def once(self, d: Deployment, p: Point) -> Buffers:
-        """One layer's score matrix in prefill, where the stack's attention keeps none."""
+        """One layer's prompt and its score matrix, where the stack's attention keeps none."""
         there = p.prefill and not attention.score_bytes(d, p)
         alive = np.minimum(p.tokens, d.stack.prefill_chunk) * p.length
-        return {"gpu": {"score matrix": blocks.HALF * d.shard.heads * alive if there else 0.0}}
+        scores = blocks.HALF * d.shard.heads * alive if there else 0.0
+        return merge(blocks.prompt_kv(d, p), {"gpu": {"score matrix": scores}})
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """Shares around the paper's, at its widths and at those ZipCache compares with."""

@@ -100,6 +100,10 @@ class Quantspec(Technique):
         """Upper and lower halves with one set of scales, and the buffer."""
         return {"gpu": {"kv": attention.resident_kv(d, p, shape, self.stored)}}
 
+    def once(self, d: Deployment, p: Point) -> Buffers:
+        """One layer's whole prompt until it is packed."""
+        return blocks.prompt_kv(d, p)
+
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """The paper's gammas, with the acceptance set or its published mean."""
         return [Quantspec(gamma, self.acceptance) for gamma in (1, 2, 4, 6)]

@@ -11,7 +11,7 @@ from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique, param
-from kvsim.techniques.eviction import compact, kept_cache, scratch_cache
+from kvsim.techniques.eviction import compact, kept_cache
 
 
 def observe(d: Deployment, p: Point, window: Number, budget: Number) -> Op:
@@ -65,7 +65,7 @@ class Snapkv(Technique):
 
     def once(self, d: Deployment, p: Point) -> Buffers:
         """One layer's whole cache while the prompt is read."""
-        return scratch_cache(d, p)
+        return blocks.prompt_kv(d, p)
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """An eighth, a quarter and a half of the prompt."""

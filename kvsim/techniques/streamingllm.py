@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import attention
+from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.model import LayerShape
 from kvsim.techniques.base import Technique, param
-from kvsim.techniques.eviction import compact, kept_cache, scratch_cache
+from kvsim.techniques.eviction import compact, kept_cache
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,19 @@ class Streamingllm(Technique):
         return attention.ops(d, p, shape, limit=budget)
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
-        """Sinks and window."""
-        return {"gpu": {"kv": kept_cache(d, p, shape, self.sink + self.recent)}}
+        """Sinks and window; sinks' keys once more, as they were before they moved along.
+
+        Without them, turning the sinks at every step would round them again and again. Learned
+        positions do not move.
+        """
+        m, budget = d.shard, self.sink + self.recent
+        moves = (np.asarray(p.max_length) > budget) & (not m.learned_positions)
+        sinks = blocks.HALF * m.k_width * p.batch * self.sink * moves
+        return {"gpu": {"kv": kept_cache(d, p, shape, budget), "sink keys": sinks}}
 
     def once(self, d: Deployment, p: Point) -> Buffers:
         """One layer's whole cache while the prompt is read."""
-        return scratch_cache(d, p)
+        return blocks.prompt_kv(d, p)
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """An eighth, a quarter and a half of the longest context."""

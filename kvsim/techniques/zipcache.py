@@ -51,13 +51,22 @@ class Zipcache(Technique):
         salient = np.asarray(self.salient)
         return ((salient > 0) & (salient < 1)).astype(float)
 
-    def _packed(self, d: Deployment, batch: Number, tokens: Number, times: Number) -> Number:
-        """Bytes of packed tokens with their parameters, packed at so many times."""
-        m, bits = d.shard, np.asarray(self._bits)
-        numbers = batch * m.kv_width * tokens * bits / 8
+    def _packed(
+        self, d: Deployment, batch: Number, first: Number, later: Number, times: Number
+    ) -> Number:
+        """Bytes of packed tokens with their parameters, packed at so many times.
+
+        Of the ``first`` tokens, packed at once, and of every later window a whole number is
+        salient.
+        """
+        m, tokens = d.shard, first + later
+        windows = later / self.window
+        salient = np.round(self.salient * first) + windows * np.round(self.salient * self.window)
+        bits = salient * self.high + (tokens - salient) * self.low
+        numbers = batch * m.kv_width * bits / 8
         sets = times * (1 + self._mixed)
         parameters = blocks.HALF * separable_parameters(batch, m.kv_width / 2, tokens, sets)
-        return numbers + parameters * (bits < 16)
+        return numbers + parameters * (np.asarray(self._bits) < 16)
 
     def _fresh(self, p: Point, tokens: Number) -> Number:
         """Tokens not packed yet when a pass attends; it packs afterwards. [tokens]"""
@@ -75,8 +84,9 @@ class Zipcache(Technique):
         m = d.shard
         tokens = attention.cached(d, p, shape)
         fresh = self._fresh(p, tokens)
-        times = 1 + np.ceil(np.maximum(tokens - fresh - p.prompt, 0.0) / self.window)
-        packed = self._packed(d, p.batch, tokens - fresh, times)
+        later = np.maximum(tokens - fresh - p.prompt, 0.0)
+        times = 1 + np.ceil(later / self.window)
+        packed = self._packed(d, p.batch, tokens - fresh - later, later, times)
         read = packed + blocks.kv_bytes(m, p.batch * fresh)
         plain = blocks.kv_bytes(m, p.batch * tokens)
         stored = self.stored
@@ -92,7 +102,7 @@ class Zipcache(Technique):
     def _pack(self, d: Deployment, p: Point) -> Op:
         window = 1 if p.prefill else self.window
         tokens = p.new if p.prefill else self.window
-        packed = self._packed(d, p.batch, tokens, 1)
+        packed = self._packed(d, p.batch, tokens, 0.0, 1)
         moved = (blocks.kv_bytes(d.shard, p.batch * tokens) + packed) / window
         return Op("quantise", kernel="quantise", bytes={"hbm": moved}, launches=1.0 / window)
 
@@ -132,17 +142,22 @@ class Zipcache(Technique):
         below: Array = (np.asarray(self._bits) < 16).astype(float)
         heads = p.batch * m.cached_heads * below
         windows = np.floor(np.maximum(p.context - p.prompt, 0.0) / self.window)
-        packed = np.minimum(tokens, p.prompt + windows * self.window)
-        packed = np.where(below, packed, tokens)  # nothing waits to be packed at 16 bits
+        first = np.minimum(tokens, p.prompt)
+        later = np.minimum(tokens - first, windows * self.window)
+        later = np.where(below, later, tokens - first)  # nothing waits to be packed at 16 bits
         listed = self._mixed * (d.stack.id_list > 0)
         return {
             "gpu": {
-                "kv": d.stack.cache_overhead * self._packed(d, p.batch, packed, 1 + windows),
+                "kv": d.stack.cache_overhead * self._packed(d, p.batch, first, later, 1 + windows),
                 "fp16 window": blocks.kv_bytes(m, p.batch * self.window) * below,
                 "indices": d.stack.index_bytes * heads * tokens * listed,
                 "saliency": 4.0 * heads * self.window,
             }
         }
+
+    def once(self, d: Deployment, p: Point) -> Buffers:
+        """One layer's whole prompt until it is packed."""
+        return {} if self.exact else blocks.prompt_kv(d, p)
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
         """Saliency ratios around the paper's."""

@@ -97,7 +97,7 @@ def scores(q: Tensor, k: Tensor, seen: Tensor | None = None) -> Tensor:
     logits = (grouped * dim**-0.5) @ k.transpose(2, 3)
     logits = logits.view(batch, heads, queries, -1).float()
     if seen is not None:
-        logits = logits.masked_fill(~seen, -torch.inf)
+        logits.masked_fill_(~seen, -torch.inf)
     return torch.softmax(logits, dim=-1)
 
 

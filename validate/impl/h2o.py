@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.base import Technique
-from kvsim.validate.attention import Step, visible
+from kvsim.validate.attention import Step, query_blocks, visible
 from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Resident, put
 from kvsim.validate.impl.eviction import Evicting, by_kv_head, scores, weigh
@@ -100,18 +100,35 @@ class H2o(Evicting):
         """Attention whose scores leave the kernel and are added to the sums, in place."""
         seen = visible(step, torch.arange(k.shape[2], device=k.device))
         assert isinstance(seen, Tensor)
+        given = step.positions < self._lengths[:, None]
+        counts = given if step.kind == "prefill" else torch.ones_like(given)
+        per_query = self.batch * self.model.heads * k.shape[2]
+        outs = [
+            self._attend_some(q[:, :, some], k, v, sums, seen[:, :, some], counts[:, some])
+            for some in query_blocks(step.new, per_query, q.device)
+        ]
+        out = torch.cat(outs, dim=2) if len(outs) > 1 else outs[0]
+        with self.tally.op("attn") as marks:
+            marks.reads(q, k, v)
+            marks.writes(out)
+        with self.tally.op("scores") as marks:
+            marks.reads(sums)
+            marks.writes(sums)
+        return out
+
+    def _attend_some(
+        self, q: Tensor, k: Tensor, v: Tensor, sums: Tensor, seen: Tensor, counts: Tensor
+    ) -> Tensor:
+        """Attention of some queries; those that ``counts`` (batch, queries) are added up."""
         with self.tally.op("attn") as marks:
             weights = scores(q, k, seen).to(q.dtype)
             out = weigh(weights, v)
-            marks.reads(q, k, v)
-            marks.writes(out)
             marks.visible(q.shape[2], k.shape[2], seen)
         with self.tally.op("scores") as marks:
-            given = step.positions < self._lengths[:, None]
-            counts = given if step.kind == "prefill" else torch.ones_like(given)
-            sums += (weights.float() * counts[:, None, :, None]).sum(2)
-            marks.reads(weights, sums)
-            marks.writes(weights, sums)
+            weights *= counts[:, None, :, None]
+            sums += weights.sum(2, dtype=torch.float32)
+            marks.reads(weights)
+            marks.writes(weights)
         return out
 
     def _graduate(self, layer: int, slots: Tensor, full: Tensor) -> None:

@@ -1,7 +1,5 @@
 """Keys on the GPU, values in host memory, the best N fetched for every query head."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -23,10 +21,6 @@ class Kcache(Implementation):
     token's own value is on the GPU anyway and is taken from there: nothing waits for its copy to
     the host. Where N values for every head of a group are no fewer than all, all are copied once.
     """
-
-    differences: ClassVar[dict[str, str]] = {
-        "value buffers": "indices are as many as the last step could choose"
-    }
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
@@ -74,7 +68,9 @@ class Kcache(Implementation):
         if self.homes:
             m, device = self.model, self.decoder.device
             halves = (2, self.batch, m.kv_heads, m.queries_per_kv * self.n, m.head_dim // 2)
-            index = torch.zeros(0, dtype=torch.long, device=device)
+            index = torch.zeros(
+                self.batch, m.kv_heads, m.queries_per_kv * self.n, dtype=torch.int32, device=device
+            )
             self.buffers = [torch.zeros(halves, dtype=self.decoder.dtype, device=device), index]
 
     def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
@@ -92,17 +88,17 @@ class Kcache(Implementation):
             marks.visible(1, length, seen)
         with self.tally.op("topk") as marks:
             best = weights[:, :, 0].topk(count, dim=-1)
+            index = best.indices if here else self._keep(best.indices)
             marks.writes(weights)
             marks.reads(weights)
         if not here:
-            self.buffers[1] = best.indices
             self._wait(layer)
             self._send_new(layer, v.permute(2, 0, 1, 3).contiguous(), step)
         with self.tally.op("attn") as marks:
             if here:
                 put(self.values[layer], v, step)
                 marks.writes(v)
-            chosen = self._chosen(layer, best.indices, v, step)
+            chosen = self._chosen(layer, index, v, step)
             out = best.values[:, :, None] @ chosen
             rows = min(self.model.queries_per_kv * count, length)  # read once per KV head
             marks.reads(v[:, :, :1].expand(-1, -1, rows, -1), best.values)
@@ -117,6 +113,11 @@ class Kcache(Implementation):
     def close(self) -> None:
         """End the lanes."""
         self.transfers.close()
+
+    def _keep(self, index: Tensor) -> Tensor:
+        """The chosen tokens in a buffer of their own, as 32-bit numbers."""
+        room = self.buffers[1].view(-1)[: index.numel()].view(index.shape)
+        return room.copy_(index)
 
     def _chosen(self, layer: int, index: Tensor, v: Tensor, step: Step) -> Tensor:
         """The values that ``index`` (batch, heads, N) names, (batch, heads, N, dim)."""

@@ -9,7 +9,7 @@ from kvsim.techniques.base import Technique
 from kvsim.techniques.kivi import Kivi as Settings
 from kvsim.validate.attention import Step
 from kvsim.validate.decoder import Decoder
-from kvsim.validate.impl.packed import WHOLE_GROUPS, Packed
+from kvsim.validate.impl.packed import Packed
 
 
 class Kivi(Packed):
@@ -25,7 +25,6 @@ class Kivi(Packed):
 
     differences: ClassVar[dict[str, str]] = {
         "quantise": "keys are packed by whole residuals; the prediction spreads that evenly",
-        "kv": WHOLE_GROUPS,
     }
 
     def __init__(

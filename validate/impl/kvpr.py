@@ -1,7 +1,7 @@
 """Offloading with partial recomputation: inputs of a layer arrive first, the rest meanwhile."""
 
 from functools import cached_property
-from typing import ClassVar, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -27,10 +27,6 @@ class Kvpr(HostCache):
     Keys and values of the first tokens are recomputed from the layer's stored inputs on a stream
     of their own, while those of the others are still being copied.
     """
-
-    differences: ClassVar[dict[str, str]] = {
-        "kv buffers": "recomputation has its own stream, so its part is double-buffered too"
-    }
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int

@@ -152,7 +152,7 @@ class Magicdec(Speculative, Full):
         if not self._observes:
             return position[None, None, :slots].expand(len(k), k.shape[1], -1)
         with self.tally.op("observe") as marks:
-            votes = self._probes.attention(marks, k).float().sum(3).mean(2)
+            votes = self._probes.votes(marks, k)
             votes = avg_pool1d(votes, POOL, stride=1, padding=POOL // 2)
         with self.tally.op("select") as marks:
             marks.reads(votes)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvsim.validate.attention import Step
+from kvsim.validate.attention import Step, query_blocks
 from kvsim.validate.impl.base import Implementation
 from kvsim.validate.tally import Marks
 
@@ -29,22 +29,26 @@ class Probes:
         index = place.clamp(0, step.new - 1)[:, None, :, None].expand_as(self._q)
         self._q = torch.where(inside, q.gather(2, index), self._q)
 
-    def attention(self, marks: Marks, k: Tensor) -> Tensor:
-        """Attention of the probes over a prompt (batch, KV heads, tokens, head dim).
+    def votes(self, marks: Marks, k: Tensor) -> Tensor:
+        """Attention that a prompt's tokens (batch, KV heads, tokens, head dim) get from the probes.
 
-        Scores leave the chip before and after the softmax; (batch, KV heads, heads per KV head,
-        probes, tokens), nothing for a probe that is none.
+        Scores leave the chip before and after the softmax. They are summed over the probes, nothing
+        for one that is none, and averaged over the heads of a KV head: (batch, KV heads, tokens).
         """
         batch, kv_heads, tokens, head_dim = k.shape
-        probes = self.positions.shape[1]
-        per_kv = self._q.shape[1] // kv_heads
-        q = self._q.view(batch, kv_heads, per_kv * probes, head_dim)
-        logits = (q @ k.mT / head_dim**0.5).view(batch, kv_heads, per_kv, probes, tokens)
-        seen = self.seen(tokens)[:, None, None]
-        shares: Tensor = logits.float().masked_fill(~seen, -1e30).softmax(-1).to(k.dtype) * seen
-        marks.reads(self._q, k, logits, shares)
-        marks.writes(logits, shares)
-        return shares
+        heads, probes = self._q.shape[1:3]
+        every = self.seen(tokens)[:, None, None]
+        votes = torch.zeros((batch, kv_heads, tokens), device=k.device)
+        for some in query_blocks(probes, batch * heads * tokens, k.device):
+            q = self._q[:, :, some].reshape(batch, kv_heads, -1, head_dim)
+            logits = (q @ k.mT / head_dim**0.5).view(batch, kv_heads, heads // kv_heads, -1, tokens)
+            seen = every[:, :, :, some]
+            shares = logits.float().masked_fill(~seen, -1e30).softmax(-1).to(k.dtype) * seen
+            votes += shares.float().sum(3).mean(2)
+            marks.reads(logits, shares)
+            marks.writes(logits, shares)
+        marks.reads(self._q, k)
+        return votes
 
     def seen(self, tokens: int) -> Tensor:
         """Which tokens a probe sees, (batch, probes, tokens)."""

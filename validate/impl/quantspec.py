@@ -11,7 +11,7 @@ from kvsim.techniques.quantspec import Quantspec as Settings
 from kvsim.validate.attention import Step
 from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Resident
-from kvsim.validate.impl.packed import WHOLE_GROUPS, Packed
+from kvsim.validate.impl.packed import Packed
 from kvsim.validate.impl.speculation import Speculative
 from kvsim.validate.kernels.weights import int4_matrix
 from kvsim.validate.tally import Kind
@@ -34,7 +34,6 @@ class Quantspec(Speculative, Packed):
 
     differences: ClassVar[dict[str, str]] = {
         "quantise": "half a buffer is packed at once; the prediction spreads it over the rounds",
-        "kv": WHOLE_GROUPS,
     }
 
     def __init__(

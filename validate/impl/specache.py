@@ -13,7 +13,7 @@ from kvsim.validate.attention import Step
 from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.kivi import check_residual, pack_keys, pack_values
-from kvsim.validate.impl.packed import WHOLE_GROUPS, Packed
+from kvsim.validate.impl.packed import Packed
 from kvsim.validate.kernels.attention import Part
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.kernels.quantise import Levels
@@ -41,8 +41,6 @@ class Specache(Packed):
 
     differences: ClassVar[dict[str, str]] = {
         "quantise": "keys are packed a residual at a time; the prediction spreads that evenly",
-        "indices": "32-bit indices, where the stack counts torch.topk's of 64 bits",
-        "kv": WHOLE_GROUPS,
     }
 
     def __init__(

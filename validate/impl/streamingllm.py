@@ -1,7 +1,6 @@
 """Attention sinks and a window of recent tokens, with positions counted within the cache."""
 
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,10 +20,6 @@ class Streamingllm(Evicting):
     again, from the keys they had in the prompt. Learned positions (OPT) are added to the hidden
     states and cannot move: there, tokens keep those of the text.
     """
-
-    differences: ClassVar[dict[str, str]] = {
-        "sink keys": "kept as they were in the prompt, to be turned again without rounding",
-    }
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int

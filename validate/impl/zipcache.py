@@ -47,8 +47,6 @@ class Zipcache(Implementation):
         "quantise": "a window is packed at once; the prediction spreads that evenly",
         "saliency": "a window is ranked at once; the prediction spreads that evenly",
         "probe": "probing steps are drawn; the prediction takes their mean",
-        "attn": "shares of tokens are rounded to whole tokens",
-        "kv": "shares of tokens are rounded to whole tokens",
     }
 
     def __init__(
@@ -97,9 +95,8 @@ class Zipcache(Implementation):
     def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Rank a layer's prompt by the attention of the probes (equation 8), and pack it."""
         with self.tally.op("probe") as marks:
-            shares = self._probes.attention(marks, k).float().sum(3).mean(2)
             seen = self._probes.seen(self.prompt).sum(1)
-            saliency = shares / seen.clamp(min=1)[:, None]
+            saliency = self._probes.votes(marks, k) / seen.clamp(min=1)[:, None]
             marks.writes(saliency)
         beyond = torch.arange(self.prompt, device=k.device) >= self._lengths[:, None]
         self._pack(layer, k, v, saliency.masked_fill(beyond[:, None], -1.0), 0)

@@ -52,11 +52,13 @@ def attend(q: Tensor, view: View, scored: bool = False) -> Part:
         from kvsim.validate.kernels.attention_triton import attend as fused
 
         return fused(q, view, scored)
-    return attend_plainly(q, view, scored)
+    from kvsim.validate.kernels.attention_cpu import attend as in_blocks
+
+    return in_blocks(q, view, scored)
 
 
 def attend_plainly(q: Tensor, view: View, scored: bool = False) -> Part:
-    """What the kernel computes, written down plainly: its oracle, and what the CPU runs."""
+    """What the kernels compute, written down plainly: their oracle."""
     tokens = int(view.lengths.max()) if len(view.lengths) else 0
     k = rows(view, tokens, "k")
     # rows beyond a sequence's end may hold anything, and 0 times NaN is not 0
@@ -97,7 +99,7 @@ def rows(view: View, tokens: int, which: Literal["k", "v"]) -> Tensor:
     if tail is not None:
         wide = tail.float()[:, :, position % tail.shape[2]]
     if store is not None and count is not None:
-        packed = store.first_rows(min(tokens, store.rows)).numbers()
+        packed = store.numbers(0, min(tokens, store.rows))
         packed = torch.nn.functional.pad(packed, (0, 0, 0, tokens - packed.shape[2]))
         mask = (position < count[:, None])[:, None, :, None]
         wide = packed if wide is None else torch.where(mask, packed, wide)

@@ -47,45 +47,58 @@ class Store:
         kept = {f.name: getattr(self, f.name) for f in fields(self)}
         return type(self)(**kept | {"lower": None})
 
-    def first_rows(self, rows: int) -> Self:
-        """The first ``rows`` rows, without a copy."""
+    def sequences(self, part: slice) -> Self:
+        """Those of some sequences, without a copy."""
         kept = {f.name: getattr(self, f.name) for f in fields(self)}
-        per_row = ["codes", "lower"] + (["scale", "zero"] if self.by == "token" else [])
-        cut = {n: kept[n][:, :, :rows] for n in per_row if kept[n] is not None}
+        cut = {name: t[part] for name, t in kept.items() if isinstance(t, Tensor)}
         return type(self)(**kept | cut)
 
-    def numbers(self) -> Tensor:
-        """All rows widened, (batch, KV heads, rows, head dim) in fp32."""
-        codes = unpack(self.codes, self.bits).float()
+    def numbers(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows ``start`` to ``stop`` widened, (batch, KV heads, rows, head dim) in fp32."""
+        stop = self.rows if stop is None else stop
+        wide = unpack(self.codes[:, :, start:stop], self.bits).float()
         if self.lower is not None:
-            codes = codes + (unpack(self.lower, 4).float() - 8.0) / 16.0
-        scale, zero = self._spread(self.scale), self._spread(self.zero)
-        wide = codes * scale + zero
+            wide += (unpack(self.lower[:, :, start:stop], 4).float() - 8.0) / 16.0
+        if self.by == "token":
+            parts = wide.view(*wide.shape[:3], wide.shape[3] // self.group, self.group)
+            parts *= self.scale[:, :, start:stop, :, None].float()
+            parts += self.zero[:, :, start:stop, :, None].float()
+        else:
+            parts, tables = self._by_group(wide, (self.scale, self.zero), self.group, start)
+            parts *= tables[0]
+            parts += tables[1]
         if self.factor is not None:
-            groups = self.group_of_row(self.factor_group, self.factor.shape[2])
-            wide = wide * _rows(self.factor, groups)
+            parts, tables = self._by_group(wide, (self.factor,), self.factor_group, start)
+            parts *= tables[0]
         return wide
 
-    def group_of_row(self, group: int, groups: int) -> Tensor:
-        """Which group of ``group`` rows each row is in, (batch, rows)."""
-        rows = torch.arange(self.rows, device=self.codes.device)
+    def _by_group(
+        self, wide: Tensor, tables: tuple[Tensor, ...], group: int, start: int
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Rows from ``start`` on, seen so that the tables of their groups broadcast to them."""
+        batch, heads, count, channels = wide.shape
+        first, groups = start // group, count // group
+        if self.first is None and start % group == 0 and count % group == 0:
+            parts = wide.view(batch, heads, groups, group, channels)
+            return parts, tuple(t[:, :, first : first + groups, None].float() for t in tables)
+        index = self._group_of_row(group, tables[0].shape[2], start, count)
+        if index.numel() and (index == index[0, 0]).all():
+            one = int(index[0, 0])
+            return wide, tuple(t[:, :, one : one + 1].float() for t in tables)
+        if (index == index[:1]).all():
+            return wide, tuple(t.index_select(2, index[0]).float() for t in tables)
+        spread = index[:, None, :, None].expand(-1, heads, -1, channels)
+        return wide, tuple(t.float().gather(2, spread) for t in tables)
+
+    def _group_of_row(self, group: int, groups: int, start: int, count: int) -> Tensor:
+        """Which group of ``group`` rows each row from ``start`` on is in, (batch, count)."""
+        rows = torch.arange(start, start + count, device=self.codes.device)
         if self.first is None:
             index = (rows // group).expand(self.codes.shape[0], -1)
         else:
             beyond = rows - self.first[:, None]
             index = torch.where(beyond < 0, 0, beyond // group + 1)
         return index.clamp(max=groups - 1)
-
-    def _spread(self, table: Tensor) -> Tensor:
-        if self.by == "token":
-            return table.float().repeat_interleave(self.group, dim=-1)
-        return _rows(table, self.group_of_row(self.group, table.shape[2]))
-
-
-def _rows(table: Tensor, index: Tensor) -> Tensor:
-    """Rows of a table (batch, heads, groups, channels) by an index (batch, rows), in fp32."""
-    wide = index[:, None, :, None].expand(-1, table.shape[1], -1, table.shape[3])
-    return table.float().gather(2, wide)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -69,7 +69,7 @@ def shapes(place: Place) -> Iterator[Shape]:
                 yield Shape(batch, *heads, tokens)
         for tokens in place.either((2048,), (512, 2048, 8192)):
             yield Shape(1, *heads, tokens, new=5)
-        for tokens in place.either((128, 512), (128, 512, 2048)):
+        for tokens in place.either((128, 512), (64, 128, 256, 512, 1024, 2048)):
             yield Shape(place.either(1, 2), *heads, tokens, new=tokens)
 
 
@@ -79,7 +79,8 @@ def works(place: Place) -> Iterator[Work]:
         moved = float(NUMBER * shape.kv_numbers + shape.query_bytes)
         if place.fits(moved) and shape.flops <= place.most_flops / 10:
             op = Op(
-                "attn", kernel="attention", flops=shape.flops, bytes={"hbm": moved},
+                "attn", kernel="prompt" if shape.new == shape.tokens else "attention",
+                flops=shape.flops, bytes={"hbm": moved},
                 size=float(shape.new),
             )  # fmt: skip
             yield Work(shape.case, op, partial(_calls, place, shape))

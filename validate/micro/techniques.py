@@ -62,9 +62,9 @@ def of_runs(d: Deployment, work: Workload, runs: list[Timing]) -> Iterator[Sampl
     yield from _samples(d, t, work, "prefill", t.prefill(d, point), [[p] for p in prompts])
     middle = work.generate / 2
     cycle = t.cycle(d, decode_point(work.batch, work.prompt, work.generate, middle))
-    if len(cycle.steps) > 1 or any(p.kind != "decode" for p in runs[0].passes[1:]):
+    if len(cycle.steps) > 1 or {p.kind for p in runs[0].passes[1:]} - {"between", "decode"}:
         return
-    rounds = [[p.seconds() for p in run.passes[1:]] for run in runs]
+    rounds = [[p.seconds() for p in run.passes if p.kind == "decode"] for run in runs]
     yield from _samples(d, t, work, "decode", cycle.steps[0], rounds)
     rest = [
         median(took - sum(ops.values()) for took, ops in zip(run.computing, each, strict=True))

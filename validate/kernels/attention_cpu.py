@@ -1,0 +1,119 @@
+"""Attention over packed rows on a CPU: block by block, so that what is widened stays in its cache.
+
+The same result as ``attention.attend_plainly``, which widens everything at once and is slower.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kvsim.validate.kernels.attention import Part, View, score_dtype
+
+BLOCK = 1 << 17  # numbers that are widened at once: half a MiB
+
+
+def attend(q: Tensor, view: View, scored: bool = False) -> Part:
+    """As ``attention.attend``."""
+    counts = [_counts(n, len(q)) for n in (view.lengths, view.k_packed, view.v_packed)]
+    cases = list(zip(*counts, strict=True))
+    tokens = max(counts[0], default=0)
+    out = torch.empty(q.shape, device=q.device)
+    lse = torch.empty(q.shape[:3], device=q.device)
+    shape = (*q.shape[:2], tokens)
+    scores = torch.full(shape, -torch.inf, dtype=score_dtype(q)) if scored else None
+    alike = len(set(cases)) == 1
+    parts = [slice(0, len(q))] if alike else [slice(i, i + 1) for i in range(len(q))]
+    for rows, (length, k_packed, v_packed) in zip(parts, cases, strict=False):
+        if not length:
+            out[rows], lse[rows] = 0.0, -torch.inf
+            continue
+        logits = _logits(q[rows], view, rows, length, min(k_packed, length))
+        _hide(logits, view, q.shape[2])
+        by_head = logits.view(-1, *q.shape[1:3], length)
+        lse[rows] = by_head.logsumexp(-1)
+        if scores is not None:
+            scores[rows, :, :length] = by_head[:, :, -1].to(scores.dtype)
+        floor = lse[rows].clamp(min=-1e30).reshape(*logits.shape[:3], 1)
+        weights = logits.sub_(floor).exp_()
+        out[rows] = _values(weights, view, rows, min(v_packed, length)).view(-1, *q.shape[1:])
+    return Part(out, lse, scores)
+
+
+def _counts(counts: Tensor | None, batch: int) -> list[int]:
+    return [0] * batch if counts is None else [int(n) for n in counts]
+
+
+def _logits(q: Tensor, view: View, rows: slice, length: int, packed: int) -> Tensor:
+    """Logits (batch, KV heads, queries of their heads, tokens)."""
+    some = view.k.codes if view.k is not None else view.k_tail
+    assert some is not None
+    kv_heads = some.shape[1]
+    batch, heads, queries, head_dim = q.shape
+    grouped = q.float().reshape(batch, kv_heads, heads // kv_heads * queries, head_dim)
+    grouped = grouped * head_dim**-0.5
+    logits: Tensor = grouped.new_empty(*grouped.shape[:3], length)
+    for part, keys in _blocks(view, "k", rows, length, packed):
+        logits[..., part] = grouped @ keys.mT
+    return logits
+
+
+def _hide(logits: Tensor, view: View, queries: int) -> None:
+    """The earlier queries do not see the tokens of the later ones."""
+    if not view.causal:
+        return
+    batch, kv_heads, _, length = logits.shape
+    by_query = logits.view(batch, kv_heads, -1, queries, length)
+    for query in range(queries - 1):
+        by_query[:, :, :, query, max(0, length - (queries - 1 - query)) :] = -torch.inf
+
+
+def _values(weights: Tensor, view: View, rows: slice, packed: int) -> Tensor:
+    """Values summed by weights, (batch, KV heads, queries of their heads, head dim)."""
+    parts = [
+        weights[..., part] @ values
+        for part, values in _blocks(view, "v", rows, weights.shape[3], packed)
+    ]
+    out = parts[0]
+    for part in parts[1:]:
+        out += part
+    return out
+
+
+def _blocks(
+    view: View, which: Literal["k", "v"], rows: slice, length: int, packed: int
+) -> Iterator[tuple[slice, Tensor]]:
+    """Keys or values in fp32, fetched ones in place, and the tokens that they belong to."""
+    store, tail, fetched = {
+        "k": (view.k, view.k_tail, view.k_fetched),
+        "v": (view.v, view.v_tail, view.v_fetched),
+    }[which]
+    if store is not None and packed:
+        here = store.sequences(rows)
+        batch, heads, _, width = here.codes.shape
+        step = max(1, BLOCK // (batch * heads * width * 8 // here.bits))
+        if here.by == "channel":  # whole groups
+            step = -(-step // here.group) * here.group
+        for start in range(0, packed, step):
+            part = slice(start, min(start + step, packed))
+            yield part, _with(fetched, view.index, rows, part, here.numbers(start, part.stop))
+    if packed < length:
+        assert tail is not None
+        part = slice(packed, length)
+        slots = torch.arange(packed, length) % tail.shape[2]
+        wide = tail[rows].index_select(2, slots).float()
+        yield part, _with(fetched, view.index, rows, part, wide)
+
+
+def _with(
+    fetched: Tensor | None, index: Tensor | None, rows: slice, part: slice, wide: Tensor
+) -> Tensor:
+    """Write the fetched rows of a block's tokens over the widened ones."""
+    if fetched is None or index is None:
+        return wide
+    index = index[rows]
+    sequences, heads, places = torch.where((index >= part.start) & (index < part.stop))
+    tokens = index[sequences, heads, places].long() - part.start
+    wide[sequences, heads, tokens] = fetched[rows][sequences, heads, places].float()
+    return wide
