@@ -9,9 +9,11 @@ import pytest
 
 from kvsim.basis import basis
 from kvsim.calibration.datasheet import find_datasheet, shortfalls
-from kvsim.calibration.fit import Calibration, Known, fit_samples, with_rates
+from kvsim.calibration.fit import Calibration, fit_samples
+from kvsim.calibration.predicted import with_rates
 from kvsim.calibration.profile import Machine, hardware_text, stack_text, with_error
 from kvsim.calibration.samples import Log, Sample, read_samples
+from kvsim.calibration.solve import Known
 from kvsim.configs import load_model
 from kvsim.deployment import Deployment
 from kvsim.errors import InputError

@@ -31,8 +31,8 @@ from kvsim.validate.points import (  # noqa: E402
     compare_times,
     copied_bytes,
     peak_bytes,
-    summarise,
 )
+from kvsim.validate.summary import summarise  # noqa: E402
 from kvsim.validate.timed import run_counted, run_timed  # noqa: E402
 from kvsim.validate.weights import random_weights  # noqa: E402
 
@@ -167,10 +167,16 @@ def test_errors_and_orders_are_those_of_the_points() -> None:
 
 
 def test_no_point_is_one_that_a_stack_is_fitted_to() -> None:
-    for grid in (Grid.of(CPU), Grid.of(torch.device("cuda"))):
-        assert techniques.BATCH not in grid.batches
-        assert not set(techniques.PROMPTS) & set(grid.prompts)
-        assert not set(techniques.MODELS) & set(grid.models)
+    t = techniques
+    fitted = {
+        "cpu": (t.BATCH, t.PROMPTS, t.MODELS),
+        "cuda": (t.GPU_BATCH, t.GPU_PROMPTS, t.GPU_MODELS),
+    }
+    for device, (batch, prompts, models) in fitted.items():
+        grid = Grid.of(torch.device(device))
+        assert batch not in grid.batches
+        assert not set(prompts) & set(grid.prompts)
+        assert not set(models) & set(grid.models)
 
 
 @pytest.mark.parametrize(

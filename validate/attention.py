@@ -68,14 +68,18 @@ def visible(step: Step, held: Tensor | int, window: int | None = None) -> Seen:
     return seen if window is None else seen & (keys > queries - window)
 
 
-def query_blocks(queries: int, scores: int, device: torch.device) -> Iterator[slice]:
+def query_blocks(
+    queries: int, scores: int, device: torch.device, room: int | None = None
+) -> Iterator[slice]:
     """Queries that are worked on together where their scores leave the kernel.
 
     Parameters
     ----------
     scores : numbers that one query has. A block's fit a core's cache; a GPU takes more at once.
+    room : numbers that a block may have at most.
     """
     most = SCORES_ON_GPU if device.type == "cuda" else SCORES
+    most = most if room is None else min(most, room)
     each = max(1, most // max(scores, 1))
     for start in range(0, queries, each):
         yield slice(start, min(start + each, queries))

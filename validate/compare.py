@@ -13,7 +13,7 @@ import numpy as np
 from kvsim.deployment import Deployment
 from kvsim.evaluate import all_ops
 from kvsim.graph import Channel, Number, Step, Tier
-from kvsim.memory import decode_point, prefill_point
+from kvsim.memory import decode_point, phases, prefill_point
 from kvsim.techniques.base import Technique
 from kvsim.validate.run import Run
 from kvsim.validate.tally import Tally
@@ -102,7 +102,6 @@ WITH_WINDOWS = dict.fromkeys(
     WINDOWED,
 )  # fmt: skip
 """Ops and buffers that differ where a context is longer than a layer's window."""
-RESERVED = "allocated for the whole generation before the prompt is read"
 
 
 def _same(a: float, b: float) -> bool:
@@ -205,19 +204,19 @@ def _counted(tally: Tally) -> dict[str, dict[str, tuple[Work, int]]]:
 
 
 def _buffers(t: Technique, d: Deployment, run: Run, reasons: Mapping[str, str]) -> Iterable[Buffer]:
-    """Buffers that both sides name, while the prompt is read and after the last round."""
-    last = decode_point(run.batch, run.longest, run.generate, run.generate - 1.0)
-    points = {"prefill": prefill_point(run.batch, run.longest, run.generate), "decode": last}
-    for phase, point in points.items():
-        stated = t.resident(d, point)
+    """Buffers that both sides name, while the prompt is read and after the last round.
+
+    What does not change in between was reserved for the whole generation.
+    """
+    reading, last = phases(t, d, run.batch, run.longest, run.generate)
+    for phase, stated in (("prefill", reading), ("decode", last)):
         for tier, buffers in run.resident[phase].items():
             for name, counted in buffers.items():
                 if name in stated.get(tier, {}) or phase == "decode":
-                    predicted = _number(stated.get(tier, {}).get(name, 0.0))
-                    kept = run.resident["decode"].get(tier, {}).get(name)
-                    early = phase == "prefill" and predicted < counted == kept
-                    reason = RESERVED if early else reasons.get(name, "")
-                    yield Buffer(phase, tier, name, predicted, counted, reason)
+                    stays = counted == run.resident["decode"].get(tier, {}).get(name)
+                    of = last if stays and name in last.get(tier, {}) else stated
+                    predicted = _number(of.get(tier, {}).get(name, 0.0))
+                    yield Buffer(phase, tier, name, predicted, counted, reasons.get(name, ""))
 
 
 def _number(n: Number) -> float:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from kvsim.calibration.fit import Known
+from kvsim.calibration.solve import Known
 from kvsim.hardware import Hardware
 from kvsim.profiles import hardware_names, load_hardware
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvsim.calibrate import BLIND
-from kvsim.calibration.fit import Calibration, Known
+from kvsim.calibration.fit import Calibration
+from kvsim.calibration.solve import Known
 from kvsim.files import toml_lines
 
 BASE = "kvsim"  # the stack that a calibrated one extends

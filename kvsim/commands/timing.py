@@ -48,7 +48,8 @@ def validate_times(
     from kvsim.validate.impl import check_known
     from kvsim.validate.machine import find_device
     from kvsim.validate.micro import device as devices
-    from kvsim.validate.points import Compared, Grid, compare_times, summarise
+    from kvsim.validate.points import Compared, Grid, compare_times
+    from kvsim.validate.summary import summarise
 
     where = find_device(device)
     check_known(asked)

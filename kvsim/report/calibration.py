@@ -5,8 +5,9 @@ from math import isfinite
 from pathlib import Path
 
 from kvsim.calibration.datasheet import shortfalls, stated
-from kvsim.calibration.fit import Calibration, Known
+from kvsim.calibration.fit import Calibration
 from kvsim.calibration.profile import Machine
+from kvsim.calibration.solve import Known
 from kvsim.hardware import Hardware
 from kvsim.report.rows import Row
 from kvsim.report.tables import console, short, table

@@ -13,7 +13,8 @@ from kvsim.report.rows import Row
 from kvsim.report.tables import console, table
 
 if TYPE_CHECKING:
-    from kvsim.validate.points import Compared, Measured, Summary
+    from kvsim.validate.points import Compared, Measured
+    from kvsim.validate.summary import Summary
 
 TIMES = ("ttft_s", "tpot_s")
 COMPUTING = "computing_s"  # what other jobs on a machine do not move

@@ -97,15 +97,19 @@ class H2o(Evicting):
         return torch.zeros(shape, device=self.decoder.device)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, sums: Tensor, step: Step) -> Tensor:
-        """Attention whose scores leave the kernel and are added to the sums, in place."""
+        """Attention whose scores leave the kernel and are added to the sums, in place.
+
+        They take no more memory than the MLP's activations, which are not there yet.
+        """
         seen = visible(step, torch.arange(k.shape[2], device=k.device))
         assert isinstance(seen, Tensor)
         given = step.positions < self._lengths[:, None]
         counts = given if step.kind == "prefill" else torch.ones_like(given)
         per_query = self.batch * self.model.heads * k.shape[2]
+        room = self.batch * step.new * self.model.ffn // 4
         outs = [
             self._attend_some(q[:, :, some], k, v, sums, seen[:, :, some], counts[:, some])
-            for some in query_blocks(step.new, per_query, q.device)
+            for some in query_blocks(step.new, per_query, q.device, room)
         ]
         out = torch.cat(outs, dim=2) if len(outs) > 1 else outs[0]
         with self.tally.op("attn") as marks:

@@ -10,9 +10,9 @@ from statistics import median
 
 import numpy as np
 
-from kvsim.calibration.fit import REST
-from kvsim.calibration.fit import TECHNIQUES as NAME
 from kvsim.calibration.samples import Sample
+from kvsim.calibration.solve import REST
+from kvsim.calibration.solve import TECHNIQUES as NAME
 from kvsim.deployment import Deployment
 from kvsim.evaluate import all_ops
 from kvsim.graph import Number, Op, Step
@@ -27,8 +27,9 @@ from kvsim.validate.timed import Timing, run_timed
 from kvsim.validate.weights import random_weights
 
 MODELS = (("smollm2-135m", 2), ("smollm2-135m", 8), ("smollm2-1.7b", 2))
-BATCH = 2
-PROMPTS = (192, 640)
+BATCH, PROMPTS = 2, (192, 640)
+GPU_MODELS = (("smollm2-135m", 2), ("smollm2-135m", 8), ("llama2-7b", 2))
+GPU_BATCH, GPU_PROMPTS = 4, (1536, 6144)  # large enough for kernels to be more than their floors
 GENERATE = 7
 REPEATS = 3
 UNTIMED = ("h2d", "d2h", "cpu")  # what runs beside compute is seen by who waits for it
@@ -38,12 +39,15 @@ def samples(place: Place, say: Callable[[str], None]) -> Iterator[Sample]:
     """Every op of every technique at a few points."""
     # any machine does: it weighs what a technique does, not what an op costs
     hardware, stack = load_hardware("a6000"), load_stack("kvsim")
-    for model, layers in MODELS[: place.either(2, 3)]:
+    cpu = place.on_cpu
+    models = MODELS if cpu else GPU_MODELS
+    batch, prompts = (BATCH, PROMPTS) if cpu else (GPU_BATCH, GPU_PROMPTS)
+    for model, layers in models[: place.either(2, 3)]:
         arch = load_architecture(model).first(layers)
         d = Deployment(arch.model, hardware, stack)
         weights = random_weights(arch, place.device, place.half)
-        for prompt in PROMPTS[: place.either(1, 2)]:
-            work = Workload(BATCH, prompt, GENERATE)
+        for prompt in prompts[: place.either(1, 2)]:
+            work = Workload(batch, prompt, GENERATE)
             decoder = Decoder(arch, weights, prompt + GENERATE + SLACK, deployment=d)
             for t in representative(arch.model, work):
                 say(f"{NAME}: {t.name}, {model} cut to {layers} layers, prompt {prompt}")
