@@ -100,11 +100,15 @@ def said(a: Row) -> list[str]:
     def percent(value: float | None) -> str:
         return "-" if value is None else f"{100 * value:.3g} %"
 
+    winner = "no point has a winner"
+    if s["same_winner"] is not None:
+        winner = f"{percent(s['same_winner'])} of the points have the predicted winner"
+
     return [
         f"{s['points']} times: median error {percent(s['median'])}, 9 in 10 within "
         f"{percent(s['nine_in_ten'])}; the runs' own noise {percent(s['noise'])}",
-        f"Beyond the noise, {percent(s['same_winner'])} of the points have the predicted winner, "
-        f"{percent(s['same_order'])} of the pairs the predicted order",
+        f"Beyond the noise, {winner}, {percent(s['same_order'])} of the pairs have the predicted "
+        f"order",
     ]
 
 
