@@ -6,8 +6,8 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from kvsim.validate import attention  # noqa: E402
 from kvsim.validate.attention import FEW_QUERIES, attend  # noqa: E402
+from kvsim.validate.kernels import ranges  # noqa: E402
 from kvsim.validate.tally import Marks  # noqa: E402
 from kvsim.validate.transfer import Transfers  # noqa: E402
 
@@ -39,7 +39,7 @@ def test_heads_of_a_group_attend_together(
     at_once: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attention, "SCORES", at_once)  # numbers of a block
+    monkeypatch.setattr(ranges, "NUMBERS", at_once)  # numbers of a block
     torch.manual_seed(0)
     q = torch.randn(2, 6, new, 8, dtype=torch.float64)
     k, v = (torch.randn(2, kv_heads, 40, 8, dtype=torch.float64) for _ in "kv")

@@ -8,7 +8,7 @@ import random
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -79,7 +79,7 @@ def late(monkeypatch: Any) -> Lateness:
             super().__init__(device, tally, before=lateness.wait)
             if lateness.storing:
                 self.d2h.close()
-                self.d2h = transfer._ThreadLane(device, lateness.store, nullcontext)
+                self.d2h = transfer._ThreadLane(partial(transfer._run, lateness.store, nullcontext))
 
         def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             return super().host(shape, dtype).fill_(LARGE)

@@ -18,6 +18,7 @@ from kvsim.validate.kernels import (
     attention_cpu,
     attention_triton,
     quantise_triton,
+    ranges,
     topk,
     topk_triton,
 )
@@ -43,7 +44,7 @@ KERNELS = [attention_triton.attend, attention_cpu.attend]
 @pytest.fixture(autouse=True)
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     GENERATOR.manual_seed(7)
-    monkeypatch.setattr(attention_cpu, "BLOCK", 1 << 12)  # a few rows, so that there are several
+    monkeypatch.setattr(ranges, "NUMBERS", 1 << 12)  # a few rows, so that there are several
 
 
 def as_plainly(q: Tensor, view: View, scored: bool = False) -> Part:

@@ -1,6 +1,5 @@
 """Attention of new tokens over cached ones: what a query may see, and the fused kernel."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,6 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
+from kvsim.validate.kernels.ranges import ranges
 from kvsim.validate.tally import Kind, Marks
 
 
@@ -37,8 +37,6 @@ class Step:
         return max(self.starts) + self.new
 
 
-SCORES = 1 << 17  # numbers that a CPU works on at once: half a MiB, which stays in its cache
-SCORES_ON_GPU = 1 << 24
 FEW_QUERIES = 16  # per head, up to which heads of a group are queries of one: keys are read once
 
 Seen = Tensor | Literal["all", "causal"]
@@ -66,23 +64,6 @@ def visible(step: Step, held: Tensor | int, window: int | None = None) -> Seen:
     keys, queries = held[:, :, None], step.positions[:, None, :, None]
     seen = (keys <= queries) & (keys >= 0)
     return seen if window is None else seen & (keys > queries - window)
-
-
-def query_blocks(
-    queries: int, scores: int, device: torch.device, room: int | None = None
-) -> Iterator[slice]:
-    """Queries that are worked on together where their scores leave the kernel.
-
-    Parameters
-    ----------
-    scores : numbers that one query has. A block's fit a core's cache; a GPU takes more at once.
-    room : numbers that a block may have at most.
-    """
-    most = SCORES_ON_GPU if device.type == "cuda" else SCORES
-    most = most if room is None else min(most, room)
-    each = max(1, most // max(scores, 1))
-    for start in range(0, queries, each):
-        yield slice(start, min(start + each, queries))
 
 
 def attend(marks: Marks, q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
@@ -119,8 +100,7 @@ def _in_blocks(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
     """On a CPU some tokens at a time, widened to fp32 in its cache, however they are laid out."""
     batch, _, new, dim = q.shape
     kv_heads, tokens = k.shape[1:3]
-    each = max(1, SCORES // (batch * kv_heads * dim))
-    parts = [slice(i, min(i + each, tokens)) for i in range(0, tokens, each)]
+    parts = list(ranges(tokens, batch * kv_heads * dim))
     wide = torch.promote_types(q.dtype, torch.float32)
     queries = q.reshape(batch, kv_heads, -1, dim).to(wide) * dim**-0.5
     logits = queries.new_empty(*queries.shape[:3], tokens)

@@ -50,11 +50,12 @@ class Transfers:
     ) -> None:
         self.device = device
         on_cuda, wait = device.type == "cuda", before or _nothing
-        copies = _CudaLane if on_cuda else _ThreadLane
+        copies = partial(_CudaLane, device) if on_cuda else _ThreadLane
         self.h2d, self.d2h = (
-            copies(device, wait, partial(tally.moving, way)) for way in ("h2d", "d2h")
+            copies(partial(_run, wait, partial(tally.moving, way))) for way in ("h2d", "d2h")
         )
-        self.side = _CudaLane(device, wait, nullcontext) if on_cuda else _ComputeLane(wait)
+        beside = partial(_run, wait, nullcontext)
+        self.side = _CudaLane(device, beside) if on_cuda else _ComputeLane(beside)
 
     def mark(self) -> Mark:
         """Everything that compute has been asked to do so far."""
@@ -94,6 +95,23 @@ class _Done:
         return None
 
 
+Runs = Callable[[Callable[[], None], tuple[Mark, ...]], None]
+"""``run(work, after)`` does a lane's work behind its marks."""
+
+
+def _run(
+    before: Callable[[], None],
+    told: Callable[[], AbstractContextManager[None]],
+    work: Callable[[], None],
+    after: tuple[Mark, ...],
+) -> None:
+    for one in after:
+        one.wait()
+    before()
+    with told():
+        work()
+
+
 class _ThreadMark:
     def __init__(self) -> None:
         self._set = Event()
@@ -111,13 +129,8 @@ class _ThreadMark:
 class _ThreadLane:
     """A thread that stands for a stream."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        before: Callable[[], None],
-        told: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self._before, self._told = before, told
+    def __init__(self, run: Runs) -> None:
+        self._run = run
         self._threads = torch.get_num_threads()
         self._queue: SimpleQueue[tuple[Callable[[], None], tuple[Mark, ...], _ThreadMark] | None]
         self._queue = SimpleQueue()
@@ -139,11 +152,7 @@ class _ThreadLane:
             while (item := self._queue.get()) is not None:
                 work, after, mark = item
                 try:
-                    for one in after:
-                        one.wait()
-                    self._before()
-                    with self._told():
-                        work()
+                    self._run(work, after)
                 except BaseException as error:  # raised again where the mark is waited for
                     mark.error = error
                 mark.set()
@@ -152,11 +161,11 @@ class _ThreadLane:
 class _ComputeLane:
     """Compute that waits until it is needed, on the thread that needs it."""
 
-    def __init__(self, before: Callable[[], None]) -> None:
-        self._before = before
+    def __init__(self, run: Runs) -> None:
+        self._run = run
 
     def __call__(self, work: Callable[[], None], *after: Mark) -> Mark:
-        return _Later(self._before, work, after)
+        return _Later(partial(self._run, work, after))
 
     def close(self) -> None:
         """What nobody has waited for is not needed."""
@@ -165,18 +174,12 @@ class _ComputeLane:
 class _Later:
     """Work that the first to wait for it does."""
 
-    def __init__(
-        self, before: Callable[[], None], work: Callable[[], None], after: tuple[Mark, ...]
-    ) -> None:
-        self._before, self._after = before, after
+    def __init__(self, work: Callable[[], None]) -> None:
         self._work: Callable[[], None] | None = work
 
     def wait(self) -> None:
         work, self._work = self._work, None
         if work:
-            for one in self._after:
-                one.wait()
-            self._before()
             work()
 
 
@@ -194,22 +197,13 @@ class _CudaMark:
 class _CudaLane:
     """A stream of its own; the host only queues."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        before: Callable[[], None],
-        told: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self._device, self._before, self._told = device, before, told
+    def __init__(self, device: torch.device, run: Runs) -> None:
+        self._device, self._run = device, run
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Callable[[], None], *after: Mark) -> Mark:
         with torch.cuda.stream(self._stream):
-            for one in after:
-                one.wait()
-            self._before()
-            with self._told():
-                work()
+            self._run(work, after)
             return _CudaMark(self._device)
 
     def close(self) -> None:

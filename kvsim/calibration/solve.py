@@ -84,11 +84,11 @@ class Solver:
         if not floor or not alone or len(runs) < FEW_RUNS:
             return found
         rates = [key for key in keys if key.endswith((".memory", ".compute"))]
-        fixed = {key: known.value for key, known in found.items() if key not in (*rates, floor)}
+        alone_at = {key: known.value for key, known in found.items()}
 
         def scaled(numbers: Mapping[str, float]) -> dict[str, float]:
-            shares = {key: min(1.0, found[key].value * numbers[LEVEL]) for key in rates}
-            return fixed | shares | {floor: numbers[floor]}
+            shares = {key: min(1.0, alone_at[key] * numbers[LEVEL]) for key in rates}
+            return alone_at | shares | {floor: numbers[floor]}
 
         level = Parameter(LEVEL, 1.0, 1e-2, 1e2, True)
 
@@ -100,17 +100,10 @@ class Solver:
             again = self.solve(runs, [self.parameter(floor, runs)], predict)
             again[LEVEL] = replace(again[floor], value=1.0, error=0.0)
         final = scaled({name: known.value for name, known in again.items()})
-        own = again[LEVEL]
-        return {
-            key: replace(
-                again[floor] if key == floor else own,
-                value=value,
-                error=again[floor].error if key == floor else hypot(own.error, found[key].error),
-            )
-            if key in (*rates, floor)
-            else found[key]
-            for key, value in final.items()
-        }
+        for key in rates:
+            error = hypot(again[LEVEL].error, found[key].error)
+            found[key] = replace(again[LEVEL], value=final[key], error=error)
+        return found | {floor: again[floor]}
 
     def all_of(self, kernel: str, benchmark: str) -> list[Sample]:
         """A class's kernels alone, and its ops in real runs."""

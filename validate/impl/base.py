@@ -33,6 +33,7 @@ reads and writes as the algorithm defines it (``attention.attend`` does so itsel
 tiers are noted by ``self.tally.copy`` in the pass that uses them.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -42,12 +43,14 @@ from kvsim.graph import Tier
 from kvsim.techniques.base import Technique
 from kvsim.validate.attention import Step, attend, visible
 from kvsim.validate.decoder import Decoder
+from kvsim.validate.kernels.ranges import NUMBERS, ranges
 from kvsim.validate.tally import Kind, Silent, size
 from kvsim.validate.weights import LayerWeights
 
 if TYPE_CHECKING:
     from kvsim.validate.run import Run
 
+SCORES_ON_GPU = 1 << 24  # numbers
 Resident = dict[Tier, dict[str, list[Tensor]]]
 """Tensors by tier and by the buffer name that the technique's ``cache`` or ``once`` uses."""
 
@@ -160,6 +163,20 @@ class Implementation:
         m, where = self.model, self.decoder
         shape = (self.batch, m.kv_heads, slots, m.head_dim if dim is None else dim)
         return torch.zeros(shape, device=where.device, dtype=dtype or where.dtype)
+
+
+def query_ranges(
+    queries: int, scores: int, device: torch.device, room: int | None = None
+) -> Iterator[slice]:
+    """Queries that are worked on together where their scores leave the kernel.
+
+    Parameters
+    ----------
+    scores : numbers that one query has; a GPU takes more at once.
+    room : numbers that a range may have at most.
+    """
+    most = SCORES_ON_GPU if device.type == "cuda" else NUMBERS
+    return ranges(queries, scores, most if room is None else min(most, room))
 
 
 def put(cache: Tensor, new: Tensor, step: Step) -> None:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.base import Technique
-from kvsim.validate.attention import Step, query_blocks, visible
+from kvsim.validate.attention import Step, visible
 from kvsim.validate.decoder import Decoder
-from kvsim.validate.impl.base import Resident, put
+from kvsim.validate.impl.base import Resident, put, query_ranges
 from kvsim.validate.impl.eviction import Evicting, by_kv_head, scores, weigh
 
 
@@ -109,7 +109,7 @@ class H2o(Evicting):
         room = self.batch * step.new * self.model.ffn // 4
         outs = [
             self._attend_some(q[:, :, some], k, v, sums, seen[:, :, some], counts[:, some])
-            for some in query_blocks(step.new, per_query, q.device, room)
+            for some in query_ranges(step.new, per_query, q.device, room)
         ]
         out = torch.cat(outs, dim=2) if len(outs) > 1 else outs[0]
         with self.tally.op("attn") as marks:

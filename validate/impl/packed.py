@@ -95,29 +95,16 @@ class Side:
         )
         marks.reads(numbers)
         marks.writes(*_held(made))
-        by_group = made.scale.shape[2] if into.by == "channel" else 0
-        if not begins.is_cuda and (begins == begins[0]).all() and len(sequences) == len(self._all):
-            row = int(begins[0])  # a GPU would wait to know it
-            group = row // into.group if into.by == "channel" else row
-            for target, source, first in (
-                (into.codes, made.codes, row),
-                (into.lower, made.lower, row),
-                (into.scale, made.scale, group),
-                (into.zero, made.zero, group),
-            ):
-                if target is not None and source is not None:
-                    target[:, :, first : first + source.shape[2]] = source
-            return
-        count = torch.arange(made.rows, device=begins.device)
-        rows = begins[:, None] + count
-        groups = begins[:, None] // into.group + count[:by_group] if by_group else rows
-        for target, source, place in (
-            (into.codes, made.codes, rows),
-            (into.lower, made.lower, rows),
-            (into.scale, made.scale, groups),
-            (into.zero, made.zero, groups),
-        ):
-            if target is not None and source is not None:
+        whole = len(sequences) == len(self._all)
+        alike = whole and not begins.is_cuda and bool((begins == begins[0]).all())
+        for target, source in zip(_held(into), _held(made), strict=True):
+            count = source.shape[2]
+            first = begins if count == made.rows else begins // into.group
+            if alike:  # a GPU would wait to know it
+                start = int(first[0])
+                target[:, :, start : start + count] = source
+            else:
+                place = first[:, None] + torch.arange(count, device=begins.device)
                 target[sequences[:, None], :, place] = source.transpose(1, 2)
 
 

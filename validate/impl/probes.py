@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from kvsim.validate.attention import Step, query_blocks
-from kvsim.validate.impl.base import Implementation
+from kvsim.validate.attention import Step
+from kvsim.validate.impl.base import Implementation, query_ranges
 from kvsim.validate.tally import Marks
 
 
@@ -39,7 +39,7 @@ class Probes:
         heads, probes = self._q.shape[1:3]
         every = self.seen(tokens)[:, None, None]
         votes = torch.zeros((batch, kv_heads, tokens), device=k.device)
-        for some in query_blocks(probes, batch * heads * tokens, k.device):
+        for some in query_ranges(probes, batch * heads * tokens, k.device):
             q = self._q[:, :, some].reshape(batch, kv_heads, -1, head_dim)
             logits = (q @ k.mT / head_dim**0.5).view(batch, kv_heads, heads // kv_heads, -1, tokens)
             seen = every[:, :, :, some]

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from kvsim.validate.kernels.attention import Part, View, score_dtype
-
-BLOCK = 1 << 17  # numbers that are widened at once: half a MiB
+from kvsim.validate.kernels.ranges import ranges
 
 
 def attend(q: Tensor, view: View, scored: bool = False) -> Part:
@@ -92,12 +91,10 @@ def _blocks(
     if store is not None and packed:
         here = store.sequences(rows)
         batch, heads, _, width = here.codes.shape
-        step = max(1, BLOCK // (batch * heads * width * 8 // here.bits))
-        if here.by == "channel":  # whole groups
-            step = -(-step // here.group) * here.group
-        for start in range(0, packed, step):
-            part = slice(start, min(start + step, packed))
-            yield part, _with(fetched, view.index, rows, part, here.numbers(start, part.stop))
+        numbers = batch * heads * width * 8 // here.bits
+        for part in ranges(packed, numbers, whole=here.group if here.by == "channel" else 1):
+            wide = here.numbers(part.start, part.stop)
+            yield part, _with(fetched, view.index, rows, part, wide)
     if packed < length:
         assert tail is not None
         part = slice(packed, length)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.validate.kernels.packing import pack
+from kvsim.validate.kernels.ranges import ranges
 from kvsim.validate.kernels.stores import By, Store
 
-BLOCK = 1 << 17  # numbers that a CPU packs at once: half a MiB in fp32, which stays in its cache
 Levels = Literal["ends", "centres", "grid"]
 """Where the levels of a range lie: from its ends, at the centres of equal intervals of it, or from
 the multiple of the scale that is nearest to its lower end."""
@@ -122,14 +122,12 @@ def quantise(
         return fused(numbers, bits, group, by, where, hierarchical)
     _check_groups(numbers, group, by)
     rows = numbers.shape[2]
-    step = max(1, BLOCK * rows // max(numbers.numel(), 1))
-    if by == "channel":  # whole groups
-        step = -(-step // group) * group
-    if rows <= step:
+    width, whole = numbers.numel() // max(rows, 1), group if by == "channel" else 1
+    some = list(ranges(rows, width, whole=whole))
+    if len(some) <= 1:
         return quantise_plainly(numbers, bits, group, by, where, hierarchical)
     parts = [
-        quantise_plainly(numbers[:, :, i : i + step], bits, group, by, where, hierarchical)
-        for i in range(0, rows, step)
+        quantise_plainly(numbers[:, :, part], bits, group, by, where, hierarchical) for part in some
     ]
 
     def joined(name: str) -> Tensor:

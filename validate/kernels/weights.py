@@ -9,6 +9,7 @@ from torch.nn.functional import linear, pad
 
 from kvsim.validate.kernels.packing import pack, unpack
 from kvsim.validate.kernels.quantise import nearest
+from kvsim.validate.kernels.ranges import ranges
 
 GROUP = 128
 NUMBERS = 1 << 18  # of a matrix that are packed at once
@@ -119,13 +120,13 @@ def _by_rows(matrix: Tensor, change: Callable[[Tensor], tuple[Tensor, ...]]) -> 
 
     Its results have as many rows, or a fixed share of them, as they get.
     """
-    each = max(1, NUMBERS // max(matrix.shape[1], 1) // TILE) * TILE
-    first = change(matrix[:each])
-    if len(matrix) <= each:
-        return first
-    whole = tuple(t.new_empty((len(t) * len(matrix) // each, *t.shape[1:])) for t in first)
-    for start in range(0, len(matrix), each):
-        for target, made in zip(whole, change(matrix[start : start + each]), strict=True):
-            begin = start * len(target) // len(matrix)
-            target[begin : begin + len(made)] = made
+    whole: tuple[Tensor, ...] = ()
+    for rows in ranges(len(matrix), matrix.shape[1], NUMBERS, whole=TILE):
+        made = change(matrix[rows])
+        whole = whole or tuple(
+            t.new_empty((len(t) * len(matrix) // rows.stop, *t.shape[1:])) for t in made
+        )
+        for target, part in zip(whole, made, strict=True):
+            begin = rows.start * len(target) // len(matrix)
+            target[begin : begin + len(part)] = part
     return whole
