@@ -83,8 +83,12 @@ def short(model: str) -> Decoder:
 
 
 def counted(text: str, model: str, batch: int, prompt: int, generate: int) -> Comparison:
+    return counted_of(text, model, prompts(prompt) * batch, generate)
+
+
+def counted_of(text: str, model: str, given: list[list[int]], generate: int) -> Comparison:
     counting = replace(short(model), tally=(tally := Tally()))
-    run = Run(counting, parse(text), prompts(prompt) * batch, generate)
+    run = Run(counting, parse(text), given, generate)
     run.complete()
     assert counting.deployment
     return compare(counting.deployment, run, tally)
@@ -119,6 +123,24 @@ def test_ops_and_memory_are_as_stated(
 @pytest.mark.parametrize(("text", "batch", "prompt", "generate"), MORE)
 def test_other_settings_are_as_stated(text: str, batch: int, prompt: int, generate: int) -> None:
     assert_as_stated(counted(text, "llama", batch, prompt, generate), text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["quantspec:group=16,residual=64,gamma=2", "magicdec:draft=streamingllm,budget=20,gamma=2"],
+)
+def test_sequences_that_accept_different_numbers_of_drafts(text: str) -> None:
+    result = counted_of(text, "llama", prompts(40, 40, 40), 30)
+    assert [line for line in result.lines if not line.holds] == []
+
+
+@pytest.mark.parametrize("text", ["zipcache", "quantspec:gamma=2,group=16,residual=32", "kivi"])
+@pytest.mark.parametrize("generate", [1, 3])
+def test_prompts_of_one_token(text: str, generate: int) -> None:
+    result = counted(text.replace("kivi", "kivi:group=16,residual=16"), "llama", 2, 1, generate)
+    assert result.holds
+    for buffer in result.buffers:
+        assert buffer.equal, buffer
 
 
 def test_every_technique_has_three_shapes() -> None:

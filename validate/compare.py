@@ -148,20 +148,21 @@ def as_run(run: Run) -> Technique:
     """The technique with the acceptance that the run really had, where that is a setting."""
     t = run.impl.technique
     gamma = getattr(t, "gamma", 0)
-    if "acceptance" not in t.settings or not gamma:
+    yielded = [n for counts in run.yielded for n in counts]
+    if "acceptance" not in t.settings or not gamma or not yielded:
         return t
-    yielded = np.mean([n for counts in run.yielded for n in counts])
-    known: dict[str, Any] = {"acceptance": float((yielded - 1) / gamma)}
+    known: dict[str, Any] = {"acceptance": float((np.mean(yielded) - 1) / gamma)}
     return replace(t, **known)
 
 
 def _stated(t: Technique, d: Deployment, run: Run) -> dict[str, dict[str, Work]]:
+    """Work by phase; a round whose sequences differ in length is the mean of such as each."""
     batch, prompt, generate = run.batch, run.longest, run.generate
     start = decode_point(batch, prompt, generate, 0)
     decode = [
         step
         for contexts, round_as in zip(run.rounds, _rounds_as(t, run), strict=True)
-        for step in round_as.cycle(d, replace(start, context=float(np.mean(contexts)))).steps
+        for step in round_as.cycle(d, replace(start, context=np.array(contexts, float))).steps
     ]
     return {
         "prefill": _sum([t.prefill(d, prefill_point(batch, prompt, generate))]),
@@ -182,13 +183,14 @@ def with_gamma(t: Technique, gamma: int) -> Technique:
 
 
 def _sum(steps: Iterable[Step]) -> dict[str, Work]:
-    """Work by op; those that have none are never launched."""
+    """Work by op, the mean over points; those that have none are never launched."""
     total: dict[str, Work] = {}
     for step in steps:
         for op, times in all_ops(step):
-            moved = {c: times * _number(n) for c, n in op.bytes.items()}
-            if _number(op.flops) or any(moved.values()):
-                total.setdefault(op.name, Work()).add(times * _number(op.flops), moved)
+            flops = times * _mean(op.flops)
+            moved = {c: times * _mean(n) for c, n in op.bytes.items()}
+            if flops or any(moved.values()):
+                total.setdefault(op.name, Work()).add(flops, moved)
     return total
 
 
@@ -215,9 +217,9 @@ def _buffers(t: Technique, d: Deployment, run: Run, reasons: Mapping[str, str]) 
                 if name in stated.get(tier, {}) or phase == "decode":
                     stays = counted == run.resident["decode"].get(tier, {}).get(name)
                     of = last if stays and name in last.get(tier, {}) else stated
-                    predicted = _number(of.get(tier, {}).get(name, 0.0))
+                    predicted = _mean(of.get(tier, {}).get(name, 0.0))
                     yield Buffer(phase, tier, name, predicted, counted, reasons.get(name, ""))
 
 
-def _number(n: Number) -> float:
-    return float(np.ravel(n)[0])
+def _mean(n: Number) -> float:
+    return float(np.mean(n))

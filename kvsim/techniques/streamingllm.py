@@ -34,17 +34,25 @@ class Streamingllm(Technique):
         budget = self.sink + self.recent
         if p.prefill:
             return [*attention.ops(d, p, shape), *compact(d, p, budget, scored=0.0)]
-        return attention.ops(d, p, shape, limit=budget)
+        return [self._turn(d, p), *attention.ops(d, p, shape, limit=budget)]
+
+    def _turn(self, d: Deployment, p: Point) -> Op:
+        """Sinks' keys move along with the window: one kernel per step for those of all layers."""
+        moved = 2 * self._sink_keys(d, p.batch) * (np.asarray(p.length) > self.sink + self.recent)
+        return Op("turn", bytes={"hbm": moved}, launches=1.0 / d.model.layers)
+
+    def _sink_keys(self, d: Deployment, batch: Number) -> Number:
+        """One layer's keys of the sinks; learned positions do not move. [B]"""
+        m = d.shard
+        return blocks.HALF * m.k_width * batch * self.sink * (not m.learned_positions)
 
     def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
         """Sinks and window; sinks' keys once more, as they were before they moved along.
 
-        Without them, turning the sinks at every step would round them again and again. Learned
-        positions do not move.
+        Without them, turning the sinks at every step would round them again and again.
         """
-        m, budget = d.shard, self.sink + self.recent
-        moves = (np.asarray(p.max_length) > budget) & (not m.learned_positions)
-        sinks = blocks.HALF * m.k_width * p.batch * self.sink * moves
+        budget = self.sink + self.recent
+        sinks = self._sink_keys(d, p.batch) * (np.asarray(p.max_length) > budget)
         return {"gpu": {"kv": kept_cache(d, p, shape, budget), "sink keys": sinks}}
 
     def once(self, d: Deployment, p: Point) -> Buffers:

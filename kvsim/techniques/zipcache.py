@@ -57,15 +57,15 @@ class Zipcache(Technique):
         """Bytes of packed tokens with their parameters, packed at so many times.
 
         Of the ``first`` tokens, packed at once, and of every later window a whole number is
-        salient.
+        salient. A precision that no token has needs no parameters.
         """
-        m, tokens = d.shard, first + later
-        windows = later / self.window
-        salient = np.round(self.salient * first) + windows * np.round(self.salient * self.window)
-        bits = salient * self.high + (tokens - salient) * self.low
-        numbers = batch * m.kv_width * bits / 8
-        sets = times * (1 + self._mixed)
-        parameters = blocks.HALF * separable_parameters(batch, m.kv_width / 2, tokens, sets)
+        m, windows = d.shard, later / self.window
+        salient = np.round(self.salient * first), np.round(self.salient * self.window)
+        high = salient[0] + windows * salient[1]
+        low = first - salient[0] + windows * (self.window - salient[1])
+        numbers = batch * m.kv_width * (high * self.high + low * self.low) / 8
+        sets = times * ((np.asarray(high) > 0) + 1.0 * (np.asarray(low) > 0))
+        parameters = blocks.HALF * separable_parameters(batch, m.kv_width / 2, first + later, sets)
         return numbers + parameters * (np.asarray(self._bits) < 16)
 
     def _fresh(self, p: Point, tokens: Number) -> Number:

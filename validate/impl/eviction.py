@@ -4,6 +4,8 @@ The first tokens have slots of their own, the latest share a ring: token i lies 
 there is room, and afterwards takes the place of the token that leaves the window.
 """
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,8 @@ from kvsim.techniques.base import Technique
 from kvsim.validate.attention import Step, attend, visible
 from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Implementation, Resident, put
+
+Positions = TypeVar("Positions", int, Tensor)
 
 
 class Evicting(Implementation):
@@ -24,8 +28,10 @@ class Evicting(Implementation):
         super().__init__(technique, decoder, lengths, generate)
         self.sink, self.recent, self.budget = sink, recent, sink + recent
         self.slots = min(self.budget, self.capacity)
-        self.k = [self.empty(self.slots) for _ in self.shapes]
-        self.v = [torch.zeros_like(k) for k in self.k]
+        one = self.empty(self.slots)
+        self.all_k = one.new_zeros(len(self.shapes), *one.shape)
+        self.all_v = torch.zeros_like(self.all_k)
+        self.k, self.v = list(self.all_k), list(self.all_v)  # by layer
 
     def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
         """Straight into the cache if the whole prompt has room there."""
@@ -64,15 +70,18 @@ class Evicting(Implementation):
         held = torch.where(slots < self.sink, slots, latest)
         return torch.where(slots <= last, held, -1)
 
-    def slot(self, positions: Tensor) -> Tensor:
+    def slot(self, positions: Positions) -> Positions:
         """Where tokens at these positions are put."""
         turn = self.sink + (positions - self.sink) % max(1, self.recent)
-        return torch.where(positions < self.sink, positions, turn)
+        return positions * (positions < self.sink) + turn * (positions >= self.sink)
 
-    def append(self, cache: Tensor, new: Tensor, slots: Tensor) -> None:
-        """Write one new token per sequence (batch, KV heads, 1, dim) at its slot (batch,)."""
-        sequences = torch.arange(len(slots), device=slots.device)
-        cache[sequences, :, slots] = new[:, :, 0]
+    def append(self, cache: Tensor, new: Tensor, step: Step) -> None:
+        """Write one new token per sequence (batch, KV heads, 1, dim) at its slot."""
+        if step.uniform:
+            cache[:, :, self.slot(step.starts[0])] = new[:, :, 0]
+        else:
+            slots = self.slot(step.positions[:, 0])
+            cache[torch.arange(self.batch, device=slots.device), :, slots] = new[:, :, 0]
 
     def resident(self) -> Resident:
         """What is kept."""

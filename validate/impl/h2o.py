@@ -82,8 +82,8 @@ class H2o(Evicting):
         sequences = torch.arange(self.batch, device=slots.device)
         self.sums[layer][sequences, :, slots] = 0.0
         with self.tally.op("attn") as marks:
-            self.append(self.k[layer], k, slots)
-            self.append(self.v[layer], v, slots)
+            self.append(self.k[layer], k, step)
+            self.append(self.v[layer], v, step)
             marks.writes(k, v)
         return self._attend(q, self.k[layer], self.v[layer], self.sums[layer], step)
 

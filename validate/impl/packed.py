@@ -215,7 +215,7 @@ class Packed(Implementation):
             marks.reads(q, *(None if t is None else t[:, :, :known] for t in pair))
             marks.reads(*k.read(keys, lengths, upper), *v.read(values, lengths, upper))
             marks.writes(part.out.to(q.dtype))
-            count_pairs(marks, q, step, max(lengths))
+            count_pairs(marks, q, step)
         return part
 
     def resident(self) -> Resident:
@@ -229,9 +229,17 @@ class Packed(Implementation):
         return to_device(rows, self.decoder.device, torch.int32)
 
 
-def count_pairs(marks: Marks, q: Tensor, step: Step, tokens: int) -> None:
-    """Say how many pairs of a query and a token are seen, and on a GPU how many were computed."""
-    held = torch.arange(tokens, device=q.device)
-    marks.visible(step.new, tokens, held <= step.positions[..., None])
+def count_pairs(marks: Marks, q: Tensor, step: Step) -> None:
+    """Say how many pairs of a query and a token are seen, and on a GPU how many were computed.
+
+    Every sequence is computed up to its own end, by each of its new queries.
+    """
+    ends = [start + step.new for start in step.starts]
+    pairs = [
+        (torch.arange(end) <= positions[:, None]).flatten()
+        for end, positions in zip(ends, step.positions.cpu(), strict=True)
+    ]
+    seen = torch.cat(pairs)
+    marks.visible(step.new, max(ends), seen)
     if q.is_cuda:
-        marks.computes(4 * q.numel() * tokens)
+        marks.computes(4 * q[0, :, 0].numel() * seen.numel())

@@ -29,28 +29,27 @@ class Streamingllm(Evicting):
         super().__init__(technique, decoder, lengths, generate, sink, recent)
         rope = decoder.arch.rope
         self._lengths = torch.tensor(lengths, device=decoder.device)
-        self.turns, self.sinks = None, list[Tensor]()
+        self.turns, self.sinks = None, None
         if rope and sink and self.capacity > self.budget:
             plain = replace(rope, scale=1.0)
             self.turns = plain.table(self.capacity, decoder.device, decoder.dtype)
-            self.sinks = [self.empty(sink) for _ in self.shapes]
+            self.sinks = torch.zeros_like(self.all_k[..., :sink, :])
 
     def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
         """The first tokens and the latest of every sequence."""
         held = self.ring(self._lengths).clamp_min(0)
         self.keep(layer, k, v, held[:, None].expand(-1, k.shape[1], -1))
-        if self.sinks:
-            self.sinks[layer].copy_(self.k[layer][:, :, : self.sink])
+        if self.sinks is not None:
+            self.sinks[layer] = self.k[layer][:, :, : self.sink]
 
     def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
         """Replace the oldest recent token, turn the sinks, attend to the whole cache."""
         keys, values = self.k[layer], self.v[layer]
-        if self.sinks:
-            self._turn_sinks(layer, step)
+        if not layer and self.sinks is not None and step.length > self.budget:
+            self._turn_sinks(step)
         with self.tally.op("attn") as marks:
-            slots = self.slot(step.positions[:, 0])
-            self.append(keys, k, slots)
-            self.append(values, v, slots)
+            self.append(keys, k, step)
+            self.append(values, v, step)
             marks.writes(k, v)
             count = min(step.length, self.slots)
             held: int | Tensor = count
@@ -62,21 +61,21 @@ class Streamingllm(Evicting):
     def resident(self) -> Resident:
         """What is kept, and the sinks' keys once more."""
         tensors = super().resident()
-        if self.sinks:
-            tensors["gpu"]["sink keys"] = self.sinks
+        if self.sinks is not None:
+            tensors["gpu"]["sink keys"] = [self.sinks]
         return tensors
 
-    def _turn_sinks(self, layer: int, step: Step) -> None:
-        """Move the sinks as far as tokens have been evicted, this step's one included."""
+    def _turn_sinks(self, step: Step) -> None:
+        """Move all layers' sinks as far as tokens have been evicted, this step's one included."""
         assert self.turns is not None
-        sinks, keys = self.sinks[layer], self.k[layer][:, :, : self.sink]
-        if min(step.starts) <= self.budget:  # some sequence evicts for the first time
-            fresh = step.positions[:, 0] <= self.budget
-            sinks.copy_(torch.where(fresh[:, None, None, None], keys, sinks))
-        if step.length > self.budget:
-            with self.tally.op("pointwise") as marks:
-                away = (step.positions + 1 - self.budget).clamp_min(0)
-                cos, sin = (table[away].unsqueeze(1) for table in self.turns)
-                keys.copy_(rotate(sinks, cos, sin))
-                marks.reads(sinks)
-                marks.writes(keys)
+        assert self.sinks is not None
+        keys = self.all_k[..., : self.sink, :]
+        with self.tally.op("turn") as marks:
+            if min(step.starts) <= self.budget:  # some sequence evicts for the first time
+                fresh = step.positions <= self.budget
+                self.sinks.copy_(torch.where(fresh[..., None, None], keys, self.sinks))
+            away = (step.positions + 1 - self.budget).clamp_min(0)
+            cos, sin = (table[away].unsqueeze(1) for table in self.turns)
+            keys.copy_(rotate(self.sinks, cos, sin))
+            marks.reads(self.sinks)
+            marks.writes(keys)

@@ -173,7 +173,7 @@ class Zipcache(Implementation):
             marks.reads(q, *mine.high.read(self._packed), *mine.low.read(self._packed))
             marks.reads(mine.k[:, :, :fresh], mine.v[:, :, :fresh])
             marks.writes(parts[-1].out.to(q.dtype))
-            count_pairs(marks, q, step, max(step.starts) + 1)
+            count_pairs(marks, q, step)
         return parts
 
     def _probe(self, layer: int, parts: list[Part], fresh: int) -> None:
