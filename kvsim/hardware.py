@@ -4,8 +4,21 @@ A profile is one TOML file under ``hwprofiles/``; a software stack one under
 ``hwprofiles/stacks/``. Keys carry units; every number has a source. ``kvsim.profiles`` reads them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from kvsim.schema import (
+    AT_LEAST_ONE,
+    EFFICIENCY,
+    NON_NEGATIVE,
+    POSITIVE,
+    RATE,
+    SHARE,
+    SIZE,
+    WHOLE,
+    Number,
+    Schema,
+)
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4", "fp4")
 """Number formats that a profile may state a rate for."""
@@ -137,43 +150,6 @@ class Stack:
     def kernel(self, name: str) -> Kernel:
         """A kernel class, or the one that stands for it where this stack does not tell it apart."""
         return self.kernels[name if name in self.kernels else STANDS_FOR[name]]
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """What a number must be: in words for the message, and as a test."""
-
-    expected: str
-    holds: Callable[[float], bool]
-
-
-POSITIVE = Number("above 0", lambda x: x > 0)
-NON_NEGATIVE = Number("of 0 or more", lambda x: x >= 0)
-AT_LEAST_ONE = Number("of 1 or more", lambda x: x >= 1)
-EFFICIENCY = Number("above 0 and at most 1", lambda x: 0 < x <= 1)
-SHARE = Number("from 0 to 1", lambda x: 0 <= x <= 1)
-WHOLE = Number("that is whole and 0 or more", lambda x: x >= 0 and x % 1 == 0)
-# The bounds of the next two catch figures left in GB/s, TFLOP/s, GB or MiB.
-RATE = Number("of at least 1e6 in B/s or FLOP/s", lambda x: x >= 1e6)
-SIZE = Number("of at least 1e6 in bytes", lambda x: x >= 1e6)
-
-
-@dataclass(frozen=True)
-class Schema:
-    """The keys a kind of file may have, as ``table.key``."""
-
-    numbers: Mapping[str, Number]
-    required: frozenset[str]
-    texts: frozenset[str]
-    flags: frozenset[str] = frozenset()
-    lists: frozenset[str] = frozenset()  # of texts
-    choices: Mapping[str, tuple[str, ...]] | None = None  # texts with few valid values
-    together: tuple[frozenset[str], ...] = ()  # keys that make sense only as a whole
-
-    @property
-    def keys(self) -> frozenset[str]:
-        """Every valid key."""
-        return self.texts | self.flags | self.lists | self.numbers.keys()
 
 
 LINKS = ("hbm", "dram", "h2d", "d2h", "link")

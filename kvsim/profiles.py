@@ -1,17 +1,10 @@
-"""Loading the TOML files that describe hardware and software.
+"""Loading the TOML files that describe hardware and software."""
 
-Nothing is guessed: an unknown, missing, mistyped or impossible entry is an error that names the
-file and the key, and so is a number that does not say where it comes from.
-"""
-
-import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from math import isfinite
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
 from kvsim.errors import InputError, unknown
@@ -29,24 +22,9 @@ from kvsim.hardware import (
     Hardware,
     Kernel,
     Link,
-    Number,
-    Schema,
     Stack,
 )
-
-FILE_LIMIT = 10_000_000  # a profile has some kB; more is another file by mistake [bytes]
-
-
-@dataclass(frozen=True)
-class Profile:
-    """What a file says, checked."""
-
-    numbers: dict[str, float]
-    flags: dict[str, bool]
-    texts: dict[str, str]
-    lists: dict[str, tuple[str, ...]]
-    sources: dict[str, str]
-    free: dict[str, tuple[float, float]] = field(default_factory=dict)
+from kvsim.schema import Profile, parse, read, shown, sound, wrong
 
 
 def hardware_names() -> tuple[str, ...]:
@@ -68,7 +46,7 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
         If there is no such GPU, or the file is not a sound profile.
     """
     file = _find("GPU", str(name_or_path), _folder())
-    profile = _read(file, HARDWARE_FILE)
+    profile = read(file, HARDWARE_FILE)
     numbers = profile.numbers
     _check_rates(file, numbers)
     return Hardware(
@@ -153,12 +131,12 @@ def number_of(stack: Stack, key: str) -> float:
 
 def _extended(file: Traversable, below: tuple[str, ...]) -> Profile:
     """A stack's entries over those of the stack it extends."""
-    own = _read(file, STACK_FILE)
+    own = read(file, STACK_FILE)
     name = own.texts.get("extends")
     if name is None:
         return own
     if name in below:
-        raise _wrong(file, "extends", name, "a stack that does not extend this one")
+        raise wrong(file, "extends", name, "a stack that does not extend this one")
     base = _extended(_find("stack", name, _folder() / "stacks"), (*below, name))
     numbers, flags = base.numbers | own.numbers, base.flags | own.flags
     return Profile(numbers, flags, own.texts, own.lists, base.sources | own.sources, own.free)
@@ -167,74 +145,15 @@ def _extended(file: Traversable, below: tuple[str, ...]) -> Profile:
 def _find(kind: str, name: str, folder: Traversable) -> Traversable:
     """The file of a profile given by path, by name or by one of its aliases."""
     if name.endswith(".toml") or "/" in name or "\\" in name:
-        return _sound(Path(name))
+        return sound(Path(name))
     shipped = _files(folder)
     wanted = name.strip().lower()
     if wanted in shipped:
         return shipped[wanted]
     for file in shipped.values():
-        if wanted in _parse(file).get("aliases", ()):
+        if wanted in parse(file).get("aliases", ()):
             return file
     raise unknown(kind, name, shipped, "or give the path of a .toml file")
-
-
-def _sound(path: Path) -> Path:
-    """The path, unless it leads to something that cannot be a profile and may never end."""
-    try:
-        status = path.stat()
-    except (OSError, ValueError):
-        return path  # reading it says why
-    if not S_ISREG(status.st_mode) or status.st_size > FILE_LIMIT:
-        limit = f"expected a TOML file of at most {FILE_LIMIT // 10**6} MB"
-        raise InputError(f"cannot read {_shown(path)}: {limit}; check the path")
-    return path
-
-
-def _read(file: Traversable, schema: Schema) -> Profile:
-    """Read and check one file.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, or any entry is unknown, missing, of the wrong type, out of
-        range or without a source.
-    """
-    document = _parse(file)
-    sources = document.pop("source", {})
-    free = _free(file, document.pop("free", {}), schema)
-    leaves = dict(_leaves(document))
-    for key in leaves:
-        if key not in schema.keys:
-            raise unknown(f"key in {_shown(file)}:", key, schema.keys, "correct or remove it")
-    groups = [schema.required, *(group for group in schema.together if group & leaves.keys())]
-    for key in sorted(frozenset().union(*groups)):
-        if key not in leaves:
-            raise InputError(f"{_shown(file)}: {key} is missing; add it{_example(key, schema)}")
-    profile = Profile({}, {}, {}, {}, _sources(file, sources, leaves), free)
-    for key, value in leaves.items():
-        if key in schema.numbers:
-            profile.numbers[key] = _number(file, key, value, schema.numbers[key])
-            if key not in profile.sources:
-                raise InputError(
-                    f"{_shown(file)}: {key} does not say where it comes from; "
-                    f'add "{key}" = "..." under [source]'
-                )
-        elif key in schema.flags:
-            if not isinstance(value, bool):
-                raise _wrong(file, key, value, "true or false")
-            profile.flags[key] = value
-        elif key in schema.lists:
-            if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
-                raise _wrong(file, key, value, 'a list of texts such as ["..."]')
-            profile.lists[key] = tuple(value)
-        else:
-            profile.texts[key] = _text(file, key, value, (schema.choices or {}).get(key))
-    return profile
-
-
-def _shown(file: Traversable) -> str:
-    """A file's path for a message; quoted, so that odd characters stay on one line."""
-    return repr(str(file))
 
 
 def _files(folder: Traversable) -> dict[str, Traversable]:
@@ -243,96 +162,6 @@ def _files(folder: Traversable) -> dict[str, Traversable]:
         for file in folder.iterdir()
         if file.name.endswith(".toml")
     }
-
-
-def _parse(file: Traversable) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_bytes().decode())
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise InputError(f"cannot read {_shown(file)}: {reason}; check the path") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{_shown(file)} is not UTF-8 text; expected a TOML file") from error
-    except RecursionError as error:
-        raise InputError(f"{_shown(file)} is nested too deeply; expected tables of keys") from error
-    except ValueError as error:  # TOML syntax, integers of thousands of digits, a NUL in the path
-        raise InputError(f"{_shown(file)} is not valid TOML: {error}; correct it there") from error
-
-
-def _leaves(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All entries with their tables' names; tables deeper than ``[a.b]`` stay whole."""
-    for key, value in document.items():
-        if not (isinstance(value, dict) and value):
-            yield key, value
-            continue
-        for inner, entry in value.items():
-            if isinstance(entry, dict) and entry:
-                yield from ((f"{key}.{inner}.{last}", leaf) for last, leaf in entry.items())
-            else:
-                yield f"{key}.{inner}", entry
-
-
-def _sources(file: Traversable, sources: Any, leaves: Mapping[str, Any]) -> dict[str, str]:
-    if not isinstance(sources, dict):
-        raise _wrong(file, "source", sources, "a table of texts")
-    for key, text in sources.items():
-        if key not in leaves:
-            raise unknown(
-                f"key under [source] of {_shown(file)}:",
-                key,
-                leaves,
-                'quote it as "table.key", or remove it',
-            )
-        _text(file, f"source of {key}", text, None)
-    return sources
-
-
-def _free(file: Traversable, free: Any, schema: Schema) -> dict[str, tuple[float, float]]:
-    """Bounds of the numbers that a fit may change."""
-    if not isinstance(free, dict):
-        raise _wrong(file, "free", free, "a table of [lowest, highest] by key")
-    for key, bounds in free.items():
-        if key not in schema.numbers:
-            raise unknown(f"key under [free] of {_shown(file)}:", key, schema.numbers)
-        if not isinstance(bounds, list) or len(bounds) != 2:
-            raise _wrong(file, f"free {key}", bounds, "[lowest, highest]")
-        low, high = (_number(file, f"free {key}", b, schema.numbers[key]) for b in bounds)
-        if not low < high:
-            raise _wrong(file, f"free {key}", bounds, "[lowest, highest]")
-    return {key: (float(low), float(high)) for key, (low, high) in free.items()}
-
-
-def _number(file: Traversable, key: str, value: Any, rule: Number) -> float:
-    expected = f"a number {rule.expected}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _wrong(file, key, value, expected)
-    try:
-        number = float(value)
-    except OverflowError:
-        raise _wrong(file, key, "more than 1e308", expected) from None
-    if not (isfinite(number) and rule.holds(number)):
-        raise _wrong(file, key, value, expected)
-    return number
-
-
-def _text(file: Traversable, key: str, value: Any, choices: tuple[str, ...] | None) -> str:
-    if choices and value not in choices:
-        raise _wrong(file, key, value, "one of " + ", ".join(repr(x) for x in choices))
-    # "error" alone may be empty: nothing is known of a stack's error until it was measured.
-    if not isinstance(value, str) or not (value.strip() or key == "error"):
-        raise _wrong(file, key, value, "a text")
-    return value
-
-
-def _wrong(file: Traversable, key: str, value: object, expected: str) -> InputError:
-    return InputError(f"{_shown(file)}: {key} is {repr(value)[:80]}; expected {expected}")
-
-
-def _example(key: str, schema: Schema) -> str:
-    if key in schema.numbers:
-        return f" as a number {schema.numbers[key].expected}, with its source"
-    choices = (schema.choices or {}).get(key)
-    return f" as one of {', '.join(choices)}" if choices else " as a text"
 
 
 def _folder() -> Traversable:
@@ -366,7 +195,7 @@ def _check_rates(file: Traversable, numbers: Mapping[str, float]) -> None:
         peak = sm * clock * per_clock
         if rate > 1.01 * peak:
             raise InputError(
-                f"{_shown(file)}: compute.fp16_FLOPps is {rate:.4g}, above sm x clock x FLOP per "
+                f"{shown(file)}: compute.fp16_FLOPps is {rate:.4g}, above sm x clock x FLOP per "
                 f"clock = {peak:.4g}; it looks like a sparse rate, give the dense one"
             )
     for link in ("h2d", "d2h"):
@@ -374,6 +203,6 @@ def _check_rates(file: Traversable, numbers: Mapping[str, float]) -> None:
         line = numbers.get(f"{link}.line_rate_Bps", achieved)
         if achieved > line:
             raise InputError(
-                f"{_shown(file)}: {link}.bandwidth_Bps is {achieved:.4g}, above its line rate "
+                f"{shown(file)}: {link}.bandwidth_Bps is {achieved:.4g}, above its line rate "
                 f"{line:.4g}; expected what large copies achieve in one direction"
             )

@@ -43,6 +43,7 @@ VARIANTS = {
     "fp8": ["fp8"],
     "infllm": ["infllm", "infllm:k=4,local=512,cached=0,reuse=0.5", "infllm:local=9e6"],
     "gear": ["gear", "gear:bits=2,rank=4,outliers=0.02", "gear:rank=0,residual=128"],
+    "gear-first": ["gear-first", "gear-first:bits=8,rank=0.1", "gear-first:rank=0,outliers=0"],
     "mikv": ["mikv", "mikv:salient=1,high=16", "mikv:salient=0.2,high=16,group=32"],
 }
 MODELS = {

@@ -252,6 +252,51 @@ def test_gear_alone_attends_to_prompts_without_a_fused_kernel() -> None:
     assert eager - flash == d.stack.score_bytes * B * 32 * 2000**2
 
 
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_gear_first_packs_all_query_heads_at_once(phase: str) -> None:
+    p = prefill_point(B, 2000, 200) if phase == "prefill" else decode_point(B, 2000, 200, 133)
+    tokens = 2000 if phase == "prefill" else 2134 / 20  # all anew once in 20 steps
+    rank = 40 if phase == "prefill" else 42  # 0.02 x 2000 and 2134, less than 4096 channels
+    layer = ops("gear-first", p)
+    numbers = 4 * 2048 * B * tokens  # 4 query heads per KV head
+    assert moved(layer["outliers"]) == pytest.approx(156 * numbers, rel=1e-12)
+    assert moved(layer["quantise"]) == pytest.approx(64 * numbers, rel=1e-12)
+    op = layer["power_iteration"]
+    # 3 loops of 2 products for K and for V, each over half of the numbers, in fp32
+    assert number(op.flops) == pytest.approx(12 * 2 * rank * numbers / 2, rel=1e-12)
+    assert moved(op) == pytest.approx(12 * 4 * numbers / 2, rel=1e-12)
+    assert op.dtype == "fp32"
+    assert ("correct" in layer) is (phase == "decode")
+    error = parse("gear-first").once(deployment("llama3-8b"), p)["gpu"]["error"]
+    assert error == (4 * 4096 * B * 2000 if phase == "prefill" else 0)
+
+
+def test_gear_first_keeps_all_query_heads() -> None:
+    p = decode_point(B, 2000, 200, 133)
+    numbers = 4 * 2048 * B * 2134
+    assert held("gear-first", p) == pytest.approx(
+        {
+            "kv": numbers / 2 + 2 * 20 * 4 * 2048 * B,  # 20 tokens wait in fp16
+            "factors": 2 * B * 42 * (2 * 2134 + 2 * 4096),
+            "outliers": 0.02 * numbers * (2 + 8),
+        }
+    )
+    correct = ops("gear-first", p)["correct"]
+    assert number(correct.flops) == 2 * 42 * numbers
+    assert moved(correct) == 12 * numbers + 2 * B * 42 * (2 * 2134 + 2 * 4096)
+
+
+def test_gear_first_orthonormalises_two_factors_of_every_sequence() -> None:
+    p = prefill_point(B, 2000, 200)
+    plain = limit("llama3-8b", "zipcache-hf")
+    slow = replace(plain, stack=with_numbers(plain.stack, {"time.qr_s": 1.0}))
+    fixed = last_layer("gear-first", slow, p)["power_iteration"].fixed
+    tall, wide = (1 + 40 / 13 * (1 + rows / 5500) for rows in (2000, 4096))
+    assert number(fixed) == pytest.approx(2 * B * (tall + wide), rel=1e-12)  # K and V
+    without = last_layer("gear-first:rank=0,outliers=0", slow, p)
+    assert "power_iteration" not in without or number(without["power_iteration"].fixed) == 0
+
+
 def test_snapkv_drafts_take_a_layer_out_of_its_pages() -> None:
     p = prefill_point(B, 8192, 90)
     d = deployment("llama2-7b")

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
+from kvsim.validate.kernels.blockwise import products, weighted
 from kvsim.validate.kernels.ranges import ranges
 from kvsim.validate.tally import Kind, Marks
 
@@ -103,15 +104,11 @@ def _in_blocks(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
     parts = list(ranges(tokens, batch * kv_heads * dim))
     wide = torch.promote_types(q.dtype, torch.float32)
     queries = q.reshape(batch, kv_heads, -1, dim).to(wide) * dim**-0.5
-    logits = queries.new_empty(*queries.shape[:3], tokens)
-    for part in parts:
-        logits[..., part] = queries @ k[:, :, part].to(wide).mT
+    logits = products(queries, ((part, k[:, :, part].to(wide)) for part in parts), tokens)
     if isinstance(seen, Tensor):
         by_query = logits.view(batch, kv_heads, -1, new, tokens)
         by_query.masked_fill_(~seen[:, :, None], -torch.inf)
-    weights, out = logits.softmax(-1), torch.zeros_like(queries)
-    for part in parts:
-        out += weights[..., part] @ v[:, :, part].to(wide)
+    out = weighted(logits.softmax(-1), ((part, v[:, :, part].to(wide)) for part in parts))
     return out.view(q.shape).to(q.dtype)
 
 

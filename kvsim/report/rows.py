@@ -20,7 +20,8 @@ from kvsim.planner.options import GIB
 from kvsim.planner.plan import LABELS, Limits, Plan
 from kvsim.profiles import hardware_names, load_hardware, load_stack, stack_names
 from kvsim.techniques import TECHNIQUES
-from kvsim.techniques.base import Technique, plain
+from kvsim.techniques.base import Technique
+from kvsim.techniques.settings import plain
 
 Row = dict[str, Any]
 

@@ -14,6 +14,7 @@ from kvsim.techniques.flexgen import Flexgen
 from kvsim.techniques.fp8 import Fp8
 from kvsim.techniques.full import Full
 from kvsim.techniques.gear import Gear
+from kvsim.techniques.gear_first import GearFirst
 from kvsim.techniques.h2o import H2o
 from kvsim.techniques.infllm import Infllm
 from kvsim.techniques.kcache import Kcache
@@ -46,6 +47,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
     "fp8": Fp8,
     "infllm": Infllm,
     "gear": Gear,
+    "gear-first": GearFirst,
     "mikv": Mikv,
 }
 

@@ -6,35 +6,20 @@ here and is overridden where the technique really differs.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
-from math import isfinite
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from kvsim import attention, blocks
 from kvsim.deployment import WEIGHTS, Deployment
-from kvsim.errors import InputError
 from kvsim.formats import FP16, Format
 from kvsim.graph import Buffers, Cycle, Group, Number, Op, Point, Step
 from kvsim.model import LayerShape
+from kvsim.techniques.settings import check, plain
 
 SCORE_MEMORY = 8.0  # an eager score: fp16, its softmax in fp32, and that in fp16 again [B]
 Layout = list[tuple[tuple[LayerShape, ...], int]]
-
-
-def param(
-    default: Any,
-    text: str,
-    *,
-    low: float = 0,
-    high: float = 1e9,
-    choices: tuple[Any, ...] = (),
-    whole: bool = True,
-) -> Any:
-    """A technique's parameter: default, meaning with its unit, and the values it may take."""
-    about = {"text": text, "low": low, "high": high, "choices": choices, "whole": whole}
-    return field(default=default, metadata=about)
 
 
 @dataclass(frozen=True)
@@ -50,7 +35,7 @@ class Technique:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            _check(self.name, f.name, getattr(self, f.name), f.metadata)
+            check(self.name, f.name, getattr(self, f.name), f.metadata)
 
     # what a technique's file states
 
@@ -219,37 +204,6 @@ class Technique:
             )
             for i in range(count)
         ]
-
-
-def plain(value: Any) -> Any:
-    """A Python number without a needless fraction, or the value itself."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return str(value).lower() if isinstance(value, bool) else value
-
-
-def _check(name: str, key: str, value: Any, about: Any) -> None:
-    text = f"{name}: {key}={value!r}"
-    choices = about["choices"]
-    if isinstance(value, str) or (choices and not isinstance(value, np.ndarray)):
-        if value not in choices:
-            numeric = isfinite(about["high"]) and not all(c in (True, False) for c in choices)
-            one_of = ", ".join(str(c) for c in choices) or f"{about['low']} to {about['high']:g}"
-            if isinstance(value, str) or not numeric or "auto" not in choices:
-                raise InputError(f"{text}; expected {one_of} ({about['text']})")
-        else:
-            return
-    numbers = np.asarray(value, dtype=float)
-    valid = (numbers >= about["low"]) & (numbers <= about["high"])  # False for NaN
-    if about["whole"]:
-        valid &= numbers == np.floor(numbers)
-    if not valid.all():
-        kind = "a whole number" if about["whole"] else "a number"
-        raise InputError(
-            f"{text}; expected {kind} from {about['low']:g} to {about['high']:g} ({about['text']})"
-        )
 
 
 def merge(*parts: Buffers) -> Buffers:

@@ -7,8 +7,9 @@ from typing import ClassVar
 from kvsim.deployment import Deployment
 from kvsim.formats import Format
 from kvsim.graph import Number
-from kvsim.techniques.base import Technique, param
+from kvsim.techniques.base import Technique
 from kvsim.techniques.hostcache import PACKED_GROUP, HostCache
+from kvsim.techniques.settings import param
 
 
 @dataclass(frozen=True)

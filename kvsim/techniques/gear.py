@@ -11,7 +11,8 @@ from kvsim.deployment import Deployment
 from kvsim.formats import Format, kivi
 from kvsim.graph import Array, Buffers, Number, Op, Point
 from kvsim.model import LayerShape
-from kvsim.techniques.base import Technique, merge, param
+from kvsim.techniques.base import Technique, merge
+from kvsim.techniques.settings import param
 
 LOOPS = 3  # of the power iteration, in the released code
 QR = 4  # orthonormalisations: of both factors, in the last loop, for K and for V

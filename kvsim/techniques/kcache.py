@@ -10,7 +10,8 @@ from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Channel, Number, Op, Point
 from kvsim.model import LayerShape
-from kvsim.techniques.base import Technique, param
+from kvsim.techniques.base import Technique
+from kvsim.techniques.settings import param
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from kvsim.deployment import Deployment
 from kvsim.formats import Format, kivi
 from kvsim.graph import Buffers, Op, Point
 from kvsim.model import LayerShape
-from kvsim.techniques.base import Technique, param
+from kvsim.techniques.base import Technique
+from kvsim.techniques.settings import param
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from kvsim.evaluate import channel_seconds, seconds
 from kvsim.graph import Array, Buffers, Number, Op, Point
 from kvsim.model import LayerShape
 from kvsim.search import last_within
-from kvsim.techniques.base import Technique, param
+from kvsim.techniques.base import Technique
 from kvsim.techniques.hostcache import FREE, ROW_OR_COLUMN, HostCache, Scheduled, pinned
+from kvsim.techniques.settings import param
 
 
 def optimal_split(context: Number, width: Number, link: Number, flops: Number) -> Number:

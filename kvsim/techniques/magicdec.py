@@ -10,9 +10,10 @@ from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Cycle, Number, Op, Point
 from kvsim.model import LayerShape
-from kvsim.techniques.base import SCORE_MEMORY, Technique, merge, param
+from kvsim.techniques.base import SCORE_MEMORY, Technique, merge
 from kvsim.techniques.eviction import gather_kept, select
 from kvsim.techniques.quantspec import Draft
+from kvsim.techniques.settings import param
 from kvsim.techniques.snapkv import kept_tokens, observe
 from kvsim.techniques.speculation import (
     acceptance_rate,

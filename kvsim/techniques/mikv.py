@@ -11,8 +11,9 @@ from kvsim.deployment import Deployment
 from kvsim.formats import Format, averaged, bytes_per_number, mixed_bits
 from kvsim.graph import Array, Buffers, Number, Op, Point
 from kvsim.model import LayerShape
-from kvsim.techniques.base import Technique, merge, param
+from kvsim.techniques.base import Technique, merge
 from kvsim.techniques.eviction import score_upkeep
+from kvsim.techniques.settings import param
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import numpy as np
 
 from kvsim.deployment import Deployment
 from kvsim.graph import Number
-from kvsim.techniques.base import Technique, param
+from kvsim.techniques.base import Technique
 from kvsim.techniques.hostcache import ROW_OR_COLUMN, Scheduled
+from kvsim.techniques.settings import param
 
 
 @dataclass(frozen=True)

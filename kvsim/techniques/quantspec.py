@@ -11,7 +11,8 @@ from kvsim.deployment import WEIGHTS, Deployment, WeightFormat
 from kvsim.formats import Format
 from kvsim.graph import Buffers, Cycle, Number, Op, Point, Step
 from kvsim.model import LayerShape
-from kvsim.techniques.base import Technique, merge, param
+from kvsim.techniques.base import Technique, merge
+from kvsim.techniques.settings import param
 from kvsim.techniques.speculation import (
     acceptance_rate,
     assumed_acceptance,

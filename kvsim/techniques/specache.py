@@ -11,7 +11,8 @@ from kvsim.deployment import Deployment
 from kvsim.formats import Format, kivi
 from kvsim.graph import Buffers, Cycle, Number, Op, Point, Step
 from kvsim.model import LayerShape
-from kvsim.techniques.base import Technique, param, sequences_alive
+from kvsim.techniques.base import Technique, sequences_alive
+from kvsim.techniques.settings import param
 
 
 @dataclass(frozen=True)

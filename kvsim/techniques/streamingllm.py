@@ -10,8 +10,9 @@ from kvsim import attention, blocks
 from kvsim.deployment import Deployment
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.model import LayerShape
-from kvsim.techniques.base import Technique, param
+from kvsim.techniques.base import Technique
 from kvsim.techniques.eviction import compact, kept_cache
+from kvsim.techniques.settings import param
 
 
 @dataclass(frozen=True)

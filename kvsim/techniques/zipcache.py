@@ -11,7 +11,8 @@ from kvsim.deployment import Deployment
 from kvsim.formats import Format, averaged, mixed_bits, separable_parameters
 from kvsim.graph import Array, Buffers, Channel, Number, Op, Point
 from kvsim.model import LayerShape
-from kvsim.techniques.base import Technique, param
+from kvsim.techniques.base import Technique
+from kvsim.techniques.settings import param
 
 
 @dataclass(frozen=True)

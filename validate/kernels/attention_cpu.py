@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvsim.validate.kernels.attention import Part, View, score_dtype
+from kvsim.validate.kernels.blockwise import products, weighted
 from kvsim.validate.kernels.ranges import ranges
 
 
@@ -36,7 +37,8 @@ def attend(q: Tensor, view: View, scored: bool = False) -> Part:
             scores[rows, :, :length] = by_head[:, :, -1].to(scores.dtype)
         floor = lse[rows].clamp(min=-1e30).reshape(*logits.shape[:3], 1)
         weights = logits.sub_(floor).exp_()
-        out[rows] = _values(weights, view, rows, min(v_packed, length)).view(-1, *q.shape[1:])
+        values = _blocks(view, "v", rows, length, min(v_packed, length))
+        out[rows] = weighted(weights, values).view(-1, *q.shape[1:])
     return Part(out, lse, scores)
 
 
@@ -52,10 +54,7 @@ def _logits(q: Tensor, view: View, rows: slice, length: int, packed: int) -> Ten
     batch, heads, queries, head_dim = q.shape
     grouped = q.float().reshape(batch, kv_heads, heads // kv_heads * queries, head_dim)
     grouped = grouped * head_dim**-0.5
-    logits: Tensor = grouped.new_empty(*grouped.shape[:3], length)
-    for part, keys in _blocks(view, "k", rows, length, packed):
-        logits[..., part] = grouped @ keys.mT
-    return logits
+    return products(grouped, _blocks(view, "k", rows, length, packed), length)
 
 
 def _hide(logits: Tensor, view: View, queries: int) -> None:
@@ -66,18 +65,6 @@ def _hide(logits: Tensor, view: View, queries: int) -> None:
     by_query = logits.view(batch, kv_heads, -1, queries, length)
     for query in range(queries - 1):
         by_query[:, :, :, query, max(0, length - (queries - 1 - query)) :] = -torch.inf
-
-
-def _values(weights: Tensor, view: View, rows: slice, packed: int) -> Tensor:
-    """Values summed by weights, (batch, KV heads, queries of their heads, head dim)."""
-    parts = [
-        weights[..., part] @ values
-        for part, values in _blocks(view, "v", rows, weights.shape[3], packed)
-    ]
-    out = parts[0]
-    for part in parts[1:]:
-        out += part
-    return out
 
 
 def _blocks(

@@ -1,0 +1,224 @@
+"""What a TOML file may say, and reading one strictly.
+
+Nothing is guessed: an unknown, missing, mistyped or impossible entry is an error that names the
+file and the key, and so is a number that does not say where it comes from.
+"""
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.resources.abc import Traversable
+from math import isfinite
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any
+
+from kvsim.errors import InputError, unknown
+
+FILE_LIMIT = 10_000_000  # a profile has some kB; more is another file by mistake [bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """What a number must be: in words for the message, and as a test."""
+
+    expected: str
+    holds: Callable[[float], bool]
+
+
+POSITIVE = Number("above 0", lambda x: x > 0)
+NON_NEGATIVE = Number("of 0 or more", lambda x: x >= 0)
+AT_LEAST_ONE = Number("of 1 or more", lambda x: x >= 1)
+EFFICIENCY = Number("above 0 and at most 1", lambda x: 0 < x <= 1)
+SHARE = Number("from 0 to 1", lambda x: 0 <= x <= 1)
+WHOLE = Number("that is whole and 0 or more", lambda x: x >= 0 and x % 1 == 0)
+# The bounds of the next two catch figures left in GB/s, TFLOP/s, GB or MiB.
+RATE = Number("of at least 1e6 in B/s or FLOP/s", lambda x: x >= 1e6)
+SIZE = Number("of at least 1e6 in bytes", lambda x: x >= 1e6)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The keys a kind of file may have, as ``table.key``."""
+
+    numbers: Mapping[str, Number]
+    required: frozenset[str]
+    texts: frozenset[str]
+    flags: frozenset[str] = frozenset()
+    lists: frozenset[str] = frozenset()  # of texts
+    choices: Mapping[str, tuple[str, ...]] | None = None  # texts with few valid values
+    together: tuple[frozenset[str], ...] = ()  # keys that make sense only as a whole
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Every valid key."""
+        return self.texts | self.flags | self.lists | self.numbers.keys()
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a file says, checked."""
+
+    numbers: dict[str, float]
+    flags: dict[str, bool]
+    texts: dict[str, str]
+    lists: dict[str, tuple[str, ...]]
+    sources: dict[str, str]
+    free: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+
+def read(file: Traversable, schema: Schema) -> Profile:
+    """Read and check one file.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or any entry is unknown, missing, of the wrong type, out of
+        range or without a source.
+    """
+    document = parse(file)
+    sources = document.pop("source", {})
+    free = _free(file, document.pop("free", {}), schema)
+    leaves = dict(_leaves(document))
+    for key in leaves:
+        if key not in schema.keys:
+            raise unknown(f"key in {shown(file)}:", key, schema.keys, "correct or remove it")
+    groups = [schema.required, *(group for group in schema.together if group & leaves.keys())]
+    for key in sorted(frozenset().union(*groups)):
+        if key not in leaves:
+            raise InputError(f"{shown(file)}: {key} is missing; add it{_example(key, schema)}")
+    profile = Profile({}, {}, {}, {}, _sources(file, sources, leaves), free)
+    for key, value in leaves.items():
+        if key in schema.numbers:
+            profile.numbers[key] = _number(file, key, value, schema.numbers[key])
+            if key not in profile.sources:
+                raise InputError(
+                    f"{shown(file)}: {key} does not say where it comes from; "
+                    f'add "{key}" = "..." under [source]'
+                )
+        elif key in schema.flags:
+            if not isinstance(value, bool):
+                raise wrong(file, key, value, "true or false")
+            profile.flags[key] = value
+        elif key in schema.lists:
+            if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
+                raise wrong(file, key, value, 'a list of texts such as ["..."]')
+            profile.lists[key] = tuple(value)
+        else:
+            profile.texts[key] = _text(file, key, value, (schema.choices or {}).get(key))
+    return profile
+
+
+def sound(path: Path) -> Path:
+    """The path, unless it leads to something that cannot be a profile and may never end."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return path  # reading it says why
+    if not S_ISREG(status.st_mode) or status.st_size > FILE_LIMIT:
+        limit = f"expected a TOML file of at most {FILE_LIMIT // 10**6} MB"
+        raise InputError(f"cannot read {shown(path)}: {limit}; check the path")
+    return path
+
+
+def shown(file: Traversable) -> str:
+    """A file's path for a message; quoted, so that odd characters stay on one line."""
+    return repr(str(file))
+
+
+def parse(file: Traversable) -> dict[str, Any]:
+    """A file's tables and entries.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read, or is no TOML.
+    """
+    try:
+        return tomllib.loads(file.read_bytes().decode())
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InputError(f"cannot read {shown(file)}: {reason}; check the path") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{shown(file)} is not UTF-8 text; expected a TOML file") from error
+    except RecursionError as error:
+        raise InputError(f"{shown(file)} is nested too deeply; expected tables of keys") from error
+    except ValueError as error:  # TOML syntax, integers of thousands of digits, a NUL in the path
+        raise InputError(f"{shown(file)} is not valid TOML: {error}; correct it there") from error
+
+
+def _leaves(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """All entries with their tables' names; tables deeper than ``[a.b]`` stay whole."""
+    for key, value in document.items():
+        if not (isinstance(value, dict) and value):
+            yield key, value
+            continue
+        for inner, entry in value.items():
+            if isinstance(entry, dict) and entry:
+                yield from ((f"{key}.{inner}.{last}", leaf) for last, leaf in entry.items())
+            else:
+                yield f"{key}.{inner}", entry
+
+
+def _sources(file: Traversable, sources: Any, leaves: Mapping[str, Any]) -> dict[str, str]:
+    if not isinstance(sources, dict):
+        raise wrong(file, "source", sources, "a table of texts")
+    for key, text in sources.items():
+        if key not in leaves:
+            raise unknown(
+                f"key under [source] of {shown(file)}:",
+                key,
+                leaves,
+                'quote it as "table.key", or remove it',
+            )
+        _text(file, f"source of {key}", text, None)
+    return sources
+
+
+def _free(file: Traversable, free: Any, schema: Schema) -> dict[str, tuple[float, float]]:
+    """Bounds of the numbers that a fit may change."""
+    if not isinstance(free, dict):
+        raise wrong(file, "free", free, "a table of [lowest, highest] by key")
+    for key, bounds in free.items():
+        if key not in schema.numbers:
+            raise unknown(f"key under [free] of {shown(file)}:", key, schema.numbers)
+        if not isinstance(bounds, list) or len(bounds) != 2:
+            raise wrong(file, f"free {key}", bounds, "[lowest, highest]")
+        low, high = (_number(file, f"free {key}", b, schema.numbers[key]) for b in bounds)
+        if not low < high:
+            raise wrong(file, f"free {key}", bounds, "[lowest, highest]")
+    return {key: (float(low), float(high)) for key, (low, high) in free.items()}
+
+
+def _number(file: Traversable, key: str, value: Any, rule: Number) -> float:
+    expected = f"a number {rule.expected}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise wrong(file, key, value, expected)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise wrong(file, key, "more than 1e308", expected) from None
+    if not (isfinite(number) and rule.holds(number)):
+        raise wrong(file, key, value, expected)
+    return number
+
+
+def _text(file: Traversable, key: str, value: Any, choices: tuple[str, ...] | None) -> str:
+    if choices and value not in choices:
+        raise wrong(file, key, value, "one of " + ", ".join(repr(x) for x in choices))
+    # "error" alone may be empty: nothing is known of a stack's error until it was measured.
+    if not isinstance(value, str) or not (value.strip() or key == "error"):
+        raise wrong(file, key, value, "a text")
+    return value
+
+
+def wrong(file: Traversable, key: str, value: object, expected: str) -> InputError:
+    """The error of an entry that says something else than expected."""
+    return InputError(f"{shown(file)}: {key} is {repr(value)[:80]}; expected {expected}")
+
+
+def _example(key: str, schema: Schema) -> str:
+    if key in schema.numbers:
+        return f" as a number {schema.numbers[key].expected}, with its source"
+    choices = (schema.choices or {}).get(key)
+    return f" as one of {', '.join(choices)}" if choices else " as a text"

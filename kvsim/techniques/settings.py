@@ -1,0 +1,61 @@
+"""Settings of techniques: what each may be, and how it is written."""
+
+from dataclasses import field
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from kvsim.errors import InputError
+
+
+def param(
+    default: Any,
+    text: str,
+    *,
+    low: float = 0,
+    high: float = 1e9,
+    choices: tuple[Any, ...] = (),
+    whole: bool = True,
+) -> Any:
+    """A technique's parameter: default, meaning with its unit, and the values it may take."""
+    about = {"text": text, "low": low, "high": high, "choices": choices, "whole": whole}
+    return field(default=default, metadata=about)
+
+
+def check(name: str, key: str, value: Any, about: Any) -> None:
+    """Refuse a value that a technique's parameter does not take.
+
+    Raises
+    ------
+    InputError
+        Which names the technique, the parameter, what it may be and what it means.
+    """
+    text = f"{name}: {key}={value!r}"
+    choices = about["choices"]
+    if isinstance(value, str) or (choices and not isinstance(value, np.ndarray)):
+        if value not in choices:
+            numeric = isfinite(about["high"]) and not all(c in (True, False) for c in choices)
+            one_of = ", ".join(str(c) for c in choices) or f"{about['low']} to {about['high']:g}"
+            if isinstance(value, str) or not numeric or "auto" not in choices:
+                raise InputError(f"{text}; expected {one_of} ({about['text']})")
+        else:
+            return
+    numbers = np.asarray(value, dtype=float)
+    valid = (numbers >= about["low"]) & (numbers <= about["high"])  # False for NaN
+    if about["whole"]:
+        valid &= numbers == np.floor(numbers)
+    if not valid.all():
+        kind = "a whole number" if about["whole"] else "a number"
+        raise InputError(
+            f"{text}; expected {kind} from {about['low']:g} to {about['high']:g} ({about['text']})"
+        )
+
+
+def plain(value: Any) -> Any:
+    """A Python number without a needless fraction, or the value itself."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return str(value).lower() if isinstance(value, bool) else value
