@@ -17,23 +17,25 @@ from kvsim.memory import decode_point  # noqa: E402
 from kvsim.profiles import load_hardware, load_stack  # noqa: E402
 from kvsim.report import timing as report  # noqa: E402
 from kvsim.techniques import parse  # noqa: E402
+from kvsim.techniques.base import Technique  # noqa: E402
 from kvsim.timeline import Span, beside, steady  # noqa: E402
+from kvsim.validate import points  # noqa: E402
 from kvsim.validate.architecture import load_architecture  # noqa: E402
 from kvsim.validate.check import SLACK, Workload  # noqa: E402
 from kvsim.validate.clock import Clock  # noqa: E402
 from kvsim.validate.decoder import Decoder  # noqa: E402
+from kvsim.validate.expected import copied_bytes, peak_bytes  # noqa: E402
 from kvsim.validate.live import Live  # noqa: E402
 from kvsim.validate.micro import techniques  # noqa: E402
 from kvsim.validate.points import (  # noqa: E402
     Compared,
     Grid,
+    LeftOut,
     Measured,
     compare_times,
-    copied_bytes,
-    peak_bytes,
 )
 from kvsim.validate.summary import summarise  # noqa: E402
-from kvsim.validate.timed import run_counted, run_timed  # noqa: E402
+from kvsim.validate.timed import Counted, run_counted, run_timed  # noqa: E402
 from kvsim.validate.weights import random_weights  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -86,11 +88,37 @@ def test_points_are_compared_op_by_op_and_end_to_end(tmp_path: Path) -> None:
         assert any(m.name == "decode qkv_s" for m in c.ops)
     resident = found[0].get("resident_B")
     assert resident and abs(resident.error) < 0.03
-    answer = report.answer(found, summarise(found), "here", ["noisy"])
+    answer = report.answer(found, [], summarise(found), "here", ["noisy"])
     assert [r["technique"] for r in answer["rounds"]] == [str(t) for t in asked]
     json.dumps(answer, allow_nan=False)
     report.write_page(tmp_path / "F.html", answer)
     assert "predicted against measured" in (tmp_path / "F.html").read_text()
+
+
+def test_what_cannot_run_at_a_point_is_left_out_and_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = run_counted
+
+    def short(decoder: Decoder, t: Technique, work: Workload) -> Counted:
+        if t.name == "kivi":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 40 GiB\nmore")
+        return real(decoder, t, work)
+
+    monkeypatch.setattr(points, "run_counted", short)
+    hardware, stack = load_hardware("a6000"), load_stack("kvsim")
+    asked = [parse("magicdec:budget=2"), parse("full"), parse("kivi:group=16,residual=16")]
+    steps = list(compare_times(SMALL, asked, CPU, torch.bfloat16, hardware, stack))
+    found = [step for step in steps if isinstance(step, Compared)]
+    missing = [step for step in steps if isinstance(step, LeftOut)]
+    assert [c.technique.name for c in found] == ["full"]
+    assert [m.technique.name for m in missing] == ["magicdec", "kivi"]
+    assert missing[1].reason == "CUDA out of memory. Tried to allocate 40 GiB"
+    answer = report.answer(found, missing, summarise(found), "here", [])
+    report.show(answer)
+    report.write_page(tmp_path / "F.html", answer)
+    for told in (capsys.readouterr().out, (tmp_path / "F.html").read_text()):
+        assert "left out: kivi:" in told and "left out: magicdec:" in told
 
 
 def test_memory_and_copies_are_those_of_one_run() -> None:

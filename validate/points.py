@@ -4,7 +4,7 @@ No point of this grid is one that a stack was fitted to: batches, contexts and d
 those of ``kvsim.validate.micro.techniques``.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,16 +12,21 @@ import torch
 
 from kvsim.deployment import Deployment
 from kvsim.errors import InputError
-from kvsim.evaluate import all_ops, seconds
+from kvsim.evaluate import seconds
 from kvsim.generate import Prediction
-from kvsim.graph import Step
 from kvsim.hardware import Hardware, Stack
-from kvsim.memory import decode_point, phases, prefill_point
+from kvsim.memory import decode_point, prefill_point
 from kvsim.techniques.base import Technique
-from kvsim.timeline import Span, beside, spans, working
+from kvsim.timeline import Span, beside, spans
 from kvsim.validate.architecture import load_architecture
 from kvsim.validate.check import SLACK, Workload, representative
 from kvsim.validate.decoder import Decoder
+from kvsim.validate.expected import (
+    computing_seconds,
+    copied_bytes,
+    peak_bytes,
+    resident_bytes,
+)
 from kvsim.validate.micro.techniques import stated
 from kvsim.validate.timed import Counted, Timing, run_counted, run_timed
 from kvsim.validate.weights import random_weights
@@ -33,8 +38,8 @@ BATCHES, PROMPTS = (1, 4), (128, 384, 1024)
 GPU_BATCHES, GPU_PROMPTS = (1, 8, 64), (1024, 8192, 65536)
 MOST_TOKENS = {"cpu": 2048, "cuda": 524288}  # of a batch's prompts [tokens]
 GENERATE = 9
-BEFORE = ("weights", "embedding", "context")  # there before the run
-DECODER = ("weights", "embedding", "workspace", "context")  # not the technique's buffers
+REFUSALS = (InputError, RuntimeError, NotImplementedError)
+"""What says that something cannot run there; memory that ran out is a RuntimeError."""
 REPEATS = 5
 CPU_REPEATS = 3  # a run takes seconds there
 
@@ -91,6 +96,18 @@ class Compared:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """A technique that could not run at a point: its settings, the device's memory or kernels."""
+
+    model: str
+    layers: int
+    batch: int
+    prompt: int
+    technique: Technique
+    reason: str  # one line
+
+
+@dataclass(frozen=True)
 class Grid:
     """The points of a validation."""
 
@@ -137,10 +154,11 @@ def compare_times(
     dtype: torch.dtype,
     hardware: Hardware,
     stack: Stack,
-) -> Iterator[Compared | str]:
+) -> Iterator[Compared | LeftOut | str]:
     """Run and predict everything; yields what is about to run as text, then what it showed.
 
-    Techniques take turns, so that a machine that slows down slows all of them.
+    Techniques take turns, so that a machine that slows down slows all of them. One that cannot run
+    at a point is left out there.
     """
     for name, layers in grid.models:
         arch = load_architecture(name)
@@ -149,15 +167,27 @@ def compare_times(
         weights = random_weights(arch, device, dtype)
         for work in grid.works(device):
             decoder = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=d)
-            techniques = list(asked) or representative(arch.model, work)
-            runs: list[list[Timing]] = [[] for _ in techniques]
+            runs = {t: list[Timing]() for t in asked or representative(arch.model, work)}
             for turn in range(grid.repeats + 1):  # the first warms up and times ops
-                yield f"{name}, batch {work.batch}, prompt {work.prompt}: turn {turn}"
-                for t, found in zip(techniques, runs, strict=True):
-                    found.append(run_timed(decoder, t, work, by_op=turn == 0))
-            for t, found in zip(techniques, runs, strict=True):
-                counted = run_counted(decoder, t, work)
-                yield _compared(d, name, work, counted, found[0], found[1:])
+                if runs:
+                    yield f"{name}, batch {work.batch}, prompt {work.prompt}: turn {turn}"
+                for t in list(runs):
+                    try:
+                        runs[t].append(run_timed(decoder, t, work, by_op=turn == 0))
+                    except REFUSALS as problem:
+                        del runs[t]
+                        yield _left_out(d, name, work, t, problem)
+            for t, found in runs.items():
+                try:
+                    counted = run_counted(decoder, t, work)
+                except REFUSALS as problem:
+                    yield _left_out(d, name, work, t, problem)
+                else:
+                    yield _compared(d, name, work, counted, found[0], found[1:])
+
+
+def _left_out(d: Deployment, name: str, work: Workload, t: Technique, why: Exception) -> LeftOut:
+    return LeftOut(name, d.model.layers, work.batch, work.prompt, t, str(why).splitlines()[0][:200])
 
 
 def _compared(
@@ -178,9 +208,9 @@ def _compared(
         torch.get_num_threads() == 1 and not counted.on_gpu
     ):  # it has a clock that others leave alone
         computed = [sum(run.computing) / run.tokens for run in runs]
-        whole.append(_measured("computing_s", _computing(d, t, work), computed))
+        whole.append(_measured("computing_s", computing_seconds(d, t, work), computed))
     kept = [float(run.resident) for run in runs]
-    whole.append(_measured("resident_B", _resident(d, t, work), kept))
+    whole.append(_measured("resident_B", resident_bytes(d, t, work), kept))
     whole.append(_measured("peak_B", peak_bytes(d, t, work, counted.on_gpu), [float(counted.peak)]))
     for way, moved in counted.copied.items():
         if moved:
@@ -190,63 +220,6 @@ def _compared(
     return Compared(
         name, layers, work.batch, work.prompt, t, tuple(whole), ops, _rounds(d, t, work, timed)
     )
-
-
-def _resident(d: Deployment, t: Technique, work: Workload) -> float:
-    """What a technique says it keeps after the last round, besides the decoder's own. [B]"""
-    last = decode_point(work.batch, work.prompt, work.generate, work.generate - 1.0)
-    return sum(
-        float(np.ravel(size)[0])
-        for tier, buffers in t.resident(d, last).items()
-        for name, size in buffers.items()
-        if not (tier == "gpu" and name in DECODER)
-    )
-
-
-def peak_bytes(d: Deployment, t: Technique, work: Workload, on_gpu: bool) -> float:
-    """What a technique says is held at most besides weights; a CPU holds both tiers. [B]
-
-    Runs reserve what the last round needs before they read the prompt.
-    """
-    reading, last = phases(t, d, work.batch, work.prompt, work.generate)
-    totals = [0.0, 0.0]
-    for tier, buffers in reading.items():
-        for name, size in buffers.items():
-            if name in BEFORE if tier == "gpu" else on_gpu:
-                continue
-            now, later = (float(np.ravel(n)[0]) for n in (size, last[tier].get(name, 0.0)))
-            totals[0] += now if name == "workspace" or not now else max(now, later)
-            totals[1] += later
-    return max(totals)
-
-
-def copied_bytes(d: Deployment, t: Technique, work: Workload, way: str) -> float:
-    """What a technique says it moves through the link from the prompt to the last token. [B]"""
-    sizes = (work.batch, work.prompt, work.generate)
-    prompt = prefill_point(*sizes)
-    cycle = t.cycle(d, decode_point(*sizes, work.generate / 2 - 1))
-    rounds = (work.generate - 1) / cycle.tokens
-    once = [t.prefill(d, prompt), *t.between(d, decode_point(*sizes, 0.0))]
-    return _through(once, way) + float(np.ravel(rounds)[0]) * _through(cycle.steps, way)
-
-
-def _computing(d: Deployment, t: Technique, work: Workload) -> float:
-    """What a technique says compute works per token, waits left out. [s]"""
-    point = decode_point(work.batch, work.prompt, work.generate, work.generate / 2 - 1)
-    cycle = t.cycle(d, point)
-    works = sum(float(np.ravel(working(step, d)["gpu"])[0]) for step in cycle.steps)
-    return works / float(np.ravel(cycle.tokens)[0])
-
-
-def _through(steps: Iterable[Step], way: str) -> float:
-    moved = [
-        times * float(np.ravel(size)[0])
-        for step in steps
-        for op, times in all_ops(step)
-        for channel, size in op.bytes.items()
-        if channel == way
-    ]
-    return sum(moved)
 
 
 def _ops(d: Deployment, t: Technique, work: Workload, timed: Timing) -> Iterator[Measured]:

@@ -33,7 +33,7 @@ def validate_times(
     Raises
     ------
     InputError
-        If the profile is of another device, or memory is short.
+        If the profile is of another device, memory is short, or nothing can run.
     typer.Exit
         If the median error is above ``max_error``.
     """
@@ -48,7 +48,7 @@ def validate_times(
     from kvsim.validate.impl import check_known
     from kvsim.validate.machine import find_device
     from kvsim.validate.micro import device as devices
-    from kvsim.validate.points import Compared, Grid, compare_times
+    from kvsim.validate.points import Compared, Grid, LeftOut, compare_times
     from kvsim.validate.summary import summarise
 
     where = find_device(device)
@@ -66,13 +66,18 @@ def validate_times(
     stack = load_stack(beside if beside.exists() else "kvsim")
     grid = Grid.of(where).reduced(points)
     found: list[Compared] = []
+    missing: list[LeftOut] = []
     for step in compare_times(grid, asked, where, place.half, hardware, stack):
         if isinstance(step, Compared):
             found.append(step)
+        elif isinstance(step, LeftOut):
+            missing.append(step)
         else:
             print(f"kvsim: {step}", file=sys.stderr, flush=True)
-    summary = summarise(found)
-    answer = report.answer(found, summary, here.name, devices.suspicions(devices.describe(where)))
+    if not found:
+        raise InputError(f"--techniques: none could run; {missing[0].reason}")
+    suspicious = devices.suspicions(devices.describe(where))
+    answer = report.answer(found, missing, summarise(found), here.name, suspicious)
     if points == "all" and beside.exists():
         known = report.held_out(answer, str(date.today()))
         replace_text(beside, with_error(beside.read_text(encoding="utf-8"), known))
@@ -82,6 +87,7 @@ def validate_times(
         typer.echo(dumps(answer, indent=2, allow_nan=False))
     else:
         report.show(answer)
-    if max_error is not None and not summary.median <= max_error:
+    median = answer["summary"]["median"]
+    if max_error is not None and (median is None or median > max_error):
         sys.stdout.flush()
         raise typer.Exit(1)

@@ -13,7 +13,7 @@ from kvsim.report.rows import Row
 from kvsim.report.tables import console, table
 
 if TYPE_CHECKING:
-    from kvsim.validate.points import Compared, Measured
+    from kvsim.validate.points import Compared, LeftOut, Measured
     from kvsim.validate.summary import Summary
 
 TIMES = ("ttft_s", "tpot_s")
@@ -34,13 +34,21 @@ WORST = 15  # ops told of
 
 
 def answer(
-    found: Sequence["Compared"], summary: "Summary", device: str, suspicious: Sequence[str]
-) -> Row:
+    found: Sequence["Compared"], missing: Sequence["LeftOut"], summary: "Summary", device: str,
+    suspicious: Sequence[str],
+) -> Row:  # fmt: skip
     """A validation under its contract names."""
     return {
         "device": device,
         "summary": {key: _finite(getattr(summary, key)) for key in summary.__slots__},
         "suspicious": list(suspicious),
+        "left_out": [
+            {
+                "technique": str(m.technique),
+                "point": _where(m.model, m.layers, m.batch, m.prompt), "reason": m.reason,
+            }
+            for m in missing
+        ],
         "points": [
             {
                 "model": c.model, "layers": c.layers, "batch": c.batch, "prompt": c.prompt,
@@ -89,8 +97,13 @@ def show(a: Row) -> None:
     out.print("The ops that cost most in error:")
     out.print(table({"op": "left", "technique": "left", "point": "left", "predicted ms": "right",
                      "measured ms": "right", "off %": "right"}, worst_ops(a)))  # fmt: skip
-    for text in [*a["suspicious"], *said(a)]:
+    for text in [*_missing(a), *a["suspicious"], *said(a)]:
         out.print(text)
+
+
+def _missing(a: Row) -> list[str]:
+    """What could not run, in words."""
+    return [f"left out: {m['technique']} at {m['point']}: {m['reason']}" for m in a["left_out"]]
 
 
 def said(a: Row) -> list[str]:
@@ -182,7 +195,7 @@ def write_page(path: Path, a: Row) -> None:
     ops = ("op", "technique", "point", "predicted ms", "measured ms", "off %")
     parts = [
         f"<h1>{escape(a['device'])}: predicted against measured</h1>",
-        *(f"<p>{escape(text)}</p>" for text in [*said(a), *a["suspicious"]]),
+        *(f"<p>{escape(text)}</p>" for text in [*said(a), *_missing(a), *a["suspicious"]]),
         chart,
         "<h2>By technique</h2>",
         f"<p>{LEGEND}</p>",

@@ -51,10 +51,14 @@ def samples(place: Place, say: Callable[[str], None]) -> Iterator[Sample]:
             decoder = Decoder(arch, weights, prompt + GENERATE + SLACK, deployment=d)
             for t in representative(arch.model, work):
                 say(f"{NAME}: {t.name}, {model} cut to {layers} layers, prompt {prompt}")
-                runs = [
-                    run_timed(decoder, t, work, by_op=True)
-                    for _ in range(place.either(3, 1 + REPEATS))
-                ]
+                try:
+                    runs = [
+                        run_timed(decoder, t, work, by_op=True)
+                        for _ in range(place.either(3, 1 + REPEATS))
+                    ]
+                except (RuntimeError, NotImplementedError) as problem:  # memory, or a kernel
+                    say(f"{NAME}: skipped {t.name}: {str(problem).splitlines()[0][:80]}")
+                    continue
                 yield from of_runs(d, work, runs[1:])
 
 
