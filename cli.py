@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvsim import __version__
 from kvsim.arguments import counts, option
 from kvsim.commands.calibrate import calibrate
 from kvsim.commands.options import (
@@ -29,13 +30,30 @@ LINE = 1000  # longest message that anyone would read
 
 app = typer.Typer(
     name="kvsim",
-    help="Which KV-cache technique to run, with which settings, what it gains, how sure that is.",
     add_completion=False,
     context_settings={"max_content_width": 100},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.add_typer(traces_app, name="traces")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvsim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _general(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit."),
+    ] = False,
+) -> None:
+    """Which KV-cache technique to run, with which settings, what it gains, how sure that is."""
+
+
 app.command()(plan)
 app.command()(simulate)
 app.command()(calibrate)

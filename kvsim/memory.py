@@ -58,5 +58,5 @@ def largest_batch(
             worst = np.maximum(worst, d.tp * tier_bytes(phase, "host") / host - 1)
         return worst
 
-    none, most = np.zeros((1, 1)), np.full((1, 1), float(MOST_SEQUENCES))
+    none, most = np.zeros((1, 1)), np.full((1, 1), float(MOST_SEQUENCES // t.tiles()))
     return last_within(excess, none, most) * t.tiles()

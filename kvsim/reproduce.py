@@ -310,7 +310,10 @@ def fit_stack(rows: Iterable[Row], stack: Stack) -> Fit:
     """
     chosen = [row for row in rows if row.use == "fit" and row.ran_on(stack)]
     if not stack.free:
-        raise InputError(f"stack {stack.name} frees no number; add free = [...] to its file")
+        raise InputError(
+            f"stack {stack.name} frees no number; write a stack that extends it, with "
+            f'"time.step_s" = [0, 0.01] or alike under [free], and give it as --stack'
+        )
     parameters = [Parameter(k, number_of(stack, k), *b) for k, b in stack.free.items()]
     measured = np.array([row.published for row in chosen])
 

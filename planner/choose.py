@@ -116,6 +116,7 @@ def nearest(
         return build(goal[some], scaled, dict.fromkeys(limits, 0.0), elastic=True)
 
     row, _ = _solve(goal, finite[goal[finite] <= WORST * unit], programme)
+    row = int(finite[goal[finite] <= goal[row] * (1 + TINY)][0])  # of equals the simplest
     over = {k: float(columns[k][row]) - limit for k, limit in limits.items()}
     return row, {k: v for k, v in over.items() if v > TINY * abs(limits[k])}
 

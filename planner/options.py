@@ -8,7 +8,7 @@ import numpy as np
 
 from kvsim.deployment import Deployment
 from kvsim.generate import Prediction
-from kvsim.memory import largest_batch
+from kvsim.memory import MOST_SEQUENCES, largest_batch
 from kvsim.planner.choose import Column
 from kvsim.techniques.base import Technique
 
@@ -87,7 +87,8 @@ def measures(p: Prediction) -> dict[str, Column]:
 def batches(t: Technique, d: Deployment, w: Workload, gpu: Iterable[float], host: float) -> Column:
     """Batches worth evaluating: a geometric grid, and the largest that each GPU memory allows.
 
-    The grid ends above the largest, so that what a larger memory would bring is known.
+    The grid ends above the largest, so that what a larger memory would bring is known, but for the
+    most that can be evaluated.
     """
     parts = t.tiles()
     if w.batch is not None:
@@ -97,7 +98,7 @@ def batches(t: Technique, d: Deployment, w: Workload, gpu: Iterable[float], host
     steps = np.arange(0, np.log(max(top / parts, 1)) / np.log(GROWTH) + 2)
     grid = np.ceil(parts * GROWTH**steps / parts) * parts
     every = np.concatenate([grid, *(np.ravel(b) for b in largest)])
-    return np.unique(every[every > 0])
+    return np.unique(every[(every > 0) & (every <= MOST_SEQUENCES)])
 
 
 def tabulate(

@@ -19,6 +19,7 @@ from unittest.mock import patch
 import pytest
 import typer
 
+import kvsim
 from kvsim import cli
 from kvsim.configs import model_names
 from kvsim.profiles import hardware_names, stack_names
@@ -191,9 +192,14 @@ def test_the_table_tells_equal_names_apart_and_marks_what_does_not_fit() -> None
     assert "stack fused, fp16 weights, prompt 2048, generate 128" in text.splitlines()[0]
 
 
+def test_version_is_that_of_the_package() -> None:
+    assert done("--version").strip() == f"kvsim {kvsim.__version__}"
+
+
 def test_help_names_every_command_and_explains_every_option() -> None:
     assert done() == done("--help")
     assert all(command in done("--help") for command in COMMANDS)
+    assert "..." not in done("--help").partition("Commands:")[2]  # nothing is cut off
     for command in COMMANDS:
         entries = done(command, "--help").partition("Options:\n")[2].split("\n  --")
         assert all(len(re.split(r"\s{2,}", entry, maxsplit=1)[1]) > 10 for entry in entries)

@@ -17,6 +17,7 @@ from kvsim.deployment import Deployment
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.generate import Prediction
 from kvsim.hardware import Link
+from kvsim.memory import MOST_SEQUENCES
 from kvsim.planner.choose import build, choose, nearest
 from kvsim.planner.options import GIB, Workload, batches, measures, tabulate
 from kvsim.planner.plan import MORE_LINK, OBJECTIVES, Limits, Plan, make_plan
@@ -107,6 +108,11 @@ def test_nearest_says_which_limit_and_by_how_much() -> None:
     row, missing = nearest(columns, {"tpot": 0.1, "ttft": 3.0})
     assert row == 2 and missing == pytest.approx({"tpot": 0.1})
     assert nearest(columns, {"tpot": 0.5, "ttft": 3.0}) == (0, {})
+
+
+def test_of_equals_the_first_is_nearest() -> None:
+    columns = {"tpot": np.array([0.3, 0.2, 0.2 - 1e-14])}
+    assert nearest(columns, {"tpot": 0.1})[0] == 1
 
 
 @pytest.mark.parametrize("elastic", [False, True], ids=["choice", "nearest"])
@@ -281,6 +287,14 @@ def test_impossible_requests() -> None:
         planned(deployment("deepseek-v2-lite", "a6000"), [parse("kcache")])
     with pytest.raises(InfeasibleError, match="--lossy admits the others"):
         planned(deployment("llama2-7b", "a6000"), [parse("h2o")])
+
+
+def test_batches_end_where_evaluation_does() -> None:
+    d, short = deployment("smollm2-135m", "b200"), Workload(1, 1)
+    space = ((d.hardware.gpu_memory,), d.hardware.host_memory)
+    for text in ("full", "flexgen"):
+        tried = batches(parse(text), d, short, *space)
+        assert 0 < tried[-1] <= MOST_SEQUENCES and (tried[-1] > MOST_SEQUENCES / 2)
 
 
 def test_the_table_covers_the_batches_that_matter() -> None:

@@ -59,7 +59,7 @@ def calibrate(
     weights: WeightsOption = "fp16",
     json: JsonOption = False,
 ) -> None:
-    """Measure this machine, or fit a stack to a measured serving run (--from-run)."""
+    """Measure this machine, or fit a stack to a serving run."""
     if (device is None) == (from_run is None):
         raise InputError("calibrate: expected either --device cpu|cuda:N or --from-run F.jsonl")
     if device is not None:

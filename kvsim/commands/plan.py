@@ -72,7 +72,7 @@ def plan(
     json: JsonOption = False,
     report: Annotated[str | None, option("--report", "FILE", "Write an HTML page there.")] = None,
 ) -> None:
-    """Choose technique, settings and batch for a workload or a request trace."""
+    """Choose technique, settings and batch for a workload or trace."""
     from kvsim.planner.plan import Limits
     from kvsim.report import page, rows
     from kvsim.techniques import candidates

@@ -53,7 +53,9 @@ def validate(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run techniques for real; compare tokens, FLOPs, bytes and memory with what is predicted.
+    """Run techniques for real and compare with predictions.
+
+    Compared are tokens, FLOPs, bytes and memory.
 
     With a profile that kvsim calibrate measured on this device as --gpu, compare times instead,
     over a grid of points.
