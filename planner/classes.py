@@ -21,14 +21,15 @@ class Classes:
         Mean lengths. (c,) [tokens]
     per_s
         Requests per second over the whole trace. (c,) [1/s]
-    of
-        The class of each request. (n,)
+    of, prompts
+        The class of each request, and its prompt. (n,) [tokens]
     """
 
     prompt: Array
     generate: Array
     per_s: Array
     of: NDArray[np.int64]
+    prompts: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.per_s)
@@ -58,6 +59,7 @@ def classes_of(requests: Requests, per_axis: int = PER_AXIS) -> Classes:
         generate=np.bincount(of, requests.generate) / count,
         per_s=count / duration,
         of=of.astype(np.int64),
+        prompts=requests.prompt,
     )
 
 

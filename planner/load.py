@@ -10,6 +10,7 @@ times the trace's rates if
     memory       sequences x bytes of one <= capacity, on the GPU and on the host
     seats        sequences <= max_seqs
     TPOT         L / (tokens per round) <= target
+    TTFT         prompts that take longer even alone <= 1 in 10
 
 Divided by phi L, with laps t = 1 / (phi L) and load l = 1 / phi, everything is linear:
 
@@ -20,6 +21,7 @@ l <= 1) has the largest t.
 """
 
 import time
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,8 +32,10 @@ from kvsim.graph import Array
 from kvsim.planner.classes import Classes
 from kvsim.serving import lookup, spend
 from kvsim.serving.costs import StepCosts
+from kvsim.serving.outcome import QUANTILES
 from kvsim.serving.tables import COSTS
 
+ATTAINED = "p90"  # of requests must be within the targets
 DENSITY = 2  # nodes per octave of the estimate's step costs
 SHORTEST_LAP = 1e-3  # what nobody needs to undercut [s]
 GAPS = {True: 1e-6, False: 1e-3}  # of one lane, whose settings may differ by little; of several
@@ -58,8 +62,8 @@ class Loads:
         Tokens per round and sequence. (o,)
     longest
         Cache of the longest request. (o,) [B]
-    ttft
-        A prompt alone. (c, o) [s]
+    late
+        Share of all requests whose prompt takes longer than the TTFT target even alone. (c, o)
     """
 
     fixed: Array
@@ -71,7 +75,7 @@ class Loads:
     host_room: Array
     tokens: Array
     longest: Array
-    ttft: Array
+    late: Array
 
     def only(self, options: list[int]) -> "Loads":
         """The same with some of the options."""
@@ -102,17 +106,21 @@ class Carried:
         return tuple(dict.fromkeys(self.option_of))
 
 
-def loads_of(options: list[StepCosts], c: Classes) -> Loads:
+def loads_of(options: list[StepCosts], c: Classes, ttft: float = np.inf) -> Loads:
     """Coefficients from the engine's own step costs, straight lines in the batch.
 
     The line of a round goes through a batch of one and the largest that memory and rules allow.
+
+    Parameters
+    ----------
+    ttft : the target. [s]
     """
-    columns = [_load(costs.with_density(DENSITY), c) for costs in options]
+    columns = [_load(costs.with_density(DENSITY), c, ttft) for costs in options]
     names = vars(columns[0])
     return Loads(**{k: np.stack([getattr(x, k) for x in columns], axis=-1) for k in names})
 
 
-def _load(costs: StepCosts, c: Classes) -> Loads:
+def _load(costs: StepCosts, c: Classes, target: float) -> Loads:
     t = costs.tables
     middle = c.prompt + c.generate / 2
     blocks = np.ceil(middle / costs.rules.block_tokens).astype(np.int64)
@@ -138,8 +146,18 @@ def _load(costs: StepCosts, c: Classes) -> Loads:
         host_room=np.array(float(max(costs.room.host_capacity, 1))),
         tokens=np.array(costs.rate),
         longest=np.array(float(max(t.gpu_bytes[-1], t.prompt_bytes[-1]))),
-        ttft=ttft,
+        late=_late(costs, c, target),
     )
+
+
+def _late(costs: StepCosts, c: Classes, target: float) -> Array:
+    """Share of all requests that are of a class and whose prompt alone exceeds the target. (c,)"""
+    lengths = np.unique(c.prompts)
+    within = bisect_right(lengths, target, key=lambda prompt: _prompt_s(costs, float(prompt)))
+    if within == lengths.size:
+        return np.zeros(len(c))
+    exceeds = c.of[c.prompts >= lengths[within]]
+    return np.bincount(exceeds, minlength=len(c)) / c.of.size
 
 
 def _prompt_s(costs: StepCosts, prompt: float) -> float:
@@ -199,6 +217,8 @@ def build(
             most = targets.tpot * float(x.tokens[o])
             slack = _most_load(x, top)
             problem.addConstraint(load <= most * laps + slack * (1 - use[o]), f"tpot_{o}")
+    if np.isfinite(targets.ttft):
+        problem.addConstraint(over_classes(x.late) <= 1 - QUANTILES[ATTAINED], "ttft")
     problem.addConstraint(over_classes(x.gpu / x.room) <= laps, "memory")
     problem.addConstraint(over_classes(x.host / x.host_room) <= laps, "host_memory")
     problem.addConstraint(over_classes(x.seats / targets.max_seqs) <= laps, "seats")
@@ -231,9 +251,9 @@ def _speed(
 
 
 def _allowed(x: Loads, targets: Targets) -> list[tuple[int, int]]:
-    """Classes and options whose prompts, and rounds with nobody in them, are within the targets."""
-    ok = (x.ttft <= targets.ttft) & (x.fixed / x.tokens < targets.tpot) & (x.longest <= x.room)
-    return [(int(c), int(o)) for c, o in zip(*np.nonzero(ok), strict=True)]
+    """Classes and options whose rounds with nobody in them are within the TPOT target."""
+    ok = (x.fixed / x.tokens < targets.tpot) & (x.longest <= x.room)
+    return [(c, int(o)) for c in range(len(x.work)) for o in np.flatnonzero(ok)]
 
 
 def _most_laps(x: Loads, targets: Targets, allowed: list[tuple[int, int]], fastest: bool) -> float:
@@ -268,9 +288,8 @@ def carry(
         If no options serve all classes within the targets.
     """
     started = time.perf_counter()
-    served = {c for c, _ in _allowed(x, targets)}
-    if len(served) < len(x.work):
-        raise InfeasibleError("some requests cannot be served within the targets")
+    if not _allowed(x, targets):
+        raise InfeasibleError("no technique's rounds are within the targets")
     problem, take, laps, load = build(x, targets, lanes, fastest, cuts)
     status = problem.solve(pulp.HiGHS(msg=False, threads=1, gapRel=GAPS[lanes == ONE]))
     if pulp.LpStatus[status] != "Optimal":

@@ -98,13 +98,17 @@ class _Search:
         self.targets = Targets(rules.max_seqs, limits.ttft, limits.tpot)
         self.options = options_of(d, requests, limits, rules, candidates)
         tell(f"estimating {len(self.options)} settings")
-        self.loads = loads_of(self.options, self.classes)
+        self.loads = loads_of(self.options, self.classes, limits.ttft)
+        self.bounds = self.targets  # of the estimate
         self.done: list[Simulated] = []
         self.seconds = 0.0
 
     def techniques(self) -> None:
         """The best settings of each technique that is not hopeless."""
         best = sorted(self._best_settings(), key=self._rank)
+        if not best:  # what is simulated then says how far off the targets are
+            self.bounds = Targets(self.targets.max_seqs)
+            best = sorted(self._best_settings(), key=self._rank)
         for i, carried in enumerate(best):
             name = self.options[carried.option_of[0]].technique.name
             if i < LEAST or self._near(carried, best[0], MARGIN) or name == Full.name:
@@ -135,7 +139,7 @@ class _Search:
         cuts: tuple[Carried, ...] = ()
         for _ in range(SETTINGS):
             try:
-                carried = carry(self.loads.only(some), self.targets, SEVERAL, cuts=cuts)
+                carried = carry(self.loads.only(some), self.bounds, SEVERAL, cuts=cuts)
             except InfeasibleError:
                 return
             self.seconds += carried.seconds
@@ -172,7 +176,7 @@ class _Search:
         loads = self.loads.only(some)
         for fastest in (True, False) if self._fastest else (False,):
             try:
-                carried = carry(loads, self.targets, ONE, fastest, cuts)
+                carried = carry(loads, self.bounds, ONE, fastest, cuts)
             except InfeasibleError:
                 continue
             self.seconds += carried.seconds

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvsim.planner.classes import Classes
-from kvsim.planner.load import Carried, Loads, Targets
+from kvsim.planner.load import ATTAINED, Carried, Loads, Targets
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.lanes import Lane, simulate_lanes
 from kvsim.serving.outcome import QUANTILES, Outcome
@@ -13,7 +13,6 @@ from kvsim.serving.outcome import Targets as Good
 from kvsim.techniques.base import Technique
 from kvsim.traces.requests import Requests
 
-ATTAINED = "p90"  # of requests must be within the targets
 SEARCHED = 6  # batches tried where the TPOT target asks for a smaller one
 
 

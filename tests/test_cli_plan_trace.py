@@ -49,7 +49,7 @@ def test_the_plan_is_what_simulate_says_of_it() -> None:
         (("--max-tokens", "x"), 2, "--max-tokens"),
         (("--objective", "fun"), 2, "--objective"),
         (("--trace", "nowhere.csv"), 2, "nowhere.csv"),
-        (("--tpot", "0.000001"), 1, "within the targets"),
+        (("--tpot", "0.000001"), 1, "no plan meets the targets on this trace"),
         (("--report", "/nowhere/x.html"), 2, "--report"),
     ],
 )

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.basis import basis
+from kvsim.planner.load import ATTAINED
 from kvsim.planner.trace import TracePlan
-from kvsim.planner.verify import ATTAINED, Simulated
+from kvsim.planner.verify import Simulated
 from kvsim.report import page
 from kvsim.report.rows import Row, number, params, spec
 from kvsim.report.tables import console, milliseconds, print_basis, short, table
