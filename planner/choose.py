@@ -73,7 +73,8 @@ def choose(objective: Column, columns: Mapping[str, Column], limits: Mapping[str
     """The row with the smallest objective whose limited columns stay within their limits.
 
     Rows that exceed a limit by themselves cannot be chosen; leaving them out keeps the
-    programme small and its tolerances harmless. Of equal rows the first is chosen.
+    programme small and its tolerances harmless. Of rows that are equal but for rounding the first
+    is chosen: tables begin with what is simplest.
 
     Raises
     ------
@@ -89,6 +90,7 @@ def choose(objective: Column, columns: Mapping[str, Column], limits: Mapping[str
         return build(objective[some], {k: columns[k][some] for k in limits}, limits)
 
     row, status = _solve(objective, rows, programme)
+    row = _first_equal(objective, rows, row)
     best = float(objective[rows].min())
     gap = abs(float(objective[row]) - best) / max(abs(best), 1e-300)
     return Choice(row, float(objective[row]), status, gap, time.perf_counter() - started)
@@ -116,9 +118,14 @@ def nearest(
         return build(goal[some], scaled, dict.fromkeys(limits, 0.0), elastic=True)
 
     row, _ = _solve(goal, finite[goal[finite] <= WORST * unit], programme)
-    row = int(finite[goal[finite] <= goal[row] * (1 + TINY)][0])  # of equals the simplest
+    row = _first_equal(goal, finite, row)
     over = {k: float(columns[k][row]) - limit for k, limit in limits.items()}
     return row, {k: v for k, v in over.items() if v > TINY * abs(limits[k])}
+
+
+def _first_equal(goal: Column, rows: Rows, row: int) -> int:
+    """The first of the rows that are as good as one, but for rounding."""
+    return int(rows[goal[rows] <= goal[row] + TINY * abs(goal[row])][0])
 
 
 def _solve(goal: Column, rows: Rows, programme: Callable[[Rows], Programme]) -> tuple[int, str]:

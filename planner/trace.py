@@ -198,8 +198,8 @@ class _Search:
         """Estimates in order: the load, or where the trace is carried the time per token."""
         if not self._fastest or carried.load > 1 + ROUNDING:
             return (True, carried.load)
-        tokens = self.loads.tokens[list(carried.option_of)]
-        return (False, 1 / float(carried.laps * tokens.mean()))
+        speed = float(carried.laps * self.loads.tokens[list(carried.option_of)].mean())
+        return (False, 1 / speed if speed else 0.0)  # 0: nothing is decoded
 
     def _near(self, carried: Carried, best: Carried, margin: float) -> bool:
         (worse, value), (bad, goal) = self._rank(carried), self._rank(best)

@@ -69,7 +69,8 @@ def simulated(
     """Play the trace with what the programme chose.
 
     Where a token takes longer than its target, the batch is made smaller until it does not: the
-    programme knows means, a trace has bursts.
+    programme knows means, a trace has bursts. If requests then wait too long for their first token,
+    the batch stays as it was where that comes nearer to both targets.
     """
 
     def play(max_seqs: int) -> Simulated:
@@ -92,7 +93,13 @@ def simulated(
             best = tried if best is found else best
         if high <= low + 1:
             break
-    return best
+    return min((best, found), key=lambda s: _excess(s, targets))
+
+
+def _excess(s: Simulated, targets: Targets) -> float:
+    """How far beyond the targets it is, as the sum of the relative excesses."""
+    found, limits = s.measures(), {"ttft": targets.ttft, "tpot": targets.tpot}
+    return sum(max(found[name] / limit - 1, 0.0) for name, limit in limits.items())
 
 
 def _peak(found: Simulated) -> float:

@@ -326,6 +326,23 @@ def test_one_request_in_ten_may_miss_a_target(objective: str) -> None:
     assert bound.choice.measures()[objective] <= 1.02 * best_of_all(d, requests, objective, limits)
 
 
+@pytest.mark.parametrize("objective", ["throughput", "latency", "cost"])
+def test_requests_of_one_token_have_a_plan(objective: str) -> None:
+    d = deployment("llama3-8b", "h100")
+    requests = Requests(np.zeros(3), np.array([100, 100, 300]), np.ones(3, np.int64))
+    plan = planned(d, requests, objective, limits_of(d, 0.0))
+    assert plan.choice.techniques[0].name == "full"
+    assert plan.choice.outcome.finished.all()
+
+
+def test_a_batch_is_not_made_smaller_for_nothing() -> None:
+    d = deployment("llama3-8b", "h100")
+    requests = load("sample:chat").requests
+    with pytest.raises(InfeasibleError) as said:  # just beyond: 8.2 ms with every batch
+        planned(d, requests, "latency", limits_of(d, 0.0, ttft=0.15, tpot=0.008))
+    assert "TPOT of 9 in 10 requests is 0.0081" in str(said.value) and "TTFT" not in str(said.value)
+
+
 def test_late_are_the_requests_whose_prompt_alone_takes_too_long() -> None:
     d = deployment("llama3-8b", "h100")
     requests = load("sample:chat").requests

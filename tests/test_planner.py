@@ -110,9 +110,13 @@ def test_nearest_says_which_limit_and_by_how_much() -> None:
     assert nearest(columns, {"tpot": 0.5, "ttft": 3.0}) == (0, {})
 
 
-def test_of_equals_the_first_is_nearest() -> None:
+def test_of_equals_the_first_is_taken() -> None:
     columns = {"tpot": np.array([0.3, 0.2, 0.2 - 1e-14])}
     assert nearest(columns, {"tpot": 0.1})[0] == 1
+    assert choose(columns["tpot"], columns, {}).row == 1
+    assert choose(-columns["tpot"], columns, {"tpot": 0.25}).row == 1
+    plan = planned(deployment("llama3-8b", "h100"), candidates(), "latency", Workload(8000, 1000))
+    assert plan.choice.technique.name == "full"  # though some of the cache could move at no cost
 
 
 @pytest.mark.parametrize("elastic", [False, True], ids=["choice", "nearest"])
