@@ -15,6 +15,11 @@ class InfeasibleError(Exception):
     """Nothing meets the limits the user set; the command line prints it and exits with 1."""
 
 
+def brief(problem: BaseException, most: int) -> str:
+    """The first line of what somebody else's error says, or its kind where it says nothing."""
+    return next(iter(str(problem).splitlines()), type(problem).__name__)[:most]
+
+
 def unknown(kind: str, name: str, known: Iterable[str], mend: str = "") -> InputError:
     """An unknown name, with the nearest known ones."""
     names = sorted(known)

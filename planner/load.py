@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pulp
+from numpy.typing import NDArray
 
 from kvsim.errors import InfeasibleError
 from kvsim.graph import Array
@@ -90,6 +91,12 @@ class Targets:
     ttft: float = np.inf  # [s]
     tpot: float = np.inf  # [s]
 
+    @property
+    def times(self) -> dict[str, float]:
+        """Those of the two times that are set. [s]"""
+        both = {"ttft": self.ttft, "tpot": self.tpot}
+        return {name: limit for name, limit in both.items() if np.isfinite(limit)}
+
 
 @dataclass(frozen=True)
 class Carried:
@@ -115,12 +122,13 @@ def loads_of(options: list[StepCosts], c: Classes, ttft: float = np.inf) -> Load
     ----------
     ttft : the target. [s]
     """
-    columns = [_load(costs.with_density(DENSITY), c, ttft) for costs in options]
+    lengths = np.unique(c.prompts)
+    columns = [_load(costs.with_density(DENSITY), c, lengths, ttft) for costs in options]
     names = vars(columns[0])
     return Loads(**{k: np.stack([getattr(x, k) for x in columns], axis=-1) for k in names})
 
 
-def _load(costs: StepCosts, c: Classes, target: float) -> Loads:
+def _load(costs: StepCosts, c: Classes, lengths: NDArray[np.int64], target: float) -> Loads:
     t = costs.tables
     middle = c.prompt + c.generate / 2
     blocks = np.ceil(middle / costs.rules.block_tokens).astype(np.int64)
@@ -146,13 +154,15 @@ def _load(costs: StepCosts, c: Classes, target: float) -> Loads:
         host_room=np.array(float(max(costs.room.host_capacity, 1))),
         tokens=np.array(costs.rate),
         longest=np.array(float(max(t.gpu_bytes[-1], t.prompt_bytes[-1]))),
-        late=_late(costs, c, target),
+        late=_late(costs, c, lengths, target),
     )
 
 
-def _late(costs: StepCosts, c: Classes, target: float) -> Array:
-    """Share of all requests that are of a class and whose prompt alone exceeds the target. (c,)"""
-    lengths = np.unique(c.prompts)
+def _late(costs: StepCosts, c: Classes, lengths: NDArray[np.int64], target: float) -> Array:
+    """Share of all requests that are of a class and whose prompt alone exceeds the target. (c,)
+
+    ``lengths`` are those of the prompts, each once and in order.
+    """
     within = bisect_right(lengths, target, key=lambda prompt: _prompt_s(costs, float(prompt)))
     if within == lengths.size:
         return np.zeros(len(c))

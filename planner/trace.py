@@ -11,7 +11,7 @@ from kvsim.planner.choose import choose, nearest
 from kvsim.planner.classes import Classes, classes_of
 from kvsim.planner.load import ONE, Carried, Targets, carry, loads_of
 from kvsim.planner.plan import Limits, check_objective
-from kvsim.planner.verify import Simulated, simulated
+from kvsim.planner.verify import Simulated, measured, simulated
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
 from kvsim.techniques.base import Technique
@@ -212,7 +212,7 @@ class _Search:
         self.done.append(simulated(*args))
 
     def _chosen(self) -> Simulated:
-        return best_of(self.done, self.objective, self.limits)
+        return best_of(self.done, self.objective, self.targets)
 
     def _others(self, choice: Simulated) -> list[Simulated]:
         """The best of every other technique or combination."""
@@ -271,8 +271,8 @@ def options_of(
     return found
 
 
-def best_of(done: list[Simulated], objective: str, limits: Limits) -> Simulated:
-    """The best that is within the limits; of equals that with the smallest mean latency.
+def best_of(done: list[Simulated], objective: str, targets: Targets) -> Simulated:
+    """The best that is within the targets; of equals that with the smallest mean latency.
 
     Raises
     ------
@@ -281,10 +281,7 @@ def best_of(done: list[Simulated], objective: str, limits: Limits) -> Simulated:
     """
     if not done:
         raise InfeasibleError("no technique serves all requests within the targets")
-    measured = [s.measures() for s in done]
-    columns = {name: np.array([m[name] for m in measured]) for name in measured[0]}
-    bounds = {"ttft": limits.ttft, "tpot": limits.tpot}
-    bounds = {name: limit for name, limit in bounds.items() if np.isfinite(limit)}
+    columns, bounds = measured(done), targets.times
     within = bounds | {"refused": float(columns["refused"].min())}
     try:
         first = choose(columns[objective], columns, within)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvsim.graph import Array
+from kvsim.planner.choose import nearest
 from kvsim.planner.classes import Classes
 from kvsim.planner.load import ATTAINED, Carried, Loads, Targets
 from kvsim.serving.costs import StepCosts
@@ -52,6 +54,12 @@ class Simulated:
         }
 
 
+def measured(done: list[Simulated]) -> dict[str, Array]:
+    """What each of several measures, by name."""
+    every = [s.measures() for s in done]
+    return {name: np.array([m[name] for m in every]) for name in every[0]}
+
+
 def quantile(values: np.ndarray) -> float:
     """What ``ATTAINED`` of the values are within; 0 if there are none."""
     known = values[np.isfinite(values)]
@@ -93,13 +101,8 @@ def simulated(
             best = tried if best is found else best
         if high <= low + 1:
             break
-    return min((best, found), key=lambda s: _excess(s, targets))
-
-
-def _excess(s: Simulated, targets: Targets) -> float:
-    """How far beyond the targets it is, as the sum of the relative excesses."""
-    found, limits = s.measures(), {"ttft": targets.ttft, "tpot": targets.tpot}
-    return sum(max(found[name] / limit - 1, 0.0) for name, limit in limits.items())
+    both = [best, found]
+    return both[nearest(measured(both), targets.times)[0]]
 
 
 def _peak(found: Simulated) -> float:

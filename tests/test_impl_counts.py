@@ -132,6 +132,8 @@ def test_other_settings_are_as_stated(text: str, batch: int, prompt: int, genera
 def test_sequences_that_accept_different_numbers_of_drafts(text: str) -> None:
     result = counted_of(text, "llama", prompts(40, 40, 40), 30)
     assert [line for line in result.lines if not line.holds] == []
+    for line in result.lines:  # a packed cache is read sequence by sequence
+        assert line.op != "attn" or line.equal or result.technique.name == "magicdec"
 
 
 @pytest.mark.parametrize("text", ["zipcache", "quantspec:gamma=2,group=16,residual=32", "kivi"])

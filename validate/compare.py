@@ -102,6 +102,8 @@ WITH_WINDOWS = dict.fromkeys(
     WINDOWED,
 )  # fmt: skip
 """Ops and buffers that differ where a context is longer than a layer's window."""
+UNEVEN = {"attn": "sequences that accept different numbers of drafts are read up to the longest"}
+"""Ops that differ where the sequences of a batch do."""
 
 
 def _same(a: float, b: float) -> bool:
@@ -134,7 +136,9 @@ def compare(d: Deployment, run: Run, tally: Tally) -> Comparison:
     counted = _counted(tally)
     windows = [shape.window for shape in run.impl.shapes if shape.window]
     outgrown = bool(windows) and min(windows) < run.longest + run.generate
-    reasons = SHARED | (WITH_WINDOWS if outgrown else {}) | run.impl.differences
+    uneven = any(min(cached) < max(cached) for cached in run.rounds)
+    reasons = SHARED | (WITH_WINDOWS if outgrown else {}) | (UNEVEN if uneven else {})
+    reasons = reasons | run.impl.differences
     lines = []
     for phase in PHASES:
         for op in {**stated[phase], **counted[phase]}:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kvsim.deployment import Deployment
-from kvsim.errors import InputError
+from kvsim.errors import InputError, brief
 from kvsim.evaluate import seconds
 from kvsim.generate import Prediction
 from kvsim.hardware import Hardware, Stack
@@ -38,8 +38,8 @@ BATCHES, PROMPTS = (1, 4), (128, 384, 1024)
 GPU_BATCHES, GPU_PROMPTS = (1, 8, 64), (1024, 8192, 65536)
 MOST_TOKENS = {"cpu": 2048, "cuda": 524288}  # of a batch's prompts [tokens]
 GENERATE = 9
-REFUSALS = (InputError, RuntimeError, NotImplementedError)
-"""What says that something cannot run there; memory that ran out is a RuntimeError."""
+REFUSALS = (InputError, RuntimeError)
+"""What says that something cannot run there: settings; memory that ran out, a missing kernel."""
 REPEATS = 5
 CPU_REPEATS = 3  # a run takes seconds there
 
@@ -187,7 +187,7 @@ def compare_times(
 
 
 def _left_out(d: Deployment, name: str, work: Workload, t: Technique, why: Exception) -> LeftOut:
-    return LeftOut(name, d.model.layers, work.batch, work.prompt, t, str(why).splitlines()[0][:200])
+    return LeftOut(name, d.model.layers, work.batch, work.prompt, t, brief(why, 200))
 
 
 def _compared(

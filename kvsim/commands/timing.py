@@ -76,8 +76,8 @@ def validate_times(
             print(f"kvsim: {step}", file=sys.stderr, flush=True)
     if not found:
         raise InputError(f"--techniques: none could run; {missing[0].reason}")
-    suspicious = devices.suspicions(devices.describe(where))
-    answer = report.answer(found, missing, summarise(found), here.name, suspicious)
+    summary, suspicious = summarise(found), devices.suspicions(devices.describe(where))
+    answer = report.answer(found, missing, summary, here.name, suspicious)
     if points == "all" and beside.exists():
         known = report.held_out(answer, str(date.today()))
         replace_text(beside, with_error(beside.read_text(encoding="utf-8"), known))
@@ -87,7 +87,6 @@ def validate_times(
         typer.echo(dumps(answer, indent=2, allow_nan=False))
     else:
         report.show(answer)
-    median = answer["summary"]["median"]
-    if max_error is not None and (median is None or median > max_error):
+    if max_error is not None and not summary.median <= max_error:
         sys.stdout.flush()
         raise typer.Exit(1)

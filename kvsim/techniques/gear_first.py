@@ -20,7 +20,8 @@ POSITION = 8.0  # bytes of an int64 position [B]
 # Memory accesses per cached number, counted in the release's source. [B]
 SORTS = 2 * 78.0
 """The smallest and the largest numbers, each by a sort of all: numbers copied 4 and positions made
-8; then three digits of 7 bits, each reading numbers 2, and reading and writing both 20."""
+8; then three digits of 7 bits, each reading numbers 2, and reading and writing both 20, to
+scattered places."""
 ROUNDED = 54.0
 """Range and error of the packed numbers 30, range and numbers once more 19.5, packing 4.5."""
 WIDENED = 10.0

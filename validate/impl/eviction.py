@@ -30,8 +30,7 @@ class Evicting(Implementation):
         self.slots = min(self.budget, self.capacity)
         one = self.empty(self.slots)
         self.all_k = one.new_zeros(len(self.shapes), *one.shape)
-        self.all_v = torch.zeros_like(self.all_k)
-        self.k, self.v = list(self.all_k), list(self.all_v)  # by layer
+        self.k, self.v = list(self.all_k), list(torch.zeros_like(self.all_k))  # by layer
 
     def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
         """Straight into the cache if the whole prompt has room there."""

@@ -1,7 +1,5 @@
 """MagicDec: drafts attend to a small sparse cache, verification to the whole one."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d
@@ -31,10 +29,6 @@ class Magicdec(Speculative, Full):
     .. [1] R. Sadhukhan et al., "MagicDec", ICLR 2025, section 4.
     .. [2] Y. Li et al., "SnapKV", NeurIPS 2024, section 4: the selection of draft ``snapkv``.
     """
-
-    differences: ClassVar[dict[str, str]] = {
-        "attn": "sequences that accept different numbers of drafts are read up to the longest",
-    }
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int

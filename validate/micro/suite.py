@@ -7,6 +7,7 @@ from time import monotonic
 import torch
 
 from kvsim.calibration.samples import Log, Sample
+from kvsim.errors import brief
 from kvsim.validate import micro
 from kvsim.validate.micro.place import Place, Work
 from kvsim.validate.micro.timing import Timer, measure, timers
@@ -51,8 +52,8 @@ def _measured(
     try:
         with work.make() as calls:
             runs = measure(clocks[work.clock], calls, budget)
-    except (RuntimeError, NotImplementedError) as problem:
-        say(f"{name}: skipped {dict(work.case)}: {str(problem).splitlines()[0][:80]}")
+    except RuntimeError as problem:
+        say(f"{name}: skipped {dict(work.case)}: {brief(problem, 80)}")
         return None
     return Sample(name, dict(work.case), replace(work.op, bytes=dict(work.op.bytes)), runs)
 

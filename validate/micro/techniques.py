@@ -14,6 +14,7 @@ from kvsim.calibration.samples import Sample
 from kvsim.calibration.solve import REST
 from kvsim.calibration.solve import TECHNIQUES as NAME
 from kvsim.deployment import Deployment
+from kvsim.errors import brief
 from kvsim.evaluate import all_ops
 from kvsim.graph import Number, Op, Step
 from kvsim.memory import decode_point, prefill_point
@@ -56,8 +57,8 @@ def samples(place: Place, say: Callable[[str], None]) -> Iterator[Sample]:
                         run_timed(decoder, t, work, by_op=True)
                         for _ in range(place.either(3, 1 + REPEATS))
                     ]
-                except (RuntimeError, NotImplementedError) as problem:  # memory, or a kernel
-                    say(f"{NAME}: skipped {t.name}: {str(problem).splitlines()[0][:80]}")
+                except RuntimeError as problem:  # memory that ran out, a kernel that is not there
+                    say(f"{NAME}: skipped {t.name}: {brief(problem, 80)}")
                     continue
                 yield from of_runs(d, work, runs[1:])
 
