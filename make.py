@@ -14,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 ENVIRONMENT = ROOT / ".venv"
 PYTHON = str(ENVIRONMENT / "bin" / "python")
+CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
+"""Where PyTorch's builds without CUDA are; the one on PyPI needs gigabytes of it to be imported."""
 
 LINT = [
     ["-m", "ruff", "check", "."],
@@ -41,6 +43,9 @@ def install(requirements: str) -> None:
         venv.create(ENVIRONMENT, with_pip=True)
     pip = ["-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", "install"]
     run([*pip, "--no-deps", "--requirement", requirements])  # the pins are the whole list
+    torch = [pin for pin in stated[1].read_text().splitlines() if pin.startswith("torch==")]
+    if torch and not succeeds(["-c", "import torch"]):  # a build that lacks its CUDA libraries
+        run([*pip, "--no-deps", "--force-reinstall", "--index-url", CPU_BUILDS, *torch])
     run([*pip, "--no-build-isolation", "--no-deps", "--editable", "."])
     stamp.write_text(wanted)
 
@@ -50,6 +55,12 @@ def run(arguments: list[str]) -> None:
     code = subprocess.run([PYTHON, *arguments], cwd=ROOT, check=False).returncode
     if code:
         sys.exit(code)
+
+
+def succeeds(arguments: list[str]) -> bool:
+    """Whether Python ends well in the environment; what it prints is not shown."""
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return not subprocess.run([PYTHON, *arguments], cwd=ROOT, check=False, **quiet).returncode
 
 
 def main() -> None:
