@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kvsim import __version__
-from kvsim.arguments import counts, option
+from kvsim.commands.arguments import counts, option
 from kvsim.commands.calibrate import calibrate
 from kvsim.commands.options import (
     GpuOption,
@@ -173,7 +173,7 @@ def predict(
     """Predict latency, throughput and memory of techniques."""
     import numpy as np
 
-    from kvsim.generate import Prediction
+    from kvsim.prediction.generate import Prediction
     from kvsim.report import rows, tables
     from kvsim.techniques import parse
 
@@ -207,9 +207,9 @@ def reproduce(
     report: Annotated[str, option("--report", "FILE", "Write an HTML or .md page there.")] = "",
 ) -> None:
     """Compare published or your own measured rows with predictions."""
-    from kvsim import reproduce as published
+    from kvsim.evidence import published
+    from kvsim.evidence.scores import score
     from kvsim.report import page, reproduction
-    from kvsim.scores import score
 
     for name, target in (("--report", report), ("--fit", fit)):
         if target:

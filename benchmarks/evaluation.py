@@ -19,10 +19,10 @@ import time
 
 import numpy as np
 
-from kvsim.configs import load_model
-from kvsim.deployment import Deployment
-from kvsim.generate import grid_chunks, grid_seconds
-from kvsim.profiles import load_hardware, load_stack
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.prediction.generate import grid_chunks, grid_seconds
 from kvsim.techniques import TECHNIQUES
 
 FASTEST_PEER = 220_221  # points/s

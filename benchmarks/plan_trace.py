@@ -12,15 +12,15 @@ import time
 
 import numpy as np
 
-from kvsim.configs import load_model
-from kvsim.deployment import Deployment
 from kvsim.errors import InfeasibleError
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
 from kvsim.planner.classes import classes_of
 from kvsim.planner.load import Carried, Targets, carry, loads_of
 from kvsim.planner.plan import Limits
 from kvsim.planner.trace import make_trace_plan, options_of
 from kvsim.planner.verify import simulated
-from kvsim.profiles import load_hardware, load_stack
 from kvsim.serving.rules import Rules
 from kvsim.techniques import candidates
 from kvsim.techniques.full import Full

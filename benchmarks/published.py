@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.reproduce import Row, predict, read
+from kvsim.evidence.published import Row, predict, read
 
 RATES = ("decode_tok_s", "decode_latency_s")
 

@@ -12,9 +12,9 @@ import subprocess
 import sys
 import time
 
-from kvsim.configs import load_model
-from kvsim.deployment import Deployment
-from kvsim.profiles import load_hardware, load_stack
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome
 from kvsim.serving.rules import Rules

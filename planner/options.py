@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from kvsim.deployment import Deployment
-from kvsim.generate import Prediction
-from kvsim.memory import MOST_SEQUENCES, largest_batch
+from kvsim.machines.deployment import Deployment
 from kvsim.planner.choose import Column
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import MOST_SEQUENCES, largest_batch
 from kvsim.techniques.base import Technique
 
 CONTEXTS = 4  # points of the sum over the generated tokens; the choice is replayed with all

@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvsim.deployment import Deployment
 from kvsim.errors import InfeasibleError, InputError
-from kvsim.generate import Prediction
-from kvsim.hardware import Link
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Link
 from kvsim.planner.choose import Choice, choose, nearest, within
 from kvsim.planner.options import GIB, Options, Workload, between, elsewhere, measures, tabulate
+from kvsim.prediction.generate import Prediction
 from kvsim.techniques.base import Technique
 from kvsim.techniques.full import Full
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvsim.deployment import Deployment
 from kvsim.errors import InfeasibleError, InputError
+from kvsim.machines.deployment import Deployment
 from kvsim.planner.choose import choose, nearest
 from kvsim.planner.classes import Classes, classes_of
 from kvsim.planner.load import ONE, Carried, Targets, carry, loads_of

@@ -9,10 +9,10 @@ import torch
 import transformers
 from torch import Tensor
 
-from kvsim.validate.architecture import load_architecture
-from kvsim.validate.checkpoint import Safetensors
-from kvsim.validate.decoder import Decoder
-from kvsim.validate.weights import load_weights
+from kvsim.validate.model.architecture import load_architecture
+from kvsim.validate.model.checkpoint import Safetensors
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.weights import load_weights
 
 torch.set_num_threads(1)
 _quiet: Any = transformers.logging

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from kvsim.calibration.samples import read_samples
 from kvsim.cli import main
-from kvsim.profiles import load_hardware, load_stack
+from kvsim.evidence.machine.samples import read_samples
+from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.validate import micro
 from kvsim.validate.micro import suite
 from kvsim.validate.micro.place import Benchmark, Place, Work

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
-from kvsim.validate.attention import Step
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Implementation, Resident
+from kvsim.validate.model.attention import Step
+from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Run
 
 

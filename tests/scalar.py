@@ -10,8 +10,8 @@ from math import isinf
 
 import numpy as np
 
-from kvsim.deployment import Deployment
 from kvsim.graph import Group, Number, Op, Step, Stream
+from kvsim.machines.deployment import Deployment
 
 Layer = tuple[Op, ...]
 COPIES: tuple[Stream, ...] = ("h2d", "d2h")

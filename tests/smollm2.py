@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from kvsim.validate.architecture import Architecture
-from kvsim.validate.checkpoint import open_weights
-from kvsim.validate.decoder import Decoder
+from kvsim.validate.model.architecture import Architecture
+from kvsim.validate.model.checkpoint import open_weights
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.tokens import Tokeniser, read_tokeniser
+from kvsim.validate.model.weights import Source, load_weights
 from kvsim.validate.quality.text import read_text
-from kvsim.validate.tokens import Tokeniser, read_tokeniser
-from kvsim.validate.weights import Source, load_weights
 from tests import decoders as _decoders  # noqa: F401 - sets threads, silences transformers
 
 NAME = "smollm2-135m"

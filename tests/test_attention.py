@@ -6,8 +6,8 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from kvsim.validate.attention import FEW_QUERIES, attend  # noqa: E402
 from kvsim.validate.kernels import ranges  # noqa: E402
+from kvsim.validate.model.attention import FEW_QUERIES, attend  # noqa: E402
 from kvsim.validate.tally import Marks  # noqa: E402
 from kvsim.validate.transfer import Transfers  # noqa: E402
 

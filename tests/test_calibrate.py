@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from kvsim.calibrate import Fit, Parameter, fit_ratio
 from kvsim.errors import InputError
+from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio
 from kvsim.graph import Array
 
 SIZES = np.geomspace(1e3, 1e9, 40)

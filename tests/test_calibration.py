@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvsim.basis import basis
-from kvsim.calibration.datasheet import find_datasheet, shortfalls
-from kvsim.calibration.fit import Calibration, fit_samples
-from kvsim.calibration.predicted import with_rates
-from kvsim.calibration.profile import Machine, hardware_text, stack_text, with_error
-from kvsim.calibration.samples import Log, Sample, read_samples
-from kvsim.calibration.solve import Known
-from kvsim.configs import load_model
-from kvsim.deployment import Deployment
+from kvsim.engine.roofline import seconds
 from kvsim.errors import InputError
-from kvsim.evaluate import seconds
+from kvsim.evidence.machine.datasheet import find_datasheet, shortfalls
+from kvsim.evidence.machine.fit import Calibration, fit_samples
+from kvsim.evidence.machine.predicted import with_rates
+from kvsim.evidence.machine.profile import Machine, hardware_text, stack_text, with_error
+from kvsim.evidence.machine.samples import Log, Sample, read_samples
+from kvsim.evidence.machine.solve import Known
 from kvsim.graph import Channel, Op
-from kvsim.profiles import load_hardware, load_stack, number_of, with_numbers
+from kvsim.machines.basis import basis
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack, number_of, with_numbers
+from kvsim.models.configs import load_model
 
 torch = pytest.importorskip("torch")
 

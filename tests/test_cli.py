@@ -21,8 +21,8 @@ import typer
 
 import kvsim
 from kvsim import cli
-from kvsim.configs import model_names
-from kvsim.profiles import hardware_names, stack_names
+from kvsim.machines.profiles import hardware_names, stack_names
+from kvsim.models.configs import model_names
 from kvsim.techniques import TECHNIQUES
 
 WIDTH = 100
@@ -273,7 +273,7 @@ def test_exit_codes() -> None:
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, typer.Abort])
 def test_an_interrupt_says_nothing(stop: type[BaseException]) -> None:
-    with patch("kvsim.configs.load_model", side_effect=stop):
+    with patch("kvsim.models.configs.load_model", side_effect=stop):
         assert run(*TWO) == (128 + signal.SIGINT, "", "")
 
 

@@ -8,9 +8,9 @@ import pytest
 from safetensors.torch import save_file
 
 from kvsim.traces import attentionfile
-from kvsim.validate.architecture import Architecture
-from kvsim.validate.checkpoint import open_weights
-from kvsim.validate.weights import Source
+from kvsim.validate.model.architecture import Architecture
+from kvsim.validate.model.checkpoint import open_weights
+from kvsim.validate.model.weights import Source
 from tests.decoders import CONFIGS, decoder, oracle
 from tests.smollm2 import NAME, checkpoint, needed
 from tests.test_bad_input import check, line
@@ -111,8 +111,8 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
 ) -> None:
     needed()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kvsim.validate.weights.load_weights", None)  # nothing gets that far
-    monkeypatch.setattr("kvsim.validate.checkpoint.open_weights", opened_once)
+    monkeypatch.setattr("kvsim.validate.model.weights.load_weights", None)  # nothing gets that far
+    monkeypatch.setattr("kvsim.validate.model.checkpoint.open_weights", opened_once)
     Path("empty.txt").write_text(" \n")
     Path("short.txt").write_text("Some words. " * 100)
     Path("bad.txt").write_bytes(b"abc\xff")

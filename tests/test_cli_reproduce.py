@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvsim.profiles import load_stack
-from kvsim.reproduce import COLUMNS, papers
+from kvsim.evidence.published import COLUMNS, papers
+from kvsim.machines.profiles import load_stack
 from tests.test_cli import WIDTH, run
 
 HEADER = ",".join(COLUMNS)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvsim.configs import from_config, load_model
 from kvsim.errors import InputError
-from kvsim.model import LayerShape, Model
+from kvsim.models.configs import from_config, load_model
+from kvsim.models.model import LayerShape, Model
 
 FULL = LayerShape()
 ROUTED = LayerShape(routed=True)

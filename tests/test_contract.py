@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.configs import load_model
-from kvsim.deployment import Deployment
+from kvsim.engine.roofline import all_ops, seconds
+from kvsim.engine.timeline import makespan, steady
 from kvsim.errors import InputError
-from kvsim.evaluate import all_ops, seconds
-from kvsim.generate import Prediction
 from kvsim.graph import Op, Point, Step
-from kvsim.hardware import Hardware, Link
-from kvsim.memory import TIERS, decode_point, prefill_point
-from kvsim.profiles import load_hardware, load_stack
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Hardware, Link
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import TIERS, decode_point, prefill_point
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.base import Technique
-from kvsim.timeline import makespan, steady
 from tests import scalar
 
 TOLERANCE = 1e-12  # relative

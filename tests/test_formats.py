@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.configs import load_model
-from kvsim.deployment import Deployment
-from kvsim.formats import (
+from kvsim.engine.formats import (
     Format,
     bytes_per_number,
     compression_ratio,
@@ -21,10 +19,12 @@ from kvsim.formats import (
     separable_parameters,
     tokenwise_parameters,
 )
-from kvsim.generate import Prediction
 from kvsim.graph import Point
-from kvsim.memory import prefill_point
-from kvsim.profiles import load_hardware, load_stack
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import prefill_point
 from kvsim.techniques import parse
 from kvsim.techniques.kvpr import optimal_split
 

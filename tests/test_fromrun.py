@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from kvsim import techniques
-from kvsim.configs import load_model
-from kvsim.deployment import Deployment
 from kvsim.errors import InputError
-from kvsim.profiles import load_hardware, load_stack, with_numbers
-from kvsim.serving.fromrun import MeasuredRun, errors, fit_run, read_run, simulated
+from kvsim.evidence.run import MeasuredRun, errors, fit_run, read_run, simulated
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack, with_numbers
+from kvsim.models.configs import load_model
 from kvsim.serving.rules import Rules
 from kvsim.traces.requests import Requests
 from tests.test_cli import run as kvsim

@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim import generate
-from kvsim.configs import load_model
-from kvsim.deployment import Deployment
 from kvsim.errors import InputError
-from kvsim.explain import LIMITS, bound_by, breakdown
-from kvsim.generate import (
+from kvsim.graph import Point
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.prediction import generate
+from kvsim.prediction.explain import LIMITS, bound_by, breakdown
+from kvsim.prediction.generate import (
     MOST_TOKENS,
     Prediction,
     check_workload,
     grid_seconds,
     round_seconds,
 )
-from kvsim.graph import Point
-from kvsim.memory import MOST_SEQUENCES, decode_point, prefill_point
-from kvsim.profiles import load_hardware, load_stack
+from kvsim.prediction.memory import MOST_SEQUENCES, decode_point, prefill_point
 from kvsim.techniques import TECHNIQUES, parse
 from tests import scalar
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kvsim.errors import InputError
-from kvsim.hardware import KERNELS, LINKS, STACK_FLAGS, STACK_NUMBERS, Link, Stack
-from kvsim.profiles import hardware_names, load_hardware, load_stack, stack_names
+from kvsim.machines.hardware import KERNELS, LINKS, STACK_FLAGS, STACK_NUMBERS, Link, Stack
+from kvsim.machines.profiles import hardware_names, load_hardware, load_stack, stack_names
 
 SHIPPED = Path(str(files("kvsim") / "hwprofiles"))
 TOLERANCE = 1.01  # of a tensor peak: data sheets round

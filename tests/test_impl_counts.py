@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from kvsim.deployment import Deployment
-from kvsim.profiles import load_hardware, load_stack
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
-from kvsim.validate.compare import Comparison, compare
-from kvsim.validate.decoder import Decoder
+from kvsim.validate.counts.compare import Comparison, compare
 from kvsim.validate.impl import IMPLEMENTATIONS
+from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Run
 from kvsim.validate.tally import Tally
 from tests.decoders import decoder, prompts

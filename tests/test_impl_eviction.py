@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques import parse
-from kvsim.validate.attention import Step
+from kvsim.validate.model.attention import Step
 from kvsim.validate.run import Run
 from tests.decoders import decoder, prompts
 from tests.naive_caches import Naive, naive_run

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvsim.deployment import Deployment
 from kvsim.errors import InputError
 from kvsim.graph import Number, Point
-from kvsim.model import LayerShape
-from kvsim.profiles import load_hardware, load_stack
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.model import LayerShape
 from kvsim.techniques import parse
 from kvsim.techniques.kvpr import Kvpr
-from kvsim.validate.decoder import Decoder
+from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Run
 from tests.decoders import decoder, prompts
 

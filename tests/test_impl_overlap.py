@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvsim.deployment import Deployment
-from kvsim.profiles import load_hardware, load_stack
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
 from kvsim.validate import transfer
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl import hostcache, kcache, rows, specache
 from kvsim.validate.kernels.gather import gather
+from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Run
 from kvsim.validate.tally import Silent
 from kvsim.validate.transfer import Transfers

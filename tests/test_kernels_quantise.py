@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvsim.deployment import WEIGHTS
+from kvsim.engine.formats import Format, bytes_per_number, separable_parameters
 from kvsim.errors import InputError
-from kvsim.formats import Format, bytes_per_number, separable_parameters
+from kvsim.machines.deployment import WEIGHTS
 from kvsim.validate.kernels.packing import WIDTHS, pack, unpack
 from kvsim.validate.kernels.quantise import Levels, quantise
 from kvsim.validate.kernels.separable import channelwise, separable

@@ -8,20 +8,21 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from kvsim import attention, blocks
-from kvsim.configs import load_model
-from kvsim.deployment import Deployment
-from kvsim.evaluate import all_ops, seconds
-from kvsim.formats import Format
-from kvsim.generate import round_seconds
+from kvsim.engine import attention
+from kvsim.engine import ops as blocks
+from kvsim.engine.formats import Format
+from kvsim.engine.roofline import all_ops, seconds
+from kvsim.engine.timeline import makespan, steady
 from kvsim.graph import Array, Buffers, Number, Op, Point, Step
-from kvsim.memory import TIERS, prefill_point
-from kvsim.model import LayerShape
-from kvsim.profiles import load_hardware, load_stack, stack_names
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack, stack_names
+from kvsim.models.configs import load_model
+from kvsim.models.model import LayerShape
+from kvsim.prediction.generate import round_seconds
+from kvsim.prediction.memory import TIERS, prefill_point
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.techniques.kivi import Kivi
-from kvsim.timeline import makespan, steady
 
 EXACT = 1e-12  # relative
 CLEAN = ("ideal", "fused")

@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvsim.calibration.samples import Log  # noqa: E402
 from kvsim.errors import InputError  # noqa: E402
+from kvsim.evidence.machine.samples import Log  # noqa: E402
 from kvsim.graph import Op  # noqa: E402
 from kvsim.validate import micro  # noqa: E402
 from kvsim.validate.micro import device as devices  # noqa: E402

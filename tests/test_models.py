@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.configs import catalogue_entry, compress, load_model, model_names
 from kvsim.errors import InputError
-from kvsim.model import LayerShape
+from kvsim.models.configs import catalogue_entry, compress, load_model, model_names
+from kvsim.models.model import LayerShape
 
 FULL = LayerShape()
 ROUTED = LayerShape(routed=True)

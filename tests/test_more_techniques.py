@@ -9,11 +9,11 @@ from math import log
 import numpy as np
 import pytest
 
-from kvsim import attention
-from kvsim.deployment import Deployment
+from kvsim.engine import attention
 from kvsim.graph import Op, Point
-from kvsim.memory import decode_point, prefill_point
-from kvsim.profiles import load_stack, stack_names, with_numbers
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_stack, stack_names, with_numbers
+from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques import parse
 from tests.test_limits import (
     CLEAN,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import kvsim
-from kvsim.configs import load_model
-from kvsim.deployment import WEIGHTS
-from kvsim.profiles import load_hardware
+from kvsim.machines.deployment import WEIGHTS
+from kvsim.machines.profiles import load_hardware
+from kvsim.models.configs import load_model
 from kvsim.techniques import TECHNIQUES, parse
 
 FOLDER = Path(kvsim.__file__).parent / "papers"

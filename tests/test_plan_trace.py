@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.configs import load_model
-from kvsim.deployment import Deployment
 from kvsim.errors import InfeasibleError, InputError
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
 from kvsim.planner.classes import Classes, classes_of
 from kvsim.planner.load import (
     DENSITY,
@@ -29,7 +30,6 @@ from kvsim.planner.load import (
 from kvsim.planner.plan import Limits
 from kvsim.planner.trace import TIE, TracePlan, make_trace_plan, options_of
 from kvsim.planner.verify import simulated
-from kvsim.profiles import load_hardware, load_stack
 from kvsim.report import traceplan
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import faults

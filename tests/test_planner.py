@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvsim.configs import load_model
-from kvsim.deployment import Deployment
 from kvsim.errors import InfeasibleError, InputError
-from kvsim.generate import Prediction
-from kvsim.hardware import Link
-from kvsim.memory import MOST_SEQUENCES
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Link
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
 from kvsim.planner.choose import build, choose, nearest
 from kvsim.planner.options import GIB, Workload, batches, measures, tabulate
 from kvsim.planner.plan import MORE_LINK, OBJECTIVES, Limits, Plan, make_plan
-from kvsim.profiles import load_hardware, load_stack
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import MOST_SEQUENCES
 from kvsim.report import rows
 from kvsim.techniques import candidates, parse
 from kvsim.techniques.base import Technique

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvsim.deployment import Deployment
 from kvsim.errors import InputError
-from kvsim.profiles import load_hardware, load_stack
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.traces import attentionfile

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from kvsim import techniques
-from kvsim.configs import load_model
-from kvsim.deployment import Deployment
+from kvsim.engine.roofline import all_ops
 from kvsim.errors import InputError
-from kvsim.evaluate import all_ops
-from kvsim.generate import Prediction
 from kvsim.graph import Point
-from kvsim.memory import decode_point
-from kvsim.profiles import load_hardware, load_stack
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import decode_point
 from kvsim.serving import lookup
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome, faults

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from kvsim import techniques
-from kvsim.configs import load_model
-from kvsim.deployment import Deployment
 from kvsim.errors import InputError
-from kvsim.profiles import load_hardware, load_stack
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import faults
 from kvsim.serving.rounds import drawn_rate, measured_for, with_acceptance

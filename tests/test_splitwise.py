@@ -8,11 +8,11 @@ from statistics import median
 import numpy as np
 import pytest
 
-from kvsim.configs import load_model
-from kvsim.deployment import Deployment
-from kvsim.generate import Prediction
 from kvsim.graph import Array
-from kvsim.profiles import load_hardware, load_stack
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.prediction.generate import Prediction
 from kvsim.techniques import parse
 
 MEASURED = Path(__file__).parents[2] / "shared" / "measured" / "splitwise_a100.csv"

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim import attention, blocks
-from kvsim.configs import load_model
-from kvsim.deployment import Deployment
-from kvsim.evaluate import all_ops, seconds
+from kvsim.engine import attention
+from kvsim.engine import ops as blocks
+from kvsim.engine.roofline import all_ops, seconds
 from kvsim.graph import Channel, Number, Op, Point, Step
-from kvsim.memory import prefill_point
-from kvsim.profiles import load_hardware, load_stack
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.prediction.memory import prefill_point
 from kvsim.techniques import parse
 from kvsim.techniques.kvpr import Kvpr
 

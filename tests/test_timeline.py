@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.configs import load_model
-from kvsim.deployment import Deployment
-from kvsim.evaluate import all_ops, seconds
+from kvsim.engine.roofline import all_ops, seconds
+from kvsim.engine.timeline import makespan, steady
 from kvsim.graph import Group, Op, Point, Step, Stream
-from kvsim.hardware import Link
-from kvsim.profiles import load_hardware, load_stack
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Link
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.base import Technique
-from kvsim.timeline import makespan, steady
 from tests import scalar
 
 STACKS = ("ideal", "fused", "hf-eager", "hf-offload-static", "flexgen")

@@ -12,31 +12,31 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvsim.deployment import Deployment  # noqa: E402
-from kvsim.memory import decode_point  # noqa: E402
-from kvsim.profiles import load_hardware, load_stack  # noqa: E402
+from kvsim.engine.timeline import Span, beside, steady  # noqa: E402
+from kvsim.machines.deployment import Deployment  # noqa: E402
+from kvsim.machines.profiles import load_hardware, load_stack  # noqa: E402
+from kvsim.prediction.memory import decode_point  # noqa: E402
 from kvsim.report import timing as report  # noqa: E402
 from kvsim.techniques import parse  # noqa: E402
 from kvsim.techniques.base import Technique  # noqa: E402
-from kvsim.timeline import Span, beside, steady  # noqa: E402
-from kvsim.validate import points  # noqa: E402
-from kvsim.validate.architecture import load_architecture  # noqa: E402
-from kvsim.validate.check import SLACK, Workload  # noqa: E402
-from kvsim.validate.clock import Clock  # noqa: E402
-from kvsim.validate.decoder import Decoder  # noqa: E402
-from kvsim.validate.expected import copied_bytes, peak_bytes  # noqa: E402
-from kvsim.validate.live import Live  # noqa: E402
+from kvsim.validate.counts.check import SLACK, Workload  # noqa: E402
+from kvsim.validate.counts.expected import copied_bytes, peak_bytes  # noqa: E402
 from kvsim.validate.micro import techniques  # noqa: E402
-from kvsim.validate.points import (  # noqa: E402
+from kvsim.validate.model.architecture import load_architecture  # noqa: E402
+from kvsim.validate.model.decoder import Decoder  # noqa: E402
+from kvsim.validate.model.weights import random_weights  # noqa: E402
+from kvsim.validate.times import points  # noqa: E402
+from kvsim.validate.times.clock import Clock  # noqa: E402
+from kvsim.validate.times.live import Live  # noqa: E402
+from kvsim.validate.times.points import (  # noqa: E402
     Compared,
     Grid,
     LeftOut,
     Measured,
     compare_times,
 )
-from kvsim.validate.summary import summarise  # noqa: E402
-from kvsim.validate.timed import Counted, run_counted, run_timed  # noqa: E402
-from kvsim.validate.weights import random_weights  # noqa: E402
+from kvsim.validate.times.summary import summarise  # noqa: E402
+from kvsim.validate.times.timed import Counted, run_counted, run_timed  # noqa: E402
 
 CPU = torch.device("cpu")
 SMALL = Grid((("smollm2-135m", 1),), (1,), (24,), repeats=2, generate=4)

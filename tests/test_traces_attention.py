@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.configs import load_model
 from kvsim.errors import InputError
+from kvsim.models.configs import load_model
 from kvsim.techniques import parse
 from kvsim.traces.attention import (
     Acceptance,

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvsim.validate import check, machine
+from kvsim.validate import machine
+from kvsim.validate.counts import check
 from tests.decoders import oracle
 from tests.test_cli import WIDTH, run
 

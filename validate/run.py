@@ -8,10 +8,10 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.graph import Tier
 from kvsim.techniques.base import Technique
-from kvsim.validate.attention import Step
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl import IMPLEMENTATIONS, implement
 from kvsim.validate.impl.base import Implementation
+from kvsim.validate.model.attention import Step
+from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.tally import Kind
 from kvsim.validate.transfer import to_device
 

@@ -1,1 +1,4 @@
-"""Groups of commands, one file each; `kvsim.cli` puts them together."""
+"""The commands of `kvsim`, one file each: parse, call, print. `kvsim.cli` puts them together.
+
+May import every room but kvsim.cli.
+"""

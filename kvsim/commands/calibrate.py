@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvsim.arguments import count, option
+from kvsim.commands.arguments import count, option
 from kvsim.commands.machine import calibrate_machine
 from kvsim.commands.options import (
     JsonOption,
@@ -72,12 +72,12 @@ def calibrate(
     from dataclasses import replace
     from json import dumps
 
+    from kvsim.evidence import run as fromrun
+    from kvsim.evidence.stackfile import fitted_text
     from kvsim.files import replace_text
-    from kvsim.profiles import with_numbers
+    from kvsim.machines.profiles import with_numbers
     from kvsim.report import serving as report
-    from kvsim.serving import fromrun
     from kvsim.serving.rules import Rules
-    from kvsim.stackfile import fitted_text
     from kvsim.techniques import parse
 
     run = fromrun.read_run(from_run)

@@ -13,12 +13,12 @@ def calibrate_machine(device: str, out: Path, quick: bool, json: bool) -> None:
     """Measure a device, fit its profile and the stack beside it, and say what was found."""
     from json import dumps
 
-    from kvsim.calibration.datasheet import find_datasheet
-    from kvsim.calibration.fit import fit_samples
-    from kvsim.calibration.profile import Machine, hardware_text, stack_text
-    from kvsim.calibration.samples import Log
+    from kvsim.evidence.machine.datasheet import find_datasheet
+    from kvsim.evidence.machine.fit import fit_samples
+    from kvsim.evidence.machine.profile import Machine, hardware_text, stack_text
+    from kvsim.evidence.machine.samples import Log
     from kvsim.files import replacing
-    from kvsim.profiles import load_hardware, load_stack
+    from kvsim.machines.profiles import load_hardware, load_stack
     from kvsim.report import calibration as report
 
     check_place(out)
@@ -94,7 +94,7 @@ def check_same(out: Path, device: str) -> None:
     InputError
         If there is one, or something that is no profile.
     """
-    from kvsim.profiles import load_hardware
+    from kvsim.machines.profiles import load_hardware
 
     if out.exists():
         there = load_hardware(out)

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvsim.arguments import count, gib, option
+from kvsim.commands.arguments import count, gib, option
 
 if TYPE_CHECKING:
-    from kvsim.deployment import Deployment
+    from kvsim.machines.deployment import Deployment
 
 ModelOption = Annotated[
     str, option("--model", "NAME|PATH", "From `kvsim models`, or a config.json or its folder.")
@@ -29,9 +29,9 @@ def deployment(
     model: str, gpu: str, stack: str, tp: str, weights: str, host_memory: str | None
 ) -> "Deployment":
     """A model on hardware with a stack, as the options say."""
-    from kvsim.configs import load_model
-    from kvsim.deployment import Deployment
-    from kvsim.profiles import load_hardware, load_stack
+    from kvsim.machines.deployment import Deployment
+    from kvsim.machines.profiles import load_hardware, load_stack
+    from kvsim.models.configs import load_model
 
     hardware = load_hardware(gpu)
     if host_memory is not None:

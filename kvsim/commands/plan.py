@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvsim.arguments import count, either, gib, number, option
+from kvsim.commands.arguments import count, either, gib, number, option
 from kvsim.commands.options import (
     GpuOption,
     HostOption,
@@ -22,7 +22,7 @@ from kvsim.commands.options import (
 from kvsim.errors import InputError
 
 if TYPE_CHECKING:
-    from kvsim.deployment import Deployment
+    from kvsim.machines.deployment import Deployment
     from kvsim.planner.plan import Limits
     from kvsim.techniques.base import Technique
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from kvsim.arguments import count
+from kvsim.commands.arguments import count
 from kvsim.errors import InputError
 from kvsim.techniques import parse
 
@@ -34,14 +34,16 @@ def measure_quality(
         import torch
     except ImportError:
         raise InputError("validate needs PyTorch; pip install 'kvsim[validate]'") from None
-    from kvsim.deployment import Deployment
-    from kvsim.profiles import load_hardware, load_stack
+    from kvsim.machines.deployment import Deployment
+    from kvsim.machines.profiles import load_hardware, load_stack
     from kvsim.report import quality as report
     from kvsim.report.page import check_target
     from kvsim.traces import attentionfile
-    from kvsim.validate.checkpoint import checksum, open_weights
-    from kvsim.validate.decoder import Decoder
     from kvsim.validate.machine import find_device
+    from kvsim.validate.model.checkpoint import checksum, open_weights
+    from kvsim.validate.model.decoder import Decoder
+    from kvsim.validate.model.tokens import read_tokeniser
+    from kvsim.validate.model.weights import load_weights
     from kvsim.validate.quality.measure import measure
     from kvsim.validate.quality.settings import (
         Reading,
@@ -51,8 +53,6 @@ def measure_quality(
         usual,
     )
     from kvsim.validate.quality.text import read_text, windows
-    from kvsim.validate.tokens import read_tokeniser
-    from kvsim.validate.weights import load_weights
 
     if out is not None:
         check_target(out, "--out")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvsim.arguments import count, gib, number, option
+from kvsim.commands.arguments import count, gib, number, option
 from kvsim.commands.options import (
     GpuOption,
     HostOption,

@@ -12,7 +12,7 @@ from kvsim.commands.machine import stack_path
 from kvsim.errors import InputError
 
 if TYPE_CHECKING:
-    from kvsim.hardware import Hardware
+    from kvsim.machines.hardware import Hardware
     from kvsim.techniques.base import Technique
 
 
@@ -41,15 +41,15 @@ def validate_times(
 
     import torch
 
-    from kvsim.calibration.profile import with_error
+    from kvsim.evidence.machine.profile import with_error
     from kvsim.files import replace_text
-    from kvsim.profiles import load_stack
+    from kvsim.machines.profiles import load_stack
     from kvsim.report import timing as report
     from kvsim.validate.impl import check_known
     from kvsim.validate.machine import find_device
     from kvsim.validate.micro import device as devices
-    from kvsim.validate.points import Compared, Grid, LeftOut, compare_times
-    from kvsim.validate.summary import summarise
+    from kvsim.validate.times.points import Compared, Grid, LeftOut, compare_times
+    from kvsim.validate.times.summary import summarise
 
     where = find_device(device)
     check_known(asked)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.arguments import count, number, option
+from kvsim.commands.arguments import count, number, option
 from kvsim.errors import InputError
 
 if TYPE_CHECKING:

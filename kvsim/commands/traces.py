@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvsim.arguments import number, option
+from kvsim.commands.arguments import number, option
 from kvsim.commands.traceoptions import (
     CharsPerToken,
     Columns,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvsim.arguments import count, either, number, option
+from kvsim.commands.arguments import count, either, number, option
 from kvsim.commands.options import GpuOption, JsonOption
 from kvsim.commands.timing import validate_times
 from kvsim.errors import InputError
@@ -62,8 +62,8 @@ def validate(
     """
     from json import dumps
 
-    from kvsim.deployment import Deployment
-    from kvsim.profiles import load_hardware, load_stack
+    from kvsim.machines.deployment import Deployment
+    from kvsim.machines.profiles import load_hardware, load_stack
     from kvsim.report.page import check_target
     from kvsim.techniques import parse
 
@@ -108,10 +108,17 @@ def validate(
             f"that was; kvsim calibrate --device {device} measures it"
         )
     from kvsim.report import validation
-    from kvsim.validate.check import Outcome, Workload, check, check_workload, rehearse, runnable
-    from kvsim.validate.checkpoint import open_model
+    from kvsim.validate.counts.check import (
+        Outcome,
+        Workload,
+        check,
+        check_workload,
+        rehearse,
+        runnable,
+    )
     from kvsim.validate.impl import check_known
     from kvsim.validate.machine import find_device
+    from kvsim.validate.model.checkpoint import open_model
 
     where = find_device(device)
     check_known(asked)

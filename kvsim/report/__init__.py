@@ -1,1 +1,4 @@
-"""What people and programs read: rows, tables and pages made from results."""
+"""What people and programs read: rows, tables and pages made from results.
+
+May import every room but the commands.
+"""

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 
-from kvsim.calibration.datasheet import shortfalls, stated
-from kvsim.calibration.fit import Calibration
-from kvsim.calibration.profile import Machine
-from kvsim.calibration.solve import Known
-from kvsim.hardware import Hardware
+from kvsim.evidence.machine.datasheet import shortfalls, stated
+from kvsim.evidence.machine.fit import Calibration
+from kvsim.evidence.machine.profile import Machine
+from kvsim.evidence.machine.solve import Known
+from kvsim.machines.hardware import Hardware
 from kvsim.report.rows import Row
 from kvsim.report.tables import console, short, table
 

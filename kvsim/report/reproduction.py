@@ -5,17 +5,17 @@ from datetime import date
 from html import escape
 from pathlib import Path
 
-from kvsim.basis import basis
-from kvsim.calibrate import Fit
+from kvsim.evidence.leastsquares import Fit
+from kvsim.evidence.published import Row, fit_stack, predict
+from kvsim.evidence.scores import Score, error, score
+from kvsim.evidence.stackfile import fitted_text
 from kvsim.files import replace_text
-from kvsim.profiles import load_stack
+from kvsim.machines.basis import basis
+from kvsim.machines.profiles import load_stack
 from kvsim.report.page import write
 from kvsim.report.rows import Row as Plain
 from kvsim.report.rows import number
 from kvsim.report.tables import console, short, table
-from kvsim.reproduce import Row, fit_stack, predict
-from kvsim.scores import Score, error, score
-from kvsim.stackfile import fitted_text
 
 SHOWN = 40  # rows printed; JSON and page have all
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.basis import basis
-from kvsim.configs import catalogue_entry, load_model, model_names
-from kvsim.deployment import Deployment
-from kvsim.explain import bound_by, breakdown
-from kvsim.generate import Prediction, one
-from kvsim.hardware import Hardware
-from kvsim.memory import decode_point, prefill_point
+from kvsim.machines.basis import basis
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Hardware
+from kvsim.machines.profiles import hardware_names, load_hardware, load_stack, stack_names
+from kvsim.models.configs import catalogue_entry, load_model, model_names
 from kvsim.planner.options import GIB
 from kvsim.planner.plan import LABELS, Limits, Plan
-from kvsim.profiles import hardware_names, load_hardware, load_stack, stack_names
+from kvsim.prediction.explain import bound_by, breakdown
+from kvsim.prediction.generate import Prediction, one
+from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques import TECHNIQUES
 from kvsim.techniques.base import Technique
 from kvsim.techniques.settings import plain

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kvsim.basis import basis
-from kvsim.calibrate import Fit
+from kvsim.evidence.leastsquares import Fit
 from kvsim.graph import Array
+from kvsim.machines.basis import basis
 from kvsim.report.rows import Row, number
 from kvsim.report.tables import console, print_basis, print_settings, short, short_names, table
 from kvsim.serving.outcome import Outcome

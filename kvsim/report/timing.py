@@ -13,8 +13,8 @@ from kvsim.report.rows import Row
 from kvsim.report.tables import console, table
 
 if TYPE_CHECKING:
-    from kvsim.validate.points import Compared, LeftOut, Measured
-    from kvsim.validate.summary import Summary
+    from kvsim.validate.times.points import Compared, LeftOut, Measured
+    from kvsim.validate.times.summary import Summary
 
 TIMES = ("ttft_s", "tpot_s")
 COMPUTING = "computing_s"  # what other jobs on a machine do not move

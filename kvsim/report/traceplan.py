@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.basis import basis
+from kvsim.machines.basis import basis
 from kvsim.planner.load import ATTAINED
 from kvsim.planner.trace import TracePlan
 from kvsim.planner.verify import Simulated

@@ -4,8 +4,8 @@ from typing import Any
 
 from kvsim.report.rows import Row
 from kvsim.report.tables import console, print_settings, short, short_names, table
-from kvsim.validate.check import TOLERANCE, Outcome
-from kvsim.validate.compare import CHANNELS, Buffer, Line
+from kvsim.validate.counts.check import TOLERANCE, Outcome
+from kvsim.validate.counts.compare import CHANNELS, Buffer, Line
 
 EXACT = 15  # digits: counts are shown whole
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from kvsim.deployment import Deployment
 from kvsim.errors import InputError
+from kvsim.machines.deployment import Deployment
 from kvsim.serving import accuracy
 from kvsim.serving.passes import Passes
 from kvsim.serving.room import Room

@@ -6,13 +6,13 @@ from functools import cached_property
 
 import numpy as np
 
-from kvsim import blocks
-from kvsim.deployment import Deployment
-from kvsim.evaluate import seconds
+from kvsim.engine import ops as blocks
+from kvsim.engine.roofline import seconds
+from kvsim.engine.timeline import makespan, steady
 from kvsim.graph import Array, Group, Number, Op, Point, Step
-from kvsim.memory import decode_point
+from kvsim.machines.deployment import Deployment
+from kvsim.prediction.memory import decode_point
 from kvsim.techniques.base import Technique
-from kvsim.timeline import makespan, steady
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.deployment import Deployment
 from kvsim.errors import InputError
 from kvsim.graph import Array, Number, Point, Tier
-from kvsim.memory import decode_point, prefill_point, tier_bytes
+from kvsim.machines.deployment import Deployment
+from kvsim.prediction.memory import decode_point, prefill_point, tier_bytes
 from kvsim.serving.rules import Rules
 from kvsim.techniques.base import Technique
 

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.deployment import Deployment
-from kvsim.evaluate import all_ops, peak_seconds
-from kvsim.generate import CHUNK
+from kvsim.engine.roofline import all_ops, peak_seconds
 from kvsim.graph import Array, Number, Op, Step
+from kvsim.machines.deployment import Deployment
+from kvsim.prediction.generate import CHUNK
 from kvsim.serving.passes import TIME, Measure, Passes
 from kvsim.serving.room import Bytes, Room
 

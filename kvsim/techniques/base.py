@@ -11,11 +11,12 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from kvsim import attention, blocks
-from kvsim.deployment import WEIGHTS, Deployment
-from kvsim.formats import FP16, Format
+from kvsim.engine import attention
+from kvsim.engine import ops as blocks
+from kvsim.engine.formats import FP16, Format
 from kvsim.graph import Buffers, Cycle, Group, Number, Op, Point, Step
-from kvsim.model import LayerShape
+from kvsim.machines.deployment import WEIGHTS, Deployment
+from kvsim.models.model import LayerShape
 from kvsim.techniques.settings import check, plain
 
 SCORE_MEMORY = 8.0  # an eager score: fp16, its softmax in fp32, and that in fp16 again [B]

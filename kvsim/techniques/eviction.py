@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvsim import attention, blocks
-from kvsim.deployment import Deployment
+from kvsim.engine import attention
+from kvsim.engine import ops as blocks
 from kvsim.graph import Number, Op, Point
-from kvsim.model import LayerShape
+from kvsim.machines.deployment import Deployment
+from kvsim.models.model import LayerShape
 
 
 def select(d: Deployment, p: Point, budget: Number, scored: Number) -> Op:

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim import attention, blocks
-from kvsim.deployment import Deployment
+from kvsim.engine import attention
+from kvsim.engine import ops as blocks
 from kvsim.graph import Buffers, Channel, Number, Op, Point
-from kvsim.model import LayerShape
+from kvsim.machines.deployment import Deployment
+from kvsim.models.model import LayerShape
 from kvsim.techniques.base import Technique
 
 

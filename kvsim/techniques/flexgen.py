@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim.deployment import Deployment
-from kvsim.formats import Format
+from kvsim.engine.formats import Format
 from kvsim.graph import Number
+from kvsim.machines.deployment import Deployment
 from kvsim.techniques.base import Technique
 from kvsim.techniques.hostcache import PACKED_GROUP, HostCache
 from kvsim.techniques.settings import param

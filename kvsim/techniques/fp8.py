@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim import attention, blocks
-from kvsim.deployment import Deployment
-from kvsim.formats import Format
+from kvsim.engine import attention
+from kvsim.engine import ops as blocks
+from kvsim.engine.formats import Format
 from kvsim.graph import Buffers, Op, Point
-from kvsim.model import LayerShape
+from kvsim.machines.deployment import Deployment
+from kvsim.models.model import LayerShape
 from kvsim.techniques.base import Technique
 
 FP8 = Format(bits=8)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim import attention
-from kvsim.deployment import Deployment
+from kvsim.engine import attention
 from kvsim.graph import Buffers, Op, Point
-from kvsim.model import LayerShape
+from kvsim.machines.deployment import Deployment
+from kvsim.models.model import LayerShape
 from kvsim.techniques.base import Technique
 
 

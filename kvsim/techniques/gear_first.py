@@ -5,11 +5,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import attention, blocks
-from kvsim.deployment import Deployment
-from kvsim.formats import Format
+from kvsim.engine import attention
+from kvsim.engine import ops as blocks
+from kvsim.engine.formats import Format
 from kvsim.graph import Buffers, Number, Op, Point
-from kvsim.model import LayerShape
+from kvsim.machines.deployment import Deployment
+from kvsim.models.model import LayerShape
 from kvsim.techniques.base import Technique, merge
 from kvsim.techniques.gear import LOOPS, PRODUCTS, QR
 from kvsim.techniques.settings import param

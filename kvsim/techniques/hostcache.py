@@ -11,11 +11,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import attention, blocks
-from kvsim.deployment import Deployment
-from kvsim.formats import Format
+from kvsim.engine import attention
+from kvsim.engine import ops as blocks
+from kvsim.engine.formats import Format
 from kvsim.graph import Buffers, Number, Op, Point
-from kvsim.model import LayerShape
+from kvsim.machines.deployment import Deployment
+from kvsim.models.model import LayerShape
 from kvsim.techniques.base import Technique, layer_weights
 
 ROW_OR_COLUMN = ("row", "column")

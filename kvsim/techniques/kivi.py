@@ -4,11 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim import attention, blocks
-from kvsim.deployment import Deployment
-from kvsim.formats import Format, kivi
+from kvsim.engine import attention
+from kvsim.engine import ops as blocks
+from kvsim.engine.formats import Format, kivi
 from kvsim.graph import Buffers, Op, Point
-from kvsim.model import LayerShape
+from kvsim.machines.deployment import Deployment
+from kvsim.models.model import LayerShape
 from kvsim.techniques.base import Technique
 from kvsim.techniques.settings import param
 

@@ -6,11 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import attention, blocks
-from kvsim.deployment import Deployment
-from kvsim.evaluate import channel_seconds, seconds
+from kvsim.engine import attention
+from kvsim.engine import ops as blocks
+from kvsim.engine.roofline import channel_seconds, seconds
 from kvsim.graph import Array, Buffers, Number, Op, Point
-from kvsim.model import LayerShape
+from kvsim.machines.deployment import Deployment
+from kvsim.models.model import LayerShape
 from kvsim.search import last_within
 from kvsim.techniques.base import Technique
 from kvsim.techniques.hostcache import FREE, ROW_OR_COLUMN, HostCache, Scheduled, pinned

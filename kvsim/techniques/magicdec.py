@@ -6,10 +6,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import attention, blocks
-from kvsim.deployment import Deployment
+from kvsim.engine import attention
+from kvsim.engine import ops as blocks
 from kvsim.graph import Buffers, Cycle, Number, Op, Point
-from kvsim.model import LayerShape
+from kvsim.machines.deployment import Deployment
+from kvsim.models.model import LayerShape
 from kvsim.techniques.base import SCORE_MEMORY, Technique, merge
 from kvsim.techniques.eviction import gather_kept, select
 from kvsim.techniques.quantspec import Draft

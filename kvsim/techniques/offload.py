@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim.deployment import Deployment
 from kvsim.graph import Number
+from kvsim.machines.deployment import Deployment
 from kvsim.techniques.base import Technique
 from kvsim.techniques.hostcache import ROW_OR_COLUMN, Scheduled
 from kvsim.techniques.settings import param

@@ -6,11 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import attention, blocks
-from kvsim.deployment import WEIGHTS, Deployment, WeightFormat
-from kvsim.formats import Format
+from kvsim.engine import attention
+from kvsim.engine import ops as blocks
+from kvsim.engine.formats import Format
 from kvsim.graph import Buffers, Cycle, Number, Op, Point, Step
-from kvsim.model import LayerShape
+from kvsim.machines.deployment import WEIGHTS, Deployment, WeightFormat
+from kvsim.models.model import LayerShape
 from kvsim.techniques.base import Technique, merge
 from kvsim.techniques.settings import param
 from kvsim.techniques.speculation import (

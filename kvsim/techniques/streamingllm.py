@@ -6,10 +6,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import attention, blocks
-from kvsim.deployment import Deployment
+from kvsim.engine import attention
+from kvsim.engine import ops as blocks
 from kvsim.graph import Buffers, Number, Op, Point
-from kvsim.model import LayerShape
+from kvsim.machines.deployment import Deployment
+from kvsim.models.model import LayerShape
 from kvsim.techniques.base import Technique
 from kvsim.techniques.eviction import compact, kept_cache
 from kvsim.techniques.settings import param

@@ -6,11 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim import attention, blocks
-from kvsim.deployment import Deployment
-from kvsim.formats import Format, averaged, mixed_bits, separable_parameters
+from kvsim.engine import attention
+from kvsim.engine import ops as blocks
+from kvsim.engine.formats import Format, averaged, mixed_bits, separable_parameters
 from kvsim.graph import Array, Buffers, Channel, Number, Op, Point
-from kvsim.model import LayerShape
+from kvsim.machines.deployment import Deployment
+from kvsim.models.model import LayerShape
 from kvsim.techniques.base import Technique
 from kvsim.techniques.settings import param
 

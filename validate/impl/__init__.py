@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 
 from kvsim.errors import unknown
 from kvsim.techniques.base import Technique
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Implementation
 from kvsim.validate.impl.full import Full
 from kvsim.validate.impl.h2o import H2o
@@ -18,6 +17,7 @@ from kvsim.validate.impl.snapkv import Snapkv
 from kvsim.validate.impl.specache import Specache
 from kvsim.validate.impl.streamingllm import Streamingllm
 from kvsim.validate.impl.zipcache import Zipcache
+from kvsim.validate.model.decoder import Decoder
 
 IMPLEMENTATIONS: dict[str, type[Implementation]] = {
     "full": Full,

@@ -41,11 +41,11 @@ from torch import Tensor
 
 from kvsim.graph import Tier
 from kvsim.techniques.base import Technique
-from kvsim.validate.attention import Step, attend, visible
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.kernels.ranges import NUMBERS, ranges
+from kvsim.validate.model.attention import Step, attend, visible
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.weights import LayerWeights
 from kvsim.validate.tally import Kind, Silent, size
-from kvsim.validate.weights import LayerWeights
 
 if TYPE_CHECKING:
     from kvsim.validate.run import Run

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.base import Technique
-from kvsim.validate.attention import Step, attend, visible
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Implementation, Resident, put
+from kvsim.validate.model.attention import Step, attend, visible
+from kvsim.validate.model.decoder import Decoder
 
 
 class Full(Implementation):

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.base import Technique
-from kvsim.validate.attention import Step, visible
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Resident, put, query_ranges
 from kvsim.validate.impl.eviction import Evicting, by_kv_head, scores, weigh
+from kvsim.validate.model.attention import Step, visible
+from kvsim.validate.model.decoder import Decoder
 
 
 class H2o(Evicting):

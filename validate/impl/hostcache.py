@@ -12,18 +12,18 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from kvsim.engine.formats import FP16, Format
 from kvsim.errors import InputError
-from kvsim.formats import FP16, Format
 from kvsim.techniques.base import Technique
 from kvsim.techniques.hostcache import Scheduled
-from kvsim.validate.attention import Step, attend, visible
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Implementation, Resident
 from kvsim.validate.impl.rows import Rows
 from kvsim.validate.impl.streaming import StreamedWeights
+from kvsim.validate.model.attention import Step, attend, visible
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.weights import LayerWeights
 from kvsim.validate.tally import Kind, Silent
 from kvsim.validate.transfer import Mark, Transfers
-from kvsim.validate.weights import LayerWeights
 
 
 @dataclass(frozen=True)

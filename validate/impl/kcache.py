@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.base import Technique
-from kvsim.validate.attention import Step, attend, visible
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Implementation, Resident, put
 from kvsim.validate.impl.eviction import scores
 from kvsim.validate.kernels.gather import gather, rows_at
+from kvsim.validate.model.attention import Step, attend, visible
+from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.transfer import Mark, Transfers
 
 Copies = list[tuple[Tensor, Tensor]]  # to, from

@@ -7,9 +7,9 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.base import Technique
 from kvsim.techniques.kivi import Kivi as Settings
-from kvsim.validate.attention import Step
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.packed import Packed
+from kvsim.validate.model.attention import Step
+from kvsim.validate.model.decoder import Decoder
 
 
 class Kivi(Packed):

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.graph import Array, Point
-from kvsim.model import LayerShape
+from kvsim.models.model import LayerShape
 from kvsim.techniques.base import Technique
 from kvsim.techniques.kvpr import Kvpr as Statement
-from kvsim.validate.attention import Step
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.hostcache import Arrival, HostCache, Visit
 from kvsim.validate.impl.rows import Rows
+from kvsim.validate.model.attention import Step
+from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.tally import Silent
 from kvsim.validate.transfer import Mark
 

@@ -8,12 +8,12 @@ from kvsim.errors import InputError
 from kvsim.techniques.base import Technique
 from kvsim.techniques.magicdec import SINK, WINDOW
 from kvsim.techniques.magicdec import Magicdec as Settings
-from kvsim.validate.attention import Step, attend
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.full import Full
 from kvsim.validate.impl.probes import Probes
 from kvsim.validate.impl.speculation import Speculative
+from kvsim.validate.model.attention import Step, attend
+from kvsim.validate.model.decoder import Decoder
 
 POOL = 5  # neighbouring tokens whose scores SnapKV averages
 

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.techniques.base import Technique
-from kvsim.validate.attention import Step
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Implementation, Resident
 from kvsim.validate.kernels.attention import Part, View, attend
 from kvsim.validate.kernels.quantise import Levels, quantise
 from kvsim.validate.kernels.stores import By, Store
+from kvsim.validate.model.attention import Step
+from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.tally import Marks
 from kvsim.validate.transfer import to_device
 

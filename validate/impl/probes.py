@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from kvsim.validate.attention import Step
 from kvsim.validate.impl.base import Implementation, query_ranges
+from kvsim.validate.model.attention import Step
 from kvsim.validate.tally import Marks
 
 

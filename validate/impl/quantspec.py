@@ -8,15 +8,15 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.base import Technique
 from kvsim.techniques.quantspec import Quantspec as Settings
-from kvsim.validate.attention import Step
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.packed import Packed
 from kvsim.validate.impl.speculation import Speculative
 from kvsim.validate.kernels.weights import int4_matrix
+from kvsim.validate.model.attention import Step
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.weights import LayerWeights, Linear, Matrix
 from kvsim.validate.tally import Kind
 from kvsim.validate.transfer import to_device
-from kvsim.validate.weights import LayerWeights, Linear, Matrix
 
 
 class Quantspec(Speculative, Packed):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kvsim.formats import Format
+from kvsim.engine.formats import Format
 from kvsim.validate.kernels.quantise import quantise
 from kvsim.validate.kernels.stores import Store
 

@@ -7,9 +7,9 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
 from kvsim.techniques.base import Technique
-from kvsim.validate.attention import Step
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.eviction import Evicting, by_kv_head, scores
+from kvsim.validate.model.attention import Step
+from kvsim.validate.model.decoder import Decoder
 
 POOL = 5  # neighbouring tokens whose scores are averaged, so that what is kept hangs together
 

@@ -9,8 +9,6 @@ from torch import Tensor
 from kvsim.graph import Tier
 from kvsim.techniques.base import Technique
 from kvsim.techniques.specache import Specache as Settings
-from kvsim.validate.attention import Step
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.kivi import check_residual, pack_keys, pack_values
 from kvsim.validate.impl.packed import Packed
@@ -18,6 +16,8 @@ from kvsim.validate.kernels.attention import Part
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.kernels.quantise import Levels
 from kvsim.validate.kernels.topk import softmax_top_k
+from kvsim.validate.model.attention import Step
+from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.tally import Marks, size
 from kvsim.validate.transfer import Mark, Transfers
 

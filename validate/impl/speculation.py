@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.base import Technique
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Implementation
+from kvsim.validate.model.decoder import Decoder
 
 if TYPE_CHECKING:
     from kvsim.validate.run import Run

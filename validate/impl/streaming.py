@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from kvsim.validate.decoder import Decoder
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.weights import LayerWeights, Linear
 from kvsim.validate.tally import Silent
 from kvsim.validate.transfer import Mark, Transfers
-from kvsim.validate.weights import LayerWeights, Linear
 
 NAMES = ("qkv", "out", "up", "down")
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.base import Technique
-from kvsim.validate.attention import Step, attend, visible
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.eviction import Evicting
-from kvsim.validate.rope import rotate
+from kvsim.validate.model.attention import Step, attend, visible
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.rope import rotate
 
 
 class Streamingllm(Evicting):

@@ -9,14 +9,14 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.base import Technique
 from kvsim.techniques.zipcache import Zipcache as Settings
-from kvsim.validate.attention import Step
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.base import Implementation, Resident
 from kvsim.validate.impl.mixed import Rows
 from kvsim.validate.impl.packed import count_pairs
 from kvsim.validate.impl.probes import Probes
 from kvsim.validate.kernels.attention import Part, attend, merge
 from kvsim.validate.kernels.packing import WIDTHS
+from kvsim.validate.model.attention import Step
+from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.tally import Marks
 
 

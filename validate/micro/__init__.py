@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-from kvsim.calibration.samples import Sample
-from kvsim.calibration.solve import TECHNIQUES
+from kvsim.evidence.machine.samples import Sample
+from kvsim.evidence.machine.solve import TECHNIQUES
 from kvsim.validate.micro import (
     attention,
     contention,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kvsim.graph import Op
-from kvsim.validate.attention import Seen, attend
 from kvsim.validate.micro.place import Call, Place, Work
+from kvsim.validate.model.attention import Seen, attend
 from kvsim.validate.tally import Marks
 
 HEADS = ((9, 3, 64), (32, 32, 128), (32, 8, 128))

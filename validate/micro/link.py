@@ -47,7 +47,7 @@ def _one_way(place: Place, link: Channel) -> Iterator[Work]:
 
 
 def _op(name: str, link: Channel, moved: float) -> Op:
-    """As ``kvsim.blocks.copy`` states it."""
+    """As ``kvsim.engine.ops.copy`` states it."""
     stream: Stream = "h2d" if link == "h2d" else "d2h"
     through: tuple[Channel, ...] = (link, "hbm", "dram")
     return Op(name, stream, "copy", bytes=dict.fromkeys(through, moved))

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from kvsim.formats import Format
+from kvsim.engine.formats import Format
 from kvsim.graph import Op
 from kvsim.validate.kernels.attention import View, attend
 from kvsim.validate.kernels.stores import By, Store

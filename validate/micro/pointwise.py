@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kvsim.graph import Op
 from kvsim.validate.micro.place import Call, Place, Work
-from kvsim.validate.rope import rotate
-from kvsim.validate.weights import Norm
+from kvsim.validate.model.rope import rotate
+from kvsim.validate.model.weights import Norm
 
 KERNELS = 16.0  # of a Llama layer: 2 norms, 2 sums, 10 for positions, 2 for the activation
 LAYERS = ((576, 9, 3, 64, 1536), (4096, 32, 8, 128, 14336))
@@ -63,7 +63,7 @@ def _calls(
 
 
 def _layer(i: _Inputs) -> None:
-    """As ``kvsim.validate.decoder`` does it."""
+    """As ``kvsim.validate.model.decoder`` does it."""
     normed = i.norm(i.x)
     rotate(i.q, *i.turns)
     rotate(i.k, *i.turns)

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor
 
-from kvsim.formats import Format
+from kvsim.engine.formats import Format
 from kvsim.graph import Op
 from kvsim.validate.kernels.quantise import quantise
 from kvsim.validate.kernels.stores import By, Store

@@ -6,8 +6,8 @@ from time import monotonic
 
 import torch
 
-from kvsim.calibration.samples import Log, Sample
 from kvsim.errors import brief
+from kvsim.evidence.machine.samples import Log, Sample
 from kvsim.validate import micro
 from kvsim.validate.micro.place import Place, Work
 from kvsim.validate.micro.timing import Timer, measure, timers

@@ -10,22 +10,22 @@ from statistics import median
 
 import numpy as np
 
-from kvsim.calibration.samples import Sample
-from kvsim.calibration.solve import REST
-from kvsim.calibration.solve import TECHNIQUES as NAME
-from kvsim.deployment import Deployment
+from kvsim.engine.roofline import all_ops
 from kvsim.errors import brief
-from kvsim.evaluate import all_ops
+from kvsim.evidence.machine.samples import Sample
+from kvsim.evidence.machine.solve import REST
+from kvsim.evidence.machine.solve import TECHNIQUES as NAME
 from kvsim.graph import Number, Op, Step
-from kvsim.memory import decode_point, prefill_point
-from kvsim.profiles import load_hardware, load_stack
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques.base import Technique
-from kvsim.validate.architecture import load_architecture
-from kvsim.validate.check import SLACK, Workload, representative
-from kvsim.validate.decoder import Decoder
+from kvsim.validate.counts.check import SLACK, Workload, representative
 from kvsim.validate.micro.place import Place
-from kvsim.validate.timed import Timing, run_timed
-from kvsim.validate.weights import random_weights
+from kvsim.validate.model.architecture import load_architecture
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.weights import random_weights
+from kvsim.validate.times.timed import Timing, run_timed
 
 MODELS = (("smollm2-135m", 2), ("smollm2-135m", 8), ("smollm2-1.7b", 2))
 BATCH, PROMPTS = 2, (192, 640)

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import torch
 
-from kvsim.validate.clock import computing_clock
 from kvsim.validate.micro.place import Call
+from kvsim.validate.times.clock import computing_clock
 
 GROUP = 2e-4  # shortest stretch between two looks at a clock [s]
 FEWEST, MOST = 5, 41  # runs of a work

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvsim.blocks import SCORE
+from kvsim.engine.ops import SCORE
 from kvsim.graph import Op
 from kvsim.validate.kernels.attention import score_dtype
 from kvsim.validate.kernels.topk import softmax_top_k

@@ -8,8 +8,8 @@ import torch
 
 from kvsim.techniques.base import Technique
 from kvsim.traces.attention import GAMMAS, Acceptance
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl.speculation import Speculative
+from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Run
 
 MEASURED = ("gamma", "acceptance")

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.base import Technique
-from kvsim.validate.decoder import Decoder
 from kvsim.validate.impl import IMPLEMENTATIONS
 from kvsim.validate.impl.base import Implementation
+from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Run
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.traces.attention import AttentionTrace, Prefetch, Quality, Saliency, TopK
-from kvsim.validate.decoder import Decoder
+from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.quality.acceptance import DIGITS, measure_acceptance, named
 from kvsim.validate.quality.forced import Forced
 from kvsim.validate.quality.settings import Reading, Settings

@@ -4,19 +4,19 @@ from dataclasses import dataclass
 
 import torch
 
-from kvsim.deployment import Deployment
 from kvsim.errors import InputError
-from kvsim.model import Model
+from kvsim.machines.deployment import Deployment
+from kvsim.models.model import Model
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.techniques.magicdec import WINDOW
 from kvsim.traces.attention import GAMMAS
-from kvsim.validate.architecture import Architecture
-from kvsim.validate.check import Workload, rehearse
+from kvsim.validate.counts.check import Workload, rehearse
 from kvsim.validate.impl import check_known
 from kvsim.validate.machine import check_memory
+from kvsim.validate.model.architecture import Architecture
+from kvsim.validate.model.weights import cached_bytes, weight_bytes
 from kvsim.validate.quality.acceptance import drafting
-from kvsim.validate.weights import cached_bytes, weight_bytes
 
 DRAFTED = 4  # tokens written for acceptance per token scored: a round takes several
 LEAST = 16  # scored tokens, or too few are written for a round of every gamma

@@ -1,0 +1,232 @@
+"""The pieces techniques are built from: ops of a decoder layer and what a layer keeps resident.
+
+Every formula of the simulator that is not one technique's own stands here once. Widths are those
+of one tensor-parallel shard; numbers outside the cache are fp16 unless a weight format says
+otherwise.
+"""
+
+import numpy as np
+
+from kvsim.engine.formats import Format
+from kvsim.graph import Buffers, Channel, Number, Op, Point, Stream
+from kvsim.machines.deployment import WEIGHTS, Deployment, WeightFormat
+from kvsim.models.model import LayerShape, Model
+
+HALF = 2.0  # bytes of an fp16 number [B]
+SCORE = 2 * HALF  # an fp16 attention score that leaves the chip: written once, read once [B]
+
+
+def kv_bytes(m: Model, tokens: Number) -> Number:
+    """Fp16 keys and values of ``tokens`` tokens in one layer. [B]"""
+    return HALF * m.kv_width * tokens
+
+
+def prompt_kv(d: Deployment, p: Point) -> Buffers:
+    """One layer's fp16 keys and values while the prompt is read, if it does not keep them. [B]"""
+    return {"gpu": {"prompt kv": kv_bytes(d.shard, p.tokens) if p.prefill else 0.0}}
+
+
+def gemm(
+    d: Deployment,
+    name: str,
+    tokens: Number,
+    matrix: tuple[int, int],
+    weights: WeightFormat | None = None,
+    after: tuple[str, ...] = (),
+) -> Op:
+    """Hidden states of ``tokens`` tokens times one weight matrix (inputs, outputs)."""
+    inputs, outputs = matrix
+    stored = weights or d.weight_format
+    bias = HALF * outputs if d.shard.biased(name) else 0.0
+    moved = stored.bytes(inputs, outputs) + bias + HALF * tokens * (inputs + outputs)
+    return Op(
+        name,
+        kernel="gemm",
+        flops=2.0 * tokens * inputs * outputs,
+        bytes={"hbm": moved},
+        size=tokens,
+        dtype=stored.dtype,
+        fixed=unpacking(d, stored, inputs * outputs),
+        after=after,
+    )
+
+
+def unpacking(d: Deployment, stored: WeightFormat, weights: Number) -> Number:
+    """Time to widen packed weights that loading them does not hide. [s]"""
+    packed = stored.bits < 16 and stored.dtype == "fp16"
+    return d.stack.unpack_ops * weights / (d.flops("fp32") / 2) if packed else 0.0
+
+
+def before_attention(d: Deployment, p: Point, after: tuple[str, ...] = ()) -> list[Op]:
+    """Norms, positions, residuals and the activation of the whole layer; then queries and KV."""
+    m = d.shard
+    active = m.experts_active * m.expert_ffn or m.ffn
+    passes = d.stack.pointwise_passes * ((2 * m.norms + 2) * m.hidden + 3 * active)
+    small = Op(
+        "pointwise",
+        kernel="pointwise",
+        bytes={"hbm": HALF * p.tokens * passes},
+        launches=d.stack.pointwise_launches,
+        fixed=d.stack.layer,
+    )
+    matrices = m.attention_matrices()
+    ops = [small, gemm(d, "qkv", p.tokens, matrices["qkv"], after=after)]
+    if "q_up" in matrices:
+        ops.append(gemm(d, "q_up", p.tokens, matrices["q_up"]))
+    return ops
+
+
+def after_attention(
+    d: Deployment,
+    p: Point,
+    shape: LayerShape,
+    weights: WeightFormat | None = None,
+    after: tuple[str, ...] = (),
+) -> list[Op]:
+    """Output projection and MLP, with the sums over a tensor-parallel group.
+
+    ``weights`` overrides the format of the MLP.
+    """
+    m = d.shard
+    return [
+        gemm(d, "out", p.tokens, m.attention_matrices()["out"], after=after),
+        *all_reduce(d, "out_sum", p.tokens),
+        *(_experts(d, p) if shape.routed else _mlp(d, p, m.ffn, weights)),
+        *all_reduce(d, "mlp_sum", p.tokens),
+    ]
+
+
+def _mlp(d: Deployment, p: Point, width: int, weights: WeightFormat | None = None) -> list[Op]:
+    return [
+        gemm(d, name, p.tokens, matrix, weights)
+        for name, matrix in d.shard.mlp_matrices(width).items()
+    ]
+
+
+def _experts(d: Deployment, p: Point) -> list[Op]:
+    """Router, the routed experts that the tokens touch, and the shared ones.
+
+    With uniform routing a token leaves an expert idle with probability 1 - active / experts.
+    """
+    m = d.shard
+    idle = (1.0 - m.experts_active / m.experts) ** p.tokens
+    touched = m.experts * (1.0 - idle)
+    routed = p.tokens * m.experts_active
+    ops = [gemm(d, "router", p.tokens, (m.hidden, m.experts), WEIGHTS["fp16"])]
+    for name, (inputs, outputs) in m.mlp_matrices(m.expert_ffn).items():
+        moved = touched * d.weight_format.bytes(inputs, outputs)
+        ops.append(
+            Op(
+                f"experts_{name}",
+                kernel="gemm",
+                flops=2.0 * routed * inputs * outputs,
+                bytes={"hbm": moved + HALF * routed * (inputs + outputs)},
+                size=np.maximum(1.0, routed / touched),
+                dtype=d.weight_format.dtype,
+                fixed=unpacking(d, d.weight_format, touched * inputs * outputs),
+            )
+        )
+    if m.shared_experts:
+        ops += _mlp(d, p, m.shared_experts * m.expert_ffn)
+    return ops
+
+
+def all_reduce(d: Deployment, name: str, tokens: Number) -> list[Op]:
+    """Sum of hidden states over the replica's GPUs.
+
+    In a ring, 2 (tp - 1) transfers of 1 / tp of the data; in one shot, everyone reads all others'.
+    """
+    if d.tp == 1:
+        return []
+    data, latency = HALF * tokens * d.shard.hidden, d.hardware.links["link"].latency
+    if d.stack.one_shot_sum:
+        moved, wait = (d.tp - 1) * data, latency
+    else:
+        moved, wait = 2 * (d.tp - 1) / d.tp * data, 2 * (d.tp - 1) * latency
+    return [Op(name, kernel="allreduce", bytes={"link": moved}, fixed=wait)]
+
+
+def runtime(d: Deployment, share: Number = 1.0) -> list[Op]:
+    """Fixed time of a layer that keeps some share of its cache on the host."""
+    fixed = d.stack.offloaded_layer * (np.asarray(share) > 0)
+    return [Op("runtime", fixed=fixed, launches=0.0)] if d.stack.offloaded_layer else []
+
+
+def copy(
+    name: str,
+    stream: Stream,
+    size: Number,
+    *,
+    kernel: str = "relay",
+    rows: Number = 0.0,
+    launches: float = 1.0,
+    after: tuple[str, ...] = (),
+    ahead: bool = False,
+    sync: bool = False,
+) -> Op:
+    """``size`` bytes between GPU and host memory, in ``rows`` gathered one by one if any.
+
+    Kernel class ``relay`` is for the cache, whose host memory may be pageable, ``copy`` for what
+    every runtime pins.
+    """
+    channel: Channel = "h2d" if stream == "h2d" else "d2h"
+    moved: dict[Channel, Number] = {channel: size, "hbm": size, "dram": size}
+    return Op(
+        name, stream, kernel, bytes=moved, rows=rows, launches=launches,
+        after=after, ahead=ahead, sync=sync,
+    )  # fmt: skip
+
+
+def quantise(
+    d: Deployment, tokens: Number, stored: Format, name: str = "quantise", every: float = 1.0
+) -> list[Op]:
+    """Keys and values of ``tokens`` tokens read in fp16 and written packed, or the reverse.
+
+    What is done once in ``every`` steps is charged evenly over them.
+    """
+    if stored.bits == 16:
+        return []
+    moved = d.shard.kv_width * tokens * (HALF + stored.number)
+    return [Op(name, kernel="quantise", bytes={"hbm": moved}, launches=1.0 / every)]
+
+
+def pack(d: Deployment, p: Point, stored: Format) -> list[Op]:
+    """What a pass packs: of a prompt all but the tail, later a token for every new one."""
+    return pack_prompt(d, p, stored) if p.prefill else quantise(d, p.tokens, stored)
+
+
+def pack_prompt(d: Deployment, p: Point, stored: Format) -> list[Op]:
+    """The part of the prompt that a format packs, read in fp16 and written."""
+    if stored.bits == 16:
+        return []
+    numbers = p.batch * stored.packed(d.shard.k_width, d.shard.v_width, p.length)
+    moved = numbers * (HALF + stored.number)
+    return [Op("quantise", kernel="quantise", bytes={"hbm": moved})]
+
+
+def id_lists(d: Deployment, batch: Number, every: float = 1.0) -> list[Op]:
+    """Lists of salient tokens made on the host, for K and V of every sequence and head."""
+    fixed = 2 * d.stack.id_list * batch * d.shard.cached_heads / every
+    return [Op("id_lists", fixed=fixed, launches=0.0)] if d.stack.id_list else []
+
+
+def top_k(name: str, scores: Number, sync: bool = False, every: float = 1.0) -> Op:
+    """Selection of the largest among ``scores`` attention scores that leave the chip."""
+    moved: dict[Channel, Number] = {"hbm": SCORE * scores}
+    return Op(name, kernel="topk", bytes=moved, launches=1.0 / every, sync=sync)
+
+
+def head(d: Deployment, p: Point) -> tuple[Op, ...]:
+    """Embedding look-up, last norm, LM head, sampling and the step's fixed time."""
+    m = d.shard
+    rows = p.batch if p.prefill and not d.stack.prompt_logits else p.tokens
+    logits = gemm(d, "lm_head", rows, (m.hidden, m.vocab), WEIGHTS["fp16"])
+    looked_up = 3 if m.learned_positions else 2  # rows of the embedding and of positions, their sum
+    sample = Op(
+        "sample",
+        kernel="pointwise",
+        bytes={"hbm": HALF * (rows * (m.vocab + 2 * m.hidden) + looked_up * p.tokens * m.hidden)},
+        fixed=d.stack.step + d.stack.sequence * p.batch,
+        sync=d.stack.sequence > 0,  # the host handles each sequence once it has its token
+    )
+    return logits, sample

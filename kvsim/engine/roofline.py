@@ -1,0 +1,92 @@
+"""From what a technique states to seconds: the roofline of each op.
+
+Every duration is a maximum of affine functions of the work, so rates saturate with size:
+a transfer of n bytes takes ``latency + n / bandwidth``, a matrix product over m rows runs at
+``m / (m + half_size)`` of its peak, and a kernel's floor adds to its work.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from kvsim.graph import Number, Op, Step
+from kvsim.machines.deployment import Deployment
+
+COPIES = ("h2d", "d2h")
+ARITHMETIC = ("compute", "cpu")
+
+
+def channel_seconds(op: Op, d: Deployment) -> dict[str, Number]:
+    """Time each channel is occupied by an op at the channel's full rate. [s]"""
+    return {name: n / d.bandwidth[name] for name, n in op.bytes.items()}
+
+
+def peak_seconds(op: Op, d: Deployment) -> dict[str, Number]:
+    """Time each resource would need for its part of an op's work at its full rate. [s]
+
+    ``compute`` is the arithmetic of the GPU, ``cpu`` that of the host.
+    """
+    needs = channel_seconds(op, d)
+    if not _nothing(op.flops):
+        on_host = op.stream == "cpu"
+        peak = d.hardware.cpu_flops if on_host else d.flops(op.dtype)
+        needs["cpu" if on_host else "compute"] = op.flops / peak
+    return needs
+
+
+def resource_seconds(op: Op, d: Deployment) -> dict[str, Number]:
+    """Time each resource needs for its part of an op's work; the op takes the longest. [s]
+
+    A kernel class reaches its share of every channel's rate; a copy only loses on the host link,
+    the memories at its ends are far faster.
+    """
+    kernel = d.stack.kernel(op.kernel)
+    needs: dict[str, Number] = {}
+    for name, peak in peak_seconds(op, d).items():
+        if name in ARITHMETIC:
+            fill = 1.0 + kernel.half_size / np.maximum(op.size, 1.0)
+            needs[name] = peak * fill / kernel.compute
+        else:
+            copied = op.stream in COPIES and name not in COPIES
+            needs[name] = peak / (1.0 if copied else kernel.memory)
+    return needs
+
+
+def overhead_seconds(op: Op, d: Deployment) -> Number:
+    """Time of an op that no bandwidth removes: floors, gaps, copy latency, scattered rows. [s]"""
+    kernel = d.stack.kernel(op.kernel)
+    if op.stream == "gpu":
+        each = d.stack.gap
+    else:
+        each = d.hardware.links[op.stream].latency if op.stream in COPIES else 0.0
+    floor = kernel.floor * min(1.0, op.launches)  # fewer: the work of one step in several
+    return op.fixed + op.rows * d.stack.gather_row + (floor + op.launches * each)
+
+
+def seconds(op: Op, d: Deployment) -> Number:
+    """Duration of an op on an otherwise idle machine; zero where it has no work. [s]"""
+    total: Number = 0.0
+    for need in resource_seconds(op, d).values():
+        total = need if _nothing(total) else np.maximum(total, need)
+    total = total + overhead_seconds(op, d)
+    work = [n for n in (op.flops, op.rows, op.fixed, *op.bytes.values()) if not _nothing(n)]
+    if any(np.ndim(n) == 0 and n > 0 for n in work):
+        return total
+    if not work:
+        return 0.0
+    busy = np.logical_or.reduce(np.broadcast_arrays(*(np.asarray(n) > 0 for n in work)))
+    return np.where(busy, total, 0.0)
+
+
+def _nothing(n: Number) -> bool:
+    return not isinstance(n, np.ndarray) and n == 0.0
+
+
+def all_ops(step: Step) -> Iterator[tuple[Op, int]]:
+    """Every op of a step with the number of times it runs."""
+    for group in step.groups:
+        for layer in group.layers:
+            for op in layer:
+                yield op, group.count
+    for op in step.head:
+        yield op, 1

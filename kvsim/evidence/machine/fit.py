@@ -1,0 +1,243 @@
+"""Numbers of a machine and its software fitted to microbenchmarks, kernel class by kernel class.
+
+A sample's op is predicted by ``kvsim.engine.roofline`` on the machine as known so far; each stage
+frees the few numbers that its benchmark is about. What the data cannot tell is kept, and marked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import hypot
+
+import numpy as np
+
+from kvsim.errors import InputError
+from kvsim.evidence.leastsquares import BLIND, Parameter, fit_ratio
+from kvsim.evidence.machine.predicted import predicted
+from kvsim.evidence.machine.samples import Sample
+from kvsim.evidence.machine.solve import REST, SAMPLING, SURE, TECHNIQUES, Known, Solver
+
+REQUIRED = frozenset({"fp16", "fp32"})  # formats that no profile is without
+PAIRS = {"attention": "attention", "prompt": "attention", "lowbit": "lowbit"}
+"""Kernel classes of attention, and the benchmarks that hold their kernels."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What samples say about a machine (keys of its file) and its software."""
+
+    hardware: dict[str, Known]
+    stack: dict[str, Known]
+    rates: dict[str, Known] = field(default_factory=dict)  # further measured rates, to be shown
+
+
+def fit_samples(samples: Sequence[Sample]) -> Calibration:
+    """Everything that the samples tell.
+
+    Raises
+    ------
+    InputError
+        If a benchmark that a profile cannot do without has no samples.
+    """
+    return _Fitter(samples).everything()
+
+
+class _Fitter(Solver):
+    """The stages that make a machine known."""
+
+    def everything(self) -> Calibration:
+        """All stages, each on top of the ones before."""
+        self._launches()
+        self._channel("hbm", "memory")
+        self._channel("dram", "host")
+        if "time.launch_s" in self.stack:
+            self._kernel("pointwise", "pointwise", "memory", "floor_s")
+        else:  # issuing its many kernels is all the time that its bytes do not take
+            keys = ["time.gap_s", "kernel.pointwise.memory"]
+            self._class("pointwise", "pointwise", keys)
+        self._products()
+        for kernel, benchmark in PAIRS.items():
+            self._kernel(kernel, benchmark, "memory", "compute", "half_size", "floor_s")
+        for kernel in ("quantise", "topk", "gather"):
+            self._kernel(kernel, kernel, "memory", "floor_s")
+        self._steps()
+        self._host()
+        for link in ("h2d", "d2h"):
+            self._link(link)
+        self._rows()
+        self._overlap()
+        return Calibration(self.hardware, self.stack, self.rates)
+
+    # stages
+
+    def _launches(self) -> None:
+        """Kernels issued one by one, replayed as a graph, and a synchronisation."""
+        for way, key in (("graph", "time.gap_s"), ("eager", "time.launch_s")):
+            self._slope(key, self.of("launch", way=way))
+        self._slope("time.sync_s", self.of("launch", way="sync"))
+        gap, eager = self.stack.get("time.gap_s"), self.stack.get("time.launch_s")
+        if eager and not gap:  # nothing runs ahead of anything: the host's time is the device's
+            del self.stack["time.launch_s"]
+            self.stack["time.gap_s"] = eager
+        self.adopt()
+
+    def _slope(self, key: str, samples: list[Sample]) -> None:
+        if not samples:
+            return
+        each = np.array([s.seconds / s.op.launches for s in samples])
+        value = float(np.median(each))
+        off = np.abs(each / value - 1)
+        error = 1.2533 * 1.4826 * float(np.median(off)) / np.sqrt(len(each))
+        known = Known(value, error, float(np.median(off)), len(each), "launch")
+        self.stack[key] = known
+
+    def _channel(self, channel: str, benchmark: str) -> None:
+        """A memory's rate is that of its fastest use; the slower ones are told beside it."""
+        samples = self.of(benchmark, cached="no")
+        ways = sorted({str(s.case["way"]) for s in samples})
+        if not ways:
+            raise _missing(benchmark)
+        key = f"{channel}.bandwidth_Bps"
+        for way in ways:
+            here = [s for s in samples if s.case["way"] == way]
+            found = self.solve(here, [self.parameter(key, here)])  # too large for a floor to tell
+            self.rates[f"{channel} {way}"] = found[key]
+        best = max((self.rates[f"{channel} {way}"] for way in ways), key=lambda k: k.value)
+        self.hardware[key] = best
+        self.adopt()
+
+    def _products(self) -> None:
+        """Peaks are what large products approach, so their own share of them is one."""
+        measured = {s.op.dtype for s in self.of("gemm")}
+        for dtype in REQUIRED - measured:
+            raise _missing(f"gemm in {dtype}")
+        for dtype in sorted(measured, key=lambda t: t != "fp16"):
+            here = [s for s in self.all_of("gemm", "gemm") if s.op.dtype == dtype]
+            peak = f"compute.{dtype}_FLOPps"
+            first = dtype == "fp16"  # the format of the simulator's products; others share the rest
+            names = ("half_size", "memory", "floor_s") if first else ("half_size",)
+            keys = [peak, *(f"kernel.gemm.{name}" for name in names)]
+            found = self.as_run(here, keys)
+            self.hardware[peak] = found.pop(peak)
+            if first:
+                self.stack |= found
+                top = self.hardware[peak]
+                self.stack["kernel.gemm.compute"] = replace(top, value=1.0, error=0.0)
+            self.adopt()
+
+    def _kernel(self, kernel: str, benchmark: str, *names: str) -> None:
+        self._class(kernel, benchmark, [f"kernel.{kernel}.{name}" for name in names])
+
+    def _class(self, kernel: str, benchmark: str, keys: Sequence[str]) -> None:
+        """A kernel class by itself and as techniques run it."""
+        here = self.all_of(kernel, benchmark)
+        if here:
+            self.stack |= self.as_run(here, keys)
+            self.adopt()
+
+    def _steps(self) -> None:
+        """What a pass and each of its layers take besides ops; sampling is a pass's fixed time."""
+        resident = [s for s in self.of(TECHNIQUES, op=REST) if not _offloads(s)]
+        sampling = self.of(TECHNIQUES, op=SAMPLING, phase="decode")
+        if len({s.case["layers"] for s in resident}) < 2 or not sampling:
+            return
+        layers = np.array([float(str(s.case["layers"])) for s in resident])
+        rest = np.array([s.seconds for s in resident])
+        fit = fit_ratio(
+            lambda n: n["step"] + n["layer"] * layers,
+            rest,
+            [
+                Parameter("step", float(rest.min()) / 2, 1e-7, 1e-1, True),
+                Parameter("layer", float(rest.min() / layers.max()) / 2, 1e-8, 1e-2, True),
+            ],
+            robust=True,
+        )
+        off = float(np.median(np.abs(fit.residuals)))
+        chosen = np.array([s.seconds for s in sampling]) - predicted(sampling, self.d)
+        more = max(0.0, float(np.median(chosen)))
+        for name, value in (("step", fit.values["step"] + more), ("layer", fit.values["layer"])):
+            error = fit.errors[name] / value
+            self.stack[f"time.{name}_s"] = Known(value, error, off, len(resident), TECHNIQUES)
+        away = [
+            (s.seconds - fit.values["step"]) / float(str(s.case["layers"]))
+            for s in self.of(TECHNIQUES, op=REST)
+            if _offloads(s)
+        ]
+        if away:
+            value = max(0.0, float(np.median(away)) - fit.values["layer"])
+            scatter = float(np.median(np.abs(np.array(away) - np.median(away))))
+            error = scatter / value / len(away) ** 0.5 if value else np.inf
+            scatter /= max(fit.values["layer"] + value, 1e-12)
+            known = Known(value, error, scatter, len(away), TECHNIQUES)
+            self.stack["time.offloaded_layer_s"] = known
+        self.adopt()
+
+    def _host(self) -> None:
+        """The host's arithmetic from its products, then its attention."""
+        products = self.of("host_gemm")
+        if not products:
+            raise _missing("host_gemm")
+        key = "compute.cpu_fp32_FLOPps"
+        keys = [key, "kernel.cpu.floor_s"]
+        found = self.solve(products, [self.parameter(k, products) for k in keys])
+        self.hardware[key] = found[key]
+        self.adopt()
+        self._kernel("cpu", "host_attention", "memory", "compute", "floor_s")
+
+    def _link(self, link: str) -> None:
+        here = self.of(link, memory="pinned")
+        if not here:
+            raise _missing(link)
+        keys = [f"{link}.bandwidth_Bps", f"{link}.latency_s"]
+        self.hardware |= self.solve(here, [self.parameter(key, here) for key in keys])
+        pageable = self.of(link, memory="pageable")
+        if pageable:
+            found = self.solve(pageable, [self.parameter(key, pageable) for key in keys])
+            self.rates[f"{link} pageable"] = found[keys[0]]
+        self.adopt()
+
+    def _rows(self) -> None:
+        """What a row gathered from host memory costs beyond its bytes."""
+        here = self.of("rows", way="gathered")
+        if here:
+            key = "copies.gather_row_s"
+            self.stack |= self.solve(here, [self.parameter(key, here)])
+            self.adopt()
+
+    def _overlap(self) -> None:
+        """The share of a copy that runs beside compute that is not shorter than the copy.
+
+        With a share o hidden, both take ``compute + (1 - o) copy``. The fastest runs tell it, as
+        copies beside compute are timed by a clock that other jobs move, and only ever forwards.
+        Where they do not tell it, what the software says of itself stays.
+        """
+        shares, errors = [], []
+        for beside in self.of("contention", way="both", compute="gemm"):
+            pair = beside.case["pair"]
+            alone = [self.of("contention", way=way, pair=pair) for way in ("copy", "compute")]
+            if not all(alone):
+                continue
+            copy, compute = (found[0] for found in alone)
+            shares.append(1 - (min(beside.runs) - min(compute.runs)) / min(copy.runs))
+            noise = hypot(*(s.seconds * max(s.error, SURE / 10) for s in (beside, compute)))
+            errors.append(noise / min(copy.runs))
+        if not shares:
+            return
+        weight = np.array(errors) ** -2.0
+        mean = float(weight @ np.array(shares) / weight.sum())
+        off = float(np.median(np.abs(np.array(shares) - mean)))
+        error = float(max(weight.sum() ** -0.5, off / np.sqrt(len(shares))))
+        value = float(np.clip(mean, 0.0, 1.0)) if error <= BLIND else self.d.stack.overlap
+        relative = error / value if value and error <= BLIND else np.inf
+        self.stack["copies.overlap"] = Known(value, relative, off, len(shares), "contention")
+        self.adopt()
+
+
+def _missing(benchmark: str) -> InputError:
+    return InputError(
+        f"no samples of {benchmark}, without which there is no profile; remove the samples and "
+        f"measure again"
+    )
+
+
+def _offloads(s: Sample) -> bool:
+    return str(s.case["technique"]).partition(":")[0] in ("offload", "kcache")

@@ -1,0 +1,250 @@
+"""A few numbers of a machine and its software found from the samples of a benchmark."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import hypot
+
+import numpy as np
+
+from kvsim.evidence.leastsquares import BLIND, FAR_OFF, Parameter, fit_ratio
+from kvsim.evidence.machine.predicted import predicted, with_rates
+from kvsim.evidence.machine.samples import Sample
+from kvsim.graph import Array, Op
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import KERNELS, Hardware, Kernel, Link, Stack
+from kvsim.machines.profiles import number_of, with_numbers
+from kvsim.models.configs import load_model
+
+SURE = 0.05 / 3  # relative standard error up to which samples tell a number
+TECHNIQUES = "techniques"  # samples of ops within real runs
+SAMPLING, REST = "sample", "rest"  # ops there: the choice of tokens; all that no op accounts for
+LEVEL = "level"  # rates of a kernel in real runs over those that it has alone
+FEW_RUNS = 3  # samples of real runs from which on they set the level
+HALF_SIZES = (10.0, 0.1)  # to start from
+RANGES = {
+    "gap_s": (1e-9, 1e-2),
+    "bandwidth_Bps": (1e7, 1e14),
+    "FLOPps": (1e8, 1e17),
+    "latency_s": (1e-9, 1e-2),
+    "memory": (1e-5, 1.0),
+    "compute": (1e-5, 1.0),
+    "floor_s": (1e-9, 1e-1),
+    "half_size": (1e-4, 1e4),
+    "gather_row_s": (1e-12, 1e-3),
+}
+"""What a number may be, by the end of its key; wide, as it is searched by its logarithm."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A number, and how well the samples tell it."""
+
+    value: float
+    error: float  # standard error, relative; infinite where the samples do not tell
+    residual: float  # median of the samples' relative residuals, without their signs
+    samples: int
+    benchmark: str
+    confused: tuple[str, ...] = ()  # numbers that the samples cannot tell it from
+
+    @property
+    def told(self) -> bool:
+        """Whether three standard errors are within 5 %."""
+        return self.error <= SURE
+
+    @property
+    def verdict(self) -> str:
+        """How well the samples tell it, or nothing where they tell it well."""
+        return "" if self.told else "uncertain" if self.error <= BLIND else "not identified"
+
+
+class Solver:
+    """The machine as known so far, and how samples make more of it known."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self.samples = samples
+        links = {name: Link(1e9) for name in ("hbm", "dram", "h2d", "d2h", "link")}
+        hardware = Hardware("", "", {"fp16": 1e12}, 1e12, links, 0, 0, None, "measured", {})
+        stack = Stack("", kernels=dict.fromkeys(KERNELS, Kernel()))
+        # ops are ready-made, so that any model does
+        self.d = Deployment(load_model("llama2-7b"), hardware, stack)
+        self.hardware: dict[str, Known] = {}
+        self.stack: dict[str, Known] = {}
+        self.rates: dict[str, Known] = {}
+
+    def as_run(self, samples: list[Sample], keys: Sequence[str]) -> dict[str, Known]:
+        """A kernel class's numbers, as far as kernels alone tell them, at the level of real runs.
+
+        Within a technique an op is more than its kernel: it appends, looks up, allocates. So its
+        floor is that of the runs, and its rates are the kernel's times a share of them.
+        """
+        alone = [s for s in samples if s.benchmark != TECHNIQUES]
+        runs = [s for s in samples if s.benchmark == TECHNIQUES]
+        found = self.solve(alone or runs, [self.parameter(k, alone or runs) for k in keys])
+        floor = next((key for key in keys if key.endswith(("floor_s", "gap_s"))), None)
+        if not floor or not alone or len(runs) < FEW_RUNS:
+            return found
+        rates = [key for key in keys if key.endswith((".memory", ".compute"))]
+        alone_at = {key: known.value for key, known in found.items()}
+
+        def scaled(numbers: Mapping[str, float]) -> dict[str, float]:
+            shares = {key: min(1.0, alone_at[key] * numbers[LEVEL]) for key in rates}
+            return alone_at | shares | {floor: numbers[floor]}
+
+        level = Parameter(LEVEL, 1.0, 1e-2, 1e2, True)
+
+        def predict(numbers: Mapping[str, float]) -> Array:
+            return predicted(runs, self._with(scaled({LEVEL: 1.0} | dict(numbers))))
+
+        again = self.solve(runs, [level, self.parameter(floor, runs)], predict)
+        if again[LEVEL].error > BLIND:  # runs too small to tell: the kernel's own rates
+            again = self.solve(runs, [self.parameter(floor, runs)], predict)
+            again[LEVEL] = replace(again[floor], value=1.0, error=0.0)
+        final = scaled({name: known.value for name, known in again.items()})
+        for key in rates:
+            error = hypot(again[LEVEL].error, found[key].error)
+            found[key] = replace(again[LEVEL], value=final[key], error=error)
+        return found | {floor: again[floor]}
+
+    def all_of(self, kernel: str, benchmark: str) -> list[Sample]:
+        """A class's kernels alone, and its ops in real runs."""
+        here = [s for s in self.of(benchmark) + self.of(TECHNIQUES) if s.op.kernel == kernel]
+        return [s for s in here if s.case.get("op") not in (SAMPLING, REST)]
+
+    def of(self, benchmark: str, **case: object) -> list[Sample]:
+        """A benchmark's samples whose case is as given."""
+        return [
+            s
+            for s in self.samples
+            if s.benchmark == benchmark and all(s.case.get(k) == v for k, v in case.items())
+        ]
+
+    def solve(
+        self,
+        samples: list[Sample],
+        free: list[Parameter],
+        predict: Callable[[Mapping[str, float]], Array] | None = None,
+    ) -> dict[str, Known]:
+        """Numbers from samples; with fewer samples than numbers the last ones stay, marked."""
+        unseen = {
+            p.name: Known(self._value(p.name), np.inf, 0.0, len(samples), samples[0].benchmark)
+            for p in free[len(samples) :]
+        }
+        free = free[: len(samples)]
+        measured = np.array([s.seconds for s in samples])
+        fits = [
+            fit_ratio(
+                predict or (lambda numbers: predicted(samples, self._with(numbers))),
+                measured,
+                start,
+                robust=True,
+            )
+            for start in _starts(free)
+        ]
+        fit = min(fits, key=lambda f: float(np.sum(np.hypot(1, f.residuals / FAR_OFF))))
+        off = float(np.median(np.abs(fit.residuals)))
+        more = _more_uncertain(samples, off, len(free))
+        return {
+            key: Known(
+                value,
+                float(more * fit.errors[key] / value),
+                off,
+                len(samples),
+                samples[0].benchmark,
+                tuple(b if a == key else a for a, b in fit.confused if key in (a, b)),
+            )
+            for key, value in fit.values.items()
+        } | unseen
+
+    def _value(self, key: str) -> float:
+        """A number as known so far."""
+        if not _of_hardware(key):
+            return number_of(self.d.stack, key)
+        table, _, name = key.partition(".")
+        if name.endswith("_FLOPps"):
+            on_host = key == "compute.cpu_fp32_FLOPps"
+            return self.d.hardware.cpu_flops if on_host else self.d.flops(name[: -len("_FLOPps")])
+        link = self.d.hardware.links[table]
+        return link.bandwidth if name == "bandwidth_Bps" else link.latency
+
+    def parameter(self, key: str, samples: list[Sample]) -> Parameter:
+        """A number with a start from the samples: the best rate seen, half the shortest time."""
+        low, high = RANGES[next(end for end in RANGES if key.endswith(end))]
+        name = key.rpartition(".")[2]
+        shortest = min(s.seconds for s in samples)
+        if name == "bandwidth_Bps":
+            channel = key.partition(".")[0]
+            start = max(_work(s.op, channel) / s.seconds for s in samples)
+        elif name.endswith("FLOPps"):
+            start = max(_work(s.op, "flops") / s.seconds for s in samples)
+        elif name in ("memory", "compute"):
+            start = self._share(name, samples)
+        elif name == "half_size":
+            start = HALF_SIZES[0]
+        elif name == "gather_row_s":
+            start = max(shortest / max(_work(s.op, "rows"), 1.0) for s in samples)
+        else:
+            start = shortest / 2
+        return Parameter(key, float(np.clip(start, low * 1.01, high / 1.01)), low, high, True)
+
+    def _share(self, name: str, samples: list[Sample]) -> float:
+        """The best share of the machine's rate that a sample shows."""
+        if name == "memory":
+            rates = self.d.bandwidth
+            return max(_work(s.op, c) / s.seconds / rates[c] for s in samples for c in s.op.bytes)
+        cpu = samples[0].op.stream == "cpu"
+        peak = self.d.hardware.cpu_flops if cpu else self.d.flops(samples[0].op.dtype)
+        return max(_work(s.op, "flops") / s.seconds / peak for s in samples)
+
+    def _with(self, numbers: Mapping[str, float]) -> Deployment:
+        hard = {k: v for k, v in numbers.items() if _of_hardware(k)}
+        soft = {k: v for k, v in numbers.items() if k not in hard}
+        return replace(
+            self.d,
+            hardware=with_rates(self.d.hardware, hard),
+            stack=with_numbers(self.d.stack, soft),
+        )
+
+    def adopt(self) -> None:
+        """What is known by now holds for everything that follows."""
+        known = self.hardware | self.stack
+        self.d = self._with({key: number.value for key, number in known.items()})
+
+
+def _starts(free: list[Parameter]) -> list[list[Parameter]]:
+    """Where to begin: with arithmetic that saturates early and late, if it does at all.
+
+    Whether a kernel waits for memory or computes at a low rate may look alike from one side.
+    """
+    if not any(p.name.endswith("half_size") for p in free):
+        return [free]
+    return [
+        [replace(p, start=half) if p.name.endswith("half_size") else p for p in free]
+        for half in HALF_SIZES
+    ]
+
+
+def _more_uncertain(samples: Sequence[Sample], off: float, numbers: int) -> float:
+    """By how much a fit to few samples underestimates its errors.
+
+    Few samples may agree by chance: their runs say how far they scatter at least, and Student's
+    distribution how much less a few tell than many.
+    """
+    from scipy.stats import t  # as slow to import as it is rarely needed
+
+    spare = len(samples) - numbers
+    if spare < 1:
+        return np.inf
+    scatter = float(np.median([s.error for s in samples]))
+    fewer = float(t.ppf(0.8413, spare))
+    return fewer * max(1.0, scatter / max(1.4826 * off, 1e-12))
+
+
+def _of_hardware(key: str) -> bool:
+    return key.endswith(("_Bps", "latency_s", "_FLOPps"))
+
+
+def _work(op: Op, what: str) -> float:
+    """FLOPs, rows, or bytes through a channel."""
+    if what in ("flops", "rows"):
+        return float(np.asarray(getattr(op, what)))
+    return float(np.asarray(op.bytes.get(what, 0.0)))  # type: ignore[call-overload]

@@ -1,0 +1,73 @@
+"""How well predictions match measured rows, table by table."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvsim.evidence.published import Row
+from kvsim.graph import Array
+
+
+@dataclass(frozen=True)
+class Score:
+    """Errors of one metric of one table; relative, NaN where there is no such row."""
+
+    paper: str
+    table: str
+    metric: str
+    stack: str
+    rows: int
+    fitted: tuple[float, float]  # mean and worst error of the rows a stack was fitted to
+    held_out: tuple[float, float]  # of the rows nothing was fitted to
+    with_anomalies: tuple[float, float]  # of those and the documented anomalies
+    skill: float  # 1: exact, 0: no better than the mean of the table's other rows
+
+
+def error(row: Row, predicted: float) -> float:
+    """Predicted over measured, less one; for yes-or-no rows 0 or 1."""
+    if row.metric == "fits":
+        return float(predicted != row.published)
+    return predicted / row.published - 1
+
+
+def score(rows: Iterable[Row], predicted: Iterable[float]) -> list[Score]:
+    """Scores of every table and metric, in the rows' order."""
+    groups: dict[tuple[str, str, str], list[tuple[Row, float]]] = {}
+    for row, value in zip(rows, predicted, strict=True):
+        groups.setdefault((row.paper, row.table, row.metric), []).append((row, value))
+    return [_score(*key, pairs) for key, pairs in groups.items()]
+
+
+def _score(paper: str, table: str, metric: str, pairs: list[tuple[Row, float]]) -> Score:
+    def errors(*uses: str) -> Array:
+        return np.array([abs(error(r, v)) for r, v in pairs if r.use in uses])
+
+    return Score(
+        paper=paper,
+        table=table,
+        metric=metric,
+        stack=", ".join(dict.fromkeys(row.stack for row, _ in pairs)),
+        rows=len(pairs),
+        fitted=_mean_and_worst(errors("fit")),
+        held_out=_mean_and_worst(errors("check")),
+        with_anomalies=_mean_and_worst(errors("check", "anomaly")),
+        skill=_skill(pairs, errors("check")),
+    )
+
+
+def _mean_and_worst(errors: Array) -> tuple[float, float]:
+    return (float(errors.mean()), float(errors.max())) if errors.size else (np.nan, np.nan)
+
+
+def _skill(pairs: list[tuple[Row, float]], errors: Array) -> float:
+    """Error saved against predicting each held-out row by the table's other rows' mean."""
+    values = np.array([row.published for row, _ in pairs])
+    trivial = [
+        abs(np.delete(values, i).mean() / values[i] - 1)
+        for i, (row, _) in enumerate(pairs)
+        if row.use == "check" and values.size > 1 and values[i] > 0
+    ]
+    if not trivial or not errors.size or not np.mean(trivial):
+        return np.nan
+    return float(1 - errors.mean() / np.mean(trivial))

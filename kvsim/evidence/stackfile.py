@@ -1,0 +1,44 @@
+"""Writing a fitted stack as a file that the loader reads back."""
+
+from kvsim.evidence.leastsquares import Fit
+from kvsim.files import toml_lines
+from kvsim.machines.hardware import Stack
+
+
+def fitted_text(stack: Stack, base: str, fit: Fit, rows: str, error: str, today: str) -> str:
+    """TOML of a stack that extends ``stack`` by its fitted numbers.
+
+    Parameters
+    ----------
+    base : its name, or the path of its file.
+    rows : which rows it was fitted to.
+    error : what is known of its error on others.
+    today : date of the fit.
+    """
+    residuals = ", ".join(f"{100 * r:+.1f}" for r in fit.residuals)
+    sources = {
+        key: f"fitted on {today} to {rows}: {value:.4g} +- {_known(fit.errors[key])}"
+        + ("; not determined by these rows" if key in fit.unknown else "")
+        for key, value in fit.values.items()
+    }
+    confused = [f"{a} with {b}" for a, b in fit.confused]
+    told = f"; cannot tell {', '.join(confused)} apart" if confused else ""
+    head = {
+        "title": f"{stack.title}, fitted",
+        "basis": "calibrated",
+        "error": error,
+        "extends": base,
+        "fit": f"{rows}; residuals in %: {residuals}{told}",
+    }
+    parts = [toml_lines(head)]
+    tables: dict[str, dict[str, object]] = {}
+    for key, value in fit.values.items():
+        folder, _, name = key.rpartition(".")
+        tables.setdefault(folder, {})[name] = float(f"{value:.6g}")
+    parts += [f"[{folder}]\n{toml_lines(entries)}" for folder, entries in tables.items()]
+    parts.append(f"[source]\n{toml_lines(sources, quoted=True)}")
+    return "\n".join(parts)
+
+
+def _known(error: float) -> str:
+    return "unknown" if error != error else f"{error:.2g}"

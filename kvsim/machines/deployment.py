@@ -1,0 +1,74 @@
+"""A model on a machine with a software stack: what every formula is evaluated for."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+from kvsim.errors import InputError
+from kvsim.machines.hardware import Hardware, Stack
+from kvsim.models.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """How the numbers of a weight matrix are stored."""
+
+    bits: float  # per weight
+    group: int  # inputs that share one scale; 0: one scale per output
+    scale_bytes: float  # [B]
+    dtype: str  # number format the product is computed in
+
+    def bytes(self, inputs: float, outputs: float) -> float:
+        """Stored size of an (inputs, outputs) matrix with its scales. [B]"""
+        groups = ceil(inputs / self.group) if self.group else 1.0  # the last may be short
+        scales = groups * outputs * self.scale_bytes
+        return inputs * outputs * self.bits / 8 + scales
+
+
+WEIGHTS = {
+    "fp16": WeightFormat(16, 0, 0, "fp16"),
+    "fp8": WeightFormat(8, 0, 4, "fp8"),  # fp32 scale per output channel
+    "int8": WeightFormat(8, 0, 2, "fp16"),  # weight-only: widened to fp16 in the kernel
+    "int4-g32": WeightFormat(4, 32, 4, "fp16"),  # bf16 scale and zero point, groups of 32
+    "int4": WeightFormat(4, 128, 2, "fp16"),  # symmetric groups of 128, as GPTQ for Marlin
+}
+"""Formats of ``--weights``. Embeddings, LM head and norms stay in fp16."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One tensor-parallel replica: ``tp`` equal GPUs, each holding a shard of the model."""
+
+    model: Model
+    hardware: Hardware
+    stack: Stack
+    weights: str = "fp16"
+    tp: int = 1
+
+    def __post_init__(self) -> None:
+        if self.weights not in WEIGHTS:
+            raise InputError(
+                f"--weights: unknown format {self.weights!r}; expected one of {', '.join(WEIGHTS)}"
+            )
+        if self.tp not in (1, 2, 4, 8):
+            raise InputError(f"--tp: got {self.tp}; expected 1, 2, 4 or 8 GPUs per replica")
+
+    @cached_property
+    def shard(self) -> Model:
+        """What one GPU holds of the model."""
+        return self.model.shard(self.tp)
+
+    @property
+    def weight_format(self) -> WeightFormat:
+        """How decoder weights are stored."""
+        return WEIGHTS[self.weights]
+
+    @cached_property
+    def bandwidth(self) -> dict[str, float]:
+        """Rate of each channel as one GPU sees it; GPUs of a replica share host memory. [B/s]"""
+        rates = {name: link.bandwidth for name, link in self.hardware.links.items()}
+        return rates | {"dram": rates["dram"] / self.tp}
+
+    def flops(self, dtype: str) -> float:
+        """Dense rate for a number format; fp16 where the GPU lacks it. [FLOP/s]"""
+        return self.hardware.flops.get(dtype, self.hardware.flops["fp16"])

@@ -1,0 +1,208 @@
+"""Loading the TOML files that describe hardware and software."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import InputError, unknown
+from kvsim.machines.hardware import (
+    DTYPES,
+    HARDWARE_FILE,
+    KERNEL_NUMBERS,
+    KERNELS,
+    LINKS,
+    STACK_FILE,
+    STACK_FLAGS,
+    STACK_NUMBERS,
+    STANDS_FOR,
+    TENSOR_PEAK,
+    Hardware,
+    Kernel,
+    Link,
+    Stack,
+)
+from kvsim.machines.schema import Profile, parse, read, shown, sound, wrong
+
+
+def hardware_names() -> tuple[str, ...]:
+    """Names of the shipped hardware profiles."""
+    return tuple(sorted(_files(_folder())))
+
+
+def stack_names() -> tuple[str, ...]:
+    """Names of the shipped software stacks."""
+    return tuple(sorted(_files(_folder() / "stacks")))
+
+
+def load_hardware(name_or_path: str | Path) -> Hardware:
+    """Load a GPU by its name, by one of its aliases or from a TOML file.
+
+    Raises
+    ------
+    InputError
+        If there is no such GPU, or the file is not a sound profile.
+    """
+    file = _find("GPU", str(name_or_path), _folder())
+    profile = read(file, HARDWARE_FILE)
+    numbers = profile.numbers
+    _check_rates(file, numbers)
+    return Hardware(
+        name=file.name.removesuffix(".toml"),
+        title=profile.texts["title"],
+        flops={
+            dtype: numbers[f"compute.{dtype}_FLOPps"]
+            for dtype in DTYPES
+            if f"compute.{dtype}_FLOPps" in numbers
+        },
+        cpu_flops=numbers["compute.cpu_fp32_FLOPps"],
+        links={
+            link: Link(numbers[f"{link}.bandwidth_Bps"], numbers[f"{link}.latency_s"])
+            for link in LINKS
+        },
+        gpu_memory=numbers["memory.gpu_capacity_B"],
+        host_memory=numbers["memory.host_capacity_B"],
+        price=numbers.get("price.usd_per_hour"),
+        basis=profile.texts["basis"],
+        sources=profile.sources,
+        notes=profile.lists.get("notes", ()),
+        device=profile.texts.get("device", ""),
+        date=profile.texts.get("date", ""),
+    )
+
+
+def load_stack(name_or_path: str | Path) -> Stack:
+    """Load a software stack by its name or from a TOML file; keys left out are ideal.
+
+    Raises
+    ------
+    InputError
+        If there is no such stack, or the file is not a sound one.
+    """
+    file = _find("stack", str(name_or_path), _folder() / "stacks")
+    profile = _extended(file, ())
+    changes: dict[str, Any] = {
+        name: profile.numbers[key]
+        for key, (name, _) in STACK_NUMBERS.items()
+        if key in profile.numbers
+    }
+    changes["resident_layers"] = int(changes.get("resident_layers", 0))
+    changes |= {STACK_FLAGS[key]: value for key, value in profile.flags.items()}
+    return replace(
+        Stack(
+            name=file.name.removesuffix(".toml"),
+            title=profile.texts["title"],
+            basis=profile.texts["basis"],
+            error=profile.texts["error"],
+            fit=profile.texts.get("fit", ""),
+            device=profile.texts.get("device", ""),
+            date=profile.texts.get("date", ""),
+            free=profile.free,
+            source="\n".join(f"{key}: {text}" for key, text in profile.sources.items()),
+            kernels=_kernels(profile),
+        ),
+        **changes,
+    )
+
+
+def with_numbers(stack: Stack, numbers: Mapping[str, float]) -> Stack:
+    """A stack with other numbers under some of its file's keys."""
+    changes: dict[str, Any] = {"kernels": dict(stack.kernels)}
+    for key, value in numbers.items():
+        if key in STACK_NUMBERS:
+            changes[STACK_NUMBERS[key][0]] = value
+        else:
+            _, kernel, name = key.split(".")
+            changed = {KERNEL_NUMBERS[name][0]: value}
+            known = changes["kernels"].get(kernel) or stack.kernel(kernel)
+            changes["kernels"][kernel] = replace(known, **changed)
+    return replace(stack, **changes)
+
+
+def number_of(stack: Stack, key: str) -> float:
+    """A stack's number under a key of its file."""
+    if key in STACK_NUMBERS:
+        return float(getattr(stack, STACK_NUMBERS[key][0]))
+    _, kernel, name = key.split(".")
+    return float(getattr(stack.kernel(kernel), KERNEL_NUMBERS[name][0]))
+
+
+def _extended(file: Traversable, below: tuple[str, ...]) -> Profile:
+    """A stack's entries over those of the stack it extends."""
+    own = read(file, STACK_FILE)
+    name = own.texts.get("extends")
+    if name is None:
+        return own
+    if name in below:
+        raise wrong(file, "extends", name, "a stack that does not extend this one")
+    base = _extended(_find("stack", name, _folder() / "stacks"), (*below, name))
+    numbers, flags = base.numbers | own.numbers, base.flags | own.flags
+    return Profile(numbers, flags, own.texts, own.lists, base.sources | own.sources, own.free)
+
+
+def _find(kind: str, name: str, folder: Traversable) -> Traversable:
+    """The file of a profile given by path, by name or by one of its aliases."""
+    if name.endswith(".toml") or "/" in name or "\\" in name:
+        return sound(Path(name))
+    shipped = _files(folder)
+    wanted = name.strip().lower()
+    if wanted in shipped:
+        return shipped[wanted]
+    for file in shipped.values():
+        if wanted in parse(file).get("aliases", ()):
+            return file
+    raise unknown(kind, name, shipped, "or give the path of a .toml file")
+
+
+def _files(folder: Traversable) -> dict[str, Traversable]:
+    return {
+        file.name.removesuffix(".toml"): file
+        for file in folder.iterdir()
+        if file.name.endswith(".toml")
+    }
+
+
+def _folder() -> Traversable:
+    return files("kvsim") / "hwprofiles"
+
+
+def _kernels(profile: Profile) -> dict[str, Kernel]:
+    """All classes, and those that the profile tells apart, over the class that stands for them."""
+    kernels = {kernel: _kernel(profile, kernel, Kernel()) for kernel in KERNELS}
+    for kernel, other in STANDS_FOR.items():
+        apart = _kernel(profile, kernel, kernels[other])
+        if apart != kernels[other]:
+            kernels[kernel] = apart
+    return kernels
+
+
+def _kernel(profile: Profile, kernel: str, base: Kernel) -> Kernel:
+    stated = {
+        name: profile.numbers[f"kernel.{kernel}.{key}"]
+        for key, (name, _) in KERNEL_NUMBERS.items()
+        if f"kernel.{kernel}.{key}" in profile.numbers
+    }
+    return replace(base, **stated)
+
+
+def _check_rates(file: Traversable, numbers: Mapping[str, float]) -> None:
+    """Refuse rates that the silicon cannot reach: a sparse tensor rate, a copy above its line."""
+    rate = numbers["compute.fp16_FLOPps"]
+    if TENSOR_PEAK[0] in numbers:
+        sm, clock, per_clock = (numbers[key] for key in TENSOR_PEAK)
+        peak = sm * clock * per_clock
+        if rate > 1.01 * peak:
+            raise InputError(
+                f"{shown(file)}: compute.fp16_FLOPps is {rate:.4g}, above sm x clock x FLOP per "
+                f"clock = {peak:.4g}; it looks like a sparse rate, give the dense one"
+            )
+    for link in ("h2d", "d2h"):
+        achieved = numbers[f"{link}.bandwidth_Bps"]
+        line = numbers.get(f"{link}.line_rate_Bps", achieved)
+        if achieved > line:
+            raise InputError(
+                f"{shown(file)}: {link}.bandwidth_Bps is {achieved:.4g}, above its line rate "
+                f"{line:.4g}; expected what large copies achieve in one direction"
+            )

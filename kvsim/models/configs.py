@@ -1,0 +1,252 @@
+"""Models from the catalogue or from any Hugging Face ``config.json``.
+
+A field that cannot be right raises :class:`kvsim.errors.InputError` with one line that names file
+and field.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypedDict
+
+from kvsim.errors import InputError, unknown
+from kvsim.models.families import Fields, find_family, shown
+from kvsim.models.model import LayerShape, Model
+
+FILE_LIMIT = 10_000_000  # a config.json has some kB; more is a weight file by mistake [bytes]
+MOST_LAYERS = 1000
+MEND = "give a config.json, a directory that holds one, or a name from the catalogue"
+
+
+class Entry(TypedDict):
+    """Where a model of the catalogue comes from."""
+
+    hf_id: str
+    published: int | None  # parameters of the published checkpoint, where known exactly
+    source: str
+
+
+def load_model(name_or_path: str) -> Model:
+    """A model by its catalogue name, its Hugging Face id, or the path of a configuration.
+
+    A path is a ``config.json`` under any name or a directory that holds one. The catalogue comes
+    first; ``./name`` makes a path of a name that is in it.
+
+    Raises
+    ------
+    InputError
+        If there is no such model, or its configuration cannot be used.
+    """
+    return _read(*read_config(name_or_path))
+
+
+def read_config(name_or_path: str) -> tuple[dict[str, Any], str, str]:
+    """The fields of a model's configuration, its name, and what messages call it.
+
+    Raises
+    ------
+    InputError
+        If there is no such model or its configuration is no JSON object.
+    """
+    name = _catalogue_name(name_or_path)
+    if name is not None:
+        return _catalogue_config(name), name, name
+    where = repr(name_or_path)
+    path = _find_file(name_or_path)
+    config = _parse(path, where)
+    if not isinstance(config, dict):
+        problem = f"holds a {type(config).__name__}, expected an object of fields"
+        raise InputError(f"{where}: {problem}; give a Hugging Face config.json")
+    title = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return config, title or where, where
+
+
+def model_names() -> list[str]:
+    """The names of the catalogue."""
+    catalogue = files("kvsim") / "models" / "catalogue"
+    names = [file.name for file in catalogue.iterdir()]
+    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
+
+
+def catalogue_entry(name: str) -> Entry:
+    """Where the shape of a catalogue model comes from, by name or Hugging Face id."""
+    found = _catalogue_name(name)
+    if found is None:
+        raise unknown("model", name, model_names())
+    entry = _catalogue_config(found)["kvsim"]
+    return {
+        "hf_id": entry["hf_id"],
+        "published": entry.get("published_parameters"),
+        "source": entry["source"],
+    }
+
+
+def from_config(config: Mapping[str, Any], name: str) -> Model:
+    """The model that a parsed ``config.json`` describes; messages call it ``name``."""
+    return _read(config, name, name)
+
+
+def compress(layers: Sequence[LayerShape]) -> tuple[tuple[tuple[LayerShape, ...], int], ...]:
+    """The layers as repeated blocks: from the front on, the repetition that covers most of them."""
+    groups: list[tuple[tuple[LayerShape, ...], int]] = []
+    rest = tuple(layers)
+    while rest:
+        size, count = 1, 1
+        for length in range(1, len(rest) // 2 + 1):
+            repeats = 1
+            while rest[repeats * length : (repeats + 1) * length] == rest[:length]:
+                repeats += 1
+            if repeats > 1 and length * repeats > size * count:
+                size, count = length, repeats
+        groups.append((rest[:size], count))
+        rest = rest[size * count :]
+    return tuple(groups)
+
+
+def _catalogue_name(name: str) -> str | None:
+    wanted = name.lower()
+    return wanted if wanted in model_names() else _names_by_hf_id().get(wanted)
+
+
+def _catalogue_config(name: str) -> dict[str, Any]:
+    text = (files("kvsim") / "models" / "catalogue" / f"{name}.json").read_text(encoding="utf-8")
+    config: dict[str, Any] = json.loads(text)
+    return config
+
+
+@cache
+def _names_by_hf_id() -> dict[str, str]:
+    return {_catalogue_config(name)["kvsim"]["hf_id"].lower(): name for name in model_names()}
+
+
+def _find_file(name: str) -> Path:
+    """The configuration at a path, which need not be there."""
+    try:
+        path = Path(name).expanduser()
+        if name and path.is_dir():
+            path = path / "config.json"
+            if not path.exists():
+                raise InputError(f"{name!r}: the directory holds no config.json; {MEND}")
+        if name and path.exists():
+            if not path.is_file():
+                raise InputError(f"{name!r}: this is no regular file; {MEND}")
+            return path
+    except (OSError, RuntimeError) as error:  # closed to us, name too long, no such ~user
+        reason = getattr(error, "strerror", "") or str(error)[:100]
+        raise InputError(f"{_quoted(name)}: cannot be opened ({reason}); {MEND}") from None
+    if name.endswith(".json") or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise InputError(f"{_quoted(name)}: there is no such file or directory; {MEND}")
+    raise unknown("model", name, model_names(), "or give a path to a config.json")
+
+
+def _quoted(name: str) -> str:
+    """A path for a message, without the middle of one that nobody would read."""
+    return repr(name if len(name) <= 200 else f"{name[:60]}...{name[-60:]}")
+
+
+def _parse(path: Path, where: str) -> object:
+    expected = "expected a Hugging Face config.json; fetch it again or correct it"
+    try:
+        size = path.stat().st_size
+        content = path.read_bytes() if size <= FILE_LIMIT else b""
+    except OSError as error:
+        raise InputError(f"{where}: cannot be read ({error.strerror}); {MEND}") from None
+    if size > FILE_LIMIT:
+        limit = f"a config.json has at most {FILE_LIMIT // 10**6} MB"
+        raise InputError(f"{where}: the file has {size / 1e6:.0f} MB, {limit}; {MEND}")
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        problem = f"not valid JSON in line {error.lineno} ({error.msg})"
+        raise InputError(f"{where}: {problem}, {expected}") from None
+    except (ValueError, RecursionError):  # not UTF-8, a number of 5000 digits, 10 000 brackets
+        raise InputError(f"{where}: not readable as JSON text, {expected}") from None
+
+
+def _read(config: Mapping[str, Any], name: str, where: str) -> Model:
+    f = Fields(config, where)
+    notes: list[str] = []
+    if "text_config" in f.values:
+        text = f.values["text_config"]
+        if not isinstance(text, Mapping):
+            raise f.error("text_config", f"is {shown(text)}, expected an object of fields")
+        # the checkpoint ties its embedding at the top, the text model need not repeat it
+        tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+        f = Fields({**tied, **text}, where, "text_config.")
+        notes.append("multimodal: only its text_config was read")
+    title, family, assumed = find_family(f)
+    notes += assumed
+    left_out = [key for key in family.defaults if key not in f.values and key[0] != "_"]
+    if left_out:
+        notes.append(f"left out, so the defaults of {title}: {', '.join(left_out)}")
+    f = f.with_defaults(family.defaults)
+    layers = f.integer("num_hidden_layers", "n_layer", high=MOST_LAYERS)
+    hidden = f.integer("hidden_size", "n_embed")
+    heads = f.integer("num_attention_heads", "n_head")
+    max_context = f.integer("max_position_embeddings", "seq_length")
+    fields = family.read(f)
+    if "kv_heads" not in fields:
+        fields["kv_heads"] = f.integer("num_key_value_heads", default=heads)
+    if "ffn" not in fields:
+        fields["ffn"] = f.integer("intermediate_size", "ffn_dim")
+    if "head_dim" not in fields:
+        fields["head_dim"] = _head_dim(f, hidden, heads)
+    if heads % fields["kv_heads"]:
+        problem = f"is {heads}, expected a multiple of the {fields['kv_heads']} key-value heads"
+        raise f.error("num_attention_heads", problem, "correct one of the two")
+    windows = _windows(f, layers, max_context)
+    routed = _routed(f, layers) if fields.get("experts") else [False] * layers
+    return Model(
+        name=name,
+        family=title,
+        hidden=hidden,
+        heads=heads,
+        vocab=f.integer("vocab_size"),
+        max_context=max_context,
+        layout=compress([LayerShape(*layer) for layer in zip(windows, routed, strict=True)]),
+        tied=f.flag("tie_word_embeddings", False),
+        notes=tuple(notes),
+        **fields,
+    )
+
+
+def _head_dim(f: Fields, hidden: int, heads: int) -> int:
+    if "head_dim" not in f.values and hidden % heads:
+        problem = f"is {hidden}, expected a multiple of the {heads} heads"
+        raise f.error("hidden_size", problem, "correct it or add head_dim")
+    return f.integer("head_dim", default=hidden // heads)
+
+
+def _windows(f: Fields, layers: int, max_context: int) -> list[int | None]:
+    """The sliding window of every layer; a window that the context cannot fill is none."""
+    window = f.integer("sliding_window", default=0) if f.flag("use_sliding_window", True) else 0
+    first = f.integer("max_window_layers", default=0, low=0)
+    period = f.integer("sliding_window_pattern", "_sliding_window_pattern", default=0)
+    local = [i >= first and (period == 0 or (i + 1) % period > 0) for i in range(layers)]
+    types = f.values.get("layer_types")
+    if types is not None:
+        kinds = ("full_attention", "sliding_attention")
+        if not isinstance(types, list) or any(kind not in kinds for kind in types):
+            raise f.error("layer_types", f"is {shown(types)}, expected a list of {kinds}")
+        if len(types) != layers:
+            raise f.error("layer_types", f"has {len(types)} entries, expected {layers}")
+        local = [kind == "sliding_attention" for kind in types]
+        if any(local) and not window:
+            raise f.error("sliding_window", "is not set, expected one for layer_types", "add it")
+    return [window if slides and 0 < window < max_context else None for slides in local]
+
+
+def _routed(f: Fields, layers: int) -> list[bool]:
+    """Which layers of a mixture-of-experts model have one: by DeepSeek's or by Qwen's fields."""
+    first = f.integer("first_k_dense_replace", default=0, low=0)
+    every = f.integer("moe_layer_freq", default=1)
+    step = f.integer("decoder_sparse_step", default=1)
+    dense = f.values.get("mlp_only_layers", [])
+    if not isinstance(dense, list):
+        raise f.error("mlp_only_layers", f"is {shown(dense)}, expected a list of layers")
+    return [
+        i >= first and i % every == 0 and (i + 1) % step == 0 and i not in dense
+        for i in range(layers)
+    ]

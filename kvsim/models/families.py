@@ -1,0 +1,238 @@
+"""How each model family of Hugging Face writes its ``config.json``: one entry of FAMILIES each.
+
+An entry gives the fields that its files may leave out, with the defaults of its model class in
+transformers, and a function that reads what differs from Llama as fields of
+:class:`kvsim.models.model.Model`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from kvsim.errors import InputError
+
+LARGEST = 10**9  # no dimension of a model comes near it
+
+
+class Fields:
+    """A configuration whose fields are checked as they are read; null counts as left out."""
+
+    def __init__(self, config: Mapping[str, Any], where: str, prefix: str = "") -> None:
+        self.values = {key: value for key, value in config.items() if value is not None}
+        self.where = where
+        self.prefix = prefix
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
+        """The same configuration, with values for what it leaves out."""
+        return Fields({**defaults, **self.values}, self.where, self.prefix)
+
+    def error(self, field: str, problem: str, mend: str = "correct it") -> InputError:
+        """The message about one field."""
+        return InputError(f"{self.where}: field '{self.prefix}{field}' {problem}; {mend}")
+
+    def integer(
+        self, *names: str, default: int | None = None, low: int = 1, high: int = LARGEST
+    ) -> int:
+        """A size or count under the first of ``names`` that is there."""
+        expected = f"a whole number from {low} to {high}"
+        name = next((name for name in names if name in self.values), None)
+        if name is None:
+            if default is None:
+                raise self.error(names[0], f"is missing, expected {expected}", "add it")
+            return default
+        value = self.values[name]
+        # bool is an int to Python, but true is no size
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.error(name, f"is {shown(value)}, expected {expected}")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A field that is true or false."""
+        value = self.values.get(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, f"is {shown(value)}, expected true or false")
+        return value
+
+    def must(self, name: str, value: bool, why: str) -> None:
+        """Refuse a variant whose arithmetic :class:`Model` does not cover."""
+        if self.flag(name, value) is not value:
+            problem = f"is {shown(not value).lower()}, expected {shown(value).lower()}: {why}"
+            raise self.error(name, problem, "choose another model")
+
+
+def shown(value: object) -> str:
+    """A value from a file, short and without line breaks."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _nothing(f: Fields) -> dict[str, Any]:
+    return {}
+
+
+def _biases(f: Fields) -> dict[str, Any]:
+    attention = f.flag("attention_bias", False)
+    mlp = f.flag("mlp_bias", False)
+    return {"qkv_bias": attention, "out_bias": attention, "mlp_bias": mlp}
+
+
+def _experts(f: Fields, field: str = "num_experts") -> dict[str, Any]:
+    experts = f.integer(field)
+    active = f.integer("num_experts_per_tok")
+    if active > experts:
+        raise f.error(
+            "num_experts_per_tok",
+            f"is {active}, expected at most the {experts} experts",
+            "correct one of the two",
+        )
+    width = f.integer("moe_intermediate_size", "intermediate_size")
+    return {"experts": experts, "experts_active": active, "expert_ffn": width}
+
+
+def _qwen2_moe(f: Fields) -> dict[str, Any]:
+    experts = _experts(f)
+    shared = f.integer("shared_expert_intermediate_size")
+    if shared % experts["expert_ffn"]:
+        raise f.error(
+            "shared_expert_intermediate_size",
+            f"is {shared}, expected a multiple of moe_intermediate_size {experts['expert_ffn']}",
+        )
+    shared_experts = shared // experts["expert_ffn"]
+    return experts | {"qkv_bias": True, "shared_experts": shared_experts, "shared_gate": True}
+
+
+def _deepseek(f: Fields) -> dict[str, Any]:
+    f.must("attention_bias", False, "biases of latent attention are not counted")
+    nope, rope = f.integer("qk_nope_head_dim"), f.integer("qk_rope_head_dim")
+    return _experts(f, "n_routed_experts") | {
+        "shared_experts": f.integer("n_shared_experts", default=0),
+        "q_rank": f.integer("q_lora_rank", default=0),
+        "kv_rank": f.integer("kv_lora_rank"),
+        "head_dim": nope + rope,
+        "nope_dim": nope,
+        "rope_dim": rope,
+        "value_dim": f.integer("v_head_dim"),
+    }
+
+
+def _gpt_oss(f: Fields) -> dict[str, Any]:
+    experts = _experts(f, "num_local_experts")
+    return _biases(f) | experts | {"sinks": True, "expert_biases": True}
+
+
+def _layer_norm(biased: bool) -> dict[str, Any]:
+    """What the families before Llama share: two MLP matrices, LayerNorm and mostly biases."""
+    biases = {"qkv_bias": biased, "out_bias": biased, "mlp_bias": biased}
+    return biases | {"gated": False, "norm_bias": True}
+
+
+def _opt(f: Fields) -> dict[str, Any]:
+    f.must("do_layer_norm_before", True, "norms after the block are not counted")
+    if f.integer("word_embed_proj_dim", "hidden_size") != f.integer("hidden_size"):
+        raise f.error(
+            "word_embed_proj_dim", "differs from hidden_size, expected the same", "choose another"
+        )
+    positions = f.integer("max_position_embeddings") + 2  # OPT leaves the first two rows unused
+    return _layer_norm(f.flag("enable_bias", True)) | {"learned_positions": positions}
+
+
+def _gpt_neox(f: Fields) -> dict[str, Any]:
+    attention = f.flag("attention_bias", True)
+    return _layer_norm(True) | {"qkv_bias": attention, "out_bias": attention}
+
+
+def _phi(f: Fields) -> dict[str, Any]:
+    f.must("qk_layernorm", False, "norms of queries and keys with biases are not counted")
+    return _layer_norm(True) | {"head_bias": True, "norms": 1}
+
+
+def _bloom(f: Fields) -> dict[str, Any]:
+    ffn = 4 * f.integer("hidden_size", "n_embed")
+    return _layer_norm(True) | {"ffn": ffn, "embedding_norm": True}
+
+
+def _falcon(f: Fields) -> dict[str, Any]:
+    heads = f.integer("num_attention_heads", "n_head")
+    grouped = f.flag("new_decoder_architecture", False)
+    multi_query = f.flag("multi_query", True) and not grouped
+    norms = f.integer("num_ln_in_parallel_attn", default=2 if grouped else 1)
+    return _layer_norm(f.flag("bias", False)) | {
+        # multi_query wins over num_kv_heads: Falcon-7B gives 71 and has one
+        "kv_heads": 1 if multi_query else f.integer("num_kv_heads", default=heads),
+        "ffn": f.integer("ffn_hidden_size", default=4 * f.integer("hidden_size")),
+        "norms": norms if f.flag("parallel_attn", True) else 2,
+    }
+
+
+class Family(NamedTuple):
+    """What sets one ``model_type`` apart."""
+
+    defaults: dict[str, Any]  # of fields that its files may leave out
+    read: Callable[[Fields], dict[str, Any]]  # what differs from Llama, as fields of Model
+
+
+_TIED: dict[str, Any] = {"tie_word_embeddings": True}
+_QWEN: dict[str, Any] = {"use_sliding_window": False, "max_window_layers": 28}
+_GEMMA = _TIED | {"head_dim": 256}
+_GEMMA3 = _GEMMA | {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+    "_sliding_window_pattern": 6,
+}
+_ALTERNATE: dict[str, Any] = {"_sliding_window_pattern": 2}
+FAMILIES = {
+    "llama": Family({}, _biases),
+    "granite": Family({}, _biases),
+    "mistral": Family({}, _nothing),
+    "mixtral": Family({}, lambda f: _experts(f, "num_local_experts")),
+    "qwen2": Family(_QWEN, lambda f: {"qkv_bias": True}),
+    "qwen2_moe": Family(_QWEN, _qwen2_moe),
+    "qwen3": Family(_QWEN | {"head_dim": 128}, lambda f: _biases(f) | {"qk_norm": True}),
+    "qwen3_moe": Family(_QWEN, lambda f: _biases(f) | _experts(f) | {"qk_norm": True}),
+    "gemma": Family(_GEMMA, _biases),
+    "gemma2": Family(_GEMMA | _ALTERNATE, lambda f: _biases(f) | {"norms": 4}),
+    "gemma3_text": Family(_GEMMA3, lambda f: _biases(f) | {"norms": 4, "qk_norm": True}),
+    "phi": Family({}, _phi),
+    "phi3": Family({}, _nothing),
+    "deepseek_v2": Family({}, _deepseek),
+    "deepseek_v3": Family({}, lambda f: _deepseek(f) | {"router_bias": True}),
+    "kimi_k2": Family({}, lambda f: _deepseek(f) | {"router_bias": True}),
+    "gpt_oss": Family(
+        _ALTERNATE | {"attention_bias": True, "head_dim": 64},
+        _gpt_oss,
+    ),
+    "opt": Family(_TIED, _opt),
+    "gpt_neox": Family({}, _gpt_neox),
+    "falcon": Family(_TIED | {"max_position_embeddings": 2048}, _falcon),
+    "bloom": Family(_TIED | {"seq_length": 2048}, _bloom),
+}
+_LLAMA = (
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "vocab_size",
+)
+# A model with such a field is not Llama-shaped, whatever else it has.
+_NOT_LLAMA = ("num_experts", "num_local_experts", "n_routed", "kv_lora", "linear_", "mamba", "ssm")
+
+
+def find_family(f: Fields) -> tuple[str, Family, list[str]]:
+    """The ``model_type``, how to read it and what had to be assumed."""
+    known = ", ".join(sorted(FAMILIES))
+    name = f.values.get("model_type")
+    if not isinstance(name, str):
+        problem = "is missing" if name is None else f"is {shown(name)}"
+        raise f.error("model_type", f"{problem}, expected one of {known}")
+    if name in FAMILIES:
+        return name, FAMILIES[name], []
+    missing = [f"it has no {field}" for field in _LLAMA if field not in f.values]
+    strange = [f"it has {field}" for field in f.values if field.startswith(_NOT_LLAMA)]
+    if missing or strange:
+        problem = f"is {shown(name)}, which cannot be read as Llama ({(missing + strange)[0]})"
+        raise f.error("model_type", f"{problem}, expected one of {known}", "choose another model")
+    note = f"model_type {shown(name)} is not known: read as Llama-shaped"
+    return name, FAMILIES["llama"], [note]

@@ -1,0 +1,48 @@
+"""Where the time of a decoding round goes, and what holds it back."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from kvsim.engine.roofline import all_ops, overhead_seconds, resource_seconds, seconds
+from kvsim.graph import Number, Point, Step
+from kvsim.machines.deployment import Deployment
+from kvsim.techniques.base import Technique
+
+LIMITS = {
+    "hbm": "GPU memory bandwidth",
+    "dram": "host memory bandwidth",
+    "h2d": "host-to-GPU link",
+    "d2h": "GPU-to-host link",
+    "link": "GPU-to-GPU link",
+    "compute": "arithmetic",
+    "cpu": "host arithmetic",
+}
+
+
+def breakdown(steps: Iterable[Step], d: Deployment) -> dict[str, Number]:
+    """Time of each op over all layers of some passes, whether overlapped or not. [s]"""
+    total: dict[str, Number] = {}
+    for step in steps:
+        for op, count in all_ops(step):
+            total[op.name] = total.get(op.name, 0.0) + count * seconds(op, d)
+    return total
+
+
+def bound_by(t: Technique, d: Deployment, p: Point) -> str:
+    """What the busiest stream of a decoding round spends most of its time on (scalar point)."""
+    busy: dict[str, dict[str, float]] = {"host": {"kernel launches": 0.0}}
+    for step in t.cycle(d, p).steps:
+        for op, count in all_ops(step):
+            took = float(np.ravel(seconds(op, d))[0])
+            if took == 0.0:
+                continue
+            needs = {k: float(np.ravel(v)[0]) for k, v in resource_seconds(op, d).items()}
+            needs["fixed time"] = float(np.ravel(overhead_seconds(op, d))[0])
+            limit = LIMITS.get(max(needs, key=needs.__getitem__), "fixed time")
+            on = busy.setdefault(op.stream, {})
+            on[limit] = on.get(limit, 0.0) + count * took
+            if op.stream == "gpu":
+                busy["host"]["kernel launches"] += count * op.launches * d.stack.launch
+    busiest = max(busy.values(), key=lambda limits: sum(limits.values()))
+    return max(busiest, key=busiest.__getitem__)

@@ -1,0 +1,258 @@
+"""From steps to what a user sees: TTFT, TPOT, throughput, memory and the largest batch.
+
+A batch of equal prompts is read at once and generates its tokens in lockstep. Prefill yields the
+first token, so a generation of g tokens decodes g - 1; every decoded token is charged the share
+of the round that starts at its own context.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.engine.timeline import makespan, steady
+from kvsim.errors import InputError
+from kvsim.graph import Array, Buffers, Number, Point, Tier
+from kvsim.machines.deployment import Deployment
+from kvsim.prediction.memory import (
+    MOST_SEQUENCES,
+    TIERS,
+    ZERO,
+    decode_point,
+    largest_batch,
+    phases,
+    prefill_point,
+    tier_bytes,
+)
+from kvsim.techniques.base import Technique
+
+CHUNK = 2**14  # operating points evaluated at once: intermediate arrays stay in the CPU's cache
+MOST_TOKENS = 10**7  # longer than any context in use; guards against typing errors
+
+
+def check_workload(batch: Array, prompt: int, generate: int) -> None:
+    """Refuse sizes no system could mean.
+
+    Raises
+    ------
+    InputError
+        For counts that are not whole, not positive, or absurdly large.
+    """
+    for name, values, most in (
+        ("--prompt", prompt, MOST_TOKENS),
+        ("--generate", generate, MOST_TOKENS),
+        ("--batch", batch, MOST_SEQUENCES),
+    ):
+        numbers = np.asarray(values, dtype=float)
+        wrong = ~((numbers >= 1) & (numbers <= most) & (numbers == np.floor(numbers)))
+        if numbers.size == 0 or wrong.any():
+            got = f"{numbers[wrong].flat[0]:.15g}" if wrong.any() else "nothing"
+            raise InputError(f"{name}: got {got}; expected whole numbers from 1 to {most}")
+
+
+def round_seconds(t: Technique, d: Deployment, p: Point) -> Number:
+    """Time per token of decoding rounds that start at the point's context. [s]"""
+    cycle = t.cycle(d, p)
+    total: Number = 0.0
+    for step in cycle.steps:
+        total = total + steady(step, d)
+    return total / cycle.tokens
+
+
+def grid_chunks(
+    t: Technique, d: Deployment, batch: Array, context: Array
+) -> Iterator[tuple[slice, slice, Array]]:
+    """Time per token over a grid of any size, part by part in bounded memory. [s]
+
+    Yields rows, columns and the values of that part, shape (rows, columns).
+    """
+    height, width = _tiling(batch.size, context.size)
+    for i in range(0, batch.size, height):
+        for j in range(0, context.size, width):
+            b, c = batch[i : i + height, None], context[None, j : j + width]
+            took = round_seconds(t, d, Point(b, c, 1.0, c, c + 1.0))
+            shape = (b.size, c.size)
+            yield slice(i, i + height), slice(j, j + width), np.broadcast_to(took, shape)
+
+
+def grid_seconds(t: Technique, d: Deployment, batch: Array, context: Array) -> Array:
+    """Time per token over a whole grid, shape (batches, contexts). [s]"""
+    out = np.empty((batch.size, context.size))
+    for rows, columns, took in grid_chunks(t, d, batch, context):
+        out[rows, columns] = took
+    return out
+
+
+def _tiling(rows: int, columns: int) -> tuple[int, int]:
+    """Chunk shape with at most ``CHUNK`` points, as square as the grid allows."""
+    side = int(CHUNK**0.5)
+    height = min(rows, max(side, CHUNK // columns))
+    return height, min(columns, max(1, CHUNK // height))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one technique does at a column of batch sizes.
+
+    Batch has the shape (n, 1) and array-valued settings (options, 1, 1), so that results have
+    the shape (n,) or (options, n).
+    """
+
+    technique: Technique
+    deployment: Deployment
+    batch: Array  # (n,)
+    prompt: int
+    generate: int
+    contexts: int = 0  # 0: every generated token; otherwise that many points of the sum
+
+    def __post_init__(self) -> None:
+        check_workload(self.batch, self.prompt, self.generate)
+        reason = self.technique.refuses(self.deployment)
+        if reason:
+            raise InputError(f"{self.technique.name} cannot run here: {reason}")
+        parts = self.technique.tiles()
+        uneven = self.batch[self.batch % parts != 0]
+        if uneven.size:
+            raise InputError(
+                f"{self.technique.name}: batch {uneven[0]:.0f} does not divide into {parts} parts; "
+                f"choose a multiple of {parts}" + _fewer_parts(self.technique)
+            )
+
+    @property
+    def _column(self) -> Array:
+        return self.batch[:, None]
+
+    def _squeeze(self, values: Number) -> Array:
+        """Drop the axis of contexts and spread over the batches."""
+        array = np.asarray(values, dtype=float)
+        return self._spread(array if array.ndim < 2 else array[..., 0])
+
+    def _spread(self, values: Array) -> Array:
+        """The same value for every batch where it does not depend on it."""
+        return np.broadcast_to(values, (*values.shape[:-1], self.batch.size))
+
+    @cached_property
+    def prefill_s(self) -> Array:
+        """Time of the pass over the prompts. [s]"""
+        p = prefill_point(self._column, self.prompt, self.generate)
+        return self._squeeze(makespan(self.technique.prefill(self.deployment, p), self.deployment))
+
+    @property
+    def ttft_s(self) -> Array:
+        """Time to the first token of a batch that starts on an idle GPU. [s]"""
+        return self.prefill_s
+
+    @cached_property
+    def decode_s(self) -> Array:
+        """Time of all tokens after the first. [s]"""
+        decoded = self.generate - 1
+        total = self.between_s * (decoded > 0)
+        for tokens, weight in self._steps(decoded):
+            p = decode_point(self._column, self.prompt, self.generate, tokens)
+            each = np.asarray(round_seconds(self.technique, self.deployment, p))
+            each = np.broadcast_to(each, np.broadcast_shapes(each.shape, (1, tokens.size)))
+            total = total + self._spread((each * weight).sum(axis=-1))
+        return total
+
+    @cached_property
+    def between_s(self) -> Array:
+        """Time of what comes once between prefill and the first decoding round. [s]"""
+        p = decode_point(self._column, self.prompt, self.generate, 0.0)
+        total: Array = np.zeros(self.batch.size)
+        for step in self.technique.between(self.deployment, p):
+            total = total + self._squeeze(makespan(step, self.deployment))
+        return total
+
+    def _steps(self, decoded: int) -> Iterator[tuple[Array, Array]]:
+        """Decoded tokens and their weights in the sum: all of them, or a quadrature."""
+        if self.contexts and decoded > self.contexts:
+            edges = np.linspace(0, decoded, self.contexts + 1)
+            yield (
+                np.floor((edges[:-1] + edges[1:]) / 2),
+                np.full(self.contexts, decoded / self.contexts),
+            )
+            return
+        size = max(1, CHUNK // self.batch.size)
+        for start in range(0, decoded, size):
+            tokens = np.arange(start, min(start + size, decoded), dtype=float)
+            yield tokens, np.ones(tokens.size)
+
+    @property
+    def tpot_s(self) -> Array:
+        """Mean time per token after the first; NaN when only one is generated. [s]"""
+        return self.decode_s / (self.generate - 1) if self.generate > 1 else self.decode_s * np.nan
+
+    @property
+    def decode_tok_s(self) -> Array:
+        """Tokens per second of the whole batch while decoding. [tokens/s]"""
+        return self.batch / self.tpot_s
+
+    @property
+    def request_s(self) -> Array:
+        """Time from arrival to the last token. [s]"""
+        return self.prefill_s + self.decode_s
+
+    @property
+    def output_tok_s(self) -> Array:
+        """Generated tokens per second, prefill included. [tokens/s]"""
+        return self.batch * self.generate / self.request_s
+
+    @cached_property
+    def buffers(self) -> Buffers:
+        """Resident bytes by tier and buffer, each tier in the phase that needs most of it. [B]"""
+        both = phases(self.technique, self.deployment, self._column, self.prompt, self.generate)
+        merged: dict[Tier, Mapping[str, Number]] = {}
+        for tier in TIERS:
+            tables = [
+                {name: self._squeeze(size) for name, size in phase.get(tier, {}).items()}
+                for phase in both
+            ]
+            last = self._squeeze(tier_bytes(both[1], tier) - tier_bytes(both[0], tier)) >= 0
+            names = dict.fromkeys([*tables[1], *tables[0]])
+            merged[tier] = {
+                name: np.where(last, *(t.get(name, ZERO) for t in tables[::-1])) for name in names
+            }
+        return merged
+
+    @property
+    def gpu_bytes(self) -> Array:
+        """Peak memory of each GPU. [B]"""
+        return self._spread(tier_bytes(self.buffers, "gpu"))
+
+    @property
+    def host_bytes(self) -> Array:
+        """Peak host memory of the replica. [B]"""
+        return self.deployment.tp * self._spread(tier_bytes(self.buffers, "host"))
+
+    @property
+    def fits(self) -> NDArray[np.bool]:
+        """Whether both memories suffice."""
+        hardware = self.deployment.hardware
+        return (self.gpu_bytes <= hardware.gpu_memory) & (self.host_bytes <= hardware.host_memory)
+
+    @cached_property
+    def max_batch(self) -> Array:
+        """Largest batch that fits, 0 if none does. [sequences]"""
+        t, d = self.technique, self.deployment
+        return self._squeeze(
+            largest_batch(
+                t, d, self.prompt, self.generate, d.hardware.gpu_memory, d.hardware.host_memory
+            )
+        )
+
+    def usd_per_million(self) -> Array:
+        """Price of a million generated tokens; NaN without a price. [USD]"""
+        price = self.deployment.hardware.price
+        hourly = np.nan if price is None else price * self.deployment.tp
+        return hourly / 3600 / self.output_tok_s * 1e6
+
+
+def _fewer_parts(t: Technique) -> str:
+    return f" or set {t.name}:parts" if "parts" in t.settings else ""
+
+
+def one(prediction: Prediction, index: int) -> Prediction:
+    """The prediction at one of its batches."""
+    return replace(prediction, batch=prediction.batch[index : index + 1])

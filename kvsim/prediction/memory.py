@@ -1,0 +1,62 @@
+"""Resident bytes over a generation: the phase that needs most, and the largest batch that fits."""
+
+import numpy as np
+
+from kvsim.graph import Array, Buffers, Number, Point, Tier
+from kvsim.machines.deployment import Deployment
+from kvsim.search import last_within
+from kvsim.techniques.base import Technique
+
+TIERS: tuple[Tier, ...] = ("gpu", "host")
+MOST_SEQUENCES = 10**6
+ZERO: Array = np.zeros(())
+
+
+def prefill_point(batch: Number, prompt: Number, generate: Number) -> Point:
+    """The pass over the prompt."""
+    return Point(batch, 0.0, prompt, prompt, prompt + generate, prefill=True)
+
+
+def decode_point(batch: Number, prompt: Number, generate: Number, decoded: Number) -> Point:
+    """The pass that follows after ``decoded`` tokens have been decoded."""
+    return Point(batch, prompt + decoded, 1.0, prompt, prompt + generate)
+
+
+def phases(
+    t: Technique, d: Deployment, batch: Number, prompt: Number, generate: Number
+) -> tuple[Buffers, Buffers]:
+    """Resident bytes while the prompt is read, and when the last token is decoded."""
+    last = decode_point(batch, prompt, generate, generate - 1.0)
+    return t.resident(d, prefill_point(batch, prompt, generate)), t.resident(d, last)
+
+
+def tier_bytes(buffers: Buffers, tier: Tier) -> Array:
+    """Sum of a tier's named buffers. [B]"""
+    total = ZERO
+    for size in buffers.get(tier, {}).values():
+        total = total + size
+    return total
+
+
+def largest_batch(
+    t: Technique, d: Deployment, prompt: int, generate: int, gpu: float, host: float
+) -> Array:
+    """Largest batch whose buffers fit in both memories, a multiple of the technique's parts.
+
+    Memory grows with the batch, so the batch is bracketed; 0 where not even one part fits.
+
+    Parameters
+    ----------
+    gpu, host : memory of each GPU and of the host. [B]
+    """
+
+    def excess(parts: Array) -> Array:
+        """Above 0 where some memory overflows; nearly affine in the batch."""
+        worst: Array = np.full((), -1.0)
+        for phase in phases(t, d, parts * t.tiles(), prompt, generate):
+            worst = np.maximum(worst, tier_bytes(phase, "gpu") / gpu - 1)
+            worst = np.maximum(worst, d.tp * tier_bytes(phase, "host") / host - 1)
+        return worst
+
+    none, most = np.zeros((1, 1)), np.full((1, 1), float(MOST_SEQUENCES // t.tiles()))
+    return last_within(excess, none, most) * t.tiles()

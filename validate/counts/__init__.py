@@ -1,0 +1,1 @@
+"""What real runs compute, move and keep, counted and held against what techniques state."""

@@ -1,0 +1,212 @@
+"""The checks of ``kvsim validate``: a technique's tokens, and its counts beside the prediction."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.machines.deployment import Deployment
+from kvsim.models.model import Model
+from kvsim.techniques import parse
+from kvsim.techniques.base import Technique
+from kvsim.validate.counts.compare import Comparison, compare
+from kvsim.validate.impl import IMPLEMENTATIONS, implement
+from kvsim.validate.machine import check_memory
+from kvsim.validate.model.architecture import Architecture
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.weights import (
+    Source,
+    build,
+    cached_bytes,
+    find_tensors,
+    load_weights,
+    random_weights,
+    weight_bytes,
+)
+from kvsim.validate.run import Run
+from kvsim.validate.tally import Tally
+
+TOLERANCE = 1e-3  # of fp32 logits, between ways to order the same sums
+SLACK = 17  # more tokens than are generated: the longest draft, and one
+CACHES = 6  # a cache, its copies on both sides, prompt and buffers
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Random prompts of one length, and tokens to generate."""
+
+    batch: int
+    prompt: int
+    generate: int
+    seed: int = 0
+
+    def prompts(self, vocab: int) -> list[list[int]]:
+        """The prompts' tokens."""
+        generator = torch.Generator().manual_seed(self.seed)
+        drawn = torch.randint(vocab, (self.batch, self.prompt), generator=generator)
+        prompts: list[list[int]] = drawn.tolist()
+        return prompts
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One technique: its tokens beside those of full KV, and its counts beside the prediction."""
+
+    technique: Technique
+    must_agree: bool  # whether it is said to give the tokens that full KV gives
+    same_tokens: float  # share of the generated ones
+    logit_difference: float  # largest, up to the first token that differs
+    comparison: Comparison
+
+    @property
+    def agrees(self) -> bool:
+        """Same tokens, or different ones where two logits are equal within rounding."""
+        return self.logit_difference <= TOLERANCE
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything is as it must be."""
+        return (self.agrees or not self.must_agree) and self.comparison.holds
+
+
+def representative(m: Model, work: Workload) -> list[Technique]:
+    """Every technique that can be run, with settings that make it act within the workload."""
+    prompt, group = work.prompt, max(g for g in (8, 16, 32) if m.head_dim % g == 0 or g == 8)
+    narrow = 4 if m.hidden % 128 == 0 and m.ffn % 128 == 0 else 16
+    part = max(1, prompt // 4)
+    settings = {
+        "offload": ["", f"schedule=column,parts={work.batch}"],
+        "kvpr": [f"split={prompt // 2}"],
+        "kcache": [f"n={part}"],
+        "specache": [f"group={group},residual={group},k={part}"],
+        "quantspec": [f"gamma=2,group={group},residual={2 * group},weight_bits={narrow}"],
+        "kivi": [f"group={group},residual={group}"],
+        "h2o": [f"heavy={part},recent={part}"],
+        "streamingllm": [f"sink=4,recent={2 * part}"],
+        "snapkv": [f"budget={2 * part},window=8"],
+        "magicdec": [f"budget={2 * part},gamma=2"],
+    }
+    return [
+        parse(f"{name}:{text}") for name in IMPLEMENTATIONS for text in settings.get(name, [""])
+    ]
+
+
+def check_workload(
+    arch: Architecture, source: Source | None, work: Workload, device: torch.device
+) -> None:
+    """Refuse what cannot run, before anything is loaded.
+
+    Raises
+    ------
+    InputError
+        If the checkpoint is not this model's, the model has too few positions, or memory is short.
+    """
+    if source:
+        find_tensors(arch, source)
+    m, length = arch.model, work.prompt + work.generate
+    if length > m.max_context:
+        raise InputError(
+            f"--prompt: {work.prompt} tokens and {work.generate} generated ones are more than the "
+            f"{m.max_context} positions of {m.name}; ask for fewer"
+        )
+    tokens = work.batch * (length + SLACK)
+    cache = CACHES * cached_bytes(m, tokens, torch.float32)
+    logits = 3 * 4 * work.batch * work.generate * m.vocab
+    hidden = 4 * tokens * (4 * m.hidden + 3 * m.ffn + 2 * m.heads * m.head_dim)
+    check_memory(device, 1.2 * weight_bytes(arch, torch.float32) + cache + logits + hidden)
+
+
+def rehearse(arch: Architecture, t: Technique, work: Workload, d: Deployment) -> None:
+    """Set a technique up without any memory, to see that it can run.
+
+    Raises
+    ------
+    InputError
+        If the model, the batch or its own settings do not allow it.
+    """
+    weights = build(arch, lambda name, shape: torch.empty(shape, device="meta"))
+    decoder = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=d)
+    implement(t, decoder, [work.prompt] * work.batch, work.generate).close()
+
+
+def runnable(
+    arch: Architecture, work: Workload, d: Deployment
+) -> tuple[list[Technique], list[InputError]]:
+    """Of every technique that there is those which can run, and why the others cannot."""
+    able, refused = [], []
+    for t in representative(arch.model, work):
+        try:
+            rehearse(arch, t, work, d)
+            able.append(t)
+        except InputError as error:
+            refused.append(error)
+    return able, refused
+
+
+@torch.inference_mode()
+def check(
+    arch: Architecture,
+    source: Source | None,
+    techniques: list[Technique],
+    work: Workload,
+    device: torch.device,
+    d: Deployment,
+) -> Iterator[Outcome | str]:
+    """Run every technique twice: in fp32 for its tokens, in fp16 for its counts.
+
+    Yields what it is about to do as text, then one outcome per technique.
+    """
+    prompts = work.prompts(arch.model.vocab)
+    yield f"loading {arch.model.name}, running full in fp32"
+    exact = _decoder(arch, source, torch.float32, device, work, d)
+    truth = _run(exact, parse("full"), prompts, work)
+    agreements = []
+    for i, t in enumerate(techniques, 1):
+        yield f"tokens {i}/{len(techniques)}: {t}"
+        agreements.append(_agreement(truth, _run(exact, t, prompts, work)))
+    del exact
+    counting = _decoder(arch, source, torch.float16, device, work, d)
+    found = zip(techniques, agreements, strict=True)
+    for i, (t, (same, difference)) in enumerate(found, 1):
+        yield f"counts {i}/{len(techniques)}: {t}"
+        tally = Tally()
+        run = Run(replace(counting, tally=tally), t, prompts, work.generate)
+        run.complete()
+        yield Outcome(t, t.exact, same, difference, compare(d, run, tally))
+
+
+def _decoder(
+    arch: Architecture, source: Source | None, dtype: torch.dtype, device: torch.device,
+    work: Workload, d: Deployment,
+) -> Decoder:  # fmt: skip
+    if source:
+        weights = load_weights(arch, source, device, dtype)
+    else:
+        weights = random_weights(arch, device, dtype)
+    return Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=d)
+
+
+def _run(decoder: Decoder, t: Technique, prompts: list[list[int]], work: Workload) -> Run:
+    run = Run(decoder, t, prompts, work.generate, keep=True)
+    run.complete()
+    return run
+
+
+def _agreement(truth: Run, run: Run) -> tuple[float, float]:
+    """Share of equal tokens; largest difference of logits until tokens part."""
+    same = (truth.tokens == run.tokens).float().mean().item()
+    worst = 0.0
+    for ours, theirs, equal in zip(
+        truth.logits, run.logits, truth.tokens == run.tokens, strict=True
+    ):
+        until = int(equal.long().cumprod(0).sum()) + 1  # the token that differs included
+        pairs = zip(ours[:until], theirs[:until], strict=True)
+        worst = max([worst, *(_distance(a, b) for a, b in pairs)])
+    return same, worst
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """Largest difference; not a number counts as infinite."""
+    return float((a - b).abs().nan_to_num(torch.inf).max())

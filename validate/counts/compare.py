@@ -1,0 +1,229 @@
+"""Predicted against counted: FLOPs, bytes by channel and resident bytes, joined by name.
+
+The prediction is the technique's own statement in ``kvsim/techniques``, under stack ``kvsim``; the
+count comes from the tensors of a real run.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from kvsim.engine.roofline import all_ops
+from kvsim.graph import Channel, Number, Step, Tier
+from kvsim.machines.deployment import Deployment
+from kvsim.prediction.memory import decode_point, phases, prefill_point
+from kvsim.techniques.base import Technique
+from kvsim.validate.run import Run
+from kvsim.validate.tally import Tally
+
+PHASES = ("prefill", "between", "decode")
+CHANNELS: tuple[Channel, ...] = ("hbm", "dram", "h2d", "d2h")
+"""Every channel one GPU and its host have."""
+
+
+@dataclass
+class Work:
+    """FLOPs and bytes of an op over all layers and all passes of a phase."""
+
+    flops: float = 0.0  # [FLOP]
+    bytes: dict[Channel, float] = field(default_factory=dict)  # by channel [B]
+
+    def add(self, flops: float, moved: Mapping[Channel, float]) -> None:
+        """Add an op's work."""
+        self.flops += flops
+        for channel, n in moved.items():
+            self.bytes[channel] = self.bytes.get(channel, 0.0) + n
+
+
+@dataclass(frozen=True)
+class Line:
+    """One op of one phase."""
+
+    phase: str
+    op: str
+    predicted: Work
+    counted: Work
+    launches: int  # kernels and copies counted
+    reason: str  # why bytes may differ, or nothing
+
+    @property
+    def equal(self) -> bool:
+        """Whether FLOPs and bytes are the same, but for rounding in fp64."""
+        return self.same_flops and all(
+            _same(self.predicted.bytes.get(c, 0.0), self.counted.bytes.get(c, 0.0))
+            for c in CHANNELS
+        )
+
+    @property
+    def same_flops(self) -> bool:
+        """Whether FLOPs are the same."""
+        return _same(self.predicted.flops, self.counted.flops)
+
+    @property
+    def holds(self) -> bool:
+        """Equal, or the same FLOPs and a named difference in bytes."""
+        return self.equal or (self.same_flops and bool(self.reason))
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Resident bytes of one buffer in one phase."""
+
+    phase: str
+    tier: Tier
+    name: str
+    predicted: float  # [B]
+    counted: int  # [B]
+    reason: str
+
+    @property
+    def equal(self) -> bool:
+        """Whether both are the same."""
+        return _same(self.predicted, self.counted)
+
+    @property
+    def holds(self) -> bool:
+        """Equal, or differing for a named reason."""
+        return self.equal or bool(self.reason)
+
+
+SHARED: dict[str, str] = {
+    "pointwise": "a stack has one number of passes for all models",
+}
+"""Ops of every technique whose bytes may differ, and why."""
+WINDOWED = "sliding windows are masked: tokens that left one are still kept, moved and read"
+WITH_WINDOWS = dict.fromkeys(
+    [
+        "attn", "scores", "topk", "load_kv", "fetch_v", "kv", "kv buffers", "keys", "values",
+        "value buffers",
+    ],
+    WINDOWED,
+)  # fmt: skip
+"""Ops and buffers that differ where a context is longer than a layer's window."""
+UNEVEN = {"attn": "sequences that accept different numbers of drafts are read up to the longest"}
+"""Ops that differ where the sequences of a batch do."""
+
+
+def _same(a: float, b: float) -> bool:
+    return abs(a - b) <= 1e-9 * max(abs(a), abs(b))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One technique on one workload."""
+
+    technique: Technique
+    lines: tuple[Line, ...]
+    buffers: tuple[Buffer, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every op and buffer is as predicted, or differs for a named reason."""
+        return all(x.holds for x in self.lines) and all(x.holds for x in self.buffers)
+
+
+def compare(d: Deployment, run: Run, tally: Tally) -> Comparison:
+    """A complete run, counted by ``tally``, beside what its technique states.
+
+    Parameters
+    ----------
+    d : the model that ran, in fp16 or bf16, with prompts of one length.
+    """
+    technique = as_run(run)
+    stated = _stated(technique, d, run)
+    counted = _counted(tally)
+    windows = [shape.window for shape in run.impl.shapes if shape.window]
+    outgrown = bool(windows) and min(windows) < run.longest + run.generate
+    uneven = any(min(cached) < max(cached) for cached in run.rounds)
+    reasons = SHARED | (WITH_WINDOWS if outgrown else {}) | (UNEVEN if uneven else {})
+    reasons = reasons | run.impl.differences
+    lines = []
+    for phase in PHASES:
+        for op in {**stated[phase], **counted[phase]}:
+            work, launches = counted[phase].get(op, (Work(), 0))
+            predicted = stated[phase].get(op, Work())
+            lines.append(Line(phase, op, predicted, work, launches, reasons.get(op, "")))
+    return Comparison(technique, tuple(lines), tuple(_buffers(technique, d, run, reasons)))
+
+
+def as_run(run: Run) -> Technique:
+    """The technique with the acceptance that the run really had, where that is a setting."""
+    t = run.impl.technique
+    gamma = getattr(t, "gamma", 0)
+    yielded = [n for counts in run.yielded for n in counts]
+    if "acceptance" not in t.settings or not gamma or not yielded:
+        return t
+    known: dict[str, Any] = {"acceptance": float((np.mean(yielded) - 1) / gamma)}
+    return replace(t, **known)
+
+
+def _stated(t: Technique, d: Deployment, run: Run) -> dict[str, dict[str, Work]]:
+    """Work by phase; a round whose sequences differ in length is the mean of such as each."""
+    batch, prompt, generate = run.batch, run.longest, run.generate
+    start = decode_point(batch, prompt, generate, 0)
+    decode = [
+        step
+        for contexts, round_as in zip(run.rounds, _rounds_as(t, run), strict=True)
+        for step in round_as.cycle(d, replace(start, context=np.array(contexts, float))).steps
+    ]
+    return {
+        "prefill": _sum([t.prefill(d, prefill_point(batch, prompt, generate))]),
+        "between": _sum(t.between(d, start)),
+        "decode": _sum(decode),
+    }
+
+
+def _rounds_as(t: Technique, run: Run) -> list[Technique]:
+    """The technique as each round ran it: a full buffer may cut a round's drafts short."""
+    drafted: list[int] | None = getattr(run.impl, "drafted", None)
+    return [t] * len(run.rounds) if drafted is None else [with_gamma(t, g) for g in drafted]
+
+
+def with_gamma(t: Technique, gamma: int) -> Technique:
+    """A speculative technique that drafts so many tokens per round."""
+    return type(t)(**t.settings | {"gamma": gamma})
+
+
+def _sum(steps: Iterable[Step]) -> dict[str, Work]:
+    """Work by op, the mean over points; those that have none are never launched."""
+    total: dict[str, Work] = {}
+    for step in steps:
+        for op, times in all_ops(step):
+            flops = times * _mean(op.flops)
+            moved = {c: times * _mean(n) for c, n in op.bytes.items()}
+            if flops or any(moved.values()):
+                total.setdefault(op.name, Work()).add(flops, moved)
+    return total
+
+
+def _counted(tally: Tally) -> dict[str, dict[str, tuple[Work, int]]]:
+    phases: dict[str, dict[str, tuple[Work, int]]] = {phase: {} for phase in PHASES}
+    for one in tally.passes:
+        phase = phases[one.kind if one.kind in phases else "decode"]
+        for name, count in one.ops.items():
+            work, launches = phase.get(name, (Work(), 0))
+            work.add(count.flops, count.bytes)
+            phase[name] = work, launches + count.launches
+    return phases
+
+
+def _buffers(t: Technique, d: Deployment, run: Run, reasons: Mapping[str, str]) -> Iterable[Buffer]:
+    """Buffers that both sides name, while the prompt is read and after the last round.
+
+    What does not change in between was reserved for the whole generation.
+    """
+    reading, last = phases(t, d, run.batch, run.longest, run.generate)
+    for phase, stated in (("prefill", reading), ("decode", last)):
+        for tier, buffers in run.resident[phase].items():
+            for name, counted in buffers.items():
+                if name in stated.get(tier, {}) or phase == "decode":
+                    stays = counted == run.resident["decode"].get(tier, {}).get(name)
+                    of = last if stays and name in last.get(tier, {}) else stated
+                    predicted = _mean(of.get(tier, {}).get(name, 0.0))
+                    yield Buffer(phase, tier, name, predicted, counted, reasons.get(name, ""))
+
+
+def _mean(n: Number) -> float:
+    return float(np.mean(n))

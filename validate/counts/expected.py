@@ -1,0 +1,73 @@
+"""What a technique says of a whole run: memory, copies, and what compute works."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from kvsim.engine.roofline import all_ops
+from kvsim.engine.timeline import working
+from kvsim.graph import Step
+from kvsim.machines.deployment import Deployment
+from kvsim.prediction.memory import decode_point, phases, prefill_point
+from kvsim.techniques.base import Technique
+from kvsim.validate.counts.check import Workload
+
+BEFORE = ("weights", "embedding", "context")  # there before the run
+DECODER = ("weights", "embedding", "workspace", "context")  # not the technique's buffers
+
+
+def resident_bytes(d: Deployment, t: Technique, work: Workload) -> float:
+    """What a technique says it keeps after the last round, besides the decoder's own. [B]"""
+    last = decode_point(work.batch, work.prompt, work.generate, work.generate - 1.0)
+    return sum(
+        float(np.ravel(size)[0])
+        for tier, buffers in t.resident(d, last).items()
+        for name, size in buffers.items()
+        if not (tier == "gpu" and name in DECODER)
+    )
+
+
+def peak_bytes(d: Deployment, t: Technique, work: Workload, on_gpu: bool) -> float:
+    """What a technique says is held at most besides weights; a CPU holds both tiers. [B]
+
+    Runs reserve what the last round needs before they read the prompt.
+    """
+    reading, last = phases(t, d, work.batch, work.prompt, work.generate)
+    totals = [0.0, 0.0]
+    for tier, buffers in reading.items():
+        for name, size in buffers.items():
+            if name in BEFORE if tier == "gpu" else on_gpu:
+                continue
+            now, later = (float(np.ravel(n)[0]) for n in (size, last[tier].get(name, 0.0)))
+            totals[0] += now if name == "workspace" or not now else max(now, later)
+            totals[1] += later
+    return max(totals)
+
+
+def copied_bytes(d: Deployment, t: Technique, work: Workload, way: str) -> float:
+    """What a technique says it moves through the link from the prompt to the last token. [B]"""
+    sizes = (work.batch, work.prompt, work.generate)
+    prompt = prefill_point(*sizes)
+    cycle = t.cycle(d, decode_point(*sizes, work.generate / 2 - 1))
+    rounds = (work.generate - 1) / cycle.tokens
+    once = [t.prefill(d, prompt), *t.between(d, decode_point(*sizes, 0.0))]
+    return _through(once, way) + float(np.ravel(rounds)[0]) * _through(cycle.steps, way)
+
+
+def computing_seconds(d: Deployment, t: Technique, work: Workload) -> float:
+    """What a technique says compute works per token, waits left out. [s]"""
+    point = decode_point(work.batch, work.prompt, work.generate, work.generate / 2 - 1)
+    cycle = t.cycle(d, point)
+    works = sum(float(np.ravel(working(step, d)["gpu"])[0]) for step in cycle.steps)
+    return works / float(np.ravel(cycle.tokens)[0])
+
+
+def _through(steps: Iterable[Step], way: str) -> float:
+    moved = [
+        times * float(np.ravel(size)[0])
+        for step in steps
+        for op, times in all_ops(step)
+        for channel, size in op.bytes.items()
+        if channel == way
+    ]
+    return sum(moved)

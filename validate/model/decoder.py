@@ -1,0 +1,179 @@
+"""A small, fast decoder for the Llama and OPT families, with hooks for a technique.
+
+The decoder knows embedding, norms, projections, MLP and head. Where keys and values are stored
+and how they are attended to is a technique's business: ``kvsim.validate.impl``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import Tensor
+
+from kvsim.machines.deployment import Deployment
+from kvsim.validate.model.architecture import POSITION_OFFSET, Architecture
+from kvsim.validate.model.attention import Step
+from kvsim.validate.model.rope import rotate
+from kvsim.validate.model.weights import LayerWeights, Matrix, Norm, Weights
+from kvsim.validate.tally import SILENT, Kind, Silent
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor, Step], Tensor]
+"""Attention of a layer: (layer, x, q, k, v, step) to (sequences, heads, new, dim).
+
+x is the input of the projections, (sequences, new, hidden); q is (sequences, heads, new, dim); k
+and v are (sequences, KV heads, new, dim), with positions turned in already.
+"""
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+}
+
+
+@dataclass
+class Decoder:
+    """A model's weights on a device, and the arithmetic around attention."""
+
+    arch: Architecture
+    weights: Weights
+    length: int  # positions it is made for [tokens]
+    tally: Silent = SILENT
+    deployment: Deployment | None = None  # for techniques that weigh copies against compute
+    _turns: tuple[Tensor, Tensor] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.arch.rope:
+            self._turns = self.arch.rope.table(self.length, self.device, self.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.weights.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of hidden states."""
+        return self.weights.embedding.dtype
+
+    def step(self, rows: slice, starts: tuple[int, ...], positions: Tensor, kind: Kind) -> Step:
+        """A pass of tokens at ``positions`` (sequences, new), with the rotations it needs."""
+        turns = self.turns(positions)
+        return Step(rows, starts, positions.shape[1], positions, turns, kind)
+
+    def turns(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Cosine and sine at positions (sequences, tokens); none where positions are learned."""
+        if self._turns is None:
+            return None
+        cos, sin = (table[positions].unsqueeze(1) for table in self._turns)
+        return cos, sin
+
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Tokens (sequences, new) to hidden states (sequences, new, hidden)."""
+        with self.tally.op("sample") as marks:
+            x = F.embedding(tokens, self.weights.embedding)
+            marks.reads(x)
+            if self.weights.positions is not None:
+                x += F.embedding(positions + POSITION_OFFSET, self.weights.positions)
+                marks.reads(x)  # a row of positions per token
+            marks.writes(x)
+        return x
+
+    def layer(
+        self, index: int, weights: LayerWeights, x: Tensor, step: Step, attend: Attend
+    ) -> None:
+        """One layer's change of the hidden states x (sequences, new, hidden), in place."""
+        self._add(x, self._attention(index, weights, x, step, attend))
+        self._add(x, self._mlp(weights, x))
+
+    def _attention(
+        self, index: int, weights: LayerWeights, x: Tensor, step: Step, attend: Attend
+    ) -> Tensor:
+        """What attention adds; its tensors are gone before the MLP's are made."""
+        normed = self._norm(weights.attn_norm, x)
+        q, k, v = self._project(weights, normed, step)
+        attended = attend(index, normed, q, k, v, step)
+        return self._multiply("out", weights.out, attended.transpose(1, 2).flatten(2))
+
+    def _mlp(self, weights: LayerWeights, x: Tensor) -> Tensor:
+        normed = self._norm(weights.mlp_norm, x)
+        wide = self._activate(self._multiply("up", weights.up, normed))
+        return self._multiply("down", weights.down, wide)
+
+    def head(self, x: Tensor) -> Tensor:
+        """Hidden states (..., hidden) to logits (..., vocab)."""
+        with self.tally.op("sample") as marks:
+            normed = self.weights.norm(x)
+            marks.reads(x)
+            marks.writes(normed)
+        return self._multiply("lm_head", self.weights.head, normed)
+
+    def keys_values(
+        self, index: int, x: Tensor, turns: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer's stored inputs x, (sequences, KV heads, tokens, dim) each."""
+        m, weights = self.arch.model, self.weights.layers[index]
+        rows = weights.qkv.rows(m.heads * m.head_dim)
+        both = rows(x.reshape(-1, m.hidden))  # flat: some kernels are slow where batches interleave
+        k, v = self._split(both.view(*x.shape[:2], -1), m.k_width, m.v_width)
+        k = _normed(weights.k_norm, k)
+        return rotate(k, *turns) if turns else k, v
+
+    def _project(
+        self, weights: LayerWeights, normed: Tensor, step: Step
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        m = self.arch.model
+        qkv = self._multiply("qkv", weights.qkv, normed)
+        q, k, v = self._split(qkv, m.heads * m.head_dim, m.k_width, m.v_width)
+        if not (weights.q_norm or step.turns):
+            return q, k, v
+        with self.tally.op("pointwise") as marks:
+            marks.reads(q, k)
+            q, k = _normed(weights.q_norm, q), _normed(weights.k_norm, k)
+            if step.turns:
+                q, k = rotate(q, *step.turns), rotate(k, *step.turns)
+            marks.writes(q, k)
+        return q, k, v
+
+    def _split(self, x: Tensor, *widths: int) -> tuple[Tensor, ...]:
+        """(sequences, new, widths) to (sequences, heads, new, dim) for each width; no copies."""
+        parts = torch.split(x, list(widths), dim=-1)
+        dim = self.arch.model.head_dim
+        return tuple(p.view(*p.shape[:2], -1, dim).transpose(1, 2) for p in parts)
+
+    def _norm(self, norm: Norm, x: Tensor) -> Tensor:
+        with self.tally.op("pointwise") as marks:
+            out = norm(x)
+            marks.reads(x)
+            marks.writes(out)
+        return out
+
+    def _add(self, x: Tensor, change: Tensor) -> None:
+        with self.tally.op("pointwise") as marks:
+            marks.reads(x, change)
+            marks.writes(x)
+            x += change
+
+    def _activate(self, wide: Tensor) -> Tensor:
+        activation = ACTIVATIONS[self.arch.activation]
+        with self.tally.op("pointwise") as marks:
+            if self.arch.model.gated:
+                gate, up = wide.chunk(2, dim=-1)
+                out = activation(gate).mul_(up)
+            else:
+                out = activation(wide)
+            marks.reads(wide)
+            marks.writes(out)
+        return out
+
+    def _multiply(self, name: str, matrix: Matrix, x: Tensor) -> Tensor:
+        with self.tally.op(name) as marks:
+            out = matrix(x)
+            marks.reads(x, *matrix.tensors())
+            marks.writes(out)
+        return out
+
+
+def _normed(norm: Norm | None, x: Tensor) -> Tensor:
+    return norm(x) if norm else x

@@ -1,0 +1,70 @@
+"""Text to tokens, by the tokeniser that a checkpoint comes with."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import InputError
+from kvsim.validate.model.checkpoint import Safetensors
+from kvsim.validate.model.ggufs import Gguf
+from kvsim.validate.model.weights import Source
+
+
+@dataclass(frozen=True)
+class Tokeniser:
+    """A checkpoint's tokeniser, and what it starts every text with, if anything."""
+
+    backend: Any  # tokenizers.Tokenizer
+    start: tuple[int, ...]
+
+    def __call__(self, text: str) -> list[int]:
+        """Tokens of a text, without a start."""
+        tokens: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        return tokens
+
+
+def read_tokeniser(source: Source) -> Tokeniser:
+    """The tokeniser of a GGUF file, or ``tokenizer.json`` of a Hugging Face directory.
+
+    Raises
+    ------
+    InputError
+        If there is none, or none of a known kind.
+    """
+    try:
+        import tokenizers
+    except ImportError:
+        raise InputError("text needs tokenizers; pip install 'kvsim[validate]'") from None
+    if isinstance(source, Gguf):
+        return _from_gguf(tokenizers, source)
+    if not isinstance(source, Safetensors):
+        raise InputError(f"{source.where}: comes with no tokeniser; give a directory or GGUF file")
+    path = Path(source.where) / "tokenizer.json"
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such file; fetch it with the model's weights")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as problem:  # the library raises nothing narrower
+        reason = " ".join(str(problem).split())[:100]
+        raise InputError(f"{path}: not a tokeniser ({reason}); fetch it again") from None
+    return Tokeniser(backend, tuple(backend.encode("").ids[:1]))
+
+
+def _from_gguf(tokenizers: Any, gguf: Gguf) -> Tokeniser:
+    """Byte-pair merges as GPT-2 has them; SmolLM2's keep digits apart."""
+    about = gguf.tokeniser
+    kind, splits = about.get("model"), about.get("pre")
+    if kind != "gpt2" or splits not in ("smollm", "gpt-2") or "merges" not in about:
+        raise InputError(
+            f"{gguf.where}: its tokeniser ({str(kind)[:20]}, {str(splits)[:20]}) is not read from "
+            f"GGUF, expected gpt2 merges split as smollm or gpt-2; give the model's Hugging Face "
+            f"directory"
+        )
+    merges = [tuple(merge.split(" ")) for merge in about["merges"]]
+    words = {word: token for token, word in enumerate(about["tokens"])}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(words, merges))
+    split = tokenizers.pre_tokenizers
+    parts = [split.Digits(individual_digits=True)] if splits == "smollm" else []
+    backend.pre_tokenizer = split.Sequence([*parts, split.ByteLevel(add_prefix_space=False)])
+    start = (int(about["bos_token_id"]),) if about.get("add_bos_token") else ()
+    return Tokeniser(backend, start)

@@ -1,0 +1,292 @@
+"""Weights of a decoder, and how a checkpoint's tensors are checked and joined."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.models.model import Model
+from kvsim.validate.model.architecture import Architecture
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+Get = Callable[[str, tuple[int, ...]], Tensor]
+"""A tensor by its Hugging Face name and the shape it must have."""
+
+
+class Matrix(Protocol):
+    """A weight matrix, stored in whatever format, that hidden states are multiplied with."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Hidden states (..., inputs) to (..., outputs)."""
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything it keeps in memory and reads in a product."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A plain matrix with its bias, if any."""
+
+    weight: Tensor  # (outputs, inputs)
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Hidden states (..., inputs) to (..., outputs)."""
+        return F.linear(x, self.weight, self.bias)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Weight and bias."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    def rows(self, start: int, stop: int | None = None) -> "Linear":
+        """The part that gives some of the outputs; no copy."""
+        part = slice(start, stop)
+        return Linear(self.weight[part], None if self.bias is None else self.bias[part])
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMSNorm, or LayerNorm where it has a bias."""
+
+    weight: Tensor  # (width,)
+    bias: Tensor | None
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalised over the last axis."""
+        if self.bias is None:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Weight and bias."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One decoder layer; queries, keys and values are one matrix, and so are gate and up."""
+
+    attn_norm: Norm
+    qkv: Linear
+    out: Matrix
+    mlp_norm: Norm
+    up: Matrix
+    down: Matrix
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Everything the layer keeps in memory."""
+        for part in (self.attn_norm, self.qkv, self.out, self.mlp_norm, self.up, self.down):
+            yield from part.tensors()
+        for norm in (self.q_norm, self.k_norm):
+            yield from norm.tensors() if norm else ()
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A whole decoder."""
+
+    embedding: Tensor  # (vocab, hidden)
+    positions: Tensor | None  # (learned positions, hidden)
+    layers: tuple[LayerWeights, ...]
+    norm: Norm
+    head: Linear
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor once, a tied head under its embedding."""
+        yield self.embedding
+        if self.positions is not None:
+            yield self.positions
+        for layer in self.layers:
+            yield from layer.tensors()
+        yield from self.norm.tensors()
+        if self.head.weight is not self.embedding:
+            yield from self.head.tensors()
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a family calls its tensors."""
+
+    top: str
+    embedding: str
+    layer: str
+    attn_norm: str
+    qkv: tuple[str, ...]
+    out: str
+    mlp_norm: str
+    up: tuple[str, ...]
+    down: str
+    norm: str
+
+
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+LLAMA = Names(
+    "model.", "embed_tokens", "layers.{}.", "input_layernorm", _QKV, "self_attn.o_proj",
+    "post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj", "norm",
+)  # fmt: skip
+OPT = Names(
+    "model.decoder.", "embed_tokens", "layers.{}.", "self_attn_layer_norm", _QKV,
+    "self_attn.out_proj", "final_layer_norm", ("fc1",), "fc2", "final_layer_norm",
+)  # fmt: skip
+
+
+def build(arch: Architecture, get: Get) -> Weights:
+    """All weights, each tensor asked for once and in the order of their use."""
+    m, names = arch.model, OPT if arch.model.family == "opt" else LLAMA
+
+    def norm(name: str, width: int) -> Norm:
+        bias = get(f"{name}.bias", (width,)) if m.norm_bias else None
+        return Norm(get(f"{name}.weight", (width,)), bias, arch.eps)
+
+    def linear(prefix: str, parts: Mapping[str, int], inputs: int, biased: bool) -> Linear:
+        weights = [get(f"{prefix}{k}.weight", (n, inputs)) for k, n in parts.items()]
+        biases = [get(f"{prefix}{k}.bias", (n,)) for k, n in parts.items() if biased]
+        return Linear(_joined(weights), _joined(biases) if biased else None)
+
+    def layer(index: int) -> LayerWeights:
+        at = names.top + names.layer.format(index)
+        inner = m.qk_norm
+        width = m.heads * m.head_dim
+        qkv = dict(zip(names.qkv, (width, m.k_width, m.v_width), strict=True))
+        return LayerWeights(
+            norm(at + names.attn_norm, m.hidden),
+            linear(at, qkv, m.hidden, m.qkv_bias),
+            linear(at, {names.out: m.hidden}, width, m.out_bias),
+            norm(at + names.mlp_norm, m.hidden),
+            linear(at, dict.fromkeys(names.up, m.ffn), m.hidden, m.mlp_bias),
+            linear(at, {names.down: m.hidden}, m.ffn, m.mlp_bias),
+            norm(f"{at}self_attn.q_norm", m.head_dim) if inner else None,
+            norm(f"{at}self_attn.k_norm", m.head_dim) if inner else None,
+        )
+
+    embedding = get(f"{names.top}{names.embedding}.weight", (m.vocab, m.hidden))
+    learned = (m.learned_positions, m.hidden)
+    return Weights(
+        embedding,
+        get(f"{names.top}embed_positions.weight", learned) if m.learned_positions else None,
+        tuple(layer(i) for i in range(m.layers)),
+        norm(names.top + names.norm, m.hidden),
+        Linear(embedding if m.tied else get("lm_head.weight", (m.vocab, m.hidden))),
+    )
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def expected_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that a checkpoint of this architecture must hold."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def note(name: str, shape: tuple[int, ...]) -> Tensor:
+        shapes[name] = shape
+        return torch.empty(shape, device="meta")
+
+    build(arch, note)
+    return shapes
+
+
+def random_weights(
+    arch: Architecture, device: torch.device, dtype: torch.dtype, seed: int = 0
+) -> Weights:
+    """Weights that keep the size of what passes through them, so that no layer is idle."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(name: str, shape: tuple[int, ...]) -> Tensor:
+        if "norm" in name:
+            start = 1.0 if name.endswith("weight") else 0.0
+            return torch.full(shape, start, device=device, dtype=dtype)
+        out = torch.empty(shape, device=device, dtype=dtype)
+        spread = shape[-1] ** -0.5 if len(shape) > 1 else 0.02
+        return out.normal_(0.0, spread, generator=generator)
+
+    return build(arch, draw)
+
+
+class Source(Protocol):
+    """A checkpoint's tensors under their Hugging Face names."""
+
+    where: str  # what messages call it
+
+    def shapes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        """Shape and number format of every tensor, without reading any."""
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, in a floating-point format."""
+
+
+def find_tensors(arch: Architecture, source: Source) -> dict[str, str]:
+    """What a checkpoint calls the tensors of its model; none is read.
+
+    Raises
+    ------
+    InputError
+        If a tensor is missing, has another shape, or holds no floating-point numbers.
+    """
+    held, found = source.shapes(), {}
+    for name, shape in expected_shapes(arch).items():
+        at = name if name in held else name.removeprefix("model.")  # as OPT's own files have it
+        if at not in held:
+            others = f"it has {len(held)} others"
+            raise InputError(
+                f"{source.where}: tensor {name!r} is missing ({others}), expected shape "
+                f"{_shown(shape)}; give the whole checkpoint of the model in its config.json"
+            )
+        got, kind = held[at]
+        if got != shape:
+            raise InputError(
+                f"{source.where}: tensor {at!r} has shape {_shown(got)}, expected "
+                f"{_shown(shape)}; give the checkpoint that belongs to its config.json"
+            )
+        if not _floating(kind):
+            raise InputError(
+                f"{source.where}: tensor {at!r} holds {kind} numbers, expected floating point; "
+                f"give an unquantised checkpoint or a GGUF file"
+            )
+        found[name] = at
+    return found
+
+
+def load_weights(
+    arch: Architecture, source: Source, device: torch.device, dtype: torch.dtype
+) -> Weights:
+    """A checkpoint's weights; all of it is checked before the first tensor is read.
+
+    Raises
+    ------
+    InputError
+        As ``find_tensors``.
+    """
+    found = find_tensors(arch, source)
+
+    def get(name: str, shape: tuple[int, ...]) -> Tensor:
+        return source.read(found[name]).to(device, dtype)
+
+    return build(arch, get)
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "a single number"
+
+
+def _floating(kind: str) -> bool:
+    """Whether a safetensors or GGUF format name is one that can be read as numbers."""
+    return kind in {"F64", "F32", "F16", "BF16"} or kind.startswith(("GGUF ",))
+
+
+def weight_bytes(arch: Architecture, dtype: torch.dtype) -> int:
+    """Memory that the weights take, a tied head once. [B]"""
+    numbers = sum(torch.Size(s).numel() for s in expected_shapes(arch).values())
+    return numbers * dtype.itemsize
+
+
+def cached_bytes(m: Model, tokens: int, dtype: torch.dtype) -> int:
+    """Memory of the keys and values of ``tokens`` tokens in all layers. [B]"""
+    return m.layers * m.kv_width * tokens * dtype.itemsize

@@ -1,0 +1,120 @@
+"""How long the ops of a real run take, under the names that predictions give them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter, thread_time
+
+import torch
+
+from kvsim.engine.timeline import Span
+from kvsim.validate.tally import Kind, Marks, Silent
+
+Elapsed = Callable[[], float]
+Moment = float | torch.cuda.Event
+"""A point in time: of the host's clock [s], or an event on the stream that it is about."""
+
+
+@dataclass
+class TimedPass:
+    """One forward pass: time spent in each op, over all layers."""
+
+    kind: Kind
+    start: "Moment"
+    found: list[tuple[str, str, "Moment", "Moment"]] = field(default_factory=list)
+    ops: dict[str, list[Elapsed]] = field(default_factory=dict)
+
+    def seconds(self) -> dict[str, float]:
+        """By op; the device must have finished. [s]"""
+        return {name: sum(each() for each in spans) for name, spans in self.ops.items()}
+
+    def spans(self) -> list[Span]:
+        """When ops and copies ran, from the pass's start; what began earlier begins below 0."""
+        return [
+            Span(stream, name, _between(self.start, begin), _between(self.start, end))
+            for stream, name, begin, end in self.found
+        ]
+
+
+class Clock(Silent):
+    """Times every op that compute runs, and notes when ops and copies begin and end.
+
+    On a GPU by events on the current stream. On a CPU an op takes what its thread computes, but
+    begins and ends by the clock on the wall.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.passes: list[TimedPass] = []
+        on_cuda = device.type == "cuda"
+        self._span = _cuda_span if on_cuda else _host_span
+        self._look: Callable[[], Moment] = _event if on_cuda else perf_counter
+
+    def begin(self, kind: Kind) -> None:
+        """A forward pass starts."""
+        self.passes.append(TimedPass(kind, self._look()))
+
+    @contextmanager
+    def op(self, name: str) -> Iterator[Marks]:
+        """Time what runs inside under that name."""
+        with self._noted("gpu", name):
+            stop = self._span()
+            yield Marks()
+            self.passes[-1].ops.setdefault(name, []).append(stop())
+
+    @contextmanager
+    def moving(self, stream: str) -> Iterator[None]:
+        """Note when a copy runs; it belongs to the pass in which it ends."""
+        with self._noted(stream, "copy"):
+            yield
+
+    @contextmanager
+    def _noted(self, stream: str, name: str) -> Iterator[None]:
+        begin = self._look()
+        yield
+        if self.passes:  # the first weights of a column arrive before any
+            self.passes[-1].found.append((stream, name, begin, self._look()))
+
+
+def computing_clock() -> Callable[[], float]:
+    """A CPU's clock for what the calling thread computes.
+
+    One that computes alone has its own, which other jobs on the machine do not move.
+    """
+    return thread_time if torch.get_num_threads() == 1 else perf_counter
+
+
+def _host_span() -> Callable[[], Elapsed]:
+    clock = computing_clock()
+    begin = clock()
+
+    def stop() -> Elapsed:
+        took = clock() - begin
+        return lambda: took
+
+    return stop
+
+
+def _cuda_span() -> Callable[[], Elapsed]:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+
+    def stop() -> Elapsed:
+        end.record()
+        return lambda: float(start.elapsed_time(end)) / 1e3
+
+    return stop
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _between(start: Moment, moment: Moment) -> float:
+    """Time from one to the other; events tell thousandths. [s]"""
+    if isinstance(start, float):
+        assert isinstance(moment, float)
+        return moment - start
+    assert isinstance(moment, torch.cuda.Event)
+    return float(start.elapsed_time(moment)) / 1e3

@@ -1,0 +1,256 @@
+"""Real runs over a grid of batch and context, interleaved, and what is predicted for each.
+
+No point of this grid is one that a stack was fitted to: batches, contexts and depths differ from
+those of ``kvsim.validate.micro.techniques``.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kvsim.engine.roofline import seconds
+from kvsim.engine.timeline import Span, beside, spans
+from kvsim.errors import InputError, brief
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Hardware, Stack
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import decode_point, prefill_point
+from kvsim.techniques.base import Technique
+from kvsim.validate.counts.check import SLACK, Workload, representative
+from kvsim.validate.counts.expected import (
+    computing_seconds,
+    copied_bytes,
+    peak_bytes,
+    resident_bytes,
+)
+from kvsim.validate.micro.techniques import stated
+from kvsim.validate.model.architecture import load_architecture
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.weights import random_weights
+from kvsim.validate.times.timed import Counted, Timing, run_counted, run_timed
+
+MODELS = (("smollm2-135m", 0), ("smollm2-1.7b", 3))
+"""A whole small model, and larger shapes cut to a few layers (0: all)."""
+GPU_MODELS = (("smollm2-135m", 0), ("llama2-7b", 4))
+BATCHES, PROMPTS = (1, 4), (128, 384, 1024)
+GPU_BATCHES, GPU_PROMPTS = (1, 8, 64), (1024, 8192, 65536)
+MOST_TOKENS = {"cpu": 2048, "cuda": 524288}  # of a batch's prompts [tokens]
+GENERATE = 9
+REFUSALS = (InputError, RuntimeError)
+"""What says that something cannot run there: settings; memory that ran out, a missing kernel."""
+REPEATS = 5
+CPU_REPEATS = 3  # a run takes seconds there
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One quantity of one technique at one point, beside its prediction."""
+
+    name: str  # "ttft_s", "tpot_s", "computing_s" (TPOT without waits, by a CPU's own clock),
+    # "resident_B", "peak_B", "h2d_B", "d2h_B", or "prefill attn_s" and alike for an op
+    predicted: float
+    measured: float  # median over the runs
+    noise: float  # half the distance of the runs' quartiles over the median
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True)
+class Round:
+    """Ops and copies of one decoding round."""
+
+    spans: tuple[Span, ...]
+
+    @property
+    def overlap(self) -> float:
+        """Share of copies' time that runs beside compute; NaN without copies."""
+        return beside(self.spans)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One technique at one point."""
+
+    model: str
+    layers: int
+    batch: int
+    prompt: int
+    technique: Technique
+    whole: tuple[Measured, ...]  # end to end
+    ops: tuple[Measured, ...]
+    rounds: tuple[Round, ...] = ()  # predicted and measured, if a round is one pass
+
+    @property
+    def point(self) -> tuple[str, int, int, int]:
+        """What techniques are compared at."""
+        return self.model, self.layers, self.batch, self.prompt
+
+    def get(self, name: str) -> Measured | None:
+        """One of the quantities end to end."""
+        return next((m for m in self.whole if m.name == name), None)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A technique that could not run at a point: its settings, the device's memory or kernels."""
+
+    model: str
+    layers: int
+    batch: int
+    prompt: int
+    technique: Technique
+    reason: str  # one line
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The points of a validation."""
+
+    models: tuple[tuple[str, int], ...]
+    batches: tuple[int, ...]
+    prompts: tuple[int, ...]
+    repeats: int = REPEATS
+    generate: int = GENERATE
+
+    @classmethod
+    def of(cls, device: torch.device) -> "Grid":
+        """Points that suit a device."""
+        if device.type == "cuda":
+            return cls(GPU_MODELS, GPU_BATCHES, GPU_PROMPTS)
+        return cls(MODELS, BATCHES, PROMPTS, CPU_REPEATS)
+
+    def reduced(self, points: str) -> "Grid":
+        """``all`` of it, or the ``few`` smallest points, twice each.
+
+        Raises
+        ------
+        InputError
+            If it is neither.
+        """
+        if points == "all":
+            return self
+        if points != "few":
+            raise InputError(f"--points: got {points[:40]!r}; expected all or few")
+        return Grid(self.models[:1], self.batches[:1], self.prompts[:1], 2, self.generate)
+
+    def works(self, device: torch.device) -> Iterator[Workload]:
+        """Workloads that do not take too long there."""
+        for batch in self.batches:
+            for prompt in self.prompts:
+                if batch * prompt <= MOST_TOKENS[device.type]:
+                    yield Workload(batch, prompt, self.generate)
+
+
+@torch.inference_mode()
+def compare_times(
+    grid: Grid,
+    asked: Sequence[Technique],
+    device: torch.device,
+    dtype: torch.dtype,
+    hardware: Hardware,
+    stack: Stack,
+) -> Iterator[Compared | LeftOut | str]:
+    """Run and predict everything; yields what is about to run as text, then what it showed.
+
+    Techniques take turns, so that a machine that slows down slows all of them. One that cannot run
+    at a point is left out there.
+    """
+    for name, layers in grid.models:
+        arch = load_architecture(name)
+        arch = arch.first(layers) if layers else arch
+        d = Deployment(arch.model, hardware, stack)
+        weights = random_weights(arch, device, dtype)
+        for work in grid.works(device):
+            decoder = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=d)
+            runs = {t: list[Timing]() for t in asked or representative(arch.model, work)}
+            for turn in range(grid.repeats + 1):  # the first warms up and times ops
+                if runs:
+                    yield f"{name}, batch {work.batch}, prompt {work.prompt}: turn {turn}"
+                for t in list(runs):
+                    try:
+                        runs[t].append(run_timed(decoder, t, work, by_op=turn == 0))
+                    except REFUSALS as problem:
+                        del runs[t]
+                        yield _left_out(d, name, work, t, problem)
+            for t, found in runs.items():
+                try:
+                    counted = run_counted(decoder, t, work)
+                except REFUSALS as problem:
+                    yield _left_out(d, name, work, t, problem)
+                else:
+                    yield _compared(d, name, work, counted, found[0], found[1:])
+
+
+def _left_out(d: Deployment, name: str, work: Workload, t: Technique, why: Exception) -> LeftOut:
+    return LeftOut(name, d.model.layers, work.batch, work.prompt, t, brief(why, 200))
+
+
+def _compared(
+    d: Deployment,
+    name: str,
+    work: Workload,
+    counted: Counted,
+    timed: Timing,
+    runs: Sequence[Timing],
+) -> Compared:
+    t = runs[0].technique
+    p = Prediction(t, d, np.array([float(work.batch)]), work.prompt, work.generate)
+    whole = [
+        _measured("ttft_s", float(p.ttft_s[0]), [run.ttft for run in runs]),
+        _measured("tpot_s", float(p.tpot_s[0]), [run.tpot for run in runs]),
+    ]
+    if (
+        torch.get_num_threads() == 1 and not counted.on_gpu
+    ):  # it has a clock that others leave alone
+        computed = [sum(run.computing) / run.tokens for run in runs]
+        whole.append(_measured("computing_s", computing_seconds(d, t, work), computed))
+    kept = [float(run.resident) for run in runs]
+    whole.append(_measured("resident_B", resident_bytes(d, t, work), kept))
+    whole.append(_measured("peak_B", peak_bytes(d, t, work, counted.on_gpu), [float(counted.peak)]))
+    for way, moved in counted.copied.items():
+        if moved:
+            whole.append(_measured(f"{way}_B", copied_bytes(d, t, work, way), [float(moved)]))
+    ops = tuple(_ops(d, t, work, timed))
+    layers = d.model.layers
+    return Compared(
+        name, layers, work.batch, work.prompt, t, tuple(whole), ops, _rounds(d, t, work, timed)
+    )
+
+
+def _ops(d: Deployment, t: Technique, work: Workload, timed: Timing) -> Iterator[Measured]:
+    """Ops of the prompt's pass, and of rounds that are one pass each."""
+    point = prefill_point(work.batch, work.prompt, work.generate)
+    sizes = (work.batch, work.prompt, work.generate)
+    phases = [("prefill", t.prefill(d, point), [timed.passes[0].seconds()])]
+    rounds = [p for p in timed.passes if p.kind == "decode"]
+    cycle = t.cycle(d, decode_point(*sizes, work.generate / 2))
+    if len(cycle.steps) == 1 and rounds:
+        phases.append(("decode", cycle.steps[0], [p.seconds() for p in rounds]))
+    for phase, step, passes in phases:
+        for name, (op, times) in stated(step).items():
+            found = [ops[name] for ops in passes if name in ops]
+            if found and op.stream == "gpu":
+                alone = times * float(np.ravel(seconds(op, d))[0])
+                yield _measured(f"{phase} {name}_s", alone, found)
+
+
+def _rounds(d: Deployment, t: Technique, work: Workload, timed: Timing) -> tuple[Round, ...]:
+    """The round in the middle of the generation, predicted and measured."""
+    measured = [p for p in timed.passes if p.kind != "prefill"]
+    middle = len(measured) // 2
+    point = decode_point(work.batch, work.prompt, work.generate, float(middle))
+    cycle = t.cycle(d, point)
+    if len(cycle.steps) > 1 or not measured or {p.kind for p in measured} != {"decode"}:
+        return ()
+    found = measured[middle].spans()
+    return Round(tuple(spans(cycle.steps[0], d))), Round(tuple(found))
+
+
+def _measured(name: str, predicted: float, runs: Sequence[float]) -> Measured:
+    low, middle, high = np.quantile(runs, (0.25, 0.5, 0.75))
+    return Measured(name, predicted, float(middle), float((high - low) / 2 / middle))

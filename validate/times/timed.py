@@ -1,0 +1,109 @@
+"""A technique run for its times: to the first token, round by round, and op by op."""
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kvsim.techniques.base import Technique
+from kvsim.validate.counts.check import Workload
+from kvsim.validate.counts.compare import as_run
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.run import Run
+from kvsim.validate.tally import Silent, size
+from kvsim.validate.times.clock import Clock, TimedPass, computing_clock
+from kvsim.validate.times.live import Live
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One run."""
+
+    technique: Technique  # with the acceptance that it really had
+    ttft: float  # [s]
+    rounds: tuple[float, ...]  # each decoding round [s]
+    computing: tuple[float, ...]  # the part of it that the calling thread computed on a CPU [s]
+    tokens: int  # per sequence that the rounds gave, the one of the prompt left out
+    resident: int  # the technique's own tensors after the last round, both tiers [B]
+    passes: tuple[TimedPass, ...]  # if ops were timed
+
+    @property
+    def tpot(self) -> float:
+        """Time per token after the first. [s]"""
+        return sum(self.rounds) / self.tokens
+
+
+@torch.inference_mode()
+def run_timed(decoder: Decoder, t: Technique, work: Workload, by_op: bool = False) -> Timing:
+    """Run a workload once; ``by_op`` times every op too, which itself takes some time."""
+    clock = Clock(decoder.device)
+    prompts = work.prompts(decoder.arch.model.vocab)
+    run = Run(replace(decoder, tally=clock) if by_op else decoder, t, prompts, work.generate)
+    rounds, computing = [], []
+    own = computing_clock() if decoder.device.type == "cpu" else perf_counter
+    try:
+        begin = _now(decoder.device)
+        run.start()
+        ttft = _now(decoder.device) - begin
+        while min(run.done) < run.generate:
+            begin, own_begin = _now(decoder.device), own()
+            run.impl.round(run)
+            rounds.append(_now(decoder.device) - begin)
+            computing.append(own() - own_begin)
+        resident = sum(n for tier in run.impl.resident_bytes().values() for n in tier.values())
+    finally:
+        run.impl.close()
+    times = (ttft, tuple(rounds), tuple(computing), work.generate - 1)
+    return Timing(as_run(run), *times, resident, tuple(clock.passes))
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What one run moved and held."""
+
+    on_gpu: bool  # whether the peak is that of a GPU's memory, or of both tiers on a CPU
+    peak: int  # held at most besides weights [B]
+    copied: dict[str, int]  # through the link, by direction [B]
+
+
+@torch.inference_mode()
+def run_counted(decoder: Decoder, t: Technique, work: Workload) -> Counted:
+    """Run a workload once for its memory and copies.
+
+    A GPU's allocator tells its peak; on a CPU the tensors that are in use at once are added up.
+    """
+    copies, device = Copied(), decoder.device
+    prompts = work.prompts(decoder.arch.model.vocab)
+    gc.collect()
+    with Live() as live:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+        Run(replace(decoder, tally=copies), t, prompts, work.generate).complete()
+    peak = live.peak
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device) - before
+    return Counted(device.type == "cuda", peak, copies.bytes)
+
+
+class Copied(Silent):
+    """Counts what copies move, and nothing else."""
+
+    def __init__(self) -> None:
+        self.bytes = {"h2d": 0, "d2h": 0}
+
+    def copy(
+        self, name: str, stream: Literal["h2d", "d2h"], tensors: Sequence[Tensor], rows: int = 0
+    ) -> None:
+        """Add what a copy moves."""
+        self.bytes[stream] += size(*tensors)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter()
