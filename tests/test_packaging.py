@@ -72,7 +72,7 @@ def test_wheel_has_every_module(wheel: zipfile.ZipFile) -> None:
 def test_wheel_has_the_data(wheel: zipfile.ZipFile) -> None:
     for folder, pattern in [
         ("kvsim", "py.typed"),
-        ("kvsim", "catalogue/*.json"),
+        ("kvsim", "models/catalogue/*.json"),
         (".", "hwprofiles/*.toml"),
         (".", "hwprofiles/stacks/*.toml"),
         (".", "traces/samples/*"),

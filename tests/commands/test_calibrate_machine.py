@@ -1,0 +1,78 @@
+"""kvsim calibrate --device: killed at random it loses little; bad input is one line, at once."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvsim.commands.machine import check_place, check_same
+from kvsim.errors import InputError
+from tests.support.places import ROOT
+
+torch = pytest.importorskip("torch")
+
+KILLS = 20
+SCRIPT = ROOT / "tests" / "support" / "killed_calibration.py"
+
+
+def test_killed_at_random_moments_it_goes_on_and_never_leaves_half_a_profile(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-I", str(SCRIPT), str(tmp_path), str(KILLS)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert run.returncode == 0, run.stderr  # a half-written profile or stack would not load
+    *kills, last = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(kills) == KILLS
+    for kill in kills:
+        assert kill["after"][: len(kill["before"])] == kill["before"]
+        assert not set(kill["begun"]) & set(kill["before"])  # what is finished is not repeated
+        assert len(set(kill["begun"]) - set(kill["after"])) <= 1
+    assert any(kill["begun"] and not kill["profile"] for kill in kills)
+    assert last["code"] == 0 and len(last["after"]) == 9
+
+
+def kvsim(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kvsim", "calibrate", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--device", "cuda:0", "--out", "F.toml"], "PyTorch sees no GPU; try --device cpu"),
+        (["--device", "tpu", "--out", "F.toml"], "expected cpu, cuda or cuda:N"),
+        (["--device", "cpu", "--out", "F.json"], "a file whose name ends with .toml"),
+        (["--device", "cpu", "--out", "nowhere/F.toml"], "there is no folder nowhere"),
+        (["--out", "F.toml"], "expected either --device cpu|cuda:N or --from-run"),
+        (["--device", "cpu", "--from-run", "x", "--out", "F.toml"], "expected either --device"),
+        (["--from-run", "x", "--quick", "--out", "F.toml"], "--quick goes with --device"),
+        (["--from-run", "x", "--out", "F.toml"], "--from-run needs --model and --gpu"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "cuda:0" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    monkeypatch.chdir(tmp_path)
+    run = kvsim(*arguments)
+    assert run.returncode == 2
+    assert said in run.stderr and run.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_profile_of_another_device_is_not_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "F.toml"
+    shipped = ROOT / "hwprofiles" / "h100.toml"
+    out.write_bytes(shipped.read_bytes())
+    with pytest.raises(InputError, match=r"is a profile of .*H100.*, this is my CPU"):
+        check_same(out, "my CPU")
+    out.write_text("not toml")
+    with pytest.raises(InputError, match="not valid TOML"):
+        check_same(out, "my CPU")
+    folder = tmp_path / "folder.toml"
+    folder.mkdir()
+    with pytest.raises(InputError, match="is a folder"):
+        check_place(folder)

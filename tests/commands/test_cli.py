@@ -1,0 +1,287 @@
+"""The command line keeps its contract: fields, formats, widths, exit codes and what it imports."""
+
+import csv
+import io
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import typer
+
+import kvsim
+from kvsim import cli
+from kvsim.machines.profiles import hardware_names, stack_names
+from kvsim.models.configs import model_names
+from kvsim.techniques import TECHNIQUES
+from tests.support.commands import WIDTH, run
+
+CASE = ("--model", "llama2-7b", "--gpu", "a6000")
+TWO = ("predict", *CASE, "--technique", "full", "--technique", "kvpr:split=64")
+GRID = (*TWO, "--batch", "1,400", "--prompt", "512,1024", "--generate", "1,32")
+COMMANDS = ("models", "gpus", "techniques", "stacks", "predict", "plan")
+LISTS = COMMANDS[:4]
+NAMES = {
+    "models": set(model_names()),
+    "gpus": set(hardware_names()),
+    "techniques": set(TECHNIQUES),
+    "stacks": set(stack_names()),
+}
+# the contract of the design, and what has been added to it since
+FIELDS = (
+    "model gpu stack technique params batch prompt generate ttft_s tpot_s prefill_s decode_s "
+    "decode_tok_s gpu_bytes host_bytes fits max_batch bound_by basis breakdown"
+)
+PREDICT = set(FIELDS.split())
+PREDICT_MORE = {"tp", "weights", "output_tok_s", "usd_per_million_tokens", "notes"}
+PLAN = {"choice", "predicted", "baseline", "alternatives", "binding", "prices", "solver"}
+PLAN_MORE = {"objective", "limits", "basis", "not_modelled"}
+HEAVY = {"numpy", "scipy", "pandas", "pulp", "plotly", "torch", "rich"}
+
+
+@cache
+def done(*args: str) -> str:
+    """Standard output of a command that must succeed and say nothing else."""
+    result = run(*args)
+    assert (result.code, result.err) == (0, "")
+    return result.out
+
+
+def answer(*args: str) -> Any:
+    return json.loads(done(*args, "--json"))
+
+
+def python(code: str, out: Any = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    command, err = [sys.executable, "-c", code], subprocess.PIPE
+    return subprocess.run(command, stdout=out, stderr=err, text=True, check=False)
+
+
+def test_predict_gives_a_row_per_point_with_the_fields_of_the_contract() -> None:
+    rows = answer(*GRID)
+    assert [set(row) for row in rows] == [PREDICT | PREDICT_MORE] * 16
+    points = [(r["technique"], r["prompt"], r["generate"], r["batch"]) for r in rows]
+    techniques, prompts, tokens, batches = ("full", "kvpr"), (512, 1024), (1, 32), (1, 400)
+    assert points == [
+        (t, p, g, b) for t in techniques for p in prompts for g in tokens for b in batches
+    ]
+    assert rows[-1]["params"] == {"split": 64, "schedule": "row", "bits": 16, "parts": 8}
+    assert {r["tpot_s"] is None for r in rows if r["generate"] == 1} == {True}
+    assert rows[1]["fits"] is False and rows[0]["fits"] is True
+    for row in rows:
+        assert row["ttft_s"] == row["prefill_s"] > 0
+        for tier in ("gpu", "host"):
+            buffers = row["breakdown"][f"{tier}_bytes"]
+            assert sum(buffers.values()) == pytest.approx(row[f"{tier}_bytes"], rel=1e-12)
+
+
+def test_plan_has_the_fields_of_the_contract() -> None:
+    found = answer("plan", *CASE)
+    assert set(found) == PLAN | PLAN_MORE
+    assert set(found["choice"]) == {"technique", "params", "batch", "layers"}
+    assert set(found["solver"]) >= {"status", "gap", "seconds"}
+    assert found["solver"]["status"] == "optimal" and found["solver"]["gap"] == 0
+    assert found["choice"]["layers"][0]["count"] == 32
+    for row in (found["predicted"], found["baseline"], *found["alternatives"]):
+        assert set(row) >= PREDICT and row["fits"] is True
+    assert all(gain >= 0 for gain in found["prices"].values())
+    assert len(found["not_modelled"]) > 2
+
+
+def test_limits_of_the_command_line_reach_the_plan() -> None:
+    options = "--gpu-memory 20 --host-memory 16 --ttft 5 --tpot 0.5 --max-loss 0.5 --batch auto"
+    found = answer("plan", *CASE, *options.split())
+    assert found["limits"] == {
+        "gpu_memory": 20 * 2**30, "host_memory": 16 * 2**30, "ttft": 5, "tpot": 0.5,
+        "loss": 0.5, "assumed": 0,
+    }  # fmt: skip
+    predicted = found["predicted"]
+    assert predicted["gpu_bytes"] <= 20 * 2**30 and predicted["host_bytes"] <= 16 * 2**30
+    assert predicted["ttft_s"] <= 5 and predicted["tpot_s"] <= 0.5
+
+
+def test_an_alternative_says_which_option_would_admit_it() -> None:
+    strict = answer("plan", *CASE)["alternatives"]
+    assert {tuple(r["needs"]) for r in strict if r["allowed"]} == {()}
+    assert {"--lossy"} <= {need for r in strict for need in r["needs"]}
+    loose = answer("plan", *CASE, "--lossy")["alternatives"]
+    assert {tuple(r["needs"]) for r in loose if not r["allowed"]} == {("--acceptance",)}
+    told = answer("plan", *CASE, "--lossy", "--acceptance", "0.9")["alternatives"]
+    assert not [r for r in told if r["needs"]]
+    assert "needs --acceptance" in done("plan", *CASE, "--lossy")
+
+
+@pytest.mark.parametrize("command", LISTS)
+def test_lists_name_everything(command: str) -> None:
+    rows = answer(command)
+    assert {row["name"] for row in rows} == NAMES[command]
+    table = done(command)
+    assert all(name in table for name in NAMES[command])
+    if command != "stacks":
+        assert all(row["sources" if command == "gpus" else "source"] for row in rows)
+    if command == "techniques":
+        assert all(p["meaning"] for row in rows for p in row["parameters"])
+
+
+def test_csv_is_the_json() -> None:
+    rows = answer(*GRID)
+    read = list(csv.DictReader(io.StringIO(done(*GRID, "--csv"))))
+    assert len(read) == len(rows)
+    for got, expected in zip(read, rows, strict=True):
+        parsed = {}
+        for key, text in got.items():
+            as_text = isinstance(expected[key], str)
+            parsed[key] = text if as_text else json.loads(text) if text else None
+        assert parsed == expected
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *((command,) for command in LISTS),
+        GRID,
+        TWO,
+        (*TWO, "--technique", "zipcache", "--technique", "kvpr", "--tp", "2"),
+        ("plan", *CASE),
+        ("plan", *CASE, "--lossy", "--objective", "cost", "--tpot", "0.04"),
+        ("plan", "--model", "lwm-text-chat-128k", "--gpu", "rtx-pro-6000", "--prompt", "1000000"),
+        *((command, "--help") for command in COMMANDS),
+        ("--help",),
+    ],
+    ids=lambda arguments: " ".join(arguments)[:60],
+)
+def test_text_fits_100_columns(arguments: tuple[str, ...]) -> None:
+    assert 5 < max(len(line) for line in done(*arguments).splitlines()) <= WIDTH
+
+
+def test_the_table_tells_equal_names_apart_and_marks_what_does_not_fit() -> None:
+    text = done(*TWO, "--technique", "kvpr:split=0", "--batch", "1,400")
+    assert "kvpr #1: split=64" in text and "kvpr #2: split=0" in text
+    assert " ! " in text and "does not fit" in text
+    assert "stack fused, fp16 weights, prompt 2048, generate 128" in text.splitlines()[0]
+
+
+def test_version_is_that_of_the_package() -> None:
+    assert done("--version").strip() == f"kvsim {kvsim.__version__}"
+
+
+def test_help_names_every_command_and_explains_every_option() -> None:
+    assert done() == done("--help")
+    assert all(command in done("--help") for command in COMMANDS)
+    assert "..." not in done("--help").partition("Commands:")[2]  # nothing is cut off
+    for command in COMMANDS:
+        entries = done(command, "--help").partition("Options:\n")[2].split("\n  --")
+        assert all(len(re.split(r"\s{2,}", entry, maxsplit=1)[1]) > 10 for entry in entries)
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "[red]x[blue]<script>:smile:"
+    folder.mkdir()
+    config = Path(cli.__file__).parent / "models" / "catalogue" / "smollm2-135m.json"
+    (folder / "config.json").write_text(config.read_text())
+    page = tmp_path / "page.html"
+    odd = ("--model", str(folder), "--gpu", "t4")
+    assert folder.name in done("predict", *odd, "--technique", "full")
+    assert folder.name in done("plan", *odd, "--report", str(page))
+    assert "<script>:smile:" not in page.read_text()
+
+
+class Page(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "action")]
+
+
+def test_a_report_stands_alone(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text("an older page")
+    found = json.loads(done("plan", *CASE, "--lossy", "--json", "--report", str(file)))
+    text = file.read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.links == [] and "link" not in page.tags and "img" not in page.tags
+    assert text.count("Plotly.newPlot(") >= 3 and "plotly.js v" in text
+    assert found["choice"]["technique"] in text and "Not modelled" in text
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("method", ["write_text", "replace"])
+@pytest.mark.parametrize("before", [None, "an older page"])
+def test_a_failing_write_leaves_nothing_half_written(
+    method: str, before: str | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "page.html"
+    if before:
+        file.write_text(before)
+    full = OSError(28, "No space left on device")
+    with patch.object(Path, method, side_effect=full):
+        result = run("plan", *CASE, "--report", str(file))
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert f"{file}: No space left" in result.err
+    assert [path.read_text() for path in tmp_path.iterdir()] == ([before] if before else [])
+
+
+def test_a_report_never_replaces_what_is_no_file(tmp_path: Path) -> None:
+    special = tmp_path / "pipe"  # as a device would be, whose loss the machine would feel
+    os.mkfifo(special)
+    result = run("plan", *CASE, "--report", str(special))
+    assert result.code == 2 and "--report" in result.err
+    assert stat.S_ISFIFO(special.stat().st_mode)
+
+
+def test_exit_codes() -> None:
+    assert run("plan", *CASE).code == 0
+    assert run("plan", *CASE, "--tpot", "1e-6").code == 1
+    assert run("plan", *CASE, "--tpot", "x").code == 2
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, typer.Abort])
+def test_an_interrupt_says_nothing(stop: type[BaseException]) -> None:
+    with patch("kvsim.models.configs.load_model", side_effect=stop):
+        assert run(*TWO) == (128 + signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [(["--help"], HEAVY), (["plan", "--help"], HEAVY), (["plan", *CASE], {"torch", "plotly"})],
+)
+def test_imports_wait_until_they_are_needed(arguments: list[str], absent: set[str]) -> None:
+    code = f"import sys; from kvsim import cli; sys.argv = {['kvsim', *arguments]!r}\n"
+    code += "try: cli.main()\nexcept SystemExit as stop: assert not stop.code\n"
+    code += f"print(sorted({absent!r} & set(sys.modules)), file=sys.stderr)"
+    assert python(code).stderr == "[]\n"
+
+
+def test_it_runs_as_a_module() -> None:
+    code = "import runpy, sys; sys.argv = ['kvsim', 'stacks', '--json']\n"
+    module = python(code + "runpy.run_module('kvsim', run_name='__main__')")
+    assert (module.returncode, module.stderr) == (0, "")
+    assert json.loads(module.stdout) == answer("stacks")
+
+
+def test_output_that_nobody_reads_or_that_has_no_room() -> None:
+    code = "import sys; from kvsim import cli; sys.argv = ['kvsim', 'gpus', '--json']; cli.main()"
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        gone = python(code, pipe)
+    assert (gone.returncode, gone.stderr) == (1, "")
+    if not Path("/dev/full").is_char_device():
+        pytest.skip("no /dev/full here")
+    with Path("/dev/full").open("w") as full:
+        stuck = python(code, full)
+    assert (stuck.returncode, stuck.stderr.count("\n")) == (2, 1)
+    assert stuck.stderr.startswith("kvsim: standard output: No space")

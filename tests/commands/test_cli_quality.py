@@ -1,0 +1,142 @@
+"""`kvsim validate --quality`: what it prints and writes, and what it refuses before it starts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+
+from kvsim.traces import attentionfile
+from kvsim.validate.model.architecture import Architecture
+from kvsim.validate.model.checkpoint import open_weights
+from kvsim.validate.model.weights import Source
+from tests.support.commands import WIDTH, check, line, run
+from tests.support.decoders import CONFIGS, decoder, oracle
+from tests.support.smollm2 import NAME, checkpoint, needed
+
+QUALITY = ("validate", "--quality")
+SMALL = ("--batch", "1", "--prompt", "48", "--generate", "6")
+ONE = ("--techniques", "specache:bits=1,group=32,residual=32,k=8")
+
+
+def test_a_trace_is_printed_and_written(tmp_path: Path) -> None:
+    needed()
+    path = tmp_path / "trace.json"
+    result = run(*QUALITY, *SMALL, *ONE, "--json", "--out", str(path))
+    assert result.code == 0, result
+    assert [each.split(":")[0] for each in result.err.splitlines()[-2:]] == ["1 of 2", "2 of 2"]
+    trace = attentionfile.load(path)
+    assert json.loads(result.out) == attentionfile.record(trace) == json.loads(path.read_text())
+    assert (trace.model, trace.tokens, trace.layers) == (NAME, 48 + 1 + 6, 30)
+    assert trace.weights.startswith("SmolLM2-135M-Instruct.Q4_1.gguf; sha256 ")
+    assert trace.text.startswith("manual of Python")
+    assert trace.settings.startswith("cpu, fp32, PyTorch") and "48 tokens" in trace.settings
+    assert 2 < trace.perplexity < 100
+    assert trace.top_k is not None and trace.top_k.k == (1, 2, 4, 8, 16)
+    assert [p.k for p in trace.prefetch] == [8]
+
+
+def folder(tmp_path: Path, tokeniser: bool = True) -> Path:
+    """A directory as Hugging Face has them: toy weights, every byte a token."""
+    place = tmp_path / "model"
+    place.mkdir()
+    oracle("llama").config.save_pretrained(place)
+    save_file(oracle("llama").state_dict(), place / "model.safetensors")
+    if tokeniser:
+        import tokenizers
+
+        words = {chr(i): i for i in range(decoder("llama").arch.model.vocab)}
+        made: Any = tokenizers.Tokenizer(tokenizers.models.BPE(words, [], unk_token="?"))
+        made.save(str(place / "tokenizer.json"))
+    return place
+
+
+def test_any_directory_and_any_text_in_a_table(tmp_path: Path) -> None:
+    text = tmp_path / "some.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    model = folder(tmp_path)
+    asked = ("zipcache", "kvpr:bits=4", "specache:group=16,residual=16,k=4", "magicdec:budget=20")
+    techniques = [item for name in asked for item in ("--techniques", name)]
+    result = run(
+        *QUALITY, "--model", str(model), "--text", str(text), *techniques,
+        "--batch", "2", "--prompt", "40", "--generate", "20",
+    )  # fmt: skip
+    assert result.code == 0, result
+    assert max(map(len, result.out.splitlines())) <= WIDTH
+    for words in ("model; sha256", "some.txt; sha256", "KL nat/token", "mass, mean of layers",
+                  "k=4, 2-bit keys", "60 % salient, 10 % probes", "greedy", "temperature 1",
+                  "tokens per round"):  # fmt: skip
+        assert words in result.out
+    assert "6 of 6: magicdec" in result.err
+
+
+def opened_once(name: str) -> tuple[Architecture, Source]:
+    """SmolLM2's file takes seconds to open."""
+    return checkpoint() if name == NAME else open_weights(name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--techniques", "kivvi"), "technique 'kivvi'|kivi"),
+        (("--techniques", "kivi:bit=2"), "parameter of kivi 'bit'|bits"),
+        (("--techniques", "kivi:bits=3"), "kivi|bits|3"),
+        (("--techniques", "full"), "full|no quality to measure|leave it away"),
+        (("--techniques", "fp8"), "real implementation 'fp8'|known"),
+        (("--text", "none.txt"), "none.txt|No such file|give a text file"),
+        (("--text", "."), "directory|give a text file"),
+        (("--text", "empty.txt"), "empty.txt|holds no text"),
+        (("--text", "bad.txt"), "bad.txt|byte 3 is not UTF-8"),
+        (("--text", "short.txt"), "tokens, but 8 windows of 1089 need 8712|--prompt"),
+        (("--text", "huge.txt"), "huge.txt|20,000,000 bytes|give a part"),
+        (("--model", "llama2-7b"), "--model|'llama2-7b' has no weights|smollm2-135m"),
+        (("--model", "./bare"), "bare|no *.safetensors"),
+        (("--model", "./none.gguf"), "none.gguf|no such file"),
+        (("--layers", "3"), "--layers|whole model"),
+        (("--report", "page.html"), "--report|about times"),
+        (("--max-error", "0.1"), "--max-error|about times"),
+        (("--out", "none/trace.json"), "--out|none/trace.json|existing, writable folder"),
+        (("--prompt", "0"), "--prompt|1 to 1000000"),
+        (("--prompt", "nan"), "--prompt|'nan'|whole number"),
+        (("--prompt", "9000"), "--prompt|9000|8192 positions"),
+        (("--generate", "5"), "--generate|too few rounds|16"),
+        (("--batch", "-1"), "--batch|1 to 1000000"),
+        (("--device", "tpu"), "--device|'tpu'|cpu"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(
+    arguments: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    needed()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kvsim.validate.model.weights.load_weights", None)  # nothing gets that far
+    monkeypatch.setattr("kvsim.validate.model.checkpoint.open_weights", opened_once)
+    Path("empty.txt").write_text(" \n")
+    Path("short.txt").write_text("Some words. " * 100)
+    Path("bad.txt").write_bytes(b"abc\xff")
+    with Path("huge.txt").open("wb") as file:
+        file.truncate(20_000_001)
+    Path("bare").mkdir()
+    CONFIGS["llama"].save_pretrained("bare")
+    check(line(*QUALITY, *arguments), words)
+
+
+def test_options_about_quality_need_it() -> None:
+    for name in ("--text", "--out"):
+        check(line("validate", name, "file"), f"{name}|--quality; give that too")
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_directory_without_a_tokeniser_is_refused(tmp_path: Path, broken: bool) -> None:
+    place = folder(tmp_path, tokeniser=False)
+    if broken:
+        (place / "tokenizer.json").write_text("{}")
+    words = "not a tokeniser|fetch it again" if broken else "no such file|fetch it"
+    asked = ("--model", str(place), "--techniques", "zipcache")
+    check(line(*QUALITY, *SMALL, *asked), f"tokenizer.json|{words}")
+
+
+def test_settings_that_the_model_cannot_run_are_refused_before_the_first(tmp_path: Path) -> None:
+    asked = ("--model", str(folder(tmp_path)), "--techniques", "kivi:group=32")
+    check(line(*QUALITY, *SMALL, *asked), "group=32 does not divide the head dim 16|choose")

@@ -1,0 +1,59 @@
+"""``kvsim simulate`` through the command line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.commands import run
+
+BASE = ("simulate", "--model", "llama3.1-8b", "--gpu", "h100")
+
+
+def test_a_sample_is_served_and_checked(tmp_path: Path) -> None:
+    out = tmp_path / "requests.parquet"
+    done = run(*BASE, "--trace", "sample:chat", "--check", "--json", "--out", str(out))
+    assert done.code == 0, done.err
+    answer = json.loads(done.out)
+    assert answer["finished"] + answer["refused"] == answer["requests"] == 500
+    assert answer["ttft_s"]["p50"] <= answer["ttft_s"]["p99"]
+    assert answer["basis"]["kind"] == "carried over"
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(out).to_pydict()
+    ttft = np.array(rows["first_token_s"]) - np.array(rows["arrival_s"])
+    assert ttft.mean() == pytest.approx(answer["ttft_s"]["mean"])
+
+
+def test_several_techniques_on_one_trace_fit_the_terminal() -> None:
+    done = run(*BASE, "--trace", "sample:code", "--compare", "full kivi", "--ttft", "2")
+    assert done.code == 0, done.err
+    assert max(len(line) for line in done.out.splitlines()) <= 100
+    for word in ("kivi", "USD", "memory", "prefix", "queue", "gap"):
+        assert word in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--trace", "nowhere.csv"), "nowhere.csv"),
+        (("--trace", "sample:chat", "--route", "random"), "--route"),
+        (("--trace", "sample:chat", "--replicas", "0"), "--replicas"),
+        (("--trace", "sample:chat", "--technique", "ful"), "full"),
+        (("--trace", "sample:chat", "--out", "x.csv"), "--out"),
+        (("--trace", "sample:chat", "--max-seqs", "nan"), "--max-seqs"),
+        (("--trace", "sample:chat", "--gpu-memory", "10"), "leave no KV cache"),
+        (("--trace", "sample:chat", "--technique", "quantspec", "--max-tokens", "2"), "--max-tok"),
+        (
+            ("--trace", "sample:conversation", "--technique", "streamingllm", "--prefix-caching"),
+            "--prefix-caching",
+        ),
+    ],
+)
+def test_bad_input_gets_one_line(arguments: tuple[str, ...], message: str) -> None:
+    done = run(*BASE, *arguments)
+    assert done.code == 2
+    assert len(done.err.strip().splitlines()) == 1
+    assert message in done.err
+    assert not done.out

@@ -1,0 +1,51 @@
+"""``kvsim`` run in this process, and what its one line of an error must be like."""
+
+import io
+import signal
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from typing import NamedTuple
+from unittest.mock import patch
+
+from kvsim import cli
+
+WIDTH = 100  # of the terminal that tables are printed for
+BAD = 2  # exit code of bad input
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def interruptible() -> None:
+    """A child hears SIGINT even where the tests run in the background, which ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def run(*args: str) -> Result:
+    """``kvsim`` with these arguments, in this process."""
+    out, err, code = io.StringIO(), io.StringIO(), -1
+    with patch.object(sys, "argv", ["kvsim", *args]), redirect_stdout(out), redirect_stderr(err):
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def line(*arguments: str, code: int = BAD) -> str:
+    result = run(*arguments)
+    assert result.code == code, result
+    assert result.out == ""
+    assert result.err.startswith("kvsim: ") and result.err.endswith("\n")
+    message = result.err[len("kvsim: ") : -1]
+    assert "Traceback" not in message and len(message) < 1100
+    assert message.isprintable() and message.strip() == message
+    return message
+
+
+def check(message: str, words: str) -> None:
+    """Words separated by | must all be in the message."""
+    assert not [word for word in words.split("|") if word.lower() not in message.lower()], message

@@ -1,0 +1,370 @@
+"""InfLLM, GEAR and MiKV: settings that turn them into others, and scalar arithmetic.
+
+b sequences, s tokens, hk = KV heads x D, r rank, R residual, H query heads.
+"""
+
+from dataclasses import replace
+from math import log
+
+import numpy as np
+import pytest
+
+from kvsim.engine import attention
+from kvsim.graph import Op, Point
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_stack, stack_names, with_numbers
+from kvsim.prediction.memory import decode_point, prefill_point
+from kvsim.techniques import parse
+from tests.support.arithmetic import B, deployment, last_layer, moved, number
+from tests.support.steps import (
+    CLEAN,
+    DECODE,
+    PHASES,
+    assert_same,
+    assert_same_memory,
+    assert_same_time,
+    step_of,
+    total,
+)
+from tests.support.steps import deployment as limit
+
+MODELS = ["llama2-7b", "llama3-8b", "gemma-2-2b", "deepseek-v2-lite"]
+LLAMA3 = 4096 * B  # bytes that one token of the batch takes in a layer: 2 x 2 x 8 heads x 128
+
+
+def ops(text: str, p: Point, model: str = "llama3-8b") -> dict[str, Op]:
+    return last_layer(text, deployment(model), p)
+
+
+def held(text: str, p: Point, model: str = "llama3-8b", tier: str = "gpu") -> dict[str, float]:
+    """One layer's buffers."""
+    d = deployment(model)
+    buffers = parse(text).cache(d, p, d.shard.layout[-1][0][-1], False)
+    return {name: number(size) for name, size in buffers[tier].items()}  # type: ignore[index]
+
+
+# limits
+
+
+# An engine whose plain attention alone makes further passes is slower without InfLLM than with.
+SAME_ATTENTION = [name for name in stack_names() if not load_stack(name).plain_passes]
+
+
+@pytest.mark.parametrize("stack", SAME_ATTENTION)
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("model", MODELS)
+def test_infllm_with_a_window_over_everything_is_full(model: str, phase: str, stack: str) -> None:
+    d, p = limit(model, stack), PHASES[phase]
+    infllm, full = parse("infllm:local=30050"), parse("full")
+    step = step_of(infllm, d, p)
+    assert_same_time(step, step_of(full, d, p), d)
+    assert_same_memory(infllm, full, d, p)
+
+
+@pytest.mark.parametrize("stack", CLEAN)
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("model", MODELS[:3])
+def test_infllm_that_attends_to_every_block_does_what_full_does(
+    model: str, phase: str, stack: str
+) -> None:
+    d, p = limit(model, stack), PHASES[phase]
+    step, plain = (step_of(parse(text), d, p) for text in ("infllm:k=400,local=256", "full"))
+    for layer, other in zip(step.groups[-1].layers, plain.groups[-1].layers, strict=True):
+        (expected,) = (op for op in other if op.name == "attn")
+        parts = [op for op in layer if op.name in ("local", "attn")]
+        assert_same(sum(op.flops for op in parts), expected.flops)
+        assert_same(sum(op.bytes["hbm"] for op in parts), expected.bytes["hbm"])
+    assert (total(step, d, "topk", "relevance") == 0).all()
+    if not p.prefill:
+        assert (total(step, d, "fetch") == 0).all()
+
+
+@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("bits", "residual"), [(2, 64), (4, 128)])
+def test_gear_without_corrections_is_kivi(
+    bits: int, residual: int, model: str, phase: str, stack: str
+) -> None:
+    d, p = limit(model, stack), PHASES[phase]
+    settings = f"bits={bits},group=64,residual={residual}"
+    gear, kivi = parse(f"gear:{settings},rank=0,outliers=0"), parse(f"kivi:{settings}")
+    step = step_of(gear, d, p)
+    assert_same_time(step, step_of(kivi, d, p), d, rule=np.testing.assert_equal)
+    assert_same_memory(gear, kivi, d, p)
+
+
+@pytest.mark.parametrize("stack", CLEAN)
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("model", MODELS)
+def test_mikv_that_keeps_all_bits_is_full_and_the_upkeep_of_scores(
+    model: str, phase: str, stack: str
+) -> None:
+    d, p = limit(model, stack), PHASES[phase]
+    mikv, full = parse("mikv:salient=1,high=16"), parse("full")
+    assert mikv.exact
+    step = step_of(mikv, d, p)
+    upkeep = total(step, d, "scores", "lowest" if p.prefill is False else "select")
+    assert (upkeep > 0).all()
+    assert_same_time(step, step_of(full, d, p), d, upkeep)
+    if not p.prefill:
+        assert_same_memory(mikv, full, d, p, but="scores")
+
+
+def test_mikv_at_one_width_reads_what_kivi_without_a_residual_reads() -> None:
+    p = decode_point(B, 2000, 100, 47)
+    one, other = ops("mikv:salient=1,high=4,group=64", p), ops("kivi:bits=4,group=64,residual=0", p)
+    assert moved(one["attn"]) == pytest.approx(moved(other["attn"]), rel=1e-12)
+    assert moved(one["quantise"]) == pytest.approx(moved(other["quantise"]), rel=1e-12)
+    assert one["attn"].kernel == other["attn"].kernel == "lowbit"
+
+
+def test_mikv_keeps_the_scores_that_h2o_keeps() -> None:
+    for p in (decode_point(B, 2000, 100, 47), prefill_point(B, 2000, 100)):
+        kept = ops("mikv", p)["scores"]
+        assert moved(kept) == moved(ops("h2o:heavy=2048,recent=1", p)["scores"])
+
+
+# InfLLM
+
+
+def test_infllm_fetches_blocks_that_its_cache_lacks() -> None:
+    # 16000 tokens: 16000 - 128 - 4096 = 11776 = 92 blocks of 128 and none left over
+    p = decode_point(B, 15000, 2000, 999)
+    assert number(p.length) == 16000
+    layer, fetch = ops("infllm", p), ops("infllm", p)["fetch"]
+    missing = B * 16 * (1 - 32 / 92)  # 16 of 92 chosen; chance finds 32 of 92
+    assert moved(fetch, "h2d") == pytest.approx(missing * 128 * 4096, rel=1e-12)
+    latency = deployment("llama3-8b").hardware.links["h2d"].latency
+    assert number(fetch.fixed) == pytest.approx(2 * (missing - 1) * latency, rel=1e-12)
+    assert moved(layer["gather"]) == pytest.approx(2 * B * 16 * (1 - 16 / 92) * 128 * 4096)
+    assert moved(layer["store"], "d2h") == LLAMA3  # one token's worth leaves per token
+    assert layer["store"].launches == 2 / 128
+    # 4 keys of 8 heads x 128 per block; 32 query heads
+    assert moved(layer["relevance"]) == B * 92 * 4 * 2 * 1024
+    assert number(layer["relevance"].flops) == 2 * B * 32 * 128 * 92 * 4
+    # 4096 local tokens, then 128 first ones and 16 x 128
+    assert number(layer["local"].flops) == 4 * B * 32 * 128 * 4096
+    assert number(layer["attn"].flops) == 4 * B * 32 * 128 * (128 + 2048)
+    assert moved(layer["attn"]) == LLAMA3 * (128 + 2048)
+    assert moved(layer["represent"]) == B * 4096 * (2 * 1024 + 4 * 32)
+    assert number(layer["represent"].flops) == 2 * B * 32 * 128 * 4096
+
+
+def test_infllm_reuses_at_least_what_it_is_told() -> None:
+    p = decode_point(B, 15000, 2000, 999)
+    for reuse, share in ((0.9, 0.9), (0.1, 32 / 92), (1, 1)):
+        size = moved(ops(f"infllm:reuse={reuse}", p)["fetch"], "h2d")
+        assert size == pytest.approx(LLAMA3 * 128 * 16 * (1 - share), rel=1e-12)
+    assert moved(ops("infllm:cached=92", p)["fetch"], "h2d") == 0
+    assert moved(ops("infllm:cached=0", p)["fetch"], "h2d") == pytest.approx(
+        LLAMA3 * 128 * 16 * (1 - 16 / 92), rel=1e-12
+    )
+
+
+def test_infllm_on_both_sides() -> None:
+    p = decode_point(B, 15000, 2000, 999)
+    assert held("infllm", p) == {
+        "kv": LLAMA3 * (128 + 4096 + 128),  # with a block that is filling up
+        "representatives": B * 92 * 4 * 2 * 1024,
+        "block cache": LLAMA3 * 32 * 128,
+        "fetched blocks": LLAMA3 * 16 * 128,
+        "scores": 2 * B * 32 * (4096 + 128),
+    }
+    assert held("infllm", p, tier="host") == {"kv": LLAMA3 * 92 * 128}
+
+
+@pytest.mark.parametrize(("reuse", "held_blocks"), [(0, 32), (0.5, 32), (0.9, 40), (1, 16)])
+def test_infllm_prefill_sums_over_chunks(reuse: float, held_blocks: int) -> None:
+    """Against a loop over chunks of 128 queries, at each of which one more block exists."""
+    p, n, k = prefill_point(B, 128 + 4096 + 128 * 400, 100), 400, 16
+    text = f"infllm:chunk=128,cached={held_blocks},reuse={reuse}"
+    layer = ops(text, p)
+    assert moved(layer["store"], "d2h") == LLAMA3 * 128 * n
+    later = range(held_blocks + 1, n + 1)
+    missing = sum(k * (1 - max(reuse, held_blocks / i)) for i in later)
+    fetched = held_blocks + missing  # what fits comes in once
+    size = moved(layer["fetch"], "h2d")
+    assert size == pytest.approx(LLAMA3 * 128 * fetched, rel=0.01)  # a sum against its integral
+    if reuse == 0:  # 16 x (368 - 32 ln 12.5)
+        exactly = 32 + 16 * (368 - 32 * log(12.5))
+        assert size == pytest.approx(LLAMA3 * 128 * exactly, rel=1e-12)
+    looked = sum(i for i in range(n + 1) if i > k)
+    assert moved(layer["relevance"]) == pytest.approx(B * looked * 4 * 2 * 1024, rel=0.01)
+
+
+# GEAR
+
+
+def test_gear_factors_by_hand() -> None:
+    # prompt 2000, 133 generated before this step: 2134 tokens, 2134 mod 64 = 22 not packed yet,
+    # 2112 packed; products: the prompt's and those of 134 // 64 = 2 blocks
+    p = decode_point(B, 2000, 200, 133)
+    assert number(p.length) == 2134
+    # P: 2 numbers per token and head, K and V: 2 x 2 x 8 x 2112; Q: 2 x 3 x 2048
+    factors = 2 * B * (2 * 2 * 8 * 2112 + 2 * 3 * 2048)
+    buffers = held("gear", p)
+    assert buffers == {
+        # 4 bits; 32 / 64 of scales for values, and for keys those of 2134 // 64 = 33 whole groups;
+        # keys buffered 64, values 64, in fp16
+        "kv": B * 1024 * (2134 * 0.5 + 33 * 4 + 2134 * 0.5625 + 2 * (64 + 64)),
+        "factors": factors,
+        "outliers": 0.0,
+    }
+    correct = ops("gear", p)["correct"]
+    # what is added to 32 heads' scores of 2112 tokens and outputs of 128: written and read
+    assert moved(correct) == factors + 4 * B * 32 * (2112 + 128)
+    thin = 2 * (128 * 3 + 2112)  # rank 2: q Q for 3 products, then P^T for every token
+    assert number(correct.flops) == 2 * 2 * B * 32 * thin
+    assert correct.launches == 4
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_gear_power_iteration(phase: str) -> None:
+    p = prefill_point(B, 2000, 200) if phase == "prefill" else decode_point(B, 2000, 200, 133)
+    new = 2000 if phase == "prefill" else 1
+    layer = ops("gear:rank=4", p)
+    op = layer["power_iteration"]
+    assert moved(op) == 7 * 2 * 2048 * B * new  # written once, read in 3 loops of 2 products
+    assert number(op.flops) == 3 * 2 * 2 * 4 * 2048 * B * new
+    assert op.launches == 16 / (1 if phase == "prefill" else 64)
+    assert moved(layer["outliers"]) == 0
+    assert ("correct" in layer) is (phase == "decode")  # the prompt attends in full precision
+    error = parse("gear").once(deployment("llama3-8b"), p)["gpu"]["error"]
+    assert error == (2 * 1024 * B * 2000 if phase == "prefill" else 0)
+
+
+def test_gear_orthonormalises_two_factors_of_every_head_one_by_one() -> None:
+    p = prefill_point(B, 2000, 200)
+    plain = limit("llama3-8b", "zipcache-hf")
+    slow = replace(plain, stack=with_numbers(plain.stack, {"time.qr_s": 1.0}))
+    none = replace(plain, stack=with_numbers(plain.stack, {"time.qr_s": 0.0}))
+    times = [last_layer("gear", d, p)["power_iteration"].fixed for d in (slow, none)]
+    assert [number(t) for t in times] == [2 * 2 * 8 * B, 0.0]  # K and V, both factors, 8 heads
+    assert number(last_layer("gear:rank=0", slow, p)["power_iteration"].fixed) == 0
+    generated = last_layer("gear", slow, decode_point(B, 2000, 200, 133))["power_iteration"]
+    assert number(generated.fixed) == 2 * 2 * 8 * B / 64
+
+
+def test_gear_alone_attends_to_prompts_without_a_fused_kernel() -> None:
+    d, p = limit("llama3-8b", "zipcache-hf"), prefill_point(B, 2000, 200)
+    eager, flash = (moved(last_layer(t, d, p)["attn"]) for t in ("gear", "gear:rank=0"))
+    assert eager - flash == d.stack.score_bytes * B * 32 * 2000**2
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_gear_first_packs_all_query_heads_at_once(phase: str) -> None:
+    p = prefill_point(B, 2000, 200) if phase == "prefill" else decode_point(B, 2000, 200, 133)
+    tokens = 2000 if phase == "prefill" else 2134 / 20  # all anew once in 20 steps
+    rank = 40 if phase == "prefill" else 42  # 0.02 x 2000 and 2134, less than 4096 channels
+    layer = ops("gear-first", p)
+    numbers = 4 * 2048 * B * tokens  # 4 query heads per KV head
+    assert moved(layer["outliers"]) == pytest.approx(156 * numbers, rel=1e-12)
+    assert moved(layer["quantise"]) == pytest.approx(64 * numbers, rel=1e-12)
+    op = layer["power_iteration"]
+    # 3 loops of 2 products for K and for V, each over half of the numbers, in fp32
+    assert number(op.flops) == pytest.approx(12 * 2 * rank * numbers / 2, rel=1e-12)
+    assert moved(op) == pytest.approx(12 * 4 * numbers / 2, rel=1e-12)
+    assert op.dtype == "fp32"
+    assert ("correct" in layer) is (phase == "decode")
+    error = parse("gear-first").once(deployment("llama3-8b"), p)["gpu"]["error"]
+    assert error == (4 * 4096 * B * 2000 if phase == "prefill" else 0)
+
+
+def test_gear_first_keeps_all_query_heads() -> None:
+    p = decode_point(B, 2000, 200, 133)
+    numbers = 4 * 2048 * B * 2134
+    assert held("gear-first", p) == pytest.approx(
+        {
+            "kv": numbers / 2 + 2 * 20 * 4 * 2048 * B,  # 20 tokens wait in fp16
+            "factors": 2 * B * 42 * (2 * 2134 + 2 * 4096),
+            "outliers": 0.02 * numbers * (2 + 8),
+        }
+    )
+    correct = ops("gear-first", p)["correct"]
+    assert number(correct.flops) == 2 * 42 * numbers
+    assert moved(correct) == 12 * numbers + 2 * B * 42 * (2 * 2134 + 2 * 4096)
+
+
+def test_gear_first_orthonormalises_two_factors_of_every_sequence() -> None:
+    p = prefill_point(B, 2000, 200)
+    plain = limit("llama3-8b", "zipcache-hf")
+    slow = replace(plain, stack=with_numbers(plain.stack, {"time.qr_s": 1.0}))
+    fixed = last_layer("gear-first", slow, p)["power_iteration"].fixed
+    tall, wide = (1 + 40 / 13 * (1 + rows / 5500) for rows in (2000, 4096))
+    assert number(fixed) == pytest.approx(2 * B * (tall + wide), rel=1e-12)  # K and V
+    without = last_layer("gear-first:rank=0,outliers=0", slow, p)
+    assert "power_iteration" not in without or number(without["power_iteration"].fixed) == 0
+
+
+def test_snapkv_drafts_take_a_layer_out_of_its_pages() -> None:
+    p = prefill_point(B, 8192, 90)
+    d = deployment("llama2-7b")
+    plain, draft = (
+        number(parse(f"magicdec:draft={name},budget=2048").scratch(d, p))
+        for name in ("streamingllm", "snapkv")
+    )
+    layer = 16384 * B  # bytes per token: 2 x 2 x 4096
+    scores = B * 32 * 32 * 8192  # 32 queries
+    assert draft - plain == layer * 8192 + max(8 * scores, 2 * scores + 2.5 * layer * 2048)
+
+
+def test_gear_outliers_by_hand() -> None:
+    p = decode_point(B, 2000, 200, 133)
+    d = deployment("llama3-8b")
+    plain, sparse = (ops(f"gear:outliers={share}", p) for share in (0, 0.02))
+    assert d.stack.index_bytes == 4
+    kept = 0.02 * B * 2048 * 2112 * (2 + 4)  # fp16 and its index
+    assert held("gear:outliers=0.02", p)["outliers"] == pytest.approx(kept, rel=1e-12)
+    more = moved(sparse["correct"]) - moved(plain["correct"])
+    assert more == pytest.approx(kept, rel=1e-9)
+    flops = number(sparse["correct"].flops) - number(plain["correct"].flops)
+    assert flops == pytest.approx(2 * B * 32 * 0.02 * 256 * 2112, rel=1e-9)
+    found = B * 2048 * (2 + 0.02 * 6)  # the new token is searched
+    assert moved(sparse["outliers"]) == pytest.approx(found, rel=1e-12)
+
+
+# MiKV
+
+
+def test_mikv_by_hand() -> None:
+    p = decode_point(B, 2000, 200, 99)  # 2100 tokens
+    layer = ops("mikv", p)
+    # 0.6 x (4 + 0.5) + 0.4 x (2 + 0.5) = 3.7 bits
+    size = 3.7 / 8
+    new = 4096 * B + 2 * 2 * B * 32 * 128  # the new token's KV, queries, outputs
+    assert moved(layer["attn"]) == pytest.approx(B * 2048 * 2100 * size + new, rel=1e-12)
+    assert moved(layer["scores"]) == 4 * B * 32 * 2100 + 8 * B * 32 * 2100
+    assert moved(layer["lowest"]) == 4 * B * 32 * 2100
+    assert moved(layer["quantise"]) == pytest.approx(B * 2048 * (2 + size), rel=1e-12)
+    assert moved(layer["balance"]) == 2 * B * 2 * 32 * 128  # queries in and out
+    buffers = held("mikv", p)
+    assert buffers["kv"] == pytest.approx(B * 2048 * 2100 * size, rel=1e-12)
+    assert buffers["scores"] == 4 * B * 32 * 2100
+    assert buffers["indices"] == 4 * B * 8 * 2100
+    assert buffers["balancer"] == 2 * B * 1024
+
+
+def test_mikv_prefill_writes_the_whole_score_matrix() -> None:
+    p = prefill_point(B, 2000, 200)
+    layer = ops("mikv", p)
+    assert moved(layer["scores"]) == 4 * B * 32 * 2000**2 + 8 * B * 32 * 2000
+    assert moved(layer["balance"]) == 2 * B * 2000 * (32 * 128 + 1024)  # maxima of Q and K
+    d = deployment("llama3-8b")
+    assert parse("mikv").once(d, p)["gpu"]["score matrix"] == 2 * B * 32 * 2000**2
+    eager = deployment("llama3-8b", "hf-eager")  # counts its scores itself
+    assert parse("mikv").once(eager, p)["gpu"]["score matrix"] == 0
+    probes = ops("zipcache", p)["probe"]  # a tenth of the queries
+    assert moved(layer["scores"]) > 4 * moved(probes)
+
+
+@pytest.mark.parametrize("text", ["infllm", "gear", "mikv"])
+def test_options_are_settings_of_their_own(text: str) -> None:
+    d: Deployment = deployment("llama3-8b")
+    rows = [row for t in parse(text).options(d, 30000, 2000) for row in t.rows()]
+    assert len({str(row) for row in rows}) == len(rows) > 2
+    for row in rows:
+        assert parse(str(row)) == row
+        assert np.isfinite(
+            attention.resident_kv(d, DECODE, d.shard.layout[0][0][0], row.stored)
+        ).all()

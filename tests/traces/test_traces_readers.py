@@ -1,0 +1,227 @@
+"""Every trace format, plain and compressed, whole and in small pieces, gives the same requests."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsim.errors import InputError
+from kvsim.traces import source
+from kvsim.traces.containers import delimited, lines, records
+from kvsim.traces.formats import FORMATS
+from kvsim.traces.read import Options, Trace, load
+from kvsim.traces.units import unit_changes
+from tests.support.places import SHARED
+from tests.support.traces import (
+    ARRIVAL,
+    BLOCKS,
+    GENERATE,
+    MODEL,
+    PROMPT,
+    TRACE_FILES,
+    csv,
+    jsonl,
+    rows,
+)
+
+
+def read(folder: Path, data: bytes, name: str = "trace", **options: Any) -> Trace:
+    path = folder / name
+    path.write_bytes(data)
+    return load(str(path), Options(**options))
+
+
+def same(trace: Trace, prompt: list[int] = PROMPT) -> None:
+    requests = trace.requests
+    assert np.allclose(requests.arrival, ARRIVAL, rtol=0, atol=3e-7)
+    assert requests.prompt.tolist() == prompt
+    assert requests.generate.tolist() == GENERATE
+
+
+@pytest.mark.parametrize("packing", ["plain", "gz", "zst"])
+@pytest.mark.parametrize("case", TRACE_FILES)
+def test_formats_are_recognised_and_read(case: str, packing: str, tmp_path: Path) -> None:
+    format, data = TRACE_FILES[case]
+    if packing == "gz":
+        data = gzip.compress(data[:40]) + gzip.compress(data[40:])  # members, as pigz writes them
+    elif packing == "zst":
+        data = pa.Codec("zstd").compress(data, asbytes=True)
+    trace = read(tmp_path, data)
+    assert trace.format == format
+    assert trace.left_out.total == 0
+    assert trace.notes == ()
+    same(trace, [1000, 1500, 7, 90000] if case == "mooncake" else PROMPT)
+    if format in ("mooncake", "bailian"):
+        assert trace.requests.block_tokens == FORMATS[format].block_tokens
+        assert [ids.tolist() for ids in trace.requests.blocks()] == [[0, 1], [0, 1, 2], [], [3]]
+    same(read(tmp_path, data, format=format), trace.requests.prompt.tolist())
+
+
+def test_every_format_has_a_file_here_and_a_source() -> None:
+    tried = {format for format, _ in TRACE_FILES.values()}
+    assert set(FORMATS) - tried == {"kvsim", "sharegpt"}  # tested below and with the writer
+    assert all(format.source and format.title for format in FORMATS.values())
+
+
+@pytest.mark.parametrize("case", TRACE_FILES)
+def test_small_pieces_change_nothing(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = read(tmp_path, TRACE_FILES[case][1]).requests
+    monkeypatch.setattr(source, "BLOCK", 120)
+    monkeypatch.setattr(delimited, "BLOCK", 120)
+    monkeypatch.setattr(records, "MANY", 2)
+    pieces = read(tmp_path, TRACE_FILES[case][1]).requests
+    for name in ("arrival", "prompt", "generate", "block_ids", "block_start"):
+        assert np.array_equal(getattr(whole, name), getattr(pieces, name)), name
+
+
+NUMBERS = st.one_of(st.integers(-3, 2000), st.floats(allow_nan=True), st.none(), st.booleans(),
+                    st.just("7"), st.just([1]))  # fmt: skip
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=8))
+def test_fast_and_slow_json_agree(values: list[tuple[Any, Any, Any]]) -> None:
+    """Where Arrow takes a block at all, every value is what the row-by-row reader finds."""
+    names = ("timestamp", "input_length", "output_length")
+    block = jsonl([dict(zip(names, row, strict=True)) for row in values])
+    layout = FORMATS["mooncake"]
+    from kvsim.traces.formats import choose
+
+    chosen = choose("x", [*names], "mooncake")
+    assert layout.blocks and not chosen.blocks
+    fast = lines._at_once(block, chosen, 0, len(values))
+    slow = lines._one_by_one(block, chosen, 0)
+    if fast is None:
+        return
+    assert not fast.torn and not slow.torn
+    for name in ("arrival", "prompt", "generate"):
+        mine, theirs = getattr(fast, name), getattr(slow, name)
+        assert np.array_equal(mine.values, theirs.values, equal_nan=True)
+        assert mine.broken.keys() == theirs.broken.keys()
+
+
+def test_exact_to_100_nanoseconds(tmp_path: Path) -> None:
+    times = ["2023-11-16 18:15:46.6805900", "2023-11-16 18:15:46.6805901"]
+    data = csv("TIMESTAMP,ContextTokens,GeneratedTokens", times, [1, 1], [1, 1])
+    assert read(tmp_path, data).requests.arrival[1] == pytest.approx(1e-7, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("unit", "times"),
+    [("s", [3, 3.5, 3.5, 5.25]), ("ms", [3000, 3500, 3500, 5250]),
+     ("us", [0, 500000, 500000, 2250000]), ("ns", [0, 5 * 10**8, 5 * 10**8, 225 * 10**7]),
+     ("date", ["2024-01-01T00:00:00Z", *["2024-01-01T00:00:00.5Z"] * 2,
+               "2024-01-01T00:00:02.25Z"])],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_named_columns_of_any_file(unit: str, times: list[Any], kind: str, tmp_path: Path) -> None:
+    columns = {"when": times, "in": PROMPT, "out": GENERATE}
+    path = tmp_path / f"mine.{kind}"
+    if kind == "csv":
+        path.write_bytes(csv("when,in,out", *columns.values()))
+    elif kind == "jsonl":
+        path.write_bytes(jsonl(rows(**columns)))
+    else:
+        pq.write_table(pa.table(columns), path)
+    named = {"arrival": "when", "prompt": "in", "generate": "out"}
+    same(load(str(path), Options(columns=named, time_unit=unit)))
+    with pytest.raises(InputError, match="of no known trace format"):
+        load(str(path))
+
+
+def test_parquet_timestamps_and_lists(tmp_path: Path) -> None:
+    times = pa.array([1_000_000, 1_500_000, 1_500_000, 3_250_000], pa.timestamp("us", "UTC"))
+    table = pa.table({"t": times, "p": PROMPT, "g": GENERATE, "b": BLOCKS})
+    path = tmp_path / "mine.parquet"
+    pq.write_table(table, path)
+    named = {"arrival": "t", "prompt": "p", "generate": "g", "blocks": "b"}
+    trace = load(str(path), Options(columns=named, block_tokens=256))
+    same(trace)
+    assert [ids.tolist() for ids in trace.requests.blocks()] == [[0, 1], [0, 1, 2], [], [3]]
+    with pytest.raises(InputError, match="--block-tokens"):
+        load(str(path), Options(columns=named))
+
+
+def test_lengths_alone_arrive_as_one_batch_and_this_is_said(tmp_path: Path) -> None:
+    for data in (
+        csv("num_prefill_tokens,num_decode_tokens,total_tokens", PROMPT, GENERATE, PROMPT),
+        json.dumps({"input_lens": PROMPT, "output_lens": GENERATE}).encode(),
+    ):
+        trace = read(tmp_path, data)
+        assert trace.requests.arrival.tolist() == [0.0] * 4
+        assert trace.requests.prompt.tolist() == PROMPT
+        assert "no arrival times; all requests arrive at 0 s" in trace.notes[0]
+
+
+def test_conversations_are_text_and_need_characters_per_token(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "x" * 41}, {"from": "gpt", "value": "y" * 12},
+             {"from": "human", "value": "z"}]  # fmt: skip
+    data = json.dumps([{"id": "a", "conversations": turns}, {"id": "b", "conversations": turns}])
+    with pytest.raises(InputError, match=r"holds text, not token counts.*--chars-per-token"):
+        read(tmp_path, data.encode())
+    trace = read(tmp_path, data.encode(), chars_per_token=4.0)
+    assert (trace.requests.prompt.tolist(), trace.requests.generate.tolist()) == ([11] * 2, [3] * 2)
+    assert any("estimates, 4 characters per token" in note for note in trace.notes)
+    short = json.dumps([{"conversations": turns}, {"conversations": turns[:1]}]).encode()
+    with pytest.raises(InputError, match="item 2: conversations: fewer than two turns"):
+        read(tmp_path, short, chars_per_token=4.0)
+    assert read(tmp_path, short, chars_per_token=4.0, skip_bad=True).left_out.total == 1
+
+
+def test_failed_requests_are_left_out_and_counted(tmp_path: Path) -> None:
+    data = csv("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
+               [5.0, 5.1, 5.5, 5.5, 7.25], MODEL * 1 + ["x"], [374, 5, *PROMPT[1:]],
+               [44, 0, *GENERATE[1:]], PROMPT * 1 + [1], MODEL * 1 + ["x"])  # fmt: skip
+    trace = read(tmp_path, data)
+    same(trace)
+    assert trace.left_out.counts == {"failed": 1}
+    assert "line 3" in trace.notes[0] and "the request failed" in trace.notes[0]
+
+
+def test_sorting_is_asked_for_and_stable(tmp_path: Path) -> None:
+    data = jsonl(rows(timestamp=[2250, 0, 500, 500], input_length=[90000, 1000, 1500, 7],
+                      output_length=[9, 44, 1, 512],
+                      hash_ids=[[4], [5, 6], [5, 6, 9], []]))  # fmt: skip
+    with pytest.raises(InputError, match=r"line 2, column 'timestamp': arrives 2.25 s before"):
+        read(tmp_path, data)
+    trace = read(tmp_path, data, sort=True)
+    same(trace, [1000, 1500, 7, 90000])
+    assert [ids.tolist() for ids in trace.requests.blocks()] == [[0, 1], [0, 1, 2], [], [3]]
+
+
+def test_block_numbers_are_dense() -> None:
+    from kvsim.traces.read import renumbered
+
+    ids = np.array([900, 7, 900, 2**62, 7, 0], dtype=np.int64)
+    assert renumbered(ids).tolist() == [0, 1, 0, 2, 1, 3]
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e6, 1e9])
+def test_a_change_of_unit_is_seen_and_a_pause_is_not(factor: float) -> None:
+    times = np.cumsum(np.random.default_rng(1).exponential(1.0, 40))
+    assert unit_changes(times, 0.0) is None
+    mixed = np.concatenate([times[:20], times[20:] * factor])
+    assert unit_changes(mixed, 0.0) == 20
+    paused = np.concatenate([times[:20], times[20:] + factor * times[19]])
+    assert unit_changes(paused, 0.0) is None
+    epoch = 1.7e9 + times
+    assert unit_changes(epoch, epoch[0]) is None
+    assert unit_changes(np.concatenate([epoch[:20], epoch[20:] * factor]), epoch[0]) == 20
+
+
+def test_the_public_traces() -> None:
+    if not SHARED.is_dir():
+        pytest.skip("needs the public traces beside the checkout")
+    azure = load(str(SHARED / "traces" / "azure_conv_2023.csv"))
+    assert (azure.format, len(azure.requests)) == ("azure", 19366)
+    assert load(str(SHARED / "traces" / "sharegpt300_lengths.csv")).requests.prompt[0] == 2358
+    run = load(str(SHARED / "measured" / "RTX4090_Llama-3.1-8B_requests.jsonl"))
+    assert (run.format, len(run.requests)) == ("llmservingsim", 300)

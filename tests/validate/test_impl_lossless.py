@@ -1,0 +1,145 @@
+"""Techniques that lose nothing: the tokens and logits of full KV, prompts of different lengths."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.graph import Number, Point
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.model import LayerShape
+from kvsim.techniques import parse
+from kvsim.techniques.kvpr import Kvpr
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.run import Run
+from tests.support.decoders import decoder, prompts
+
+MODELS = ("llama", "opt", "mistral", "qwen3")
+LENGTHS = (25, 9, 17, 1)
+GENERATE = 16
+TOLERANCE = 1e-4
+
+
+@cache
+def on_a_machine(model: str) -> Decoder:
+    plain = decoder(model)
+    stated = Deployment(plain.arch.model, load_hardware("a6000"), load_stack("kvsim"))
+    return replace(plain, deployment=stated)
+
+
+@cache
+def results(
+    text: str, model: str, lengths: tuple[int, ...] = LENGTHS, chunk: int = 8192
+) -> tuple[Tensor, Tensor]:
+    """Tokens (batch, generated) and logits (batch, generated, vocab)."""
+    given = prompts(*lengths)
+    run = Run(on_a_machine(model), parse(text), given, GENERATE, keep=True, chunk=chunk)
+    return run.complete(), torch.stack([torch.stack(rows) for rows in run.logits])
+
+
+def assert_full(text: str, model: str, lengths: tuple[int, ...] = LENGTHS) -> None:
+    tokens, logits = results(text, model, lengths)
+    expected, exact = results("full", model, lengths)
+    off = (logits - exact).abs().nan_to_num(torch.inf).max()
+    assert off < TOLERANCE
+    assert torch.equal(tokens, expected)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "offload", "offload:host_share=0.5", "offload:schedule=column,parts=1",
+        "offload:schedule=column,parts=4", "offload:host_share=0",
+        "kcache:n=41", "kcache:n=1000,gpu_layers=1", "kcache:n=41,gpu_layers=3",
+        "streamingllm:sink=4,recent=37", "streamingllm:sink=0,recent=500",
+        "h2o:heavy=20,recent=21", "snapkv:budget=60,window=8",
+    ],
+)  # fmt: skip
+def test_the_whole_context_is_full_kv(text: str, model: str) -> None:
+    if model == "mistral" and text.startswith(("h2o", "snapkv")):
+        with pytest.raises(InputError, match="sliding windows"):
+            results(text, model)
+        return
+    assert_full(text, model)
+
+
+@pytest.mark.parametrize("model", ["llama", "opt"])
+def test_kvpr_at_every_split(model: str) -> None:
+    lengths = (12, 12, 12)
+    for split in range(13):
+        assert_full(f"kvpr:split={split}", model, lengths)
+
+
+@pytest.mark.parametrize("split", range(10))
+def test_kvpr_at_every_split_of_prompts_that_differ(split: int) -> None:
+    assert_full(f"kvpr:split={split}", "llama", (9, 13))
+
+
+@pytest.mark.parametrize("settings", ["offload", "offload:schedule=column,parts=1", "kvpr:split=5"])
+def test_a_single_layer(settings: str) -> None:
+    """The next visit is the same layer's, and needs the token that this one stores."""
+    whole = on_a_machine("llama")
+    weights = replace(whole.weights, layers=whole.weights.layers[:1])
+    one = replace(whole, arch=whole.arch.first(1), weights=weights)
+    given = prompts(*LENGTHS)
+    tokens, expected = (Run(one, parse(t), given, GENERATE).complete() for t in (settings, "full"))
+    assert torch.equal(tokens, expected)
+
+
+@pytest.mark.parametrize("settings", ["", "split=1000", "split=5,schedule=column,parts=2"])
+@pytest.mark.parametrize("model", MODELS)
+def test_kvpr_by_its_own_split_and_by_columns(settings: str, model: str) -> None:
+    assert_full(f"kvpr:{settings}", model)
+
+
+@pytest.mark.parametrize("settings", ["", "schedule=column,parts=2"])
+@pytest.mark.parametrize("model", ["llama", "opt"])
+def test_a_split_that_grows_with_the_context(settings: str, model: str, monkeypatch: Any) -> None:
+    """Parts of the batch whose prompts differ much are at different splits in the same step."""
+
+    def half(self: Kvpr, d: Deployment, p: Point, shape: LayerShape) -> Number:
+        return np.floor(p.context / 2)
+
+    monkeypatch.setattr(Kvpr, "recomputed", half)
+    lengths = (30, 12, 12, 11)
+    given = prompts(*lengths)
+    run = Run(on_a_machine(model), parse(f"kvpr:{settings}"), given, GENERATE)
+    impl: Any = run.impl
+    assert [impl.split(0, n) for n in (30, 33, 40)] == [11, 11, 11], "the shortest prompt"
+    if settings:
+        assert [impl.split(0, n) for n in (12, 15, 20, 22, 23)] == [6, 7, 10, 11, 11]
+    assert torch.equal(run.complete(), results("full", model, lengths)[0])
+
+
+@pytest.mark.parametrize("text", ["offload", "kvpr:split=9", "kcache:n=41", "snapkv:budget=60"])
+def test_prompts_in_chunks(text: str) -> None:
+    tokens, logits = results(text, "llama", LENGTHS, 16)
+    expected, exact = results("full", "llama")
+    assert torch.equal(tokens, expected)
+    assert (logits - exact).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kcache:n=3",
+        "h2o:heavy=3,recent=4",
+        "snapkv:budget=12,window=8",
+        "streamingllm:sink=2,recent=6",
+        "offload:bits=4",
+        "kvpr:bits=4,split=5",
+    ],
+)
+def test_what_loses_something_is_not_full(text: str) -> None:
+    """Or nothing above would be compared."""
+    _, logits = results(text, "llama")
+    _, exact = results("full", "llama")
+    assert (logits - exact)[:, 1].abs().max() > 1e-3
+    assert logits.isfinite().all()

@@ -1,0 +1,187 @@
+"""Packed caches that run for real, against naive caches and full precision."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.techniques import parse
+from kvsim.validate.impl import specache
+from kvsim.validate.impl.probes import Probes
+from kvsim.validate.impl.zipcache import Zipcache
+from kvsim.validate.kernels.topk import softmax_top_k
+from kvsim.validate.run import Run
+from tests.support.decoders import decoder, prompts
+from tests.support.naive_caches import Naive, by_channel, by_token, minmax, naive_run
+
+GROUP, RESIDUAL = 16, 32
+
+
+def logits(run: Run) -> Tensor:
+    return torch.stack([torch.stack(rows) for rows in run.logits])
+
+
+def complete(text: str, given: list[list[int]], generate: int, model: str = "llama") -> Run:
+    run = Run(decoder(model), parse(text), given, generate, keep=True)
+    run.complete()
+    return run
+
+
+def naive_kivi(bits: int) -> type[Naive]:
+    steps = 2**bits - 1
+
+    class NaiveKivi(Naive):
+        def keys(self, x: Tensor, cached: int) -> Tensor:
+            count = cached // RESIDUAL * RESIDUAL
+            return by_channel(x, count, GROUP, lambda g: minmax(g, steps))
+
+        def values(self, x: Tensor, cached: int) -> Tensor:
+            return by_token(x, max(cached - RESIDUAL, 0), GROUP, lambda g: minmax(g, steps))
+
+    return NaiveKivi
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_kivi_is_its_algorithm_with_a_residual_that_rolls(bits: int) -> None:
+    given = prompts(69, 31, 6)  # in which no number is half-way between two codes
+    run = complete(f"kivi:bits={bits},group={GROUP},residual={RESIDUAL}", given, 50)
+    oracle = naive_run(naive_kivi(bits), decoder("llama"), given, 50)
+    assert torch.equal(run.tokens, oracle.tokens)
+    assert (logits(run) - logits(oracle)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("model", ["llama", "llama-mha", "opt", "qwen2"])
+@pytest.mark.parametrize("settings", ["bits=1", "bits=2,group=8,residual=24", "speculative=false"])
+def test_specache_that_fetches_everything_is_full(settings: str, model: str) -> None:
+    given = prompts(40, 23, 5)
+    full = complete("full", given, 60, model)
+    shape = "" if "residual" in settings else "group=16,residual=16,"
+    run = complete(f"specache:k=500,{shape}{settings}", given, 60, model)
+    assert torch.equal(run.tokens, full.tokens)
+    assert (logits(run) - logits(full)).abs().max() < 1e-4
+
+
+def test_specache_attends_to_what_the_guess_chose(monkeypatch: Any) -> None:
+    """With few pairs: the same choice as a plain reading of algorithm 3 makes."""
+    seen: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def spy(scores: Tensor, heads: int, k: int, eligible: Tensor) -> Tensor:
+        index = softmax_top_k(scores, heads, k, eligible)
+        shares = scores.softmax(-1).view(len(scores), heads, -1, scores.shape[-1]).mean(2)
+        for b, limit in enumerate(eligible.tolist()):
+            for h in range(heads):
+                best = set(shares[b, h, :limit].topk(min(k, limit)).indices.tolist())
+                assert set(index[b, h].tolist()) - {-1} == best
+        seen.append((scores, eligible, index))
+        return index
+
+    monkeypatch.setattr(specache, "softmax_top_k", spy)
+    run = complete("specache:bits=2,group=16,residual=16,k=6", prompts(40, 23), 20)
+    layers = 3
+    assert len(seen) == layers * (1 + 19)  # pre-decoding, then every step
+    starts = [eligible.tolist() for _, eligible, _ in seen[::layers]]
+    assert starts == [[40, 23]] + [[41 + i, 24 + i] for i in range(19)]
+    impl: Any = run.impl
+    # what was fetched is what the full cache on the host has there
+    for layer in range(layers):
+        rows = impl.index[layer].long()[..., None].expand(-1, -1, -1, 16)
+        assert torch.equal(impl.fetched[layer][0], impl.k_home[layer].gather(2, rows))
+        assert torch.equal(impl.fetched[layer][1], impl.v_home[layer].gather(2, rows))
+
+
+def test_specache_is_closer_to_full_the_more_it_fetches() -> None:
+    given = prompts(120)
+    full = logits(complete("full", given, 2))
+    off = []
+    for k in (0, 8, 32, 120):
+        run = complete(f"specache:bits=1,group=16,residual=16,k={k}", given, 2)
+        off.append(float((logits(run) - full)[0, 1].abs().mean()))
+    assert off[3] < 1e-4 < off[2] < off[1] < off[0]
+
+
+def naive_saliency(k: Tensor, q: Tensor) -> Tensor:
+    """Equation 8 with every token as a probe, one score at a time; (KV heads, tokens)."""
+    kv_heads, tokens, dim = k.shape
+    shared = q.shape[0] // kv_heads
+    total = torch.zeros(kv_heads, tokens)
+    for h in range(q.shape[0]):
+        for i in range(tokens):
+            shares = (k[h // shared, : i + 1] @ q[h, i] / dim**0.5).softmax(0)
+            total[h // shared, : i + 1] += shares / shared
+    return total / torch.arange(tokens, 0, -1)
+
+
+def test_zipcache_finds_the_salient_tokens_of_equation_8(monkeypatch: Any) -> None:
+    kept: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+    real, taken = Zipcache._pack, Probes.take
+
+    def take(self: Probes, q: Tensor, step: Any) -> None:
+        taken(self, q, step)
+        kept[len(kept)] = (q, q, q)
+
+    def spy(self: Zipcache, layer: int, k: Tensor, v: Tensor, saliency: Tensor, time: int) -> None:
+        if not time:
+            q = kept[layer][0]
+            for b, length in enumerate(self.lengths):
+                expected = naive_saliency(k[b, :, :length], q[b, :, :length])
+                assert (saliency[b, :, :length] - expected).abs().max() < 1e-5
+                assert (saliency[b, :, length:] == -1).all()
+        real(self, layer, k, v, saliency, time)
+        part = self.layers[layer].high.view(time)
+        assert part.k is not None
+        if not time:  # the salient rows are those of the largest saliency, up to packing
+            for b, length in enumerate(self.lengths):
+                best = saliency[b, :, :length].topk(self._high[b]).indices
+                rows = k[b].gather(1, best[..., None].expand(-1, -1, k.shape[3]))
+                found = part.k.numbers()[b, :, : self._high[b]]
+                step = part.k.scale[b].float().amax()
+                assert (found - rows).abs().max() <= step * 1.5
+
+    monkeypatch.setattr(Probes, "take", take)
+    monkeypatch.setattr(Zipcache, "_pack", spy)
+    complete("zipcache:probe=1,high=8,low=4", prompts(30, 19), 4)
+    assert len(kept) == 3
+
+
+def test_zipcache_packs_window_by_window() -> None:
+    given = prompts(40, 23)
+    full = complete("full", given, 60)
+    run = complete("zipcache:high=8,low=8,window=10", given, 60)
+    impl: Any = run.impl
+    assert impl._packed == 5  # the last full window was packed after its 50th token
+    assert impl.layers[0].high.counts(5).tolist() == [24 + 30, 14 + 30]
+    assert impl.layers[0].low.counts(5).tolist() == [16 + 20, 9 + 20]
+    same = int((run.tokens == full.tokens).cumprod(1).sum())
+    assert same >= 40, "eight bits drift at once"
+    lossy = complete("zipcache:high=4,low=2,window=10", given, 60)
+    near = [(logits(r) - logits(full))[:, 1].abs().mean() for r in (run, lossy)]
+    assert near[0] < 0.05 < near[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kivi:residual=40,group=32",
+        "kivi:bits=16",
+        "kivi:group=128,residual=128",
+        "specache:residual=0",
+        "zipcache:high=16",
+        "quantspec:group=16,residual=40",
+        "quantspec:group=16,residual=33",
+        "magicdec:budget=4",
+        "magicdec:draft=snapkv,budget=32",
+    ],
+)
+def test_settings_that_cannot_run_are_refused_in_one_line(text: str) -> None:
+    with pytest.raises(InputError, match=r"choose|expected") as caught:
+        Run(decoder("llama"), parse(text), prompts(5), 2)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["kivi", "specache", "zipcache", "quantspec"])
+def test_sliding_windows_are_refused(name: str) -> None:
+    text = name if name == "zipcache" else f"{name}:group=16,residual=32"
+    with pytest.raises(InputError, match="sliding windows"):
+        Run(decoder("mistral"), parse(text), prompts(5), 2)

@@ -1,0 +1,203 @@
+"""Self-speculation: outputs are the target's, token by token or in distribution."""
+
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chi2_contingency, chisquare
+from torch import Tensor
+
+from kvsim.techniques import parse
+from kvsim.validate.impl import speculation
+from kvsim.validate.impl.speculation import verify_drawn, verify_likeliest
+from kvsim.validate.run import Run
+from tests.support.decoders import decoder, prompts
+from tests.support.naive_caches import Naive, by_channel, by_token, int8_pair, naive_run
+
+HALF = 16
+QUANTSPEC = f"quantspec:group=16,residual={2 * HALF}"
+
+
+class NaiveQuantspec(Naive):
+    """The target: eight bits behind a buffer that is packed by halves, after attention."""
+
+    late = True
+
+    def keys(self, x: Tensor, cached: int) -> Tensor:
+        return by_channel(x, max(cached // HALF - 1, 0) * HALF, 16, int8_pair)
+
+    def values(self, x: Tensor, cached: int) -> Tensor:
+        return by_token(x, max(cached // HALF - 1, 0) * HALF, 16, int8_pair)
+
+
+@pytest.mark.parametrize("gamma", [1, 4, 6])
+def test_quantspec_is_greedy_decoding_of_its_target(gamma: int) -> None:
+    given = prompts(70, 33, 5)
+    oracle = naive_run(NaiveQuantspec, decoder("llama"), given, 80)
+    run = Run(decoder("llama"), parse(f"{QUANTSPEC},gamma={gamma}"), given, 80, keep=True)
+    tokens = run.complete()
+    assert torch.equal(tokens, oracle.tokens)
+    for ours, theirs in zip(run.logits, oracle.logits, strict=True):
+        assert (torch.stack(ours) - torch.stack(theirs)).abs().max() < 1e-3
+    impl: Any = run.impl
+    for prompt, cached in zip((70, 33, 5), run.cached, strict=True):
+        assert (impl.packed_keys(cached) - impl.packed_keys(prompt)) / HALF >= 3, "three flushes"
+    rejected = sum(g + 1 - n for g, ns in zip(impl.drafted, run.yielded, strict=True) for n in ns)
+    assert rejected > 10, "rollbacks"
+
+
+def test_quantspecs_drafts_are_worse_than_its_target() -> None:
+    """Or nothing above would be rejected: four bits and packed weights must be in use."""
+    run = Run(decoder("llama"), parse(f"{QUANTSPEC},gamma=1"), prompts(70), 2)
+    with torch.inference_mode():
+        run.start()
+        draft = run.forward(run.last[:, None], "draft")
+        target = run.forward(run.last[:, None], "verify")
+    assert 0.05 < (draft - target).abs().max() < 10
+    wide = Run(decoder("llama"), parse(f"{QUANTSPEC},gamma=1,weight_bits=16"), prompts(70), 2)
+    with torch.inference_mode():
+        wide.start()
+        packed_alone = wide.forward(run.last[:, None], "draft")
+    assert (packed_alone - target).abs().max() > 1e-3
+    assert (packed_alone - draft).abs().max() > 1e-3
+
+
+def pooled(counts: Tensor, shares: Tensor) -> float:
+    """p value of a chi-square test; rare outcomes are one."""
+    expected = shares.double() / shares.double().sum() * counts.sum()
+    common = expected >= 8
+    seen, meant = counts[common].tolist(), expected[common].tolist()
+    if not common.all():
+        seen.append(int(counts[~common].sum()))
+        meant.append(float(expected[~common].sum()))
+    return float(chisquare(seen, meant).pvalue)
+
+
+def test_sampled_quantspec_is_distributed_as_its_target() -> None:
+    batch, prompt = 3000, prompts(37)
+    heat = {"temperature": 0.4, "seed": 5}
+    run = Run(decoder("llama"), parse(f"{QUANTSPEC},gamma=2"), prompt * batch, 3, **heat)  # type: ignore[arg-type]
+    tokens = run.complete()
+    vocab = decoder("llama").arch.model.vocab
+    # the second token, over every first token that was drawn
+    first, times = torch.unique(tokens[:, 0], return_counts=True)
+    plain = Run(decoder("llama"), parse(f"{QUANTSPEC},gamma=0"), prompt * len(first), 3, **heat)  # type: ignore[arg-type]
+    with torch.inference_mode():
+        plain.start()
+        target = plain.shares(plain.forward(first[:, None], "verify")[:, 0])
+        other = Run(decoder("llama"), parse(f"{QUANTSPEC},gamma=1"), prompt * len(first), 3, **heat)  # type: ignore[arg-type]
+        other.start()
+        draft = other.shares(other.forward(first[:, None], "draft")[:, 0])
+    counts = torch.bincount(tokens[:, 1], minlength=vocab)
+    weights = times[:, None].double()
+    assert pooled(counts, (target * weights).sum(0)) > 1e-3
+    assert pooled(counts, (draft * weights).sum(0)) < 1e-6, "the test cannot tell draft and target"
+
+
+def drawn(text: str, many: int, generate: int, seed: int) -> Tensor:
+    """Tokens of many runs of one prompt, (many, generate)."""
+    given = prompts(37) * many
+    run = Run(decoder("llama"), parse(text), given, generate, temperature=0.4, seed=seed)
+    return run.complete()
+
+
+def alike(a: Tensor, b: Tensor) -> float:
+    """p value of a chi-square test that two samples of tokens are of one distribution."""
+    vocab = decoder("llama").arch.model.vocab
+    table = torch.stack([torch.bincount(x, minlength=vocab) for x in (a, b)])
+    common = table.sum(0) >= 16
+    rare = table[:, ~common].sum(1, keepdim=True)
+    held = torch.cat([table[:, common], rare], 1) if rare.sum() else table
+    return float(chi2_contingency(held.numpy()).pvalue)
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        (f"{QUANTSPEC},gamma=2", f"{QUANTSPEC},gamma=0"),
+        ("magicdec:draft=streamingllm,budget=8,gamma=2", "full"),
+    ],
+)
+def test_sampled_tokens_are_distributed_as_the_targets_to_the_end(
+    text: str, target: str, monkeypatch: Any
+) -> None:
+    """Behind rejections, rounds that are cut short, and a flush after 48 tokens."""
+    many, generate = 1200, 13
+    found, meant = drawn(text, many, generate, seed=5), drawn(target, many, generate, seed=6)
+    assert min(map(alike, found.T, meant.T)) > 1e-4
+
+    def gullible(drafts: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        _, extra = verify_drawn(drafts, *rest)
+        return torch.full_like(extra, drafts.shape[1]), extra
+
+    monkeypatch.setattr(speculation, "verify_drawn", gullible)
+    careless = drawn(text, many, generate, seed=5)
+    assert min(map(alike, careless.T, meant.T)) < 1e-6, "no power"
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 3])
+def test_verification_keeps_the_targets_distribution(gamma: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    vocab, batch = 7, 20000
+    q = torch.rand(gamma, vocab, generator=generator).square().softmax(-1)
+    p = (4 * torch.rand(gamma + 1, vocab, generator=generator)).softmax(-1)
+    drafts = torch.zeros(batch, 0, dtype=torch.long)
+    if gamma:
+        drafts = torch.stack([d.multinomial(batch, True, generator=generator) for d in q], 1)
+    many = q.expand(batch, -1, -1), p.expand(batch, -1, -1)
+    kept, extra = verify_drawn(drafts, *many, generator)
+    given = torch.cat([drafts, extra[:, None]], 1).scatter(1, kept[:, None], extra[:, None])
+    for place in range(gamma + 1):
+        reached = kept >= place
+        counts = torch.bincount(given[reached, place], minlength=vocab)
+        assert pooled(counts, p[place]) > 1e-3
+        if place < gamma:
+            assert pooled(counts, q[place]) < 1e-6
+    if gamma:  # a share of min(p, q) is kept
+        overlap = float(torch.minimum(p[0], q[0]).sum())
+        assert float((kept > 0).float().mean()) == pytest.approx(overlap, abs=0.015)
+
+
+def test_greedy_verification_by_hand() -> None:
+    drafts = torch.tensor([[1, 2, 3], [1, 2, 3], [1, 2, 3], [1, 2, 3]])
+    target = torch.tensor([[1, 2, 3, 4], [9, 2, 3, 4], [1, 9, 3, 4], [1, 2, 9, 4]])
+    kept, extra = verify_likeliest(drafts, target)
+    assert kept.tolist() == [3, 0, 1, 2]
+    assert extra.tolist() == [4, 9, 9, 9]
+
+
+@pytest.mark.parametrize("model", ["llama", "llama-mha", "opt", "mistral"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "draft=streamingllm,budget=20,gamma=3",
+        "draft=streamingllm,budget=200,gamma=2",
+        "draft=snapkv,budget=40,gamma=3",
+        "draft=snapkv,budget=200,gamma=1",
+        "gamma=0",
+    ],
+)
+def test_magicdec_is_full(settings: str, model: str) -> None:
+    given = prompts(90, 33, 50)
+    full = Run(decoder(model), parse("full"), given, 60)
+    run = Run(decoder(model), parse(f"magicdec:{settings}"), given, 60)
+    assert torch.equal(run.complete(), full.complete())
+
+
+@pytest.mark.parametrize("draft", ["streamingllm", "snapkv"])
+def test_a_draft_that_keeps_everything_is_always_right(draft: str) -> None:
+    run = Run(
+        decoder("llama"), parse(f"magicdec:draft={draft},budget=300,gamma=3"), prompts(60), 61
+    )
+    run.complete()
+    assert run.yielded == [[4]] * 15
+
+
+def test_a_small_draft_is_mostly_wrong_where_a_large_one_is_right() -> None:
+    rates = []
+    for budget in (8, 40, 80):
+        text = f"magicdec:draft=streamingllm,budget={budget},gamma=2"
+        run = Run(decoder("llama"), parse(text), prompts(90, 80, 85, 70), 40)
+        run.complete()
+        rates.append(sum(map(sum, run.yielded)) / len(run.yielded) / 4)
+    assert rates[0] < rates[2]

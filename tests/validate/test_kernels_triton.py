@@ -1,0 +1,298 @@
+"""Triton kernels, interpreted, against their PyTorch twins; and compiled for GPUs."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.validate.kernels import (
+    attention,
+    attention_cpu,
+    attention_triton,
+    quantise_triton,
+    ranges,
+    topk,
+    topk_triton,
+)
+from kvsim.validate.kernels.attention import Part, View
+from kvsim.validate.kernels.gather import gather_plainly
+from kvsim.validate.kernels.gather_triton import gather
+from kvsim.validate.kernels.quantise import quantise, quantise_plainly
+from kvsim.validate.kernels.separable import channelwise, separable
+from tests.support.comparing import assert_close
+from tests.support.places import ROOT
+
+SHARED = [1, 3, 4, 8]  # query heads per KV head
+SIDES: tuple[Literal["k"], Literal["v"]] = ("k", "v")
+GENERATOR = torch.Generator()
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=GENERATOR).half()
+
+
+KERNELS = [attention_triton.attend, attention_cpu.attend]
+
+
+@pytest.fixture(autouse=True)
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    GENERATOR.manual_seed(7)
+    monkeypatch.setattr(ranges, "NUMBERS", 1 << 12)  # a few rows, so that there are several
+
+
+def as_plainly(q: Tensor, view: View, scored: bool = False) -> Part:
+    """The plain result, which both kernels must have."""
+    twin = attention.attend_plainly(q, view, scored)
+    for attend in KERNELS:
+        same(attend(q, view, scored), twin)
+    return twin
+
+
+def same(ours: Part, twin: Part) -> None:
+    assert_close(ours.out, twin.out)
+    assert_close(ours.lse, twin.lse)
+    if twin.scores is not None and ours.scores is not None:
+        assert_close(ours.scores[..., : twin.scores.shape[-1]], twin.scores)
+
+
+def kivi_view(
+    batch: int, kv_heads: int, head_dim: int, length: int, bits: int, slots: int = 64
+) -> View:
+    """Keys packed in blocks of 32, values up to the last ``slots`` tokens; ragged lengths."""
+    k, v = noise(batch, kv_heads, length, head_dim), noise(batch, kv_heads, length, head_dim)
+    lengths = torch.tensor([max(length - 13 * i, 1) for i in range(batch)], dtype=torch.int32)
+    k_packed = (lengths // 32 * 32).int()
+    v_packed = (lengths - slots).clamp(min=0).int()
+    whole = -(-length // 32) * 32
+    padded = torch.nn.functional.pad(k, (0, 0, 0, whole - length))
+    tails = []
+    for x in (k, v):
+        tail = torch.full((batch, kv_heads, slots, head_dim), torch.nan).half()
+        for b in range(batch):
+            for n in range(max(int(lengths[b]) - slots, 0), int(lengths[b])):
+                tail[b, :, n % slots] = x[b, :, n]
+        tails.append(tail)
+    return View(
+        lengths,
+        quantise(padded, bits, 32, "channel", "centres" if bits == 1 else "ends"),
+        quantise(v, bits, 16, "token"),
+        k_packed,
+        v_packed,
+        tails[0],
+        tails[1],
+    )
+
+
+@pytest.mark.parametrize("shared", SHARED)
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_attention_over_packed_rows_and_a_tail(bits: int, shared: int) -> None:
+    length = 301 if bits == 2 else 133  # more than one run of rows, and less
+    view = kivi_view(2, 1, 64, length, bits)
+    q = noise(2, shared, 1, 64)
+    as_plainly(q, view, scored=True)
+
+
+@given(
+    shared=st.sampled_from(SHARED),
+    bits=st.sampled_from([1, 2, 4, 8]),
+    head_dim=st.sampled_from([16, 48, 80, 128]),
+    length=st.integers(1, 290),
+    new=st.integers(1, 5),
+)
+@settings(max_examples=10, deadline=None)
+def test_attention_over_any_shape(
+    shared: int, bits: int, head_dim: int, length: int, new: int
+) -> None:
+    view = kivi_view(1, 2, head_dim, length, bits)
+    q = noise(1, 2 * shared, min(new, length), head_dim)
+    as_plainly(q, view, scored=True)
+
+
+@pytest.mark.parametrize("shared", SHARED)
+def test_the_hierarchical_pair(shared: int) -> None:
+    k, v = noise(1, 1, 256, 64), noise(1, 1, 256, 64)
+    stores = (
+        quantise(k, 4, 64, "channel", hierarchical=True),
+        quantise(v, 4, 64, "token", hierarchical=True),
+    )
+    count, lengths = torch.tensor([192]).int(), torch.tensor([231]).int()
+    tails = k[:, :, 128:256], v[:, :, 128:256]  # 128 slots: token n in slot n % 128
+    verify = View(lengths, *stores, count, count, *tails)
+    draft = replace(verify, k=stores[0].upper_only(), v=stores[1].upper_only())
+    q = noise(1, shared, 3, 64)
+    for view, bits in ((verify, 8), (draft, 4)):
+        ours = as_plainly(q, view)
+        exact = attention.attend_plainly(q, View(lengths, k_tail=k, v_tail=v))
+        assert (ours.out - exact.out).abs().max() < (0.02 if bits == 8 else 0.3)
+    for attend in KERNELS:
+        assert not torch.equal(attend(q, verify).out, attend(q, draft).out)
+
+
+@pytest.mark.parametrize("shared", SHARED)
+def test_fetched_pairs_replace_packed_ones(shared: int) -> None:
+    view = kivi_view(1, 2, 32, 200, 2)
+    chosen = torch.stack([torch.randperm(199, generator=GENERATOR)[:40] for _ in range(2)])
+    index = torch.cat([chosen, torch.full((2, 30), -1)], 1)[None].int()  # some places are empty
+    pairs = noise(1, 2, 70, 32), noise(1, 2, 70, 32)
+    view = replace(view, index=index, k_fetched=pairs[0], v_fetched=pairs[1])
+    q = noise(1, 2 * shared, 2, 32)
+    ours = as_plainly(q, view, scored=True)
+    # by hand: the same rows, written over the widened ones
+    k, v = (attention.rows(replace(view, index=None), 200, x) for x in SIDES)
+    k.scatter_(2, chosen[None, :, :, None].expand(-1, -1, -1, 32), pairs[0][:, :, :40].float())
+    v.scatter_(2, chosen[None, :, :, None].expand(-1, -1, -1, 32), pairs[1][:, :, :40].float())
+    plain = View(view.lengths, k_tail=k, v_tail=v)
+    same(ours, attention.attend_plainly(q, plain, True))
+
+
+@pytest.mark.parametrize("shared", SHARED)
+def test_mixed_precisions_with_shared_scales(shared: int) -> None:
+    """ZipCache's layout: ragged first groups, factors per channel, tables shared by sequences."""
+    valid = torch.ones(2, 50, dtype=torch.bool)
+    k = channelwise(noise(2, 2, 50, 32), 4, valid)
+    v = separable(noise(2, 2, 50, 32), 4, valid)
+    assert v.factor is not None
+    first = torch.tensor([26, 34]).int()
+    tables = [torch.cat([t, t * 1.5, t * 0.5], 2) for t in (k.scale, k.zero, v.factor)]
+    k = replace(k, scale=tables[0], zero=tables[1], group=12, first=first)
+    v = replace(v, factor=tables[2], factor_group=12, first=first)
+    rows = torch.tensor([50, 46]).int()
+    view = View(rows, k, v, rows, rows)
+    q = noise(2, 2 * shared, 1, 32)
+    for part in (view, replace(view, causal=False)):
+        as_plainly(q, part)
+
+
+@pytest.mark.parametrize("attend", [attention.attend_plainly, *KERNELS])
+def test_parts_merge_to_the_whole(attend: object) -> None:
+    assert callable(attend)
+    k, v, q = noise(2, 2, 90, 32), noise(2, 2, 90, 32), noise(2, 6, 1, 32)
+    whole = View(torch.tensor([90, 90]), k_tail=k, v_tail=v)
+    cuts = [(0, 31), (31, 31), (31, 90)]  # one part is empty
+    parts = [
+        attend(q, View(torch.tensor([e - s] * 2), k_tail=k[:, :, s:e], v_tail=v[:, :, s:e]))
+        for s, e in cuts
+        if e > s
+    ]
+    parts.append(attend(q, View(torch.tensor([0, 0]), k_tail=k, v_tail=v)))
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.float(), k.float(), v.float(), enable_gqa=True
+    )
+    assert_close(attend(q, whole).out, expected)
+    assert_close(attention.merge(parts), expected)
+
+
+def test_what_lies_beyond_the_end_never_counts() -> None:
+    view = kivi_view(1, 1, 32, 70, 4)  # tails are NaN wherever no token is
+    q = noise(1, 2, 1, 32)
+    for attend in (attention.attend_plainly, *KERNELS):
+        assert attend(q, view).out.isfinite().all()
+
+
+def test_nan_does_not_pass() -> None:
+    good = torch.ones(3)
+    bad = torch.tensor([1.0, float("nan"), 1.0])
+    for pair in ((good, bad), (bad, good), (bad, bad)):
+        with pytest.raises(AssertionError, match="NaN"):
+            assert_close(*pair)
+    view = kivi_view(1, 1, 32, 70, 4)
+    q = noise(1, 1, 1, 32)
+    q[0, 0, 0, 0] = torch.nan
+    spoilt = attention.attend_plainly(q, view)
+    with pytest.raises(AssertionError, match="NaN"):
+        same(spoilt, spoilt)
+
+
+@given(
+    bits=st.sampled_from([1, 2, 4, 8]),
+    by=st.sampled_from(["channel", "token"]),
+    where=st.sampled_from(["ends", "centres"]),
+    group=st.sampled_from([8, 24, 32]),
+    groups=st.integers(1, 3),
+    odd=st.integers(1, 35),
+)
+@settings(max_examples=16, deadline=None)
+def test_quantise_and_pack(
+    bits: int, by: str, where: str, group: int, groups: int, odd: int
+) -> None:
+    tokens, head_dim = (group * groups, 8 * odd) if by == "channel" else (odd, group * groups)
+    x = noise(1, 2, tokens, head_dim)
+    for hierarchical in (False, True):
+        twin = quantise_plainly(x, bits, group, by, where, hierarchical)  # type: ignore[arg-type]
+        ours = quantise_triton.quantise(x, bits, group, by, where, hierarchical)  # type: ignore[arg-type]
+        for name in ("codes", "scale", "zero", "lower"):
+            a, b = getattr(ours, name), getattr(twin, name)
+            assert (a is None and b is None) or torch.equal(a, b), name
+
+
+@given(
+    shared=st.sampled_from(SHARED),
+    tokens=st.integers(1, 1100),
+    k=st.integers(0, 80),
+    seen=st.floats(0, 1),
+)
+@settings(max_examples=10, deadline=None)
+def test_softmax_top_k(shared: int, tokens: int, k: int, seen: float) -> None:
+    logits = torch.randn(2, 2 * shared, tokens, generator=GENERATOR)
+    logits[1, :, int(seen * tokens) :] = -torch.inf  # ties at 0, and at times nothing is seen
+    logits[0, :, ::3] = 0.5  # ties above 0 where heads agree
+    eligible = torch.tensor([tokens, max(tokens - 3, 0)]).int()
+    twin = topk.softmax_top_k_plainly(logits, 2, k, eligible)
+    ours = topk_triton.softmax_top_k(logits, 2, k, eligible)
+    assert ours.shape == twin.shape == (2, 2, min(k, tokens))
+    shares = topk.mean_attention(logits, 2)
+    for b, limit in enumerate(eligible.tolist()):
+        for head in range(2):
+            a, e = ours[b, head].long(), twin[b, head].long()
+            many = min(k, limit)
+            for found in (a, e):
+                assert (found[:many].diff() > 0).all(), "an index twice"
+                assert (found[:many] < limit).all()
+                assert (found[many:] == -1).all()
+            # sums in another order may swap equal shares: what is taken weighs the same
+            row = shares[b, head]
+            assert_close(row[a[:many]].sum(), row[e[:many]].sum(), 1e-6)
+
+
+def test_top_k_by_hand() -> None:
+    logits = torch.log(torch.tensor([[[0.1, 0.4, 0.2, 0.3], [0.7, 0.1, 0.1, 0.1]]]))
+    for choose in (topk.softmax_top_k_plainly, topk_triton.softmax_top_k):
+        all_four = torch.tensor([4]).int()
+        assert choose(logits, 1, 2, all_four).tolist() == [[[0, 1]]]  # means 0.4, 0.25, 0.15, 0.2
+        assert choose(logits, 2, 1, all_four).tolist() == [[[1], [0]]]
+        assert choose(logits, 1, 3, all_four - 2).tolist() == [[[0, 1, -1]]]
+
+
+@pytest.mark.parametrize("head_dim", [32, 80, 128])
+@pytest.mark.parametrize("chosen", [0, 1, 37])
+def test_gather_from_host_memory(head_dim: int, chosen: int) -> None:
+    k, v = noise(2, 3, 50, head_dim), noise(2, 3, 50, head_dim)
+    index = torch.randint(0, 50, (2, 3, chosen), generator=GENERATOR).int()
+    ours = [torch.full((2, 3, chosen, head_dim), torch.nan).half() for _ in range(2)]
+    twin = [torch.full((2, 3, chosen, head_dim), torch.nan).half() for _ in range(2)]
+    homes = [t.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3) for t in (k, v)]
+    gather(homes[0], homes[1], index, ours[0], ours[1])
+    for a, b in ((k, v), homes):
+        gather_plainly(a, b, index, twin[0], twin[1])
+        for source, found, other in zip((k, v), ours, twin, strict=True):
+            assert_close(found, other, 0.0)
+            for i in range(2):
+                for head in range(3):
+                    assert_close(other[i, head], source[i, head][index[i, head].long()], 0.0)
+    with pytest.raises(InputError, match="contiguous"):
+        gather(k.mT, v.mT, index, ours[0], ours[1])
+
+
+def test_kernels_compile_for_gpus() -> None:
+    """To machine code, without a GPU; its own process, not interpreted."""
+    script = [sys.executable, "-I", str(ROOT / "tests" / "support" / "compile_kernels.py"), "90"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["sm_90"]

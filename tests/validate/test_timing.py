@@ -1,0 +1,232 @@
+"""Times of real runs beside predictions: clocks, the comparison, and refusals."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kvsim.engine.timeline import Span, beside, steady  # noqa: E402
+from kvsim.machines.deployment import Deployment  # noqa: E402
+from kvsim.machines.profiles import load_hardware, load_stack  # noqa: E402
+from kvsim.prediction.memory import decode_point  # noqa: E402
+from kvsim.report import timing as report  # noqa: E402
+from kvsim.techniques import parse  # noqa: E402
+from kvsim.techniques.base import Technique  # noqa: E402
+from kvsim.validate.counts.check import SLACK, Workload  # noqa: E402
+from kvsim.validate.counts.expected import copied_bytes, peak_bytes  # noqa: E402
+from kvsim.validate.micro import techniques  # noqa: E402
+from kvsim.validate.model.architecture import load_architecture  # noqa: E402
+from kvsim.validate.model.decoder import Decoder  # noqa: E402
+from kvsim.validate.model.weights import random_weights  # noqa: E402
+from kvsim.validate.times import points  # noqa: E402
+from kvsim.validate.times.clock import Clock  # noqa: E402
+from kvsim.validate.times.live import Live  # noqa: E402
+from kvsim.validate.times.points import (  # noqa: E402
+    Compared,
+    Grid,
+    LeftOut,
+    Measured,
+    compare_times,
+)
+from kvsim.validate.times.summary import summarise  # noqa: E402
+from kvsim.validate.times.timed import Counted, run_counted, run_timed  # noqa: E402
+from tests.support.places import ROOT  # noqa: E402
+
+CPU = torch.device("cpu")
+SMALL = Grid((("smollm2-135m", 1),), (1,), (24,), repeats=2, generate=4)
+
+
+def test_a_clock_adds_up_what_ops_take() -> None:
+    clock = Clock(CPU)
+    clock.begin("decode")
+    for _ in range(2):
+        with clock.op("product"):
+            torch.ones(400, 400) @ torch.ones(400, 400)
+    with clock.op("nothing"):
+        pass
+    took = clock.passes[0].seconds()
+    assert took["product"] > 10 * took["nothing"] >= 0
+
+
+def test_a_timed_run_has_its_rounds_and_its_ops() -> None:
+    arch = load_architecture("smollm2-135m").first(2)
+    work = Workload(2, 20, 5)
+    d = Deployment(arch.model, load_hardware("a6000"), load_stack("kvsim"))
+    weights = random_weights(arch, CPU, torch.bfloat16)
+    decoder = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=d)
+    run = run_timed(decoder, parse("full"), work, by_op=True)
+    assert len(run.rounds) == run.tokens == 4 and run.ttft > 0
+    assert run.tpot == pytest.approx(np.mean(run.rounds))
+    kinds = [p.kind for p in run.passes]
+    assert kinds == ["prefill", *["decode"] * 4]
+    assert {"qkv", "attn", "up", "lm_head"} <= run.passes[1].seconds().keys()
+    samples = list(techniques.of_runs(d, work, [run, run]))
+    gemm = next(s for s in samples if s.case["op"] == "qkv" and s.case["phase"] == "decode")
+    per_layer = [p.seconds()["qkv"] / 2 for p in run.passes[1:]]
+    assert gemm.seconds == pytest.approx(np.median(per_layer))
+    m = arch.model
+    assert gemm.op.flops == 2 * 2 * m.hidden * (m.heads * m.head_dim + 2 * m.k_width)
+
+
+def test_points_are_compared_op_by_op_and_end_to_end(tmp_path: Path) -> None:
+    hardware, stack = load_hardware("a6000"), load_stack("kvsim")
+    asked = [parse("full"), parse("streamingllm:sink=2,recent=10")]
+    steps = list(compare_times(SMALL, asked, CPU, torch.bfloat16, hardware, stack))
+    found = [step for step in steps if isinstance(step, Compared)]
+    assert [c.technique.name for c in found] == ["full", "streamingllm"]
+    for c in found:
+        assert {m.name for m in c.whole} == {"ttft_s", "tpot_s", "resident_B", "peak_B"} | (
+            {"computing_s"} if torch.get_num_threads() == 1 else set()
+        )
+        assert all(m.predicted > 0 and m.measured > 0 for m in (*c.whole, *c.ops))
+        assert any(m.name == "decode qkv_s" for m in c.ops)
+    resident = found[0].get("resident_B")
+    assert resident and abs(resident.error) < 0.03
+    answer = report.answer(found, [], summarise(found), "here", ["noisy"])
+    assert [r["technique"] for r in answer["rounds"]] == [str(t) for t in asked]
+    json.dumps(answer, allow_nan=False)
+    report.write_page(tmp_path / "F.html", answer)
+    assert "predicted against measured" in (tmp_path / "F.html").read_text()
+
+
+def test_what_cannot_run_at_a_point_is_left_out_and_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = run_counted
+
+    def short(decoder: Decoder, t: Technique, work: Workload) -> Counted:
+        if t.name == "kivi":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 40 GiB\nmore")
+        return real(decoder, t, work)
+
+    monkeypatch.setattr(points, "run_counted", short)
+    hardware, stack = load_hardware("a6000"), load_stack("kvsim")
+    asked = [parse("magicdec:budget=2"), parse("full"), parse("kivi:group=16,residual=16")]
+    steps = list(compare_times(SMALL, asked, CPU, torch.bfloat16, hardware, stack))
+    found = [step for step in steps if isinstance(step, Compared)]
+    missing = [step for step in steps if isinstance(step, LeftOut)]
+    assert [c.technique.name for c in found] == ["full"]
+    assert [m.technique.name for m in missing] == ["magicdec", "kivi"]
+    assert missing[1].reason == "CUDA out of memory. Tried to allocate 40 GiB"
+    answer = report.answer(found, missing, summarise(found), "here", [])
+    report.show(answer)
+    report.write_page(tmp_path / "F.html", answer)
+    for told in (capsys.readouterr().out, (tmp_path / "F.html").read_text()):
+        assert "left out: kivi:" in told and "left out: magicdec:" in told
+
+
+def test_memory_and_copies_are_those_of_one_run() -> None:
+    live = Live()
+    with torch.inference_mode(), live:
+        kept = torch.zeros(1000)
+        more = kept + 1
+        view = more.view(10, 100)
+        del more
+        assert (live.held, live.peak) == (8000, 8000)
+        del view
+        assert (live.held, live.peak) == (4000, 8000)
+        kept.add_(1)
+        assert live.held == 4000
+    arch = load_architecture("smollm2-1.7b").first(2)
+    work = Workload(2, 160, 4)
+    d = Deployment(arch.model, load_hardware("a6000"), load_stack("kvsim"))
+    weights = random_weights(arch, CPU, torch.bfloat16)
+    decoder = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=d)
+    for text in ("full", "offload", "kcache:n=16", "snapkv:budget=64,window=8"):
+        t = parse(text)
+        counted = run_counted(decoder, t, work)
+        assert peak_bytes(d, t, work, False) == pytest.approx(counted.peak, rel=0.03)
+        for way, moved in counted.copied.items():
+            assert copied_bytes(d, t, work, way) == moved
+            assert (moved > 0) == (text.partition(":")[0] in ("offload", "kcache"))
+
+
+def test_a_round_is_seen_op_by_op_on_both_sides() -> None:
+    hardware, stack = load_hardware("a6000"), load_stack("kvsim")
+    grid = replace(SMALL, models=(("smollm2-135m", 3),), prompts=(200,), repeats=1)
+    asked = [parse("offload"), parse("offload:schedule=column,parts=1")]
+    found, column = [
+        step
+        for step in compare_times(grid, asked, CPU, torch.bfloat16, hardware, stack)
+        if isinstance(step, Compared)
+    ]
+    assert len(column.rounds) == 2
+    predicted, measured = found.rounds
+    for r in (predicted, measured):
+        gpu = [s for s in r.spans if s.stream == "gpu"]
+        assert [s.name for s in gpu if s.name in ("qkv", "attn", "down")] == [
+            *("qkv", "attn", "down") * 3
+        ]
+        assert all(a.end <= b.begin + 1e-12 for a, b in pairwise(gpu))
+        assert {s.stream for s in r.spans} == {"gpu", "h2d", "d2h"}
+        assert 0 <= r.overlap <= 1 + 1e-9
+    d = Deployment(load_architecture("smollm2-135m").first(3).model, hardware, stack)
+    step = found.technique.cycle(d, decode_point(1, 200, 4, 1.0)).steps[0]
+    assert max(s.end for s in predicted.spans) == pytest.approx(float(steady(step, d)), rel=1e-9)
+
+
+def test_the_share_of_copies_beside_compute() -> None:
+    busy = [Span("gpu", "a", 0.0, 2.0), Span("gpu", "b", 3.0, 4.0)]
+    copies = [Span("h2d", "x", 1.0, 3.5), Span("d2h", "y", 4.0, 4.5)]
+    assert beside([*busy, *copies]) == pytest.approx(1.5 / 3.0)
+    assert np.isnan(beside(busy))
+
+
+def compared(name: str, measured: float, predicted: float, noise: float = 0.01) -> Compared:
+    times = tuple(Measured(n, predicted, measured, noise) for n in ("ttft_s", "tpot_s"))
+    return Compared("m", 1, 1, 8, parse(name), times, ())
+
+
+def test_errors_and_orders_are_those_of_the_points() -> None:
+    found = [compared("full", 1.0, 1.1), compared("kivi", 2.0, 1.0), compared("h2o", 2.01, 9.0)]
+    summary = summarise(found)
+    assert summary.points == 6
+    assert summary.median == pytest.approx(0.5)  # of 0.1, 0.5 and 3.48, twice each
+    assert summary.same_order == pytest.approx(1 / 2)  # kivi and h2o are within the noise
+    assert summary.same_winner == 0.0
+    unsure = [replace(c, whole=tuple(replace(m, noise=0.9) for m in c.whole)) for c in found]
+    assert np.isnan(summarise(unsure).same_order)
+
+
+def test_no_point_is_one_that_a_stack_is_fitted_to() -> None:
+    t = techniques
+    fitted = {
+        "cpu": (t.BATCH, t.PROMPTS, t.MODELS),
+        "cuda": (t.GPU_BATCH, t.GPU_PROMPTS, t.GPU_MODELS),
+    }
+    for device, (batch, prompts, models) in fitted.items():
+        grid = Grid.of(torch.device(device))
+        assert batch not in grid.batches
+        assert not set(prompts) & set(grid.prompts)
+        assert not set(models) & set(grid.models)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--max-error", "0.1"], "was not measured here"),
+        (["--report", "nowhere/F.html"], "expected a file in an existing"),
+        (["--max-error", "x"], "--max-error"),
+    ],
+)
+def test_bad_input_is_one_line(more: list[str], said: str) -> None:
+    command = [sys.executable, "-m", "kvsim", "validate", *more]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 2 and said in run.stderr and run.stderr.count("\n") == 1
+
+
+def test_a_profile_of_another_device_is_refused(tmp_path: Path) -> None:
+    text = (ROOT / "hwprofiles" / "h100.toml").read_text()
+    path = tmp_path / "F.toml"
+    path.write_text('device = "NVIDIA H100"\ndate = "2026-01-01"\n' + text)
+    command = [sys.executable, "-m", "kvsim", "validate", "--gpu", str(path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 2 and run.stderr.count("\n") == 1
+    assert "was measured on NVIDIA H100, this is" in run.stderr
