@@ -9,6 +9,10 @@ from kvsim.errors import InputError
 
 MOST = 1e9  # of any number that a user gives
 WHOLE = re.compile(r"\s*-?[0-9]{1,18}\s*")
+TIME = re.compile(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(us|ms|s|min)?\s*")
+UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+TOKENS = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)([kKmM])\s*")
+THOUSANDS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}  # as vLLM reads them
 
 
 def option(name: str, metavar: str, meaning: str) -> Any:
@@ -31,6 +35,59 @@ def number(name: str, text: str, share: bool = False) -> float:
 def gib(name: str, text: str) -> float:
     """GiB as bytes. [B]"""
     return number(name, text) * 2**30
+
+
+def seconds(name: str, text: str, most_bare: float) -> float:
+    """A time as 500ms, 2s or 0.5; none for no limit. [s]
+
+    Parameters
+    ----------
+    most_bare : a number without a unit that is larger than this may be meant in milliseconds, and
+        is refused. [s]
+    """
+    if text.strip().lower() == "none":
+        return float("inf")
+    found = TIME.fullmatch(text)
+    value = _positive(found[1]) if found else float("nan")
+    if found and found[2] is None and value > most_bare:
+        plain = found[1]
+        raise InputError(f"{name}: got {text[:40]!r} without a unit; write {plain}ms or {plain}s")
+    value *= UNITS[(found and found[2]) or "s"]
+    if not 0 < value <= MOST:
+        raise InputError(
+            f"{name}: got {text[:40]!r}; expected a time above 0 with its unit, as 500ms or 2s, or "
+            f"none for no limit"
+        )
+    return value
+
+
+def _positive(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:  # 1.2.3
+        return float("nan")
+
+
+def tokens(name: str, text: str) -> int:
+    """A number of tokens: 4096, 4k (4,000) or 4K (4,096)."""
+    found = TOKENS.fullmatch(text)
+    if found is None:
+        return count(name, text, ", as 4096, 4k (4,000) or 4K (4,096)")
+    value = float(found[1]) * THOUSANDS[found[2]]
+    if not value.is_integer() or value > MOST:
+        raise InputError(f"{name}: {text[:40]!r} is {value:.15g} tokens; expected a whole number")
+    return int(value)
+
+
+def words(name: str, text: str, known: tuple[str, ...] = ()) -> list[str]:
+    """Words separated by commas, each of them one of the known ones if there are any."""
+    found = [word.strip().lower() for word in text.split(",")]
+    if not all(found):
+        raise InputError(f"{name}: got {text[:40]!r}; expected words separated by commas")
+    for word in found:
+        if known and word not in known:
+            raise InputError(f"{name}: got {word[:40]!r}; expected one of {', '.join(known)}")
+    return list(dict.fromkeys(found))
 
 
 def count(name: str, text: str, alternative: str = "") -> int:

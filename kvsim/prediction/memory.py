@@ -30,6 +30,25 @@ def phases(
     return t.resident(d, prefill_point(batch, prompt, generate)), t.resident(d, last)
 
 
+def served_buffers(
+    t: Technique, d: Deployment, batch: Number, prompt: Number, generate: Number
+) -> Buffers:
+    """Each buffer at its largest: all sequences at their full length, a group of prompts read.
+
+    A group is as many prompts as the technique's batch has parts. [B]
+    """
+    read = t.resident(d, prefill_point(float(t.tiles()), prompt, generate))
+    last = t.resident(d, decode_point(batch, prompt, generate, generate - 1.0))
+    merged: dict[Tier, dict[str, Number]] = {}
+    for tier in TIERS:
+        here, there = last.get(tier, {}), read.get(tier, {})
+        merged[tier] = {
+            name: np.maximum(here.get(name, 0.0), there.get(name, 0.0))
+            for name in dict.fromkeys([*here, *there])
+        }
+    return merged
+
+
 def tier_bytes(buffers: Buffers, tier: Tier) -> Array:
     """Sum of a tier's named buffers. [B]"""
     total = ZERO
@@ -39,7 +58,13 @@ def tier_bytes(buffers: Buffers, tier: Tier) -> Array:
 
 
 def largest_batch(
-    t: Technique, d: Deployment, prompt: int, generate: int, gpu: float, host: float
+    t: Technique,
+    d: Deployment,
+    prompt: int,
+    generate: int,
+    gpu: float,
+    host: float,
+    served: bool = False,
 ) -> Array:
     """Largest batch whose buffers fit in both memories, a multiple of the technique's parts.
 
@@ -48,12 +73,19 @@ def largest_batch(
     Parameters
     ----------
     gpu, host : memory of each GPU and of the host. [B]
+    served : whether requests keep coming, or all start together.
     """
 
     def excess(parts: Array) -> Array:
         """Above 0 where some memory overflows; nearly affine in the batch."""
         worst: Array = np.full((), -1.0)
-        for phase in phases(t, d, parts * t.tiles(), prompt, generate):
+        batch = parts * t.tiles()
+        tables = (
+            (served_buffers(t, d, batch, prompt, generate),)
+            if served
+            else phases(t, d, batch, prompt, generate)
+        )
+        for phase in tables:
             worst = np.maximum(worst, tier_bytes(phase, "gpu") / gpu - 1)
             worst = np.maximum(worst, d.tp * tier_bytes(phase, "host") / host - 1)
         return worst

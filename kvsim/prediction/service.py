@@ -1,0 +1,114 @@
+"""Equal requests that keep coming: continuous batching at a given number of running sequences.
+
+Every sequence that ends makes room for the next request, whose prompt is read at once while the
+others wait; so the running sequences are spread evenly over their generation. What a round takes
+is the mean over all contexts, as in a batch that starts together; what differs is when prompts are
+read, and that only one group of them is read at a time.
+"""
+
+from functools import cached_property
+
+import numpy as np
+
+from kvsim.engine.timeline import makespan
+from kvsim.graph import Array, Buffers, Number
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import (
+    decode_point,
+    largest_batch,
+    prefill_point,
+    served_buffers,
+)
+
+
+class Service(Prediction):
+    """What one technique does for each of a column of running sequences.
+
+    The time to the first token is that of a request which finds a free place: it waits for the
+    round in progress, then its prompt is read. The time per token contains the prompts of others
+    that are read meanwhile, each once per generation. Techniques that work by parts of a batch
+    read as many prompts together as there are parts.
+    """
+
+    @property
+    def _group(self) -> int:
+        """Prompts that are read together. [sequences]"""
+        return self.technique.tiles()
+
+    @cached_property
+    def prefill_s(self) -> Array:
+        """Time to read one group of prompts, with what comes once behind it. [s]"""
+        batch = np.full((1, 1), float(self._group))
+        p = prefill_point(batch, self.prompt, self.generate)
+        total: Number = makespan(self.technique.prefill(self.deployment, p), self.deployment)
+        behind = decode_point(batch, self.prompt, self.generate, 0.0)
+        for step in self.technique.between(self.deployment, behind):
+            total = total + makespan(step, self.deployment)
+        return self._squeeze(total)
+
+    @property
+    def between_s(self) -> Array:
+        """Nothing: what comes between is part of reading a prompt. [s]"""
+        return np.zeros(self.batch.size)
+
+    @property
+    def round_s(self) -> Array:
+        """Mean time of a round per token; 0 when only one is generated. [s]"""
+        return self.decode_s / max(self.generate - 1, 1)
+
+    @property
+    def ttft_s(self) -> Array:
+        """Time to the first token of a request that finds a free place. [s]"""
+        return self.round_s + self.prefill_s
+
+    @property
+    def interruptions_s(self) -> Array:
+        """Time that a sequence waits for the prompts of the others, in all. [s]"""
+        return (self.batch / self._group - 1) * self.prefill_s
+
+    @property
+    def tpot_s(self) -> Array:
+        """Mean time per token after the first; NaN when only one is generated. [s]"""
+        if self.generate == 1:
+            return self.decode_s * np.nan
+        return self.round_s + self.interruptions_s / (self.generate - 1)
+
+    @property
+    def request_s(self) -> Array:
+        """Time from arrival to the last token. [s]"""
+        return self.ttft_s + self.decode_s + self.interruptions_s
+
+    @property
+    def output_tok_s(self) -> Array:
+        """Generated tokens per second, prompts included. [tokens/s]"""
+        turn = self.decode_s + self.prefill_s + self.interruptions_s
+        return self.batch * self.generate / turn
+
+    @property
+    def requests_per_s(self) -> Array:
+        """Requests that are served per second. [1/s]"""
+        return self.output_tok_s / self.generate
+
+    @cached_property
+    def buffers(self) -> Buffers:
+        """Resident bytes by tier and buffer, each at its largest. [B]
+
+        As if every sequence had reached its full length while a group of prompts is read: an
+        engine that reserves less preempts.
+        """
+        tables = served_buffers(
+            self.technique, self.deployment, self._column, self.prompt, self.generate
+        )
+        return {
+            tier: {name: self._squeeze(size) for name, size in buffers.items()}
+            for tier, buffers in tables.items()
+        }
+
+    @cached_property
+    def max_batch(self) -> Array:
+        """Most sequences that fit, 0 if none does. [sequences]"""
+        t, d = self.technique, self.deployment
+        gpu, host = d.hardware.gpu_memory, d.hardware.host_memory
+        return self._squeeze(
+            largest_batch(t, d, self.prompt, self.generate, gpu, host, served=True)
+        )

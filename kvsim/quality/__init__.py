@@ -1,0 +1,1 @@
+"""Evidence of what lossy techniques cost: published tables, measured runs, per-layer profiles."""

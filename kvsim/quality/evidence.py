@@ -1,0 +1,166 @@
+"""What is known of a setting's loss on a model, and whether that is enough to choose it.
+
+Evidence is, in this order: measured on this checkpoint; published for this model; published for
+other models of its attention kind; none. Measured and published losses have different units, and
+one verdict never mixes them. Eviction must also pass a test of retrieval.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvsim.models.model import Model
+from kvsim.quality.measured import Run, shipped
+from kvsim.quality.published import Row, published
+from kvsim.quality.settings import Harshness, harshness
+from kvsim.techniques.base import Technique
+
+Kind = Literal["lossless", "measured", "published", "published elsewhere", "none"]
+
+REACH = 4.0  # times the context of the evidence; what packing loses does not grow with it
+WITHIN = 1.96  # standard errors of an interval
+UNTRIED = "that is a gentler setting or a shorter context, and this one was not measured"
+KNOWN_BAD = 0.1  # a loss that `--lossy` alone does not admit
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of one setting on one model.
+
+    Attributes
+    ----------
+    loss, low, high
+        Relative loss and its 95 % interval, in ``unit``; NaN where nothing is known.
+    worst
+        The benchmark and model, or the run, that the loss is of.
+    missing
+        What would have to be measured before this counts, if anything.
+    """
+
+    kind: Kind
+    loss: float = float("nan")
+    low: float = float("nan")
+    high: float = float("nan")
+    unit: str = ""
+    worst: str = ""
+    source: str = ""
+    missing: str = ""
+
+    @property
+    def column(self) -> float:
+        """As a limit sees it: 0 without loss, infinite where nothing is known."""
+        if self.kind == "lossless":
+            return 0.0
+        return float("inf") if self.missing or self.kind == "none" else max(self.loss, 0.0)
+
+    def admitted(self, most: float, unknown: bool) -> bool:
+        """Whether a plan may choose it.
+
+        Parameters
+        ----------
+        most : the largest loss that the user accepts.
+        unknown : whether settings are welcome of which nothing is known.
+        """
+        if self.kind == "lossless":
+            return True
+        if self.kind == "none" or self.missing:
+            return unknown and not self.loss > most
+        return self.loss <= most
+
+    def __str__(self) -> str:
+        """One sentence."""
+        if self.kind == "lossless":
+            return "same tokens as full-precision KV"
+        if self.kind == "none":
+            return f"no evidence: {self.missing}"
+        interval = f", {self.low:.1%} to {self.high:.1%}" if self.high > self.low else ""
+        text = f"loses {self.loss:.1%} {self.unit}{interval} ({self.worst}; {self.source})"
+        return f"{text}; {self.missing}" if self.missing else text
+
+
+def evidence(t: Technique, m: Model, length: float, runs: Sequence[Run] | None = None) -> Evidence:
+    """What is known of a technique's loss on a model with contexts of some length.
+
+    Parameters
+    ----------
+    length : longest context. [tokens]
+    runs : measured ones; those that ship if not given.
+    """
+    if t.exact:
+        return Evidence("lossless")
+    mine = harshness(t, length)
+    known = [r for r in (shipped() if runs is None else runs) if r.model == m.name]
+    found = _measured(mine, known, length)
+    if found is not None:
+        return found
+    rows = [r for r in published() if r.setting.kind == mine.kind]
+    own = [r for r in rows if r.model == m.name]
+    found = _published(mine, own, length, "published")
+    if found is not None:
+        return found
+    alike = [r for r in rows if r.model != m.name and _alike(r.model, m)]
+    found = _published(mine, alike, length, "published elsewhere")
+    if found is not None:
+        return found
+    return Evidence(
+        "none",
+        missing=f"nobody measured {t.name} at this setting on {m.name} or a model like it; "
+        f"`kvsim validate --quality --model {m.name} --techniques {t.name} --out mine.json` does, "
+        f"and `plan --quality mine.json` reads it",
+    )
+
+
+def _measured(mine: Harshness, known: Sequence[Run], length: float) -> Evidence | None:
+    covers = [r for r in known if mine.at_least_as_gentle(r.setting) and _reaches(mine, r, length)]
+    against = [r for r in known if r.setting.at_least_as_gentle(mine)]
+    if not covers and not against:
+        return None
+    nearest = [min(covers, key=lambda r: r.loss)] if covers else []
+    worst = max([*nearest, *against], key=lambda r: r.loss)
+    missing = "" if covers else UNTRIED
+    if covers and mine.family == "eviction":
+        missing = "eviction also needs a test of retrieval, which this run has not"
+    low, high = worst.loss - WITHIN * worst.error, worst.loss + WITHIN * worst.error
+    unit = "relative perplexity"
+    return Evidence("measured", worst.loss, low, high, unit, worst.technique, worst.source, missing)
+
+
+def _published(mine: Harshness, rows: Sequence[Row], length: float, kind: Kind) -> Evidence | None:
+    """The worst benchmark of the worst model; scores of retrieval count for eviction only."""
+    if mine.family != "eviction":
+        rows = [r for r in rows if r.measure != "retrieval"]
+    covers = [r for r in rows if mine.at_least_as_gentle(r.setting) and _reaches(mine, r, length)]
+    against = [r for r in rows if r.setting.at_least_as_gentle(mine)]
+    if not covers and not against:
+        return None
+    nearest: dict[tuple[str, str], Row] = {}
+    for r in covers:
+        key = (r.model, r.benchmark)
+        if key not in nearest or r.loss < nearest[key].loss:
+            nearest[key] = r
+    worst = max([*nearest.values(), *against], key=lambda r: r.loss)
+    missing = "" if covers else UNTRIED
+    if covers and mine.family == "eviction" and all(r.measure != "retrieval" for r in covers):
+        missing = "eviction also needs a test of retrieval, which no table has"
+    low, high = worst.loss - WITHIN * worst.error, worst.loss + WITHIN * worst.error
+    where = f"{worst.technique}, {worst.benchmark}, {worst.model}"
+    return Evidence(kind, worst.loss, low, high, worst.unit, where, worst.source, missing)
+
+
+def _reaches(mine: Harshness, found: Run | Row, length: float) -> bool:
+    """Whether evidence at one context speaks for another."""
+    return mine.family == "packing" or not found.context or length <= REACH * found.context
+
+
+def _alike(name: str, m: Model) -> bool:
+    """Whether a published model keeps its cache as this one does."""
+    from kvsim.models.configs import load_model
+
+    return attention_kind(load_model(name)) == attention_kind(m)
+
+
+def attention_kind(m: Model) -> str:
+    """How a model's heads share keys and values."""
+    if m.latent:
+        return "latent (MLA)"
+    return "grouped queries" if m.queries_per_kv > 1 else "one cache per head"

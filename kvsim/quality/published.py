@@ -1,0 +1,96 @@
+"""Accuracy tables of the papers, one row per model, setting and benchmark."""
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from kvsim.quality.settings import Harshness, harshness
+from kvsim.techniques import parse
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a paper says of a setting.
+
+    Attributes
+    ----------
+    model
+        Of the catalogue.
+    setting
+        The technique's, as far as quality is concerned.
+    measure
+        ``score`` (larger is better), ``retrieval`` (a score of finding one thing in a long
+        context), or ``perplexity``.
+    score, baseline
+        Of the setting and of full-precision KV, in the paper's unit.
+    questions
+        How many the score is a mean of; 0 where the paper does not say.
+    context
+        Longest context of the benchmark; 0 where the paper does not say. [tokens]
+    """
+
+    model: str
+    setting: Harshness
+    technique: str
+    benchmark: str
+    measure: str
+    score: float
+    baseline: float
+    questions: int
+    context: float
+    source: str
+
+    @property
+    def loss(self) -> float:
+        """Relative to full-precision KV: of the score, or by how much perplexity grew."""
+        if self.measure == "perplexity":
+            return self.score / self.baseline - 1
+        return 1 - self.score / self.baseline
+
+    @property
+    def error(self) -> float:
+        """Standard error of the loss, as if the questions of both runs were different ones.
+
+        They were the same, so that the true error is smaller; 0 where nothing is known of it.
+        """
+        if self.measure == "perplexity" or not self.questions:
+            return 0.0
+        share, base = self.score / 100, self.baseline / 100
+        variance = (share * (1 - share) + base * (1 - base)) / self.questions
+        return float(variance**0.5) / base
+
+    @property
+    def unit(self) -> str:
+        """What the loss is a share of."""
+        return "relative perplexity" if self.measure == "perplexity" else "relative score"
+
+
+@cache
+def published() -> tuple[Row, ...]:
+    """Every row of every table."""
+    folder = files("kvsim.quality") / "published"
+    rows: list[Row] = []
+    for file in sorted(folder.iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".csv"):
+            with file.open(encoding="utf-8") as lines:
+                rows += [_row(line) for line in csv.DictReader(lines)]
+    return tuple(rows)
+
+
+def _row(line: dict[str, str]) -> Row:
+    t = parse(line["technique"])
+    context = float(line["context_tokens"] or 0)
+    budget = float(line["budget"]) if line["budget"] else None
+    return Row(
+        model=line["model"],
+        setting=harshness(t, context or 1.0, budget),
+        technique=line["technique"] + (f" at {budget:g} of the context" if budget else ""),
+        benchmark=line["benchmark"],
+        measure=line["measure"],
+        score=float(line["score"]),
+        baseline=float(line["baseline"]),
+        questions=int(line["questions"] or 0),
+        context=context,
+        source=line["source"],
+    )

@@ -1,0 +1,135 @@
+"""What counts as evidence of a technique's loss, and what it admits."""
+
+from dataclasses import replace
+from math import isnan
+
+import pytest
+
+from kvsim.models.configs import load_model
+from kvsim.quality.evidence import Evidence, attention_kind, evidence
+from kvsim.quality.measured import runs_of, shipped
+from kvsim.quality.published import published
+from kvsim.quality.settings import FAMILIES, harshness
+from kvsim.techniques import TECHNIQUES, parse
+from kvsim.traces.attentionfile import load, measured
+
+PUBLISHED = ("llama2-7b", "llama2-13b", "mistral-7b-v0.2", "llama3-8b")
+CONTEXT = 8192
+
+
+def judged(text: str, model: str, length: float = CONTEXT) -> Evidence:
+    return evidence(parse(text), load_model(model), length)
+
+
+def evicting(name: str, share: float) -> str:
+    kept = round(share * CONTEXT)
+    return {
+        "h2o": f"h2o:heavy={kept // 2},recent={kept - kept // 2}",
+        "streamingllm": f"streamingllm:sink=4,recent={kept - 4}",
+        "infllm": f"infllm:initial=0,local={kept // 2},k={kept // 256},block=128",
+        "snapkv": f"snapkv:budget={kept}",
+    }[name]
+
+
+def test_tables_say_what_the_papers_say() -> None:
+    rows = published()
+    assert {r.source.split(",")[0] for r in rows} == {"KCache", "QuantSpec", "SpeCache", "ZipCache"}
+    for r in rows:
+        load_model(r.model)
+        assert r.measure in ("score", "retrieval", "perplexity")
+        assert 0 <= r.score <= 110 and 0 < r.baseline <= 110 and r.error >= 0
+        assert r.setting.kind in {*TECHNIQUES, "packed on the host"}
+    (row,) = [r for r in rows if r.source == "SpeCache, table 2" and r.score == 38.3]
+    assert row.model == "mistral-7b-v0.2" and row.technique == "h2o at 0.25 of the context"
+    assert row.loss == pytest.approx(1 - 38.3 / 42.3) and row.baseline == 42.3
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+@pytest.mark.parametrize("share", [0.125, 0.25])
+@pytest.mark.parametrize("name", ["streamingllm", "infllm", "snapkv"])
+def test_what_loses_much_or_is_not_measured_is_refused(name: str, share: float, model: str) -> None:
+    assert not judged(evicting(name, share), model).admitted(0.05, unknown=False)
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_specache_at_two_bits_is_admitted_with_evidence_interval_and_unit(model: str) -> None:
+    found = judged("specache:bits=2,group=64,k=64", model)
+    assert found.admitted(0.05, unknown=False) and found.kind == "published"
+    assert found.low < found.loss < found.high and found.unit == "relative score"
+    assert model in found.worst and "SpeCache" in found.source and "LongBench" in str(found)
+
+
+def test_h2o_at_a_quarter_is_refused_on_mistral() -> None:
+    found = judged(evicting("h2o", 0.25), "mistral-7b-v0.2")
+    assert found.loss == pytest.approx(1 - 38.3 / 42.3) and found.kind == "published"
+    assert not found.admitted(0.05, unknown=True)  # --lossy does not admit what is known to be bad
+
+
+def test_gentler_settings_inherit_and_harsher_do_not() -> None:
+    base = judged("specache:bits=2,group=64,k=64", "llama3-8b")
+    gentler = judged("specache:bits=4,group=32,k=256,residual=128", "llama3-8b")
+    assert gentler.loss <= base.loss and gentler.admitted(0.05, unknown=False)
+    harsher = judged("specache:bits=2,group=128,k=16", "llama3-8b")
+    assert harsher.missing and not harsher.admitted(0.05, unknown=False)
+
+
+def test_a_gentle_setting_that_fails_speaks_against_harsher_ones() -> None:
+    # H2O at 0.25 loses 4 % of LongBench on Llama-3-8B, at 0.4 all of line retrieval
+    found = judged(evicting("h2o", 0.25), "llama3-8b")
+    assert found.loss == 1.0 and "line retrieval" in found.worst
+
+
+def test_own_measurements_come_first_and_are_in_their_own_unit() -> None:
+    found = judged("kivi:bits=4,group=32", "smollm2-135m", 1024)
+    assert found.kind == "measured" and found.unit == "relative perplexity"
+    assert found.loss == pytest.approx(12.4948 / 12.4433 - 1, rel=1e-3)
+    assert 0 < found.high - found.loss < 0.02 and found.admitted(0.05, unknown=False)
+    assert not judged("kivi:bits=2,group=32", "smollm2-135m", 1024).admitted(0.05, unknown=False)
+
+
+def test_eviction_needs_retrieval() -> None:
+    found = judged("h2o:heavy=512,recent=512", "smollm2-135m", 1024)
+    assert found.loss < 0.05 and "retrieval" in found.missing
+    assert not found.admitted(0.05, unknown=False)
+    assert found.admitted(0.05, unknown=True)
+
+
+def test_other_models_of_a_kind_count_by_their_worst() -> None:
+    found = judged("kivi:bits=2,group=32", "qwen2.5-7b")
+    worst = max(
+        (r for r in published() if r.setting.kind == "kivi" and r.setting.numbers["bits"] == 2
+         and r.setting.numbers["group"] == -32 and r.measure != "retrieval"
+         and attention_kind(load_model(r.model)) == "grouped queries"),
+        key=lambda r: r.loss,
+    )  # fmt: skip
+    assert found.kind == "published elsewhere" and found.loss == worst.loss
+    assert attention_kind(load_model("deepseek-v2-lite")) == "latent (MLA)"
+    assert judged("kivi", "deepseek-v2-lite").kind == "none"
+
+
+def test_without_evidence_nothing_lossy_is_admitted_and_the_way_to_measure_is_said() -> None:
+    found = judged("fp8", "opt-13b")
+    assert found.kind == "none" and isnan(found.loss)
+    assert not found.admitted(1.0, unknown=False) and found.admitted(0.1, unknown=True)
+    assert "validate --quality --model opt-13b --techniques fp8" in str(found)
+    assert judged("full", "opt-13b").admitted(0.0, unknown=False)
+
+
+def test_budgets_speak_for_contexts_near_those_of_the_table() -> None:
+    near, far = (judged("kcache:n=128,gpu_layers=1", "llama3-8b", n) for n in (8000, 9000))
+    assert near.admitted(0.05, unknown=False) and not far.admitted(0.05, unknown=False)
+
+
+def test_families_are_said_of_every_technique_that_drops_tokens() -> None:
+    dropping = {"h2o", "streamingllm", "snapkv", "infllm"}
+    assert {name for name, family in FAMILIES.items() if family == "eviction"} == dropping
+    for name in TECHNIQUES:
+        assert harshness(parse(name), CONTEXT).at_least_as_gentle(harshness(parse(name), CONTEXT))
+
+
+def test_a_users_own_trace_replaces_what_ships() -> None:
+    trace = load(measured()["smollm2-135m"])
+    own = runs_of(replace(trace, model="opt-13b"))
+    assert len(own) == len(shipped()) and {r.model for r in own} == {"opt-13b"}
+    found = evidence(parse("kivi:bits=4"), load_model("opt-13b"), 1024, own)
+    assert found.kind == "measured" and found.admitted(0.05, unknown=False)
