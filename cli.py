@@ -10,6 +10,7 @@ import typer
 from kvsim import __version__
 from kvsim.commands.arguments import counts, option
 from kvsim.commands.calibrate import calibrate
+from kvsim.commands.doctor import doctor
 from kvsim.commands.options import (
     GpuOption,
     HostOption,
@@ -58,6 +59,7 @@ app.command()(plan)
 app.command()(simulate)
 app.command()(calibrate)
 app.command()(validate)
+app.command()(doctor)
 
 
 def main() -> None:

@@ -190,8 +190,13 @@ def papers() -> dict[str, Traversable]:
             if f.name.endswith(".csv")}  # fmt: skip
 
 
-def read(name_or_path: str) -> list[Row]:
+def read(name_or_path: str, tell: Callable[[str], None] | None = None) -> list[Row]:
     """Rows of a shipped paper or of a CSV file with the same columns.
+
+    Parameters
+    ----------
+    tell : called with the fault of each unsound row, which is then left out; without it the first
+        unsound row is an error.
 
     Raises
     ------
@@ -210,17 +215,29 @@ def read(name_or_path: str) -> list[Row]:
         raise InputError(f"cannot read {name_or_path!r}: {error}; expected a CSV file") from None
     lines = csv.DictReader(text.splitlines())
     _check_header(name_or_path, lines.fieldnames or [])
-    rows = [_row(f"{name_or_path}, line {lines.line_num}", entry) for entry in lines]
-    if not rows:
-        raise InputError(f"{name_or_path!r} holds no rows; expected at least one under the header")
+    rows: list[Row] = []
     seen: dict[tuple[object, ...], str] = {}
-    for row in rows:
-        key = (row.table, row.model, row.hardware, row.stack, row.settings, *row.options.items(),
-               row.batch, row.prompt, row.generate, row.metric)  # fmt: skip
-        if key in seen:
-            raise InputError(f"{row.where}: the same run and metric as {seen[key]}; remove one")
-        seen[key] = row.where
+    for entry in lines:
+        try:
+            row = _row(f"{name_or_path}, line {lines.line_num}", entry)
+            _check_new(row, seen)
+            rows.append(row)
+        except InputError as fault:
+            if tell is None:
+                raise
+            tell(str(fault))
+    if not rows and tell is None:
+        raise InputError(f"{name_or_path!r} holds no rows; expected at least one under the header")
     return rows
+
+
+def _check_new(row: Row, seen: dict[tuple[object, ...], str]) -> None:
+    """Refuse a run and metric that an earlier line has."""
+    key = (row.table, row.model, row.hardware, row.stack, row.settings, *row.options.items(),
+           row.batch, row.prompt, row.generate, row.metric)  # fmt: skip
+    if key in seen:
+        raise InputError(f"{row.where}: the same run and metric as {seen[key]}; remove one")
+    seen[key] = row.where
 
 
 def _check_header(name: str, header: Iterable[str]) -> None:

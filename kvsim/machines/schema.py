@@ -74,39 +74,72 @@ def read(file: Traversable, schema: Schema) -> Profile:
     ------
     InputError
         If the file cannot be read, or any entry is unknown, missing, of the wrong type, out of
-        range or without a source.
+        range or without a source; the first of these faults.
+    """
+    profile, faults = inspect(file, schema)
+    if faults:
+        raise faults[0]
+    return profile
+
+
+def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError]]:
+    """What a file says as far as it is sound, and every fault of it.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read at all.
     """
     document = parse(file)
     sources = document.pop("source", {})
-    free = _free(file, document.pop("free", {}), schema)
+    profile = Profile({}, {}, {}, {}, {})
+    faults: list[InputError] = []
+
+    def check(rule: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return rule(file, *arguments)
+        except InputError as fault:
+            faults.append(fault)
+            return None
+
+    profile.free.update(check(_free, document.pop("free", {}), schema) or {})
     leaves = dict(_leaves(document))
-    for key in leaves:
-        if key not in schema.keys:
-            raise unknown(f"key in {shown(file)}:", key, schema.keys, "correct or remove it")
+    known = {key: value for key, value in leaves.items() if key in schema.keys}
+    for key in (key for key in leaves if key not in known):
+        faults.append(unknown(f"key in {shown(file)}:", key, schema.keys, "correct or remove it"))
     groups = [schema.required, *(group for group in schema.together if group & leaves.keys())]
-    for key in sorted(frozenset().union(*groups)):
-        if key not in leaves:
-            raise InputError(f"{shown(file)}: {key} is missing; add it{_example(key, schema)}")
-    profile = Profile({}, {}, {}, {}, _sources(file, sources, leaves), free)
-    for key, value in leaves.items():
-        if key in schema.numbers:
-            profile.numbers[key] = _number(file, key, value, schema.numbers[key])
-            if key not in profile.sources:
-                raise InputError(
-                    f"{shown(file)}: {key} does not say where it comes from; "
-                    f'add "{key}" = "..." under [source]'
-                )
-        elif key in schema.flags:
-            if not isinstance(value, bool):
-                raise wrong(file, key, value, "true or false")
-            profile.flags[key] = value
-        elif key in schema.lists:
-            if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
-                raise wrong(file, key, value, 'a list of texts such as ["..."]')
-            profile.lists[key] = tuple(value)
-        else:
-            profile.texts[key] = _text(file, key, value, (schema.choices or {}).get(key))
-    return profile
+    for key in sorted(frozenset().union(*groups) - leaves.keys()):
+        faults.append(InputError(f"{shown(file)}: {key} is missing; add it{_example(key, schema)}"))
+    if isinstance(sources, dict):
+        for key, text in sources.items():
+            check(_source, key, text, leaves)
+        profile.sources.update(sources)
+    else:
+        faults.append(wrong(file, "source", sources, "a table of texts"))
+    for key, value in known.items():
+        check(_entry, schema, profile, key, value)
+    return profile, faults
+
+
+def _entry(file: Traversable, schema: Schema, profile: Profile, key: str, value: Any) -> None:
+    """One entry, checked and put where it belongs."""
+    if key in schema.numbers:
+        profile.numbers[key] = _number(file, key, value, schema.numbers[key])
+        if key not in profile.sources:
+            raise InputError(
+                f"{shown(file)}: {key} does not say where it comes from; "
+                f'add "{key}" = "..." under [source]'
+            )
+    elif key in schema.flags:
+        if not isinstance(value, bool):
+            raise wrong(file, key, value, "true or false")
+        profile.flags[key] = value
+    elif key in schema.lists:
+        if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
+            raise wrong(file, key, value, 'a list of texts such as ["..."]')
+        profile.lists[key] = tuple(value)
+    else:
+        profile.texts[key] = _text(file, key, value, (schema.choices or {}).get(key))
 
 
 def sound(path: Path) -> Path:
@@ -147,6 +180,17 @@ def parse(file: Traversable) -> dict[str, Any]:
         raise InputError(f"{shown(file)} is not valid TOML: {error}; correct it there") from error
 
 
+def keys_of(file: Traversable) -> list[str]:
+    """The keys of a file as ``table.key``, sound or not.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read, or is no TOML.
+    """
+    return [key for key, _ in _leaves(parse(file))]
+
+
 def _leaves(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """All entries with their tables' names; tables deeper than ``[a.b]`` stay whole."""
     for key, value in document.items():
@@ -160,19 +204,16 @@ def _leaves(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield f"{key}.{inner}", entry
 
 
-def _sources(file: Traversable, sources: Any, leaves: Mapping[str, Any]) -> dict[str, str]:
-    if not isinstance(sources, dict):
-        raise wrong(file, "source", sources, "a table of texts")
-    for key, text in sources.items():
-        if key not in leaves:
-            raise unknown(
-                f"key under [source] of {shown(file)}:",
-                key,
-                leaves,
-                'quote it as "table.key", or remove it',
-            )
-        _text(file, f"source of {key}", text, None)
-    return sources
+def _source(file: Traversable, key: str, text: Any, leaves: Mapping[str, Any]) -> None:
+    """Refuse the source of a number that is not there, and one that is no text."""
+    if key not in leaves:
+        raise unknown(
+            f"key under [source] of {shown(file)}:",
+            key,
+            leaves,
+            'quote it as "table.key", or remove it',
+        )
+    _text(file, f"source of {key}", text, None)
 
 
 def _free(file: Traversable, free: Any, schema: Schema) -> dict[str, tuple[float, float]]:

@@ -39,7 +39,7 @@ def load_model(name_or_path: str) -> Model:
     InputError
         If there is no such model, or its configuration cannot be used.
     """
-    return _read(*read_config(name_or_path))
+    return read_model(*read_config(name_or_path))
 
 
 def read_config(name_or_path: str) -> tuple[dict[str, Any], str, str]:
@@ -85,7 +85,7 @@ def catalogue_entry(name: str) -> Entry:
 
 def from_config(config: Mapping[str, Any], name: str) -> Model:
     """The model that a parsed ``config.json`` describes; messages call it ``name``."""
-    return _read(config, name, name)
+    return read_model(config, name, name)
 
 
 def compress(layers: Sequence[LayerShape]) -> tuple[tuple[tuple[LayerShape, ...], int], ...]:
@@ -165,7 +165,14 @@ def _parse(path: Path, where: str) -> object:
         raise InputError(f"{where}: not readable as JSON text, {expected}") from None
 
 
-def _read(config: Mapping[str, Any], name: str, where: str) -> Model:
+def read_model(config: Mapping[str, Any], name: str, where: str) -> Model:
+    """The model that a parsed configuration describes; messages call the configuration ``where``.
+
+    Raises
+    ------
+    FieldError
+        For the first field that cannot be right.
+    """
     f = Fields(config, where)
     notes: list[str] = []
     if "text_config" in f.values:

@@ -13,6 +13,15 @@ from kvsim.errors import InputError
 LARGEST = 10**9  # no dimension of a model comes near it
 
 
+class FieldError(InputError):
+    """What is wrong with one field of a configuration."""
+
+    def __init__(self, message: str, field: str, prefix: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+        self.prefix = prefix
+
+
 class Fields:
     """A configuration whose fields are checked as they are read; null counts as left out."""
 
@@ -25,9 +34,10 @@ class Fields:
         """The same configuration, with values for what it leaves out."""
         return Fields({**defaults, **self.values}, self.where, self.prefix)
 
-    def error(self, field: str, problem: str, mend: str = "correct it") -> InputError:
+    def error(self, field: str, problem: str, mend: str = "correct it") -> FieldError:
         """The message about one field."""
-        return InputError(f"{self.where}: field '{self.prefix}{field}' {problem}; {mend}")
+        message = f"{self.where}: field '{self.prefix}{field}' {problem}; {mend}"
+        return FieldError(message, field, self.prefix)
 
     def integer(
         self, *names: str, default: int | None = None, low: int = 1, high: int = LARGEST
