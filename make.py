@@ -2,13 +2,17 @@
 
 plan   install, then plan Llama-2-7B on an RTX A6000
 test   linters, types, import direction and the tests
+       --cpus: the tests of real runs as other processors would round, about an hour
 lint   the same without the tests
 bench  time kvsim itself
 """
 
+import itertools
+import os
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -29,6 +33,30 @@ TASKS = {
     "test": [*LINT, ["-Im", "pytest", "-n", "2"]],
     "bench": [[str(path)] for path in sorted((ROOT / "benchmarks").glob("*.py"))],
 }
+REAL_RUNS = ["-Im", "pytest", "-n", "2", "-q", "tests/validate"]
+SEEDS = 10
+
+
+def processors() -> Iterator[dict[str, str]]:
+    """Environments in which PyTorch computes as it would on other processors."""
+    flags = Path("/proc/cpuinfo")
+    has_avx512 = flags.is_file() and " avx512f " in flags.read_text()
+    kernels = ["default", "avx2"] + ["avx512"] * has_avx512
+    for capability, isa, threads in itertools.product(kernels, ["SSE41", "DEFAULT"], "12"):
+        yield {
+            "ATEN_CPU_CAPABILITY": capability,
+            "ONEDNN_MAX_CPU_ISA": isa,
+            "KVSIM_TEST_THREADS": threads,
+        }
+    for seed in range(1, SEEDS + 1):
+        yield {"KVSIM_ULPS": str(seed)}
+
+
+def test_processors() -> None:
+    """Run the tests of real runs on every emulated processor; stop at the first failure."""
+    for variables in processors():
+        print(" ".join(f"{name}={value}" for name, value in variables.items()), file=sys.stderr)
+        run(REAL_RUNS, variables)
 
 
 def install(requirements: str) -> None:
@@ -50,9 +78,10 @@ def install(requirements: str) -> None:
     stamp.write_text(wanted)
 
 
-def run(arguments: list[str]) -> None:
+def run(arguments: list[str], variables: Mapping[str, str] | None = None) -> None:
     """Run Python in the environment; stop at the first failure."""
-    code = subprocess.run([PYTHON, *arguments], cwd=ROOT, check=False).returncode
+    changed = os.environ | dict(variables or {})
+    code = subprocess.run([PYTHON, *arguments], cwd=ROOT, env=changed, check=False).returncode
     if code:
         sys.exit(code)
 
@@ -65,12 +94,16 @@ def succeeds(arguments: list[str]) -> bool:
 
 def main() -> None:
     """Install what the task needs, then do it."""
-    task = sys.argv[1] if len(sys.argv) == 2 else ""
+    task = sys.argv[1] if len(sys.argv) > 1 else ""
+    options = sys.argv[2:]
     if sys.version_info < (3, 11):  # noqa: UP036 - older ones run this file too
         sys.exit("kvsim needs Python 3.11 or newer; run this file with a newer python3")
-    if task not in TASKS:
+    if task not in TASKS or options not in ([], ["--cpus"]) or (options and task != "test"):
         sys.exit(f"{(__doc__ or '').strip()}")
     install("requirements-test.txt" if task in ("lint", "test") else "requirements.txt")
+    if options:
+        test_processors()
+        return
     for arguments in TASKS[task]:
         run(arguments)
 

@@ -109,6 +109,7 @@ def validate(
         )
     from kvsim.report import validation
     from kvsim.validate.counts.check import (
+        CannotRun,
         Outcome,
         Workload,
         check,
@@ -135,20 +136,26 @@ def validate(
         for error in refused:
             typer.echo(f"left out: {error}", err=True)
     found: list[Outcome] = []
+    failed: list[CannotRun] = []
     for step in check(arch, source, asked, work, where, d):
         if isinstance(step, Outcome):
             found.append(step)
+        elif isinstance(step, CannotRun):
+            failed.append(step)
+            typer.echo(f"left out: {step.technique} cannot run here: {step.reason}", err=True)
         else:
             typer.echo(step, err=True)
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
-    passed = all(outcome.passed for outcome in found)
+    passed = all(outcome.passed for outcome in found) and not failed
     if json:
         answer = {
             "model": arch.model.name, "layers": arch.model.layers,
             "weights": "random" if source is None else source.where,
             "device": device, "device_name": name, "torch": torch.__version__,
             "batch": work.batch, "prompt": work.prompt, "generate": work.generate,
-            "techniques": [validation.outcome(outcome) for outcome in found], "passed": passed,
+            "techniques": [validation.outcome(outcome) for outcome in found],
+            "left_out": [{"technique": str(f.technique), "reason": f.reason} for f in failed],
+            "passed": passed,
         }  # fmt: skip
         typer.echo(dumps(answer, indent=2, allow_nan=False))
     else:

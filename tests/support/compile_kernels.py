@@ -1,7 +1,11 @@
-"""Compile every Triton kernel to machine code for GPUs that need not be there: 80 89 90, say.
+"""Compile every Triton kernel as it is launched, for GPUs that need not be there.
 
-Run by test_kernels_triton.py in a process of its own: there Triton compiles, elsewhere it
-interprets.
+A technique's real run on the CPU calls the kernels' launchers, and each launch is compiled with the
+very arguments it has, their alignment included, instead of being run. Fails where a kernel asks for
+more shared memory than the smallest card has, or where one for 16-bit numbers spills registers.
+
+Usage: ``python compile_kernels.py 86 [80 89 90] [--few]``, in a process of its own: there Triton
+compiles, elsewhere it interprets.
 """
 
 import os
@@ -10,80 +14,191 @@ import sys
 if __name__ == "__main__":  # doctests import every file, and there kernels are interpreted
     os.environ["TRITON_INTERPRET"] = "0"
 
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.techniques import parse
+from kvsim.validate.impl import kcache, packed, rows, specache, zipcache
 from kvsim.validate.kernels import (
+    attention,
     attention_triton,
+    gather,
     gather_triton,
+    quantise,
     quantise_triton,
+    topk,
     topk_triton,
 )
+from kvsim.validate.model.architecture import load_architecture
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.weights import random_weights
+from kvsim.validate.run import Run
 
-POINTERS = {
-    "lengths": "*i32", "eligible": "*i32", "index": "*i32", "root": "fp32",
-    "out": "*fp32", "lse": "*fp32", "scores": "*fp16", "whole": "*fp32", "whole_lse": "*fp32",
-    "logits": "*fp16", "mean": "*fp32", "q": "*fp16", "numbers": "*fp16",
-    "codes": "*u8", "lower": "*u8", "scale": "*fp16", "zero": "*fp16",
-    "k_home": "*fp16", "v_home": "*fp16", "k_out": "*fp16", "v_out": "*fp16",
-}  # fmt: skip
-SIDE = {
-    "codes": "*u8", "lower": "*u8", "scale": "*fp16", "zero": "*fp16", "factor": "*fp16",
-    "tail": "*fp16", "fetched": "*fp16", "packed": "*i32", "first": "*i32",
-}  # fmt: skip
-POINTERS |= {f"{side}_{name}": kind for side in "kv" for name, kind in SIDE.items()}
-
-CONSTANTS = {
-    "BITS": 2, "GROUP": 32, "FACTOR_GROUP": 1, "LOWER": False, "FACTOR": False, "FIRST": False,
-    "TAIL": True,
-}  # fmt: skip
-KIVI = {f"{side}_{name}": value for side in "KV" for name, value in CONSTANTS.items()} | {
-    "K_BY_TOKEN": False, "V_BY_TOKEN": True, "FETCHED": False, "PER_KV": 4, "NEW": 1,
-    "CAUSAL": True, "SCORED": False, "HEAD_DIM": 128, "WIDTH": 128, "ROWS": 16, "BLOCK": 64,
-    "SPLIT": 256, "LISTED": 64,
-}  # fmt: skip
-ATTENTION: list[dict[str, Any]] = [
-    KIVI,
-    KIVI | {"FETCHED": True, "SCORED": True, "NEW": 2, "K_BITS": 1, "V_BITS": 1},  # SpeCache
-    KIVI | {"K_BITS": 4, "V_BITS": 4, "K_LOWER": True, "V_LOWER": True, "NEW": 5, "ROWS": 32},
-    KIVI | {"K_FIRST": True, "V_FIRST": True, "V_FACTOR": True, "K_TAIL": False, "V_TAIL": False},
-    KIVI | {"K_BITS": 0, "V_BITS": 0, "HEAD_DIM": 80},  # a tail alone
-]
+SHARED = 99 * 1024
+"""What a program may have on an RTX A6000 or 4090, the least of all these cards. [B]"""
+SHAPES = {64: (4, 2), 128: (2, 2)}
+"""Heads and KV heads by head dim: grouped and not."""
+RUNS = {
+    "kivi": "kivi:bits=2",
+    "kivi of 4 bits": "kivi:bits=4",
+    "specache": "specache:k=16",
+    "zipcache": "zipcache",
+    "quantspec": "quantspec:gamma=3",
+    "kcache": "kcache:n=16",
+}
+FEW = ("kivi", "quantspec")
+CPU = torch.device("cpu")
 
 
-def compile_for(kernel: Any, constants: dict[str, Any], target: GPUTarget) -> None:
-    names = kernel.arg_names
-    source = ASTSource(
-        fn=kernel,
-        signature={n: "constexpr" if n in constants else POINTERS.get(n, "i32") for n in names},
-        constexprs={(i,): constants[n] for i, n in enumerate(names) if n in constants},
-    )
-    assert triton.compile(source, target=target).asm["cubin"]
+@dataclass
+class Driver:
+    """Stands for the driver of a GPU of that kind."""
+
+    capability: int
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability  # Triton keeps what it has compiled by device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
 
 
-def compile_all(capability: int) -> None:
-    """Every kernel in the settings it runs with."""
-    target = GPUTarget("cuda", capability, 32)
-    for constants in ATTENTION:
-        compile_for(attention_triton.runs, constants, target)
-    joined = {"USED": 4, "HEAD_DIM": 128, "WIDTH": 128, "ROWS": 16}
-    compile_for(attention_triton.join, joined, target)
-    for bits in (1, 4):
-        for by_token in (False, True):
-            packing = {
-                "HEAD_DIM": 128, "BITS": bits, "GROUP": 32, "BY_TOKEN": by_token,
-                "CENTRES": bits == 1, "HIERARCHICAL": bits == 4, "ROWS": 32,
-                "COLUMNS": 32 if by_token else 64,
-            }  # fmt: skip
-            compile_for(quantise_triton.quantise_block, packing, target)
-    compile_for(topk_triton.select, {"PER_KV": 3, "HEADS": 4, "BLOCK": 1024}, target)
-    compile_for(gather_triton.copy_rows, {"HEAD_DIM": 80, "WIDTH": 128, "ROWS": 16}, target)
-    print(f"sm_{capability}")
+@dataclass
+class Compiled:
+    """Kernels by what they were launched with."""
+
+    found: dict[str, Any] = field(default_factory=dict)  # Triton's own, by hash
+    where: dict[str, str] = field(default_factory=dict)
+
+    def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        """Compile instead of running."""
+        made = kernel.run(*arguments, grid=grid, warmup=True, **options)
+        self.found[made.hash] = made
+        self.where.setdefault(made.hash, f"{made.metadata.name} of {self.what}")
+
+    what: str = ""
+
+
+@contextmanager
+def compiling(compiled: Compiled) -> Iterator[None]:
+    """Launchers compile, and CPU twins give the results."""
+
+    def twice(fused: Callable[..., Any], plainly: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            fused(*arguments, **options)
+            return plainly(*arguments, **options)
+
+        return call
+
+    attend = twice(attention_triton.attend, attention.attend)
+    gathered = twice(gather_triton.gather, gather.gather)
+    fused_pack, plain_pack = quantise_triton.quantise, quantise.quantise
+
+    def pack(numbers: Any, bits: int, group: int, by: Any, where: Any = "ends", *more: Any) -> Any:
+        if where != "grid":
+            fused_pack(numbers, bits, group, by, where, *more)
+        return plain_pack(numbers, bits, group, by, where, *more)
+
+    replaced = [
+        *((module, "launch", compiled.launch) for module in LAUNCHERS),
+        (packed, "attend", attend), (zipcache, "attend", attend),
+        (packed, "quantise", pack), (rows, "quantise", pack),
+        (specache, "softmax_top_k", twice(topk_triton.softmax_top_k, topk.softmax_top_k)),
+        (specache, "gather", gathered), (kcache, "gather", gathered),
+    ]  # fmt: skip
+    patches = [patch.object(module, name, new) for module, name, new in replaced]
+    for one in patches:
+        one.start()
+    try:
+        yield
+    finally:
+        for one in patches:
+            one.stop()
+
+
+LAUNCHERS = (attention_triton, gather_triton, quantise_triton, topk_triton)
+
+
+def decoder(head_dim: int, dtype: torch.dtype) -> Decoder:
+    """One layer with heads of that size."""
+    heads, kv_heads = SHAPES[head_dim]
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256,
+        "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": head_dim, "vocab_size": 64,
+        "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
+        "hidden_act": "silu", "tie_word_embeddings": False,
+    }  # fmt: skip
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        arch = load_architecture(folder)
+    d = Deployment(arch.model, load_hardware("a6000"), load_stack("kvsim"))
+    return Decoder(arch, random_weights(arch, CPU, dtype), 512, deployment=d)
+
+
+def compile_all(capability: int, few: bool) -> Compiled:
+    """Every kernel that the techniques launch."""
+    triton.runtime.driver.set_active(Driver(capability))
+    compiled = Compiled()
+    for dtype in (torch.float16, torch.float32):
+        for head_dim in SHAPES:
+            whole = decoder(head_dim, dtype)
+            for name, text in RUNS.items():
+                if few and (name not in FEW or head_dim != 128 or dtype == torch.float32):
+                    continue
+                compiled.what = f"{name}, head dim {head_dim}, {str(dtype)[6:]}"
+                with compiling(compiled):
+                    prompts = [list(range(1, 60)) * 5] * 2
+                    Run(whole, parse(text), prompts, 6).complete()
+    return compiled
+
+
+def spills(kernel: Any, capability: int) -> int:
+    """Bytes that a kernel moves to local memory for want of registers. [B]"""
+    with TemporaryDirectory() as folder:
+        source, made = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        source.write_text(kernel.asm["ptx"])
+        suffix = "a" if capability == 90 else ""
+        command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name=sm_{capability}{suffix}"]
+        said = subprocess.run(
+            [*command, str(source), "-o", str(made)], capture_output=True, text=True, check=True
+        ).stderr
+    return sum(int(n) for n in re.findall(r"(\d+) bytes spill", said))
+
+
+def main() -> None:
+    """Print one line per kernel and capability; exit 1 where one asks too much."""
+    capabilities = [int(text) for text in sys.argv[1:] if text.isdigit()]
+    wrong = []
+    for capability in capabilities:
+        compiled = compile_all(capability, "--few" in sys.argv)
+        for key, kernel in compiled.found.items():
+            where, shared = compiled.where[key], kernel.metadata.shared
+            spilt = spills(kernel, capability)
+            line = f"sm_{capability} {where}: {shared} B shared, {spilt} B spilt"
+            print(line)
+            if shared > SHARED or (spilt and "float16" in where):
+                wrong.append(line)
+    if wrong:
+        sys.exit("asks too much: " + "; ".join(wrong))
 
 
 if __name__ == "__main__":
-    for wanted in map(int, sys.argv[1:]):
-        compile_all(wanted)
+    main()

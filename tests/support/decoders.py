@@ -1,5 +1,6 @@
 """Small decoders for the tests of validate/: configurations, weights and their oracles."""
 
+import os
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,8 +14,9 @@ from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.checkpoint import Safetensors
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import load_weights
+from tests.support.ulps import move_weights
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("KVSIM_TEST_THREADS", "1")))
 _quiet: Any = transformers.logging
 _quiet.set_verbosity_error()
 _quiet.disable_progress_bar()
@@ -70,6 +72,7 @@ def decoder(name: str, dtype: torch.dtype = torch.float32) -> Decoder:
         oracle(name).save_pretrained(folder)
         arch = load_architecture(folder)
         weights = load_weights(arch, Safetensors(Path(folder)), torch.device("cpu"), dtype)
+    move_weights(weights.tensors())
     return Decoder(arch, weights, LENGTH)
 
 

@@ -1,6 +1,7 @@
 """Caches as their papers describe them, slowly: everything in full precision, faked per step."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,39 +12,8 @@ from kvsim.validate.impl.base import Implementation, Resident
 from kvsim.validate.model.attention import Step
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Run
-
-
-def minmax(x: Tensor, steps: int, centred: bool = False) -> Tensor:
-    """Groups along the last axis to the nearest of their levels, with fp16 scales."""
-    low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
-    scale = (high - low) / steps if not centred else (high - low) / (steps + 1)
-    zero = low if not centred else low + scale / 2
-    scale, zero = scale.half().float(), zero.half().float()
-    safe = torch.where(scale > 0, scale, 1.0)
-    return ((x - zero) / safe + 0.5).floor().clamp(0, steps) * scale + zero
-
-
-def int8_pair(x: Tensor) -> Tensor:
-    """QuantSpec's eight bits: four, and four of the error."""
-    upper = minmax(x, 15)
-    scale = ((x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)) / 15).half().float()
-    step = torch.where(scale > 0, scale / 16, 1.0)
-    lower = ((x - upper) / step + 0.5).floor().clamp(-8, 7)
-    return upper + lower * scale / 16
-
-
-def by_channel(x: Tensor, count: int, group: int, fake: Callable[[Tensor], Tensor]) -> Tensor:
-    """The first ``count`` keys in groups of tokens, the others as they are."""
-    head, dim = x[:count], x.shape[1]
-    packed = fake(head.T.reshape(dim, -1, group)).reshape(dim, -1).T if count else head
-    return torch.cat([packed, x[count:]])
-
-
-def by_token(x: Tensor, count: int, group: int, fake: Callable[[Tensor], Tensor]) -> Tensor:
-    """The first ``count`` values in groups of channels."""
-    groups = x[:count].reshape(count, x.shape[1] // group, group)
-    packed = fake(groups).reshape(count, x.shape[1])
-    return torch.cat([packed, x[count:]])
+from tests.support.adopted import Adopted
+from tests.support.runs import TOLERANCE, assert_likeliest, logits_of
 
 
 class Naive(Implementation):
@@ -57,6 +27,7 @@ class Naive(Implementation):
         super().__init__(technique, decoder, lengths, generate)
         self.k = [[k.new_zeros(0) for _ in lengths] for k in [torch.zeros(1)] * len(self.shapes)]
         self.v = [list(row) for row in self.k]
+        self.place = 0, 0, 0  # layer, sequence and KV head that are attended to
 
     def keys(self, x: Tensor, cached: int) -> Tensor:
         """Keys (tokens, channels) of one head as attention reads them with so many cached."""
@@ -84,6 +55,7 @@ class Naive(Implementation):
                 end = start + new + 1
                 cached = start if self.late else end
                 for h in range(q.shape[1]):
+                    self.place = layer, i, h // shared
                     kh = self.keys(keys[h // shared, :end], cached)
                     vh = self.values(values[h // shared, :end], cached)
                     shares = (kh @ q[i, h, new] / q.shape[-1] ** 0.5).softmax(0)
@@ -91,8 +63,62 @@ class Naive(Implementation):
         return out
 
 
-def naive_run(kind: type[Naive], decoder: Decoder, prompts: list[list[int]], generate: int) -> Run:
-    """A complete run under a naive cache."""
-    run = Run(decoder, parse("full"), prompts, generate, keep=True, kinds={"full": kind})
-    run.complete()
-    return run
+class _Following(Run):
+    """Takes the tokens of another run, whatever it would choose itself."""
+
+    follow: Tensor
+
+    def choose(self, logits: Tensor) -> Tensor:
+        return self.follow[:, self.done[0]]
+
+
+def naive_run(kind: type[Naive], run: Run) -> Run:
+    """A naive cache along the tokens of a complete run."""
+    given = (run.decoder, parse("full"), run.prompts, run.generate)
+    naive = _Following(*given, keep=True, kinds={"full": kind})
+    naive.follow = run.tokens
+    naive.complete()
+    return naive
+
+
+def assert_like_naive(run: Run, kind: type[Naive], tolerance: float = TOLERANCE) -> None:
+    """Every logit is that of a naive cache, and every token its likeliest, or ties with it."""
+    naive = naive_run(kind, run)
+    ties = 0
+    for i in range(run.batch):
+        ties += assert_likeliest(logits_of(run, i), run.tokens[i], logits_of(naive, i), tolerance)
+    assert ties <= 1, f"{ties} tokens are ties"
+
+
+Rows = Callable[[int], int]
+"""Packed rows of a sequence with so many cached tokens."""
+
+
+def naive_packed(
+    impl: Any, adopted: Adopted, keys: Rows, values: Rows, packs_late: bool = False
+) -> type[Naive]:
+    """The first rows as the implementation of a complete run has packed them, checked.
+
+    Parameters
+    ----------
+    packs_late : whether a token attends before it counts as cached.
+    """
+
+    class NaivePacked(Naive):
+        late = packs_late
+
+        def keys(self, x: Tensor, cached: int) -> Tensor:
+            return self.packed("k", x, keys(cached))
+
+        def values(self, x: Tensor, cached: int) -> Tensor:
+            return self.packed("v", x, values(cached))
+
+        def packed(self, which: str, x: Tensor, rows: int) -> Tensor:
+            layer, sequence, head = self.place
+            if not rows:
+                return x
+            store = getattr(impl, which)[layer].store
+            wide = adopted.widened((which, *self.place), x[:rows], store, sequence, head)
+            return torch.cat([wide, x[rows:]])
+
+    return NaivePacked

@@ -17,6 +17,7 @@ from kvsim.validate.model.tokens import Tokeniser, read_tokeniser
 from kvsim.validate.model.weights import Source, load_weights
 from kvsim.validate.quality.text import read_text
 from tests.support import decoders as _decoders  # noqa: F401 - sets threads, silences transformers
+from tests.support.ulps import move_weights
 
 NAME = "smollm2-135m"
 
@@ -38,7 +39,9 @@ def checkpoint() -> tuple[Architecture, Source]:
 def smollm2(length: int = 512) -> Decoder:
     """The decoder in fp32."""
     arch, source = checkpoint()
-    return Decoder(arch, load_weights(arch, source, torch.device("cpu"), torch.float32), length)
+    weights = load_weights(arch, source, torch.device("cpu"), torch.float32)
+    move_weights(weights.tensors())
+    return Decoder(arch, weights, length)
 
 
 @cache

@@ -1,12 +1,16 @@
 """Attention of a few tokens: heads that share keys are computed together, and alike."""
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from kvsim.validate.kernels import ranges  # noqa: E402
+from kvsim.validate.model import attention  # noqa: E402
 from kvsim.validate.model.attention import FEW_QUERIES, attend  # noqa: E402
 from kvsim.validate.tally import Marks  # noqa: E402
 from kvsim.validate.transfer import Transfers  # noqa: E402
@@ -60,3 +64,30 @@ def test_compute_beside_compute_runs_once_when_it_is_waited_for() -> None:
     mark.wait()
     assert order == ["copy", "compute"]
     transfers.close()
+
+
+def test_attention_of_16_bits_runs_where_amx_meets_older_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch's fused kernel fails there, so it must not be asked."""
+    fused = "_scaled_dot_product_flash_attention_for_cpu"
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            names.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    q, k, v = (torch.randn(2, heads, 64, 16).bfloat16() for heads in (4, 2, 2))
+    found = {}
+    for capability in ("AVX512", "AVX2"):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
+        attention._packs_for_amx.cache_clear()
+        names: list[str] = []
+        with Seen():  # type: ignore[no-untyped-call]
+            found[capability] = attend(Marks(), q, k, v, "causal")
+        assert any(fused in name for name in names) == (capability == "AVX512")
+    attention._packs_for_amx.cache_clear()
+    assert (found["AVX512"] - found["AVX2"]).abs().max() < 0.02

@@ -10,7 +10,7 @@ from kvsim.techniques import parse
 from kvsim.validate.model.attention import Step
 from kvsim.validate.run import Run
 from tests.support.decoders import decoder, prompts
-from tests.support.naive_caches import Naive, naive_run
+from tests.support.naive_caches import Naive, assert_like_naive
 
 BASE = 1e4  # of the toy model's rotations
 LENGTHS = [(90, 61), (10, 24, 90), (5, 3), (25,), (24,), (23,)]
@@ -18,12 +18,9 @@ LENGTHS = [(90, 61), (10, 24, 90), (5, 3), (25,), (24,), (23,)]
 
 
 def check(text: str, kind: type[Naive], lengths: tuple[int, ...], generate: int = 40) -> None:
-    given = prompts(*lengths)
-    run = Run(decoder("llama"), parse(text), given, generate, keep=True)
-    oracle = naive_run(kind, decoder("llama"), given, generate)
-    assert torch.equal(run.complete(), oracle.tokens)
-    for ours, theirs in zip(run.logits, oracle.logits, strict=True):
-        assert (torch.stack(ours) - torch.stack(theirs)).abs().max() < 1e-4
+    run = Run(decoder("llama"), parse(text), prompts(*lengths), generate, keep=True)
+    run.complete()
+    assert_like_naive(run, kind)
 
 
 def turned(keys: Tensor, by: int) -> Tensor:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.graph import Number, Point
@@ -19,11 +18,11 @@ from kvsim.techniques.kvpr import Kvpr
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Run
 from tests.support.decoders import decoder, prompts
+from tests.support.runs import assert_same_run, logits_of
 
 MODELS = ("llama", "opt", "mistral", "qwen3")
 LENGTHS = (25, 9, 17, 1)
 GENERATE = 16
-TOLERANCE = 1e-4
 
 
 @cache
@@ -34,21 +33,16 @@ def on_a_machine(model: str) -> Decoder:
 
 
 @cache
-def results(
-    text: str, model: str, lengths: tuple[int, ...] = LENGTHS, chunk: int = 8192
-) -> tuple[Tensor, Tensor]:
-    """Tokens (batch, generated) and logits (batch, generated, vocab)."""
+def results(text: str, model: str, lengths: tuple[int, ...] = LENGTHS, chunk: int = 8192) -> Run:
+    """A complete run that has kept its logits."""
     given = prompts(*lengths)
     run = Run(on_a_machine(model), parse(text), given, GENERATE, keep=True, chunk=chunk)
-    return run.complete(), torch.stack([torch.stack(rows) for rows in run.logits])
+    run.complete()
+    return run
 
 
 def assert_full(text: str, model: str, lengths: tuple[int, ...] = LENGTHS) -> None:
-    tokens, logits = results(text, model, lengths)
-    expected, exact = results("full", model, lengths)
-    off = (logits - exact).abs().nan_to_num(torch.inf).max()
-    assert off < TOLERANCE
-    assert torch.equal(tokens, expected)
+    assert_same_run(results(text, model, lengths), results("full", model, lengths))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -89,8 +83,9 @@ def test_a_single_layer(settings: str) -> None:
     weights = replace(whole.weights, layers=whole.weights.layers[:1])
     one = replace(whole, arch=whole.arch.first(1), weights=weights)
     given = prompts(*LENGTHS)
-    tokens, expected = (Run(one, parse(t), given, GENERATE).complete() for t in (settings, "full"))
-    assert torch.equal(tokens, expected)
+    run, full = (Run(one, parse(t), given, GENERATE, keep=True) for t in (settings, "full"))
+    run.complete(), full.complete()
+    assert_same_run(run, full)
 
 
 @pytest.mark.parametrize("settings", ["", "split=1000", "split=5,schedule=column,parts=2"])
@@ -110,20 +105,18 @@ def test_a_split_that_grows_with_the_context(settings: str, model: str, monkeypa
     monkeypatch.setattr(Kvpr, "recomputed", half)
     lengths = (30, 12, 12, 11)
     given = prompts(*lengths)
-    run = Run(on_a_machine(model), parse(f"kvpr:{settings}"), given, GENERATE)
+    run = Run(on_a_machine(model), parse(f"kvpr:{settings}"), given, GENERATE, keep=True)
     impl: Any = run.impl
     assert [impl.split(0, n) for n in (30, 33, 40)] == [11, 11, 11], "the shortest prompt"
     if settings:
         assert [impl.split(0, n) for n in (12, 15, 20, 22, 23)] == [6, 7, 10, 11, 11]
-    assert torch.equal(run.complete(), results("full", model, lengths)[0])
+    run.complete()
+    assert_same_run(run, results("full", model, lengths))
 
 
 @pytest.mark.parametrize("text", ["offload", "kvpr:split=9", "kcache:n=41", "snapkv:budget=60"])
 def test_prompts_in_chunks(text: str) -> None:
-    tokens, logits = results(text, "llama", LENGTHS, 16)
-    expected, exact = results("full", "llama")
-    assert torch.equal(tokens, expected)
-    assert (logits - exact).abs().max() < TOLERANCE
+    assert_same_run(results(text, "llama", LENGTHS, 16), results("full", "llama"))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +132,9 @@ def test_prompts_in_chunks(text: str) -> None:
 )
 def test_what_loses_something_is_not_full(text: str) -> None:
     """Or nothing above would be compared."""
-    _, logits = results(text, "llama")
-    _, exact = results("full", "llama")
+    logits, exact = (
+        torch.stack([logits_of(run, i) for i in range(run.batch)])
+        for run in (results(text, "llama"), results("full", "llama"))
+    )
     assert (logits - exact)[:, 1].abs().max() > 1e-3
     assert logits.isfinite().all()

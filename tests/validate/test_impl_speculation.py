@@ -11,34 +11,29 @@ from kvsim.techniques import parse
 from kvsim.validate.impl import speculation
 from kvsim.validate.impl.speculation import verify_drawn, verify_likeliest
 from kvsim.validate.run import Run
+from tests.support.adopted import Adopted
 from tests.support.decoders import decoder, prompts
-from tests.support.naive_caches import Naive, by_channel, by_token, int8_pair, naive_run
+from tests.support.naive_caches import assert_like_naive, naive_packed
+from tests.support.runs import assert_same_run
 
 HALF = 16
 QUANTSPEC = f"quantspec:group=16,residual={2 * HALF}"
 
 
-class NaiveQuantspec(Naive):
-    """The target: eight bits behind a buffer that is packed by halves, after attention."""
-
-    late = True
-
-    def keys(self, x: Tensor, cached: int) -> Tensor:
-        return by_channel(x, max(cached // HALF - 1, 0) * HALF, 16, int8_pair)
-
-    def values(self, x: Tensor, cached: int) -> Tensor:
-        return by_token(x, max(cached // HALF - 1, 0) * HALF, 16, int8_pair)
+def flushed(cached: int) -> int:
+    """Rows that the target has packed: its buffer is flushed by halves."""
+    return max(cached // HALF - 1, 0) * HALF
 
 
 @pytest.mark.parametrize("gamma", [1, 4, 6])
 def test_quantspec_is_greedy_decoding_of_its_target(gamma: int) -> None:
-    given = prompts(70, 33, 5)
-    oracle = naive_run(NaiveQuantspec, decoder("llama"), given, 80)
-    run = Run(decoder("llama"), parse(f"{QUANTSPEC},gamma={gamma}"), given, 80, keep=True)
-    tokens = run.complete()
-    assert torch.equal(tokens, oracle.tokens)
-    for ours, theirs in zip(run.logits, oracle.logits, strict=True):
-        assert (torch.stack(ours) - torch.stack(theirs)).abs().max() < 1e-3
+    run = Run(
+        decoder("llama"), parse(f"{QUANTSPEC},gamma={gamma}"), prompts(70, 33, 5), 80, keep=True
+    )
+    run.complete()
+    adopted = Adopted()
+    assert_like_naive(run, naive_packed(run.impl, adopted, flushed, flushed, packs_late=True))
+    adopted.assert_few()
     impl: Any = run.impl
     for prompt, cached in zip((70, 33, 5), run.cached, strict=True):
         assert (impl.packed_keys(cached) - impl.packed_keys(prompt)) / HALF >= 3, "three flushes"
@@ -179,9 +174,10 @@ def test_greedy_verification_by_hand() -> None:
 )
 def test_magicdec_is_full(settings: str, model: str) -> None:
     given = prompts(90, 33, 50)
-    full = Run(decoder(model), parse("full"), given, 60)
-    run = Run(decoder(model), parse(f"magicdec:{settings}"), given, 60)
-    assert torch.equal(run.complete(), full.complete())
+    full = Run(decoder(model), parse("full"), given, 60, keep=True)
+    run = Run(decoder(model), parse(f"magicdec:{settings}"), given, 60, keep=True)
+    run.complete(), full.complete()
+    assert_same_run(run, full)
 
 
 @pytest.mark.parametrize("draft", ["streamingllm", "snapkv"])

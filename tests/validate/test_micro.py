@@ -10,6 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from triton.runtime.errors import OutOfResources  # noqa: E402
+
 from kvsim.errors import InputError  # noqa: E402
 from kvsim.evidence.machine.samples import Log  # noqa: E402
 from kvsim.graph import Op  # noqa: E402
@@ -129,7 +131,13 @@ def broken(place: Place) -> Iterator[Work]:
         raise RuntimeError("no kernel image\nand more")
         yield []
 
+    @contextmanager
+    def too_large() -> Iterator[Sequence[Call]]:
+        raise OutOfResources(153600, 101376, "shared memory")
+        yield []
+
     yield Work({"n": 1}, Op("x", flops=1.0), fails)
+    yield Work({"n": 2}, Op("x", flops=1.0), too_large)
 
 
 def test_a_kernel_that_is_missing_is_skipped_and_told(
@@ -142,6 +150,7 @@ def test_a_kernel_that_is_missing_is_skipped_and_told(
     suite.run_suite(SMALL, log, said.append)
     assert log.done["broken"] == [] and len(log.done["launch"]) == 3
     assert any("skipped" in text and "no kernel image" in text for text in said)
+    assert any("skipped" in text and "shared memory" in text for text in said)
     assert "measurements left, about" in said[-1]
     before = log.path.read_bytes()
     suite.run_suite(SMALL, Log.open(log.path, {}), said.append)

@@ -8,9 +8,8 @@ import torch
 from kvsim.techniques import parse
 from kvsim.validate.quality.forced import Forced
 from kvsim.validate.run import Run
+from tests.support.runs import assert_likeliest, assert_same_run, logits_of
 from tests.support.smollm2 import checkpoint, english, oracle, smollm2, tokeniser
-
-TOLERANCE = 1e-4
 
 
 def test_logits_and_tokens_are_those_of_transformers() -> None:
@@ -21,8 +20,7 @@ def test_logits_and_tokens_are_those_of_transformers() -> None:
         ids = torch.tensor([prompt + tokens[i].tolist()])
         with torch.no_grad():
             expected = oracle()(ids).logits[0, len(prompt) - 1 : -1]
-        assert (torch.stack(run.logits[i]) - expected).abs().max() <= TOLERANCE
-        assert torch.equal(expected.argmax(-1), tokens[i])
+        assert_likeliest(logits_of(run, i), tokens[i], expected)
 
 
 def test_tokens_of_a_text_are_those_of_transformers() -> None:
@@ -54,9 +52,10 @@ def test_one_bit_is_usable_with_specaches_zero_point_alone() -> None:
 def test_quantspec_writes_what_its_target_writes() -> None:
     settings, half = "group=8,residual=16", 8
     given = [english(400)[:50], english(400)[100:137]]
-    target = Run(smollm2(), parse(f"quantspec:gamma=0,{settings}"), given, 30).complete()
-    run = Run(smollm2(), parse(f"quantspec:gamma=2,{settings}"), given, 30)
-    assert torch.equal(run.complete(), target)
+    target = Run(smollm2(), parse(f"quantspec:gamma=0,{settings}"), given, 30, keep=True)
+    run = Run(smollm2(), parse(f"quantspec:gamma=2,{settings}"), given, 30, keep=True)
+    run.complete(), target.complete()
+    assert_same_run(run, target)
     impl: Any = run.impl
     for prompt, cached in zip(given, run.cached, strict=True):
         assert (impl.packed_keys(cached) - impl.packed_keys(len(prompt))) / half >= 3, "flushes"

@@ -5,8 +5,7 @@ from kvsim.errors import InputError
 from kvsim.techniques import parse
 from kvsim.validate.run import Run
 from tests.support.decoders import CONFIGS, decoder, oracle_logits, prompts
-
-TOLERANCE = 1e-4
+from tests.support.runs import TOLERANCE, assert_likeliest, assert_same_sequence, logits_of
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -16,8 +15,7 @@ def test_logits_and_tokens_are_those_of_transformers(name: str) -> None:
     tokens = run.complete()
     for i, prompt in enumerate(given):
         expected = oracle_logits(name, prompt, tokens[i].tolist())
-        assert (torch.stack(run.logits[i]) - expected).abs().max() <= TOLERANCE
-        assert torch.equal(expected.argmax(-1), tokens[i])
+        assert_likeliest(logits_of(run, i), tokens[i], expected)
 
 
 def test_a_prompt_in_chunks_is_the_prompt_at_once() -> None:
@@ -33,10 +31,14 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once() -> None:
 
 def test_a_sequence_does_not_depend_on_its_neighbours() -> None:
     given = prompts(30, 17, 5)
-    together = Run(decoder("qwen3"), parse("full"), given, 20).complete()
-    for prompt, tokens in zip(given, together, strict=True):
-        alone = Run(decoder("qwen3"), parse("full"), [prompt], 20).complete()
-        assert torch.equal(alone[0], tokens)
+    together = Run(decoder("qwen3"), parse("full"), given, 20, keep=True)
+    together.complete()
+    for i, prompt in enumerate(given):
+        alone = Run(decoder("qwen3"), parse("full"), [prompt], 20, keep=True)
+        (tokens,) = alone.complete()
+        assert_same_sequence(
+            logits_of(together, i), together.tokens[i], logits_of(alone, 0), tokens
+        )
 
 
 def test_drawn_tokens_follow_the_softmax() -> None:

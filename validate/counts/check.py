@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvsim.errors import InputError
+from kvsim.errors import InputError, brief
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import Model
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.validate.counts.compare import Comparison, compare
 from kvsim.validate.impl import IMPLEMENTATIONS, implement
-from kvsim.validate.machine import check_memory
+from kvsim.validate.machine import check_memory, refusals
 from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import (
@@ -69,6 +69,14 @@ class Outcome:
     def passed(self) -> bool:
         """Whether everything is as it must be."""
         return (self.agrees or not self.must_agree) and self.comparison.holds
+
+
+@dataclass(frozen=True)
+class CannotRun:
+    """A technique that the device's memory or its kernels do not allow, and the reason."""
+
+    technique: Technique
+    reason: str  # one line
 
 
 def representative(m: Model, work: Workload) -> list[Technique]:
@@ -153,28 +161,35 @@ def check(
     work: Workload,
     device: torch.device,
     d: Deployment,
-) -> Iterator[Outcome | str]:
+) -> Iterator[Outcome | CannotRun | str]:
     """Run every technique twice: in fp32 for its tokens, in fp16 for its counts.
 
-    Yields what it is about to do as text, then one outcome per technique.
+    Yields what it is about to do as text, then one outcome per technique. A technique whose
+    kernels cannot run there ends no other one.
     """
     prompts = work.prompts(arch.model.vocab)
     yield f"loading {arch.model.name}, running full in fp32"
     exact = _decoder(arch, source, torch.float32, device, work, d)
     truth = _run(exact, parse("full"), prompts, work)
-    agreements = []
+    agreements: dict[Technique, tuple[float, float]] = {}
     for i, t in enumerate(techniques, 1):
         yield f"tokens {i}/{len(techniques)}: {t}"
-        agreements.append(_agreement(truth, _run(exact, t, prompts, work)))
+        try:
+            agreements[t] = _agreement(truth, _run(exact, t, prompts, work))
+        except refusals() as problem:
+            yield CannotRun(t, brief(problem, 200))
     del exact
     counting = _decoder(arch, source, torch.float16, device, work, d)
-    found = zip(techniques, agreements, strict=True)
-    for i, (t, (same, difference)) in enumerate(found, 1):
-        yield f"counts {i}/{len(techniques)}: {t}"
+    for i, (t, (same, difference)) in enumerate(agreements.items(), 1):
+        yield f"counts {i}/{len(agreements)}: {t}"
         tally = Tally()
-        run = Run(replace(counting, tally=tally), t, prompts, work.generate)
-        run.complete()
-        yield Outcome(t, t.exact, same, difference, compare(d, run, tally))
+        try:
+            run = Run(replace(counting, tally=tally), t, prompts, work.generate)
+            run.complete()
+        except refusals() as problem:
+            yield CannotRun(t, brief(problem, 200))
+        else:
+            yield Outcome(t, t.exact, same, difference, compare(d, run, tally))
 
 
 def _decoder(

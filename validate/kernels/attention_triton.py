@@ -236,6 +236,7 @@ def attend(q: Tensor, view: View, scored: bool = False) -> Part:
         scores.shape[2], kv_heads, splits, head_dim**-0.5,
         *k[0], *v[0], *k[1], *v[1],
         fetched, per_kv, new, view.causal, scored, head_dim, width, rows, BLOCK, SPLIT, LISTED,
+        num_stages=1,  # loads ahead of their use would take more shared memory than cards have
     )  # fmt: skip
     launch(join, (programs, used), out, lse, whole, whole_lse, splits, used, head_dim, width, rows)
     return Part(whole, whole_lse, scores if scored else None)

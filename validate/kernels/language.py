@@ -16,12 +16,13 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # the default; saying so
 
 import triton
 import triton.language as tl
+from triton.errors import TritonError
 
 from kvsim.errors import InputError
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
-__all__ = ["ceil_div", "jit", "launch", "next_power_of_2", "tl"]
+__all__ = ["TritonError", "ceil_div", "jit", "launch", "next_power_of_2", "tl"]
 
 
 def jit(kernel: Kernel) -> Kernel:

@@ -9,6 +9,7 @@ import torch
 from kvsim.errors import brief
 from kvsim.evidence.machine.samples import Log, Sample
 from kvsim.validate import micro
+from kvsim.validate.machine import refusals
 from kvsim.validate.micro.place import Place, Work
 from kvsim.validate.micro.timing import Timer, measure, timers
 
@@ -52,7 +53,7 @@ def _measured(
     try:
         with work.make() as calls:
             runs = measure(clocks[work.clock], calls, budget)
-    except RuntimeError as problem:
+    except refusals() as problem:
         say(f"{name}: skipped {dict(work.case)}: {brief(problem, 80)}")
         return None
     return Sample(name, dict(work.case), replace(work.op, bytes=dict(work.op.bytes)), runs)

@@ -11,7 +11,7 @@ from statistics import median
 import numpy as np
 
 from kvsim.engine.roofline import all_ops
-from kvsim.errors import brief
+from kvsim.errors import InputError, brief
 from kvsim.evidence.machine.samples import Sample
 from kvsim.evidence.machine.solve import REST
 from kvsim.evidence.machine.solve import TECHNIQUES as NAME
@@ -21,6 +21,7 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques.base import Technique
 from kvsim.validate.counts.check import SLACK, Workload, representative
+from kvsim.validate.machine import refusals
 from kvsim.validate.micro.place import Place
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder
@@ -57,7 +58,7 @@ def samples(place: Place, say: Callable[[str], None]) -> Iterator[Sample]:
                         run_timed(decoder, t, work, by_op=True)
                         for _ in range(place.either(3, 1 + REPEATS))
                     ]
-                except RuntimeError as problem:  # memory that ran out, a kernel that is not there
+                except (*refusals(), InputError) as problem:
                     say(f"{NAME}: skipped {t.name}: {brief(problem, 80)}")
                     continue
                 yield from of_runs(d, work, runs[1:])

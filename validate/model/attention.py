@@ -1,11 +1,15 @@
 """Attention of new tokens over cached ones: what a query may see, and the fused kernel."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvsim.validate.kernels.blockwise import products, weighted
 from kvsim.validate.kernels.ranges import ranges
@@ -38,6 +42,7 @@ class Step:
         return max(self.starts) + self.new
 
 
+LOWEST_WITH_AMX = "AVX512"  # kernels that can pack what AMX multiplies
 FEW_QUERIES = 16  # per head, up to which heads of a group are queries of one: keys are read once
 
 Seen = Tensor | Literal["all", "causal"]
@@ -92,9 +97,22 @@ def _by_head(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
     if mask is not None and mask.shape[1] > 1:  # KV heads that keep different tokens
         mask = mask.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     causal = isinstance(seen, str) and seen == "causal"
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    plainly = q.device.type == "cpu" and q.element_size() == 2 and not _packs_for_amx()
+    with sdpa_kernel(SDPBackend.MATH) if plainly else nullcontext():
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+        )
+
+
+@cache
+def _packs_for_amx() -> bool:
+    """Whether PyTorch's fused attention takes numbers of 16 bits on this CPU.
+
+    Where the CPU has AMX, but ``ATEN_CPU_CAPABILITY`` asks for older kernels, it packs for AMX and
+    then says that it can pack with AVX-512 alone.
+    """
+    has_amx: Callable[[], bool] = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    return torch.backends.cpu.get_cpu_capability() == LOWEST_WITH_AMX or not has_amx()
 
 
 def _in_blocks(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:

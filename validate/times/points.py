@@ -25,6 +25,7 @@ from kvsim.validate.counts.expected import (
     peak_bytes,
     resident_bytes,
 )
+from kvsim.validate.machine import refusals
 from kvsim.validate.micro.techniques import stated
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder
@@ -38,8 +39,6 @@ BATCHES, PROMPTS = (1, 4), (128, 384, 1024)
 GPU_BATCHES, GPU_PROMPTS = (1, 8, 64), (1024, 8192, 65536)
 MOST_TOKENS = {"cpu": 2048, "cuda": 524288}  # of a batch's prompts [tokens]
 GENERATE = 9
-REFUSALS = (InputError, RuntimeError)
-"""What says that something cannot run there: settings; memory that ran out, a missing kernel."""
 REPEATS = 5
 CPU_REPEATS = 3  # a run takes seconds there
 
@@ -174,13 +173,13 @@ def compare_times(
                 for t in list(runs):
                     try:
                         runs[t].append(run_timed(decoder, t, work, by_op=turn == 0))
-                    except REFUSALS as problem:
+                    except (*refusals(), InputError) as problem:
                         del runs[t]
                         yield _left_out(d, name, work, t, problem)
             for t, found in runs.items():
                 try:
                     counted = run_counted(decoder, t, work)
-                except REFUSALS as problem:
+                except (*refusals(), InputError) as problem:
                     yield _left_out(d, name, work, t, problem)
                 else:
                     yield _compared(d, name, work, counted, found[0], found[1:])
