@@ -31,15 +31,15 @@ def find_device(name: str) -> torch.device:
     return torch.device("cuda", int(place[1] or 0))
 
 
-def refusals() -> tuple[type[Exception], ...]:
-    """What says that a kernel cannot run here: memory that ran out, a kernel that is missing.
+def refusals(*more: type[Exception]) -> tuple[type[Exception], ...]:
+    """What says that something cannot run here: memory that ran out, a kernel that is missing.
 
     Triton's errors, such as a kernel that asks for more shared memory than the card has, are no
     RuntimeErrors.
     """
     from kvsim.validate.kernels.language import TritonError
 
-    return RuntimeError, TritonError
+    return RuntimeError, TritonError, *more
 
 
 def free_memory(device: torch.device) -> int:

@@ -72,7 +72,7 @@ def test_attention_of_16_bits_runs_where_amx_meets_older_kernels(
     """PyTorch's fused kernel fails there, so it must not be asked."""
     fused = "_scaled_dot_product_flash_attention_for_cpu"
 
-    class Seen(TorchDispatchMode):
+    class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:

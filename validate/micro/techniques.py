@@ -58,7 +58,7 @@ def samples(place: Place, say: Callable[[str], None]) -> Iterator[Sample]:
                         run_timed(decoder, t, work, by_op=True)
                         for _ in range(place.either(3, 1 + REPEATS))
                     ]
-                except (*refusals(), InputError) as problem:
+                except refusals(InputError) as problem:
                     say(f"{NAME}: skipped {t.name}: {brief(problem, 80)}")
                     continue
                 yield from of_runs(d, work, runs[1:])

@@ -173,13 +173,13 @@ def compare_times(
                 for t in list(runs):
                     try:
                         runs[t].append(run_timed(decoder, t, work, by_op=turn == 0))
-                    except (*refusals(), InputError) as problem:
+                    except refusals(InputError) as problem:
                         del runs[t]
                         yield _left_out(d, name, work, t, problem)
             for t, found in runs.items():
                 try:
                     counted = run_counted(decoder, t, work)
-                except (*refusals(), InputError) as problem:
+                except refusals(InputError) as problem:
                     yield _left_out(d, name, work, t, problem)
                 else:
                     yield _compared(d, name, work, counted, found[0], found[1:])
