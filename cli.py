@@ -1,15 +1,14 @@
-"""The command line: parse, call, print. Heavy imports wait until a command needs them."""
+"""The command line: the commands put together, and every error as one line."""
 
 import os
 import sys
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from kvsim import __version__
-from kvsim.commands.arguments import counts, option
 from kvsim.commands.calibrate import calibrate
+<<<<<<< HEAD
 from kvsim.commands.doctor import doctor
 from kvsim.commands.options import (
     GpuOption,
@@ -21,7 +20,12 @@ from kvsim.commands.options import (
     WeightsOption,
     deployment,
 )
+=======
+from kvsim.commands.lists import gpus, models, stacks, techniques
+>>>>>>> 7d65049 (wip)
 from kvsim.commands.plan import plan
+from kvsim.commands.predict import predict
+from kvsim.commands.reproduce import reproduce
 from kvsim.commands.simulate import simulate
 from kvsim.commands.traces import app as traces_app
 from kvsim.commands.validate import validate
@@ -55,11 +59,18 @@ def _general(
     """Which KV-cache technique to run, with which settings, what it gains, how sure that is."""
 
 
+<<<<<<< HEAD
 app.command()(plan)
 app.command()(simulate)
 app.command()(calibrate)
 app.command()(validate)
 app.command()(doctor)
+=======
+for command in (
+    plan, predict, simulate, reproduce, calibrate, validate, models, gpus, techniques, stacks,
+):  # fmt: skip
+    app.command()(command)
+>>>>>>> 7d65049 (wip)
 
 
 def main() -> None:
@@ -100,153 +111,6 @@ def _silence(code: int) -> int:
     """Keep Python's own flush at exit from failing on what could not be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return code
-
-
-@app.command()
-def models(json: JsonOption = False) -> None:
-    """List the model catalogue."""
-    from kvsim.report import rows
-
-    fields = {
-        "name": "model", "parameters": "10^9 params", "active_parameters": "active",
-        "layers": "layers", "hidden": "hidden", "heads": "heads", "kv_heads": "KV heads",
-        "max_context": "context", "kv_bytes_per_token": "KV KiB/token",
-    }  # fmt: skip
-    _list("Models", rows.models(), fields, json)
-
-
-@app.command()
-def gpus(json: JsonOption = False) -> None:
-    """List the hardware profiles."""
-    from kvsim.report import rows
-
-    fields = {
-        "name": "gpu", "title": "card", "gpu_memory_bytes": "GiB", "hbm_bytes_per_s": "GB/s",
-        "fp16_flop_per_s": "fp16 TFLOP/s", "h2d_bytes_per_s": "H2D GB/s",
-        "usd_per_hour": "USD/h", "basis": "basis",
-    }  # fmt: skip
-    _list("GPUs (sources: --json)", rows.gpus(), fields, json)
-
-
-@app.command()
-def techniques(json: JsonOption = False) -> None:
-    """List the techniques and their settings."""
-    from kvsim.report import rows
-
-    listed = rows.techniques()
-    for row in listed:
-        defaults = {parameter["name"]: parameter["default"] for parameter in row["parameters"]}
-        row["settings"] = rows.spec({"technique": row["name"], "params": defaults})
-    fields = {"settings": "technique and defaults", "lossless": "lossless", "summary": "what it is"}
-    _list(
-        "Techniques, given as name:key=value,... (meanings and papers: --json)",
-        listed,
-        fields,
-        json,
-    )
-
-
-@app.command()
-def stacks(json: JsonOption = False) -> None:
-    """List the software stacks."""
-    from kvsim.report import rows
-
-    fields = {"name": "stack", "title": "what it is", "basis": "basis", "error": "known error"}
-    _list("Stacks", rows.stacks(), fields, json)
-
-
-@app.command()
-def predict(
-    model: ModelOption,
-    gpu: GpuOption,
-    technique: Annotated[
-        list[str], option("--technique", "SPEC", "NAME or NAME:KEY=VALUE,... May be repeated.")
-    ],
-    batch: Annotated[str, option("--batch", "N,...", "Batch sizes, as 1,8.")] = "1",
-    prompt: Annotated[str, option("--prompt", "N,...", "Prompt tokens, as 2048,8192.")] = "2048",
-    generate: Annotated[str, option("--generate", "N,...", "Tokens to generate.")] = "128",
-    stack: StackOption = "fused",
-    tp: TpOption = "1",
-    weights: WeightsOption = "fp16",
-    host_memory: HostOption = None,
-    json: JsonOption = False,
-    csv: Annotated[bool, typer.Option("--csv", help="CSV on standard output.")] = False,
-) -> None:
-    """Predict latency, throughput and memory of techniques."""
-    import numpy as np
-
-    from kvsim.prediction.generate import Prediction
-    from kvsim.report import rows, tables
-    from kvsim.techniques import parse
-
-    if json and csv:
-        raise InputError("--json and --csv: both are given; expected at most one of them")
-    where = deployment(model, gpu, stack, tp, weights, host_memory)
-    batches = np.array(counts("--batch", batch), dtype=float)
-    points = [(p, g) for p in counts("--prompt", prompt) for g in counts("--generate", generate)]
-    predictions = [
-        Prediction(parse(text), where, batches, p, g) for text in technique for p, g in points
-    ]
-    found = [row for prediction in predictions for row in rows.predictions(prediction)]
-    if json:
-        _print_json(found)
-    elif csv:
-        typer.echo(rows.csv(found), nl=False)
-    else:
-        tables.print_predictions(found)
-
-
-@app.command()
-def reproduce(
-    source: Annotated[
-        str, typer.Argument(metavar="[PAPER|FILE.csv]", help="A paper's tables, or your own rows.")
-    ] = "all",
-    fit: Annotated[
-        str, option("--fit", "FILE", "Fit --stack to the rows marked fit and write it there.")
-    ] = "",
-    stack: StackOption = "fused",
-    json: JsonOption = False,
-    report: Annotated[str, option("--report", "FILE", "Write an HTML or .md page there.")] = "",
-) -> None:
-    """Compare published or your own measured rows with predictions."""
-    from kvsim.evidence import published
-    from kvsim.evidence.scores import score
-    from kvsim.report import page, reproduction
-
-    for name, target in (("--report", report), ("--fit", fit)):
-        if target:
-            page.check_target(target, name)
-    names = list(published.papers()) if source == "all" else [source]
-    found = [row for name in names for row in published.read(name)]
-    if fit:
-        text = reproduction.fitted(found, stack, source)
-        from kvsim.files import replace_text
-
-        replace_text(Path(fit), text)
-        return
-    predicted = [published.predict(row) for row in found]
-    scores = score(found, predicted)
-    if report:
-        reproduction.write_page(Path(report), source, found, predicted)
-    if json:
-        _print_json(reproduction.answer(found, predicted, scores))
-    else:
-        reproduction.print_answer(found, predicted, scores)
-
-
-def _list(title: str, rows: list[dict[str, Any]], fields: dict[str, str], json: bool) -> None:
-    from kvsim.report import tables
-
-    if json:
-        _print_json(rows)
-    else:
-        tables.print_list(title, rows, fields)
-
-
-def _print_json(value: Any) -> None:
-    from json import dumps
-
-    typer.echo(dumps(value, indent=2, allow_nan=False))
 
 
 if __name__ == "__main__":

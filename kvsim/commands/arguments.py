@@ -15,9 +15,9 @@ TOKENS = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)([kKmM])\s*")
 THOUSANDS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}  # as vLLM reads them
 
 
-def option(name: str, metavar: str, meaning: str) -> Any:
-    """An option that takes text; what it means is checked by the functions here."""
-    return typer.Option(name, metavar=metavar, help=meaning)
+def option(name: str, metavar: str, meaning: str, group: str | None = None) -> Any:
+    """An option that takes text; the functions here check what it means."""
+    return typer.Option(name, metavar=metavar, help=meaning, rich_help_panel=group)
 
 
 def number(name: str, text: str, share: bool = False) -> float:
@@ -77,6 +77,15 @@ def tokens(name: str, text: str) -> int:
     if not value.is_integer() or value > MOST:
         raise InputError(f"{name}: {text[:40]!r} is {value:.15g} tokens; expected a whole number")
     return int(value)
+
+
+def token_counts(name: str, text: str) -> list[int]:
+    """Numbers of tokens separated by commas, as ``2048,32k``. [tokens]"""
+    if not all(WHOLE.fullmatch(item) or TOKENS.fullmatch(item) for item in text.split(",")):
+        raise InputError(
+            f"{name}: got {text[:40]!r}; expected whole numbers separated by commas, as 2048,32k"
+        )
+    return [tokens(name, item) for item in text.split(",")]
 
 
 def words(name: str, text: str, known: tuple[str, ...] = ()) -> list[str]:

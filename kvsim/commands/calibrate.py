@@ -70,13 +70,13 @@ def calibrate(
         wrong = "--quick goes with --device" if quick else "--from-run needs --model and --gpu"
         raise InputError(f"calibrate: {wrong}; see kvsim calibrate --help")
     from dataclasses import replace
-    from json import dumps
 
     from kvsim.evidence import run as fromrun
     from kvsim.evidence.stackfile import fitted_text
     from kvsim.files import replace_text
     from kvsim.machines.profiles import with_numbers
-    from kvsim.report import serving as report
+    from kvsim.report import calibrate_run as report
+    from kvsim.report.json import print_json
     from kvsim.serving.rules import Rules
     from kvsim.techniques import parse
 
@@ -104,6 +104,6 @@ def calibrate(
     replace_text(out, fitted_text(where.stack, stack, spread, rows, told, str(date.today())))
     answer = report.fit_row(fit, seen, unseen, first, len(run.requests))
     if json:
-        typer.echo(dumps(answer, indent=2, allow_nan=False))
+        print_json(answer)
     else:
         report.show_fit(answer, str(out))

@@ -11,15 +11,14 @@ from kvsim.errors import InputError
 
 def calibrate_machine(device: str, out: Path, quick: bool, json: bool) -> None:
     """Measure a device, fit its profile and the stack beside it, and say what was found."""
-    from json import dumps
-
     from kvsim.evidence.machine.datasheet import find_datasheet
     from kvsim.evidence.machine.fit import fit_samples
     from kvsim.evidence.machine.profile import Machine, hardware_text, stack_text
     from kvsim.evidence.machine.samples import Log
     from kvsim.files import replacing
     from kvsim.machines.profiles import load_hardware, load_stack
-    from kvsim.report import calibration as report
+    from kvsim.report import calibrate as report
+    from kvsim.report.json import print_json
 
     check_place(out)
     try:
@@ -55,7 +54,7 @@ def calibrate_machine(device: str, out: Path, quick: bool, json: bool) -> None:
     sheet = find_datasheet(found.name, found.memory) if where.type == "cuda" else None
     answer = report.row(fit, machine, sheet, notes, len(log.samples), out)
     if json:
-        typer.echo(dumps(answer, indent=2, allow_nan=False))
+        print_json(answer)
     else:
         report.show(answer)
 

@@ -1,6 +1,8 @@
 """Options that several commands share, and the deployment they describe."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,3 +40,8 @@ def deployment(
         hardware = replace(hardware, host_memory=gib("--host-memory", host_memory))
     gpus = count("--tp", tp)
     return Deployment(load_model(model), hardware, load_stack(stack), weights, gpus)
+
+
+def say_written(place: Path) -> None:
+    """Tell on standard error that a file is there."""
+    print(f"kvsim: wrote {place}", file=sys.stderr)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvsim.commands.arguments import count, either, gib, number, option
+from kvsim.commands.arguments import count, either, gib, number, option, seconds, tokens
 from kvsim.commands.options import (
     GpuOption,
     HostOption,
@@ -18,6 +18,7 @@ from kvsim.commands.options import (
     TpOption,
     WeightsOption,
     deployment,
+    say_written,
 )
 from kvsim.errors import InputError
 
@@ -60,8 +61,12 @@ def plan(
     acceptance: Annotated[
         str | None, option("--acceptance", "0..1", "Share of drafted tokens you saw accepted.")
     ] = None,
-    ttft: Annotated[str | None, option("--ttft", "SECONDS", "Longest time to first token.")] = None,
-    tpot: Annotated[str | None, option("--tpot", "SECONDS", "Longest time per token.")] = None,
+    ttft: Annotated[
+        str | None, option("--ttft", "TIME", "Longest time to first token, as 2s or 500ms.")
+    ] = None,
+    tpot: Annotated[
+        str | None, option("--tpot", "TIME", "Longest time per token, as 50ms.")
+    ] = None,
     gpu_memory: Annotated[
         str | None, option("--gpu-memory", "GIB", "GPU memory to use; all if not given.")
     ] = None,
@@ -74,7 +79,7 @@ def plan(
 ) -> None:
     """Choose technique, settings and batch for a workload or trace."""
     from kvsim.planner.plan import Limits
-    from kvsim.report import page, rows
+    from kvsim.report import page, units
     from kvsim.techniques import candidates
 
     if lossy and max_loss is not None:
@@ -92,14 +97,14 @@ def plan(
     hardware = where.hardware
     usable = hardware.gpu_memory if gpu_memory is None else gib("--gpu-memory", gpu_memory)
     if usable > hardware.gpu_memory:
-        most = f"at most the {rows.gib(hardware.gpu_memory, 3)} GiB of {hardware.name}"
+        most = f"at most the {units.gib(hardware.gpu_memory, 3)} GiB of {hardware.name}"
         raise InputError(f"--gpu-memory: got {gpu_memory}; expected {most}")
     loss = 0.0 if max_loss is None else number("--max-loss", max_loss, share=True)
     limits = Limits(
         gpu_memory=usable,
         host_memory=hardware.host_memory,
-        ttft=float("inf") if ttft is None else number("--ttft", ttft),
-        tpot=float("inf") if tpot is None else number("--tpot", tpot),
+        ttft=seconds("--ttft", either(ttft, "none"), 60),
+        tpot=seconds("--tpot", either(tpot, "none"), 1),
         loss=1.0 if lossy else loss,
     )
     accepted = None if acceptance is None else number("--acceptance", acceptance, share=True)
@@ -107,8 +112,8 @@ def plan(
     page_path = None if report is None else Path(report)
     if trace is None:
         lengths = (
-            count("--prompt", either(prompt, "2048")),
-            count("--generate", either(generate, "128")),
+            tokens("--prompt", either(prompt, "2048")),
+            tokens("--generate", either(generate, "128")),
         )
         size = None if batch in (None, "auto") else count("--batch", str(batch), ", or auto")
         _for_equal(where, (*lengths, size), objective, limits, some, page_path, json)
@@ -129,16 +134,19 @@ def _for_equal(
 ) -> None:
     from kvsim.planner.options import Workload
     from kvsim.planner.plan import make_plan
-    from kvsim.report import page, rows, tables
+    from kvsim.report import names
+    from kvsim.report import plan as shown
+    from kvsim.report.json import print_json
 
     result = make_plan(where, Workload(*workload), objective, limits, some)
-    answer = rows.plan(result)
+    answer, heading = shown.plan(result), names.deployment(where)
     if report is not None:
-        page.write_plan(report, rows.deployment(where), answer, result)
+        shown.write_page(report, heading, answer, result)
+        say_written(report)
     if json:
-        _print_json(answer)
+        print_json(answer)
     else:
-        tables.print_plan(rows.deployment(where), answer)
+        shown.show(heading, answer)
 
 
 def _for_trace(
@@ -154,7 +162,8 @@ def _for_trace(
     json: bool,
 ) -> None:
     from kvsim.planner.trace import make_trace_plan
-    from kvsim.report import rows, traceplan
+    from kvsim.report import names, plan_trace
+    from kvsim.report.json import print_json
     from kvsim.serving.rules import Rules
     from kvsim.traces.read import load
 
@@ -164,23 +173,18 @@ def _for_trace(
         print(f"kvsim: {note}", file=sys.stderr)
     requests = found.requests.scaled(rate)
     result = make_trace_plan(where, requests, objective, limits, some, rules, per_class, _tell)
-    answer = traceplan.row(result)
-    heading = rows.deployment(where)
+    answer = plan_trace.row(result)
+    heading = names.deployment(where)
     if report is not None:
-        traceplan.write_page(report, heading, trace, answer, result)
+        plan_trace.write_page(report, heading, trace, answer, result)
+        say_written(report)
     if json:
-        _print_json(answer)
+        print_json(answer)
     else:
-        traceplan.show(heading, trace, answer)
+        plan_trace.show(heading, trace, answer)
 
 
 def _tell(what: str) -> None:
     """Progress, for somebody who watches."""
     if sys.stderr.isatty():
         print(f"kvsim: {what}", file=sys.stderr)
-
-
-def _print_json(value: object) -> None:
-    from json import dumps
-
-    typer.echo(dumps(value, indent=2, allow_nan=False))

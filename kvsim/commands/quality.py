@@ -1,6 +1,5 @@
 """`kvsim validate --quality`: what techniques cost in quality, and what drafts they accept."""
 
-from json import dumps
 from pathlib import Path
 
 import typer
@@ -36,7 +35,8 @@ def measure_quality(
         raise InputError("validate needs PyTorch; pip install 'kvsim[validate]'") from None
     from kvsim.machines.deployment import Deployment
     from kvsim.machines.profiles import load_hardware, load_stack
-    from kvsim.report import quality as report
+    from kvsim.report import validate_quality as report
+    from kvsim.report.json import print_json
     from kvsim.report.page import check_target
     from kvsim.traces import attentionfile
     from kvsim.validate.machine import find_device
@@ -88,6 +88,6 @@ def measure_quality(
         if out is not None:
             attentionfile.write(Path(out), step)
         if json:
-            typer.echo(dumps(attentionfile.record(step), indent=1, allow_nan=False))
+            print_json(attentionfile.record(step))
         else:
             report.print_trace(step)

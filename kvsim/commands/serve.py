@@ -9,7 +9,7 @@ from kvsim.errors import InfeasibleError
 
 if TYPE_CHECKING:
     from kvsim.graph import Array
-    from kvsim.report.rows import Row
+    from kvsim.report.json import Row
     from kvsim.serving.costs import StepCosts
     from kvsim.serving.outcome import Targets
     from kvsim.traces.requests import Requests
@@ -37,7 +37,7 @@ class Job:
             If the place cannot be written, or ``resume`` finds another run there.
         """
         from kvsim.report import runfile
-        from kvsim.report.serving import result
+        from kvsim.report.simulate import result
         from kvsim.serving.outcome import Outcome, faults
         from kvsim.serving.simulate import simulate
 

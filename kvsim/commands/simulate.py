@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvsim.commands.arguments import count, gib, number, option
+from kvsim.commands.arguments import count, either, gib, number, option, seconds
 from kvsim.commands.options import (
     GpuOption,
     HostOption,
@@ -18,6 +18,7 @@ from kvsim.commands.options import (
     TpOption,
     WeightsOption,
     deployment,
+    say_written,
 )
 from kvsim.commands.serve import Job
 from kvsim.commands.traceoptions import (
@@ -74,8 +75,10 @@ def simulate(
         str | None,
         option("--draw-acceptance", "SEED", "Draw accepted tokens per round instead of the mean."),
     ] = None,
-    ttft: Annotated[str | None, option("--ttft", "SECONDS", "Target of a good request.")] = None,
-    tpot: Annotated[str | None, option("--tpot", "SECONDS", "Target of a good request.")] = None,
+    ttft: Annotated[
+        str | None, option("--ttft", "TIME", "Target of a good request, as 2s or 500ms.")
+    ] = None,
+    tpot: Annotated[str | None, option("--tpot", "TIME", "Target of a good request.")] = None,
     stack: StackOption = "fused",
     tp: TpOption = "1",
     weights: WeightsOption = "fp16",
@@ -106,11 +109,9 @@ def simulate(
     json: JsonOption = False,
 ) -> None:
     """Replay a request trace under continuous batching."""
-    from json import dumps
-
-    from kvsim.report import page, serving_page
-    from kvsim.report import rows as names
-    from kvsim.report import serving as tables
+    from kvsim.report import names, page, simulate_page
+    from kvsim.report import simulate as tables
+    from kvsim.report.json import print_json
     from kvsim.serving.costs import StepCosts
     from kvsim.serving.outcome import Targets
     from kvsim.serving.rounds import drawn_rate, measured_for, with_acceptance
@@ -139,8 +140,8 @@ def simulate(
         host_cache=0.0 if host_cache is None else gib("--host-cache", host_cache),
     )
     targets = Targets(
-        ttft=float("inf") if ttft is None else number("--ttft", ttft),
-        tpot=float("inf") if tpot is None else number("--tpot", tpot),
+        ttft=seconds("--ttft", either(ttft, "none"), 60),
+        tpot=seconds("--tpot", either(tpot, "none"), 1),
     )
     attention = None if acceptance is None else load_attention(acceptance)
     seed = None if draws is None else count("--draw-acceptance", draws)
@@ -168,9 +169,10 @@ def simulate(
         results.append(job.result(place, resume, check))
     shown = [result["row"] for result in results]
     if report is not None:
-        serving_page.write_page(Path(report), names.deployment(where), trace, results)
+        simulate_page.write_page(Path(report), names.deployment(where), trace, results)
+        say_written(Path(report))
     if json:
-        typer.echo(dumps(shown if compare else shown[0], indent=2, allow_nan=False))
+        print_json(shown if compare else shown[0])
     else:
         tables.show(shown, trace, checked=check)
 

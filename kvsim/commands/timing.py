@@ -37,14 +37,13 @@ def validate_times(
     typer.Exit
         If the median error is above ``max_error``.
     """
-    from json import dumps
-
     import torch
 
     from kvsim.evidence.machine.profile import with_error
     from kvsim.files import replace_text
     from kvsim.machines.profiles import load_stack
-    from kvsim.report import timing as report
+    from kvsim.report import validate_times as report
+    from kvsim.report.json import print_json
     from kvsim.validate.impl import check_known
     from kvsim.validate.machine import find_device
     from kvsim.validate.micro import device as devices
@@ -84,7 +83,7 @@ def validate_times(
     if report_to:
         report.write_page(report_to, answer)
     if json:
-        typer.echo(dumps(answer, indent=2, allow_nan=False))
+        print_json(answer)
     else:
         report.show(answer)
     if max_error is not None and not summary.median <= max_error:

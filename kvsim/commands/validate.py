@@ -60,10 +60,9 @@ def validate(
     With a profile that kvsim calibrate measured on this device as --gpu, compare times instead,
     over a grid of points.
     """
-    from json import dumps
-
     from kvsim.machines.deployment import Deployment
     from kvsim.machines.profiles import load_hardware, load_stack
+    from kvsim.report.json import print_json
     from kvsim.report.page import check_target
     from kvsim.techniques import parse
 
@@ -107,7 +106,7 @@ def validate(
             f"--gpu: {gpu} was not measured here, and times can only be compared on the machine "
             f"that was; kvsim calibrate --device {device} measures it"
         )
-    from kvsim.report import validation
+    from kvsim.report import validate as shown
     from kvsim.validate.counts.check import (
         CannotRun,
         Outcome,
@@ -153,17 +152,17 @@ def validate(
             "weights": "random" if source is None else source.where,
             "device": device, "device_name": name, "torch": torch.__version__,
             "batch": work.batch, "prompt": work.prompt, "generate": work.generate,
-            "techniques": [validation.outcome(outcome) for outcome in found],
+            "techniques": [shown.outcome(outcome) for outcome in found],
             "left_out": [{"technique": str(f.technique), "reason": f.reason} for f in failed],
             "passed": passed,
         }  # fmt: skip
-        typer.echo(dumps(answer, indent=2, allow_nan=False))
+        print_json(answer)
     else:
         weights = "random weights" if source is None else "its own weights"
         depth = f"{arch.model.layers} layer{'s' * (arch.model.layers > 1)}"
         title = f"{arch.model.name}, {depth}, {weights}, on {name}: "
         title += f"batch {work.batch}, prompt {work.prompt}, generate {work.generate}"
-        validation.print_outcomes(title, found)
+        shown.print_outcomes(title, found)
     if not passed:
         sys.stdout.flush()
         raise typer.Exit(1)

@@ -21,6 +21,8 @@ from kvsim.machines.schema import (
     Schema,
 )
 
+GIB = 2.0**30  # [B]
+
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4", "fp4")
 """Number formats that a profile may state a rate for."""
 

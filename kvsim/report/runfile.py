@@ -8,7 +8,7 @@ from kvsim import __version__
 from kvsim.errors import InputError
 from kvsim.files import replacing
 from kvsim.graph import Array
-from kvsim.report.rows import Row
+from kvsim.report.json import Row
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.simulate import Run
 from kvsim.serving.state import FINISHED, REFUSED

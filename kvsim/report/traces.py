@@ -1,11 +1,12 @@
 """What a request trace is like, as JSON and as a table."""
 
 from dataclasses import asdict
-from json import dumps
 from typing import Any
 
-from kvsim.report.rows import Row
-from kvsim.report.tables import console, short, table
+from kvsim.report.json import Row, print_json
+from kvsim.report.screen import Screen
+from kvsim.report.table import of_cells
+from kvsim.report.units import short
 from kvsim.traces.read import Trace
 from kvsim.traces.requests import Requests
 from kvsim.traces.statistics import Lengths, describe
@@ -55,25 +56,26 @@ def row(trace: Trace) -> Row:
 def show(row: Row, json: bool, source: Row | None = None) -> None:
     """Print statistics; beside those of the trace they were fitted to, if there is one."""
     shown = [row, *([source] if source else [])]
-    out = console()
     if json:
-        print(dumps(row | ({"like": source} if source else {}), indent=2, allow_nan=False))
+        print_json(row | ({"like": source} if source else {}))
         return
-    out.print(_title(row), style="bold")
-    columns = {"": "left", "trace": "right"} | ({"like": "right"} if source else {})
+    out = Screen()
+    out.title(_title(row))
     lines = [[said, *(short(one[key], 6) for one in shown)] for key, said in LINES.items()]
     if all(one["reuse"] for one in shown):
         lines += [
             [said, *(short(one["reuse"][key], 6) for one in shown)] for key, said in REUSE.items()
         ]
-    out.print(table(columns, lines))
+    out.table(of_cells(["", "trace", *(["like"] if source else [])], lines))
+    out.blank()
     names = [name for name in row["prompt_tokens"] if name != "total"]
     lengths = [
         [f"{what} tokens{like}", *(short(one[f"{key}_tokens"][name]) for name in names)]
         for key, what in (("prompt", "prompt"), ("generate", "generated"))
         for one, like in zip(shown, ("", ", like"), strict=False)
     ]
-    out.print(table({"": "left"} | dict.fromkeys(names, "right"), lengths))
+    ranks = "0" + "".join("0" if name in ("mean", "p50", "p99") else "1" for name in names)
+    out.table(of_cells(["", *names], lengths, ranks=ranks))
 
 
 def _title(row: Row) -> str:

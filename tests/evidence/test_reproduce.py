@@ -10,7 +10,7 @@ from kvsim.errors import InputError
 from kvsim.evidence.published import COLUMNS, Row, fit_stack, papers, predict, read
 from kvsim.evidence.scores import error, score
 from kvsim.machines.profiles import load_stack, number_of, with_numbers
-from kvsim.report import reproduction
+from kvsim.report import reproduce as reproduction
 
 HEADER = ",".join(COLUMNS)
 LINE = "own,1,llama2-7b,a6000,fused,kivi,bits=4;group=64,8,2048,128,decode_tok_s,200,check,"

@@ -30,7 +30,7 @@ from kvsim.planner.load import (
 from kvsim.planner.plan import Limits
 from kvsim.planner.trace import TIE, TracePlan, make_trace_plan, options_of
 from kvsim.planner.verify import simulated
-from kvsim.report import traceplan
+from kvsim.report import plan_trace
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import faults
 from kvsim.serving.rules import Rules
@@ -372,7 +372,7 @@ def test_a_plan_needs_requests_room_and_an_objective() -> None:
 def test_the_answer_is_json_and_its_classes_are_the_trace() -> None:
     d = deployment("llama2-7b", "a6000")
     requests = load("sample:chat").requests
-    answer = traceplan.row(planned(d, requests, "throughput", limits_of(d, 0.0)))
+    answer = plan_trace.row(planned(d, requests, "throughput", limits_of(d, 0.0)))
     assert json.loads(json.dumps(answer, allow_nan=False)) == answer
     total = sum(c["request_per_s"] for c in answer["classes"]) * requests.duration
     assert total == pytest.approx(len(requests))

@@ -22,7 +22,7 @@ from kvsim.planner.options import GIB, Workload, batches, measures, tabulate
 from kvsim.planner.plan import MORE_LINK, OBJECTIVES, Limits, Plan, make_plan
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import MOST_SEQUENCES
-from kvsim.report import rows
+from kvsim.report import plan as rows
 from kvsim.techniques import candidates, parse
 from kvsim.techniques.base import Technique
 from kvsim.techniques.full import Full

@@ -16,7 +16,7 @@ from kvsim.engine.timeline import Span, beside, steady  # noqa: E402
 from kvsim.machines.deployment import Deployment  # noqa: E402
 from kvsim.machines.profiles import load_hardware, load_stack  # noqa: E402
 from kvsim.prediction.memory import decode_point  # noqa: E402
-from kvsim.report import timing as report  # noqa: E402
+from kvsim.report import validate_times as report  # noqa: E402
 from kvsim.techniques import parse  # noqa: E402
 from kvsim.techniques.base import Technique  # noqa: E402
 from kvsim.validate.counts.check import SLACK, Workload  # noqa: E402

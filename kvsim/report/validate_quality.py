@@ -1,47 +1,47 @@
 """An attention trace as tables."""
 
-from kvsim.report.tables import console, short, table
+from kvsim.report.screen import Screen
+from kvsim.report.table import of_cells
+from kvsim.report.units import short
 from kvsim.traces.attention import GAMMAS, Acceptance, AttentionTrace, Quality, TopK
 
 
 def print_trace(trace: AttentionTrace) -> None:
     """Quality, attention and acceptance, one table each; layers as mean and least."""
-    out = console()
-    out.print(f"{trace.model}, {trace.layers} layers: {trace.tokens:,} tokens read", style="bold")
-    out.print(f"weights {trace.weights}")
-    out.print(f"text {trace.text}")
-    out.print(trace.settings)
-    out.print(f"perplexity with full-precision KV {short(trace.perplexity)}")
+    out = Screen()
+    out.title(f"{trace.model}, {trace.layers} layers: {trace.tokens:,} tokens read")
+    out.say(f"weights {trace.weights}")
+    out.say(f"text {trace.text}")
+    out.say(trace.settings)
+    out.say(f"perplexity with full-precision KV {short(trace.perplexity)}")
     if trace.quality:
         rows = [_loss(q, trace.perplexity) for q in trace.quality]
-        out.print()
-        heading = {"technique": "left", "perplexity": "right", "of full": "right"}
-        out.print(table({**heading, "KL nat/token": "right"}, rows))
+        out.blank()
+        out.table(of_cells(("technique", "perplexity", "of full", "KL nat/token"), rows))
     if trace.top_k:
-        out.print()
-        out.print(table({"pairs kept per query head": "left", **_right(trace.top_k.k)},
-                        _masses(trace.top_k)))  # fmt: skip
+        heads = ("pairs kept per query head", *map(str, trace.top_k.k))
+        out.blank()
+        out.table(of_cells(heads, _masses(trace.top_k)))
     if trace.prefetch:
         rows = [
             [f"k={p.k}, {p.bits}-bit keys", *_both(p.pairs), *_both(p.mass)]
             for p in trace.prefetch
         ]  # fmt: skip
-        out.print()
-        columns = _right(("of the oracle's pairs", "least layer", "of their mass", "least layer "))
-        out.print(table({"prefetched by SpeCache": "left", **columns}, rows))
+        heads = ("of the oracle's pairs", "least layer", "of their mass", "least layer")
+        out.blank()
+        out.table(of_cells(("prefetched by SpeCache", *heads), rows))
     if trace.saliency:
         rows = [
             [f"{_percent(s.salient)} salient, {_percent(s.probe)} probes", *_both(s.overlap)]
             for s in trace.saliency
         ]
-        out.print()
-        columns = _right(("of the truly salient found", "least layer"))
-        out.print(table({"ZipCache": "left", **columns}, rows))
+        out.blank()
+        out.table(of_cells(("ZipCache", "of the truly salient found", "least layer"), rows))
     for found in trace.acceptance:
-        out.print()
-        out.print(_drafts(found))
-        columns = _right(("tokens per round", *(f"at least {place}" for place in GAMMAS)))
-        out.print(table({"gamma": "right", **columns}, _rounds(found)))
+        out.blank()
+        out.say(_drafts(found))
+        heads = ("tokens per round", *(f"at least {place}" for place in GAMMAS))
+        out.table(of_cells(("gamma", *heads), _rounds(found), 0))
 
 
 def _loss(found: Quality, full: float) -> list[str]:
@@ -81,7 +81,3 @@ def _percent(share: float) -> str:
 
 def _spaced(technique: str) -> str:
     return technique.replace(",", ", ")
-
-
-def _right(names: tuple[object, ...]) -> dict[str, str]:
-    return dict.fromkeys(map(str, names), "right")

@@ -12,10 +12,12 @@ from kvsim.evidence.stackfile import fitted_text
 from kvsim.files import replace_text
 from kvsim.machines.basis import basis
 from kvsim.machines.profiles import load_stack
+from kvsim.report.json import Row as Plain
+from kvsim.report.json import number
 from kvsim.report.page import write
-from kvsim.report.rows import Row as Plain
-from kvsim.report.rows import number
-from kvsim.report.tables import console, short, table
+from kvsim.report.screen import Screen
+from kvsim.report.table import Column, Table, of_cells, words
+from kvsim.report.units import short
 
 SHOWN = 40  # rows printed; JSON and page have all
 
@@ -55,30 +57,36 @@ def percent(value: float | None) -> str:
 
 def print_answer(rows: list[Row], predicted: list[float], scores: list[Score]) -> None:
     """Rows that miss most, then the scores."""
-    out = console()
-    order = sorted(
-        zip(rows, predicted, strict=True), key=lambda pair: -abs(error(*pair))
-    )[:SHOWN]  # fmt: skip
-    columns = {"table": "left", "technique": "left", "model": "left"} | dict.fromkeys(
-        ("batch", "prompt", "metric", "published", "predicted", "error %", "use"), "right"
+    out = Screen()
+    pairs = sorted(zip(rows, predicted, strict=True), key=lambda pair: -abs(error(*pair)))[:SHOWN]
+    worst = [_row(row, value) | {"error": error(row, value)} for row, value in pairs]
+    columns = (
+        words("table", lambda r: f"{r['paper']} {r['table']}"),
+        words("technique", lambda r: r["technique"].partition(":")[0]),
+        words("model", lambda r: r["model"], 3),
+        Column("batch", lambda r: "max" if r["batch"] is None else str(r["batch"]), rank=5),
+        Column("prompt", lambda r: str(r["prompt"]), rank=4),
+        words("metric", lambda r: r["metric"], 2),
+        Column("published", lambda r: short(r["published"])),
+        Column("predicted", lambda r: short(r["predicted"])),
+        Column("error %", lambda r: f"{100 * r['error']:+.1f}"),
+        words("use", lambda r: r["use"], 1),
     )
-    body = [
-        [
-            f"{r.paper} {r.table}", r.settings.replace(",", ", "), r.model,
-            "max" if r.batch is None else str(r.batch), str(r.prompt), r.metric,
-            short(r.published), short(value), f"{100 * error(r, value):+.1f}", r.use,
-        ]
-        for r, value in order
-    ]  # fmt: skip
-    out.print(f"Rows that miss most ({len(order)} of {len(rows)})", style="bold")
-    out.print(table(columns, body))
-    out.print("\nErrors in %, mean / worst", style="bold")
-    out.print(table(SCORE_COLUMNS, score_cells(scores)))
+    title = f"Rows that miss most ({len(worst)} of {len(rows)})"
+    out.table(Table(columns, worst, title, lambda r: r["technique"].partition(":")[2]))
+    out.blank()
+    out.table(score_table(scores))
 
 
-SCORE_COLUMNS = {"paper": "left", "table": "left", "metric": "left"} | dict.fromkeys(
-    ("rows", "fitted", "held out", "with anomalies", "skill"), "right"
+SCORE_COLUMNS = (
+    *("paper", "table", "metric", "rows", "fitted", "held out", "with anomalies", "skill"),
 )
+
+
+def score_table(scores: list[Score]) -> Table:
+    """One line per score."""
+    title = "Errors in %, mean / worst"
+    return of_cells(SCORE_COLUMNS, score_cells(scores), 3, "00010023", title)
 
 
 def score_cells(scores: list[Score]) -> list[list[str]]:
@@ -121,18 +129,23 @@ def fitted(rows: list[Row], name: str, source: str) -> str:
 
 def print_fit(fit: Fit, stack: str) -> None:
     """Fitted numbers, how well they are known, and what the rows cannot tell."""
-    out = console()
-    errors = {key: number(error) for key, error in fit.errors.items()}
-    body = [[key, short(value), short(errors[key], 2)] for key, value in fit.values.items()]
-    columns = {"number": "left", "fitted": "right", "standard error": "right"}
-    out.print(f"Stack {stack}", style="bold")
-    out.print(table(columns, body))
+    out = Screen()
+    rows = [
+        {"key": key, "value": value, "error": number(fit.errors[key])}
+        for key, value in fit.values.items()
+    ]
+    columns = (
+        words("number", lambda r: r["key"]),
+        Column("fitted", lambda r: short(r["value"])),
+        Column("standard error", lambda r: short(r["error"], 2)),
+    )
+    out.table(Table(columns, rows, f"Stack {stack}"))
     if len(fit.values) == fit.residuals.size:
-        out.print("As many numbers as rows: nothing tells how well they are known.")
+        out.say("As many numbers as rows: nothing tells how well they are known.")
     for key in fit.unknown:
-        out.print(f"The rows do not determine {key}.")
+        out.say(f"The rows do not determine {key}.")
     for one, other in fit.confused:
-        out.print(f"The rows cannot tell {one} from {other}.")
+        out.say(f"The rows cannot tell {one} from {other}.")
 
 
 def write_page(path: Path, title: str, rows: list[Row], predicted: list[float]) -> None:

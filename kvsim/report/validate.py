@@ -2,8 +2,11 @@
 
 from typing import Any
 
-from kvsim.report.rows import Row
-from kvsim.report.tables import console, print_settings, short, short_names, table
+from kvsim.report.json import Row
+from kvsim.report.names import settings_of, short_names
+from kvsim.report.screen import Screen
+from kvsim.report.table import of_cells
+from kvsim.report.units import short
 from kvsim.validate.counts.check import TOLERANCE, Outcome
 from kvsim.validate.counts.compare import CHANNELS, Buffer, Line
 
@@ -58,50 +61,47 @@ def verdict(item: Line | Buffer) -> str:
 
 def print_outcomes(title: str, found: list[Outcome]) -> None:
     """A summary, then every op and buffer of every technique."""
-    out = console()
-    out.print(title, style="bold")
+    out = Screen()
+    out.title(title)
     names = short_names([str(o.technique) for o in found])
     summary = [
         [
             names[str(o.technique)],
             "yes" if o.must_agree else "no",
-            f"{100 * o.same_tokens:.0f} %",
-            f"{o.logit_difference:.1e}",
             _counts(o),
             "passed" if o.passed else "FAILED",
+            f"{100 * o.same_tokens:.0f} %",
+            f"{o.logit_difference:.1e}",
         ]
         for o in found
     ]
-    columns = {
-        "technique": "left", "exact": "left", "tokens of full": "right", "logits off": "right",
-        "counts": "left", "": "left",
-    }  # fmt: skip
-    out.print(table(columns, summary))
-    print_settings(out, names)
+    heads = ("technique", "exact", "counts", "", "tokens of full", "logits off")
+    out.table(of_cells(heads, summary, 4, "010023"))
+    for line in settings_of(names):
+        out.say(line)
     full = next((o.comparison.lines for o in found if o.technique.name == "full"), ())
     known = {(line.phase, line.op): line for line in full}
     for o in found:
         lines = [x for x in o.comparison.lines if o.technique.name == "full" or not _as(x, known)]
         rows = [row for line in lines for row in _cells(line)]
-        out.print()
-        out.print(names[str(o.technique)], style="bold")
-        heading = {"phase": "left", "op": "left", "FLOP": "right"}
-        heading |= {channel.upper() + " B": "right" for channel in CHANNELS}
-        out.print(table(heading | {"": "left"}, rows))
+        out.blank()
+        out.title(names[str(o.technique)])
+        traffic = [f"{channel.upper()} B" for channel in CHANNELS]
+        ranks = "000" + "0" + "2" * len(CHANNELS)
+        out.table(of_cells(("phase", "op", "", "FLOP", *traffic), rows, 3, ranks))
         as_full = [line for line in o.comparison.lines if line not in lines]
         for phase in dict.fromkeys(line.phase for line in as_full):
             same = ", ".join(line.op for line in as_full if line.phase == phase)
-            out.print(f"{phase} as full: {same}", style="dim")
-        held = {"phase": "left", "tier": "left", "buffer": "left", "B": "right", "": "left"}
-        out.print(table(held, [row for b in o.comparison.buffers for row in _resident(b)]))
+            out.say(f"{phase} as full: {same}")
+        held = ("phase", "tier", "buffer", "", "B")
+        out.table(of_cells(held, [row for b in o.comparison.buffers for row in _resident(b)], 4))
         for reason, about in _reasons([*lines, *o.comparison.buffers]).items():
-            out.print(f"named: {', '.join(about)}: {reason}")
-    out.print()
-    out.print(
-        f"exact: gives full KV's tokens; its fp32 logits must be within {TOLERANCE:g} of them.\n"
-        "Rows are what was counted, over all layers and passes.\n"
-        "equal: predicted to the last digit; named: it differs for the reason given, and the "
-        "prediction\nis below it."
+            out.say(f"named: {', '.join(about)}: {reason}")
+    out.blank()
+    out.say(
+        f"exact: gives full KV's tokens; its fp32 logits must be within {TOLERANCE:g} of them. "
+        "Rows are what was counted, over all layers and passes. equal: predicted to the last "
+        "digit; named: it differs for the reason given, and the prediction is below it."
     )
 
 
@@ -125,14 +125,14 @@ def _cells(line: Line) -> list[list[str]]:
         [short(n, EXACT) if n else "" for n in (w.flops, *(w.bytes.get(c, 0.0) for c in CHANNELS))]
         for w in (line.counted, line.predicted)
     ]
-    first = [line.phase, line.op, *numbers[0], verdict(line)]
-    return [first] if line.equal else [first, ["", "  predicted", *numbers[1], ""]]
+    first = [line.phase, line.op, verdict(line), *numbers[0]]
+    return [first] if line.equal else [first, ["", "  predicted", "", *numbers[1]]]
 
 
 def _resident(buffer: Buffer) -> list[list[str]]:
     sizes = [short(float(n), EXACT) for n in (buffer.counted, buffer.predicted)]
-    first = [buffer.phase, buffer.tier, buffer.name, sizes[0], verdict(buffer)]
-    return [first] if buffer.equal else [first, ["", "", "  predicted", sizes[1], ""]]
+    first = [buffer.phase, buffer.tier, buffer.name, verdict(buffer), sizes[0]]
+    return [first] if buffer.equal else [first, ["", "", "  predicted", "", sizes[1]]]
 
 
 def _reasons(items: list[Line | Buffer]) -> dict[str, list[str]]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.report import page
-from kvsim.report.rows import Row
-from kvsim.report.tables import console, table
+from kvsim.report.json import Row
+from kvsim.report.screen import Screen
+from kvsim.report.table import Table, of_cells
 
 if TYPE_CHECKING:
     from kvsim.validate.times.points import Compared, LeftOut, Measured
@@ -88,17 +89,25 @@ def _finite(value: float) -> Any:
 
 def show(a: Row) -> None:
     """Errors by technique, then the worst ops and what the whole amounts to."""
-    out = console()
-    out.print(f"{a['device']}: predicted against measured", style="bold")
-    out.print(LEGEND)
-    columns = {name: "left" if name == "technique" else "right" for name in BY_TECHNIQUE}
-    out.print(table(columns, by_technique(a)))
-    out.print()
-    out.print("The ops that cost most in error:")
-    out.print(table({"op": "left", "technique": "left", "point": "left", "predicted ms": "right",
-                     "measured ms": "right", "off %": "right"}, worst_ops(a)))  # fmt: skip
+    out = Screen()
+    out.title(f"{a['device']}: predicted against measured")
+    out.say(LEGEND)
+    out.table(technique_table(a))
+    out.blank()
+    out.table(op_table(a))
     for text in [*_missing(a), *a["suspicious"], *said(a)]:
-        out.print(text)
+        out.say(text)
+
+
+def technique_table(a: Row) -> Table:
+    """A line of errors per technique."""
+    return of_cells(BY_TECHNIQUE, by_technique(a), 1, "0300415676")
+
+
+def op_table(a: Row) -> Table:
+    """The ops whose prediction misses most time."""
+    heads = ("op", "technique", "point", "predicted ms", "measured ms", "off %")
+    return of_cells(heads, worst_ops(a), 3, "002000", "The ops that cost most in error")
 
 
 def _missing(a: Row) -> list[str]:
@@ -192,16 +201,15 @@ def write_page(path: Path, a: Row) -> None:
     from plotly.io import to_html
 
     chart = to_html(_scatter(a), full_html=False, include_plotlyjs="inline")
-    ops = ("op", "technique", "point", "predicted ms", "measured ms", "off %")
     parts = [
         f"<h1>{escape(a['device'])}: predicted against measured</h1>",
         *(f"<p>{escape(text)}</p>" for text in [*said(a), *_missing(a), *a["suspicious"]]),
         chart,
         "<h2>By technique</h2>",
         f"<p>{LEGEND}</p>",
-        page.table(BY_TECHNIQUE, by_technique(a)),
+        page.table(technique_table(a)),
         "<h2>The ops that cost most in error</h2>",
-        page.table(ops, worst_ops(a)),
+        page.table(op_table(a)),
         "<h2>One decoding round, predicted and measured</h2>",
         "<p>Each technique at its last point. Copies are named by their direction where measured; "
         "measured on a CPU, other jobs show as gaps and long ops. Drag to zoom.</p>",

@@ -9,8 +9,10 @@ from kvsim.evidence.machine.fit import Calibration
 from kvsim.evidence.machine.profile import Machine
 from kvsim.evidence.machine.solve import Known
 from kvsim.machines.hardware import Hardware
-from kvsim.report.rows import Row
-from kvsim.report.tables import console, short, table
+from kvsim.report.json import Row
+from kvsim.report.screen import Screen
+from kvsim.report.table import Column, Table, words
+from kvsim.report.units import short
 
 
 def row(
@@ -52,30 +54,25 @@ def row(
 
 def show(answer: Row) -> None:
     """The numbers as a table, then what looks wrong."""
-    out = console()
-    out.print(f"{answer['device']}: {answer['samples']} samples", style="bold")
-    columns = {
-        "number": "left", "measured": "right", "+- %": "right", "samples off %": "right",
-        "data sheet": "right", "": "left",
-    }  # fmt: skip
-    cells = []
-    for n in answer["numbers"]:
-        share = "-"
-        if n["datasheet"]:
-            share = f"{short(n['datasheet'])} ({100 * n['value'] / n['datasheet']:.0f} %)"
-        cells.append(
-            [
-                n["key"],
-                f"{n['value']:.4g}",
-                "-" if n["error"] is None else f"{100 * n['error']:.2g}",
-                f"{100 * n['residual']:.2g}",
-                share,
-                "" if n["verdict"] == "identified" else n["verdict"],
-            ]
-        )
-    out.print(table(columns, cells))
+    out = Screen()
+    out.title(f"{answer['device']}: {answer['samples']} samples")
+    columns = (
+        words("number", lambda n: n["key"]),
+        Column("measured", lambda n: f"{n['value']:.4g}"),
+        Column("+- %", lambda n: "-" if n["error"] is None else f"{100 * n['error']:.2g}", rank=2),
+        Column("samples off %", lambda n: f"{100 * n['residual']:.2g}", rank=3),
+        Column("data sheet", _beside_sheet, rank=1),
+        words("", lambda n: "" if n["verdict"] == "identified" else n["verdict"]),
+    )
+    out.table(Table(columns, answer["numbers"]))
     if answer["datasheet"] is None:
-        out.print("No data sheet of this device is shipped.")
+        out.say("No data sheet of this device is shipped.")
     for text in answer["suspicious"]:
-        out.print(f"Suspicious: {text}.")
-    out.print(f"Written: {answer['out']}, the stack and the samples beside it.")
+        out.say(f"Suspicious: {text}.")
+    out.say(f"Written: {answer['out']}, the stack and the samples beside it.")
+
+
+def _beside_sheet(n: Row) -> str:
+    if not n["datasheet"]:
+        return "-"
+    return f"{short(n['datasheet'])} ({100 * n['value'] / n['datasheet']:.0f} %)"

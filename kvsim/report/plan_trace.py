@@ -11,8 +11,11 @@ from kvsim.planner.load import ATTAINED
 from kvsim.planner.trace import TracePlan
 from kvsim.planner.verify import Simulated
 from kvsim.report import page
-from kvsim.report.rows import Row, number, params, spec
-from kvsim.report.tables import console, milliseconds, print_basis, short, table
+from kvsim.report.grounds import grounds
+from kvsim.report.json import Row, number
+from kvsim.report.names import params, spec
+from kvsim.report.screen import Screen
+from kvsim.report.table import Table, of, words
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -76,45 +79,53 @@ def entries(answer: Row) -> list[tuple[str, Row]]:
     return shown
 
 
-COLUMNS = ("", "technique", "TTFT p50", "p90 ms", "TPOT p50", "p90 ms ", "tok/s", "good/s", "seqs")
-
-
-def _cells(label: str, entry: Row) -> list[str]:
-    s = entry["simulated"]
-    return [
-        label,
-        _names(entry),
-        *(milliseconds(s[key][q]) for key in ("ttft_s", "tpot_s") for q in ("p50", "p90")),
-        short(s["output_tok_s"]),
-        short(s["goodput_per_s"], 3),
-        str(entry["max_seqs"]),
+def table(answer: Row) -> Table:
+    """The choice beside the others, all simulated."""
+    rows = [
+        entry["simulated"]
+        | {"standing": label, "names": _names(entry), "max_seqs": entry["max_seqs"]}
+        for label, entry in entries(answer)
     ]
+    columns = [
+        words("", lambda row: row["standing"]),
+        words("technique", lambda row: row["names"].partition(" ")[0]),
+        of("ttft_s", part="p50"),
+        of("ttft_s", 2, part="p90"),
+        of("tpot_s", part="p50"),
+        of("tpot_s", 3, part="p90"),
+        of("output_tok_s", 4),
+        of("goodput_per_s"),
+        of("max_seqs", 1),
+    ]
+    return Table(
+        columns, rows, below=lambda row: row["names"].partition(" ")[2],
+        marked=lambda row: row["standing"] == "choice",
+    )  # fmt: skip
 
 
 def show(heading: str, trace: str, answer: Row) -> None:
     """The choice beside the others, all simulated."""
-    out = console()
-    out.print(heading, style="bold")
+    out = Screen()
+    out.title(heading)
     s = answer["simulated"]
-    out.print(f"{trace}: {s['requests']} requests, best {answer['objective']} on one replica\n")
-    columns = {name: "left" if i < 2 else "right" for i, name in enumerate(COLUMNS)}
-    out.print(table(columns, [_cells(*entry) for entry in entries(answer)]))
+    out.say(f"{trace}: {s['requests']:,} requests, best {answer['objective']} on one replica")
+    out.blank()
+    out.table(table(answer))
     for line in outlook(answer):
-        out.print(line)
-    print_basis(out, answer["basis"])
+        out.say(line)
+    out.say(grounds(answer["basis"]))
     solver = answer["solver"]
-    out.print(
+    out.say(
         f"Solver: {solver['options']} settings in {solver['seconds']:.2f} s; the "
-        f"{solver['simulations']} most promising were simulated on the whole trace",
-        style="dim",
+        f"{solver['simulations']} most promising were simulated on the whole trace"
     )
 
 
 def outlook(answer: Row) -> list[str]:
     """What the figures are, how much load is left, and who serves which requests."""
     lines = [
-        "All figures are simulated. good/s: finished requests per second within the targets; "
-        "seqs: --max-seqs."
+        "All figures are simulated. Goodput: finished requests per second within the targets; "
+        "max seqs: the engine's limit on sequences in a batch (--max-seqs)."
     ]
     choice = answer["choice"]
     load = choice["estimated_load"]
@@ -135,12 +146,11 @@ def write_page(path: Path, heading: str, trace: str, answer: Row, result: TraceP
     from plotly.io import to_html
 
     shown = entries(answer)
-    cells = [_cells(*entry) for entry in shown]
     said = "".join(f"<p>{escape(line)}</p>" for line in outlook(answer))
     parts = [
         f"<h1>{escape(heading)}</h1><p>{escape(trace)}, best {answer['objective']}</p>",
-        page.table(COLUMNS, cells) + said,
-        f'<p class="basis">{page.grounds(answer["basis"])}</p>',
+        page.table(table(answer)) + said,
+        f'<p class="basis">{escape(grounds(answer["basis"]))}</p>',
     ]
     drawn = _drawn(shown, [result.choice, *result.others])
     limits = result.limits

@@ -5,10 +5,11 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvsim.report.page import write
-from kvsim.report.rows import Row, error
-from kvsim.report.serving import TIMES, USE, Cell
-from kvsim.report.tables import short_names
+from kvsim.report import page
+from kvsim.report.grounds import grounds
+from kvsim.report.json import Row
+from kvsim.report.names import settings_of, short_names
+from kvsim.report.simulate import SHARES, times_table, use_table
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -27,6 +28,7 @@ OVER_TIME = {
 """What is drawn over time, one panel each: its title and the factor to the unit there."""
 
 LINKS = ("h2d", "d2h")  # drawn only where used
+TABLES = (times_table, use_table)
 REQUESTS = {"ttft_s": "TTFT [s]", "tpot_s": "TPOT [s]", "latency_s": "arrival to last token [s]"}
 
 
@@ -44,13 +46,13 @@ def write_page(path: Path, heading: str, trace: str, results: list[Row]) -> None
     title = f"{trace}: {first['requests']:,} requests, replicas: {first['replicas']}"
     parts = [
         f"<h1>{escape(title)}</h1><p>{escape(heading)}</p>",
-        *(_table(names, [result["row"] for result in results], c) for c in (TIMES, USE)),
-        _settings(names),
-        _grounds(first["basis"]),
+        *(page.table(made([result["row"] for result in results])) for made in TABLES),
+        *(f"<p>{escape(line)}</p>" for line in (SHARES, *settings_of(names))),
+        f'<p class="basis">{escape(grounds(first["basis"]))}</p>',
         "<h2>Over time</h2>" + to_html(_over_time(names, results), False, include_plotlyjs=True),
         "<h2>Requests</h2>" + to_html(_spread(names, results), False, include_plotlyjs=False),
     ]
-    write(path, "kvsim simulate", "\n".join(parts))
+    page.write(path, "kvsim simulate", "\n".join(parts))
 
 
 def _over_time(names: Mapping[str, str], results: list[Row]) -> "Figure":
@@ -119,26 +121,3 @@ def _finish(figure: "Figure", height: int) -> None:
     margin = {"l": 60, "r": 20, "t": 60, "b": 50}
     figure.update_layout(template="plotly_white", height=height, legend=legend, margin=margin)
     figure.update_annotations(font_size=13, x=0, xanchor="left")
-
-
-def _table(names: Mapping[str, str], rows: list[Row], columns: Mapping[str, Cell]) -> str:
-    heads = "".join(f"<th>{head}</th>" for head in ["technique", *columns])
-    lines = [
-        f"<tr><td>{escape(names[row['technique']])}</td>"
-        + "".join(f"<td>{escape(cell(row))}</td>" for cell in columns.values())
-        + "</tr>"
-        for row in rows
-    ]
-    return f"<table><tr>{heads}</tr>{''.join(lines)}</table>"
-
-
-def _settings(names: Mapping[str, str]) -> str:
-    said = [f"{name}: {text.partition(':')[2]}" for text, name in names.items() if ":" in text]
-    return "".join(f"<p>{escape(line)}</p>" for line in said)
-
-
-def _grounds(basis: Row) -> str:
-    return (
-        f'<p class="basis">Basis: {basis["kind"]}; hardware {escape(basis["hardware"])}, stack '
-        f"{escape(basis['stack'])}. Error on rows not seen: {escape(error(basis))}</p>"
-    )

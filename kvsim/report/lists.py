@@ -1,0 +1,205 @@
+"""The lists of what is known, `kvsim models|gpus|techniques|stacks`, and one entry in full."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from kvsim.errors import unknown
+from kvsim.machines.hardware import GIB, Hardware
+from kvsim.machines.profiles import hardware_names, load_hardware, load_stack, stack_names
+from kvsim.models.configs import catalogue_entry, load_model, model_names
+from kvsim.report import units
+from kvsim.report.json import Row, print_json
+from kvsim.report.names import params, spec
+from kvsim.report.screen import Screen
+from kvsim.report.table import Column, Table, words
+from kvsim.techniques import TECHNIQUES
+
+
+def models() -> list[Row]:
+    """The model catalogue."""
+    rows = []
+    for name in model_names():
+        m, entry = load_model(name), catalogue_entry(name)
+        rows.append(
+            {
+                "name": name,
+                "hf_id": entry["hf_id"],
+                "family": m.family,
+                "parameters": m.parameters,
+                "active_parameters": m.active_parameters,
+                "layers": m.layers,
+                "hidden": m.hidden,
+                "heads": m.heads,
+                "kv_heads": m.cached_heads,
+                "max_context": m.max_context,
+                "kv_bytes_per_token": 2 * m.kv_width * m.layers,
+                "source": entry["source"],
+            }
+        )
+    return rows
+
+
+def gpus() -> list[Row]:
+    """The hardware profiles."""
+    return [gpu(load_hardware(name)) for name in hardware_names()]
+
+
+def gpu(h: Hardware) -> Row:
+    """One hardware profile."""
+    return {
+        "name": h.name,
+        "title": h.title,
+        "basis": h.basis,
+        "gpu_memory_bytes": h.gpu_memory,
+        "hbm_bytes_per_s": h.links["hbm"].bandwidth,
+        "fp16_flop_per_s": h.flops["fp16"],
+        "h2d_bytes_per_s": h.links["h2d"].bandwidth,
+        "d2h_bytes_per_s": h.links["d2h"].bandwidth,
+        "usd_per_hour": h.price,
+        "notes": list(h.notes),
+        "sources": dict(h.sources),
+    }
+
+
+def techniques() -> list[Row]:
+    """The techniques with their parameters."""
+    rows = []
+    for name, kind in TECHNIQUES.items():
+        default = kind()
+        about, _, references = (kind.__doc__ or "").partition("References\n    ----------\n")
+        rows.append(
+            {
+                "name": name,
+                "summary": " ".join(about.replace("``", "").split()),
+                "lossless": default.exact,
+                "assumes": default.assumes,
+                "parameters": [
+                    {
+                        "name": f.name,
+                        "default": params(default)[f.name],
+                        "meaning": f.metadata["text"],
+                    }
+                    for f in fields(kind)
+                ],
+                "source": " ".join(references.split()),
+            }
+        )
+    return rows
+
+
+def stacks() -> list[Row]:
+    """The software stacks."""
+    rows = []
+    for name in stack_names():
+        s = load_stack(name)
+        rows.append({"name": name, "title": s.title, "basis": s.basis, "error": s.error})
+    return rows
+
+
+def settings(row: Row) -> str:
+    """A listed technique with its default settings."""
+    defaults = {parameter["name"]: parameter["default"] for parameter in row["parameters"]}
+    return spec({"technique": row["name"], "params": defaults})
+
+
+def _number(heading: str, key: str, unit: float = 1.0, rank: int = 0) -> Column:
+    def value(row: Row) -> float | None:
+        return None if row[key] is None else row[key] / unit
+
+    return Column(heading, lambda row: units.short(value(row)), value, rank=rank)
+
+
+MODELS = (
+    words("model", lambda row: row["name"]),
+    _number("10^9 params", "parameters", 1e9),
+    _number("active", "active_parameters", 1e9, 3),
+    _number("layers", "layers", rank=2),
+    _number("hidden", "hidden", rank=6),
+    _number("heads", "heads", rank=5),
+    _number("KV heads", "kv_heads", rank=4),
+    Column("context", lambda row: units.whole(row["max_context"]), rank=1),
+    _number("KV KiB/token", "kv_bytes_per_token", 1024),
+)
+GPUS = (
+    words("gpu", lambda row: row["name"]),
+    words("card", lambda row: row["title"], 4),
+    _number("GiB", "gpu_memory_bytes", GIB),
+    _number("GB/s", "hbm_bytes_per_s", 1e9),
+    _number("fp16 TFLOP/s", "fp16_flop_per_s", 1e12),
+    _number("H2D GB/s", "h2d_bytes_per_s", 1e9, 1),
+    _number("USD/h", "usd_per_hour", rank=2),
+    words("basis", lambda row: row["basis"], 3),
+)
+TECHNIQUE = (
+    words("technique", lambda row: row["name"]),
+    words("lossless", lambda row: "yes" if row["lossless"] else "no", 1),
+    words("what it is", lambda row: row["summary"]),
+)
+STACKS = (
+    words("stack", lambda row: row["name"]),
+    words("what it is", lambda row: row["title"]),
+    words("basis", lambda row: row["basis"], 1),
+    words("known error", lambda row: row["error"] or "not measured yet", 2),
+)
+LISTS = {
+    "models": (models, MODELS, "Models"),
+    "gpus": (gpus, GPUS, "GPUs (one in full with its sources: kvsim gpus NAME)"),
+    "techniques": (techniques, TECHNIQUE, "Techniques (one in full: kvsim techniques NAME)"),
+    "stacks": (stacks, STACKS, "Software stacks (one in full: kvsim stacks NAME)"),
+}
+
+
+def show(kind: str, name: str, json: bool) -> None:
+    """A list, or one entry of it in full.
+
+    Raises
+    ------
+    InputError
+        If there is no entry of that name.
+    """
+    rows, columns, title = LISTS[kind][0](), LISTS[kind][1], LISTS[kind][2]
+    if name:
+        row = _entry(kind, name, rows)
+        print_json(row) if json else _show_one(kind, row)
+    elif json:
+        print_json(rows)
+    else:
+        below = settings if kind == "techniques" else lambda row: ""
+        Screen().table(Table(columns, rows, title, below))
+
+
+def _entry(kind: str, name: str, rows: Sequence[Row]) -> Row:
+    wanted = load_hardware(name).name if kind == "gpus" else name.lower().partition(":")[0]
+    for row in rows:
+        if row["name"] == wanted:
+            return row
+    if kind == "gpus":
+        return gpu(load_hardware(name))  # a profile of the user's own
+    raise unknown(kind.removesuffix("s"), name, [r["name"] for r in rows], f"see `kvsim {kind}`")
+
+
+def _show_one(kind: str, row: Row) -> None:
+    out = Screen()
+    out.title(str(row.get("title") or row["name"]))
+    for key, value in row.items():
+        if key == "parameters" and isinstance(value, list):
+            columns = (
+                words("setting", lambda p: p["name"]),
+                words("default", lambda p: str(p["default"])),
+                words("meaning", lambda p: p["meaning"]),
+            )
+            if value:
+                out.table(Table(columns, value))
+        elif isinstance(value, dict):
+            sources = (words("number", lambda s: s["key"]), words("source", lambda s: s["text"]))
+            out.table(Table(sources, [{"key": k, "text": str(v)} for k, v in value.items()]))
+        elif isinstance(value, list):
+            out.items([str(item) for item in value])
+        elif value not in (None, "") and key not in ("title",):
+            out.say(f"{key.replace('_', ' ')}: {_plain(value)}", "  ")
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return units.short(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,57 @@
+"""How techniques, their settings and deployments are written."""
+
+import re
+
+from kvsim.machines.deployment import Deployment
+from kvsim.report.json import Row
+from kvsim.techniques.base import Technique
+from kvsim.techniques.settings import plain
+
+NAME_END = re.compile("[ :]")  # of a technique, before its settings
+
+
+def params(t: Technique) -> Row:
+    """Settings of a technique."""
+    return {k: v if isinstance(v, bool) else plain(v) for k, v in t.settings.items()}
+
+
+def settings(row: Row) -> str:
+    """The settings of a row's technique, with spaces where a line may end."""
+    return ", ".join(f"{k}={plain(v)}" for k, v in row["params"].items())
+
+
+def spec(row: Row) -> str:
+    """Technique with its settings, with spaces where a line may end."""
+    return f"{row['technique']} {settings(row)}".strip()
+
+
+def given(row: Row) -> str:
+    """Technique with its settings as the command line takes it."""
+    listed = ",".join(f"{k}={plain(v)}" for k, v in row["params"].items())
+    return f"{row['technique']}:{listed}" if listed else str(row["technique"])
+
+
+def short_names(specs: list[str]) -> dict[str, str]:
+    """Techniques with their settings to names without, numbered where one comes again."""
+    different = list(dict.fromkeys(specs))
+    names = [NAME_END.split(text)[0] for text in different]
+    return {
+        text: name if names.count(name) == 1 else f"{name} #{names[: i + 1].count(name)}"
+        for i, (text, name) in enumerate(zip(different, names, strict=True))
+    }
+
+
+def settings_of(names: dict[str, str]) -> list[str]:
+    """The settings behind each short name."""
+    lines = []
+    for text, name in names.items():
+        _, *following = NAME_END.split(text, maxsplit=1)
+        if following:
+            lines.append(f"{name}: {following[0].replace(',', ', ').replace(',  ', ', ')}")
+    return lines
+
+
+def deployment(d: Deployment) -> str:
+    """A deployment in one line."""
+    gpus = f"{d.tp} x " if d.tp > 1 else ""
+    return f"{d.model.name} on {gpus}{d.hardware.title}, stack {d.stack.name}, {d.weights} weights"

@@ -1,0 +1,234 @@
+"""``kvsim plan`` for equal requests: its answer as rows, on the terminal, and as a page."""
+
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.machines.basis import basis
+from kvsim.machines.hardware import GIB
+from kvsim.planner.plan import LABELS, Limits, Plan
+from kvsim.report import page
+from kvsim.report.grounds import NOT_MODELLED, grounds, noted
+from kvsim.report.json import Row, number
+from kvsim.report.names import given, settings, spec
+from kvsim.report.predict import prediction
+from kvsim.report.quantities import legend
+from kvsim.report.screen import Screen
+from kvsim.report.table import Column, Table, of, words
+from kvsim.report.units import times
+from kvsim.techniques.base import Technique
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+
+def plan(result: Plan) -> Row:
+    """The answer of ``kvsim plan``."""
+    chosen = prediction(result.choice)
+    choice = {"technique": chosen["technique"], "params": chosen["params"]}
+    layers = [{**choice, "first": 0, "count": result.choice.deployment.model.layers}]
+    limits = result.limits
+    return {
+        "choice": {**choice, "batch": chosen["batch"], "layers": layers},
+        "objective": result.objective,
+        "predicted": chosen,
+        "baseline": prediction(result.baseline) if result.baseline else None,
+        "alternatives": [
+            {
+                **prediction(p),
+                "lossless": p.technique.exact,
+                "allowed": bool(allowed),
+                "needs": list(needs(p.technique, limits)),
+            }
+            for p, allowed in result.alternatives
+        ],
+        "limits": {k: number(v) for k, v in vars(limits).items()},
+        "binding": [
+            {"limit": name, "means": LABELS[name], "gain_without": gain}
+            for name, gain in result.binding.items()
+        ],
+        "prices": result.prices,
+        "solver": {
+            "status": result.solver.status,
+            "gap": result.solver.gap,
+            "seconds": result.solver.seconds,
+            "options": len(result.table.technique),
+        },
+        "basis": basis(result.choice.deployment),
+        "not_modelled": list(NOT_MODELLED),
+    }
+
+
+def needs(t: Technique, limits: Limits) -> Iterator[str]:
+    """Options of the command line that would admit a technique."""
+    if not t.exact and limits.loss < 1:
+        yield "--lossy"
+    if t.assumes and limits.assumed < 1:
+        yield "--acceptance"
+
+
+def entries(answer: Row) -> list[tuple[str, Row]]:
+    """What ``kvsim plan`` shows side by side, each with its standing; none of it twice."""
+    chosen, base = answer["predicted"], answer["baseline"]
+    shown = [("choice", chosen)]
+    if base and base["technique"] != chosen["technique"]:
+        shown.append(("full KV", base))
+    for row in answer["alternatives"]:
+        if base is None or spec(row) != spec(base) or row["batch"] != base["batch"]:
+            shown.append((f"needs {' '.join(row['needs'])}" if row["needs"] else "or", row))
+    return shown
+
+
+def table(answer: Row) -> Table:
+    """The choice and what it is compared with."""
+    base = answer["baseline"]
+    rows = [
+        row | {
+            "standing": standing,
+            "vs_full": row["output_tok_s"] / base["output_tok_s"] if base else None,
+        }
+        for standing, row in entries(answer)
+    ]  # fmt: skip
+    columns = [
+        words("", lambda row: row["standing"]),
+        words("technique", lambda row: row["technique"]),
+        of("batch", 1),
+        of("ttft_s"),
+        of("tpot_s"),
+        of("output_tok_s"),
+        Column("vs full", lambda row: times(row["vs_full"]), lambda row: row["vs_full"], rank=2),
+        of("gpu_bytes", 3),
+        of("host_bytes", 4),
+    ]
+    return Table(columns, rows, below=settings, marked=lambda row: row["standing"] == "choice")
+
+
+def show(heading: str, answer: Row) -> None:
+    """The answer of ``kvsim plan``."""
+    out = Screen()
+    chosen, base = answer["predicted"], answer["baseline"]
+    out.title(heading)
+    out.say(
+        f"prompt {chosen['prompt']:,}, generate {chosen['generate']:,}, best {answer['objective']}"
+    )
+    out.blank()
+    out.table(table(answer))
+    out.say(legend(["output_tok_s"]))
+    if not base:
+        out.say("Full KV does not fit on this GPU at any batch.")
+    out.blank()
+    out.say(f"The choice is bound by {chosen['bound_by']}.")
+    for line in outlook(answer):
+        out.say(line)
+    for line in noted([(row["technique"], row) for _, row in entries(answer)]):
+        out.say(line)
+    out.say(grounds(chosen["basis"]))
+    out.say(f"Not modelled: {'; '.join(answer['not_modelled'])}.")
+    solver = answer["solver"]
+    out.say(
+        f"Solver: {solver['status']} among {solver['options']} options, gap {solver['gap']:.1g}, "
+        f"{solver['seconds']:.2f} s"
+    )
+
+
+def outlook(answer: Row) -> list[str]:
+    """What holds the choice back, and what would bring more."""
+    better = answer["objective"]
+
+    def gain(share: float) -> str:
+        if share < 5e-4:
+            return f"no gain in {better}"
+        if better == "throughput":
+            return f"{share:+.1%} throughput"
+        return f"{-share / (1 + share):+.1%} {better}"
+
+    limits = [
+        f"Limit that binds: {entry['means']}"
+        # what lifting a limit of the user's would bring; memory has its own line
+        + ("." if "memory" in entry["limit"] else f" (without it {gain(entry['gain_without'])}).")
+        for entry in answer["binding"]
+    ]
+    return limits + [f"With {change}: {gain(g)}." for change, g in answer["prices"].items()]
+
+
+def write_page(path: Path, heading: str, answer: Row, result: Plan) -> None:
+    """The page of ``kvsim plan``."""
+    from plotly.io import to_html
+
+    shown = entries(answer)
+    bars = [(label if i == 0 else row["technique"], row) for i, (label, row) in enumerate(shown)]
+    sections = [
+        ("Every option", _frontier(result)),
+        ("GPU memory", _bars(bars, "gpu_bytes", GIB, "GiB")),
+        ("Work in one decoding round, overlapped or not", _bars(bars, "round_s", 1e-3, "ms")),
+    ]
+    parts = [f"<h1>{escape(heading)}</h1>", _summary(answer), page.table(table(answer))]
+    for i, (title, figure) in enumerate(sections):
+        chart = to_html(figure, full_html=False, include_plotlyjs="inline" if i == 0 else False)
+        parts.append(f"<h2>{escape(title)}</h2>{chart}")
+    page.write(path, "kvsim plan", "\n".join(parts))
+
+
+def _summary(answer: Row) -> str:
+    chosen, basis = answer["predicted"], answer["basis"]
+    said = [
+        f"Prompt {chosen['prompt']}, {chosen['generate']} generated tokens, best "
+        f"{answer['objective']}: run <b>{escape(given(chosen))}</b> at batch "
+        f"<b>{chosen['batch']}</b>. It is bound by {chosen['bound_by']}.",
+        *(escape(line) for line in outlook(answer)),
+        *(f"Note: {escape(n)}." for n in chosen["notes"]),
+    ]
+    missing = f"Not modelled: {escape('; '.join(answer['not_modelled']))}."
+    lines = "".join(f"<p>{line}</p>" for line in said)
+    return f'{lines}<p class="basis">{escape(grounds(basis))}<br>{missing}</p>'
+
+
+def _frontier(result: Plan) -> "Figure":
+    """Throughput over TPOT of every option that fits, the choice marked."""
+    from plotly import graph_objects as go
+
+    table, limits = result.table, result.limits
+    columns = table.columns
+    fits = (columns["gpu_memory"] <= limits.gpu_memory) & (
+        columns["host_memory"] <= limits.host_memory
+    )
+    figure = go.Figure()
+    for name in dict.fromkeys(t.name for t in table.technique):
+        rows = table.rows_of(name)
+        rows = rows[fits[rows]]
+        if not rows.size:
+            continue
+        labels = [f"{table.technique[i]}<br>batch {table.batch[i]:.0f}" for i in rows]
+        figure.add_scatter(
+            x=1e3 * columns["tpot"][rows], y=-columns["throughput"][rows], mode="markers",
+            name=name, text=labels, marker={"size": 5, "opacity": 0.6},
+            hovertemplate="%{text}<br>%{x:.1f} ms, %{y:.1f} tok/s<extra></extra>",
+        )  # fmt: skip
+    figure.add_scatter(
+        x=1e3 * result.choice.tpot_s, y=result.choice.output_tok_s, mode="markers", name="choice",
+        marker={"size": 16, "symbol": "star", "color": "black"},
+    )  # fmt: skip
+    if np.isfinite(limits.tpot):
+        shown = -columns["throughput"][fits]
+        page.mark_limit(figure, 1e3 * limits.tpot, [shown.min(), shown.max()], "TPOT limit")
+    figure.update_xaxes(title="TPOT [ms]", type="log")
+    figure.update_yaxes(title="generated tokens per second, prefill included", type="log")
+    figure.update_layout(template="plotly_white", height=520)
+    return figure
+
+
+def _bars(shown: list[tuple[str, Row]], part: str, unit: float, label: str) -> "Figure":
+    """Stacked bars of one part of the breakdown, one bar per entry."""
+    from plotly import graph_objects as go
+
+    names = dict.fromkeys(n for _, row in shown for n in row["breakdown"][part])
+    figure = go.Figure()
+    for name in names:
+        values = [row["breakdown"][part].get(name, 0) / unit for _, row in shown]
+        figure.add_bar(x=[label for label, _ in shown], y=values, name=name)
+    figure.update_layout(barmode="stack", template="plotly_white", height=420)
+    figure.update_yaxes(title=label)
+    return figure

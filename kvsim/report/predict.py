@@ -1,0 +1,162 @@
+"""``kvsim predict``: rows, their table, and CSV."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from csv import DictWriter
+from io import StringIO
+from typing import Any
+
+from kvsim.machines.basis import basis
+from kvsim.prediction.explain import bound_by, breakdown
+from kvsim.prediction.generate import Prediction, one
+from kvsim.prediction.memory import decode_point, prefill_point
+from kvsim.report import units
+from kvsim.report.grounds import grounds, noted
+from kvsim.report.json import Row, number
+from kvsim.report.names import params, settings, short_names, spec
+from kvsim.report.quantities import legend
+from kvsim.report.screen import Screen
+from kvsim.report.table import Column, Table, of, words
+
+NESTED = ("breakdown", "notes")
+"""What CSV leaves to JSON."""
+
+
+def predictions(p: Prediction) -> Iterator[Row]:
+    """One row per batch of a prediction."""
+    for i in range(p.batch.size):
+        yield prediction(one(p, i))
+
+
+def prediction(p: Prediction) -> Row:
+    """The row of a prediction at one batch."""
+    t, d, batch = p.technique, p.deployment, float(p.batch[0])
+    middle = decode_point(batch, p.prompt, p.generate, p.generate // 2)
+    read = prefill_point(batch, p.prompt, p.generate)
+    return {
+        "model": d.model.name,
+        "gpu": d.hardware.name,
+        "stack": d.stack.name,
+        "tp": d.tp,
+        "weights": d.weights,
+        "technique": t.name,
+        "params": params(t),
+        "batch": number(p.batch),
+        "prompt": p.prompt,
+        "generate": p.generate,
+        "ttft_s": number(p.ttft_s),
+        "tpot_s": number(p.tpot_s),
+        "prefill_s": number(p.prefill_s),
+        "decode_s": number(p.decode_s),
+        "decode_tok_s": number(p.decode_tok_s),
+        "output_tok_s": number(p.output_tok_s),
+        "usd_per_million_tokens": number(p.usd_per_million()),
+        "gpu_bytes": number(p.gpu_bytes),
+        "host_bytes": number(p.host_bytes),
+        "fits": bool(p.fits[0]),
+        "max_batch": number(p.max_batch),
+        "bound_by": bound_by(t, d, middle),
+        "basis": basis(d),
+        "breakdown": {
+            "prefill_s": _numbers(breakdown((t.prefill(d, read),), d)),
+            "round_s": _numbers(breakdown(t.cycle(d, middle).steps, d)),
+            **{f"{tier}_bytes": _numbers(buffers) for tier, buffers in p.buffers.items()},
+        },
+        "notes": list(notes(p)),
+    }
+
+
+def _numbers(values: Mapping[str, Any]) -> Row:
+    return {k: n for k, v in values.items() if (n := number(v))}
+
+
+def notes(p: Prediction) -> Iterator[str]:
+    """What a reader should know about this prediction."""
+    d = p.deployment
+    yield from d.model.notes
+    if p.prompt + p.generate > d.model.max_context:
+        yield (
+            f"{p.prompt + p.generate} tokens are beyond the {d.model.max_context} that "
+            f"{d.model.name} was made for"
+        )
+    last = decode_point(float(p.batch[0]), p.prompt, p.generate, p.generate - 1)
+    yield from p.technique.notes(d, last)
+    if p.technique.assumes:
+        yield f"the speed of {p.technique.name} assumes {p.technique.assumes}"
+
+
+def csv(rows: Sequence[Row]) -> str:
+    """Rows as CSV: plain cells only; settings become ``key=value``, the basis its kind."""
+    out = StringIO()
+    flat = [_flat(row) for row in rows]
+    writer = DictWriter(out, list(flat[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return out.getvalue()
+
+
+def _flat(row: Row) -> Row:
+    plain = {key: value for key, value in row.items() if key not in NESTED}
+    plain["params"] = settings(row)
+    plain["basis"] = row["basis"]["kind"]
+    plain["fits"] = "true" if row["fits"] else "false"
+    return plain
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """What differs between the rows, and their figures."""
+    labels = short_names([spec(row) for row in rows])
+    varying = [key for key in ("prompt", "generate") if len({row[key] for row in rows}) > 1]
+    seen: set[str] = set()
+
+    def below(row: Row) -> str:
+        """Settings, under the first row that has them."""
+        text = spec(row)
+        if text in seen:
+            return ""
+        seen.add(text)
+        return settings(row)
+
+    columns = [
+        words("technique", lambda row: labels[spec(row)]),
+        *(of(key) for key in ("batch", *varying)),
+        of("ttft_s"),
+        of("tpot_s"),
+        of("decode_tok_s"),
+        of("output_tok_s", 5),
+        Column(
+            "GPU GiB", lambda row: units.gib(row["gpu_bytes"]) + ("" if row["fits"] else " !"),
+            lambda row: row["gpu_bytes"], rank=1,
+        ),
+        of("host_bytes", 2),
+        of("max_batch", 3),
+        of("bound_by", 4),
+    ]  # fmt: skip
+    return Table(columns, rows, below=below)
+
+
+def title(rows: Sequence[Row]) -> str:
+    """What all rows have in common."""
+    first = rows[0]
+    parts = [f"{first['model']} on {first['gpu']}", f"stack {first['stack']}"]
+    parts += [f"{first['tp']} GPUs"] if first["tp"] > 1 else []
+    parts += [f"{first['weights']} weights"]
+    for key in ("prompt", "generate"):
+        if len({row[key] for row in rows}) == 1:
+            parts.append(f"{key} {first[key]:,}")
+    return ", ".join(parts)
+
+
+def show(rows: Sequence[Row]) -> None:
+    """The table of ``kvsim predict``; what all rows have in common stands above it."""
+    out = Screen()
+    out.title(title(rows))
+    shown = table(rows)
+    out.table(shown)
+    out.say(legend(["decode_tok_s", "output_tok_s"]))
+    if not all(row["fits"] for row in rows):
+        out.say("! does not fit in GPU or host memory")
+    labels = short_names([spec(row) for row in rows])
+    about = [(f"{labels[spec(r)]}, batch {r['batch']}, prompt {r['prompt']}", r) for r in rows]
+    for line in noted(about):
+        out.say(line)
+    out.say(grounds(rows[0]["basis"]))

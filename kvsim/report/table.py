@@ -1,0 +1,170 @@
+"""Tables as data: rendered as text at any width, as HTML, or as CSV."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from textwrap import wrap
+
+from kvsim.report.json import Row
+from kvsim.report.quantities import QUANTITIES
+
+SPACE = "  "  # between columns
+NARROWEST_TEXT = 12  # columns to which text is wrapped before columns are left out
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: what it shows of a row, and the number behind it."""
+
+    heading: str
+    show: Callable[[Row], str]
+    value: Callable[[Row], object] | None = None  # what sorting and copying use
+    text: bool = False  # left-justified and wrapped at spaces; numbers are neither
+    rank: int = 0  # the highest rank is left out first where the width does not suffice; 0 stays
+    meaning: str = ""
+
+
+def of(key: str, rank: int = 0, heading: str = "", part: str = "") -> Column:
+    """The column of a quantity, as all results name and write it.
+
+    Parameters
+    ----------
+    part : the key inside a quantity that has several values, as p50 of ttft_s.
+    """
+    quantity = QUANTITIES[key]
+
+    def value(row: Row) -> object:
+        found = row[key]
+        return found[part] if part else found
+
+    def show(row: Row) -> str:
+        return quantity.show(value(row))
+
+    named = heading or " ".join(filter(None, (quantity.heading, part)))
+    return Column(named, show, value, quantity.show is str, rank, quantity.meaning)
+
+
+def words(heading: str, show: Callable[[Row], str], rank: int = 0, meaning: str = "") -> Column:
+    """A column of text."""
+    return Column(heading, show, show, True, rank, meaning)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns.
+
+    Attributes
+    ----------
+    below
+        What stands under a row on lines of its own, such as settings.
+    marked
+        Rows that are emphasised: the choice.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    title: str = ""
+    below: Callable[[Row], str] = field(default=lambda row: "")
+    marked: Callable[[Row], bool] = field(default=lambda row: False)
+
+    def chosen(self, width: int) -> list[Column]:
+        """The columns that fit in a width: those of the highest rank go first."""
+        kept = list(self.columns)
+        while self._least(kept) > width and any(column.rank for column in kept):
+            kept.remove(max(reversed(kept), key=lambda column: column.rank))
+        return kept
+
+    def _least(self, columns: Sequence[Column]) -> int:
+        return sum(self._narrow(c) for c in columns) + len(SPACE) * (len(columns) - 1)
+
+    def _narrow(self, column: Column) -> int:
+        """The least width of a column: nothing breaks but text, and that at spaces."""
+        cells = [column.show(row) for row in self.rows]
+        if column.text:
+            longest = max(map(len, cells), default=0)
+            unbroken = max((len(word) for cell in cells for word in cell.split()), default=0)
+            return max(unbroken, min(longest, NARROWEST_TEXT), _unbroken(column.heading))
+        return max([_unbroken(column.heading), *map(len, cells)])
+
+    def lines(self, width: int, bold: Callable[[str], str] = str) -> list[str]:
+        """The table as text that is no wider than asked, but for a single long word."""
+        columns = self.chosen(width)
+        widths = self._widths(columns, width)
+        if sum(widths) + len(SPACE) * (len(widths) - 1) > width:
+            return self._upright(columns, width)
+        heads = [wrap(c.heading, w) or [""] for c, w in zip(columns, widths, strict=True)]
+        tall = max(map(len, heads))
+        padded = [[""] * (tall - len(head)) + head for head in heads]
+        out = [_line(part, columns, widths) for part in zip(*padded, strict=True)]
+        for row in self.rows:
+            cells = [
+                (wrap(c.show(row), w, break_long_words=False, break_on_hyphens=False) or [""])
+                if c.text else [c.show(row)]
+                for c, w in zip(columns, widths, strict=True)
+            ]  # fmt: skip
+            tall = max(map(len, cells))
+            padded = [cell + [""] * (tall - len(cell)) for cell in cells]
+            said = [_line(part, columns, widths) for part in zip(*padded, strict=True)]
+            out += [bold(line) for line in said] if self.marked(row) else said
+            out += [f"    {line}" for line in _wrapped(self.below(row), width - 4)]
+        left_out = [column.heading for column in self.columns if column not in columns]
+        if left_out:
+            told = f"Left out at this width: {', '.join(left_out)}."
+            out += _wrapped(told, width)
+        return out
+
+    def _widths(self, columns: Sequence[Column], width: int) -> list[int]:
+        """Text columns share what the others leave."""
+        widths = [self._narrow(column) for column in columns]
+        spare = width - sum(widths) - len(SPACE) * (len(columns) - 1)
+        for i, column in enumerate(columns):
+            if column.text and spare > 0:
+                wanted = max([len(column.heading), *(len(column.show(row)) for row in self.rows)])
+                more = min(spare, max(0, wanted - widths[i]))
+                widths[i], spare = widths[i] + more, spare - more
+        return widths
+
+    def _upright(self, columns: Sequence[Column], width: int) -> list[str]:
+        """One line per cell, for a width in which no row fits."""
+        out: list[str] = []
+        for row in self.rows:
+            for column in columns:
+                out += _wrapped(f"{column.heading}: {column.show(row)}", width)
+            out += [f"    {line}" for line in _wrapped(self.below(row), width - 4)]
+            out.append("")
+        return out[:-1]
+
+
+def _unbroken(heading: str) -> int:
+    return max(map(len, heading.split()), default=0)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
+
+
+def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    placed = [
+        cell.ljust(width) if column.text else cell.rjust(width)
+        for cell, column, width in zip(cells, columns, widths, strict=True)
+    ]
+    return SPACE.join(placed).rstrip()
+
+
+def of_cells(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1, ranks: str = "",
+    title: str = "",
+) -> Table:  # fmt: skip
+    """A table of cells that are written already.
+
+    Parameters
+    ----------
+    text : how many columns from the left hold text.
+    ranks : one digit per column, the highest is left out first; by default all stay.
+    """
+
+    def column(i: int, heading: str) -> Column:
+        rank = int(ranks[i]) if ranks else 0
+        return Column(heading, lambda row: row["cells"][i], text=i < text, rank=rank)
+
+    columns = [column(i, heading) for i, heading in enumerate(headings)]
+    return Table(columns, [{"cells": cells} for cells in rows], title)

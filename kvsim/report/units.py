@@ -1,0 +1,82 @@
+"""Numbers for people: few digits, a unit that fits the size, a dash for what does not exist."""
+
+from math import floor, isfinite, log10
+from typing import Any
+
+from kvsim.machines.hardware import GIB
+
+DASH = "-"
+
+
+def short(value: Any, digits: int = 4) -> str:
+    """A number with few significant digits; never in powers of ten between 1e-4 and 1e15."""
+    if value is None or not isfinite(value):
+        return DASH
+    if abs(value) >= 10**digits:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def rounded(value: float, digits: int) -> str:
+    """A number with so many significant digits, as 77.3 or 7.70; whole digits are all kept."""
+    if value == 0:
+        return "0"
+    places = max(digits - 1 - floor(log10(abs(value))), 0)
+    if places and abs(round(value, places)) >= 10 ** (digits - places):
+        places -= 1  # 9.996 is 10.0
+    return f"{value:,.{places}f}"
+
+
+def seconds(value: float | None, digits: int = 3) -> str:
+    """A time in ms, s, min or h by its size."""
+    if value is None or not isfinite(value):
+        return DASH
+    for below, unit, scale in ((1e-3, "µs", 1e-6), (1.0, "ms", 1e-3), (120.0, "s", 1.0),
+                               (7200.0, "min", 60.0)):  # fmt: skip
+        if abs(value) < below * (1 - 0.5 * 10**-digits):
+            return f"{rounded(value / scale, digits)} {unit}"
+    return f"{rounded(value / 3600, digits)} h"
+
+
+def gib(size: Any, digits: int = 1) -> str:
+    """Bytes as GiB, without the unit, which stands in the heading."""
+    return DASH if size is None else f"{float(size) / GIB:,.{digits}f}"
+
+
+def size(value: float | None) -> str:
+    """Bytes with a unit that fits."""
+    if value is None or not isfinite(value):
+        return DASH
+    for below, unit, scale in ((2**10, "B", 1), (2**20, "KiB", 2**10), (GIB, "MiB", 2**20)):
+        if value < below:
+            return f"{rounded(value / scale, 3)} {unit}" if value else "0 B"
+    return f"{value / GIB:,.1f} GiB"
+
+
+def rate(value: float | None) -> str:
+    """Tokens or requests per second, without the unit."""
+    return DASH if value is None or not isfinite(value) else rounded(value, 3)
+
+
+def whole(value: float | None) -> str:
+    """A count in full, with commas."""
+    return DASH if value is None or not isfinite(value) else f"{value:,.0f}"
+
+
+def percent(share: float | None, digits: int = 2) -> str:
+    """A share as a percentage."""
+    if share is None or not isfinite(share):
+        return DASH
+    return f"{rounded(100 * share, digits)} %"
+
+
+def times(ratio: float | None) -> str:
+    """A ratio, as 1.90x."""
+    return DASH if ratio is None or not isfinite(ratio) else f"{rounded(ratio, 3)}x"
+
+
+def usd(value: float | None) -> str:
+    """A price."""
+    if value is None or not isfinite(value):
+        return DASH
+    return f"${value:,.0f}" if value >= 100 else f"${rounded(value, 3)}"
