@@ -8,21 +8,8 @@ import typer
 
 from kvsim import __version__
 from kvsim.commands.calibrate import calibrate
-<<<<<<< HEAD
 from kvsim.commands.doctor import doctor
-from kvsim.commands.options import (
-    GpuOption,
-    HostOption,
-    JsonOption,
-    ModelOption,
-    StackOption,
-    TpOption,
-    WeightsOption,
-    deployment,
-)
-=======
 from kvsim.commands.lists import gpus, models, stacks, techniques
->>>>>>> 7d65049 (wip)
 from kvsim.commands.plan import plan
 from kvsim.commands.predict import predict
 from kvsim.commands.reproduce import reproduce
@@ -59,18 +46,11 @@ def _general(
     """Which KV-cache technique to run, with which settings, what it gains, how sure that is."""
 
 
-<<<<<<< HEAD
-app.command()(plan)
-app.command()(simulate)
-app.command()(calibrate)
-app.command()(validate)
-app.command()(doctor)
-=======
 for command in (
-    plan, predict, simulate, reproduce, calibrate, validate, models, gpus, techniques, stacks,
+    plan, predict, simulate, reproduce, calibrate, validate, doctor,
+    models, gpus, techniques, stacks,
 ):  # fmt: skip
     app.command()(command)
->>>>>>> 7d65049 (wip)
 
 
 def main() -> None:

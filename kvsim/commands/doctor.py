@@ -17,7 +17,10 @@ def doctor(
     ],
     json: JsonOption = False,
 ) -> None:
-    """List every fault of a file, not only the first; exit code 1 if there is any."""
+    """List every fault of a file, not only the first.
+
+    The exit code is 1 if there is any.
+    """
     from kvsim.doctor import examine
 
     found = examine(file)

@@ -52,7 +52,8 @@ HEAVY = {"numpy", "scipy", "pandas", "pulp", "plotly", "torch", "rich"}
 def done(*args: str) -> str:
     """Standard output of a command that must succeed and say nothing else."""
     result = run(*args)
-    assert (result.code, result.err) == (0, "")
+    said = [line for line in result.err.splitlines() if not line.startswith("kvsim: wrote ")]
+    assert (result.code, said) == (0, [])
     return result.out
 
 
@@ -136,11 +137,12 @@ def test_csv_is_the_json() -> None:
     read = list(csv.DictReader(io.StringIO(done(*GRID, "--csv"))))
     assert len(read) == len(rows)
     for got, expected in zip(read, rows, strict=True):
-        parsed = {}
+        assert set(got) == set(expected) - {"breakdown", "notes"}
         for key, text in got.items():
-            as_text = isinstance(expected[key], str)
-            parsed[key] = text if as_text else json.loads(text) if text else None
-        assert parsed == expected
+            if isinstance(expected[key], (int, float)) and not isinstance(expected[key], bool):
+                assert float(text) == expected[key]
+            assert not text.startswith(("{", "["))  # nothing nested
+        assert (got["technique"], got["basis"]) == (expected["technique"], "carried over")
 
 
 @pytest.mark.parametrize(
@@ -164,9 +166,9 @@ def test_text_fits_100_columns(arguments: tuple[str, ...]) -> None:
 
 def test_the_table_tells_equal_names_apart_and_marks_what_does_not_fit() -> None:
     text = done(*TWO, "--technique", "kvpr:split=0", "--batch", "1,400")
-    assert "kvpr #1: split=64" in text and "kvpr #2: split=0" in text
+    assert "kvpr #1" in text and "kvpr #2" in text and "split=0," in text
     assert " ! " in text and "does not fit" in text
-    assert "stack fused, fp16 weights, prompt 2048, generate 128" in text.splitlines()[0]
+    assert "stack fused, fp16 weights, prompt 2,048, generate 128" in text.splitlines()[0]
 
 
 def test_version_is_that_of_the_package() -> None:

@@ -30,7 +30,7 @@ def test_several_techniques_on_one_trace_fit_the_terminal() -> None:
     done = run(*BASE, "--trace", "sample:code", "--compare", "full kivi", "--ttft", "2")
     assert done.code == 0, done.err
     assert max(len(line) for line in done.out.splitlines()) <= 100
-    for word in ("kivi", "USD", "memory", "prefix", "queue", "gap"):
+    for word in ("kivi", "USD", "memory", "prefix", "queue", "TTFT"):
         assert word in done.out
 
 
