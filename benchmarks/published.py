@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.evidence.published import Row, predict, read
+from kvsim.evidence.published import PublishedRow, predict, read
 
 RATES = ("decode_tok_s", "decode_latency_s")
 
@@ -38,7 +38,7 @@ GROUPS = (
 )
 
 
-def rows(group: Group) -> list[Row]:
+def rows(group: Group) -> list[PublishedRow]:
     """The group's rows, each run once."""
     found = [
         row
@@ -53,7 +53,7 @@ def rows(group: Group) -> list[Row]:
     return found
 
 
-def speed_error(row: Row, stack: str) -> float:
+def speed_error(row: PublishedRow, stack: str) -> float:
     """Predicted over measured throughput, less one."""
     ratio = predict(replace(row, stack=stack)) / row.published
     return ratio - 1 if row.metric == "decode_tok_s" else 1 / ratio - 1

@@ -21,7 +21,7 @@ from kvsim.serving.rules import Rules
 from kvsim.serving.simulate import simulate
 from kvsim.techniques import parse
 from kvsim.traces import specs
-from kvsim.traces.likeness import Workload
+from kvsim.traces.likeness import TrafficModel
 from kvsim.traces.read import load
 from kvsim.traces.requests import Requests
 
@@ -70,7 +70,7 @@ def case(source: str, count: str, replicas: str) -> None:
 
 def requests_of(source: str, count: int, replicas: int) -> Requests:
     if source == "generated":
-        workload = Workload(specs.arrivals("poisson"), PER_REPLICA * replicas, specs.DEFAULT)
+        workload = TrafficModel(specs.arrivals("poisson"), PER_REPLICA * replicas, specs.DEFAULT)
         return workload.draw(1, count, None)
     return load(source).requests.head(count).scaled(SATURATED)
 

@@ -131,7 +131,7 @@ class Diurnal(Arrivals):
 
 
 @dataclass(frozen=True)
-class Profile(Arrivals):
+class RepeatedLoad(Arrivals):
     """A load fitted to a trace, repeated where it ends.
 
     Attributes

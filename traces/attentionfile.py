@@ -48,7 +48,7 @@ def load(path: Path) -> AttentionTrace:
         if isinstance(problem, InputError):
             raise
         raise InputError(f"{path}: not JSON ({str(problem)[:80]}); write it again") from None
-    return _Reader(str(path)).trace(found)
+    return _FieldReader(str(path)).trace(found)
 
 
 def write(path: Path, trace: AttentionTrace) -> None:
@@ -60,7 +60,7 @@ def write(path: Path, trace: AttentionTrace) -> None:
         If `load` would refuse it, or the place cannot be written.
     """
     made = record(trace)
-    _Reader(str(path)).trace(json.loads(json.dumps(made)))
+    _FieldReader(str(path)).trace(json.loads(json.dumps(made)))
     replace_text(path, json.dumps(made, indent=1, allow_nan=False) + "\n")
 
 
@@ -88,7 +88,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-class _Reader:
+class _FieldReader:
     """Checks a record field by field."""
 
     def __init__(self, file: str) -> None:

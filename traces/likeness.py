@@ -11,7 +11,7 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.traces import lengths, prefixes
-from kvsim.traces.arrivals import Arrivals, Profile, Steady
+from kvsim.traces.arrivals import Arrivals, RepeatedLoad, Steady
 from kvsim.traces.lengths import Lengths
 from kvsim.traces.prefixes import Prefixes
 from kvsim.traces.requests import Floats, Requests
@@ -24,7 +24,7 @@ LOWEST = 0.02  # load of a step without requests, of the mean
 
 
 @dataclass(frozen=True)
-class Workload:
+class TrafficModel:
     """Everything a trace is drawn from.
 
     Attributes
@@ -50,9 +50,9 @@ class Workload:
         rate: float | None = None,
         lengths: Lengths | None = None,
         prefixes: Prefixes | None = None,
-    ) -> "Workload":
+    ) -> "TrafficModel":
         """The same with what is given in place of its own."""
-        return Workload(
+        return TrafficModel(
             arrivals or self.arrivals,
             rate or self.rate,
             lengths or self.lengths,
@@ -73,7 +73,7 @@ class Workload:
         return Requests(arrival, prompt, generate, ids, start, self.prefixes.block_tokens)
 
 
-def fit(requests: Requests) -> Workload:
+def fit(requests: Requests) -> TrafficModel:
     """The likeness of a trace.
 
     Raises
@@ -87,7 +87,7 @@ def fit(requests: Requests) -> Workload:
             "repeat them"
         )
     rate = (len(requests) - 1) / requests.duration if requests.duration else 1.0
-    return Workload(
+    return TrafficModel(
         fit_arrivals(requests.arrival), rate, lengths.fit(requests), prefixes.fit(requests)
     )  # fmt: skip
 
@@ -117,7 +117,7 @@ def fit_arrivals(arrival: Floats) -> Arrivals:
         load = np.concatenate([[0.0], np.cumsum(levels * width)])
         gaps = np.diff(np.interp(since, width * np.arange(steps + 1), load))
         cv = float(gaps.std() / gaps.mean())
-    return Profile(cv=cv, width=width, levels=tuple(levels.tolist()), tick=tick)
+    return RepeatedLoad(cv=cv, width=width, levels=tuple(levels.tolist()), tick=tick)
 
 
 def clock_tick(arrival: Floats) -> float:

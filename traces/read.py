@@ -17,7 +17,7 @@ from kvsim.traces.units import unit_changes
 
 
 @dataclass(frozen=True)
-class Options:
+class ReadOptions:
     """How to read a trace.
 
     Attributes
@@ -93,8 +93,8 @@ class Reader:
         rule, or if arrivals descend or change their unit.
     """
 
-    def __init__(self, source: str, options: Options | None = None) -> None:
-        self.options = options or Options()
+    def __init__(self, source: str, options: ReadOptions | None = None) -> None:
+        self.options = options or ReadOptions()
         self.source = find(source)
         self.layout = _layout(self.source, self.options)
         self.left_out = LeftOut()
@@ -189,7 +189,7 @@ class Reader:
             )
 
 
-def load(source: str, options: Options | None = None) -> Trace:
+def load(source: str, options: ReadOptions | None = None) -> Trace:
     """Read a trace whole.
 
     Parameters
@@ -252,7 +252,7 @@ def _gather(counts: Integers, order: Integers) -> Integers:
     return places
 
 
-def _layout(source: Source, options: Options) -> Layout:
+def _layout(source: Source, options: ReadOptions) -> Layout:
     from dataclasses import replace
 
     names = containers.columns(source)

@@ -11,7 +11,7 @@ MINUTE = 60.0
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LengthStatistics:
     """How long prompts or answers are. [tokens]"""
 
     total: int
@@ -68,7 +68,7 @@ class Statistics:
     simultaneous
         Share of requests that arrive at the same instant as the one before.
     prompt, generate
-        Lengths.
+        LengthStatistics.
     correlation
         Spearman's rank correlation of prompt and generated length.
     reuse
@@ -81,8 +81,8 @@ class Statistics:
     gap_cv: float | None
     dispersion: float | None
     simultaneous: float
-    prompt: Lengths
-    generate: Lengths
+    prompt: LengthStatistics
+    generate: LengthStatistics
     correlation: float | None
     reuse: Reuse | None
 
@@ -158,9 +158,9 @@ def reuse(requests: Requests) -> Reuse | None:
     )
 
 
-def _lengths(tokens: Integers) -> Lengths:
+def _lengths(tokens: Integers) -> LengthStatistics:
     marks = np.percentile(tokens, PERCENTILES)
-    return Lengths(
+    return LengthStatistics(
         total=int(tokens.sum()),
         mean=float(tokens.mean()),
         least=int(tokens.min()),

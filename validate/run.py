@@ -10,7 +10,7 @@ from kvsim.graph import Tier
 from kvsim.techniques.base import Technique
 from kvsim.validate.impl import IMPLEMENTATIONS, implement
 from kvsim.validate.impl.base import Implementation
-from kvsim.validate.model.attention import Step
+from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.tally import Kind
 from kvsim.validate.transfer import to_device
@@ -18,7 +18,7 @@ from kvsim.validate.transfer import to_device
 CHUNK = 8192  # prompt tokens of the whole batch that pass through a layer at once
 
 
-class Run:
+class Generation:
     """One batch of prompts on its way through a decoder under a technique.
 
     Between rounds, all tokens of a sequence but the last are in its cache.
@@ -185,7 +185,7 @@ class Run:
         last = x[torch.arange(self.batch, device=device), self._on_device - 1]
         return self.decoder.head(last)
 
-    def _step(self, rows: slice, positions: Tensor, kind: Kind, ahead: int) -> Step:
+    def _step(self, rows: slice, positions: Tensor, kind: Kind, ahead: int) -> Pass:
         starts = tuple(c + ahead for c in self.cached[rows])
         return self.decoder.step(rows, starts, positions[rows], kind)
 

@@ -7,7 +7,7 @@ PATIENCE = 2.0  # a run shorter than this says nothing [s]
 TERMINAL, LOG = 0.5, 10.0  # between two lines on a terminal, and in a log [s]
 
 
-class Progress:
+class ProgressLine:
     """Says now and then how many requests are done."""
 
     def __init__(self, what: str, total: int) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvsim.commands.progress import Progress
+from kvsim.commands.progress import ProgressLine
 from kvsim.errors import InfeasibleError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Job:
             before = runfile.taken_up(place, mark)
             if before is not None:
                 return before
-        progress = Progress(name, len(self.requests))
+        progress = ProgressLine(name, len(self.requests))
         run = simulate(
             self.requests, self.costs, self.replicas, self.route, self.rates, told=progress
         )

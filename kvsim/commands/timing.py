@@ -47,7 +47,7 @@ def validate_times(
     from kvsim.validate.impl import check_known
     from kvsim.validate.machine import find_device
     from kvsim.validate.micro import device as devices
-    from kvsim.validate.times.points import Compared, Grid, LeftOut, compare_times
+    from kvsim.validate.times.points import Compared, Grid, SkippedPoint, compare_times
     from kvsim.validate.times.summary import summarise
 
     where = find_device(device)
@@ -65,11 +65,11 @@ def validate_times(
     stack = load_stack(beside if beside.exists() else "kvsim")
     grid = Grid.of(where).reduced(points)
     found: list[Compared] = []
-    missing: list[LeftOut] = []
+    missing: list[SkippedPoint] = []
     for step in compare_times(grid, asked, where, place.half, hardware, stack):
         if isinstance(step, Compared):
             found.append(step)
-        elif isinstance(step, LeftOut):
+        elif isinstance(step, SkippedPoint):
             missing.append(step)
         else:
             print(f"kvsim: {step}", file=sys.stderr, flush=True)

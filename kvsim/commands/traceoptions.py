@@ -8,7 +8,7 @@ from kvsim.commands.arguments import count, number, option
 from kvsim.errors import InputError
 
 if TYPE_CHECKING:
-    from kvsim.traces.read import Options
+    from kvsim.traces.read import ReadOptions
 
 Format = Annotated[str, option("--format", "NAME", "The trace's format; by default recognised.")]
 Columns = Annotated[
@@ -39,7 +39,7 @@ def reading(
     sort: bool,
     skip_bad: bool,
     blocks_option: str = "--block-tokens",
-) -> "Options":
+) -> "ReadOptions":
     """The options of a trace's reader.
 
     Raises
@@ -47,12 +47,12 @@ def reading(
     InputError
         For text that is not what an option takes.
     """
-    from kvsim.traces.read import Options
+    from kvsim.traces.read import ReadOptions
 
     named = dict(item.partition("=")[::2] for item in columns.split(",")) if columns else {}
     if not all(named.values()):
         raise InputError(f"--columns: got {columns[:60]!r}; expected arrival=NAME,prompt=NAME,..")
-    return Options(
+    return ReadOptions(
         format, named, time_unit,
         at_least(blocks_option, block_tokens, 1) if block_tokens else 0,
         number("--chars-per-token", chars_per_token) if chars_per_token else 0.0,

@@ -130,7 +130,7 @@ def generate(
         missing = "--requests or --duration" if rate else "--rate"
         raise InputError(f"{missing}: not given; expected it, or --like FILE")
     else:
-        workload, span = likeness.Workload(specs.arrivals("poisson"), 1.0, specs.DEFAULT), 0.0
+        workload, span = likeness.TrafficModel(specs.arrivals("poisson"), 1.0, specs.DEFAULT), 0.0
     workload = workload.changed(
         arrivals=specs.arrivals(arrivals) if arrivals else None,
         rate=number("--rate", rate) if rate else None,

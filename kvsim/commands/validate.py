@@ -109,8 +109,8 @@ def validate(
     from kvsim.report import validate as shown
     from kvsim.validate.counts.check import (
         CannotRun,
-        Outcome,
-        Workload,
+        CheckedTechnique,
+        RandomPrompts,
         check,
         check_workload,
         rehearse,
@@ -125,7 +125,7 @@ def validate(
     arch, source = open_model(model)
     cut = count("--layers", layers)
     arch = arch.first(cut) if cut else arch
-    work = Workload(*sizes)
+    work = RandomPrompts(*sizes)
     check_workload(arch, source, work, where)
     d = Deployment(arch.model, hardware, load_stack("kvsim"))
     for technique in asked:
@@ -134,10 +134,10 @@ def validate(
         asked, refused = runnable(arch, work, d)
         for error in refused:
             typer.echo(f"left out: {error}", err=True)
-    found: list[Outcome] = []
+    found: list[CheckedTechnique] = []
     failed: list[CannotRun] = []
     for step in check(arch, source, asked, work, where, d):
-        if isinstance(step, Outcome):
+        if isinstance(step, CheckedTechnique):
             found.append(step)
         elif isinstance(step, CannotRun):
             failed.append(step)

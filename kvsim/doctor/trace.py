@@ -5,12 +5,12 @@ from pathlib import Path
 
 from kvsim.errors import InputError
 from kvsim.traces import attentionfile
-from kvsim.traces.read import Options, Reader
+from kvsim.traces.read import Reader, ReadOptions
 
 
 def faults(file: Path) -> tuple[list[str], list[str]]:
     """Rows that break a rule, by rule with the first of each; then what concerns the whole file."""
-    options, found = Options(skip_bad=True), []
+    options, found = ReadOptions(skip_bad=True), []
     while True:
         reader = Reader(str(file), options)
         try:

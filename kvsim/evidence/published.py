@@ -44,7 +44,7 @@ one layer that a kernel-level measurement timed."""
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedRow:
     """One measured number and the run it belongs to."""
 
     where: str  # file and line
@@ -95,7 +95,7 @@ def _most(t: Technique, d: Deployment, prompt: int, generate: int) -> float:
     return float(np.ravel(largest_batch(t, d, prompt, generate, h.gpu_memory, h.host_memory))[0])
 
 
-def _op_s(row: Row, d: Deployment, technique: str) -> float:
+def _op_s(row: PublishedRow, d: Deployment, technique: str) -> float:
     """Time of one op of the first layer in the round's first pass. [s]"""
     p = decode_point(float(row.batch or 1), row.prompt, row.generate, 0.0)
     step = parse(technique).cycle(d, p).steps[0]
@@ -105,7 +105,7 @@ def _op_s(row: Row, d: Deployment, technique: str) -> float:
     return float(np.ravel(seconds(ops[0], d))[0])
 
 
-def _step_s(row: Row, d: Deployment, technique: str) -> float:
+def _step_s(row: PublishedRow, d: Deployment, technique: str) -> float:
     if "op" in row.options:
         return _op_s(row, d, technique)
     prediction = row.prediction(d, technique)
@@ -113,17 +113,17 @@ def _step_s(row: Row, d: Deployment, technique: str) -> float:
     return float((prediction.tpot_s - once)[0])
 
 
-def _speedup(row: Row, d: Deployment) -> float:
+def _speedup(row: PublishedRow, d: Deployment) -> float:
     if "op" in row.options:
         return _op_s(row, d, row.options["baseline"]) / _op_s(row, d, row.settings)
     return _tok_s(row, d, row.settings) / _tok_s(row, d, row.options["baseline"])
 
 
-def _tok_s(row: Row, d: Deployment, technique: str) -> float:
+def _tok_s(row: PublishedRow, d: Deployment, technique: str) -> float:
     return float(row.prediction(d, technique).batch[0]) / _step_s(row, d, technique)
 
 
-def _kv_bytes(row: Row, d: Deployment, technique: str) -> float:
+def _kv_bytes(row: PublishedRow, d: Deployment, technique: str) -> float:
     """Keys and values on the GPU at the end of the prompt. [B]"""
     p = prefill_point(1.0, row.prompt, 0)
     buffers = parse(technique).cache(d, p, LayerShape(), False)["gpu"]
@@ -133,7 +133,7 @@ def _kv_bytes(row: Row, d: Deployment, technique: str) -> float:
 KEYS_AND_VALUES = ("kv", "keys", "values", "fetched pairs")
 
 
-def _compression(row: Row, d: Deployment) -> float:
+def _compression(row: PublishedRow, d: Deployment) -> float:
     """The closed forms by which the ZipCache paper counts mixed, uniform and windowed caches."""
     given = parse(row.settings).settings
     width, batch = float(row.options.get("width", d.model.k_width)), float(row.batch or 1)
@@ -148,13 +148,13 @@ def _compression(row: Row, d: Deployment) -> float:
     return float(compression_ratio(batch, width, row.prompt, bits, parameters))
 
 
-def _split(row: Row, d: Deployment) -> float:
+def _split(row: PublishedRow, d: Deployment) -> float:
     t = parse(row.settings)
     p = decode_point(float(row.batch or 1), row.prompt, row.generate, row.generate - 1.0)
     return float(np.ravel(t.recomputed(d, p, LayerShape()))[0])  # type: ignore[attr-defined]
 
 
-METRICS: dict[str, Callable[[Row, Deployment], float]] = {
+METRICS: dict[str, Callable[[PublishedRow, Deployment], float]] = {
     "decode_tok_s": lambda r, d: _tok_s(r, d, r.settings),
     "decode_latency_s": lambda r, d: float(r.prediction(d, r.settings).decode_s[0]),
     "step_ms": lambda r, d: 1e3 * _step_s(r, d, r.settings),
@@ -169,7 +169,7 @@ METRICS: dict[str, Callable[[Row, Deployment], float]] = {
 }
 
 
-def predict(row: Row, numbers: Mapping[str, float] | None = None) -> float:
+def predict(row: PublishedRow, numbers: Mapping[str, float] | None = None) -> float:
     """The predicted value of a row's metric.
 
     Raises
@@ -190,7 +190,7 @@ def papers() -> dict[str, Traversable]:
             if f.name.endswith(".csv")}  # fmt: skip
 
 
-def read(name_or_path: str, tell: Callable[[str], None] | None = None) -> list[Row]:
+def read(name_or_path: str, tell: Callable[[str], None] | None = None) -> list[PublishedRow]:
     """Rows of a shipped paper or of a CSV file with the same columns.
 
     Parameters
@@ -215,7 +215,7 @@ def read(name_or_path: str, tell: Callable[[str], None] | None = None) -> list[R
         raise InputError(f"cannot read {name_or_path!r}: {error}; expected a CSV file") from None
     lines = csv.DictReader(text.splitlines())
     _check_header(name_or_path, lines.fieldnames or [])
-    rows: list[Row] = []
+    rows: list[PublishedRow] = []
     seen: dict[tuple[object, ...], str] = {}
     for entry in lines:
         try:
@@ -231,7 +231,7 @@ def read(name_or_path: str, tell: Callable[[str], None] | None = None) -> list[R
     return rows
 
 
-def _check_new(row: Row, seen: dict[tuple[object, ...], str]) -> None:
+def _check_new(row: PublishedRow, seen: dict[tuple[object, ...], str]) -> None:
     """Refuse a run and metric that an earlier line has."""
     key = (row.table, row.model, row.hardware, row.stack, row.settings, *row.options.items(),
            row.batch, row.prompt, row.generate, row.metric)  # fmt: skip
@@ -250,7 +250,7 @@ def _check_header(name: str, header: Iterable[str]) -> None:
             raise unknown(f"column in {name!r}:", column, COLUMNS, "remove it")
 
 
-def _row(where: str, entry: Mapping[str, str | None]) -> Row:
+def _row(where: str, entry: Mapping[str, str | None]) -> PublishedRow:
     given = {k: (v or "").strip() for k, v in entry.items() if k in COLUMNS}
     if None in entry or None in entry.values():
         raise InputError(f"{where}: expected {len(COLUMNS)} fields; quote texts that hold commas")
@@ -279,7 +279,7 @@ def _row(where: str, entry: Mapping[str, str | None]) -> Row:
         parse(settings)
     except InputError as error:
         raise InputError(f"{where}, technique: {error}") from None
-    return Row(
+    return PublishedRow(
         where=where, paper=given["paper"], table=given["table"], model=given["model"],
         hardware=given["hardware"], stack=given["stack"], technique=given["technique"],
         settings=settings, options=options, batch=batch,
@@ -317,7 +317,7 @@ def _positive(where: str, text: str, metric: str) -> float:
     return value
 
 
-def fit_stack(rows: Iterable[Row], stack: Stack) -> Fit:
+def fit_stack(rows: Iterable[PublishedRow], stack: Stack) -> Fit:
     """Fit a stack's free numbers to its rows of use ``fit``.
 
     Raises

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvsim.evidence.published import Row
+from kvsim.evidence.published import PublishedRow
 from kvsim.graph import Array
 
 
@@ -24,22 +24,22 @@ class Score:
     skill: float  # 1: exact, 0: no better than the mean of the table's other rows
 
 
-def error(row: Row, predicted: float) -> float:
+def error(row: PublishedRow, predicted: float) -> float:
     """Predicted over measured, less one; for yes-or-no rows 0 or 1."""
     if row.metric == "fits":
         return float(predicted != row.published)
     return predicted / row.published - 1
 
 
-def score(rows: Iterable[Row], predicted: Iterable[float]) -> list[Score]:
+def score(rows: Iterable[PublishedRow], predicted: Iterable[float]) -> list[Score]:
     """Scores of every table and metric, in the rows' order."""
-    groups: dict[tuple[str, str, str], list[tuple[Row, float]]] = {}
+    groups: dict[tuple[str, str, str], list[tuple[PublishedRow, float]]] = {}
     for row, value in zip(rows, predicted, strict=True):
         groups.setdefault((row.paper, row.table, row.metric), []).append((row, value))
     return [_score(*key, pairs) for key, pairs in groups.items()]
 
 
-def _score(paper: str, table: str, metric: str, pairs: list[tuple[Row, float]]) -> Score:
+def _score(paper: str, table: str, metric: str, pairs: list[tuple[PublishedRow, float]]) -> Score:
     def errors(*uses: str) -> Array:
         return np.array([abs(error(r, v)) for r, v in pairs if r.use in uses])
 
@@ -60,7 +60,7 @@ def _mean_and_worst(errors: Array) -> tuple[float, float]:
     return (float(errors.mean()), float(errors.max())) if errors.size else (np.nan, np.nan)
 
 
-def _skill(pairs: list[tuple[Row, float]], errors: Array) -> float:
+def _skill(pairs: list[tuple[PublishedRow, float]], errors: Array) -> float:
     """Error saved against predicting each held-out row by the table's other rows' mean."""
     values = np.array([row.published for row, _ in pairs])
     trivial = [

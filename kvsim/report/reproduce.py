@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 
 from kvsim.evidence.leastsquares import Fit
-from kvsim.evidence.published import Row, fit_stack, predict
+from kvsim.evidence.published import PublishedRow, fit_stack, predict
 from kvsim.evidence.scores import Score, error, score
 from kvsim.evidence.stackfile import fitted_text
 from kvsim.files import replace_text
@@ -22,7 +22,7 @@ from kvsim.report.units import short
 SHOWN = 40  # rows printed; JSON and page have all
 
 
-def answer(rows: list[Row], predicted: list[float], scores: list[Score]) -> Plain:
+def answer(rows: list[PublishedRow], predicted: list[float], scores: list[Score]) -> Plain:
     """Everything ``--json`` prints."""
     return {
         "rows": [_row(row, value) for row, value in zip(rows, predicted, strict=True)],
@@ -30,7 +30,7 @@ def answer(rows: list[Row], predicted: list[float], scores: list[Score]) -> Plai
     }
 
 
-def _row(row: Row, predicted: float) -> Plain:
+def _row(row: PublishedRow, predicted: float) -> Plain:
     return {
         "paper": row.paper, "table": row.table, "model": row.model, "hardware": row.hardware,
         "stack": row.stack, "technique": row.settings, "batch": row.batch, "prompt": row.prompt,
@@ -55,7 +55,7 @@ def percent(value: float | None) -> str:
     return "-" if value is None or value != value else f"{100 * value:.1f}"
 
 
-def print_answer(rows: list[Row], predicted: list[float], scores: list[Score]) -> None:
+def print_answer(rows: list[PublishedRow], predicted: list[float], scores: list[Score]) -> None:
     """Rows that miss most, then the scores."""
     out = Screen()
     pairs = sorted(zip(rows, predicted, strict=True), key=lambda pair: -abs(error(*pair)))[:SHOWN]
@@ -111,7 +111,7 @@ def markdown(scores: list[Score]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def fitted(rows: list[Row], name: str, source: str) -> str:
+def fitted(rows: list[PublishedRow], name: str, source: str) -> str:
     """Fit a stack's free numbers, print how well they are known, and give the file's text."""
     stack = load_stack(name)
     fit = fit_stack(rows, stack)
@@ -148,7 +148,7 @@ def print_fit(fit: Fit, stack: str) -> None:
         out.say(f"The rows cannot tell {one} from {other}.")
 
 
-def write_page(path: Path, title: str, rows: list[Row], predicted: list[float]) -> None:
+def write_page(path: Path, title: str, rows: list[PublishedRow], predicted: list[float]) -> None:
     """Predicted against published, one log-log panel per table and metric.
 
     A path that ends with .md gets the table of errors instead.
@@ -161,7 +161,7 @@ def write_page(path: Path, title: str, rows: list[Row], predicted: list[float]) 
     from plotly.io import to_html
     from plotly.subplots import make_subplots
 
-    panels: dict[str, list[tuple[Row, float]]] = {}
+    panels: dict[str, list[tuple[PublishedRow, float]]] = {}
     for row, value in zip(rows, predicted, strict=True):
         if row.metric != "fits" and value > 0:
             key = f"{row.paper} table {row.table}: {row.metric}"

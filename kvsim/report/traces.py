@@ -9,7 +9,7 @@ from kvsim.report.table import of_cells
 from kvsim.report.units import short
 from kvsim.traces.read import Trace
 from kvsim.traces.requests import Requests
-from kvsim.traces.statistics import Lengths, describe
+from kvsim.traces.statistics import LengthStatistics, describe
 
 LINES = {
     "requests": "requests", "duration_s": "duration [s]", "rate_rps": "rate [requests/s]",
@@ -82,7 +82,7 @@ def _title(row: Row) -> str:
     return f"{row['trace']}, format {row['format']}" if "format" in row else str(row["trace"])
 
 
-def _lengths(found: Lengths) -> dict[str, Any]:
+def _lengths(found: LengthStatistics) -> dict[str, Any]:
     marks = {f"p{mark}": value for mark, value in found.percentiles.items()}
     ends = {"total": found.total, "mean": found.mean, "min": found.least}
     return ends | marks | {"max": found.most}

@@ -7,13 +7,13 @@ from kvsim.report.names import settings_of, short_names
 from kvsim.report.screen import Screen
 from kvsim.report.table import of_cells
 from kvsim.report.units import short
-from kvsim.validate.counts.check import TOLERANCE, Outcome
+from kvsim.validate.counts.check import TOLERANCE, CheckedTechnique
 from kvsim.validate.counts.compare import CHANNELS, Buffer, Line
 
 EXACT = 15  # digits: counts are shown whole
 
 
-def outcome(found: Outcome) -> Row:
+def outcome(found: CheckedTechnique) -> Row:
     """One technique's checks under their contract names."""
     return {
         "technique": str(found.technique),
@@ -59,7 +59,7 @@ def verdict(item: Line | Buffer) -> str:
     return "equal" if item.equal else "named" if item.holds else "DIFFERS"
 
 
-def print_outcomes(title: str, found: list[Outcome]) -> None:
+def print_outcomes(title: str, found: list[CheckedTechnique]) -> None:
     """A summary, then every op and buffer of every technique."""
     out = Screen()
     out.title(title)
@@ -111,7 +111,7 @@ def _as(line: Line, known: dict[tuple[str, str], Line]) -> bool:
     return full is not None and (line.predicted, line.counted) == (full.predicted, full.counted)
 
 
-def _counts(o: Outcome) -> str:
+def _counts(o: CheckedTechnique) -> str:
     items: list[Line | Buffer] = [*o.comparison.lines, *o.comparison.buffers]
     verdicts = [verdict(item) for item in items]
     kinds = {"equal": verdicts.count("equal"), "named": verdicts.count("named")}

@@ -14,7 +14,7 @@ from kvsim.report.screen import Screen
 from kvsim.report.table import Table, of_cells
 
 if TYPE_CHECKING:
-    from kvsim.validate.times.points import Compared, LeftOut, Measured
+    from kvsim.validate.times.points import Compared, Measured, SkippedPoint
     from kvsim.validate.times.summary import Summary
 
 TIMES = ("ttft_s", "tpot_s")
@@ -35,7 +35,7 @@ WORST = 15  # ops told of
 
 
 def answer(
-    found: Sequence["Compared"], missing: Sequence["LeftOut"], summary: "Summary", device: str,
+    found: Sequence["Compared"], missing: Sequence["SkippedPoint"], summary: "Summary", device: str,
     suspicious: Sequence[str],
 ) -> Row:  # fmt: skip
     """A validation under its contract names."""

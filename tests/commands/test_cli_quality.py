@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from kvsim.traces import attentionfile
 from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.checkpoint import open_weights
-from kvsim.validate.model.weights import Source
+from kvsim.validate.model.weights import TensorSource
 from tests.support.commands import WIDTH, check, line, run
 from tests.support.decoders import CONFIGS, decoder, oracle
 from tests.support.smollm2 import NAME, checkpoint, needed
@@ -71,7 +71,7 @@ def test_any_directory_and_any_text_in_a_table(tmp_path: Path) -> None:
     assert "6 of 6: magicdec" in result.err
 
 
-def opened_once(name: str) -> tuple[Architecture, Source]:
+def opened_once(name: str) -> tuple[Architecture, TensorSource]:
     """SmolLM2's file takes seconds to open."""
     return checkpoint() if name == NAME else open_weights(name)
 

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata, spearmanr
 
-from kvsim.traces.read import Options, load
+from kvsim.traces.read import ReadOptions, load
 from kvsim.traces.requests import Requests
 from kvsim.traces.source import samples
 from kvsim.traces.statistics import describe, leading_hits, ranks
@@ -283,7 +283,7 @@ def test_a_bad_row_far_down_leaves_nothing(tmp_path: Path) -> None:
     path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + body + "400000,0,1\n")
     assert "line 400002" in line("traces", "convert", str(path), str(tmp_path / "out.parquet"))
     assert [one.name for one in tmp_path.iterdir()] == ["in.csv"]
-    assert len(load(str(path), Options(skip_bad=True)).requests) == 400_000
+    assert len(load(str(path), ReadOptions(skip_bad=True)).requests) == 400_000
 
 
 def test_help_stays_light() -> None:

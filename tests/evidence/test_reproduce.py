@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvsim.errors import InputError
-from kvsim.evidence.published import COLUMNS, Row, fit_stack, papers, predict, read
+from kvsim.evidence.published import COLUMNS, PublishedRow, fit_stack, papers, predict, read
 from kvsim.evidence.scores import error, score
 from kvsim.machines.profiles import load_stack, number_of, with_numbers
 from kvsim.report import reproduce as reproduction
@@ -112,7 +112,7 @@ def test_bad_runs_name_their_row(column: str, value: str, tmp_path: Path) -> Non
         predict(row)
 
 
-def rows_of(stack: str, uses: str, tmp_path: Path) -> list[Row]:
+def rows_of(stack: str, uses: str, tmp_path: Path) -> list[PublishedRow]:
     """Rows whose published values are predictions with other numbers, so that they are known."""
     true = with_numbers(load_stack(stack), {"kernel.attention.memory": 0.6})
     lines = []

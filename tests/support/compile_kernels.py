@@ -46,7 +46,7 @@ from kvsim.validate.kernels import (
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
-from kvsim.validate.run import Run
+from kvsim.validate.run import Generation
 
 SHARED = 99 * 1024
 """What a program may have on an RTX A6000 or 4090, the least of all these cards. [B]"""
@@ -166,7 +166,7 @@ def compile_all(capability: int, few: bool) -> Compiled:
                 compiled.what = f"{name}, head dim {head_dim}, {str(dtype)[6:]}"
                 with compiling(compiled):
                     prompts = [list(range(1, 60)) * 5] * 2
-                    Run(whole, parse(text), prompts, 6).complete()
+                    Generation(whole, parse(text), prompts, 6).complete()
     return compiled
 
 

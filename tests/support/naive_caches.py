@@ -9,9 +9,9 @@ from torch import Tensor
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.validate.impl.base import Implementation, Resident
-from kvsim.validate.model.attention import Step
+from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.run import Run
+from kvsim.validate.run import Generation
 from tests.support.adopted import Adopted
 from tests.support.runs import TOLERANCE, assert_likeliest, logits_of
 
@@ -44,7 +44,7 @@ class Naive(Implementation):
     def resident(self) -> Resident:
         return {"gpu": {}}
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         out = torch.empty_like(q)
         shared = q.shape[1] // k.shape[1]
         for i, start in enumerate(step.starts):
@@ -63,7 +63,7 @@ class Naive(Implementation):
         return out
 
 
-class _Following(Run):
+class _Following(Generation):
     """Takes the tokens of another run, whatever it would choose itself."""
 
     follow: Tensor
@@ -72,7 +72,7 @@ class _Following(Run):
         return self.follow[:, self.done[0]]
 
 
-def naive_run(kind: type[Naive], run: Run) -> Run:
+def naive_run(kind: type[Naive], run: Generation) -> Generation:
     """A naive cache along the tokens of a complete run."""
     given = (run.decoder, parse("full"), run.prompts, run.generate)
     naive = _Following(*given, keep=True, kinds={"full": kind})
@@ -81,7 +81,7 @@ def naive_run(kind: type[Naive], run: Run) -> Run:
     return naive
 
 
-def assert_like_naive(run: Run, kind: type[Naive], tolerance: float = TOLERANCE) -> None:
+def assert_like_naive(run: Generation, kind: type[Naive], tolerance: float = TOLERANCE) -> None:
     """Every logit is that of a naive cache, and every token its likeliest, or ties with it."""
     naive = naive_run(kind, run)
     ties = 0

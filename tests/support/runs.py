@@ -8,18 +8,18 @@ sequences go different ways, and nothing more can be compared.
 import torch
 from torch import Tensor
 
-from kvsim.validate.run import Run
+from kvsim.validate.run import Generation
 
 TOLERANCE = 1e-4
 """Of logits around 1; rounding in fp32 makes about a hundredth of it."""
 
 
-def logits_of(run: Run, sequence: int) -> Tensor:
+def logits_of(run: Generation, sequence: int) -> Tensor:
     """What each token of a sequence was chosen by, (generated, vocab)."""
     return torch.stack(run.logits[sequence])
 
 
-def assert_same_run(run: Run, expected: Run, tolerance: float = TOLERANCE) -> None:
+def assert_same_run(run: Generation, expected: Generation, tolerance: float = TOLERANCE) -> None:
     """Same logits and tokens in every sequence; one sequence may end early in a tie.
 
     Both runs are complete and have kept their logits.

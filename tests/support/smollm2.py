@@ -14,7 +14,7 @@ from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.checkpoint import open_weights
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.tokens import Tokeniser, read_tokeniser
-from kvsim.validate.model.weights import Source, load_weights
+from kvsim.validate.model.weights import TensorSource, load_weights
 from kvsim.validate.quality.text import read_text
 from tests.support import decoders as _decoders  # noqa: F401 - sets threads, silences transformers
 from tests.support.ulps import move_weights
@@ -29,7 +29,7 @@ def needed() -> None:
 
 
 @cache
-def checkpoint() -> tuple[Architecture, Source]:
+def checkpoint() -> tuple[Architecture, TensorSource]:
     """Its shapes and its file."""
     needed()
     return open_weights(NAME)

@@ -9,7 +9,7 @@ import pytest
 
 from kvsim.errors import InputError
 from kvsim.traces import rules
-from kvsim.traces.read import Options, load
+from kvsim.traces.read import ReadOptions, load
 from tests.support.bad_traces import BAD_FILES, BAD_ROWS, DAY, azure
 
 NAMED = {"arrival": "t", "prompt": "p", "generate": "g"}
@@ -17,7 +17,7 @@ NAMED = {"arrival": "t", "prompt": "p", "generate": "g"}
 
 def refused(path: Path, words: str, **options: Any) -> str:
     with pytest.raises(InputError) as caught:
-        load(str(path), Options(**options))
+        load(str(path), ReadOptions(**options))
     message = str(caught.value)
     assert message.isprintable() and len(message) < 600, message
     assert path.name in message
@@ -43,7 +43,7 @@ def test_a_bad_row_is_named(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", BAD_ROWS)
 def test_a_bad_row_is_left_out_and_counted(case: str, tmp_path: Path) -> None:
     data, rule, _ = BAD_ROWS[case]
-    trace = load(str(written(tmp_path, data)), Options(skip_bad=True))
+    trace = load(str(written(tmp_path, data)), ReadOptions(skip_bad=True))
     assert len(trace.requests) == 4
     assert trace.left_out.counts == {rule: 1}
     assert f"left out 1 rows [{rule}]" in trace.notes[0]
@@ -66,7 +66,7 @@ def test_the_first_of_many_bad_rows_is_named_and_all_are_counted(tmp_path: Path)
     bad = [f"{DAY}1.6,-1,1", "", f"{DAY}1.7,5", f"{DAY}1.8,x,1"] * 50
     path = written(tmp_path, azure(*bad))
     refused(path, "line 4|-1")
-    left = load(str(path), Options(skip_bad=True)).left_out
+    left = load(str(path), ReadOptions(skip_bad=True)).left_out
     assert left.counts == {"least": 50, "columns": 50, "number": 50}
     assert "line 6:" in left.first["columns"] and "line 7," in left.first["number"]
 
@@ -82,7 +82,7 @@ def test_lines_are_counted_over_blocks_and_torn_rows(
     path = written(tmp_path, "\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows])
                    .encode())  # fmt: skip
     refused(path, "line 8:|1 columns")
-    trace = load(str(path), Options(skip_bad=True))
+    trace = load(str(path), ReadOptions(skip_bad=True))
     assert trace.left_out.counts == {"columns": 8, "number": 1}
     assert "line 42," in trace.left_out.first["number"]
     assert trace.requests.prompt.tolist() == [i for i in range(1, 60) if i % 7 and i != 41]
@@ -112,7 +112,7 @@ def test_places_that_are_no_files(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_bad_options(options: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
-        load(str(written(tmp_path, azure())), Options(**options))
+        load(str(written(tmp_path, azure())), ReadOptions(**options))
     assert all(word in str(caught.value) for word in words.split("|")), caught.value
 
 

@@ -8,9 +8,9 @@ from scipy.stats import ks_2samp, kstest
 
 from kvsim.errors import InputError
 from kvsim.traces import likeness, specs
-from kvsim.traces.arrivals import Diurnal, OnOff, Profile
+from kvsim.traces.arrivals import Diurnal, OnOff, RepeatedLoad
 from kvsim.traces.lengths import Lengths, Lognormal
-from kvsim.traces.likeness import Workload, clock_tick
+from kvsim.traces.likeness import TrafficModel, clock_tick
 from kvsim.traces.read import load
 from kvsim.traces.requests import Floats, Requests
 from kvsim.traces.statistics import describe, dispersion
@@ -85,7 +85,7 @@ def test_lognormal_lengths() -> None:
 def test_prefix_reuse_is_what_was_asked_for() -> None:
     shared = specs.shared_prefixes("reuse:share=0.6,depth=0.4,distance=10,block=64")
     long = Lengths(Lognormal(20_000.0, 0.3), Lognormal(100.0, 0.5))  # short ones have few blocks
-    requests = Workload(specs.arrivals("poisson"), 1.0, long, shared).draw(6, 20_000, None)
+    requests = TrafficModel(specs.arrivals("poisson"), 1.0, long, shared).draw(6, 20_000, None)
     assert requests.block_tokens == 64
     assert requests.block_start is not None
     assert (np.diff(requests.block_start) == -(-requests.prompt // 64)).all()
@@ -96,7 +96,7 @@ def test_prefix_reuse_is_what_was_asked_for() -> None:
 
 
 def test_the_same_seed_gives_the_same_trace_and_another_another() -> None:
-    workload = Workload(
+    workload = TrafficModel(
         specs.arrivals("gamma"), 2.0, SOME, specs.shared_prefixes("reuse")
     )  # fmt: skip
     first, again, other = (workload.draw(seed, 500, None) for seed in (1, 1, 2))
@@ -106,7 +106,7 @@ def test_the_same_seed_gives_the_same_trace_and_another_another() -> None:
 
 
 def test_a_shorter_trace_begins_alike() -> None:
-    workload = Workload(specs.arrivals("gamma"), 2.0, SOME)
+    workload = TrafficModel(specs.arrivals("gamma"), 2.0, SOME)
     assert np.allclose(
         workload.draw(1, 100, None).arrival, workload.draw(1, 200, None).arrival[:100]
     )
@@ -178,7 +178,7 @@ def test_a_coarse_clock_is_seen_and_kept() -> None:
     )
     assert clock_tick(np.cumsum(random.exponential(1.0, 1000))) == 0.0
     fitted = likeness.fit_arrivals(arrival)
-    assert isinstance(fitted, Profile) and fitted.tick == 3.0
+    assert isinstance(fitted, RepeatedLoad) and fitted.tick == 3.0
     drawn = fitted.draw(random, 20_000 / 9000, None, 9000.0)
     assert (drawn % 3 == 0).all()
     ties = [(np.diff(times) == 0).mean() for times in (arrival, drawn)]
@@ -243,4 +243,4 @@ def test_too_short_a_source_and_too_long_a_trace() -> None:
     with pytest.raises(InputError, match="100 requests; expected at least 200"):
         likeness.fit(bursty().head(100))
     with pytest.raises(InputError, match="requests; expected at most 100,000,000"):
-        Workload(specs.arrivals("poisson"), 1e9, SOME).draw(1, None, 1e9)
+        TrafficModel(specs.arrivals("poisson"), 1e9, SOME).draw(1, None, 1e9)

@@ -16,7 +16,7 @@ from kvsim.errors import InputError
 from kvsim.traces import source
 from kvsim.traces.containers import delimited, lines, records
 from kvsim.traces.formats import FORMATS
-from kvsim.traces.read import Options, Trace, load
+from kvsim.traces.read import ReadOptions, Trace, load
 from kvsim.traces.units import unit_changes
 from tests.support.places import SHARED
 from tests.support.traces import (
@@ -35,7 +35,7 @@ from tests.support.traces import (
 def read(folder: Path, data: bytes, name: str = "trace", **options: Any) -> Trace:
     path = folder / name
     path.write_bytes(data)
-    return load(str(path), Options(**options))
+    return load(str(path), ReadOptions(**options))
 
 
 def same(trace: Trace, prompt: list[int] = PROMPT) -> None:
@@ -132,7 +132,7 @@ def test_named_columns_of_any_file(unit: str, times: list[Any], kind: str, tmp_p
     else:
         pq.write_table(pa.table(columns), path)
     named = {"arrival": "when", "prompt": "in", "generate": "out"}
-    same(load(str(path), Options(columns=named, time_unit=unit)))
+    same(load(str(path), ReadOptions(columns=named, time_unit=unit)))
     with pytest.raises(InputError, match="of no known trace format"):
         load(str(path))
 
@@ -143,11 +143,11 @@ def test_parquet_timestamps_and_lists(tmp_path: Path) -> None:
     path = tmp_path / "mine.parquet"
     pq.write_table(table, path)
     named = {"arrival": "t", "prompt": "p", "generate": "g", "blocks": "b"}
-    trace = load(str(path), Options(columns=named, block_tokens=256))
+    trace = load(str(path), ReadOptions(columns=named, block_tokens=256))
     same(trace)
     assert [ids.tolist() for ids in trace.requests.blocks()] == [[0, 1], [0, 1, 2], [], [3]]
     with pytest.raises(InputError, match="--block-tokens"):
-        load(str(path), Options(columns=named))
+        load(str(path), ReadOptions(columns=named))
 
 
 def test_lengths_alone_arrive_as_one_batch_and_this_is_said(tmp_path: Path) -> None:

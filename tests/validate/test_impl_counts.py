@@ -17,7 +17,7 @@ from kvsim.techniques import parse
 from kvsim.validate.counts.compare import Comparison, compare
 from kvsim.validate.impl import IMPLEMENTATIONS
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.run import Run
+from kvsim.validate.run import Generation
 from kvsim.validate.tally import Tally
 from tests.support.decoders import decoder, prompts
 
@@ -88,7 +88,7 @@ def counted(text: str, model: str, batch: int, prompt: int, generate: int) -> Co
 
 def counted_of(text: str, model: str, given: list[list[int]], generate: int) -> Comparison:
     counting = replace(short(model), tally=(tally := Tally()))
-    run = Run(counting, parse(text), given, generate)
+    run = Generation(counting, parse(text), given, generate)
     run.complete()
     assert counting.deployment
     return compare(counting.deployment, run, tally)

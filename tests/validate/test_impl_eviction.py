@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques import parse
-from kvsim.validate.model.attention import Step
-from kvsim.validate.run import Run
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.run import Generation
 from tests.support.decoders import decoder, prompts
 from tests.support.naive_caches import Naive, assert_like_naive
 
@@ -18,7 +18,7 @@ LENGTHS = [(90, 61), (10, 24, 90), (5, 3), (25,), (24,), (23,)]
 
 
 def check(text: str, kind: type[Naive], lengths: tuple[int, ...], generate: int = 40) -> None:
-    run = Run(decoder("llama"), parse(text), prompts(*lengths), generate, keep=True)
+    run = Generation(decoder("llama"), parse(text), prompts(*lengths), generate, keep=True)
     run.complete()
     assert_like_naive(run, kind)
 
@@ -55,7 +55,7 @@ class Choosing(Naive):
         super().__init__(*given)
         self.queries = torch.zeros(0)  # of a layer's prompt
 
-    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         self.queries = q
         return super().prefill(layer, x, q, k, v, step)
 
@@ -69,7 +69,7 @@ class Choosing(Naive):
                 seen = torch.ones(length, length).tril().bool()
                 self.read(layer, i, g, logits.masked_fill(~seen, -torch.inf).softmax(-1).sum(0))
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         out, shared = torch.empty_like(q), q.shape[1] // k.shape[1]
         for i, start in enumerate(step.starts):
             keys = torch.cat([self.k[layer][i][:, :start], k[i]], 1)

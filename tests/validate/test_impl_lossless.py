@@ -16,7 +16,7 @@ from kvsim.models.model import LayerShape
 from kvsim.techniques import parse
 from kvsim.techniques.kvpr import Kvpr
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.run import Run
+from kvsim.validate.run import Generation
 from tests.support.decoders import decoder, prompts
 from tests.support.runs import assert_same_run, logits_of
 
@@ -33,10 +33,12 @@ def on_a_machine(model: str) -> Decoder:
 
 
 @cache
-def results(text: str, model: str, lengths: tuple[int, ...] = LENGTHS, chunk: int = 8192) -> Run:
+def results(
+    text: str, model: str, lengths: tuple[int, ...] = LENGTHS, chunk: int = 8192
+) -> Generation:
     """A complete run that has kept its logits."""
     given = prompts(*lengths)
-    run = Run(on_a_machine(model), parse(text), given, GENERATE, keep=True, chunk=chunk)
+    run = Generation(on_a_machine(model), parse(text), given, GENERATE, keep=True, chunk=chunk)
     run.complete()
     return run
 
@@ -83,7 +85,7 @@ def test_a_single_layer(settings: str) -> None:
     weights = replace(whole.weights, layers=whole.weights.layers[:1])
     one = replace(whole, arch=whole.arch.first(1), weights=weights)
     given = prompts(*LENGTHS)
-    run, full = (Run(one, parse(t), given, GENERATE, keep=True) for t in (settings, "full"))
+    run, full = (Generation(one, parse(t), given, GENERATE, keep=True) for t in (settings, "full"))
     run.complete(), full.complete()
     assert_same_run(run, full)
 
@@ -105,7 +107,7 @@ def test_a_split_that_grows_with_the_context(settings: str, model: str, monkeypa
     monkeypatch.setattr(Kvpr, "recomputed", half)
     lengths = (30, 12, 12, 11)
     given = prompts(*lengths)
-    run = Run(on_a_machine(model), parse(f"kvpr:{settings}"), given, GENERATE, keep=True)
+    run = Generation(on_a_machine(model), parse(f"kvpr:{settings}"), given, GENERATE, keep=True)
     impl: Any = run.impl
     assert [impl.split(0, n) for n in (30, 33, 40)] == [11, 11, 11], "the shortest prompt"
     if settings:

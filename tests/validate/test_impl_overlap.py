@@ -22,7 +22,7 @@ from kvsim.validate import transfer
 from kvsim.validate.impl import hostcache, kcache, rows, specache
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.run import Run
+from kvsim.validate.run import Generation
 from kvsim.validate.tally import Silent
 from kvsim.validate.transfer import Transfers
 from tests.support.decoders import decoder, prompts
@@ -42,7 +42,7 @@ def tiny() -> Decoder:
 
 @cache
 def plain(text: str, generate: int) -> Tensor:
-    return Run(tiny(), parse(text), prompts(*LENGTHS), generate).complete()
+    return Generation(tiny(), parse(text), prompts(*LENGTHS), generate).complete()
 
 
 @dataclass
@@ -121,7 +121,7 @@ def test_no_wrong_token_in_a_thousand_steps(text: str, late: Lateness) -> None:
     truth = plain("full" if text in LOSSLESS else text, STEPS // RUNS)
     for seed in range(RUNS):
         late.clock.seed(seed)
-        tokens = Run(tiny(), parse(text), prompts(*LENGTHS), STEPS // RUNS).complete()
+        tokens = Generation(tiny(), parse(text), prompts(*LENGTHS), STEPS // RUNS).complete()
         assert torch.equal(tokens, truth)
     assert late.copies > STEPS
 
@@ -131,14 +131,14 @@ def test_no_wrong_token_with_other_settings(text: str, late: Lateness) -> None:
     lossy = "bits=4" in text or "n=6" in text or "k=6" in text
     truth = plain(text if lossy else "full", FEW)
     late.longest = 2e-3
-    assert torch.equal(Run(tiny(), parse(text), prompts(*LENGTHS), FEW).complete(), truth)
+    assert torch.equal(Generation(tiny(), parse(text), prompts(*LENGTHS), FEW).complete(), truth)
 
 
 @pytest.mark.parametrize("text", [*LOSSLESS, *OWN, OTHERS[1], OTHERS[4]])
 def test_the_prompt_leaves_late(text: str, late: Lateness) -> None:
     """Long after the layers that computed it are through with their buffers."""
     late.storing = 3e-2
-    tokens = Run(tiny(), parse(text), prompts(*LENGTHS), 4).complete()
+    tokens = Generation(tiny(), parse(text), prompts(*LENGTHS), 4).complete()
     assert torch.equal(tokens, plain(text if text in OWN else "full", FEW)[:, :4])
 
 
@@ -148,7 +148,9 @@ def test_without_waiting_tokens_are_wrong(text: str, late: Lateness, monkeypatch
     truth = plain("full" if text in LOSSLESS else text, FEW)
     monkeypatch.setattr(transfer._ThreadMark, "wait", lambda self: None)
     late.longest = 5e-3
-    assert not torch.equal(Run(tiny(), parse(text), prompts(*LENGTHS), FEW).complete(), truth)
+    assert not torch.equal(
+        Generation(tiny(), parse(text), prompts(*LENGTHS), FEW).complete(), truth
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from kvsim.validate.impl import specache
 from kvsim.validate.impl.probes import Probes
 from kvsim.validate.impl.zipcache import Zipcache
 from kvsim.validate.kernels.topk import softmax_top_k
-from kvsim.validate.run import Run
+from kvsim.validate.run import Generation
 from tests.support.adopted import Adopted
 from tests.support.decoders import decoder, prompts
 from tests.support.naive_caches import assert_like_naive, naive_packed
@@ -21,12 +21,12 @@ from tests.support.runs import assert_same_run
 GROUP, RESIDUAL = 16, 32
 
 
-def logits(run: Run) -> Tensor:
+def logits(run: Generation) -> Tensor:
     return torch.stack([torch.stack(rows) for rows in run.logits])
 
 
-def complete(text: str, given: list[list[int]], generate: int, model: str = "llama") -> Run:
-    run = Run(decoder(model), parse(text), given, generate, keep=True)
+def complete(text: str, given: list[list[int]], generate: int, model: str = "llama") -> Generation:
+    run = Generation(decoder(model), parse(text), given, generate, keep=True)
     run.complete()
     return run
 
@@ -170,7 +170,7 @@ def test_zipcache_packs_window_by_window() -> None:
 )
 def test_settings_that_cannot_run_are_refused_in_one_line(text: str) -> None:
     with pytest.raises(InputError, match=r"choose|expected") as caught:
-        Run(decoder("llama"), parse(text), prompts(5), 2)
+        Generation(decoder("llama"), parse(text), prompts(5), 2)
     assert "\n" not in str(caught.value)
 
 
@@ -178,4 +178,4 @@ def test_settings_that_cannot_run_are_refused_in_one_line(text: str) -> None:
 def test_sliding_windows_are_refused(name: str) -> None:
     text = name if name == "zipcache" else f"{name}:group=16,residual=32"
     with pytest.raises(InputError, match="sliding windows"):
-        Run(decoder("mistral"), parse(text), prompts(5), 2)
+        Generation(decoder("mistral"), parse(text), prompts(5), 2)

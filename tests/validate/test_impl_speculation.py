@@ -10,7 +10,7 @@ from torch import Tensor
 from kvsim.techniques import parse
 from kvsim.validate.impl import speculation
 from kvsim.validate.impl.speculation import verify_drawn, verify_likeliest
-from kvsim.validate.run import Run
+from kvsim.validate.run import Generation
 from tests.support.adopted import Adopted
 from tests.support.decoders import decoder, prompts
 from tests.support.naive_caches import assert_like_naive, naive_packed
@@ -27,7 +27,7 @@ def flushed(cached: int) -> int:
 
 @pytest.mark.parametrize("gamma", [1, 4, 6])
 def test_quantspec_is_greedy_decoding_of_its_target(gamma: int) -> None:
-    run = Run(
+    run = Generation(
         decoder("llama"), parse(f"{QUANTSPEC},gamma={gamma}"), prompts(70, 33, 5), 80, keep=True
     )
     run.complete()
@@ -43,13 +43,15 @@ def test_quantspec_is_greedy_decoding_of_its_target(gamma: int) -> None:
 
 def test_quantspecs_drafts_are_worse_than_its_target() -> None:
     """Or nothing above would be rejected: four bits and packed weights must be in use."""
-    run = Run(decoder("llama"), parse(f"{QUANTSPEC},gamma=1"), prompts(70), 2)
+    run = Generation(decoder("llama"), parse(f"{QUANTSPEC},gamma=1"), prompts(70), 2)
     with torch.inference_mode():
         run.start()
         draft = run.forward(run.last[:, None], "draft")
         target = run.forward(run.last[:, None], "verify")
     assert 0.05 < (draft - target).abs().max() < 10
-    wide = Run(decoder("llama"), parse(f"{QUANTSPEC},gamma=1,weight_bits=16"), prompts(70), 2)
+    wide = Generation(
+        decoder("llama"), parse(f"{QUANTSPEC},gamma=1,weight_bits=16"), prompts(70), 2
+    )
     with torch.inference_mode():
         wide.start()
         packed_alone = wide.forward(run.last[:, None], "draft")
@@ -71,16 +73,18 @@ def pooled(counts: Tensor, shares: Tensor) -> float:
 def test_sampled_quantspec_is_distributed_as_its_target() -> None:
     batch, prompt = 3000, prompts(37)
     heat = {"temperature": 0.4, "seed": 5}
-    run = Run(decoder("llama"), parse(f"{QUANTSPEC},gamma=2"), prompt * batch, 3, **heat)  # type: ignore[arg-type]
+    run = Generation(decoder("llama"), parse(f"{QUANTSPEC},gamma=2"), prompt * batch, 3, **heat)  # type: ignore[arg-type]
     tokens = run.complete()
     vocab = decoder("llama").arch.model.vocab
     # the second token, over every first token that was drawn
     first, times = torch.unique(tokens[:, 0], return_counts=True)
-    plain = Run(decoder("llama"), parse(f"{QUANTSPEC},gamma=0"), prompt * len(first), 3, **heat)  # type: ignore[arg-type]
+    settings, many = parse(f"{QUANTSPEC},gamma=0"), prompt * len(first)
+    plain = Generation(decoder("llama"), settings, many, 3, **heat)  # type: ignore[arg-type]
     with torch.inference_mode():
         plain.start()
         target = plain.shares(plain.forward(first[:, None], "verify")[:, 0])
-        other = Run(decoder("llama"), parse(f"{QUANTSPEC},gamma=1"), prompt * len(first), 3, **heat)  # type: ignore[arg-type]
+        settings = parse(f"{QUANTSPEC},gamma=1")
+        other = Generation(decoder("llama"), settings, many, 3, **heat)  # type: ignore[arg-type]
         other.start()
         draft = other.shares(other.forward(first[:, None], "draft")[:, 0])
     counts = torch.bincount(tokens[:, 1], minlength=vocab)
@@ -92,7 +96,7 @@ def test_sampled_quantspec_is_distributed_as_its_target() -> None:
 def drawn(text: str, many: int, generate: int, seed: int) -> Tensor:
     """Tokens of many runs of one prompt, (many, generate)."""
     given = prompts(37) * many
-    run = Run(decoder("llama"), parse(text), given, generate, temperature=0.4, seed=seed)
+    run = Generation(decoder("llama"), parse(text), given, generate, temperature=0.4, seed=seed)
     return run.complete()
 
 
@@ -174,15 +178,15 @@ def test_greedy_verification_by_hand() -> None:
 )
 def test_magicdec_is_full(settings: str, model: str) -> None:
     given = prompts(90, 33, 50)
-    full = Run(decoder(model), parse("full"), given, 60, keep=True)
-    run = Run(decoder(model), parse(f"magicdec:{settings}"), given, 60, keep=True)
+    full = Generation(decoder(model), parse("full"), given, 60, keep=True)
+    run = Generation(decoder(model), parse(f"magicdec:{settings}"), given, 60, keep=True)
     run.complete(), full.complete()
     assert_same_run(run, full)
 
 
 @pytest.mark.parametrize("draft", ["streamingllm", "snapkv"])
 def test_a_draft_that_keeps_everything_is_always_right(draft: str) -> None:
-    run = Run(
+    run = Generation(
         decoder("llama"), parse(f"magicdec:draft={draft},budget=300,gamma=3"), prompts(60), 61
     )
     run.complete()
@@ -193,7 +197,7 @@ def test_a_small_draft_is_mostly_wrong_where_a_large_one_is_right() -> None:
     rates = []
     for budget in (8, 40, 80):
         text = f"magicdec:draft=streamingllm,budget={budget},gamma=2"
-        run = Run(decoder("llama"), parse(text), prompts(90, 80, 85, 70), 40)
+        run = Generation(decoder("llama"), parse(text), prompts(90, 80, 85, 70), 40)
         run.complete()
         rates.append(sum(map(sum, run.yielded)) / len(run.yielded) / 4)
     assert rates[0] < rates[2]

@@ -21,7 +21,7 @@ from kvsim.validate.kernels import (
     topk,
     topk_triton,
 )
-from kvsim.validate.kernels.attention import Part, View
+from kvsim.validate.kernels.attention import PartialAttention, View
 from kvsim.validate.kernels.gather import gather_plainly
 from kvsim.validate.kernels.gather_triton import gather
 from kvsim.validate.kernels.quantise import quantise, quantise_plainly
@@ -47,7 +47,7 @@ def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "NUMBERS", 1 << 12)  # a few rows, so that there are several
 
 
-def as_plainly(q: Tensor, view: View, scored: bool = False) -> Part:
+def as_plainly(q: Tensor, view: View, scored: bool = False) -> PartialAttention:
     """The plain result, which both kernels must have."""
     twin = attention.attend_plainly(q, view, scored)
     for attend in KERNELS:
@@ -55,7 +55,7 @@ def as_plainly(q: Tensor, view: View, scored: bool = False) -> Part:
     return twin
 
 
-def same(ours: Part, twin: Part) -> None:
+def same(ours: PartialAttention, twin: PartialAttention) -> None:
     assert_close(ours.out, twin.out)
     assert_close(ours.lse, twin.lse)
     if twin.scores is not None and ours.scores is not None:

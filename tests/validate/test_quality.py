@@ -27,7 +27,7 @@ from kvsim.validate.quality.measure import measure
 from kvsim.validate.quality.settings import Reading, rehearse_all, sort_out, usual
 from kvsim.validate.quality.text import read_text, windows
 from kvsim.validate.quality.watch import WATCHED, WatchedSpecache, powers
-from kvsim.validate.run import Run
+from kvsim.validate.run import Generation
 from tests.support.decoders import decoder, oracle, oracle_logits, prompts
 
 PROMPT, SCORED = 60, 12
@@ -175,7 +175,7 @@ def test_rounds_are_counted_by_gamma() -> None:
 def test_rounds_have_the_gamma_they_count_for() -> None:
     """Also where a buffer of 8 tokens has no room for many drafts."""
     most = drafting(parse("quantspec:group=8,residual=16"), 6)
-    run = Run(decoder("llama"), most, prompts(70, 33), 150)
+    run = Generation(decoder("llama"), most, prompts(70, 33), 150)
     found = accepted(run)
     impl: Any = run.impl
     counted = [drafted for drafted in impl.drafted if drafted]

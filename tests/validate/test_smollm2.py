@@ -7,14 +7,14 @@ import torch
 
 from kvsim.techniques import parse
 from kvsim.validate.quality.forced import Forced
-from kvsim.validate.run import Run
+from kvsim.validate.run import Generation
 from tests.support.runs import assert_likeliest, assert_same_run, logits_of
 from tests.support.smollm2 import checkpoint, english, oracle, smollm2, tokeniser
 
 
 def test_logits_and_tokens_are_those_of_transformers() -> None:
     given = [english(400)[:70], english(400)[200:333]]
-    run = Run(smollm2(), parse("full"), given, 64, chunk=80, keep=True)
+    run = Generation(smollm2(), parse("full"), given, 64, chunk=80, keep=True)
     tokens = run.complete()
     for i, prompt in enumerate(given):
         ids = torch.tensor([prompt + tokens[i].tolist()])
@@ -52,8 +52,8 @@ def test_one_bit_is_usable_with_specaches_zero_point_alone() -> None:
 def test_quantspec_writes_what_its_target_writes() -> None:
     settings, half = "group=8,residual=16", 8
     given = [english(400)[:50], english(400)[100:137]]
-    target = Run(smollm2(), parse(f"quantspec:gamma=0,{settings}"), given, 30, keep=True)
-    run = Run(smollm2(), parse(f"quantspec:gamma=2,{settings}"), given, 30, keep=True)
+    target = Generation(smollm2(), parse(f"quantspec:gamma=0,{settings}"), given, 30, keep=True)
+    run = Generation(smollm2(), parse(f"quantspec:gamma=2,{settings}"), given, 30, keep=True)
     run.complete(), target.complete()
     assert_same_run(run, target)
     impl: Any = run.impl

@@ -19,7 +19,7 @@ from kvsim.prediction.memory import decode_point  # noqa: E402
 from kvsim.report import validate_times as report  # noqa: E402
 from kvsim.techniques import parse  # noqa: E402
 from kvsim.techniques.base import Technique  # noqa: E402
-from kvsim.validate.counts.check import SLACK, Workload  # noqa: E402
+from kvsim.validate.counts.check import SLACK, RandomPrompts  # noqa: E402
 from kvsim.validate.counts.expected import copied_bytes, peak_bytes  # noqa: E402
 from kvsim.validate.micro import techniques  # noqa: E402
 from kvsim.validate.model.architecture import load_architecture  # noqa: E402
@@ -31,8 +31,8 @@ from kvsim.validate.times.live import Live  # noqa: E402
 from kvsim.validate.times.points import (  # noqa: E402
     Compared,
     Grid,
-    LeftOut,
     Measured,
+    SkippedPoint,
     compare_times,
 )
 from kvsim.validate.times.summary import summarise  # noqa: E402
@@ -57,7 +57,7 @@ def test_a_clock_adds_up_what_ops_take() -> None:
 
 def test_a_timed_run_has_its_rounds_and_its_ops() -> None:
     arch = load_architecture("smollm2-135m").first(2)
-    work = Workload(2, 20, 5)
+    work = RandomPrompts(2, 20, 5)
     d = Deployment(arch.model, load_hardware("a6000"), load_stack("kvsim"))
     weights = random_weights(arch, CPU, torch.bfloat16)
     decoder = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=d)
@@ -101,7 +101,7 @@ def test_what_cannot_run_at_a_point_is_left_out_and_said(
 ) -> None:
     real = run_counted
 
-    def short(decoder: Decoder, t: Technique, work: Workload) -> Counted:
+    def short(decoder: Decoder, t: Technique, work: RandomPrompts) -> Counted:
         if t.name == "kivi":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 40 GiB\nmore")
         return real(decoder, t, work)
@@ -111,7 +111,7 @@ def test_what_cannot_run_at_a_point_is_left_out_and_said(
     asked = [parse("magicdec:budget=2"), parse("full"), parse("kivi:group=16,residual=16")]
     steps = list(compare_times(SMALL, asked, CPU, torch.bfloat16, hardware, stack))
     found = [step for step in steps if isinstance(step, Compared)]
-    missing = [step for step in steps if isinstance(step, LeftOut)]
+    missing = [step for step in steps if isinstance(step, SkippedPoint)]
     assert [c.technique.name for c in found] == ["full"]
     assert [m.technique.name for m in missing] == ["magicdec", "kivi"]
     assert missing[1].reason == "CUDA out of memory. Tried to allocate 40 GiB"
@@ -135,7 +135,7 @@ def test_memory_and_copies_are_those_of_one_run() -> None:
         kept.add_(1)
         assert live.held == 4000
     arch = load_architecture("smollm2-1.7b").first(2)
-    work = Workload(2, 160, 4)
+    work = RandomPrompts(2, 160, 4)
     d = Deployment(arch.model, load_hardware("a6000"), load_stack("kvsim"))
     weights = random_weights(arch, CPU, torch.bfloat16)
     decoder = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=d)

@@ -3,7 +3,7 @@ import torch
 
 from kvsim.errors import InputError
 from kvsim.techniques import parse
-from kvsim.validate.run import Run
+from kvsim.validate.run import Generation
 from tests.support.decoders import CONFIGS, decoder, oracle_logits, prompts
 from tests.support.runs import TOLERANCE, assert_likeliest, assert_same_sequence, logits_of
 
@@ -11,7 +11,7 @@ from tests.support.runs import TOLERANCE, assert_likeliest, assert_same_sequence
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_and_tokens_are_those_of_transformers(name: str) -> None:
     given = prompts(30, 17, 1)
-    run = Run(decoder(name), parse("full"), given, 64, chunk=24, keep=True)
+    run = Generation(decoder(name), parse("full"), given, 64, chunk=24, keep=True)
     tokens = run.complete()
     for i, prompt in enumerate(given):
         expected = oracle_logits(name, prompt, tokens[i].tolist())
@@ -22,7 +22,7 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once() -> None:
     given = prompts(33, 20)
     logits = []
     for chunk in (2, 10, 1000):
-        run = Run(decoder("llama"), parse("full"), given, 1, chunk=chunk, keep=True)
+        run = Generation(decoder("llama"), parse("full"), given, 1, chunk=chunk, keep=True)
         run.complete()
         logits.append(torch.stack([run.logits[0][0], run.logits[1][0]]))
     assert (logits[0] - logits[2]).abs().max() < TOLERANCE
@@ -31,10 +31,10 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once() -> None:
 
 def test_a_sequence_does_not_depend_on_its_neighbours() -> None:
     given = prompts(30, 17, 5)
-    together = Run(decoder("qwen3"), parse("full"), given, 20, keep=True)
+    together = Generation(decoder("qwen3"), parse("full"), given, 20, keep=True)
     together.complete()
     for i, prompt in enumerate(given):
-        alone = Run(decoder("qwen3"), parse("full"), [prompt], 20, keep=True)
+        alone = Generation(decoder("qwen3"), parse("full"), [prompt], 20, keep=True)
         (tokens,) = alone.complete()
         assert_same_sequence(
             logits_of(together, i), together.tokens[i], logits_of(alone, 0), tokens
@@ -42,7 +42,7 @@ def test_a_sequence_does_not_depend_on_its_neighbours() -> None:
 
 
 def test_drawn_tokens_follow_the_softmax() -> None:
-    run = Run(decoder("llama"), parse("full"), prompts(3), 1, temperature=1.5)
+    run = Generation(decoder("llama"), parse("full"), prompts(3), 1, temperature=1.5)
     logits = torch.tensor([[0.0, 1.0, 2.0]]).repeat(4000, 1)
     drawn = torch.bincount(run.choose(logits), minlength=3) / 4000
     assert torch.allclose(drawn, torch.softmax(logits[0] / 1.5, -1), atol=0.03)
@@ -50,4 +50,4 @@ def test_drawn_tokens_follow_the_softmax() -> None:
 
 def test_more_tokens_than_the_decoder_was_made_for_are_refused() -> None:
     with pytest.raises(InputError, match="513 tokens are needed"):
-        Run(decoder("llama"), parse("full"), prompts(500), 13)
+        Generation(decoder("llama"), parse("full"), prompts(500), 13)

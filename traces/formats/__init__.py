@@ -14,9 +14,9 @@ from kvsim.traces.formats import (
     vidur,
     vllm,
 )
-from kvsim.traces.formats.base import TIME_UNITS, Format, Layout
+from kvsim.traces.formats.base import TIME_UNITS, Layout, TraceFormat
 
-FORMATS: dict[str, Format] = {
+FORMATS: dict[str, TraceFormat] = {
     "kvsim": own.FORMAT,
     "azure": azure.FORMAT,
     "burstgpt": burstgpt.FORMAT,
@@ -73,7 +73,7 @@ def named(file: str, columns: Collection[str], names: dict[str, str], unit: str)
     )  # fmt: skip
 
 
-def _fits(columns: Collection[str], format: Format) -> bool:
+def _fits(columns: Collection[str], format: TraceFormat) -> bool:
     if not all(mark in columns for mark in format.marks):
         return False
     if format.marks and format.unpack:

@@ -1,8 +1,8 @@
 """Alibaba's Qwen-Bailian traces: seconds and prefix blocks of 16 tokens."""
 
-from kvsim.traces.formats.base import Format
+from kvsim.traces.formats.base import TraceFormat
 
-FORMAT = Format(
+FORMAT = TraceFormat(
     title="Alibaba Qwen-Bailian JSONL with prefix blocks",
     source="https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon",
     arrival=(("timestamp", "s"),),

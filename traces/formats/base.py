@@ -10,7 +10,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Format:
+class TraceFormat:
     """One public trace format; the reader follows it and nothing else.
 
     A column has one or more names; the first that the file has is taken.

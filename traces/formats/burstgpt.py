@@ -1,8 +1,8 @@
 """BurstGPT; a response of 0 tokens is a request that failed."""
 
-from kvsim.traces.formats.base import Format
+from kvsim.traces.formats.base import TraceFormat
 
-FORMAT = Format(
+FORMAT = TraceFormat(
     title="BurstGPT CSV",
     source="https://github.com/HPMLL/BurstGPT, arXiv:2401.17644",
     arrival=(("Timestamp", "s"),),

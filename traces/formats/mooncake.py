@@ -1,8 +1,8 @@
 """Mooncake traces: milliseconds and prefix blocks of 512 tokens."""
 
-from kvsim.traces.formats.base import Format
+from kvsim.traces.formats.base import TraceFormat
 
-FORMAT = Format(
+FORMAT = TraceFormat(
     title="Mooncake JSONL with prefix blocks",
     source="https://github.com/kvcache-ai/Mooncake, FAST'25",
     arrival=(("timestamp", "ms"),),

@@ -1,8 +1,8 @@
 """What `kvsim traces convert` and `generate` write; Parquet states the block size besides."""
 
-from kvsim.traces.formats.base import Format
+from kvsim.traces.formats.base import TraceFormat
 
-FORMAT = Format(
+FORMAT = TraceFormat(
     title="kvsim Parquet or CSV",
     source="docs/traces.md",
     arrival=(("arrival_s", "s"),),

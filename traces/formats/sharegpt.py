@@ -6,7 +6,7 @@ As in vLLM's benchmark, a request is a conversation's first turn and its answer.
 from collections.abc import Iterator
 
 from kvsim.errors import InputError
-from kvsim.traces.formats.base import Format, Record
+from kvsim.traces.formats.base import Record, TraceFormat
 
 
 def unpack(conversation: Record) -> Iterator[Record]:
@@ -22,7 +22,7 @@ def unpack(conversation: Record) -> Iterator[Record]:
     yield {"prompt": len(texts[0] or ""), "generate": len(texts[1] or "")}
 
 
-FORMAT = Format(
+FORMAT = TraceFormat(
     title="ShareGPT conversations, JSON or JSONL",
     source="https://github.com/vllm-project/vllm/tree/main/benchmarks",
     arrival=(),

@@ -1,8 +1,8 @@
 """Vidur's processed traces; files of lengths alone exist."""
 
-from kvsim.traces.formats.base import Format
+from kvsim.traces.formats.base import TraceFormat
 
-FORMAT = Format(
+FORMAT = TraceFormat(
     title="Vidur CSV",
     source="https://github.com/microsoft/vidur",
     arrival=(("arrived_at", "s"),),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kvsim.errors import InputError
-from kvsim.traces.formats.base import Format, Record
+from kvsim.traces.formats.base import Record, TraceFormat
 
 ARRAYS = ("start_times", "input_lens", "output_lens")
 
@@ -21,7 +21,7 @@ def unpack(run: Record) -> Iterator[Record]:
         yield dict(zip(arrays, values, strict=True))
 
 
-FORMAT = Format(
+FORMAT = TraceFormat(
     title="vLLM or SGLang benchmark result, JSON or JSONL",
     source="https://docs.vllm.ai, vllm bench serve --save-result --save-detailed",
     arrival=(("start_times", "s"),),

@@ -17,7 +17,7 @@ from kvsim.validate.machine import check_memory, refusals
 from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import (
-    Source,
+    TensorSource,
     build,
     cached_bytes,
     find_tensors,
@@ -25,7 +25,7 @@ from kvsim.validate.model.weights import (
     random_weights,
     weight_bytes,
 )
-from kvsim.validate.run import Run
+from kvsim.validate.run import Generation
 from kvsim.validate.tally import Tally
 
 TOLERANCE = 1e-3  # of fp32 logits, between ways to order the same sums
@@ -34,7 +34,7 @@ CACHES = 6  # a cache, its copies on both sides, prompt and buffers
 
 
 @dataclass(frozen=True)
-class Workload:
+class RandomPrompts:
     """Random prompts of one length, and tokens to generate."""
 
     batch: int
@@ -51,7 +51,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckedTechnique:
     """One technique: its tokens beside those of full KV, and its counts beside the prediction."""
 
     technique: Technique
@@ -79,7 +79,7 @@ class CannotRun:
     reason: str  # one line
 
 
-def representative(m: Model, work: Workload) -> list[Technique]:
+def representative(m: Model, work: RandomPrompts) -> list[Technique]:
     """Every technique that can be run, with settings that make it act within the workload."""
     prompt, group = work.prompt, max(g for g in (8, 16, 32) if m.head_dim % g == 0 or g == 8)
     narrow = 4 if m.hidden % 128 == 0 and m.ffn % 128 == 0 else 16
@@ -102,7 +102,7 @@ def representative(m: Model, work: Workload) -> list[Technique]:
 
 
 def check_workload(
-    arch: Architecture, source: Source | None, work: Workload, device: torch.device
+    arch: Architecture, source: TensorSource | None, work: RandomPrompts, device: torch.device
 ) -> None:
     """Refuse what cannot run, before anything is loaded.
 
@@ -126,7 +126,7 @@ def check_workload(
     check_memory(device, 1.2 * weight_bytes(arch, torch.float32) + cache + logits + hidden)
 
 
-def rehearse(arch: Architecture, t: Technique, work: Workload, d: Deployment) -> None:
+def rehearse(arch: Architecture, t: Technique, work: RandomPrompts, d: Deployment) -> None:
     """Set a technique up without any memory, to see that it can run.
 
     Raises
@@ -140,7 +140,7 @@ def rehearse(arch: Architecture, t: Technique, work: Workload, d: Deployment) ->
 
 
 def runnable(
-    arch: Architecture, work: Workload, d: Deployment
+    arch: Architecture, work: RandomPrompts, d: Deployment
 ) -> tuple[list[Technique], list[InputError]]:
     """Of every technique that there is those which can run, and why the others cannot."""
     able, refused = [], []
@@ -156,12 +156,12 @@ def runnable(
 @torch.inference_mode()
 def check(
     arch: Architecture,
-    source: Source | None,
+    source: TensorSource | None,
     techniques: list[Technique],
-    work: Workload,
+    work: RandomPrompts,
     device: torch.device,
     d: Deployment,
-) -> Iterator[Outcome | CannotRun | str]:
+) -> Iterator[CheckedTechnique | CannotRun | str]:
     """Run every technique twice: in fp32 for its tokens, in fp16 for its counts.
 
     Yields what it is about to do as text, then one outcome per technique. A technique whose
@@ -184,17 +184,17 @@ def check(
         yield f"counts {i}/{len(agreements)}: {t}"
         tally = Tally()
         try:
-            run = Run(replace(counting, tally=tally), t, prompts, work.generate)
+            run = Generation(replace(counting, tally=tally), t, prompts, work.generate)
             run.complete()
         except refusals() as problem:
             yield CannotRun(t, brief(problem, 200))
         else:
-            yield Outcome(t, t.exact, same, difference, compare(d, run, tally))
+            yield CheckedTechnique(t, t.exact, same, difference, compare(d, run, tally))
 
 
 def _decoder(
-    arch: Architecture, source: Source | None, dtype: torch.dtype, device: torch.device,
-    work: Workload, d: Deployment,
+    arch: Architecture, source: TensorSource | None, dtype: torch.dtype, device: torch.device,
+    work: RandomPrompts, d: Deployment,
 ) -> Decoder:  # fmt: skip
     if source:
         weights = load_weights(arch, source, device, dtype)
@@ -203,13 +203,15 @@ def _decoder(
     return Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=d)
 
 
-def _run(decoder: Decoder, t: Technique, prompts: list[list[int]], work: Workload) -> Run:
-    run = Run(decoder, t, prompts, work.generate, keep=True)
+def _run(
+    decoder: Decoder, t: Technique, prompts: list[list[int]], work: RandomPrompts
+) -> Generation:
+    run = Generation(decoder, t, prompts, work.generate, keep=True)
     run.complete()
     return run
 
 
-def _agreement(truth: Run, run: Run) -> tuple[float, float]:
+def _agreement(truth: Generation, run: Generation) -> tuple[float, float]:
     """Share of equal tokens; largest difference of logits until tokens part."""
     same = (truth.tokens == run.tokens).float().mean().item()
     worst = 0.0

@@ -15,7 +15,7 @@ from kvsim.graph import Channel, Number, Step, Tier
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point, phases, prefill_point
 from kvsim.techniques.base import Technique
-from kvsim.validate.run import Run
+from kvsim.validate.run import Generation
 from kvsim.validate.tally import Tally
 
 PHASES = ("prefill", "between", "decode")
@@ -24,7 +24,7 @@ CHANNELS: tuple[Channel, ...] = ("hbm", "dram", "h2d", "d2h")
 
 
 @dataclass
-class Work:
+class CountedWork:
     """FLOPs and bytes of an op over all layers and all passes of a phase."""
 
     flops: float = 0.0  # [FLOP]
@@ -43,8 +43,8 @@ class Line:
 
     phase: str
     op: str
-    predicted: Work
-    counted: Work
+    predicted: CountedWork
+    counted: CountedWork
     launches: int  # kernels and copies counted
     reason: str  # why bytes may differ, or nothing
 
@@ -124,7 +124,7 @@ class Comparison:
         return all(x.holds for x in self.lines) and all(x.holds for x in self.buffers)
 
 
-def compare(d: Deployment, run: Run, tally: Tally) -> Comparison:
+def compare(d: Deployment, run: Generation, tally: Tally) -> Comparison:
     """A complete run, counted by ``tally``, beside what its technique states.
 
     Parameters
@@ -142,13 +142,13 @@ def compare(d: Deployment, run: Run, tally: Tally) -> Comparison:
     lines = []
     for phase in PHASES:
         for op in {**stated[phase], **counted[phase]}:
-            work, launches = counted[phase].get(op, (Work(), 0))
-            predicted = stated[phase].get(op, Work())
+            work, launches = counted[phase].get(op, (CountedWork(), 0))
+            predicted = stated[phase].get(op, CountedWork())
             lines.append(Line(phase, op, predicted, work, launches, reasons.get(op, "")))
     return Comparison(technique, tuple(lines), tuple(_buffers(technique, d, run, reasons)))
 
 
-def as_run(run: Run) -> Technique:
+def as_run(run: Generation) -> Technique:
     """The technique with the acceptance that the run really had, where that is a setting."""
     t = run.impl.technique
     gamma = getattr(t, "gamma", 0)
@@ -159,8 +159,8 @@ def as_run(run: Run) -> Technique:
     return replace(t, **known)
 
 
-def _stated(t: Technique, d: Deployment, run: Run) -> dict[str, dict[str, Work]]:
-    """Work by phase; a round whose sequences differ in length is the mean of such as each."""
+def _stated(t: Technique, d: Deployment, run: Generation) -> dict[str, dict[str, CountedWork]]:
+    """Work by phase; a round whose sequences differ in length is the mean over their lengths."""
     batch, prompt, generate = run.batch, run.longest, run.generate
     start = decode_point(batch, prompt, generate, 0)
     decode = [
@@ -175,7 +175,7 @@ def _stated(t: Technique, d: Deployment, run: Run) -> dict[str, dict[str, Work]]
     }
 
 
-def _rounds_as(t: Technique, run: Run) -> list[Technique]:
+def _rounds_as(t: Technique, run: Generation) -> list[Technique]:
     """The technique as each round ran it: a full buffer may cut a round's drafts short."""
     drafted: list[int] | None = getattr(run.impl, "drafted", None)
     return [t] * len(run.rounds) if drafted is None else [with_gamma(t, g) for g in drafted]
@@ -186,30 +186,32 @@ def with_gamma(t: Technique, gamma: int) -> Technique:
     return type(t)(**t.settings | {"gamma": gamma})
 
 
-def _sum(steps: Iterable[Step]) -> dict[str, Work]:
+def _sum(steps: Iterable[Step]) -> dict[str, CountedWork]:
     """Work by op, the mean over points; those that have none are never launched."""
-    total: dict[str, Work] = {}
+    total: dict[str, CountedWork] = {}
     for step in steps:
         for op, times in all_ops(step):
             flops = times * _mean(op.flops)
             moved = {c: times * _mean(n) for c, n in op.bytes.items()}
             if flops or any(moved.values()):
-                total.setdefault(op.name, Work()).add(flops, moved)
+                total.setdefault(op.name, CountedWork()).add(flops, moved)
     return total
 
 
-def _counted(tally: Tally) -> dict[str, dict[str, tuple[Work, int]]]:
-    phases: dict[str, dict[str, tuple[Work, int]]] = {phase: {} for phase in PHASES}
+def _counted(tally: Tally) -> dict[str, dict[str, tuple[CountedWork, int]]]:
+    phases: dict[str, dict[str, tuple[CountedWork, int]]] = {phase: {} for phase in PHASES}
     for one in tally.passes:
         phase = phases[one.kind if one.kind in phases else "decode"]
         for name, count in one.ops.items():
-            work, launches = phase.get(name, (Work(), 0))
+            work, launches = phase.get(name, (CountedWork(), 0))
             work.add(count.flops, count.bytes)
             phase[name] = work, launches + count.launches
     return phases
 
 
-def _buffers(t: Technique, d: Deployment, run: Run, reasons: Mapping[str, str]) -> Iterable[Buffer]:
+def _buffers(
+    t: Technique, d: Deployment, run: Generation, reasons: Mapping[str, str]
+) -> Iterable[Buffer]:
     """Buffers that both sides name, while the prompt is read and after the last round.
 
     What does not change in between was reserved for the whole generation.

@@ -10,13 +10,13 @@ from kvsim.graph import Step
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point, phases, prefill_point
 from kvsim.techniques.base import Technique
-from kvsim.validate.counts.check import Workload
+from kvsim.validate.counts.check import RandomPrompts
 
 BEFORE = ("weights", "embedding", "context")  # there before the run
 DECODER = ("weights", "embedding", "workspace", "context")  # not the technique's buffers
 
 
-def resident_bytes(d: Deployment, t: Technique, work: Workload) -> float:
+def resident_bytes(d: Deployment, t: Technique, work: RandomPrompts) -> float:
     """What a technique says it keeps after the last round, besides the decoder's own. [B]"""
     last = decode_point(work.batch, work.prompt, work.generate, work.generate - 1.0)
     return sum(
@@ -27,7 +27,7 @@ def resident_bytes(d: Deployment, t: Technique, work: Workload) -> float:
     )
 
 
-def peak_bytes(d: Deployment, t: Technique, work: Workload, on_gpu: bool) -> float:
+def peak_bytes(d: Deployment, t: Technique, work: RandomPrompts, on_gpu: bool) -> float:
     """What a technique says is held at most besides weights; a CPU holds both tiers. [B]
 
     Runs reserve what the last round needs before they read the prompt.
@@ -44,7 +44,7 @@ def peak_bytes(d: Deployment, t: Technique, work: Workload, on_gpu: bool) -> flo
     return max(totals)
 
 
-def copied_bytes(d: Deployment, t: Technique, work: Workload, way: str) -> float:
+def copied_bytes(d: Deployment, t: Technique, work: RandomPrompts, way: str) -> float:
     """What a technique says it moves through the link from the prompt to the last token. [B]"""
     sizes = (work.batch, work.prompt, work.generate)
     prompt = prefill_point(*sizes)
@@ -54,7 +54,7 @@ def copied_bytes(d: Deployment, t: Technique, work: Workload, way: str) -> float
     return _through(once, way) + float(np.ravel(rounds)[0]) * _through(cycle.steps, way)
 
 
-def computing_seconds(d: Deployment, t: Technique, work: Workload) -> float:
+def computing_seconds(d: Deployment, t: Technique, work: RandomPrompts) -> float:
     """What a technique says compute works per token, waits left out. [s]"""
     point = decode_point(work.batch, work.prompt, work.generate, work.generate / 2 - 1)
     cycle = t.cycle(d, point)

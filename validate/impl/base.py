@@ -42,13 +42,13 @@ from torch import Tensor
 from kvsim.graph import Tier
 from kvsim.techniques.base import Technique
 from kvsim.validate.kernels.ranges import NUMBERS, ranges
-from kvsim.validate.model.attention import Step, attend, visible
+from kvsim.validate.model.attention import Pass, attend, visible
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import LayerWeights
 from kvsim.validate.tally import Kind, Silent, size
 
 if TYPE_CHECKING:
-    from kvsim.validate.run import Run
+    from kvsim.validate.run import Generation
 
 SCORES_ON_GPU = 1 << 24  # numbers
 Resident = dict[Tier, dict[str, list[Tensor]]]
@@ -81,7 +81,7 @@ class Implementation:
 
     # hooks
 
-    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Attention of one chunk of the prompt; see ``decoder.Attend`` for the shapes."""
         if self._scratch is None:
             self._scratch = self.empty(self.prompt), self.empty(self.prompt)
@@ -96,7 +96,7 @@ class Implementation:
             self.filled(layer, keys, values)
         return out
 
-    def attend_prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend_prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Attention of a chunk over the prompt so far, (batch, KV heads, tokens, dim)."""
         with self.tally.op("attn") as marks:
             seen = visible(step, step.length, self.shapes[layer].window)
@@ -109,15 +109,15 @@ class Implementation:
         """
         raise NotImplementedError
 
-    def between(self, run: "Run") -> None:
+    def between(self, run: "Generation") -> None:
         """What is done once, after the prompt and before the first round."""
 
-    def round(self, run: "Run") -> None:
+    def round(self, run: "Generation") -> None:
         """One decoding round: here one token per sequence."""
         logits = run.forward(run.last[:, None], "decode")
         run.emit(run.choose(logits), logits=logits)
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Attention of new tokens; see ``decoder.Attend`` for the shapes."""
         raise NotImplementedError
 
@@ -179,7 +179,7 @@ def query_ranges(
     return ranges(queries, scores, most if room is None else min(most, room))
 
 
-def put(cache: Tensor, new: Tensor, step: Step) -> None:
+def put(cache: Tensor, new: Tensor, step: Pass) -> None:
     """Write new keys or values (sequences, KV heads, new, dim) at their positions in a cache."""
     cache = cache[step.rows]
     if step.uniform:

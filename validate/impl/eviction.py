@@ -12,7 +12,7 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.base import Technique
 from kvsim.validate.impl.base import Implementation, Resident, put
-from kvsim.validate.model.attention import Step, attend, visible
+from kvsim.validate.model.attention import Pass, attend, visible
 from kvsim.validate.model.decoder import Decoder
 
 Positions = TypeVar("Positions", int, Tensor)
@@ -32,13 +32,13 @@ class Evicting(Implementation):
         self.all_k = one.new_zeros(len(self.shapes), *one.shape)
         self.k, self.v = list(self.all_k), list(torch.zeros_like(self.all_k))  # by layer
 
-    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Straight into the cache if the whole prompt has room there."""
         if self.prompt > self.budget:
             return super().prefill(layer, x, q, k, v, step)
         return self.attend_slots(layer, q, k, v, step)
 
-    def attend_slots(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend_slots(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Append where slots and positions are the same, and attend."""
         with self.tally.op("attn") as marks:
             put(self.k[layer], k, step)
@@ -74,7 +74,7 @@ class Evicting(Implementation):
         turn = self.sink + (positions - self.sink) % max(1, self.recent)
         return positions * (positions < self.sink) + turn * (positions >= self.sink)
 
-    def append(self, cache: Tensor, new: Tensor, step: Step) -> None:
+    def append(self, cache: Tensor, new: Tensor, step: Pass) -> None:
         """Write one new token per sequence (batch, KV heads, 1, dim) at its slot."""
         if step.uniform:
             cache[:, :, self.slot(step.starts[0])] = new[:, :, 0]

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from kvsim.techniques.base import Technique
 from kvsim.validate.impl.base import Implementation, Resident, put
-from kvsim.validate.model.attention import Step, attend, visible
+from kvsim.validate.model.attention import Pass, attend, visible
 from kvsim.validate.model.decoder import Decoder
 
 
@@ -19,11 +19,11 @@ class Full(Implementation):
         self.k = [self.empty(self.capacity) for _ in self.shapes]
         self.v = [torch.zeros_like(k) for k in self.k]
 
-    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Chunks go straight into the cache."""
         return self.attend(layer, x, q, k, v, step)
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Append and attend to everything."""
         with self.tally.op("attn") as marks:
             put(self.k[layer], k, step)

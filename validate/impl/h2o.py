@@ -8,7 +8,7 @@ from torch import Tensor
 from kvsim.techniques.base import Technique
 from kvsim.validate.impl.base import Resident, put, query_ranges
 from kvsim.validate.impl.eviction import Evicting, by_kv_head, scores, weigh
-from kvsim.validate.model.attention import Step, visible
+from kvsim.validate.model.attention import Pass, visible
 from kvsim.validate.model.decoder import Decoder
 
 
@@ -35,7 +35,7 @@ class H2o(Evicting):
         self._prompt_sums: Tensor | None = None
         self._lengths = torch.tensor(lengths, device=decoder.device)
 
-    def attend_slots(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend_slots(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """With scores, where some token will be evicted."""
         if not self.ranked:
             return super().attend_slots(layer, q, k, v, step)
@@ -46,7 +46,7 @@ class H2o(Evicting):
         keys, values = (c[:, :, : step.length] for c in (self.k[layer], self.v[layer]))
         return self._attend(q, keys, values, self.sums[layer][:, :, : step.length], step)
 
-    def attend_prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend_prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Scores of all queries are added up, token by token."""
         if not step.starts[0]:
             self._prompt_sums = self._sums(self.prompt)
@@ -71,7 +71,7 @@ class H2o(Evicting):
         per_head = held.repeat_interleave(self.model.queries_per_kv, dim=1)
         self.sums[layer].copy_(self._prompt_sums.gather(2, per_head))
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Evict where the cache is full, append, attend, add up the scores."""
         if step.length <= self.budget:
             return self.attend_slots(layer, q, k, v, step)
@@ -96,7 +96,7 @@ class H2o(Evicting):
         shape = (self.batch, self.model.heads, tokens)
         return torch.zeros(shape, device=self.decoder.device)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, sums: Tensor, step: Step) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, sums: Tensor, step: Pass) -> Tensor:
         """Attention whose scores leave the kernel and are added to the sums, in place.
 
         They take no more memory than the MLP's activations, which are not there yet.

@@ -19,7 +19,7 @@ from kvsim.techniques.hostcache import Scheduled
 from kvsim.validate.impl.base import Implementation, Resident
 from kvsim.validate.impl.rows import Rows
 from kvsim.validate.impl.streaming import StreamedWeights
-from kvsim.validate.model.attention import Step, attend, visible
+from kvsim.validate.model.attention import Pass, attend, visible
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import LayerWeights
 from kvsim.validate.tally import Kind, Silent
@@ -130,7 +130,7 @@ class HostCache(Implementation):
 
         return self.transfers.d2h(work, self.transfers.mark())
 
-    def keep_inputs(self, visit: Visit, x: Tensor, step: Step) -> None:
+    def keep_inputs(self, visit: Visit, x: Tensor, step: Pass) -> None:
         """A chunk of the prompt has reached a layer as x: for those who send it home."""
 
     # hooks
@@ -145,7 +145,7 @@ class HostCache(Implementation):
         """From the host by columns."""
         return self.streamed.layer(layer) if self.streamed else super().weights(layer, kind)
 
-    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """The prompt fills a buffer, which is sent home when it is whole."""
         visit = Visit(layer, step.rows.start // self.each)
         if step.starts[0] == 0:
@@ -160,7 +160,7 @@ class HostCache(Implementation):
                 self._request(self.visits[0], self._turn)
         return out
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Ask for the next visit, wait for this one, attend, and send the new tokens home."""
         visit, arrival = Visit(layer, step.rows.start // self.each), self._arrival
         self._send_weights(visit)
@@ -255,7 +255,7 @@ class HostCache(Implementation):
                     marks.reads(*rows[part])
                     marks.writes(wide[part])
 
-    def _attend(self, visit: Visit, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def _attend(self, visit: Visit, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Append new tokens and attend, the rows that were away and those that stayed apart."""
         window = self.shapes[visit.layer].window
         queries = q.reshape(self.rows, -1, step.new, q.shape[3])  # (rows, group, new, dim)
@@ -279,7 +279,7 @@ class HostCache(Implementation):
             out = torch.cat(outs) if len(outs) > 1 else outs[0]
         return out.reshape(q.shape)
 
-    def _put(self, cache: Tensor, new: Tensor, step: Step, rows: slice) -> None:
+    def _put(self, cache: Tensor, new: Tensor, step: Pass, rows: slice) -> None:
         """Write new (new, rows, dim) at their positions in a cache (tokens, rows, dim)."""
         if step.uniform:
             cache[step.starts[0] : step.starts[0] + step.new] = new

@@ -7,7 +7,7 @@ from kvsim.techniques.base import Technique
 from kvsim.validate.impl.base import Implementation, Resident, put
 from kvsim.validate.impl.eviction import scores
 from kvsim.validate.kernels.gather import gather, rows_at
-from kvsim.validate.model.attention import Step, attend, visible
+from kvsim.validate.model.attention import Pass, attend, visible
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.transfer import Mark, Transfers
 
@@ -37,7 +37,7 @@ class Kcache(Implementation):
         self.buffers: list[Tensor] = []  # for values on their way in or out
         self._sent: dict[int, tuple[Mark, Copies]] = {}  # the last to each home, with its source
 
-    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Values of one layer leave while the next one is computed."""
         if layer < self.here:
             values = self.values[layer]
@@ -73,7 +73,7 @@ class Kcache(Implementation):
             )
             self.buffers = [torch.zeros(halves, dtype=self.decoder.dtype, device=device), index]
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Scores over all keys, then the values of the best N."""
         here = layer < self.here
         count, length = min(self.n, step.length), step.length
@@ -119,7 +119,7 @@ class Kcache(Implementation):
         room = self.buffers[1].view(-1)[: index.numel()].view(index.shape)
         return room.copy_(index)
 
-    def _chosen(self, layer: int, index: Tensor, v: Tensor, step: Step) -> Tensor:
+    def _chosen(self, layer: int, index: Tensor, v: Tensor, step: Pass) -> Tensor:
         """The values that ``index`` (batch, heads, N) names, (batch, heads, N, dim)."""
         kv_heads, length = self.model.kv_heads, step.length
         by_group = index.view(self.batch, kv_heads, -1)
@@ -145,7 +145,7 @@ class Kcache(Implementation):
         """Rows of values on the GPU, (batch, heads, N, dim)."""
         return rows_at(values, by_group).view(*index.shape, -1)
 
-    def _send_new(self, layer: int, new: Tensor, step: Step) -> None:
+    def _send_new(self, layer: int, new: Tensor, step: Pass) -> None:
         """One token per sequence (1, batch, KV heads, dim) to its slot."""
         home = self.homes[layer - self.here]
         if step.uniform:

@@ -8,7 +8,7 @@ from kvsim.errors import InputError
 from kvsim.techniques.base import Technique
 from kvsim.techniques.kivi import Kivi as Settings
 from kvsim.validate.impl.packed import Packed
-from kvsim.validate.model.attention import Step
+from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 
 
@@ -45,7 +45,7 @@ class Kivi(Packed):
         """All but the residual."""
         return max(tokens - self.residual, 0)
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Append, pack what no longer fits the residual, attend."""
         lengths = [n + 1 for n in step.starts]
         pack_values(self, layer, step.starts, step.positions[:, 0] - self.residual)

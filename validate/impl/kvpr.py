@@ -15,7 +15,7 @@ from kvsim.techniques.kvpr import Kvpr as Statement
 from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.hostcache import Arrival, HostCache, Visit
 from kvsim.validate.impl.rows import Rows
-from kvsim.validate.model.attention import Step
+from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.tally import Silent
 from kvsim.validate.transfer import Mark
@@ -47,7 +47,7 @@ class Kvpr(HostCache):
         """Tokens that every step recomputes have no keys and values at home."""
         return self._span(layer)[0]
 
-    def keep_inputs(self, visit: Visit, x: Tensor, step: Step) -> None:
+    def keep_inputs(self, visit: Visit, x: Tensor, step: Pass) -> None:
         """Send home the inputs that some step will recompute from."""
         last = self._span(visit.layer)[1]
         part = slice(step.starts[0], min(step.length, last))

@@ -12,7 +12,7 @@ from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.full import Full
 from kvsim.validate.impl.probes import Probes
 from kvsim.validate.impl.speculation import Speculative
-from kvsim.validate.model.attention import Step, attend
+from kvsim.validate.model.attention import Pass, attend
 from kvsim.validate.model.decoder import Decoder
 
 POOL = 5  # neighbouring tokens whose scores SnapKV averages
@@ -54,7 +54,7 @@ class Magicdec(Speculative, Full):
         last = self._lengths[:, None] - 1 - torch.arange(min(WINDOW, self.prompt), device=device)
         self._probes = Probes(self, last.clamp(min=-1))
 
-    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """The whole cache takes the prompt, the draft's what it keeps of it."""
         out = super().prefill(layer, x, q, k, v, step)
         if self.gamma:
@@ -64,7 +64,7 @@ class Magicdec(Speculative, Full):
                 self._fill(layer)
         return out
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """A draft sees its own cache; verification fills both and sees everything."""
         if step.kind == "prefill" or not self.gamma:
             return super().attend(layer, x, q, k, v, step)
@@ -91,7 +91,7 @@ class Magicdec(Speculative, Full):
     def _observes(self) -> bool:
         return self.sparse == "snapkv" and self.prompt > self.budget
 
-    def _used(self, step: Step) -> int:
+    def _used(self, step: Pass) -> int:
         """Slots of the draft cache that hold a token of some sequence."""
         if self.sparse == "streamingllm":
             return step.length
@@ -114,7 +114,7 @@ class Magicdec(Speculative, Full):
         rolled = latest[:, None] - (latest[:, None] - slot) % self._ring
         return torch.where(slot < SINK, slot, rolled)
 
-    def _seen(self, step: Step, slots: int) -> Tensor:
+    def _seen(self, step: Pass, slots: int) -> Tensor:
         """What the draft's one query sees, (batch, 1, 1, slots)."""
         now = step.positions[:, -1]
         slot = torch.arange(slots, device=now.device)

@@ -12,7 +12,7 @@ from kvsim.validate.kernels.stores import Store
 from kvsim.validate.tally import Marks
 
 
-class Rows:
+class PrecisionRows:
     """What one layer keeps at one precision.
 
     The first set of rows is of the prompt, the others of one window each.

@@ -9,10 +9,10 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.base import Technique
 from kvsim.validate.impl.base import Implementation, Resident
-from kvsim.validate.kernels.attention import Part, View, attend
+from kvsim.validate.kernels.attention import PartialAttention, View, attend
 from kvsim.validate.kernels.quantise import Levels, quantise
 from kvsim.validate.kernels.stores import By, Store
-from kvsim.validate.model.attention import Step
+from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.tally import Marks
 from kvsim.validate.transfer import to_device
@@ -62,7 +62,7 @@ class Side:
         index = latest.clamp(min=0)[:, None, :, None].expand_as(self.ring)
         self.ring.copy_(prompt.gather(2, index))
 
-    def append(self, new: Tensor, step: Step) -> None:
+    def append(self, new: Tensor, step: Pass) -> None:
         """Put new tokens (batch, KV heads, new, head dim) in the ring."""
         slots = step.positions % self.ring.shape[2]
         self.ring[self._all[:, None], :, slots] = new.transpose(1, 2)
@@ -175,14 +175,14 @@ class Packed(Implementation):
         marks: Marks,
         layer: int,
         q: Tensor,
-        step: Step,
+        step: Pass,
         cached: list[int],
         *,
         upper: bool = False,
         index: Tensor | None = None,
         fetched: tuple[Tensor, Tensor] | None = None,
         scored: bool = False,
-    ) -> Part:
+    ) -> PartialAttention:
         """Attention of new tokens over a layer, once they are appended.
 
         Parameters
@@ -229,7 +229,7 @@ class Packed(Implementation):
         return to_device(rows, self.decoder.device, torch.int32)
 
 
-def count_pairs(marks: Marks, q: Tensor, step: Step) -> None:
+def count_pairs(marks: Marks, q: Tensor, step: Pass) -> None:
     """Say how many pairs of a query and a token are seen, and on a GPU how many were computed.
 
     Every sequence is computed up to its own end, by each of its new queries.

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kvsim.validate.impl.base import Implementation, query_ranges
-from kvsim.validate.model.attention import Step
+from kvsim.validate.model.attention import Pass
 from kvsim.validate.tally import Marks
 
 
@@ -22,7 +22,7 @@ class Probes:
         shape = (len(positions), m.heads, positions.shape[1], m.head_dim)
         self._q = torch.zeros(shape, dtype=where.dtype, device=where.device)
 
-    def take(self, q: Tensor, step: Step) -> None:
+    def take(self, q: Tensor, step: Pass) -> None:
         """Keep the probes among a chunk's queries (batch, heads, new, head dim)."""
         place = self.positions - step.starts[0]
         inside = ((place >= 0) & (place < step.new))[:, None, :, None]

@@ -12,7 +12,7 @@ from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.packed import Packed
 from kvsim.validate.impl.speculation import Speculative
 from kvsim.validate.kernels.weights import int4_matrix
-from kvsim.validate.model.attention import Step
+from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import LayerWeights, Linear, Matrix
 from kvsim.validate.tally import Kind
@@ -80,7 +80,7 @@ class Quantspec(Speculative, Packed):
                 for side in sides:
                     side.pack(marks, full, begins, self.half)
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Append to the buffer; a draft reads the upper halves alone."""
         with self.tally.op("attn") as marks:
             self.k[layer].append(k, step)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvsim.techniques.base import Technique
 from kvsim.validate.impl.eviction import Evicting, by_kv_head, scores
-from kvsim.validate.model.attention import Step
+from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 
 POOL = 5  # neighbouring tokens whose scores are averaged, so that what is kept hangs together
@@ -33,7 +33,7 @@ class Snapkv(Evicting):
         self._moved = torch.tensor(self.evicted, device=decoder.device)[:, None]
         self._queries: Tensor | None = None  # of the prompts' last tokens
 
-    def attend_prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend_prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """In full; the last queries are kept."""
         self._observe(q, step)
         return super().attend_prompt(layer, q, k, v, step)
@@ -62,7 +62,7 @@ class Snapkv(Evicting):
         index = torch.where((lengths > self.budget)[:, None], index, first)
         self.keep(layer, k, v, index)
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Generated tokens follow what is kept."""
         starts = tuple(n - away for n, away in zip(step.starts, self.evicted, strict=True))
         moved = replace(step, starts=starts, positions=step.positions - self._moved)
@@ -79,7 +79,7 @@ class Snapkv(Evicting):
         lengths = self._lengths[:, None]
         return lengths - many + torch.arange(many, device=device)
 
-    def _observe(self, q: Tensor, step: Step) -> None:
+    def _observe(self, q: Tensor, step: Pass) -> None:
         """Collect the observing queries that are in this chunk."""
         asking = self._asking(q.device)
         place = asking - step.starts[0]

@@ -12,17 +12,17 @@ from kvsim.techniques.specache import Specache as Settings
 from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.kivi import check_residual, pack_keys, pack_values
 from kvsim.validate.impl.packed import Packed
-from kvsim.validate.kernels.attention import Part
+from kvsim.validate.kernels.attention import PartialAttention
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.kernels.quantise import Levels
 from kvsim.validate.kernels.topk import softmax_top_k
-from kvsim.validate.model.attention import Step
+from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.tally import Marks, size
 from kvsim.validate.transfer import Mark, Transfers
 
 if TYPE_CHECKING:
-    from kvsim.validate.run import Run
+    from kvsim.validate.run import Generation
 
 
 class Specache(Packed):
@@ -97,7 +97,7 @@ class Specache(Packed):
         self._left(self.model.layers - 1)
         super().prompt_read()
 
-    def between(self, run: "Run") -> None:
+    def between(self, run: "Generation") -> None:
         """Pre-decoding: the first output token chooses the first pairs and gives the first guess.
 
         Its keys and values are dropped; the first step computes them with the pairs in place.
@@ -105,7 +105,7 @@ class Specache(Packed):
         if self.own == 2:
             self.guess = run.choose(run.forward(run.last[:, None], "between")[:, 0])
 
-    def round(self, run: "Run") -> None:
+    def round(self, run: "Generation") -> None:
         """Output token and guess together; each gives its successor."""
         if self.own == 1:
             super().round(run)
@@ -115,7 +115,7 @@ class Specache(Packed):
         self.guess = chosen[:, 1]
         run.emit(chosen[:, 0], logits=logits[:, :1])
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Attend with the fetched pairs in place, choose and prefetch the next, store, pack."""
         self._arrived[layer].wait()
         with self.tally.op("attn") as marks:
@@ -167,8 +167,8 @@ class Specache(Packed):
         self.transfers.close()
 
     def _look(
-        self, marks: Marks, layer: int, q: Tensor, step: Step, fetched: bool, scored: bool = False
-    ) -> Part:
+        self, marks: Marks, layer: int, q: Tensor, step: Pass, fetched: bool, scored: bool = False
+    ) -> PartialAttention:
         pairs = bool(self.chosen) and fetched
         return self.look(
             marks,
@@ -181,7 +181,7 @@ class Specache(Packed):
             scored=scored,
         )
 
-    def _choose(self, layer: int, part: Part, step: Step, eligible: Tensor) -> None:
+    def _choose(self, layer: int, part: PartialAttention, step: Pass, eligible: Tensor) -> None:
         """Choose the next pairs among the first ``eligible`` (batch,) tokens and fetch them."""
         assert part.scores is not None
         scores, heads = part.scores[..., : step.length], self.model.kv_heads
@@ -202,7 +202,7 @@ class Specache(Packed):
         moved = [p[:, :, :many] for p in pairs]
         self.tally.copy("prefetch", "h2d", moved, rows=2 * self.batch * heads * many)
 
-    def _append_home(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
+    def _append_home(self, layer: int, k: Tensor, v: Tensor, step: Pass) -> None:
         """Store the output token on the host."""
         k, v = k[:, :, :1], v[:, :, :1]
         if step.uniform:

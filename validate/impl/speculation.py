@@ -10,7 +10,7 @@ from kvsim.validate.impl.base import Implementation
 from kvsim.validate.model.decoder import Decoder
 
 if TYPE_CHECKING:
-    from kvsim.validate.run import Run
+    from kvsim.validate.run import Generation
 
 
 class Speculative(Implementation):
@@ -39,7 +39,7 @@ class Speculative(Implementation):
     def settled(self, before: list[int], after: list[int]) -> None:
         """A round is over; ``before`` and ``after`` are the cached tokens of every sequence."""
 
-    def round(self, run: "Run") -> None:
+    def round(self, run: "Generation") -> None:
         """Draft as many tokens as there is room for, verify them together."""
         gamma = min(self.gamma, self.room(run.cached) - 1)
         self.drafted.append(gamma)

@@ -8,7 +8,7 @@ from torch import Tensor
 from kvsim.techniques.base import Technique
 from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.eviction import Evicting
-from kvsim.validate.model.attention import Step, attend, visible
+from kvsim.validate.model.attention import Pass, attend, visible
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.rope import rotate
 
@@ -42,7 +42,7 @@ class Streamingllm(Evicting):
         if self.sinks is not None:
             self.sinks[layer] = self.k[layer][:, :, : self.sink]
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Replace the oldest recent token, turn the sinks, attend to the whole cache."""
         keys, values = self.k[layer], self.v[layer]
         if not layer and self.sinks is not None and step.length > self.budget:
@@ -65,7 +65,7 @@ class Streamingllm(Evicting):
             tensors["gpu"]["sink keys"] = [self.sinks]
         return tensors
 
-    def _turn_sinks(self, step: Step) -> None:
+    def _turn_sinks(self, step: Pass) -> None:
         """Move all layers' sinks as far as tokens have been evicted, this step's one included."""
         assert self.turns is not None
         assert self.sinks is not None

@@ -10,12 +10,12 @@ from kvsim.errors import InputError
 from kvsim.techniques.base import Technique
 from kvsim.techniques.zipcache import Zipcache as Settings
 from kvsim.validate.impl.base import Implementation, Resident
-from kvsim.validate.impl.mixed import Rows
+from kvsim.validate.impl.mixed import PrecisionRows
 from kvsim.validate.impl.packed import count_pairs
 from kvsim.validate.impl.probes import Probes
-from kvsim.validate.kernels.attention import Part, attend, merge
+from kvsim.validate.kernels.attention import PartialAttention, attend, merge
 from kvsim.validate.kernels.packing import WIDTHS
-from kvsim.validate.model.attention import Step
+from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.tally import Marks
 
@@ -24,8 +24,8 @@ from kvsim.validate.tally import Marks
 class Layer:
     """One layer: salient and other rows, the window of new tokens, and how salient those are."""
 
-    high: Rows
-    low: Rows
+    high: PrecisionRows
+    low: PrecisionRows
     k: Tensor  # (batch, KV heads, window, head dim)
     v: Tensor
     saliency: Tensor  # (batch, KV heads, window): attention of this window's probes, added up
@@ -72,8 +72,8 @@ class Zipcache(Implementation):
         more, windows = round(salient * self.window), (generate - 1) // self.window
         self.layers = [
             Layer(
-                Rows(self, int(technique.high), self._high, more, windows),
-                Rows(self, int(technique.low), self._low, self.window - more, windows),
+                PrecisionRows(self, int(technique.high), self._high, more, windows),
+                PrecisionRows(self, int(technique.low), self._low, self.window - more, windows),
                 self.empty(self.window),
                 self.empty(self.window),
                 self.empty(1, self.window, torch.float32)[:, :, 0],
@@ -87,7 +87,7 @@ class Zipcache(Implementation):
         self._probing, self._probed = False, 0  # this step; steps of this window
         self._seen = torch.zeros(self.window, device=decoder.device)  # probes that saw each token
 
-    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Full attention, while the probes are collected."""
         self._probes.take(q, step)
         return super().prefill(layer, x, q, k, v, step)
@@ -101,7 +101,7 @@ class Zipcache(Implementation):
         beyond = torch.arange(self.prompt, device=k.device) >= self._lengths[:, None]
         self._pack(layer, k, v, saliency.masked_fill(beyond[:, None], -1.0), 0)
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Attend to packed rows and window; at times probe; pack the window when it is full."""
         mine = self.layers[layer]
         at = (step.starts[0] - self.lengths[0]) % self.window  # the new token's place
@@ -162,7 +162,9 @@ class Zipcache(Implementation):
     def _places(self) -> Tensor:
         return torch.arange(self.window, device=self.decoder.device)
 
-    def _look(self, marks: Marks, layer: int, q: Tensor, step: Step, fresh: int) -> list[Part]:
+    def _look(
+        self, marks: Marks, layer: int, q: Tensor, step: Pass, fresh: int
+    ) -> list[PartialAttention]:
         """Salient rows; then the others with the window, and its scores where they are needed."""
         mine, parts = self.layers[layer], []
         if mine.high.rows:
@@ -176,7 +178,7 @@ class Zipcache(Implementation):
             count_pairs(marks, q, step)
         return parts
 
-    def _probe(self, layer: int, parts: list[Part], fresh: int) -> None:
+    def _probe(self, layer: int, parts: list[PartialAttention], fresh: int) -> None:
         """Add up the attention that the window's tokens get from this step's query."""
         mine, scores = self.layers[layer], parts[-1].scores
         assert scores is not None

@@ -32,7 +32,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Part:
+class PartialAttention:
     """Attention over some tokens: its output and the log of the sum of its exponentials."""
 
     out: Tensor  # (batch, heads, queries, head dim), fp32
@@ -40,7 +40,7 @@ class Part:
     scores: Tensor | None = None  # (batch, heads, tokens): the last query's logits
 
 
-def attend(q: Tensor, view: View, scored: bool = False) -> Part:
+def attend(q: Tensor, view: View, scored: bool = False) -> PartialAttention:
     """Attention of (batch, heads, queries, head dim) over the tokens of a view.
 
     Parameters
@@ -57,7 +57,7 @@ def attend(q: Tensor, view: View, scored: bool = False) -> Part:
     return in_blocks(q, view, scored)
 
 
-def attend_plainly(q: Tensor, view: View, scored: bool = False) -> Part:
+def attend_plainly(q: Tensor, view: View, scored: bool = False) -> PartialAttention:
     """What the kernels compute, written down plainly: their oracle."""
     tokens = int(view.lengths.max()) if len(view.lengths) else 0
     k = rows(view, tokens, "k")
@@ -73,7 +73,9 @@ def attend_plainly(q: Tensor, view: View, scored: bool = False) -> Part:
     lse = logits.logsumexp(-1)
     weights = (logits - lse.clamp(min=-1e30)[..., None]).exp()
     out = weights.reshape(batch, k.shape[1], per_kv, tokens) @ v
-    return Part(out.view(q.shape), lse, logits[:, :, -1].to(score_dtype(q)) if scored else None)
+    return PartialAttention(
+        out.view(q.shape), lse, logits[:, :, -1].to(score_dtype(q)) if scored else None
+    )
 
 
 def score_dtype(q: Tensor) -> torch.dtype:
@@ -81,7 +83,7 @@ def score_dtype(q: Tensor) -> torch.dtype:
     return torch.float32 if q.dtype == torch.float32 else torch.float16
 
 
-def merge(parts: list[Part]) -> Tensor:
+def merge(parts: list[PartialAttention]) -> Tensor:
     """Attention over the union of the parts' tokens, (batch, heads, queries, head dim) in fp32."""
     lse = torch.stack([part.lse for part in parts])
     shares = (lse - lse.logsumexp(0).clamp(min=-1e30)).exp()[..., None]

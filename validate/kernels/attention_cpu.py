@@ -9,12 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kvsim.validate.kernels.attention import Part, View, score_dtype
+from kvsim.validate.kernels.attention import PartialAttention, View, score_dtype
 from kvsim.validate.kernels.blockwise import products, weighted
 from kvsim.validate.kernels.ranges import ranges
 
 
-def attend(q: Tensor, view: View, scored: bool = False) -> Part:
+def attend(q: Tensor, view: View, scored: bool = False) -> PartialAttention:
     """As ``attention.attend``."""
     counts = [_counts(n, len(q)) for n in (view.lengths, view.k_packed, view.v_packed)]
     cases = list(zip(*counts, strict=True))
@@ -39,7 +39,7 @@ def attend(q: Tensor, view: View, scored: bool = False) -> Part:
         weights = logits.sub_(floor).exp_()
         values = _blocks(view, "v", rows, length, min(v_packed, length))
         out[rows] = weighted(weights, values).view(-1, *q.shape[1:])
-    return Part(out, lse, scores)
+    return PartialAttention(out, lse, scores)
 
 
 def _counts(counts: Tensor | None, batch: int) -> list[int]:

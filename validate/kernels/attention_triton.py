@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsim.validate.kernels.attention import Part, View, score_dtype
+from kvsim.validate.kernels.attention import PartialAttention, View, score_dtype
 from kvsim.validate.kernels.language import ceil_div, jit, launch, next_power_of_2, tl
 from kvsim.validate.kernels.stores import Store
 
@@ -209,7 +209,7 @@ def join(
     tl.store(whole_lse + at, tl.where(total > 0, top + tl.log(some), -float("inf")))
 
 
-def attend(q: Tensor, view: View, scored: bool = False) -> Part:
+def attend(q: Tensor, view: View, scored: bool = False) -> PartialAttention:
     """As ``attention.attend``, in two launches."""
     batch, heads, new, head_dim = q.shape
     some = next(t for t in (view.k_tail, view.k.codes if view.k else None) if t is not None)
@@ -239,7 +239,7 @@ def attend(q: Tensor, view: View, scored: bool = False) -> Part:
         num_stages=1,  # loads ahead of their use would take more shared memory than cards have
     )  # fmt: skip
     launch(join, (programs, used), out, lse, whole, whole_lse, splits, used, head_dim, width, rows)
-    return Part(whole, whole_lse, scores if scored else None)
+    return PartialAttention(whole, whole_lse, scores if scored else None)
 
 
 def _empty(like: Tensor, *shape: int) -> Tensor:

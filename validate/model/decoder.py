@@ -13,12 +13,12 @@ from torch import Tensor
 
 from kvsim.machines.deployment import Deployment
 from kvsim.validate.model.architecture import POSITION_OFFSET, Architecture
-from kvsim.validate.model.attention import Step
+from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.rope import rotate
 from kvsim.validate.model.weights import LayerWeights, Matrix, Norm, Weights
 from kvsim.validate.tally import SILENT, Kind, Silent
 
-Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor, Step], Tensor]
+Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor, Pass], Tensor]
 """Attention of a layer: (layer, x, q, k, v, step) to (sequences, heads, new, dim).
 
 x is the input of the projections, (sequences, new, hidden); q is (sequences, heads, new, dim); k
@@ -57,10 +57,10 @@ class Decoder:
         """Number format of hidden states."""
         return self.weights.embedding.dtype
 
-    def step(self, rows: slice, starts: tuple[int, ...], positions: Tensor, kind: Kind) -> Step:
+    def step(self, rows: slice, starts: tuple[int, ...], positions: Tensor, kind: Kind) -> Pass:
         """A pass of tokens at ``positions`` (sequences, new), with the rotations it needs."""
         turns = self.turns(positions)
-        return Step(rows, starts, positions.shape[1], positions, turns, kind)
+        return Pass(rows, starts, positions.shape[1], positions, turns, kind)
 
     def turns(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
         """Cosine and sine at positions (sequences, tokens); none where positions are learned."""
@@ -81,14 +81,14 @@ class Decoder:
         return x
 
     def layer(
-        self, index: int, weights: LayerWeights, x: Tensor, step: Step, attend: Attend
+        self, index: int, weights: LayerWeights, x: Tensor, step: Pass, attend: Attend
     ) -> None:
         """One layer's change of the hidden states x (sequences, new, hidden), in place."""
         self._add(x, self._attention(index, weights, x, step, attend))
         self._add(x, self._mlp(weights, x))
 
     def _attention(
-        self, index: int, weights: LayerWeights, x: Tensor, step: Step, attend: Attend
+        self, index: int, weights: LayerWeights, x: Tensor, step: Pass, attend: Attend
     ) -> Tensor:
         """What attention adds; its tensors are gone before the MLP's are made."""
         normed = self._norm(weights.attn_norm, x)
@@ -121,7 +121,7 @@ class Decoder:
         return rotate(k, *turns) if turns else k, v
 
     def _project(
-        self, weights: LayerWeights, normed: Tensor, step: Step
+        self, weights: LayerWeights, normed: Tensor, step: Pass
     ) -> tuple[Tensor, Tensor, Tensor]:
         m = self.arch.model
         qkv = self._multiply("qkv", weights.qkv, normed)

@@ -7,7 +7,7 @@ from typing import Any
 from kvsim.errors import InputError
 from kvsim.validate.model.checkpoint import Safetensors
 from kvsim.validate.model.ggufs import Gguf
-from kvsim.validate.model.weights import Source
+from kvsim.validate.model.weights import TensorSource
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Tokeniser:
         return tokens
 
 
-def read_tokeniser(source: Source) -> Tokeniser:
+def read_tokeniser(source: TensorSource) -> Tokeniser:
     """The tokeniser of a GGUF file, or ``tokenizer.json`` of a Hugging Face directory.
 
     Raises

@@ -210,7 +210,7 @@ def random_weights(
     return build(arch, draw)
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """A checkpoint's tensors under their Hugging Face names."""
 
     where: str  # what messages call it
@@ -222,7 +222,7 @@ class Source(Protocol):
         """One tensor, in a floating-point format."""
 
 
-def find_tensors(arch: Architecture, source: Source) -> dict[str, str]:
+def find_tensors(arch: Architecture, source: TensorSource) -> dict[str, str]:
     """What a checkpoint calls the tensors of its model; none is read.
 
     Raises
@@ -255,7 +255,7 @@ def find_tensors(arch: Architecture, source: Source) -> dict[str, str]:
 
 
 def load_weights(
-    arch: Architecture, source: Source, device: torch.device, dtype: torch.dtype
+    arch: Architecture, source: TensorSource, device: torch.device, dtype: torch.dtype
 ) -> Weights:
     """A checkpoint's weights; all of it is checked before the first tensor is read.
 

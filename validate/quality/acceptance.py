@@ -10,7 +10,7 @@ from kvsim.techniques.base import Technique
 from kvsim.traces.attention import GAMMAS, Acceptance
 from kvsim.validate.impl.speculation import Speculative
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.run import Run
+from kvsim.validate.run import Generation
 
 MEASURED = ("gamma", "acceptance")
 DIGITS = 6  # of a share in a trace
@@ -24,7 +24,7 @@ def drafting(technique: Technique, gamma: int) -> Technique:
 
 
 @torch.inference_mode()
-def accepted(run: Run) -> dict[int, list[int]]:
+def accepted(run: Generation) -> dict[int, list[int]]:
     """Accepted drafts of every round until a sequence is complete, by gamma.
 
     Gammas take turns: a round has the one that was measured least of those that there is room for
@@ -63,7 +63,7 @@ def measure_acceptance(
 ) -> Acceptance | None:
     """Shares of rounds that accept so many drafts; none if some gamma had no round."""
     most = drafting(technique, max(GAMMAS))
-    found = accepted(Run(decoder, most, prompts, generate, temperature=temperature))
+    found = accepted(Generation(decoder, most, prompts, generate, temperature=temperature))
     rounds = min(map(len, found.values()))
     if not rounds:
         return None

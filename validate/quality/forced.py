@@ -9,10 +9,10 @@ from kvsim.techniques.base import Technique
 from kvsim.validate.impl import IMPLEMENTATIONS
 from kvsim.validate.impl.base import Implementation
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.run import Run
+from kvsim.validate.run import Generation
 
 
-class Forced(Run):
+class Forced(Generation):
     """One token per round, the text's.
 
     The first token behind the prompt is not scored: it comes from the prompt, which every

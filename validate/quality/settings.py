@@ -11,7 +11,7 @@ from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.techniques.magicdec import WINDOW
 from kvsim.traces.attention import GAMMAS
-from kvsim.validate.counts.check import Workload, rehearse
+from kvsim.validate.counts.check import RandomPrompts, rehearse
 from kvsim.validate.impl import check_known
 from kvsim.validate.machine import check_memory
 from kvsim.validate.model.architecture import Architecture
@@ -142,7 +142,7 @@ def rehearse_all(
         most = drafting(t, max(GAMMAS)) if drafts else t
         behind = reading.written if drafts else reading.scored + 1
         try:
-            rehearse(arch, most, Workload(reading.windows, reading.prompt, behind), machine)
+            rehearse(arch, most, RandomPrompts(reading.windows, reading.prompt, behind), machine)
             able.append(t)
         except InputError as error:
             refused.append(error)

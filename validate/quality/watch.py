@@ -12,7 +12,7 @@ from kvsim.validate.impl.eviction import by_kv_head, scores
 from kvsim.validate.impl.full import Full
 from kvsim.validate.impl.specache import Specache
 from kvsim.validate.impl.zipcache import Zipcache
-from kvsim.validate.model.attention import Step
+from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 
 
@@ -44,7 +44,7 @@ class WatchedFull(Full):
         self.counts = powers(self.prompt)
         self.mass = Shares(self.model.layers)
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """As full KV; then the shares once more, in the open."""
         out = super().attend(layer, x, q, k, v, step)
         if step.kind == "decode":
@@ -68,7 +68,7 @@ class WatchedSpecache(Specache):
         super().__init__(technique, decoder, lengths, generate)
         self.found = Shares(self.model.layers)  # (pairs, mass)
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Compare what was fetched for this step, then go on."""
         if self.own == 2 and self.chosen and step.kind == "decode":
             self._leaving[layer][0].wait()
@@ -101,7 +101,7 @@ class WatchedZipcache(Zipcache):
         shape = (self.batch, self.model.heads, self.prompt, self.model.head_dim)
         self._queries = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
 
-    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Keep every query of the layer."""
         put(self._queries, q, step)
         return super().prefill(layer, x, q, k, v, step)

@@ -18,7 +18,7 @@ from kvsim.machines.hardware import Hardware, Stack
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques.base import Technique
-from kvsim.validate.counts.check import SLACK, Workload, representative
+from kvsim.validate.counts.check import SLACK, RandomPrompts, representative
 from kvsim.validate.counts.expected import (
     computing_seconds,
     copied_bytes,
@@ -95,7 +95,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SkippedPoint:
     """A technique that could not run at a point: its settings, the device's memory or kernels."""
 
     model: str
@@ -137,12 +137,12 @@ class Grid:
             raise InputError(f"--points: got {points[:40]!r}; expected all or few")
         return Grid(self.models[:1], self.batches[:1], self.prompts[:1], 2, self.generate)
 
-    def works(self, device: torch.device) -> Iterator[Workload]:
+    def works(self, device: torch.device) -> Iterator[RandomPrompts]:
         """Workloads that do not take too long there."""
         for batch in self.batches:
             for prompt in self.prompts:
                 if batch * prompt <= MOST_TOKENS[device.type]:
-                    yield Workload(batch, prompt, self.generate)
+                    yield RandomPrompts(batch, prompt, self.generate)
 
 
 @torch.inference_mode()
@@ -153,7 +153,7 @@ def compare_times(
     dtype: torch.dtype,
     hardware: Hardware,
     stack: Stack,
-) -> Iterator[Compared | LeftOut | str]:
+) -> Iterator[Compared | SkippedPoint | str]:
     """Run and predict everything; yields what is about to run as text, then what it showed.
 
     Techniques take turns, so that a machine that slows down slows all of them. One that cannot run
@@ -185,14 +185,16 @@ def compare_times(
                     yield _compared(d, name, work, counted, found[0], found[1:])
 
 
-def _left_out(d: Deployment, name: str, work: Workload, t: Technique, why: Exception) -> LeftOut:
-    return LeftOut(name, d.model.layers, work.batch, work.prompt, t, brief(why, 200))
+def _left_out(
+    d: Deployment, name: str, work: RandomPrompts, t: Technique, why: Exception
+) -> SkippedPoint:
+    return SkippedPoint(name, d.model.layers, work.batch, work.prompt, t, brief(why, 200))
 
 
 def _compared(
     d: Deployment,
     name: str,
-    work: Workload,
+    work: RandomPrompts,
     counted: Counted,
     timed: Timing,
     runs: Sequence[Timing],
@@ -221,7 +223,7 @@ def _compared(
     )
 
 
-def _ops(d: Deployment, t: Technique, work: Workload, timed: Timing) -> Iterator[Measured]:
+def _ops(d: Deployment, t: Technique, work: RandomPrompts, timed: Timing) -> Iterator[Measured]:
     """Ops of the prompt's pass, and of rounds that are one pass each."""
     point = prefill_point(work.batch, work.prompt, work.generate)
     sizes = (work.batch, work.prompt, work.generate)
@@ -238,7 +240,7 @@ def _ops(d: Deployment, t: Technique, work: Workload, timed: Timing) -> Iterator
                 yield _measured(f"{phase} {name}_s", alone, found)
 
 
-def _rounds(d: Deployment, t: Technique, work: Workload, timed: Timing) -> tuple[Round, ...]:
+def _rounds(d: Deployment, t: Technique, work: RandomPrompts, timed: Timing) -> tuple[Round, ...]:
     """The round in the middle of the generation, predicted and measured."""
     measured = [p for p in timed.passes if p.kind != "prefill"]
     middle = len(measured) // 2

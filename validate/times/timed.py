@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.base import Technique
-from kvsim.validate.counts.check import Workload
+from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.counts.compare import as_run
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.run import Run
+from kvsim.validate.run import Generation
 from kvsim.validate.tally import Silent, size
 from kvsim.validate.times.clock import Clock, TimedPass, computing_clock
 from kvsim.validate.times.live import Live
@@ -38,11 +38,11 @@ class Timing:
 
 
 @torch.inference_mode()
-def run_timed(decoder: Decoder, t: Technique, work: Workload, by_op: bool = False) -> Timing:
+def run_timed(decoder: Decoder, t: Technique, work: RandomPrompts, by_op: bool = False) -> Timing:
     """Run a workload once; ``by_op`` times every op too, which itself takes some time."""
     clock = Clock(decoder.device)
     prompts = work.prompts(decoder.arch.model.vocab)
-    run = Run(replace(decoder, tally=clock) if by_op else decoder, t, prompts, work.generate)
+    run = Generation(replace(decoder, tally=clock) if by_op else decoder, t, prompts, work.generate)
     rounds, computing = [], []
     own = computing_clock() if decoder.device.type == "cpu" else perf_counter
     try:
@@ -71,7 +71,7 @@ class Counted:
 
 
 @torch.inference_mode()
-def run_counted(decoder: Decoder, t: Technique, work: Workload) -> Counted:
+def run_counted(decoder: Decoder, t: Technique, work: RandomPrompts) -> Counted:
     """Run a workload once for its memory and copies.
 
     A GPU's allocator tells its peak; on a CPU the tensors that are in use at once are added up.
@@ -83,7 +83,7 @@ def run_counted(decoder: Decoder, t: Technique, work: Workload) -> Counted:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
-        Run(replace(decoder, tally=copies), t, prompts, work.generate).complete()
+        Generation(replace(decoder, tally=copies), t, prompts, work.generate).complete()
     peak = live.peak
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device) - before
