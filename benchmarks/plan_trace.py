@@ -16,13 +16,13 @@ from kvsim.errors import InfeasibleError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
+from kvsim.planner.admit import Admission
 from kvsim.planner.classes import classes_of
 from kvsim.planner.load import Carried, Targets, carry, loads_of
-from kvsim.planner.plan import Limits
 from kvsim.planner.trace import make_trace_plan, options_of
 from kvsim.planner.verify import simulated
+from kvsim.planner.workload import Limits
 from kvsim.serving.rules import Rules
-from kvsim.techniques import candidates
 from kvsim.techniques.full import Full
 from kvsim.traces.read import load
 from kvsim.traces.requests import Requests
@@ -53,7 +53,8 @@ def main() -> None:
 
 
 def load_of_full(d: Deployment, requests: Requests) -> float:
-    options = options_of(d, requests, limits_of(d, 0.0, np.inf, np.inf), Rules(), [Full()])
+    limits = limits_of(d, 0.0, np.inf, np.inf)
+    options = options_of(d, requests, limits, Rules(), Admission((Full(),)))
     loads = loads_of(options, classes_of(requests))
     return carry(loads, Targets(Rules().max_seqs)).load
 
@@ -68,7 +69,7 @@ def compare(
     limits = limits_of(d, loss, ttft, tpot)
     began = time.perf_counter()
     try:
-        plan = make_trace_plan(d, requests, objective, limits, candidates(), Rules())
+        plan = make_trace_plan(d, requests, objective, limits, Admission(), Rules())
         value, name = plan.choice.measures()[objective], str(plan.choice.techniques[0])
     except InfeasibleError:
         value, name = np.inf, "none within the limits"
@@ -87,7 +88,7 @@ def compare(
 def best_of_all(
     d: Deployment, requests: Requests, objective: str, limits: Limits
 ) -> tuple[float, str]:
-    options = options_of(d, requests, limits, Rules(), candidates())
+    options = options_of(d, requests, limits, Rules(), Admission())
     classes = classes_of(requests)
     loads = loads_of(options, classes)
     targets = Targets(Rules().max_seqs, limits.ttft, limits.tpot)

@@ -7,23 +7,16 @@ from itertools import pairwise
 import numpy as np
 
 from kvsim.machines.deployment import Deployment
-from kvsim.planner.choose import Column
+from kvsim.planner.admit import Admission
+from kvsim.planner.choose import Column, Rows
+from kvsim.planner.workload import Workload
 from kvsim.prediction.generate import Prediction
-from kvsim.prediction.memory import MOST_SEQUENCES, largest_batch
+from kvsim.prediction.memory import MOST_SEQUENCES
+from kvsim.quality.evidence import Evidence
 from kvsim.techniques.base import Technique
 
 CONTEXTS = 4  # points of the sum over the generated tokens; the choice is replayed with all
-GIB = 2.0**30
 GROWTH = 1.35  # ratio of neighbouring batches before refinement
-
-
-@dataclass(frozen=True)
-class Workload:
-    """Equal requests: prompt and generated tokens, and the batch if it is given."""
-
-    prompt: int
-    generate: int
-    batch: int | None = None
 
 
 @dataclass
@@ -31,13 +24,18 @@ class Options:
     """A table: one row per technique, settings and batch."""
 
     technique: list[Technique] = field(default_factory=list)
+    evidence: list[Evidence] = field(default_factory=list)
     batch: Column = field(default_factory=lambda: np.zeros(0))
     columns: dict[str, Column] = field(default_factory=dict)
     evaluated: list[tuple[Technique, Column]] = field(default_factory=list)  # with which batches
 
+    def __len__(self) -> int:
+        return len(self.technique)
+
     def add(self, other: "Options") -> None:
         """Append the rows of another table."""
         self.technique += other.technique
+        self.evidence += other.evidence
         self.evaluated += other.evaluated
         self.batch = np.concatenate([self.batch, other.batch])
         self.columns = {
@@ -45,26 +43,35 @@ class Options:
             for name, values in other.columns.items()
         }
 
-    def rows_of(self, name: str) -> np.ndarray:
+    def rows_of(self, name: str) -> Rows:
         """Rows of one technique."""
         return np.flatnonzero([t.name == name for t in self.technique])
 
+    @property
+    def names(self) -> list[str]:
+        """Techniques, each once."""
+        return list(dict.fromkeys(t.name for t in self.technique))
 
-def evaluate(t: Technique, d: Deployment, w: Workload, batch: Column) -> Options:
+
+def evaluate(
+    t: Technique, d: Deployment, w: Workload, batch: Column, admission: Admission
+) -> Options:
     """All settings of an array-valued technique at all batches, in one vectorised evaluation."""
-    prediction = Prediction(t, d, batch, w.prompt, w.generate, contexts=CONTEXTS)
+    prediction = w.predict(t, d, batch, CONTEXTS)
     settings = t.rows()
     shape = (len(settings), batch.size)
     measured = {
         name: np.array(np.broadcast_to(values, shape)).ravel()
         for name, values in measures(prediction).items()
     }
+    known = [admission.evidence(s, d, w.length) for s in settings]
     admitted = {
-        "loss": np.repeat([0.0 if s.exact else 1.0 for s in settings], batch.size),
+        "loss": np.repeat([admission.loss(e) for e in known], batch.size),
         "assumed": np.repeat([1.0 if s.assumes else 0.0 for s in settings], batch.size),
     }
     return Options(
         [s for s in settings for _ in range(batch.size)],
+        [e for e in known for _ in range(batch.size)],
         np.tile(batch, len(settings)),
         measured | admitted,
         [(t, batch)],
@@ -79,7 +86,7 @@ def measures(p: Prediction) -> dict[str, Column]:
         "ttft": p.ttft_s,
         "tpot": np.nan_to_num(p.tpot_s),
         "latency": p.request_s,
-        "throughput": -p.output_tok_s,
+        "throughput": -p.output_tok_s / p.deployment.tp,
         "cost": p.usd_per_million(),
     }
 
@@ -93,7 +100,7 @@ def batches(t: Technique, d: Deployment, w: Workload, gpu: Iterable[float], host
     parts = t.tiles()
     if w.batch is not None:
         return np.array([float(w.batch)]) if w.batch % parts == 0 else np.zeros(0)
-    largest = [largest_batch(t, d, w.prompt, w.generate, size, host) for size in gpu]
+    largest = [w.largest(t, d, size, host) for size in gpu]
     top = max(float(np.max(b)) for b in largest)
     steps = np.arange(0, np.log(max(top / parts, 1)) / np.log(GROWTH) + 2)
     grid = np.ceil(parts * GROWTH**steps / parts) * parts
@@ -102,29 +109,37 @@ def batches(t: Technique, d: Deployment, w: Workload, gpu: Iterable[float], host
 
 
 def tabulate(
-    techniques: Iterable[Technique], d: Deployment, w: Workload, gpu: Iterable[float], host: float
+    d: Deployment,
+    w: Workload,
+    gpu: Iterable[float],
+    host: float,
+    admission: Admission,
+    techniques: Iterable[Technique] | None = None,
 ) -> Options:
     """The table of all settings of all techniques that can run there."""
-    table = Options()
-    for technique in techniques:
+    table, sizes = Options(), tuple(gpu)
+    for technique in admission.candidates() if techniques is None else techniques:
         if technique.refuses(d):
             continue
-        for t in technique.options(d, w.prompt, w.generate):
-            candidates = batches(t, d, w, gpu, host)
+        for t in admission.settings(technique, d, w.prompt, w.generate):
+            candidates = batches(t, d, w, sizes, host)
             if candidates.size:
-                table.add(evaluate(t, d, w, candidates))
+                table.add(evaluate(t, d, w, candidates, admission))
     return table
 
 
-def elsewhere(table: Options, d: Deployment, w: Workload) -> Options:
-    """The same settings and batches on other hardware."""
-    other = Options()
+def elsewhere(
+    table: Options, d: Deployment, w: Workload, admission: Admission, names: Iterable[str]
+) -> Options:
+    """The same settings and batches of some techniques on other hardware."""
+    other, some = Options(), set(names)
     for t, batch in table.evaluated:
-        other.add(evaluate(t, d, w, batch))
+        if t.name in some:
+            other.add(evaluate(t, d, w, batch, admission))
     return other
 
 
-def between(table: Options, row: int, d: Deployment, w: Workload) -> Options:
+def between(table: Options, row: int, d: Deployment, w: Workload, admission: Admission) -> Options:
     """The batches between a row's neighbours, for the same settings."""
     t, batch = table.technique[row], table.batch[row]
     same = [i for i, other in enumerate(table.technique) if other is t]
@@ -139,5 +154,5 @@ def between(table: Options, row: int, d: Deployment, w: Workload) -> Options:
     finer = np.setdiff1d(np.round(finer / parts) * parts, known)
     if w.batch is not None or not finer.size:
         return Options()
-    refined = evaluate(t, d, w, finer)
+    refined = evaluate(t, d, w, finer, admission)
     return replace(refined, technique=[t] * finer.size)

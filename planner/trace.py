@@ -7,14 +7,15 @@ import numpy as np
 
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
-from kvsim.planner.choose import choose, nearest
+from kvsim.planner.admit import Admission
+from kvsim.planner.choose import best, nearest
 from kvsim.planner.classes import Classes, classes_of
 from kvsim.planner.load import ONE, Carried, Targets, carry, loads_of
-from kvsim.planner.plan import Limits, check_objective
+from kvsim.planner.question import check_objective
 from kvsim.planner.verify import Simulated, measured, simulated
+from kvsim.planner.workload import Limits
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
-from kvsim.techniques.base import Technique
 from kvsim.techniques.full import Full
 from kvsim.traces.requests import Requests
 
@@ -48,7 +49,7 @@ def make_trace_plan(
     requests: Requests,
     objective: str,
     limits: Limits,
-    candidates: list[Technique],
+    admission: Admission,
     rules: Rules,
     per_class: bool = False,
     tell: Tell = lambda _: None,
@@ -72,7 +73,7 @@ def make_trace_plan(
     check_objective(objective, d)
     if not len(requests):
         raise InputError("--trace: no requests; expected at least one")
-    search = _Search(d, requests, objective, limits, rules, candidates, tell)
+    search = _Search(d, requests, objective, limits, rules, admission, tell)
     search.techniques()
     search.settings()
     if per_class:
@@ -90,13 +91,13 @@ class _Search:
         objective: str,
         limits: Limits,
         rules: Rules,
-        candidates: list[Technique],
+        admission: Admission,
         tell: Tell,
     ) -> None:
         self.requests, self.objective, self.limits, self.tell = requests, objective, limits, tell
         self.classes = classes_of(requests)
         self.targets = Targets(rules.max_seqs, limits.ttft, limits.tpot)
-        self.options = options_of(d, requests, limits, rules, candidates)
+        self.options = options_of(d, requests, limits, rules, admission)
         tell(f"estimating {len(self.options)} settings")
         self.loads = loads_of(self.options, self.classes, limits.ttft)
         self.bounds = self.targets  # of the estimate
@@ -229,7 +230,7 @@ class _Search:
 
 
 def options_of(
-    d: Deployment, requests: Requests, limits: Limits, rules: Rules, candidates: list[Technique]
+    d: Deployment, requests: Requests, limits: Limits, rules: Rules, admission: Admission
 ) -> list[StepCosts]:
     """Step costs of all settings that the user admits and that leave room for a cache.
 
@@ -243,18 +244,20 @@ def options_of(
     mean = round(float(requests.prompt.mean())), max(round(float(requests.generate.mean())), 2)
     found: list[StepCosts] = []
     reason: InputError | None = None
-    for t in candidates:
-        if t.refuses(d) or (t.assumes and limits.assumed < 1):
+    longest = int((requests.prompt + requests.generate).max())
+    for t in admission.candidates():
+        if t.refuses(d):
             continue
-        for some in t.options(d, *mean):
+        for some in admission.settings(t, d, *mean):
             for settings in some.rows():
-                if not settings.exact and limits.loss < 1:
+                known = admission.evidence(settings, d, longest)
+                if admission.loss(known) > limits.loss or (settings.assumes and limits.assumed < 1):
                     continue
                 costs = StepCosts(
                     technique=settings,
                     deployment=d,
                     rules=rules,
-                    longest=int((requests.prompt + requests.generate).max()),
+                    longest=longest,
                     longest_prompt=int(requests.prompt.max()),
                     gpu_memory=limits.gpu_memory,
                 )
@@ -283,12 +286,14 @@ def best_of(done: list[Simulated], objective: str, targets: Targets) -> Simulate
         raise InfeasibleError("no technique serves all requests within the targets")
     columns, bounds = measured(done), targets.times
     within = bounds | {"refused": float(columns["refused"].min())}
-    try:
-        first = choose(columns[objective], columns, within)
-    except InfeasibleError:
-        raise InfeasibleError(_explain(done, columns, bounds)) from None
-    within[objective] = first.objective * (1 + TIE)
-    return done[choose(columns["latency"], columns, within).row]
+    first = best(columns[objective], columns, within)
+    if first is None:
+        raise InfeasibleError(_explain(done, columns, bounds))
+    value = float(columns[objective][first])
+    within[objective] = value + TIE * abs(value)
+    row = best(columns["latency"], columns, within)
+    assert row is not None
+    return done[row]
 
 
 def _explain(

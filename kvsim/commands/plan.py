@@ -1,12 +1,13 @@
 """`kvsim plan`: the technique, settings and batch for equal requests or for a trace."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvsim.commands.arguments import count, either, gib, number, option, seconds, tokens
+from kvsim.commands.arguments import count, either, gib, number, option, seconds, tokens, words
 from kvsim.commands.options import (
     GpuOption,
     HostOption,
@@ -15,8 +16,6 @@ from kvsim.commands.options import (
     MaxTokensOption,
     ModelOption,
     StackOption,
-    TpOption,
-    WeightsOption,
     deployment,
     say_written,
 )
@@ -24,27 +23,37 @@ from kvsim.errors import InputError
 
 if TYPE_CHECKING:
     from kvsim.machines.deployment import Deployment
-    from kvsim.planner.plan import Limits
-    from kvsim.techniques.base import Technique
+    from kvsim.planner.admit import Admission
+    from kvsim.planner.workload import Limits, Workload
+
+FORMATS = ("fp16", "fp8", "int8", "int4", "int4-g32")
+COUNTS = ("1", "2", "4", "8")
+BARE_TTFT, BARE_TPOT = 60.0, 1.0  # numbers without a unit beyond which milliseconds are likely [s]
+KNOWN_BAD = 0.1  # what --lossy admits at most where the loss is known
 
 
 def plan(
     model: ModelOption,
     gpu: GpuOption,
     prompt: Annotated[
-        str | None, option("--prompt", "N", "Prompt tokens; 2048 if not given.")
+        str | None, option("--prompt", "N", "Prompt tokens, as 4096 or 4k; 2048 if not given.")
     ] = None,
     generate: Annotated[
         str | None, option("--generate", "N", "Tokens to generate; 128 if not given.")
     ] = None,
     batch: Annotated[
-        str | None, option("--batch", "N|auto", "Batch size; chosen if not given.")
+        str | None, option("--batch", "N|auto", "Sequences at once; chosen if not given.")
     ] = None,
+    offline: Annotated[
+        bool,
+        typer.Option("--offline", help="One batch from an idle GPU; no targets, all the memory."),
+    ] = False,
     trace: Annotated[
         str | None, option("--trace", "FILE", "Plan for a request trace instead, or sample:NAME.")
     ] = None,
     rate: Annotated[
-        str | None, option("--rate", "X", "The trace X times as fast, for one replica's share.")
+        str | None,
+        option("--rate", "X", "Scale the arrival rate by X: 0.25 for one of four replicas."),
     ] = None,
     per_class: Annotated[
         bool, typer.Option("--per-class", help="Let requests of a trace differ in technique.")
@@ -54,36 +63,49 @@ def plan(
     objective: Annotated[
         str, option("--objective", "WHAT", "throughput, latency or cost.")
     ] = "throughput",
-    lossy: Annotated[bool, typer.Option("--lossy", help="Admit lossy techniques.")] = False,
+    only: Annotated[str | None, option("--only", "A,B", "Consider these techniques only.")] = None,
+    without: Annotated[str | None, option("--without", "A,B", "Leave these out.")] = None,
+    engine: Annotated[
+        str | None, option("--engine", "NAME", "Techniques that vllm, sglang, ... can run.")
+    ] = None,
+    lossy: Annotated[
+        bool,
+        typer.Option("--lossy", help="Admit techniques whose loss of quality nobody measured."),
+    ] = False,
     max_loss: Annotated[
-        str | None, option("--max-loss", "0..1", "Quality that may be lost; unknown counts as 1.")
+        str | None,
+        option("--max-loss", "0..1", "Largest relative loss of quality; needs evidence."),
+    ] = None,
+    quality: Annotated[
+        str | None, option("--quality", "FILE", "What `validate --quality` measured on your model.")
     ] = None,
     acceptance: Annotated[
-        str | None, option("--acceptance", "0..1", "Share of drafted tokens you saw accepted.")
+        str | None,
+        option("--acceptance", "X|X@N|FILE", "Share of drafts accepted (at N drafts), or a file."),
     ] = None,
     ttft: Annotated[
-        str | None, option("--ttft", "TIME", "Longest time to first token, as 2s or 500ms.")
+        str | None, option("--ttft", "TIME", "Longest time to first token, as 500ms; 2s, or none.")
     ] = None,
     tpot: Annotated[
-        str | None, option("--tpot", "TIME", "Longest time per token, as 50ms.")
+        str | None, option("--tpot", "TIME", "Longest time per token, as 50ms; 100ms, or none.")
     ] = None,
     gpu_memory: Annotated[
-        str | None, option("--gpu-memory", "GIB", "GPU memory to use; all if not given.")
+        str | None, option("--gpu-memory", "GIB", "GPU memory to use; 90 % if not given.")
     ] = None,
     host_memory: HostOption = None,
     stack: StackOption = "fused",
-    tp: TpOption = "1",
-    weights: WeightsOption = "fp16",
+    tp: Annotated[
+        str, option("--tp", "N,..|auto", "Tensor-parallel GPUs: 1, 2, 4, 8; several are compared.")
+    ] = "1",
+    weights: Annotated[
+        str, option("--weights", "F,..|auto", "fp16, fp8, int8, int4; several are compared.")
+    ] = "fp16",
     json: JsonOption = False,
     report: Annotated[str | None, option("--report", "FILE", "Write an HTML page there.")] = None,
 ) -> None:
     """Choose technique, settings and batch for a workload or trace."""
-    from kvsim.planner.plan import Limits
-    from kvsim.report import page, units
-    from kvsim.techniques import candidates
+    from kvsim.report import page
 
-    if lossy and max_loss is not None:
-        raise InputError("--lossy and --max-loss: both are given; expected at most one of them")
     equal = {"--prompt": prompt, "--generate": generate, "--batch": batch}
     for name, value in equal.items():
         if trace is not None and value is not None:
@@ -91,55 +113,136 @@ def plan(
     if trace is None and (per_class or rate is not None):
         lonely = "--per-class" if per_class else "--rate"
         raise InputError(f"{lonely}: there is no trace; expected --trace FILE with it")
+    if trace is not None and offline:
+        raise InputError("--offline and --trace: both are given; a trace has its own arrivals")
     if report is not None:
         page.check_target(report)
-    where = deployment(model, gpu, stack, tp, weights, host_memory)
-    hardware = where.hardware
-    usable = hardware.gpu_memory if gpu_memory is None else gib("--gpu-memory", gpu_memory)
-    if usable > hardware.gpu_memory:
-        most = f"at most the {units.gib(hardware.gpu_memory, 3)} GiB of {hardware.name}"
-        raise InputError(f"--gpu-memory: got {gpu_memory}; expected {most}")
-    loss = 0.0 if max_loss is None else number("--max-loss", max_loss, share=True)
-    limits = Limits(
-        gpu_memory=usable,
-        host_memory=hardware.host_memory,
-        ttft=seconds("--ttft", either(ttft, "none"), 60),
-        tpot=seconds("--tpot", either(tpot, "none"), 1),
-        loss=1.0 if lossy else loss,
-    )
-    accepted = None if acceptance is None else number("--acceptance", acceptance, share=True)
-    some = candidates(accepted)
+    first, *rest = _deployments(model, gpu, stack, tp, weights, host_memory)
+    whole = offline or trace is not None  # the simulated engine's own share is a setting of it
+    limits = _limits(first, gpu_memory, ttft, tpot, max_loss, lossy, offline, whole)
+    admission = _admission(only, without, engine, lossy, quality, acceptance)
     page_path = None if report is None else Path(report)
-    if trace is None:
-        lengths = (
-            tokens("--prompt", either(prompt, "2048")),
-            tokens("--generate", either(generate, "128")),
-        )
-        size = None if batch in (None, "auto") else count("--batch", str(batch), ", or auto")
-        _for_equal(where, (*lengths, size), objective, limits, some, page_path, json)
-    else:
+    if trace is not None:
+        if rest:
+            raise InputError("--trace with several --tp or --weights: expected one of each")
         speed = number("--rate", either(rate, "1"))
-        engine = count("--max-seqs", max_seqs), count("--max-tokens", max_tokens)
-        _for_trace(where, trace, speed, engine, per_class, objective, limits, some, page_path, json)
+        rules = count("--max-seqs", max_seqs), count("--max-tokens", max_tokens)
+        args = trace, speed, rules, per_class, objective, limits, admission, page_path, json
+        _for_trace(first, *args)
+        return
+    workload = _workload(prompt, generate, batch, offline)
+    _for_equal([first, *rest], workload, objective, limits, admission, page_path, json)
+
+
+def _deployments(
+    model: str, gpu: str, stack: str, tp: str, weights: str, host_memory: str | None
+) -> "list[Deployment]":
+    """Every combination asked for, the simplest first: wide weights, few GPUs."""
+    counts = COUNTS if tp == "auto" else words("--tp", tp, (*COUNTS, "auto"))
+    if weights == "auto":
+        formats = ["fp16", "fp8", "int8", "int4"]
+    else:
+        formats = words("--weights", weights, (*FORMATS, "auto"))
+    base = deployment(model, gpu, stack, "1", "fp16", host_memory)
+    if weights == "auto" and "fp8" not in base.hardware.flops:
+        formats.remove("fp8")
+    some = [int(n) for n in counts if tp != "auto" or base.model.heads % int(n) == 0]
+    return [replace(base, weights=f, tp=n) for f in formats for n in some]
+
+
+def _limits(
+    d: "Deployment",
+    gpu_memory: str | None,
+    ttft: str | None,
+    tpot: str | None,
+    max_loss: str | None,
+    lossy: bool,
+    offline: bool,
+    whole: bool,
+) -> "Limits":
+    from kvsim.planner.workload import ENGINE_SHARE, GIB, TPOT, TTFT, Limits
+
+    h, none = d.hardware, float("inf")
+    usable = h.gpu_memory * (1.0 if whole else ENGINE_SHARE)
+    if gpu_memory is not None:
+        usable = gib("--gpu-memory", gpu_memory)
+        if usable > h.gpu_memory:
+            most = f"at most the {h.gpu_memory / GIB:.3f} GiB of {h.name}"
+            raise InputError(f"--gpu-memory: got {gpu_memory}; expected {most}")
+    loss = KNOWN_BAD if lossy else 0.0
+    if max_loss is not None:
+        loss = number("--max-loss", max_loss, share=True)
+    return Limits(
+        gpu_memory=usable,
+        host_memory=h.host_memory,
+        ttft=(none if offline else TTFT) if ttft is None else seconds("--ttft", ttft, BARE_TTFT),
+        tpot=(none if offline else TPOT) if tpot is None else seconds("--tpot", tpot, BARE_TPOT),
+        loss=loss,
+    )
+
+
+def _admission(
+    only: str | None,
+    without: str | None,
+    engine: str | None,
+    lossy: bool,
+    quality: str | None,
+    acceptance: str | None,
+) -> "Admission":
+    from kvsim.planner.admit import Admission, read_acceptance
+    from kvsim.quality.measured import with_own
+    from kvsim.traces.attentionfile import load
+
+    rate, seen_at, accepted = (None, 0, ()) if acceptance is None else read_acceptance(acceptance)
+    return Admission(
+        only=() if only is None else tuple(words("--only", only)),
+        without=() if without is None else tuple(words("--without", without)),
+        engine=(engine or "").strip().lower(),
+        unmeasured=lossy,
+        runs=None if quality is None else with_own([load(Path(quality))]),
+        rate=rate,
+        seen_at=seen_at,
+        accepted=accepted,
+    )
+
+
+def _workload(
+    prompt: str | None, generate: str | None, batch: str | None, offline: bool
+) -> "Workload":
+    from kvsim.planner.workload import Workload
+
+    return Workload(
+        tokens("--prompt", either(prompt, "2048")),
+        tokens("--generate", either(generate, "128")),
+        None if batch in (None, "auto") else count("--batch", str(batch), ", or auto"),
+        service=not offline,
+    )
 
 
 def _for_equal(
-    where: "Deployment",
-    workload: tuple[int, int, int | None],
+    deployments: "list[Deployment]",
+    workload: "Workload",
     objective: str,
     limits: "Limits",
-    some: "list[Technique]",
+    admission: "Admission",
     report: Path | None,
     json: bool,
 ) -> None:
-    from kvsim.planner.options import Workload
-    from kvsim.planner.plan import make_plan
+    from kvsim.planner.advice import NoPlanError
+    from kvsim.planner.plan import plan_among
+    from kvsim.planner.question import Question
     from kvsim.report import names
     from kvsim.report import plan as shown
     from kvsim.report.json import print_json
 
-    result = make_plan(where, Workload(*workload), objective, limits, some)
-    answer, heading = shown.plan(result), names.deployment(where)
+    asked = [Question(d, workload, objective, limits, admission) for d in deployments]
+    try:
+        result = plan_among(asked)
+    except NoPlanError as none:
+        if json:
+            print_json(shown.no_plan(none))
+        raise
+    answer, heading = shown.plan(result), names.deployment(result.choice.deployment)
     if report is not None:
         shown.write_page(report, heading, answer, result)
         say_written(report)
@@ -157,7 +260,7 @@ def _for_trace(
     per_class: bool,
     objective: str,
     limits: "Limits",
-    some: "list[Technique]",
+    admission: "Admission",
     report: Path | None,
     json: bool,
 ) -> None:
@@ -172,7 +275,8 @@ def _for_trace(
     for note in found.notes:
         print(f"kvsim: {note}", file=sys.stderr)
     requests = found.requests.scaled(rate)
-    result = make_trace_plan(where, requests, objective, limits, some, rules, per_class, _tell)
+    args = requests, objective, limits, admission, rules, per_class, _tell
+    result = make_trace_plan(where, *args)
     answer = plan_trace.row(result)
     heading = names.deployment(where)
     if report is not None:

@@ -1,6 +1,5 @@
 """``kvsim plan`` for equal requests: its answer as rows, on the terminal, and as a page."""
 
-from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,17 +8,20 @@ import numpy as np
 
 from kvsim.machines.basis import basis
 from kvsim.machines.hardware import GIB
-from kvsim.planner.plan import LABELS, Limits, Plan
+from kvsim.planner.advice import Advice, NoPlanError
+from kvsim.planner.outlook import LABELS
+from kvsim.planner.plan import Plan
+from kvsim.prediction.generate import Prediction
+from kvsim.quality.evidence import Evidence
 from kvsim.report import page
 from kvsim.report.grounds import NOT_MODELLED, grounds, noted
 from kvsim.report.json import Row, number
-from kvsim.report.names import given, settings, spec
+from kvsim.report.names import given, params, settings, spec
 from kvsim.report.predict import prediction
 from kvsim.report.quantities import legend
 from kvsim.report.screen import Screen
 from kvsim.report.table import Column, Table, of, words
 from kvsim.report.units import times
-from kvsim.techniques.base import Technique
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -27,47 +29,114 @@ if TYPE_CHECKING:
 
 def plan(result: Plan) -> Row:
     """The answer of ``kvsim plan``."""
-    chosen = prediction(result.choice)
-    choice = {"technique": chosen["technique"], "params": chosen["params"]}
-    layers = [{**choice, "first": 0, "count": result.choice.deployment.model.layers}]
-    limits = result.limits
+    chosen, q = prediction(result.choice), result.question
+    spec = {"technique": chosen["technique"], "params": chosen["params"]}
+    layers = [{**spec, "first": 0, "count": result.choice.deployment.model.layers}]
+    solver, waves = result.solver, result.waves
     return {
-        "choice": {**choice, "batch": chosen["batch"], "layers": layers},
+        "choice": {**spec, "batch": chosen["batch"], "layers": layers},
         "objective": result.objective,
+        "service": q.workload.service,
         "predicted": chosen,
+        "quality": quality(result.evidence),
         "baseline": prediction(result.baseline) if result.baseline else None,
         "alternatives": [
             {
-                **prediction(p),
-                "lossless": p.technique.exact,
-                "allowed": bool(allowed),
-                "needs": list(needs(p.technique, limits)),
+                **prediction(a.prediction),
+                "lossless": a.prediction.technique.exact,
+                "allowed": a.allowed,
+                "needs": list(a.needs),
+                "quality": quality(a.evidence),
+                "reason": a.reason,
             }
-            for p, allowed in result.alternatives
+            for a in result.alternatives
         ],
-        "limits": {k: number(v) for k, v in vars(limits).items()},
+        "knees": [{"given_up": k.given_up, **_brief(k.prediction)} for k in result.knees],
+        "waves": waves
+        and {
+            "count": waves.count,
+            **_brief(waves.prediction),
+            "output_tok_s": number(waves.output_tok_s),
+        },
+        "limits": {k: number(v) for k, v in vars(result.limits).items()},
         "binding": [
-            {"limit": name, "means": LABELS[name], "gain_without": gain}
-            for name, gain in result.binding.items()
+            {
+                "limit": b.limit,
+                "means": LABELS[b.limit],
+                "gain_without": number(b.gain_without),
+                "technique": b.technique,
+            }
+            for b in result.binding
         ],
         "prices": result.prices,
+        "advice": [advice(a) for a in result.advice],
+        "others": [_brief(p) for p in result.others],
         "solver": {
-            "status": result.solver.status,
-            "gap": result.solver.gap,
-            "seconds": result.solver.seconds,
-            "options": len(result.table.technique),
+            "options": solver.options,
+            "seconds": solver.seconds,
+            "optimum": _brief(solver.optimum),
+            "given_up": solver.given_up,
         },
         "basis": basis(result.choice.deployment),
         "not_modelled": list(NOT_MODELLED),
     }
 
 
-def needs(t: Technique, limits: Limits) -> Iterator[str]:
-    """Options of the command line that would admit a technique."""
-    if not t.exact and limits.loss < 1:
-        yield "--lossy"
-    if t.assumes and limits.assumed < 1:
-        yield "--acceptance"
+def no_plan(none: NoPlanError) -> Row:
+    """What ``kvsim plan`` says where nothing is within the limits."""
+    return {
+        "choice": None,
+        "reason": str(none),
+        "relaxations": {k: number(v) for k, v in none.relaxations.items()},
+        "advice": [advice(a) for a in none.advice],
+    }
+
+
+def quality(found: Evidence) -> Row:
+    """What is known of a setting's loss."""
+    return {
+        "evidence": found.kind,
+        "loss": number(found.loss),
+        "low": number(found.low),
+        "high": number(found.high),
+        "unit": found.unit,
+        "worst": found.worst,
+        "source": found.source,
+        "missing": found.missing,
+        "words": str(found),
+    }
+
+
+def advice(a: Advice) -> Row:
+    """A change of the question, and what it would bring."""
+    return {
+        "option": a.option,
+        "what": a.what,
+        "gain": number(a.gain),
+        "caution": a.caution,
+        "words": str(a),
+        "predicted": a.prediction and _brief(a.prediction),
+    }
+
+
+def _brief(p: Prediction) -> Row:
+    """The figures of a prediction that a comparison needs."""
+    d = p.deployment
+    return {
+        "gpu": d.hardware.name,
+        "tp": d.tp,
+        "weights": d.weights,
+        "technique": p.technique.name,
+        "params": params(p.technique),
+        "batch": number(p.batch),
+        "prompt": p.prompt,
+        "ttft_s": number(p.ttft_s),
+        "tpot_s": number(p.tpot_s),
+        "output_tok_s": number(p.output_tok_s),
+        "usd_per_million_tokens": number(p.usd_per_million()),
+        "gpu_bytes": number(p.gpu_bytes),
+        "host_bytes": number(p.host_bytes),
+    }
 
 
 def entries(answer: Row) -> list[tuple[str, Row]]:
@@ -128,10 +197,7 @@ def show(heading: str, answer: Row) -> None:
     out.say(grounds(chosen["basis"]))
     out.say(f"Not modelled: {'; '.join(answer['not_modelled'])}.")
     solver = answer["solver"]
-    out.say(
-        f"Solver: {solver['status']} among {solver['options']} options, gap {solver['gap']:.1g}, "
-        f"{solver['seconds']:.2f} s"
-    )
+    out.say(f"Compared {solver['options']} options in {solver['seconds']:.2f} s.")
 
 
 def outlook(answer: Row) -> list[str]:

@@ -23,7 +23,7 @@ def test_a_trace_gets_a_plan_whose_figures_are_simulated(tmp_path: Path) -> None
 
 
 def test_the_plan_is_what_simulate_says_of_it() -> None:
-    done = run(*BASE, "--json", "--rate", "2")
+    done = run(*BASE, "--json", "--rate", "2", "--ttft", "none", "--tpot", "none")
     assert done.code == 0, done.err
     answer = json.loads(done.out)
     choice, said = answer["choice"], answer["simulated"]

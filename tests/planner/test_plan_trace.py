@@ -15,6 +15,7 @@ from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
+from kvsim.planner.admit import Admission
 from kvsim.planner.classes import Classes, classes_of
 from kvsim.planner.load import (
     DENSITY,
@@ -27,9 +28,9 @@ from kvsim.planner.load import (
     carry,
     loads_of,
 )
-from kvsim.planner.plan import Limits
 from kvsim.planner.trace import TIE, TracePlan, make_trace_plan, options_of
 from kvsim.planner.verify import simulated
+from kvsim.planner.workload import Limits
 from kvsim.report import plan_trace
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import faults
@@ -222,22 +223,26 @@ def test_programme_is_the_golden_one(fastest: bool, tmp_path: Path) -> None:
 # the whole plan
 
 
+def admitted(limits: Limits) -> Admission:
+    return Admission(tuple(some()), unmeasured=limits.loss >= 1)
+
+
 def planned(
     d: Deployment, requests: Requests, objective: str, limits: Limits, per_class: bool = False
 ) -> TracePlan:
-    return make_trace_plan(d, requests, objective, limits, some(), Rules(), per_class)
+    return make_trace_plan(d, requests, objective, limits, admitted(limits), Rules(), per_class)
 
 
 def share_of(d: Deployment, requests: Requests) -> Requests:
     """The trace at three quarters of the load that full KV can carry on one replica."""
-    options = options_of(d, requests, limits_of(d, 0.0), Rules(), [parse("full")])
+    options = options_of(d, requests, limits_of(d, 0.0), Rules(), Admission((parse("full"),)))
     full = carry(loads_of(options, classes_of(requests)), Targets(Rules().max_seqs))
     return requests.scaled(0.75 / full.load)
 
 
 def best_of_all(d: Deployment, requests: Requests, objective: str, limits: Limits) -> float:
     """Every candidate simulated."""
-    options = options_of(d, requests, limits, Rules(), some())
+    options = options_of(d, requests, limits, Rules(), admitted(limits))
     classes = classes_of(requests)
     loads = loads_of(options, classes)
     targets = Targets(Rules().max_seqs, limits.ttft, limits.tpot)
@@ -347,7 +352,7 @@ def test_a_batch_is_not_made_smaller_for_nothing() -> None:
 def test_late_are_the_requests_whose_prompt_alone_takes_too_long() -> None:
     d = deployment("llama3-8b", "h100")
     requests = load("sample:chat").requests
-    options = options_of(d, requests, limits_of(d, 0.0), Rules(), [parse("full")])
+    options = options_of(d, requests, limits_of(d, 0.0), Rules(), Admission((parse("full"),)))
     c = classes_of(requests)
     prompts = [_prompt_s(options[0].with_density(DENSITY), float(n)) for n in requests.prompt]
     for target in (1e-6, 0.05, 0.2, 1e3):

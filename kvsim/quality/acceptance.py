@@ -1,0 +1,112 @@
+"""How many drafts a round accepts, for any number of drafts: by position, not by one rate for all.
+
+A round accepts drafts up to the first that fails, so the share of rounds that reach a position
+falls with it, and the best number of drafts lies where one more costs what it brings.
+"""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from math import log
+
+from kvsim.traces.attention import Acceptance
+
+MOST_DRAFTS = 16
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Accepted drafts of a round of 1, 2, ... ``MOST_DRAFTS`` drafts, on average.
+
+    Attributes
+    ----------
+    accepted
+        Mean accepted drafts by the number of drafts, that number less one as the index. (16,)
+    source
+        Where they come from, in words.
+    """
+
+    accepted: tuple[float, ...]
+    source: str
+
+    def rate(self, gamma: int) -> float:
+        """Accepted over drafted tokens of rounds of ``gamma`` drafts."""
+        return min(1.0, self.accepted[gamma - 1] / gamma) if gamma else 0.0
+
+
+def from_rate(rate: float, gamma: int, source: str) -> Positions:
+    """Each draft fails independently with one probability: that which gives the rate at a gamma.
+
+    Parameters
+    ----------
+    rate : accepted over drafted tokens.
+    gamma : drafts per round when it was seen.
+    """
+    each = probability(rate, gamma)
+    return Positions(tuple(_geometric(each, n) for n in range(1, MOST_DRAFTS + 1)), source)
+
+
+def from_rates(rates: Mapping[int, float], source: str) -> Positions:
+    """Through the accepted drafts that were seen at some gammas; geometric behind the last."""
+    known = sorted(rates)
+    if len(known) == 1:
+        return from_rate(rates[known[0]], known[0], source)
+    places, values = [0, *known], [0.0, *(rates[g] * g for g in known)]
+    last, before = known[-1], places[-2]
+    slope = max(0.0, (values[-1] - values[-2]) / (last - before))
+    each = min(probability(rates[last], last), 1.0)
+    found = []
+    for n in range(1, MOST_DRAFTS + 1):
+        if n <= last:
+            i = next(i for i, place in enumerate(places) if place >= n)
+            part = (n - places[i - 1]) / (places[i] - places[i - 1])
+            found.append(values[i - 1] + part * (values[i] - values[i - 1]))
+        else:
+            found.append(found[-1] + slope * each ** (n - last))
+    return Positions(tuple(found), source)
+
+
+def from_measured(found: Acceptance) -> Positions:
+    """As a trace measured them, which is for some first gammas."""
+    rates = {g: (found.tokens(g) - 1) / g for g in range(1, len(found.reached) + 1)}
+    heat = "greedily" if found.temperature == 0 else f"at temperature {found.temperature:g}"
+    return from_rates(rates, f"measured, {heat}")
+
+
+def probability(rate: float, gamma: int) -> float:
+    """Acceptance of one draft at which a round of ``gamma`` accepts that share of them."""
+    from scipy.optimize import brentq
+
+    if rate <= 0 or rate >= 1:
+        return min(max(rate, 0.0), 1.0)
+    return float(brentq(lambda p: _geometric(p, gamma) - rate * gamma, 0.0, 1.0))
+
+
+def _geometric(each: float, gamma: int) -> float:
+    return float(sum(each**k for k in range(1, gamma + 1)))
+
+
+def published(model: str, draft: str, context: float) -> Positions | None:
+    """Rows of this model and draft at the context nearest to one, the mean over their texts."""
+    rows = [r for r in _rows() if r["model"] == model and r["draft"] == draft]
+    if not rows:
+        return None
+    contexts = {float(r["context_tokens"]) for r in rows}
+    near = min(contexts, key=lambda c: abs(log(c / max(context, 1.0))))
+    here = [r for r in rows if float(r["context_tokens"]) == near]
+    gammas = sorted({int(r["gamma"]) for r in here})
+    rates = {}
+    for gamma in gammas:
+        some = [float(r["rate"]) for r in here if int(r["gamma"]) == gamma]
+        rates[gamma] = sum(some) / len(some)
+    texts = ", ".join(dict.fromkeys(r["text"] for r in here))
+    return from_rates(rates, f"published for {model} at {near:.0f} tokens ({texts})")
+
+
+@cache
+def _rows() -> tuple[dict[str, str], ...]:
+    file = files("kvsim.quality") / "acceptance.csv"
+    with file.open(encoding="utf-8") as lines:
+        return tuple(csv.DictReader(lines))

@@ -1,0 +1,168 @@
+"""Which techniques and settings a plan may choose, and what is known of their quality."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from kvsim.errors import InputError, unknown
+from kvsim.machines.deployment import Deployment
+from kvsim.quality.acceptance import (
+    MOST_DRAFTS,
+    Positions,
+    from_measured,
+    from_rate,
+    published,
+)
+from kvsim.quality.evidence import Evidence, evidence
+from kvsim.quality.measured import Run
+from kvsim.techniques import TECHNIQUES, parse
+from kvsim.techniques.base import Technique
+from kvsim.traces.attention import Acceptance
+
+ENGINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "vllm": ("full", "fp8", "eagle", "mtp", "draft"),
+        "sglang": ("full", "fp8", "eagle", "mtp", "draft"),
+        "tensorrt-llm": ("full", "fp8", "eagle", "mtp", "draft"),
+        "transformers": ("full", "offload", "kivi", "draft"),
+        "flexgen": ("full", "offload", "flexgen"),
+    }
+)
+"""Techniques that a released engine runs without changes to its code, as of 2026-11."""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What the user lets a plan consider.
+
+    Attributes
+    ----------
+    techniques
+        What to consider, in place of every technique of the registry.
+    only, without
+        Names of techniques; no ``only`` means all.
+    engine
+        One of ``ENGINES``, or nothing.
+    unmeasured
+        Whether settings are welcome of whose quality nothing is known.
+    runs
+        Measured quality; what ships if None.
+    rate, seen_at
+        Accepted over drafted tokens, and the drafts per round at which the user saw it (0: those
+        that the technique drafts by default).
+    accepted
+        What an attention trace measured of drafts.
+    """
+
+    techniques: tuple[Technique, ...] | None = None
+    only: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    engine: str = ""
+    unmeasured: bool = False
+    runs: tuple[Run, ...] | None = None
+    rate: float | None = None
+    seen_at: int = 0
+    accepted: tuple[Acceptance, ...] = ()
+
+    def __post_init__(self) -> None:
+        for option, names in (("--only", self.only), ("--without", self.without)):
+            for name in names:
+                if name not in TECHNIQUES:
+                    raise unknown(f"technique in {option}", name, TECHNIQUES)
+        if self.engine and self.engine not in ENGINES:
+            raise unknown("engine", self.engine, ENGINES)
+        if self.only and not self._left():
+            raise InputError("--only, --without and --engine leave no technique; drop one of them")
+
+    def _left(self) -> list[str]:
+        runs = ENGINES.get(self.engine, tuple(TECHNIQUES))
+        named = [n for n in TECHNIQUES if not self.only or n in self.only]
+        return [n for n in named if n not in self.without and n in runs]
+
+    def candidates(self) -> list[Technique]:
+        """The techniques that are left, with their defaults."""
+        if self.techniques is not None:
+            return [t for t in self.techniques if not self.only or t.name in self.only]
+        return [TECHNIQUES[name]() for name in self._left()]
+
+    def settings(self, t: Technique, d: Deployment, prompt: int, generate: int) -> list[Technique]:
+        """Settings of a technique worth considering, array-valued ones along the first axis."""
+        found = list(t.options(d, prompt, generate))
+        if "gamma" not in t.settings:
+            return found
+        every: list[Technique] = []
+        for some in _once(found):
+            positions = self.positions(some, d, prompt + generate / 2)
+            if positions is None:
+                every += [x for x in found if _without_drafts(x) == _without_drafts(some)]
+            else:
+                gammas = range(MOST_DRAFTS + 1)
+                every += [_drafting(some, g, positions.rate(g)) for g in gammas]
+        return every
+
+    def positions(self, t: Technique, d: Deployment, context: float) -> Positions | None:
+        """Accepted drafts of a technique by position, if anybody measured them."""
+        for found in self.accepted:
+            other = parse(found.technique)
+            if type(other) is type(t) and _without_drafts(other) == _without_drafts(t):
+                return from_measured(found)
+        if self.rate is not None:
+            seen = self.seen_at or int(type(t)().settings["gamma"])
+            return from_rate(self.rate, seen, f"your rate of {self.rate:g} at {seen} drafts")
+        draft = str(t.settings.get("draft", t.name))
+        return published(d.model.name, draft, context)
+
+    def evidence(self, t: Technique, d: Deployment, length: float) -> Evidence:
+        """What is known of a setting's loss on a model."""
+        return evidence(t, d.model, length, self.runs)
+
+    def loss(self, found: Evidence) -> float:
+        """As a limit sees it: nothing known is no loss where the unknown is welcome."""
+        if self.unmeasured and (found.kind == "none" or found.missing):
+            return found.loss if found.loss > 0 else 0.0
+        return found.column
+
+
+def _once(found: Iterable[Technique]) -> list[Technique]:
+    """One of each that differ in more than drafts per round."""
+    kinds = {str(_without_drafts(t)): t for t in found}
+    return list(kinds.values())
+
+
+def _without_drafts(t: Technique) -> dict[str, Any]:
+    return {k: v for k, v in t.settings.items() if k not in ("gamma", "acceptance")}
+
+
+def _drafting(t: Technique, gamma: int, rate: float) -> Technique:
+    changes: Any = {"gamma": gamma, "acceptance": rate}
+    return replace(t, **changes)
+
+
+def read_acceptance(text: str) -> tuple[float | None, int, tuple[Acceptance, ...]]:
+    """What ``--acceptance`` says: a rate, a rate at some drafts (0.8@4), or a measured file.
+
+    Raises
+    ------
+    InputError
+        If it is none of these.
+    """
+    if text.endswith(".json"):
+        from kvsim.traces.attentionfile import load
+
+        found = load(Path(text)).acceptance
+        if not found:
+            raise InputError(f"--acceptance: {text} measured no acceptance; see docs/quality.md")
+        return None, 0, found
+    rate, _, at = text.partition("@")
+    try:
+        value, gamma = float(rate), int(at) if at else 0
+    except ValueError:
+        value, gamma = -1.0, 0
+    if not 0 <= value <= 1 or (at and not 1 <= gamma <= MOST_DRAFTS):
+        raise InputError(
+            f"--acceptance: got {text[:40]!r}; expected the share of drafts that were accepted, as "
+            f"0.8 or 0.8@4 (seen at 4 drafts per round), or a file of `kvsim validate --quality`"
+        )
+    return value, gamma, ()

@@ -1,0 +1,119 @@
+"""What would change a plan: prices of memory, bandwidth and limits, and the limits that bind."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Link
+from kvsim.planner.options import elsewhere
+from kvsim.planner.question import Question, Search, gain
+from kvsim.planner.workload import GIB
+
+MORE = 1.1  # times a bandwidth or a time
+REACH = 1.25  # techniques this far behind may win where something changes by a tenth
+PAYS = 1e-3  # a gain below this is none
+UNLIMITED = 64.0  # times the memory, where its limit is taken away
+
+LABELS = {
+    "gpu_memory": "GPU memory",
+    "host_memory": "host memory",
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "loss": "lossless techniques only",
+    "assumed": "no unmeasured acceptance rates",
+}
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A limit that holds the plan back."""
+
+    limit: str
+    gain_without: float  # of the objective, relative, as solved without the limit
+    technique: str  # what would then be chosen
+
+
+def prices(q: Question, search: Search, row: int) -> dict[str, float]:
+    """Relative gain of the objective for a little more of each thing, as solved again."""
+    value = search.value(row)
+    memory = {"gpu_memory": q.limits.gpu_memory + GIB}
+    found = {"one more GiB of GPU memory": _with(search, q.with_limits(**memory), value)}
+    host = {"host_memory": q.limits.host_memory + 16 * GIB}
+    found["16 GiB more host memory"] = _with(search, q.with_limits(**host), value)
+    for name, label in (("ttft", "a 10 % looser TTFT"), ("tpot", "a 10 % looser TPOT")):
+        limit = getattr(q.limits, name)
+        if np.isfinite(limit):
+            found[label] = _with(search, q.with_limits(**{name: MORE * limit}), value)
+    names = near(search, row)
+    for label, links in (
+        ("10 % more host link bandwidth", ("h2d", "d2h")),
+        ("10 % more host memory bandwidth", ("dram",)),
+        ("10 % more GPU memory bandwidth", ("hbm",)),
+    ):
+        d = faster(q.deployment, links)
+        table = elsewhere(search.table, d, q.workload, q.admission, names)
+        other = Search(replace(q, deployment=d), table)
+        other.refine()
+        better = other.optimum(q.limits.finite())
+        found[label] = 0.0 if better is None else gain(value, other.value(better))
+    return found
+
+
+def bindings(q: Question, search: Search, row: int, found: dict[str, float]) -> list[Binding]:
+    """Limits whose price is not zero, with what taking them away would bring."""
+    value, limits = search.value(row), []
+    cheap = {"gpu_memory": "one more GiB of GPU memory", "host_memory": "16 GiB more host memory",
+             "ttft": "a 10 % looser TTFT", "tpot": "a 10 % looser TPOT"}  # fmt: skip
+    for name, label in cheap.items():
+        if found.get(label, 0.0) > PAYS:
+            limits.append(_without(q, search, row, name))
+    for name in ("loss", "assumed"):
+        other = search.optimum(q.limits.finite(without=name))
+        if other is not None and gain(value, search.value(other)) > max(PAYS, q.errors[0]):
+            technique = str(search.table.technique[other])
+            limits.append(Binding(name, gain(value, search.value(other)), technique))
+    return limits
+
+
+def _with(search: Search, q: Question, value: float) -> float:
+    other = search.optimum(q.limits.finite())
+    return 0.0 if other is None else gain(value, search.value(other))
+
+
+def _without(q: Question, search: Search, row: int, name: str) -> Binding:
+    """Solved without a limit; where memory is unlimited, batches grow with it."""
+    other, free = search, q.with_limits(**{name: np.inf})
+    if name.endswith("memory"):
+        names = tuple(near(search, row))
+        most = replace(q.limits, **{name: UNLIMITED * getattr(q.limits, name)})
+        larger = replace(free, limits=replace(free.limits, **{name: getattr(most, name)}))
+        other = Search(larger, larger.table(names=names))
+        other.refine()
+    found = other.optimum(free.limits.finite())
+    if found is None:
+        return Binding(name, 0.0, "")
+    better = gain(search.value(row), other.value(found))
+    return Binding(name, better, str(other.table.technique[found]))
+
+
+def near(search: Search, row: int) -> list[str]:
+    """Techniques that a change by a tenth may make the best."""
+    value, limits = search.value(row), search.q.limits.finite()
+    names = []
+    for name in search.table.names:
+        best = search.best(limits, name)
+        if best is not None and gain(search.table.columns[search.q.objective][best], value) < (
+            REACH - 1
+        ):
+            names.append(name)
+    return names or [search.table.technique[row].name]
+
+
+def faster(d: Deployment, links: tuple[str, ...]) -> Deployment:
+    """The deployment with some links a tenth faster."""
+    changed = {
+        name: Link(link.bandwidth * MORE, link.latency) if name in links else link
+        for name, link in d.hardware.links.items()
+    }
+    return replace(d, hardware=replace(d.hardware, links=changed))

@@ -1,0 +1,144 @@
+"""A question to the planner, and how its table of options is made, narrowed down and replayed."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from kvsim.errors import InputError
+from kvsim.machines.deployment import Deployment
+from kvsim.planner.admit import Admission
+from kvsim.planner.choose import best, simplest, within
+from kvsim.planner.options import Options, between, measures, tabulate
+from kvsim.planner.workload import Limits, Workload
+from kvsim.prediction.generate import Prediction
+from kvsim.techniques.full import Full
+
+OBJECTIVES = ("throughput", "latency", "cost")
+REFINEMENTS = 2  # each divides the distance between neighbouring batches by nine
+REPLAYS = 32  # rows that are computed at every token, at most
+BETWEEN, INSIDE = 0.05, 0.005
+"""Known relative error between two techniques, and between two settings of one.
+
+Held-out rows of full KV are predicted to 3 % on average, those of offloading to 9 %
+(docs/errors.md); much of that is common to the techniques of one stack and one machine. Settings
+of one technique share nearly all of it.
+"""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be planned: equal requests on one deployment, under limits."""
+
+    deployment: Deployment
+    workload: Workload
+    objective: str
+    limits: Limits
+    admission: Admission = field(default_factory=Admission)
+    errors: tuple[float, float] = (BETWEEN, INSIDE)
+
+    def __post_init__(self) -> None:
+        check_objective(self.objective, self.deployment)
+
+    def table(self, gpu: tuple[float, ...] = (), names: tuple[str, ...] = ()) -> Options:
+        """Every option, with batches up to the largest that some GPU memories allow."""
+        d, w, limits = self.deployment, self.workload, self.limits
+        admission = replace(self.admission, only=names) if names else self.admission
+        return tabulate(d, w, gpu or (limits.gpu_memory,), limits.host_memory, admission)
+
+    def with_limits(self, **changes: float) -> "Question":
+        """The same question under other limits."""
+        return replace(self, limits=replace(self.limits, **changes))
+
+
+def check_objective(objective: str, d: Deployment) -> None:
+    """Refuse what is no objective, and costs on hardware without a price."""
+    if objective not in OBJECTIVES:
+        expected = ", ".join(OBJECTIVES)
+        raise InputError(f"--objective: got {objective[:40]!r}; expected one of {expected}")
+    if objective == "cost" and d.hardware.price is None:
+        raise InputError(
+            f"--objective cost: {d.hardware.name} has no price; expected a GPU with USD/h in "
+            f"`kvsim gpus`, or a profile with price.usd_per_hour"
+        )
+
+
+class Search:
+    """A table with what has been replayed of it; replays replace what the table said."""
+
+    def __init__(self, q: Question, table: Options) -> None:
+        self.q, self.table = q, table
+        self._replays: dict[int, Prediction] = {}
+
+    def refine(self) -> None:
+        """Finer batches around the best row of each technique."""
+        for _ in range(REFINEMENTS):
+            for name in self.table.names:
+                row = self.best(self.q.limits.hard(), name)
+                if row is not None:
+                    q = self.q
+                    extra = between(self.table, row, q.deployment, q.workload, q.admission)
+                    if extra.technique:
+                        self.table.add(extra)
+
+    def best(self, limits: dict[str, float], name: str = "") -> int | None:
+        """The best row within the limits, of one technique if named."""
+        among = self.table.rows_of(name) if name else None
+        return best(self.table.columns[self.q.objective], self.table.columns, limits, among)
+
+    def chosen(self, limits: dict[str, float]) -> int | None:
+        """The simplest row as good as the best, by exact replay of all that decides."""
+        return self._settled(limits, exact=False)
+
+    def optimum(self, limits: dict[str, float]) -> int | None:
+        """The best row, by exact replay."""
+        return self._settled(limits, exact=True)
+
+    def _settled(self, limits: dict[str, float], exact: bool) -> int | None:
+        objective, columns = self.q.objective, self.table.columns
+        for _ in range(REPLAYS):
+            rows = within(columns[objective], columns, limits)
+            if not rows.size:
+                return None
+            row = self.best(limits) if exact else self._simplest(rows)
+            assert row is not None
+            if row in self._replays:
+                return row
+            self.replay(row)
+        return row
+
+    def _simplest(self, rows: np.ndarray) -> int:
+        t, columns = self.table, self.table.columns
+        return simplest(
+            columns[self.q.objective],
+            columns["latency"],
+            [(x.name, x.exact) for x in t.technique],
+            [rank(x) for x in t.technique],
+            t.batch,
+            rows,
+            self.q.errors,
+        )
+
+    def replay(self, row: int) -> Prediction:
+        """A row at every token."""
+        if row not in self._replays:
+            t, batch = self.table.technique[row], self.table.batch[row : row + 1]
+            found = self.q.workload.predict(t, self.q.deployment, batch)
+            self._replays[row] = found
+            for name, value in measures(found).items():
+                self.table.columns[name][row] = value[0]
+        return self._replays[row]
+
+    def value(self, row: int) -> float:
+        """The objective of a row, replayed."""
+        self.replay(row)
+        return float(self.table.columns[self.q.objective][row])
+
+
+def rank(t: object) -> tuple[int, ...]:
+    """How simple a technique is: lossless before lossy, nothing done to the cache before one."""
+    return (0 if getattr(t, "exact", False) else 1, 0 if isinstance(t, Full) else 1)
+
+
+def gain(before: float, after: float) -> float:
+    """Relative improvement of an objective, which is negative where more is better."""
+    return max(0.0, float(before / after - 1 if before > 0 else after / before - 1))

@@ -1,0 +1,178 @@
+"""What a plan is compared with: full KV, what else comes close, waves, and smaller batches."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+
+import numpy as np
+
+from kvsim.planner.admit import Admission
+from kvsim.planner.choose import as_good, within
+from kvsim.planner.outlook import LABELS
+from kvsim.planner.question import Question, Search, gain, rank
+from kvsim.prediction.explain import bound_by
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import decode_point
+from kvsim.quality.evidence import Evidence
+from kvsim.techniques.full import Full
+
+SHOWN = 3  # alternatives of either kind
+KNEES = (0.01, 0.05, 0.10)  # of the objective given up for an earlier first token
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """The best of another technique, and why it is not the choice."""
+
+    prediction: Prediction
+    evidence: Evidence
+    allowed: bool  # by what the user accepts: loss, assumed acceptance
+    needs: tuple[str, ...]  # options of the command line that would admit it
+    reason: str
+
+
+@dataclass(frozen=True)
+class Knee:
+    """The earliest first token within some share of the best."""
+
+    given_up: float  # at most, of the objective
+    prediction: Prediction
+
+
+@dataclass(frozen=True)
+class Waves:
+    """A given batch run as smaller batches one after another."""
+
+    prediction: Prediction  # of one wave
+    count: int
+    output_tok_s: float  # of all waves together [tokens/s]
+
+
+def baseline(q: Question, search: Search) -> Prediction | None:
+    """Full KV in the same memory whatever its latency, at its best batch if not at the given."""
+    memory = {k: v for k, v in q.limits.finite().items() if k.endswith("memory")}
+    if Full.name in search.table.names:
+        row = search.best(q.limits.hard(), Full.name)
+        row = search.best(memory, Full.name) if row is None else row
+        if row is not None:
+            return search.replay(row)
+    free = replace(q, workload=replace(q.workload, batch=None))
+    free = replace(free, admission=Admission((Full(),)))
+    other = Search(free, free.table())
+    row = other.best(memory) if other.table.technique else None
+    return None if row is None else other.replay(row)
+
+
+def alternatives(q: Question, search: Search, chosen: int) -> list[Alternative]:
+    """The best of other techniques: three that are allowed, three that are not yet."""
+    table, limits = search.table, q.limits
+    allowed = (table.columns["loss"] <= limits.loss) & (table.columns["assumed"] <= limits.assumed)
+    found: dict[bool, list[tuple[bool, float, int]]] = {True: [], False: []}
+    for name in table.names:
+        if name == table.technique[chosen].name:
+            continue
+        row = search.best(limits.finite(), name)
+        if row is None:
+            row = search.best(limits.hard(), name)
+        if row is None:  # nothing is within the times: what comes nearest to the choice
+            memory = {k: v for k, v in limits.hard().items() if k.endswith("memory")}
+            row = search.best(memory, name)
+        if row is not None:
+            late = not _in_time(search, row)
+            found[bool(allowed[row])].append((late, float(table.columns[q.objective][row]), row))
+    shown = [row for options in found.values() for _, _, row in sorted(options)[:SHOWN]]
+    return [
+        Alternative(
+            prediction=search.replay(row),
+            evidence=table.evidence[row],
+            allowed=bool(allowed[row]),
+            needs=tuple(needs(q, search, row)),
+            reason=reason(q, search, chosen, row),
+        )
+        for row in shown
+    ]
+
+
+def _in_time(search: Search, row: int) -> bool:
+    return all(search.table.columns[k][row] <= v for k, v in search.q.limits.hard().items())
+
+
+def needs(q: Question, search: Search, row: int) -> Iterator[str]:
+    """Options of the command line that would admit a row."""
+    if search.table.columns["loss"][row] > q.limits.loss:
+        found = search.table.evidence[row]
+        if found.kind == "none" or found.missing:
+            yield "--lossy"
+        else:
+            yield f"--max-loss {ceil(found.loss * 100) / 100:g}"
+    if search.table.columns["assumed"][row] > q.limits.assumed:
+        yield "--acceptance"
+
+
+def reason(q: Question, search: Search, chosen: int, row: int) -> str:
+    """Why a row lost, in one clause: the first reason that applies."""
+    table, mine = search.table, search.replay(row)
+    t = mine.technique
+    if table.columns["assumed"][row] > q.limits.assumed:
+        return f"its speed rests on {t.assumes}"
+    if table.columns["loss"][row] > q.limits.loss:
+        return str(table.evidence[row])
+    for name in ("ttft", "tpot"):
+        value, limit = float(table.columns[name][row]), getattr(q.limits, name)
+        if value > limit:
+            return f"its {LABELS[name]} is {spoken(value)}, above {spoken(limit)}"
+    best, value = search.value(chosen), search.value(row)
+    if value <= best:
+        ahead = gain(best, value)
+        why = "and loses quality" if rank(t)[0] > rank(table.technique[chosen])[0] else (
+            "and moves parts of the cache"
+            if rank(t) > rank(table.technique[chosen])
+            else "and its latency is higher"
+        )  # fmt: skip
+        return f"is {ahead:.1%} better, within the known error of {q.errors[0]:.0%}, {why}"
+    middle = decode_point(float(mine.batch[0]), mine.prompt, mine.generate, mine.generate // 2)
+    behind = gain(value, best)
+    return f"is {behind / (1 + behind):.0%} slower; bound by {bound_by(t, mine.deployment, middle)}"
+
+
+def spoken(seconds: float) -> str:
+    """A time with the unit that people would say."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min"
+
+
+def knees(q: Question, search: Search, chosen: int) -> list[Knee]:
+    """The earliest first token of the chosen technique within shares of its best."""
+    table = search.table
+    same = table.rows_of(table.technique[chosen].name)
+    objective = table.columns[q.objective]
+    rows = np.intersect1d(within(objective, table.columns, q.limits.finite()), same)
+    top = float(objective[rows].min())
+    found = []
+    for share in KNEES:
+        some = as_good(objective, rows, top, share)
+        row = int(min(some, key=lambda r: (table.columns["ttft"][r], objective[r])))
+        found.append(Knee(share, search.replay(row)))
+    return found
+
+
+def waves(q: Question, choice: Prediction) -> Waves | None:
+    """Where smaller batches in turn finish a given batch earlier: the best of them."""
+    w = q.workload
+    if w.batch is None or w.service or w.batch < 2:
+        return None
+    free = replace(q, workload=replace(w, batch=None))
+    search = Search(free, free.table(names=tuple({Full.name, choice.technique.name})))
+    rows = within(search.table.columns[q.objective], search.table.columns, q.limits.finite())
+    rows = rows[search.table.batch[rows] < w.batch]
+    if not rows.size:
+        return None
+    counts = np.ceil(w.batch / search.table.batch[rows])
+    total = counts * search.table.columns["latency"][rows]
+    row, count = int(rows[np.argmin(total)]), int(counts[np.argmin(total)])
+    t = search.table.technique[row]
+    even = ceil(ceil(w.batch / count) / t.tiles()) * t.tiles()  # no wave larger than it must be
+    one = w.predict(t, q.deployment, np.array([float(even)]))
+    rate = w.batch * w.generate / (count * float(one.request_s[0]))
+    return Waves(one, count, rate) if rate > 1.02 * float(choice.output_tok_s[0]) else None

@@ -1,0 +1,70 @@
+"""What is asked: equal requests, and the limits that a plan must stay within."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvsim.graph import Array
+from kvsim.machines.deployment import Deployment
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import largest_batch
+from kvsim.prediction.service import Service
+from kvsim.techniques.base import Technique
+
+GIB = 2.0**30
+ENGINE_SHARE = 0.9  # of GPU memory that serving engines take unless told otherwise
+TTFT, TPOT = 2.0, 0.1  # what an interactive service is asked for unless the user says [s]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Equal requests.
+
+    Attributes
+    ----------
+    prompt, generate
+        Tokens of each. [tokens]
+    batch
+        Sequences at once; None to have it chosen.
+    service
+        Whether requests keep coming (continuous batching), or one batch starts on an idle GPU.
+    """
+
+    prompt: int
+    generate: int
+    batch: int | None = None
+    service: bool = False
+
+    def predict(self, t: Technique, d: Deployment, batch: Array, contexts: int = 0) -> Prediction:
+        """What a technique does for it at some batches."""
+        kind = Service if self.service else Prediction
+        return kind(t, d, batch, self.prompt, self.generate, contexts)
+
+    def largest(self, t: Technique, d: Deployment, gpu: float, host: float) -> Array:
+        """Largest batch whose buffers fit. [sequences]"""
+        return largest_batch(t, d, self.prompt, self.generate, gpu, host, served=self.service)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence at its end. [tokens]"""
+        return self.prompt + self.generate
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a plan must stay within; infinite where the user set nothing."""
+
+    gpu_memory: float  # per GPU [B]
+    host_memory: float  # [B]
+    ttft: float = np.inf  # [s]
+    tpot: float = np.inf  # [s]
+    loss: float = 0.0  # relative, in the unit of the evidence; 0: the tokens of full-precision KV
+    assumed: float = 0.0  # 0: nothing rests on an acceptance rate that nobody measured
+
+    def finite(self, without: str = "") -> dict[str, float]:
+        """The limits that are set, by column."""
+        return {k: v for k, v in vars(self).items() if np.isfinite(v) and k != without}
+
+    def hard(self) -> dict[str, float]:
+        """Those that memory and time set, not what the user is willing to accept."""
+        return {k: v for k, v in self.finite().items() if k not in ("loss", "assumed")}
