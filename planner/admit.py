@@ -85,7 +85,7 @@ class Admission:
         """The techniques that are left, with their defaults."""
         if self.techniques is not None:
             return [t for t in self.techniques if not self.only or t.name in self.only]
-        return [TECHNIQUES[name]() for name in self._left()]
+        return [parse(name) for name in self._left()]
 
     def settings(self, t: Technique, d: Deployment, prompt: int, generate: int) -> list[Technique]:
         """Settings of a technique worth considering, array-valued ones along the first axis."""
@@ -109,7 +109,7 @@ class Admission:
             if type(other) is type(t) and _without_drafts(other) == _without_drafts(t):
                 return from_measured(found)
         if self.rate is not None:
-            seen = self.seen_at or int(type(t)().settings["gamma"])
+            seen = self.seen_at or int(parse(t.name).settings["gamma"])
             return from_rate(self.rate, seen, f"your rate of {self.rate:g} at {seen} drafts")
         draft = str(t.settings.get("draft", t.name))
         return published(d.model.name, draft, context)

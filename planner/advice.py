@@ -10,17 +10,17 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware
 from kvsim.planner.choose import relaxed
 from kvsim.planner.outlook import LABELS
-from kvsim.planner.question import Question, Search
+from kvsim.planner.question import FULL, Question, Search
 from kvsim.planner.rivals import spoken
 from kvsim.planner.workload import GIB
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import KNOWN_BAD
-from kvsim.techniques.full import Full
+from kvsim.techniques import parse
 
 WORTH = 1.2  # times the objective: a change that brings less is not worth a line
 FORMATS = ("fp8", "int8", "int4")
 GPUS_PER_REPLICA = (1, 2, 4, 8)
-QUICK = ("full", "offload")  # what a first look at another deployment tries
+QUICK = (FULL, "offload")  # what a first look at another deployment tries
 STEPS = 10  # of the search for the longest context
 
 
@@ -238,9 +238,9 @@ def _other_gpus(q: Question) -> Iterator[Advice]:
             continue
         other = on(q, replace(q.deployment, hardware=hardware))
         room = other.limits.gpu_memory, other.limits.host_memory
-        if q.workload.largest(Full(), other.deployment, *room) < (q.workload.batch or 1):
+        if q.workload.largest(parse(FULL), other.deployment, *room) < (q.workload.batch or 1):
             continue
-        found = quick(other, (Full.name,))
+        found = quick(other, (FULL,))
         if found is not None:
             yield Advice(f"--gpu {hardware.name}", hardware.title, found)
 

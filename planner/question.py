@@ -11,10 +11,11 @@ from kvsim.planner.choose import best, simplest, within
 from kvsim.planner.options import Options, between, measures, tabulate
 from kvsim.planner.workload import Limits, Workload
 from kvsim.prediction.generate import Prediction
-from kvsim.techniques.full import Full
+from kvsim.techniques.base import Technique
 
 OBJECTIVES = ("throughput", "latency", "cost")
 REFINEMENTS = 2  # each divides the distance between neighbouring batches by nine
+FULL = "full"  # nothing is done to the cache
 REPLAYS = 32  # rows that are computed at every token, at most
 BETWEEN, INSIDE = 0.05, 0.005
 """Known relative error between two techniques, and between two settings of one.
@@ -134,9 +135,9 @@ class Search:
         return float(self.table.columns[self.q.objective][row])
 
 
-def rank(t: object) -> tuple[int, ...]:
+def rank(t: Technique) -> tuple[int, ...]:
     """How simple a technique is: lossless before lossy, nothing done to the cache before one."""
-    return (0 if getattr(t, "exact", False) else 1, 0 if isinstance(t, Full) else 1)
+    return (0 if t.exact else 1, 0 if t.name == FULL else 1)
 
 
 def gain(before: float, after: float) -> float:

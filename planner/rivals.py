@@ -9,12 +9,12 @@ import numpy as np
 from kvsim.planner.admit import Admission
 from kvsim.planner.choose import as_good, within
 from kvsim.planner.outlook import LABELS
-from kvsim.planner.question import Question, Search, gain, rank
+from kvsim.planner.question import FULL, Question, Search, gain, rank
 from kvsim.prediction.explain import bound_by
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point
 from kvsim.quality.evidence import Evidence
-from kvsim.techniques.full import Full
+from kvsim.techniques import parse
 
 SHOWN = 3  # alternatives of either kind
 KNEES = (0.01, 0.05, 0.10)  # of the objective given up for an earlier first token
@@ -51,13 +51,13 @@ class Waves:
 def baseline(q: Question, search: Search) -> Prediction | None:
     """Full KV in the same memory whatever its latency, at its best batch if not at the given."""
     memory = {k: v for k, v in q.limits.finite().items() if k.endswith("memory")}
-    if Full.name in search.table.names:
-        row = search.best(q.limits.hard(), Full.name)
-        row = search.best(memory, Full.name) if row is None else row
+    if FULL in search.table.names:
+        row = search.best(q.limits.hard(), FULL)
+        row = search.best(memory, FULL) if row is None else row
         if row is not None:
             return search.replay(row)
     free = replace(q, workload=replace(q.workload, batch=None))
-    free = replace(free, admission=Admission((Full(),)))
+    free = replace(free, admission=Admission((parse(FULL),)))
     other = Search(free, free.table())
     row = other.best(memory) if other.table.technique else None
     return None if row is None else other.replay(row)
@@ -163,7 +163,7 @@ def waves(q: Question, choice: Prediction) -> Waves | None:
     if w.batch is None or w.service or w.batch < 2:
         return None
     free = replace(q, workload=replace(w, batch=None))
-    search = Search(free, free.table(names=tuple({Full.name, choice.technique.name})))
+    search = Search(free, free.table(names=tuple({FULL, choice.technique.name})))
     rows = within(search.table.columns[q.objective], search.table.columns, q.limits.finite())
     rows = rows[search.table.batch[rows] < w.batch]
     if not rows.size:

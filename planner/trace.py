@@ -11,12 +11,11 @@ from kvsim.planner.admit import Admission
 from kvsim.planner.choose import best, nearest
 from kvsim.planner.classes import Classes, classes_of
 from kvsim.planner.load import ONE, Carried, Targets, carry, loads_of
-from kvsim.planner.question import check_objective
+from kvsim.planner.question import FULL, check_objective
 from kvsim.planner.verify import Simulated, measured, simulated
 from kvsim.planner.workload import Limits
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
-from kvsim.techniques.full import Full
 from kvsim.traces.requests import Requests
 
 MARGIN = 0.5  # techniques whose estimate is this much worse than the best are not simulated
@@ -112,7 +111,7 @@ class _Search:
             best = sorted(self._best_settings(), key=self._rank)
         for i, carried in enumerate(best):
             name = self.options[carried.option_of[0]].technique.name
-            if i < LEAST or self._near(carried, best[0], MARGIN) or name == Full.name:
+            if i < LEAST or self._near(carried, best[0], MARGIN) or name == FULL:
                 self._simulate(carried)
 
     def settings(self) -> None:
@@ -150,7 +149,7 @@ class _Search:
     def answer(self) -> TracePlan:
         """The best of what was simulated."""
         choice = self._chosen()
-        full = [s for s in self.done if {t.name for t in s.techniques} == {Full.name}]
+        full = [s for s in self.done if {t.name for t in s.techniques} == {FULL}]
         return TracePlan(
             objective=self.objective,
             limits=self.limits,
