@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import InputError, unknown
-from kvsim.files import replace_text
+from kvsim.files import read_json, replace_text
+from kvsim.files.kinds import ATTENTION
 from kvsim.traces.attention import (
     GAMMAS,
     Acceptance,
@@ -21,7 +22,6 @@ from kvsim.traces.attention import (
 )
 
 FORMAT = "kvsim attention trace 1"
-FILE_LIMIT = 50_000_000  # bytes; a trace has some hundred kB
 
 
 def measured() -> dict[str, Path]:
@@ -38,16 +38,7 @@ def load(path: Path) -> AttentionTrace:
     InputError
         If the file is not one; the line names the field, and the nearest known one.
     """
-    try:
-        if path.stat().st_size > FILE_LIMIT:
-            raise InputError(f"{path}: over {FILE_LIMIT:,} bytes; expected an attention trace")
-        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
-    except OSError as problem:
-        raise InputError(f"{path}: {problem.strerror}; expected an attention trace") from None
-    except (ValueError, RecursionError) as problem:
-        if isinstance(problem, InputError):
-            raise
-        raise InputError(f"{path}: not JSON ({str(problem)[:80]}); write it again") from None
+    found = read_json(path, ATTENTION)
     return _FieldReader(str(path)).trace(found)
 
 
@@ -68,14 +59,6 @@ def record(trace: AttentionTrace) -> dict[str, Any]:
     """A trace as the JSON object that its file holds."""
     fields: dict[str, Any] = _plain(trace)
     return {"format": FORMAT} | fields
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise ValueError(f"{twice[0]!r} stands there twice")
-    return dict(pairs)
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from kvsim.errors import InputError, unknown
+from kvsim.files import opened
+from kvsim.files.kinds import TRACE
 
 SAMPLE = "sample:"
 CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -108,20 +110,8 @@ def find(name: str) -> Source:
         if name[len(SAMPLE) :] not in known:
             raise unknown("sample trace", name[len(SAMPLE) :], known)
         path = known[name[len(SAMPLE) :]]
-    try:
-        if not path.is_file():
-            what = "a folder" if path.is_dir() else "not a file" if path.exists() else "not there"
-            mend = (
-                f"expected a trace file, or one of {', '.join(SAMPLE + one for one in samples())}"
-            )
-            raise InputError(f"{name}: {what}; {mend}")
-        with path.open("rb") as file:
-            start = file.read(PEEK)
-    except (OSError, ValueError) as problem:
-        if isinstance(problem, InputError):
-            raise
-        reason = getattr(problem, "strerror", None) or "not a path"
-        raise InputError(f"{name}: {reason}; expected a readable trace file") from None
+    with opened(path, TRACE) as file:
+        start = file.read(PEEK)
     for magic, kind in FOREIGN.items():
         if start.startswith(magic):
             raise InputError(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.files import replacing
+from kvsim.files import check_target, replacing
 from kvsim.traces.containers.parquet import BLOCK_TOKENS
 from kvsim.traces.formats import FORMATS
 from kvsim.traces.read import Part
@@ -31,8 +31,7 @@ def check_ending(path: Path, endings: tuple[str, ...] = ENDINGS) -> None:
     """
     if not path.name.endswith(endings):
         raise InputError(f"{path}: cannot be written; expected a name in {', '.join(endings)}")
-    if not path.parent.is_dir() or path.is_dir():
-        raise InputError(f"{path}: no such folder, or a folder; choose another place")
+    check_target(path, "OUT")
 
 
 def write(path: Path, requests: Requests) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from kvsim.errors import InputError
+from kvsim.files import system_text
 
 MEMORY = Path("/proc/meminfo")
 
@@ -46,10 +47,7 @@ def free_memory(device: torch.device) -> int:
     """Memory that can be had there now. [B]"""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", MEMORY.read_text())
-    except OSError:  # not Linux
-        found = None
+    found = re.search(r"MemAvailable:\s+(\d+) kB", system_text(MEMORY))  # only on Linux
     return int(found[1]) * 1024 if found else 2**63
 
 

@@ -73,13 +73,14 @@ def calibrate(
 
     from kvsim.evidence import run as fromrun
     from kvsim.evidence.stackfile import fitted_text
-    from kvsim.files import replace_text
+    from kvsim.files import check_target, replace_text
     from kvsim.machines.profiles import with_numbers
     from kvsim.report import calibrate_run as report
     from kvsim.report.json import print_json
     from kvsim.serving.rules import Rules
     from kvsim.techniques import parse
 
+    check_target(out, "--out")
     run = fromrun.read_run(from_run)
     where = deployment(model, gpu, stack, tp, weights, None)
     kind = parse(technique)

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from kvsim.errors import InputError
+from kvsim.files import check_target, own_output
 
 
 def calibrate_machine(device: str, out: Path, quick: bool, json: bool) -> None:
@@ -15,7 +16,7 @@ def calibrate_machine(device: str, out: Path, quick: bool, json: bool) -> None:
     from kvsim.evidence.machine.fit import fit_samples
     from kvsim.evidence.machine.profile import Machine, hardware_text, stack_text
     from kvsim.evidence.machine.samples import Log
-    from kvsim.files import replacing
+    from kvsim.files import held, replacing_all, write_draft
     from kvsim.machines.profiles import load_hardware, load_stack
     from kvsim.report import calibrate as report
     from kvsim.report.json import print_json
@@ -39,16 +40,17 @@ def calibrate_machine(device: str, out: Path, quick: bool, json: bool) -> None:
     log = Log.open(samples_path(out), devices.header(found, quick))
     if log.done:
         typer.echo(f"kvsim: going on after {len(log.done)} finished benchmarks", err=True)
-    run_suite(place, log, lambda text: print(f"kvsim: {text}", file=sys.stderr, flush=True))
+    with held(log.path):
+        run_suite(place, log, lambda text: print(f"kvsim: {text}", file=sys.stderr, flush=True))
     fit = fit_samples(log.samples)
     notes = devices.suspicions(devices.describe(where))
     host = devices.host_memory()
     said = (*devices.conditions(found, place), *notes)
     machine = Machine(found.name, found.memory, host, in_use, place.cache, said)
     today = str(date.today())
-    with replacing(out) as profile, replacing(stack_path(out)) as stack:  # the stack goes first
-        stack.write_text(stack_text(fit, machine, today), encoding="utf-8")
-        profile.write_text(hardware_text(fit, machine, today), encoding="utf-8")
+    with replacing_all(out, stack_path(out)) as (profile, stack):  # the stack goes first
+        write_draft(stack, stack_text(fit, machine, today))
+        write_draft(profile, hardware_text(fit, machine, today))
         load_stack(stack)  # what cannot be read back is not kept
         load_hardware(profile)
     sheet = find_datasheet(found.name, found.memory) if where.type == "cuda" else None
@@ -77,12 +79,9 @@ def check_place(out: Path) -> None:
     InputError
         Saying what is in the way.
     """
-    if out.suffix != ".toml":
-        raise InputError(f"--out: got {str(out)!r}; expected a file whose name ends with .toml")
-    if out.is_dir():
-        raise InputError(f"--out: {out} is a folder; expected a file")
-    if not out.parent.is_dir():
-        raise InputError(f"--out: there is no folder {out.parent}; make it, or choose another")
+    check_target(out, "--out", (".toml",))
+    for beside in (stack_path(out), samples_path(out)):
+        check_target(beside, f"--out, whose {beside.name} is written too")
 
 
 def check_same(out: Path, device: str) -> None:
@@ -96,7 +95,8 @@ def check_same(out: Path, device: str) -> None:
     from kvsim.machines.profiles import load_hardware
 
     if out.exists():
-        there = load_hardware(out)
+        with own_output():
+            there = load_hardware(out)
         if there.device != device:
             name = there.device or there.title
             raise InputError(

@@ -20,6 +20,7 @@ from kvsim.commands.options import (
     say_written,
 )
 from kvsim.errors import InputError
+from kvsim.files import check_target
 
 if TYPE_CHECKING:
     from kvsim.machines.deployment import Deployment
@@ -104,8 +105,6 @@ def plan(
     report: Annotated[str | None, option("--report", "FILE", "Write an HTML page there.")] = None,
 ) -> None:
     """Choose technique, settings and batch for a workload or trace."""
-    from kvsim.report import page
-
     equal = {"--prompt": prompt, "--generate": generate, "--batch": batch}
     for name, value in equal.items():
         if trace is not None and value is not None:
@@ -116,7 +115,7 @@ def plan(
     if trace is not None and offline:
         raise InputError("--offline and --trace: both are given; a trace has its own arrivals")
     if report is not None:
-        page.check_target(report)
+        check_target(report, "--report")
     first, *rest = _deployments(model, gpu, stack, tp, weights, host_memory)
     whole = offline or trace is not None  # the simulated engine's own share is a setting of it
     limits = _limits(first, gpu_memory, ttft, tpot, max_loss, lossy, offline, whole)

@@ -6,6 +6,7 @@ import typer
 
 from kvsim.commands.arguments import count
 from kvsim.errors import InputError
+from kvsim.files import check_target
 from kvsim.techniques import parse
 
 BATCH, PROMPT, GENERATE = "8", "1024", "64"  # windows of the text; one may give others
@@ -37,7 +38,6 @@ def measure_quality(
     from kvsim.machines.profiles import load_hardware, load_stack
     from kvsim.report import validate_quality as report
     from kvsim.report.json import print_json
-    from kvsim.report.page import check_target
     from kvsim.traces import attentionfile
     from kvsim.validate.machine import find_device
     from kvsim.validate.model.checkpoint import checksum, open_weights

@@ -7,6 +7,7 @@ import typer
 
 from kvsim.commands.arguments import option
 from kvsim.commands.options import JsonOption, StackOption
+from kvsim.files import check_target, replace_text
 
 
 def reproduce(
@@ -23,19 +24,16 @@ def reproduce(
     """Compare published or your own measured rows with predictions."""
     from kvsim.evidence import published
     from kvsim.evidence.scores import score
-    from kvsim.report import page
     from kvsim.report import reproduce as shown
     from kvsim.report.json import print_json
 
     for name, target in (("--report", report), ("--fit", fit)):
         if target:
-            page.check_target(target, name)
+            check_target(target, name)
     names = list(published.papers()) if source == "all" else [source]
     found = [row for name in names for row in published.read(name)]
     if fit:
         text = shown.fitted(found, stack, source)
-        from kvsim.files import replace_text
-
         replace_text(Path(fit), text)
         return
     predicted = [published.predict(row) for row in found]

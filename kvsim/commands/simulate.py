@@ -32,6 +32,7 @@ from kvsim.commands.traceoptions import (
     reading,
 )
 from kvsim.errors import InputError
+from kvsim.files import check_target, make_folder
 
 
 def simulate(
@@ -109,7 +110,7 @@ def simulate(
     json: JsonOption = False,
 ) -> None:
     """Replay a request trace under continuous batching."""
-    from kvsim.report import names, page, simulate_page
+    from kvsim.report import names, simulate_page
     from kvsim.report import simulate as tables
     from kvsim.report.json import print_json
     from kvsim.serving.costs import StepCosts
@@ -121,7 +122,7 @@ def simulate(
     from kvsim.traces.read import load
 
     if report is not None:
-        page.check_target(report)
+        check_target(report, "--report")
     kinds = parse_several(compare) if compare else [parse(technique)]
     places = _places(out, [str(kind) for kind in kinds], bool(compare))
     if resume and out is None:
@@ -186,9 +187,8 @@ def _places(out: Path | None, specs: list[str], several: bool) -> list[Path | No
             raise InputError(f"--out: got {str(out)[:60]!r}; expected a folder with --compare")
         if not out.parent.is_dir():
             raise InputError(f"--out: {out.parent} is not there; choose an existing folder")
-        out.mkdir(exist_ok=True)
-        return [out / f"{spec.replace(':', ' ').replace('/', '_')}.parquet" for spec in specs]
-    if out.suffix != ".parquet" or not out.parent.is_dir() or out.is_dir():
-        expected = "a name ending in .parquet in an existing folder"
-        raise InputError(f"--out: got {str(out)[:60]!r}; expected {expected}")
+        make_folder(out, "--out")
+        names = [f"{spec.replace(':', ' ').replace('/', '_')}.parquet" for spec in specs]
+        return [check_target(out / name, f"--out for {name}") for name in names]
+    check_target(out, "--out", (".parquet",))
     return [out]

@@ -40,7 +40,8 @@ def validate_times(
     import torch
 
     from kvsim.evidence.machine.profile import with_error
-    from kvsim.files import replace_text
+    from kvsim.files import own_output, read_text, replace_text
+    from kvsim.files.kinds import PROFILE
     from kvsim.machines.profiles import load_stack
     from kvsim.report import validate_times as report
     from kvsim.report.json import print_json
@@ -79,7 +80,9 @@ def validate_times(
     answer = report.answer(found, missing, summary, here.name, suspicious)
     if points == "all" and beside.exists():
         known = report.held_out(answer, str(date.today()))
-        replace_text(beside, with_error(beside.read_text(encoding="utf-8"), known))
+        with own_output():
+            text = read_text(beside, PROFILE)
+            replace_text(beside, with_error(text, known))
     if report_to:
         report.write_page(report_to, answer)
     if json:

@@ -10,6 +10,7 @@ from kvsim.commands.arguments import count, either, number, option
 from kvsim.commands.options import GpuOption, JsonOption
 from kvsim.commands.timing import validate_times
 from kvsim.errors import InputError
+from kvsim.files import check_target
 
 
 def validate(
@@ -63,7 +64,6 @@ def validate(
     from kvsim.machines.deployment import Deployment
     from kvsim.machines.profiles import load_hardware, load_stack
     from kvsim.report.json import print_json
-    from kvsim.report.page import check_target
     from kvsim.techniques import parse
 
     texts = [] if techniques in (None, ["all"]) else list(techniques or [])
@@ -93,7 +93,7 @@ def validate(
     hardware = load_hardware(gpu)
     limit = None if max_error is None else number("--max-error", max_error)
     if report is not None:
-        check_target(str(report))
+        check_target(report, "--report")
     try:
         import torch
     except ImportError:

@@ -1,14 +1,14 @@
 """Which kind of file it is, and what is wrong with it."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kvsim.doctor import configuration, measured, profile, trace
 from kvsim.errors import InputError
 from kvsim.evidence.published import COLUMNS
+from kvsim.files import check_input, opened, read_json
+from kvsim.files.kinds import JSON, TRACE
 from kvsim.machines.hardware import HARDWARE_FILE, STACK_FILE
 from kvsim.machines.schema import keys_of
 from kvsim.traces import attentionfile
@@ -34,9 +34,7 @@ def examine(path: str) -> Diagnosis:
     InputError
         If the file cannot be read at all, or is of no kind that kvsim reads.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise InputError(f"{path!r}: there is no such regular file; check the path")
+    file = check_input(path, TRACE)
     kind, check = _kind(file)
     faults, notes = check(file)
     return Diagnosis(kind, tuple(faults), tuple(notes))
@@ -68,9 +66,11 @@ def _toml(file: Path) -> tuple[str, Check]:
 
 
 def _json(file: Path) -> tuple[str, Check]:
+    if file.stat().st_size > JSON.most:
+        return "request trace", trace.faults
     try:
-        found: Any = json.loads(file.read_bytes()) if file.stat().st_size < 5e7 else None
-    except (ValueError, RecursionError):
+        found = read_json(file, JSON, strict=False)
+    except InputError:
         return "model configuration", configuration.faults  # which says what is wrong with it
     if isinstance(found, dict) and found.get("format") == attentionfile.FORMAT:
         return "attention trace", trace.attention_faults
@@ -80,6 +80,6 @@ def _json(file: Path) -> tuple[str, Check]:
 
 
 def _header(file: Path) -> set[str]:
-    with file.open("rb") as opened:
-        first = opened.read(HEAD).decode("utf-8-sig", "replace").partition("\n")[0]
+    with opened(file, TRACE) as table:
+        first = table.read(HEAD).decode("utf-8-sig", "replace").partition("\n")[0]
     return {name.strip().strip('"') for name in first.split(",")} & set(COLUMNS)

@@ -7,19 +7,19 @@ from typing import Any
 from kvsim.errors import InputError
 from kvsim.machines.hardware import HARDWARE_FILE, STACK_FILE
 from kvsim.machines.profiles import load_hardware, load_stack
-from kvsim.machines.schema import inspect, sound
+from kvsim.machines.schema import inspect
 
 
 def hardware_faults(file: Path) -> tuple[list[str], list[str]]:
     """Faults of single entries, or where there are none those of entries together."""
-    _, faults = inspect(sound(file), HARDWARE_FILE)
+    _, faults = inspect(file, HARDWARE_FILE)
     notes = [] if faults else _tried(load_hardware, file, faults)
     return [str(fault) for fault in faults], notes
 
 
 def stack_faults(file: Path) -> tuple[list[str], list[str]]:
     """Faults of single entries, and of the stack that it extends."""
-    _, faults = inspect(sound(file), STACK_FILE)
+    _, faults = inspect(file, STACK_FILE)
     notes = [] if faults else _tried(load_stack, file, faults)
     return [str(fault) for fault in faults], notes
 

@@ -1,6 +1,5 @@
 """Published or measured rows beside predictions, and stacks fitted to some of them."""
 
-import csv
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +20,8 @@ from kvsim.engine.formats import (
 from kvsim.engine.roofline import seconds
 from kvsim.errors import InputError, unknown
 from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio
+from kvsim.files import read_rows
+from kvsim.files.kinds import TABLE
 from kvsim.graph import Array
 from kvsim.machines.deployment import WEIGHTS, Deployment
 from kvsim.machines.hardware import Hardware, Stack
@@ -209,17 +210,14 @@ def read(name_or_path: str, tell: Callable[[str], None] | None = None) -> list[P
         file = papers()[name_or_path]
     else:
         raise unknown("paper", name_or_path, papers(), "or give the path of a .csv file")
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {name_or_path!r}: {error}; expected a CSV file") from None
-    lines = csv.DictReader(text.splitlines())
-    _check_header(name_or_path, lines.fieldnames or [])
+    lines = read_rows(str(file), TABLE)
+    header = [name.strip() for name in next(lines, (1, []))[1]]
+    _check_header(name_or_path, header)
     rows: list[PublishedRow] = []
     seen: dict[tuple[object, ...], str] = {}
-    for entry in lines:
+    for number, cells in lines:
         try:
-            row = _row(f"{name_or_path}, line {lines.line_num}", entry)
+            row = _row(f"{name_or_path}, line {number}", header, cells)
             _check_new(row, seen)
             rows.append(row)
         except InputError as fault:
@@ -245,14 +243,16 @@ def _check_header(name: str, header: Iterable[str]) -> None:
     for column in COLUMNS:
         if column not in got:
             raise InputError(f"{name!r}: column {column} is missing; expected {','.join(COLUMNS)}")
-    for column in got:
+    for place, column in enumerate(got):
         if column not in COLUMNS:
             raise unknown(f"column in {name!r}:", column, COLUMNS, "remove it")
+        if column in got[:place]:
+            raise InputError(f"{name!r}: column {column} stands there twice; remove one")
 
 
-def _row(where: str, entry: Mapping[str, str | None]) -> PublishedRow:
-    given = {k: (v or "").strip() for k, v in entry.items() if k in COLUMNS}
-    if None in entry or None in entry.values():
+def _row(where: str, header: list[str], cells: list[str]) -> PublishedRow:
+    given = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
+    if len(cells) != len(header):
         raise InputError(f"{where}: expected {len(COLUMNS)} fields; quote texts that hold commas")
     pairs = [item.partition("=") for item in given["params"].split(";") if item.strip()]
     for key, equals, value in pairs:

@@ -1,14 +1,16 @@
 """A stack fitted to a measured serving run: production logs instead of a GPU."""
 
-import json
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio
+from kvsim.files import read_json_lines
+from kvsim.files.kinds import RUN_LOG
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import with_numbers
@@ -57,11 +59,8 @@ def read_run(path: Path) -> MeasuredRun:
     InputError
         Naming the line and field that is missing, not a number, or out of order.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise InputError(f"{path}: {problem}; expected JSON lines of requests") from None
-    rows = [_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    found = list(read_json_lines(path, RUN_LOG))
+    rows = [_row(f"{path}, line {number}", entry) for number, entry in found]
     if not rows:
         raise InputError(f"{path}: no requests; expected one JSON object per line")
     table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
@@ -81,14 +80,7 @@ def read_run(path: Path) -> MeasuredRun:
     return MeasuredRun(Requests(arrival[order] - begin, prompt, generate), first, last)
 
 
-def _row(path: Path, number: int, line: str) -> dict[str, float]:
-    where = f"{path}, line {number}"
-    try:
-        found = json.loads(line)
-    except ValueError as problem:
-        raise InputError(f"{where}: not JSON ({problem}); expected one object per line") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{where}: {type(found).__name__}; expected one object per line")
+def _row(where: str, found: dict[str, Any]) -> dict[str, float]:
     row = {}
     for role, names in FIELDS.items():
         value = next((found[name] for name in names if name in found), None)

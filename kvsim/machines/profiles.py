@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import InputError, unknown
+from kvsim.files import shown
 from kvsim.machines.hardware import (
     DTYPES,
     HARDWARE_FILE,
@@ -24,7 +25,9 @@ from kvsim.machines.hardware import (
     Link,
     Stack,
 )
-from kvsim.machines.schema import Profile, parse, read, shown, sound, wrong
+from kvsim.machines.schema import Profile, parse, read, wrong
+
+MOST_BASES = 8  # stacks below a stack
 
 
 def hardware_names() -> tuple[str, ...]:
@@ -135,8 +138,10 @@ def _extended(file: Traversable, below: tuple[str, ...]) -> Profile:
     name = own.texts.get("extends")
     if name is None:
         return own
-    if name in below:
-        raise wrong(file, "extends", name, "a stack that does not extend this one")
+    if name in below or len(below) >= MOST_BASES:
+        raise wrong(
+            file, "extends", name, f"a stack that does not extend this one, {MOST_BASES} at most"
+        )
     base = _extended(_find("stack", name, _folder() / "stacks"), (*below, name))
     numbers, flags = base.numbers | own.numbers, base.flags | own.flags
     return Profile(numbers, flags, own.texts, own.lists, base.sources | own.sources, own.free)
@@ -145,7 +150,7 @@ def _extended(file: Traversable, below: tuple[str, ...]) -> Profile:
 def _find(kind: str, name: str, folder: Traversable) -> Traversable:
     """The file of a profile given by path, by name or by one of its aliases."""
     if name.endswith(".toml") or "/" in name or "\\" in name:
-        return sound(Path(name))
+        return Path(name)
     shipped = _files(folder)
     wanted = name.strip().lower()
     if wanted in shipped:

@@ -4,18 +4,15 @@ Nothing is guessed: an unknown, missing, mistyped or impossible entry is an erro
 file and the key, and so is a number that does not say where it comes from.
 """
 
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources.abc import Traversable
 from math import isfinite
-from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
 from kvsim.errors import InputError, unknown
-
-FILE_LIMIT = 10_000_000  # a profile has some kB; more is another file by mistake [bytes]
+from kvsim.files import read_toml, shown
+from kvsim.files.kinds import PROFILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,23 +139,6 @@ def _entry(file: Traversable, schema: Schema, profile: Profile, key: str, value:
         profile.texts[key] = _text(file, key, value, (schema.choices or {}).get(key))
 
 
-def sound(path: Path) -> Path:
-    """The path, unless it leads to something that cannot be a profile and may never end."""
-    try:
-        status = path.stat()
-    except (OSError, ValueError):
-        return path  # reading it says why
-    if not S_ISREG(status.st_mode) or status.st_size > FILE_LIMIT:
-        limit = f"expected a TOML file of at most {FILE_LIMIT // 10**6} MB"
-        raise InputError(f"cannot read {shown(path)}: {limit}; check the path")
-    return path
-
-
-def shown(file: Traversable) -> str:
-    """A file's path for a message; quoted, so that odd characters stay on one line."""
-    return repr(str(file))
-
-
 def parse(file: Traversable) -> dict[str, Any]:
     """A file's tables and entries.
 
@@ -167,17 +147,7 @@ def parse(file: Traversable) -> dict[str, Any]:
     InputError
         If it cannot be read, or is no TOML.
     """
-    try:
-        return tomllib.loads(file.read_bytes().decode())
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise InputError(f"cannot read {shown(file)}: {reason}; check the path") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{shown(file)} is not UTF-8 text; expected a TOML file") from error
-    except RecursionError as error:
-        raise InputError(f"{shown(file)} is nested too deeply; expected tables of keys") from error
-    except ValueError as error:  # TOML syntax, integers of thousands of digits, a NUL in the path
-        raise InputError(f"{shown(file)} is not valid TOML: {error}; correct it there") from error
+    return read_toml(str(file), PROFILE)
 
 
 def keys_of(file: Traversable) -> list[str]:

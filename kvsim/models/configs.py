@@ -4,7 +4,6 @@ A field that cannot be right raises :class:`kvsim.errors.InputError` with one li
 and field.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -12,10 +11,11 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from kvsim.errors import InputError, unknown
+from kvsim.files import read_json
+from kvsim.files.kinds import CONFIG
 from kvsim.models.families import Fields, find_family, shown
 from kvsim.models.model import LayerShape, Model
 
-FILE_LIMIT = 10_000_000  # a config.json has some kB; more is a weight file by mistake [bytes]
 MOST_LAYERS = 1000
 MEND = "give a config.json, a directory that holds one, or a name from the catalogue"
 
@@ -55,7 +55,7 @@ def read_config(name_or_path: str) -> tuple[dict[str, Any], str, str]:
         return _catalogue_config(name), name, name
     where = repr(name_or_path)
     path = _find_file(name_or_path)
-    config = _parse(path, where)
+    config = read_json(path, CONFIG, strict=False)
     if not isinstance(config, dict):
         problem = f"holds a {type(config).__name__}, expected an object of fields"
         raise InputError(f"{where}: {problem}; give a Hugging Face config.json")
@@ -111,8 +111,8 @@ def _catalogue_name(name: str) -> str | None:
 
 
 def _catalogue_config(name: str) -> dict[str, Any]:
-    text = (files("kvsim") / "models" / "catalogue" / f"{name}.json").read_text(encoding="utf-8")
-    config: dict[str, Any] = json.loads(text)
+    shipped = files("kvsim") / "models" / "catalogue" / f"{name}.json"
+    config: dict[str, Any] = read_json(str(shipped), CONFIG)
     return config
 
 
@@ -122,7 +122,7 @@ def _names_by_hf_id() -> dict[str, str]:
 
 
 def _find_file(name: str) -> Path:
-    """The configuration at a path, which need not be there."""
+    """The configuration at a path, which need not be readable."""
     try:
         path = Path(name).expanduser()
         if name and path.is_dir():
@@ -130,10 +130,10 @@ def _find_file(name: str) -> Path:
             if not path.exists():
                 raise InputError(f"{name!r}: the directory holds no config.json; {MEND}")
         if name and path.exists():
-            if not path.is_file():
-                raise InputError(f"{name!r}: this is no regular file; {MEND}")
             return path
-    except (OSError, RuntimeError) as error:  # closed to us, name too long, no such ~user
+    except (OSError, RuntimeError, ValueError) as error:  # closed, name too long, no such ~user
+        if isinstance(error, InputError):
+            raise
         reason = getattr(error, "strerror", "") or str(error)[:100]
         raise InputError(f"{_quoted(name)}: cannot be opened ({reason}); {MEND}") from None
     if name.endswith(".json") or name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -144,25 +144,6 @@ def _find_file(name: str) -> Path:
 def _quoted(name: str) -> str:
     """A path for a message, without the middle of one that nobody would read."""
     return repr(name if len(name) <= 200 else f"{name[:60]}...{name[-60:]}")
-
-
-def _parse(path: Path, where: str) -> object:
-    expected = "expected a Hugging Face config.json; fetch it again or correct it"
-    try:
-        size = path.stat().st_size
-        content = path.read_bytes() if size <= FILE_LIMIT else b""
-    except OSError as error:
-        raise InputError(f"{where}: cannot be read ({error.strerror}); {MEND}") from None
-    if size > FILE_LIMIT:
-        limit = f"a config.json has at most {FILE_LIMIT // 10**6} MB"
-        raise InputError(f"{where}: the file has {size / 1e6:.0f} MB, {limit}; {MEND}")
-    try:
-        return json.loads(content.decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        problem = f"not valid JSON in line {error.lineno} ({error.msg})"
-        raise InputError(f"{where}: {problem}, {expected}") from None
-    except (ValueError, RecursionError):  # not UTF-8, a number of 5000 digits, 10 000 brackets
-        raise InputError(f"{where}: not readable as JSON text, {expected}") from None
 
 
 def read_model(config: Mapping[str, Any], name: str, where: str) -> Model:

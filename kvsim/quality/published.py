@@ -1,10 +1,11 @@
 """Accuracy tables of the papers, one row per model, setting and benchmark."""
 
-import csv
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from kvsim.files import read_records
+from kvsim.files.kinds import TABLE
 from kvsim.quality.settings import Harshness, harshness
 from kvsim.techniques import parse
 
@@ -73,8 +74,7 @@ def published() -> tuple[Row, ...]:
     rows: list[Row] = []
     for file in sorted(folder.iterdir(), key=lambda f: f.name):
         if file.name.endswith(".csv"):
-            with file.open(encoding="utf-8") as lines:
-                rows += [_row(line) for line in csv.DictReader(lines)]
+            rows += [_row(line) for _, line in read_records(str(file), TABLE)]
     return tuple(rows)
 
 

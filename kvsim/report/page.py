@@ -1,11 +1,9 @@
 """Self-contained HTML pages: plotly.js inside, nothing from the network."""
 
-import os
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvsim.errors import InputError
 from kvsim.files import replace_text
 from kvsim.report.json import Row
 from kvsim.report.table import Column, Table
@@ -21,26 +19,6 @@ td:first-child, td:nth-child(2), th:first-child, th:nth-child(2) { text-align: l
 tr.choice { background: #eef6ee; } .basis { color: #555; border-left: 3px solid #ccc;
 padding-left: 1em; } h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
 """
-
-
-def check_target(name: str, option: str = "--report") -> None:
-    """Refuse a file that could not be written, before anything is computed.
-
-    Raises
-    ------
-    InputError
-        If the folder is missing or not writable, or the path is anything but a file.
-    """
-    path = Path(name)
-    try:
-        taken = path.exists() and not path.is_file()  # a folder; a device, which we would replace
-        usable = path.name and path.parent.is_dir() and os.access(path.parent, os.W_OK)
-    except (OSError, ValueError):  # a name that is too long or holds a NUL
-        taken = True
-    if taken or not usable or not path.name.isprintable():
-        raise InputError(
-            f"{option}: got {name[:200]!r}; expected a file in an existing, writable folder"
-        )
 
 
 def write(path: Path, title: str, body: str) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from kvsim import __version__
 from kvsim.errors import InputError
-from kvsim.files import replacing
+from kvsim.files import check_input, own_output, replacing
+from kvsim.files.kinds import RESULT
 from kvsim.graph import Array
 from kvsim.report.json import Row
 from kvsim.serving.costs import StepCosts
@@ -14,7 +15,7 @@ from kvsim.serving.simulate import Run
 from kvsim.serving.state import FINISHED, REFUSED
 from kvsim.traces.requests import Requests
 
-MARK, RESULT = b"kvsim run", b"kvsim result"
+MARK, ANSWER = b"kvsim run", b"kvsim result"
 FATES = ["unfinished", "finished", "refused"]
 
 
@@ -57,7 +58,7 @@ def write(path: Path, run: Run, mark: str, result: Row) -> None:
         "preemptions": p.preempted,
         "status": pa.DictionaryArray.from_arrays(fate, FATES),
     }
-    table = pa.table(columns).replace_schema_metadata({MARK: mark, RESULT: json.dumps(result)})
+    table = pa.table(columns).replace_schema_metadata({MARK: mark, ANSWER: json.dumps(result)})
     with replacing(path) as draft:
         parquet.write_table(table, draft)
 
@@ -75,6 +76,8 @@ def taken_up(path: Path, mark: str) -> Row | None:
 
     if not path.exists():
         return None
+    with own_output():
+        check_input(path, RESULT)
     try:
         found = read_schema(path).metadata or {}
     except (ArrowException, OSError):
@@ -84,6 +87,6 @@ def taken_up(path: Path, mark: str) -> Row | None:
     elif found[MARK].decode() != mark:
         what = "is of another run: trace, options or version differ"
     else:
-        result: Row = json.loads(found[RESULT])
+        result: Row = json.loads(found[ANSWER])
         return result
     raise InputError(f"--resume: {path} {what}; move it away, or choose another --out")

@@ -183,8 +183,8 @@ BROKEN = [
     ("not JSON", b"hidden_size = 4", "not valid JSON in line 1"),
     ("cut", json.dumps(CONFIG).encode()[:100], "not valid JSON"),
     ("list", b"[1, 2]", "list|object"),
-    ("bytes", b"\xff\xfe\x00", "not readable as JSON"),
-    ("deep", b"[" * 100_000, "not readable as JSON"),
+    ("bytes", b"\xff\xfe\x00", "byte 0|not UTF-8"),
+    ("deep", b"[" * 100_000, "nested too deeply"),
 ]
 FIELDS = [
     ("hidden_size", None, "hidden_size"),

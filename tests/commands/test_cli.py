@@ -263,7 +263,7 @@ def test_a_failing_write_leaves_nothing_half_written(
     with patch.object(Path, method, side_effect=full):
         result = run("plan", *CASE, "--report", str(file))
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert f"{file}: No space left" in result.err
+    assert f"{file}: disk full" in result.err
     assert [path.read_text() for path in tmp_path.iterdir()] == ([before] if before else [])
 
 
@@ -282,9 +282,10 @@ def test_exit_codes() -> None:
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, typer.Abort])
-def test_an_interrupt_says_nothing(stop: type[BaseException]) -> None:
+def test_an_interrupt_says_one_line(stop: type[BaseException]) -> None:
     with patch("kvsim.models.configs.load_model", side_effect=stop):
-        assert run(*TWO) == (128 + signal.SIGINT, "", "")
+        assert run(*TWO) == (128 + signal.SIGINT, "", "kvsim: stopped by SIGINT\n")
+    assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
 @pytest.mark.parametrize(

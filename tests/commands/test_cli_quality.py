@@ -84,12 +84,12 @@ def opened_once(name: str) -> tuple[Architecture, TensorSource]:
         (("--techniques", "kivi:bits=3"), "kivi|bits|3"),
         (("--techniques", "full"), "full|no quality to measure|leave it away"),
         (("--techniques", "fp8"), "real implementation 'fp8'|known"),
-        (("--text", "none.txt"), "none.txt|No such file|give a text file"),
-        (("--text", "."), "directory|give a text file"),
+        (("--text", "none.txt"), "none.txt|no such file|expected a text file"),
+        (("--text", "."), "a folder|expected a text file"),
         (("--text", "empty.txt"), "empty.txt|holds no text"),
-        (("--text", "bad.txt"), "bad.txt|byte 3 is not UTF-8"),
+        (("--text", "bad.txt"), "bad.txt|byte 3 (line 1, 0xff) is not UTF-8"),
         (("--text", "short.txt"), "tokens, but 8 windows of 1089 need 8712|--prompt"),
-        (("--text", "huge.txt"), "huge.txt|20,000,000 bytes|give a part"),
+        (("--text", "huge.txt"), "huge.txt|20,000,000 bytes|at most 20 MB"),
         (("--model", "llama2-7b"), "--model|'llama2-7b' has no weights|smollm2-135m"),
         (("--model", "./bare"), "bare|no *.safetensors"),
         (("--model", "./none.gguf"), "none.gguf|no such file"),
@@ -132,7 +132,7 @@ def test_a_directory_without_a_tokeniser_is_refused(tmp_path: Path, broken: bool
     place = folder(tmp_path, tokeniser=False)
     if broken:
         (place / "tokenizer.json").write_text("{}")
-    words = "not a tokeniser|fetch it again" if broken else "no such file|fetch it"
+    words = "not a tokeniser|fetch it again" if broken else "no such file|expected a tokenizer.json"
     asked = ("--model", str(place), "--techniques", "zipcache")
     check(line(*QUALITY, *SMALL, *asked), f"tokenizer.json|{words}")
 

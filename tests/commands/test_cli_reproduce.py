@@ -65,7 +65,7 @@ def test_own_rows_are_compared_and_fitted(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["kcash"], "unknown paper 'kcash'; nearest: kcache"),
-        (["none.csv"], "cannot read 'none.csv'"),
+        (["none.csv"], "none.csv: there is no such file"),
         (["kcache", "--report", "/nowhere/page.html"], "--report: got '/nowhere/page.html'"),
         (["kcache", "--fit", "/nowhere/stack.toml"], "--fit: got '/nowhere/stack.toml'"),
         (["kcache", "--fit", "x.toml"], "stack fused frees no number"),

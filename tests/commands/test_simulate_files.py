@@ -105,7 +105,7 @@ def test_names_that_cannot_be_written_are_refused_before_anything_runs(tmp_path:
     for arguments, words in [
         (("--compare", MANY, "--out", str(file)), "folder"),
         (("--compare", MANY, "--out", str(tmp_path / "no" / "where")), "not there"),
-        (("--out", str(tmp_path / "no" / "x.parquet")), "existing folder"),
+        (("--out", str(tmp_path / "no" / "x.parquet")), "there is no folder"),
         (("--resume",), "--out"),
         (("--report", str(tmp_path)), "--report"),
         (("--compare", "full,kivi,full"), "twice"),

@@ -109,7 +109,7 @@ def test_the_command_says_the_verdict_first(tmp_path: Path) -> None:
     bad = run("doctor", str(path), "--json")
     assert bad.code == 1
     assert json.loads(bad.out)["kind"] == "software stack"
-    check(line("doctor", str(tmp_path / "none.toml"), code=BAD), "no such regular file")
+    check(line("doctor", str(tmp_path / "none.toml"), code=BAD), "no such file")
 
 
 def test_what_is_no_toml_is_one_fault(tmp_path: Path) -> None:

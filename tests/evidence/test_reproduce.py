@@ -64,7 +64,7 @@ def test_predictions_are_those_of_kvsim_predict(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[Callable[[Path], str], str]] = {
-    "no file": (lambda d: str(d / "none.csv"), "cannot read"),
+    "no file": (lambda d: str(d / "none.csv"), "there is no such file"),
     "unknown paper": (lambda d: "kvprr", "unknown paper 'kvprr'; nearest: kvpr"),
     "empty": (lambda d: table(d, header=""), "column paper is missing"),
     "no rows": (lambda d: table(d), "holds no rows"),

@@ -228,7 +228,7 @@ def test_pairs_of_lengths_return_only_by_chance() -> None:
         ("joint_lengths", "normal", "unknown --lengths 'normal'|lognormal|empirical:FILE"),
         ("joint_lengths", "lognormal:prompt=0", "prompt is '0'|from 1 to 1e+08"),
         ("joint_lengths", "lognormal:correlation=2", "correlation is '2'|from -1 to 1"),
-        ("joint_lengths", "empirical:none.csv", "none.csv|not there"),
+        ("joint_lengths", "empirical:none.csv", "none.csv|no such file"),
         ("shared_prefixes", "reuse:share=2", "share is '2'"),
         ("shared_prefixes", "tree", "unknown --prefixes 'tree'|reuse"),
     ],

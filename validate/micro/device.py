@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from kvsim.errors import InputError
+from kvsim.files import system_text
 from kvsim.validate.machine import free_memory
 from kvsim.validate.micro.place import Place
 
@@ -75,10 +76,7 @@ def context_memory(device: torch.device) -> int:
         torch.zeros(1, device=device)
         free, total = torch.cuda.mem_get_info(device)
         return int(total - free - torch.cuda.memory_reserved(device))
-    try:
-        pages = int(STATM.read_text().split()[1])
-    except OSError:
-        return 0
+    pages = int((system_text(STATM).split() or ["0", "0"])[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -137,7 +135,7 @@ def suspicions(device: Device) -> list[str]:
 
 
 def _cpu() -> Device:
-    found = re.search(r"model name\s*:\s*(.+)", _text(CPUINFO))
+    found = re.search(r"model name\s*:\s*(.+)", system_text(CPUINFO))
     cores = len(os.sched_getaffinity(0))
     name = f"{found[1].strip() if found else 'CPU'}, {cores} cores"
     facts = {
@@ -193,12 +191,5 @@ def _numa_nodes() -> str:
 
 def _cpu_cache() -> int:
     """The largest cache of the first core. [B]"""
-    sizes = [re.fullmatch(r"(\d+)K", _text(p).strip()) for p in CACHES.glob("index*/size")]
+    sizes = [re.fullmatch(r"(\d+)K", system_text(p).strip()) for p in CACHES.glob("index*/size")]
     return max((int(s[1]) * 1024 for s in sizes if s), default=2**25)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from kvsim.errors import InputError
+from kvsim.files import check_input, opened
+from kvsim.files.kinds import WEIGHTS
 from kvsim.validate.model.architecture import Architecture, load_architecture, read_architecture
 from kvsim.validate.model.ggufs import Gguf
 from kvsim.validate.model.weights import TensorSource
@@ -66,7 +68,7 @@ def checksum(source: TensorSource) -> str:
     files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
     digests = []
     for path in files:
-        with path.open("rb") as file:
+        with opened(path, WEIGHTS) as file:
             digests.append(file_digest(file, "sha256").hexdigest())
     whole = digests[0] if len(digests) == 1 else sha256("".join(digests).encode()).hexdigest()
     return f"{place.resolve().name}; sha256 {whole}"
@@ -85,7 +87,9 @@ class Safetensors:
             raise InputError(f"{self.where}: the directory holds no *.safetensors; fetch them")
         for path in paths:
             try:
-                file: Any = safe_open(path, framework="pt")
+                file: Any = safe_open(check_input(path, WEIGHTS), framework="pt")
+            except InputError:
+                raise
             except Exception as error:
                 problem = " ".join(str(error).split())[:200]
                 expected = "expected a safetensors file; fetch it again"

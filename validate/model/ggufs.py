@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError, unknown
+from kvsim.files import check_input
+from kvsim.files.kinds import WEIGHTS
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 FIELDS = {
@@ -49,7 +51,9 @@ class Gguf:
 
         self.where = str(path)
         try:
-            reader = GGUFReader(path)
+            reader = GGUFReader(check_input(path, WEIGHTS))
+        except InputError:
+            raise
         except (ValueError, IndexError, KeyError, OSError) as error:
             problem = " ".join(str(error).split())[:200]
             expected = "expected a GGUF file; fetch it again"

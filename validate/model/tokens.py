@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import InputError
+from kvsim.files import check_input
+from kvsim.files.kinds import TOKENIZER
 from kvsim.validate.model.checkpoint import Safetensors
 from kvsim.validate.model.ggufs import Gguf
 from kvsim.validate.model.weights import TensorSource
@@ -40,8 +42,7 @@ def read_tokeniser(source: TensorSource) -> Tokeniser:
     if not isinstance(source, Safetensors):
         raise InputError(f"{source.where}: comes with no tokeniser; give a directory or GGUF file")
     path = Path(source.where) / "tokenizer.json"
-    if not path.is_file():
-        raise InputError(f"{path}: there is no such file; fetch it with the model's weights")
+    check_input(path, TOKENIZER)
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as problem:  # the library raises nothing narrower

@@ -9,8 +9,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from kvsim.errors import InputError
+from kvsim.files import read_bytes, shown
+from kvsim.files.kinds import TEXT
+from kvsim.files.reading import decoded
 
-MOST = 20_000_000  # bytes; a text needs some hundred kB
 MARKUP = (".html", ".htm", ".xhtml")
 
 
@@ -33,16 +35,8 @@ def read_text(name: str | None) -> Text:
     if name is None:
         return _manual()
     path = Path(name).expanduser()
-    try:
-        if path.is_file() and path.stat().st_size > MOST:
-            raise InputError(f"--text: {path} has over {MOST:,} bytes; give a part of it")
-        data = path.read_bytes()
-        content = data.decode()
-    except OSError as problem:
-        raise InputError(f"--text: {path}: {problem.strerror}; give a text file") from None
-    except UnicodeDecodeError as problem:
-        place = f"byte {problem.start} is not UTF-8"
-        raise InputError(f"--text: {path}: {place}; give a text file in UTF-8") from None
+    data = read_bytes(path, TEXT)
+    content = decoded(data, f"--text: {shown(path)}", TEXT.expected)
     if path.suffix.lower() in MARKUP:
         content = _between_tags(content)
     if not content.strip():

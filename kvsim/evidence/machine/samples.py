@@ -6,7 +6,6 @@ the samples of one benchmark after another, each closed by a line that says it i
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.files import replace_text
+from kvsim.files import append, cut_off, own_output, read_bytes, replace_text
+from kvsim.files.kinds import SAMPLES
 from kvsim.graph import Op
 
 FORMAT = 1
@@ -93,16 +93,14 @@ class Log:
         if not path.exists():
             replace_text(path, first)
             return cls(path, header)
-        try:
-            text = path.read_bytes()
-        except OSError as problem:
-            raise InputError(f"{path}: {problem.strerror}; choose another place") from None
+        with own_output():
+            text = read_bytes(path, SAMPLES)
         log = cls(path, header)
         if text.partition(b"\n")[0] != first.encode().rstrip():
             raise InputError(f"{path}: {_other(text, header)}; move it away, or choose another")
         kept = log._read(text, len(first.encode()))
         if kept < len(text):
-            os.truncate(path, kept)
+            cut_off(path, kept)
         return log
 
     def append(self, benchmark: str, samples: Sequence[Sample]) -> None:
@@ -115,13 +113,7 @@ class Log:
         """
         lines = [json.dumps(s.row()) for s in samples]
         lines.append(json.dumps({"done": benchmark, "samples": len(samples)}))
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write("\n".join(lines) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as problem:
-            raise InputError(f"{self.path}: {problem.strerror}; free some space") from None
+        append(self.path, "\n".join(lines) + "\n")
         self.done[benchmark] = list(samples)
 
     @property
@@ -156,13 +148,11 @@ def read_samples(path: Path) -> tuple[dict[str, Any], list[Sample]]:
     InputError
         If it cannot be read, or is no log.
     """
+    text = read_bytes(path, SAMPLES)
     try:
-        text = path.read_bytes()
         header = json.loads(text.partition(b"\n")[0])
         if header.pop("samples") != FORMAT:
             raise ValueError
-    except OSError as problem:
-        raise InputError(f"{path}: {problem.strerror}; check the path") from None
     except (ValueError, KeyError, AttributeError, TypeError):
         raise InputError(f"{path}: not a file of samples that kvsim calibrate wrote") from None
     log = Log(path, header)

@@ -1,0 +1,146 @@
+"""How a command ends: every end has one line at most and its own exit code."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+import typer
+
+from kvsim.errors import InfeasibleError, InputError
+from kvsim.files.ledger import Ledger, ledger
+
+DONE, LIMIT, BAD, FAULT = 0, 1, 2, 70
+LINE = 1000  # longest message that anyone would read
+NO_MEMORY = "memory ran out; expected a smaller request: fewer points, requests or replicas"
+
+
+class Stopped(BaseException):
+    """A signal asked the command to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def ended(work: Callable[[], object]) -> int:
+    """Do a command's work, say what went wrong in one line, and return the exit code.
+
+    Codes are 0 for done, 1 for a limit that is not met, 2 for bad input, 70 for a fault of kvsim
+    itself, and 128 plus the number of the signal that stopped it.
+    """
+    _repair_streams()
+    with _stoppable(), ledger() as kept:
+        try:
+            code = work()
+            if code == 128 + signal.SIGINT:  # as typer returns an interrupt
+                raise KeyboardInterrupt
+            sys.stdout.flush()
+        except BaseException as problem:
+            code = _code_of(problem, kept)
+    return code if isinstance(code, int) else DONE
+
+
+def _code_of(problem: BaseException, kept: Ledger) -> int:
+    if isinstance(problem, KeyboardInterrupt | typer.Abort | Stopped):
+        number = problem.number if isinstance(problem, Stopped) else signal.SIGINT
+        return _stopped(number, kept)
+    if isinstance(problem, SystemExit):
+        raise problem
+    if isinstance(problem, InfeasibleError):
+        return _say(str(problem), LIMIT)
+    if isinstance(problem, InputError):
+        return _say(str(problem), BAD)
+    if isinstance(problem, BrokenPipeError):  # the reader of our output has what it wanted
+        return _silence(128 + signal.SIGPIPE)
+    if isinstance(problem, OSError) and problem.strerror:
+        place = problem.filename or "standard output"
+        return _silence(_say(f"{place}: {problem.strerror}; expected a place with room", BAD))
+    if isinstance(problem, MemoryError) or "allocate memory" in str(problem):
+        return _say(NO_MEMORY, BAD)
+    if hasattr(problem, "format_message"):  # the parser's own
+        context = getattr(problem, "ctx", None)
+        command = context.command_path if context else "kvsim"
+        return _say(f"{problem.format_message().rstrip('.?')}; see {command} --help", BAD)
+    return _fault(problem)
+
+
+def _stopped(number: int, kept: Ledger) -> int:
+    """A signal's one line: what is on disk, whole, and what is not."""
+    signal.signal(number, signal.SIG_IGN)  # the line below is not interrupted again
+    name = signal.Signals(number).name
+    said = f"stopped by {name}"
+    if kept.outputs:
+        whole = list(dict.fromkeys(kept.written))
+        said += f"; saved: {', '.join(whole)}" if whole else "; nothing was written"
+    return _silence(_say(said, 128 + number))
+
+
+def _fault(problem: BaseException) -> int:
+    """What kvsim should have refused or done; the place helps whoever mends it."""
+    if os.environ.get("KVSIM_TRACEBACK"):
+        raise problem
+    place, trace = "", problem.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if "kvsim" in code.co_filename:
+            place = f"{os.path.basename(code.co_filename)}:{trace.tb_lineno}"  # noqa: PTH119
+        trace = trace.tb_next
+    what = f"{type(problem).__name__} at {place}: {str(problem)[:200]}"
+    return _say(f"fault in kvsim, please report it ({what}); KVSIM_TRACEBACK=1 shows where", FAULT)
+
+
+def _say(message: str, code: int) -> int:
+    line = " ".join(message.split())
+    printable = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    if len(printable) > LINE:
+        printable = f"{printable[: LINE // 2]} ... {printable[-LINE // 2 :]}"
+    with suppress(OSError):  # nobody may be listening there either
+        typer.echo(f"kvsim: {printable}", err=True)
+    return code
+
+
+def _silence(code: int) -> int:
+    """Keep Python's own flush at exit from failing on what could not be written."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(nowhere, stream.fileno())
+        except ValueError:  # closed already
+            pass
+    os.close(nowhere)
+    return code
+
+
+def _repair_streams() -> None:
+    """Streams that are closed lead nowhere; characters they cannot encode are escaped."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        reconfigure = getattr(getattr(sys, name), "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Signals that end a process let it clean up first; SIGINT does so by itself."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    with suppress(ValueError):  # signals belong to the main thread
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if before[number] is not signal.SIG_IGN:  # as nohup leaves it
+                signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            for number, handler in before.items():
+                signal.signal(number, handler)

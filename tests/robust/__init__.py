@@ -1,0 +1,1 @@
+"""Nothing breaks kvsim: any file, any option, any moment."""
