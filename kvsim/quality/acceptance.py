@@ -4,13 +4,14 @@ A round accepts drafts up to the first that fails, so the share of rounds that r
 falls with it, and the best number of drafts lies where one more costs what it brings.
 """
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from math import log
 
+from kvsim.files import read_records
+from kvsim.files.kinds import TABLE
 from kvsim.traces.attention import Acceptance
 
 MOST_DRAFTS = 16
@@ -108,5 +109,4 @@ def published(model: str, draft: str, context: float) -> Positions | None:
 @cache
 def _rows() -> tuple[dict[str, str], ...]:
     file = files("kvsim.quality") / "acceptance.csv"
-    with file.open(encoding="utf-8") as lines:
-        return tuple(csv.DictReader(lines))
+    return tuple(row for _, row in read_records(str(file), TABLE))
