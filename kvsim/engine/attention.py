@@ -5,6 +5,7 @@ and in what they add around it.
 """
 
 from dataclasses import replace
+from math import log2
 
 import numpy as np
 
@@ -12,7 +13,10 @@ from kvsim.engine.formats import FP16, Format
 from kvsim.engine.ops import HALF, gemm, kv_bytes
 from kvsim.graph import Number, Op, Point
 from kvsim.machines.deployment import Deployment
-from kvsim.models.model import LayerShape
+from kvsim.machines.hardware import Kernel
+from kvsim.models.model import LayerShape, Model
+
+SPLIT = 512.0  # cached tokens at which half of a long context's further floor is paid [tokens]
 
 
 def cached(d: Deployment, p: Point, shape: LayerShape) -> Number:
@@ -97,12 +101,42 @@ def ops(
         + p.batch * m.heads * pairs * score_bytes(d, p, scored)
         + extra_bytes
     )
-    kernel = "prompt" if p.prefill else stored.kernel
-    op = Op(name, "gpu", kernel, flops, {"hbm": moved}, size=p.new, after=after)
+    kernel = _kernel(m, p, stored)
+    shares = stack.kernel(kernel)
+    fixed: Number = 0.0
+    if not p.prefill:
+        if shares.padding:
+            moved = moved + p.batch * shares.padding * m.kv_width * stored.number
+        if shares.split:
+            fixed = shares.split * tokens / (tokens + SPLIT)
+    op = Op(
+        name, "gpu", kernel, flops, {"hbm": moved}, size=p.new,
+        columns=p.tokens * m.heads if p.prefill else m.heads,
+        slower=head_factor(shares, m.head_dim, m.queries_per_kv), fixed=fixed, after=after,
+    )  # fmt: skip
     apart = stack.packed_layer + stack.merge_token * p.new * tokens
     if stored.kernel == "lowbit" and not p.prefill and (stack.packed_layer or stack.merge_token):
         return [*expand, op, Op("tail", fixed=apart)]
     return [*expand, op]
+
+
+def _kernel(m: Model, p: Point, stored: Format) -> str:
+    """Kernel class of attention over a cache in this format."""
+    if p.prefill:
+        return "prompt"
+    return "latent" if m.latent and stored.bits == 16 else stored.kernel
+
+
+def head_factor(shares: Kernel, head_dim: float, queries_per_kv: float) -> float:
+    """How many times longer attention's work takes for heads of this shape.
+
+    1 at a head dimension of 128 and grouped heads; linear in the logarithm of the dimension
+    between 64, 128 and 256, and constant outside.
+    """
+    octaves = min(1.0, max(-1.0, log2(head_dim / 128)))
+    factor = 1.0 + (shares.wide - 1.0) * max(0.0, octaves)
+    factor += (shares.narrow - 1.0) * max(0.0, -octaves)
+    return factor * (shares.ungrouped if queries_per_kv == 1 else 1.0)
 
 
 def _read(

@@ -110,8 +110,10 @@ class Format:
     @property
     def kernel(self) -> str:
         """Kernel class of attention over this format."""
-        widened = self.bits == 16 or (self.bits == 8 and np.isinf(self.group))
-        return "attention" if widened else "lowbit"  # fp8 widens in registers, without scales
+        if self.bits == 16:
+            return "attention"
+        plain = self.bits == 8 and np.isinf(self.group)  # fp8 widens in registers, without scales
+        return "attention-fp8" if plain else "lowbit"
 
     @property
     def number(self) -> float:

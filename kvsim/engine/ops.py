@@ -38,13 +38,15 @@ def gemm(
     inputs, outputs = matrix
     stored = weights or d.weight_format
     bias = HALF * outputs if d.shard.biased(name) else 0.0
-    moved = stored.bytes(inputs, outputs) + bias + HALF * tokens * (inputs + outputs)
+    read = inputs * d.stack.kernel(stored.kernel).input_passes
+    moved = stored.bytes(inputs, outputs) + bias + HALF * tokens * (read + outputs)
     return Op(
         name,
-        kernel="gemm",
+        kernel=stored.kernel,
         flops=2.0 * tokens * inputs * outputs,
         bytes={"hbm": moved},
         size=tokens,
+        columns=outputs,
         dtype=stored.dtype,
         fixed=unpacking(d, stored, inputs * outputs),
         after=after,
@@ -112,16 +114,22 @@ def _experts(d: Deployment, p: Point) -> list[Op]:
     idle = (1.0 - m.experts_active / m.experts) ** p.tokens
     touched = m.experts * (1.0 - idle)
     routed = p.tokens * m.experts_active
+    kernel = d.weight_format.kernel.replace("gemm", "experts")
+    passes, traffic = d.stack.kernel(kernel).input_passes, d.stack.kernel(kernel).traffic
     ops = [gemm(d, "router", p.tokens, (m.hidden, m.experts), WEIGHTS["fp16"])]
+    if traffic:
+        through = traffic * HALF * routed * m.hidden
+        ops.append(Op("experts_traffic", bytes={"hbm": through}, launches=0.0))
     for name, (inputs, outputs) in m.mlp_matrices(m.expert_ffn).items():
         moved = touched * d.weight_format.bytes(inputs, outputs)
         ops.append(
             Op(
                 f"experts_{name}",
-                kernel="gemm",
+                kernel=kernel,
                 flops=2.0 * routed * inputs * outputs,
-                bytes={"hbm": moved + HALF * routed * (inputs + outputs)},
+                bytes={"hbm": moved + HALF * routed * (passes * inputs + outputs)},
                 size=np.maximum(1.0, routed / touched),
+                columns=outputs,
                 dtype=d.weight_format.dtype,
                 fixed=unpacking(d, d.weight_format, touched * inputs * outputs),
             )
@@ -134,16 +142,36 @@ def _experts(d: Deployment, p: Point) -> list[Op]:
 def all_reduce(d: Deployment, name: str, tokens: Number) -> list[Op]:
     """Sum of hidden states over the replica's GPUs.
 
-    In a ring, 2 (tp - 1) transfers of 1 / tp of the data; in one shot, everyone reads all others'.
+    In a ring, 2 (tp - 1) transfers of 1 / tp of the data; in one shot, everyone reads all others';
+    in two shots, everyone sums its part of the data and then reads the others' sums.
     """
     if d.tp == 1:
         return []
     data, latency = HALF * tokens * d.shard.hidden, d.hardware.links["link"].latency
+    if d.stack.direct_share:
+        return [_quickest_sum(d, name, data)]
     if d.stack.one_shot_sum:
         moved, wait = (d.tp - 1) * data, latency
     else:
         moved, wait = 2 * (d.tp - 1) / d.tp * data, 2 * (d.tp - 1) * latency
     return [Op(name, kernel="allreduce", bytes={"link": moved}, fixed=wait)]
+
+
+def _quickest_sum(d: Deployment, name: str, data: Number) -> Op:
+    """The quickest of a one-shot sum, a two-shot sum and a ring over ``data`` bytes per GPU.
+
+    The op carries the bytes that its way moves, and what that way takes beyond them as fixed time.
+    """
+    stack, others, rate = d.stack, d.tp - 1, d.bandwidth["link"]
+    once, twice = others * data, 2 * others / d.tp * data
+    hops, share = stack.direct_hop * others, stack.direct_share * rate
+    one = stack.direct + hops + once / share
+    two = stack.direct + stack.direct_second + 2 * hops + twice / share
+    ring = stack.ring + 2 * others * stack.ring_hop + twice / (stack.ring_share * rate)
+    took = np.minimum(np.minimum(one, two), ring)
+    moved = np.where(took < one, twice, once)
+    carried = moved / (rate * stack.kernel("allreduce").memory)
+    return Op(name, kernel="allreduce", bytes={"link": moved}, fixed=took - carried)
 
 
 def runtime(d: Deployment, share: Number = 1.0) -> list[Op]:

@@ -1,8 +1,9 @@
 """From what a technique states to seconds: the roofline of each op.
 
 Every duration is a maximum of affine functions of the work, so rates saturate with size:
-a transfer of n bytes takes ``latency + n / bandwidth``, a matrix product over m rows runs at
-``m / (m + half_size)`` of its peak, and a kernel's floor adds to its work.
+a transfer of n bytes takes ``latency + n / bandwidth``, a matrix product of m rows and n columns
+runs at ``m / (m + half_size) x n / (n + half_columns)`` of its peak, and a kernel's floor adds to
+its work. A class may add a share of the resources that are not the slowest one.
 """
 
 from collections.abc import Iterator
@@ -45,10 +46,12 @@ def resource_seconds(op: Op, d: Deployment) -> dict[str, Number]:
     for name, peak in peak_seconds(op, d).items():
         if name in ARITHMETIC:
             fill = 1.0 + kernel.half_size / np.maximum(op.size, 1.0)
-            needs[name] = peak * fill / kernel.compute
+            if kernel.half_columns:
+                fill = fill * (1.0 + kernel.half_columns / np.maximum(op.columns, 1.0))
+            needs[name] = op.slower * peak * fill / kernel.compute
         else:
             copied = op.stream in COPIES and name not in COPIES
-            needs[name] = peak / (1.0 if copied else kernel.memory)
+            needs[name] = op.slower * peak / (1.0 if copied else kernel.memory)
     return needs
 
 
@@ -65,9 +68,13 @@ def overhead_seconds(op: Op, d: Deployment) -> Number:
 
 def seconds(op: Op, d: Deployment) -> Number:
     """Duration of an op on an otherwise idle machine; zero where it has no work. [s]"""
+    needs = list(resource_seconds(op, d).values())
     total: Number = 0.0
-    for need in resource_seconds(op, d).values():
+    for need in needs:
         total = need if _nothing(total) else np.maximum(total, need)
+    added = d.stack.kernel(op.kernel).added
+    if added and len(needs) > 1:
+        total = total + added * (sum(needs) - total)
     total = total + overhead_seconds(op, d)
     work = [n for n in (op.flops, op.rows, op.fixed, *op.bytes.values()) if not _nothing(n)]
     if any(np.ndim(n) == 0 and n > 0 for n in work):

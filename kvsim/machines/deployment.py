@@ -18,6 +18,13 @@ class WeightFormat:
     scale_bytes: float  # [B]
     dtype: str  # number format the product is computed in
 
+    @property
+    def kernel(self) -> str:
+        """Kernel class of products with such weights; of experts' it is ``experts`` instead."""
+        if self.bits == 16:
+            return "gemm"
+        return "gemm-fp8" if self.dtype == "fp8" else f"gemm-int{self.bits:.0f}"
+
     def bytes(self, inputs: float, outputs: float) -> float:
         """Stored size of an (inputs, outputs) matrix with its scales. [B]"""
         groups = ceil(inputs / self.group) if self.group else 1.0  # the last may be short

@@ -43,8 +43,22 @@ KERNELS = (
 memory, ``copy`` uses the host link with pinned memory, ``relay`` with the memory that the cache
 lives in, which may be pageable; ``cpu`` is attention on the host."""
 
-STANDS_FOR = {"prompt": "attention"}
-"""Classes that a stack need not tell apart: ``prompt`` is attention of a prompt's queries."""
+STANDS_FOR = {
+    "prompt": "attention",
+    "attention-fp8": "attention",
+    "latent": "attention",
+    "gemm-fp8": "gemm",
+    "gemm-int8": "gemm",
+    "gemm-int4": "gemm",
+    "experts": "gemm",
+    "experts-fp8": "gemm-fp8",
+    "experts-int8": "gemm-int8",
+    "experts-int4": "gemm-int4",
+}
+"""Classes that a stack need not tell apart, and what stands for them: ``prompt`` is attention of a
+prompt's queries, ``attention-fp8`` decode attention over an 8-bit cache without scales, ``latent``
+decode attention over cached latents (MLA), ``gemm-*`` products with weights of that format,
+``experts`` the routed experts' products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +96,15 @@ class Kernel:
     compute: float = 1.0  # share of the arithmetic peak it reaches
     floor: float = 0.0  # time it takes however small the work [s]
     half_size: float = 0.0  # rows of a product (attention: new tokens) that reach half of the peak
+    half_columns: float = 0.0  # columns of a product (prompts: queries in all heads) that do so
+    added: float = 0.0  # share of the faster resources' time that adds to the slowest one's
+    input_passes: float = 1.0  # times a product reads its input
+    traffic: float = 0.0  # passes over the routed hidden states to gather and add them up
+    narrow: float = 1.0  # times longer per byte and FLOP at a head dimension of 64 than at 128
+    wide: float = 1.0  # the same at a head dimension of 256
+    ungrouped: float = 1.0  # times longer with one query head per KV head
+    padding: float = 0.0  # tokens per sequence that decode attention takes besides the cached ones
+    split: float = 0.0  # further floor of decode attention that splits long contexts [s]
 
 
 @dataclass(frozen=True)
@@ -137,6 +160,15 @@ class Stack:
     split_prompt: float = 0.0  # share of the prompt that KVPR recomputes instead (0: the optimum)
     index_bytes: float = 4.0  # per stored token index [B]
     one_shot_sum: bool = False  # GPUs read all others' hidden states at once, not in a ring
+    # sums in which GPUs read one another's memory, in one shot or two; with a share above 0 the
+    # quickest of them and the ring is taken
+    direct_share: float = 0.0  # share of the link's rate that they reach (0: the engine has none)
+    direct: float = 0.0  # time of a one-shot sum however small [s]
+    direct_hop: float = 0.0  # further time per other GPU and shot [s]
+    direct_second: float = 0.0  # further time of a two-shot sum [s]
+    ring: float = 0.0  # time of a ring however small, besides the link's latency [s]
+    ring_hop: float = 0.0  # time per transfer of a ring, instead of the link's latency [s]
+    ring_share: float = 1.0  # share of the link's rate that a ring reaches
     # weights
     unpack_ops: float = 0.0  # vector operations per packed weight that its loading does not hide
     # memory
@@ -152,7 +184,9 @@ class Stack:
 
     def kernel(self, name: str) -> Kernel:
         """A kernel class, or the one that stands for it where this stack does not tell it apart."""
-        return self.kernels[name if name in self.kernels else STANDS_FOR[name]]
+        while name not in self.kernels:
+            name = STANDS_FOR[name]
+        return self.kernels[name]
 
 
 LINKS = ("hbm", "dram", "h2d", "d2h", "link")
@@ -212,6 +246,13 @@ STACK_NUMBERS: Mapping[str, tuple[str, Number]] = {
     "copies.split_achieved": ("split_achieved", SHARE),
     "copies.split_prompt": ("split_prompt", SHARE),
     "copies.index_bytes": ("index_bytes", POSITIVE),
+    "sums.direct_share": ("direct_share", SHARE),
+    "sums.direct_s": ("direct", NON_NEGATIVE),
+    "sums.direct_hop_s": ("direct_hop", NON_NEGATIVE),
+    "sums.direct_second_s": ("direct_second", NON_NEGATIVE),
+    "sums.ring_s": ("ring", NON_NEGATIVE),
+    "sums.ring_hop_s": ("ring_hop", NON_NEGATIVE),
+    "sums.ring_share": ("ring_share", EFFICIENCY),
     "weights.unpack_ops": ("unpack_ops", NON_NEGATIVE),
     "memory.context_memory_B": ("context_memory", NON_NEGATIVE),
     "memory.weight_copies": ("weight_copies", AT_LEAST_ONE),
@@ -240,6 +281,15 @@ KERNEL_NUMBERS = {
     "compute": ("compute", EFFICIENCY),
     "floor_s": ("floor", NON_NEGATIVE),
     "half_size": ("half_size", NON_NEGATIVE),
+    "half_columns": ("half_columns", NON_NEGATIVE),
+    "added": ("added", SHARE),
+    "input_passes": ("input_passes", AT_LEAST_ONE),
+    "traffic": ("traffic", NON_NEGATIVE),
+    "narrow": ("narrow", POSITIVE),
+    "wide": ("wide", POSITIVE),
+    "ungrouped": ("ungrouped", POSITIVE),
+    "padding": ("padding", NON_NEGATIVE),
+    "split_s": ("split", NON_NEGATIVE),
 }
 
 STACK_FILE = Schema(

@@ -176,7 +176,10 @@ def _folder() -> Traversable:
 def _kernels(profile: Profile) -> dict[str, Kernel]:
     """All classes, and those that the profile tells apart, over the class that stands for them."""
     kernels = {kernel: _kernel(profile, kernel, Kernel()) for kernel in KERNELS}
-    for kernel, other in STANDS_FOR.items():
+    for kernel in STANDS_FOR:
+        other = kernel
+        while other not in kernels:
+            other = STANDS_FOR[other]
         apart = _kernel(profile, kernel, kernels[other])
         if apart != kernels[other]:
             kernels[kernel] = apart

@@ -24,20 +24,24 @@ def op_seconds(op: Op, d: Deployment) -> float:
     moved = {channel: float(n) for channel, n in op.bytes.items()}
     if not (flops or rows or fixed or any(moved.values())):
         return 0.0
-    longest = 0.0
+    needs = []
     for channel, n in moved.items():
         rate = channel_rate(channel, d)
         if op.stream not in COPIES or channel in COPIES:
             rate *= kernel.memory
-        longest = max(longest, n / rate)
+        needs.append(op.slower * n / rate)
     if flops:
         rates = d.hardware.flops
         peak = d.hardware.cpu_flops if op.stream == "cpu" else rates.get(op.dtype, rates["fp16"])
         filled = 1.0 if isinf(size) else max(size, 1.0) / (max(size, 1.0) + kernel.half_size)
-        longest = max(longest, flops / (peak * kernel.compute * filled))
+        columns = max(float(op.columns), 1.0)
+        filled *= 1.0 if isinf(columns) else columns / (columns + kernel.half_columns)
+        needs.append(op.slower * flops / (peak * kernel.compute * filled))
     each = d.hardware.links[op.stream].latency if op.stream in COPIES else 0.0
     each = d.stack.gap if op.stream == "gpu" else each
     floor = kernel.floor * min(1.0, op.launches)
+    longest = max([0.0, *needs])
+    longest += kernel.added * (sum(needs) - longest)
     return longest + floor + op.launches * each + fixed + rows * d.stack.gather_row
 
 
@@ -184,6 +188,7 @@ def pick(step: Step, index: tuple[int, ...], shape: tuple[int, ...]) -> Step:
             bytes={channel: number(n) for channel, n in op.bytes.items()},
             rows=number(op.rows),
             size=number(op.size),
+            columns=number(op.columns),
             fixed=number(op.fixed),
         )
 

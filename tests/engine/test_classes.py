@@ -1,0 +1,74 @@
+"""Kernel classes of real engines: against the twin, and sums by the quickest way."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsim.engine import ops
+from kvsim.engine.attention import head_factor
+from kvsim.engine.roofline import all_ops, seconds
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import STANDS_FOR, Kernel
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.prediction.memory import decode_point, prefill_point
+from kvsim.techniques import parse
+from tests.support import scalar
+
+APART = Kernel(
+    memory=0.7, compute=0.6, floor=4e-6, half_size=40.0, half_columns=300.0, added=0.2,
+    input_passes=3.0, traffic=5.0, narrow=1.3, wide=0.9, ungrouped=1.2, padding=50.0, split=6e-6,
+)  # fmt: skip
+
+
+def deployment(model: str, weights: str = "fp16", tp: int = 2) -> Deployment:
+    stack = load_stack("fused")
+    stack = replace(
+        stack, kernels=dict(stack.kernels) | dict.fromkeys(STANDS_FOR, APART),
+        direct_share=0.4, direct=4e-6, direct_hop=2e-7, direct_second=3e-6,
+        ring=15e-6, ring_hop=1e-6, ring_share=0.75,
+    )  # fmt: skip
+    return Deployment(load_model(model), load_hardware("h100"), stack, weights, tp)
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "deepseek-v2-lite", "mixtral-8x7b", "phi-2"])
+@pytest.mark.parametrize("technique", ["full", "fp8"])
+@pytest.mark.parametrize("weights", ["fp16", "fp8", "int4"])
+def test_every_class_matches_the_scalar_twin(model: str, technique: str, weights: str) -> None:
+    d, t = deployment(model, weights), parse(technique)
+    if t.refuses(d):
+        pytest.skip("refused")
+    for step in (
+        t.prefill(d, prefill_point(4.0, 700.0, 10.0)),
+        t.forward(d, decode_point(32.0, 900.0, 100.0, 7.0)),
+    ):
+        for op, _ in all_ops(step):
+            assert seconds(op, d) == pytest.approx(scalar.op_seconds(op, d), rel=1e-12, abs=0)
+
+
+@given(st.floats(1.0, 1e6), st.sampled_from([2, 4, 8]))
+def test_the_quickest_sum_is_taken(tokens: float, tp: int) -> None:
+    d = deployment("llama3-8b", tp=tp)
+    stack, rate, data = d.stack, 450e9, 2.0 * tokens * d.shard.hidden
+    one = 4e-6 + (tp - 1) * (2e-7 + data / (0.4 * rate))
+    two = 7e-6 + 2 * (tp - 1) * (2e-7 + data / tp / (0.4 * rate))
+    ring = 15e-6 + 2 * (tp - 1) * (1e-6 + data / tp / (0.75 * rate))
+    (op,) = ops.all_reduce(d, "sum", tokens)
+    expected = min(one, two, ring) + stack.gap + stack.kernel("allreduce").floor
+    assert seconds(op, d) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_stack_without_direct_sums_keeps_its_ring() -> None:
+    d = replace(deployment("llama3-8b"), stack=load_stack("fused"))
+    (op,) = ops.all_reduce(d, "sum", 1.0)
+    assert op.fixed == 2 * d.hardware.links["link"].latency
+
+
+def test_head_factors() -> None:
+    assert head_factor(Kernel(), 64, 1) == 1.0
+    assert head_factor(APART, 128, 4) == 1.0
+    assert head_factor(APART, 64, 4) == pytest.approx(1.3)
+    assert head_factor(APART, 256, 1) == pytest.approx(0.9 * 1.2)
+    assert head_factor(APART, 512, 4) == pytest.approx(0.9)
