@@ -7,6 +7,7 @@ import typer
 
 from kvsim import __version__
 from kvsim.commands.calibrate import calibrate
+from kvsim.commands.capacity import capacity
 from kvsim.commands.doctor import doctor
 from kvsim.commands.ends import ended
 from kvsim.commands.lists import gpus, models, stacks, techniques
@@ -48,6 +49,12 @@ for command in (
     models, gpus, techniques, stacks,
 ):  # fmt: skip
     app.command()(command)
+app.command()(plan)
+app.command()(simulate)
+app.command()(capacity)
+app.command()(calibrate)
+app.command()(validate)
+app.command()(doctor)
 
 
 def main() -> None:

@@ -100,6 +100,23 @@ class Requests:
         return Requests(**part, block_ids=ids, block_start=start - start[0],
                         block_tokens=self.block_tokens)  # fmt: skip
 
+    def take(self, rows: Integers, arrival: Floats | None = None) -> "Requests":
+        """Some requests by their numbers; block ids stay as they are.
+
+        Parameters
+        ----------
+        arrival : when they arrive, if not when they did; then numbers need not ascend. [s]
+        """
+        part = {name: getattr(self, name)[rows] for name in ("prompt", "generate")}
+        part["arrival"] = self.arrival[rows] if arrival is None else arrival
+        if self.block_ids is None or self.block_start is None:
+            return Requests(**part)
+        count = np.diff(self.block_start)[rows]
+        start = np.concatenate([[0], np.cumsum(count)])
+        place = np.arange(start[-1]) + np.repeat(self.block_start[rows] - start[:-1], count)
+        return Requests(**part, block_ids=self.block_ids[place], block_start=start,
+                        block_tokens=self.block_tokens)  # fmt: skip
+
     def head(self, count: int) -> "Requests":
         """The first `count` requests, or all if there are fewer."""
         return self[: max(count, 0)]

@@ -7,6 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvsim.commands.admission import (
+    AcceptanceOption,
+    EngineOption,
+    LossyOption,
+    MaxLossOption,
+    OnlyOption,
+    QualityOption,
+    WithoutOption,
+    admission,
+    largest_loss,
+)
 from kvsim.commands.arguments import count, either, gib, number, option, seconds, tokens, words
 from kvsim.commands.options import (
     GpuOption,
@@ -30,7 +41,6 @@ if TYPE_CHECKING:
 FORMATS = ("fp16", "fp8", "int8", "int4", "int4-g32")
 COUNTS = ("1", "2", "4", "8")
 BARE_TTFT, BARE_TPOT = 60.0, 1.0  # numbers without a unit beyond which milliseconds are likely [s]
-KNOWN_BAD = 0.1  # what --lossy admits at most where the loss is known
 
 
 def plan(
@@ -64,26 +74,13 @@ def plan(
     objective: Annotated[
         str, option("--objective", "WHAT", "throughput, latency or cost.")
     ] = "throughput",
-    only: Annotated[str | None, option("--only", "A,B", "Consider these techniques only.")] = None,
-    without: Annotated[str | None, option("--without", "A,B", "Leave these out.")] = None,
-    engine: Annotated[
-        str | None, option("--engine", "NAME", "Techniques that vllm, sglang, ... can run.")
-    ] = None,
-    lossy: Annotated[
-        bool,
-        typer.Option("--lossy", help="Admit techniques whose loss of quality nobody measured."),
-    ] = False,
-    max_loss: Annotated[
-        str | None,
-        option("--max-loss", "0..1", "Largest relative loss of quality; needs evidence."),
-    ] = None,
-    quality: Annotated[
-        str | None, option("--quality", "FILE", "What `validate --quality` measured on your model.")
-    ] = None,
-    acceptance: Annotated[
-        str | None,
-        option("--acceptance", "X|X@N|FILE", "Share of drafts accepted (at N drafts), or a file."),
-    ] = None,
+    only: OnlyOption = None,
+    without: WithoutOption = None,
+    engine: EngineOption = None,
+    lossy: LossyOption = False,
+    max_loss: MaxLossOption = None,
+    quality: QualityOption = None,
+    acceptance: AcceptanceOption = None,
     ttft: Annotated[
         str | None, option("--ttft", "TIME", "Longest time to first token, as 500ms; 2s, or none.")
     ] = None,
@@ -119,18 +116,18 @@ def plan(
     first, *rest = _deployments(model, gpu, stack, tp, weights, host_memory)
     whole = offline or trace is not None  # the simulated engine's own share is a setting of it
     limits = _limits(first, gpu_memory, ttft, tpot, max_loss, lossy, offline, whole)
-    admission = _admission(only, without, engine, lossy, quality, acceptance)
+    admitted = admission(only, without, engine, lossy, quality, acceptance)
     page_path = None if report is None else Path(report)
     if trace is not None:
         if rest:
             raise InputError("--trace with several --tp or --weights: expected one of each")
         speed = number("--rate", either(rate, "1"))
         rules = count("--max-seqs", max_seqs), count("--max-tokens", max_tokens)
-        args = trace, speed, rules, per_class, objective, limits, admission, page_path, json
+        args = trace, speed, rules, per_class, objective, limits, admitted, page_path, json
         _for_trace(first, *args)
         return
     workload = _workload(prompt, generate, batch, offline)
-    _for_equal([first, *rest], workload, objective, limits, admission, page_path, json)
+    _for_equal([first, *rest], workload, objective, limits, admitted, page_path, json)
 
 
 def _deployments(
@@ -168,40 +165,12 @@ def _limits(
         if usable > h.gpu_memory:
             most = f"at most the {h.gpu_memory / GIB:.3f} GiB of {h.name}"
             raise InputError(f"--gpu-memory: got {gpu_memory}; expected {most}")
-    loss = KNOWN_BAD if lossy else 0.0
-    if max_loss is not None:
-        loss = number("--max-loss", max_loss, share=True)
     return Limits(
         gpu_memory=usable,
         host_memory=h.host_memory,
         ttft=(none if offline else TTFT) if ttft is None else seconds("--ttft", ttft, BARE_TTFT),
         tpot=(none if offline else TPOT) if tpot is None else seconds("--tpot", tpot, BARE_TPOT),
-        loss=loss,
-    )
-
-
-def _admission(
-    only: str | None,
-    without: str | None,
-    engine: str | None,
-    lossy: bool,
-    quality: str | None,
-    acceptance: str | None,
-) -> "Admission":
-    from kvsim.planner.admit import Admission, read_acceptance
-    from kvsim.quality.measured import with_own
-    from kvsim.traces.attentionfile import load
-
-    rate, seen_at, accepted = (None, 0, ()) if acceptance is None else read_acceptance(acceptance)
-    return Admission(
-        only=() if only is None else tuple(words("--only", only)),
-        without=() if without is None else tuple(words("--without", without)),
-        engine=(engine or "").strip().lower(),
-        unmeasured=lossy,
-        runs=None if quality is None else with_own([load(Path(quality))]),
-        rate=rate,
-        seen_at=seen_at,
-        accepted=accepted,
+        loss=largest_loss(max_loss, lossy),
     )
 
 

@@ -1,0 +1,282 @@
+"""`kvsim capacity`: the cheapest fleet for a request trace."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvsim.commands.admission import (
+    AcceptanceOption,
+    EngineOption,
+    LossyOption,
+    MaxLossOption,
+    OnlyOption,
+    QualityOption,
+    WithoutOption,
+    admission,
+    largest_loss,
+)
+from kvsim.commands.arguments import count, either, gib, number, option, seconds, words
+from kvsim.commands.options import (
+    HostOption,
+    JsonOption,
+    MaxSeqsOption,
+    MaxTokensOption,
+    ModelOption,
+    StackOption,
+    WeightsOption,
+)
+from kvsim.commands.pairs import per_gpu
+from kvsim.errors import InfeasibleError, InputError
+
+if TYPE_CHECKING:
+    from kvsim.planner.fleet.arrays import FleetLimits, Schedule
+    from kvsim.planner.fleet.shortlist import Rentable
+
+MOST_BARE_TTFT, MOST_BARE_TPOT = 100.0, 5.0  # larger bare numbers may be milliseconds [s]
+DEGREES = "1,2,4,8"
+
+
+def capacity(
+    trace: Annotated[str, option("--trace", "FILE", "A request trace, or sample:NAME.")],
+    model: ModelOption,
+    gpus: Annotated[str, option("--gpus", "NAME,...", "GPUs that may be rented.")],
+    ttft: Annotated[str, option("--ttft", "TIME", "Longest time to first token, as 2s, or none.")],
+    tpot: Annotated[str, option("--tpot", "TIME", "Longest time per token, as 100ms, or none.")],
+    percentile: Annotated[
+        str, option("--percentile", "P", "Share of requests within each target [%].")
+    ] = "99",
+    rate: Annotated[str, option("--rate", "X", "The trace X times as fast.")] = "1",
+    tp: Annotated[str, option("--tp", "N,...", "GPUs per replica to consider.")] = DEGREES,
+    weights: WeightsOption = "fp16",
+    stack: StackOption = "fused",
+    only: OnlyOption = None,
+    without: WithoutOption = None,
+    engine: EngineOption = None,
+    lossy: LossyOption = False,
+    max_loss: MaxLossOption = None,
+    quality: QualityOption = None,
+    acceptance: AcceptanceOption = None,
+    price: Annotated[str | None, option("--price", "GPU=USD,...", "Per GPU and hour.")] = None,
+    reserved: Annotated[
+        str | None, option("--reserved", "GPU=USD,...", "Per GPU and hour with a commitment.")
+    ] = None,
+    max_gpus: Annotated[
+        str | None, option("--max-gpus", "N|GPU=N,...", "GPUs in all, or of a kind.")
+    ] = None,
+    max_host: Annotated[
+        str | None, option("--max-host", "GIB", "Host memory for caches, in all.")
+    ] = None,
+    max_power: Annotated[
+        str | None, option("--max-power", "KW", "Rated power of all GPUs; needs --watts.")
+    ] = None,
+    watts: Annotated[str | None, option("--watts", "GPU=W,...", "Rated power per GPU.")] = None,
+    configurations: Annotated[
+        str | None, option("--configurations", "N", "Different kinds of replica at most.")
+    ] = None,
+    headroom: Annotated[
+        str, option("--headroom", "X", "Share of load beyond the trace's that must be carried.")
+    ] = "0",
+    failures: Annotated[
+        str, option("--failures", "K", "Replicas that may be lost without missing a target.")
+    ] = "0",
+    schedule: Annotated[
+        bool, typer.Option("--schedule", help="Start and stop replicas over the day.")
+    ] = False,
+    start_up: Annotated[
+        str, option("--start-up", "TIME", "Paid before a started replica serves.")
+    ] = "5min",
+    windows: Annotated[
+        str | None, option("--windows", "N", "Parts of the trace with a rate of their own.")
+    ] = None,
+    gpu_memory_utilization: Annotated[
+        str, option("--gpu-memory-utilization", "X", "Share of GPU memory that engines use.")
+    ] = "0.9",
+    host_memory: HostOption = None,
+    max_seqs: MaxSeqsOption = "256",
+    max_tokens: MaxTokensOption = "2048",
+    spread: Annotated[
+        str | None,
+        option("--spread", "X", "How far predictions are off; the stack's if not given."),
+    ] = None,
+    json: JsonOption = False,
+    report: Annotated[str | None, option("--report", "F.html", "Write an HTML page there.")] = None,
+) -> None:
+    """Find the cheapest fleet that serves a trace within targets."""
+    from kvsim.files.writing import check_target
+    from kvsim.machines.profiles import load_stack
+    from kvsim.planner.fleet.capacity import CapacityQuestion, make_capacity
+    from kvsim.planner.fleet.certainty import Spread, stated
+    from kvsim.planner.fleet.play import FleetTargets
+    from kvsim.planner.fleet.traffic import traffic_of
+    from kvsim.report import capacity as answers
+    from kvsim.report import capacity_page, capacity_tables
+    from kvsim.serving.rules import Rules
+    from kvsim.traces.read import load
+
+    if report is not None:
+        check_target(report, "--report")
+    names = words("--gpus", gpus)
+    if not schedule and (start_up != "5min"):
+        raise InputError("--start-up: replicas start only with --schedule; add it or omit this")
+    targets = FleetTargets(
+        seconds("--ttft", ttft, MOST_BARE_TTFT),
+        seconds("--tpot", tpot, MOST_BARE_TPOT),
+        _percentile(percentile),
+    )
+    limits = _limits(
+        names, targets.share, max_gpus, max_host, max_power, configurations, headroom, failures
+    )
+    if max_power is not None and watts is None:
+        raise InputError("--max-power: the GPUs' power is unknown; add --watts GPU=W,...")
+    rentable = _rentable(model, names, tp, weights, stack, host_memory, price, reserved, watts)
+    used = number("--gpu-memory-utilization", gpu_memory_utilization, share=True)
+    off = (
+        stated(load_stack(stack).error)
+        if spread is None
+        else Spread(number("--spread", spread), "given with --spread")
+    )
+    found = load(trace)
+    for note in found.notes:
+        print(f"kvsim: {note}", file=sys.stderr)
+    if not len(found.requests):
+        raise InputError(f"--trace: {trace} has no requests; expected at least one")
+    requests = found.requests.scaled(number("--rate", rate))
+    question = CapacityQuestion(
+        traffic=traffic_of(requests, 0 if windows is None else _windows(windows, len(requests))),
+        rentable=rentable,
+        admission=admission(only, without, engine, lossy, quality, acceptance),
+        targets=targets,
+        limits=limits,
+        rules=Rules(
+            max_seqs=count("--max-seqs", max_seqs),
+            max_tokens=count("--max-tokens", max_tokens),
+            prefix_caching=requests.block_ids is not None,
+        ),
+        largest_loss=largest_loss(max_loss, lossy),
+        spread=off,
+        utilisation=used,
+        schedule=_schedule(start_up) if schedule else None,
+    )
+    answer = make_capacity(question, _tell)
+    shown = answers.row(answer, trace)
+    if report is not None:
+        capacity_page.write_page(Path(report), shown, answer)
+    if json:
+        from json import dumps
+
+        typer.echo(dumps(shown, indent=2, allow_nan=False))
+    else:
+        capacity_tables.show(shown)
+    if answer.shortfall:
+        raise InfeasibleError(f"not as asked: {answer.shortfall}")
+
+
+def _percentile(text: str) -> float:
+    value = number("--percentile", text)
+    if not 50 <= value < 100:
+        raise InputError(f"--percentile: got {text[:40]!r}; expected 50 or more, below 100, as 99")
+    return value / 100
+
+
+def _windows(text: str, requests: int) -> int:
+    value = count("--windows", text)
+    if not 1 <= value <= min(requests, 288):
+        raise InputError(f"--windows: got {value}; expected 1 to {min(requests, 288)}")
+    return value
+
+
+def _schedule(start_up: str) -> "Schedule":
+    from kvsim.planner.fleet.arrays import Schedule
+
+    return Schedule(seconds("--start-up", start_up, float("inf")) / 3600)
+
+
+def _limits(
+    gpus: list[str],
+    share: float,
+    max_gpus: str | None,
+    max_host: str | None,
+    max_power: str | None,
+    configurations: str | None,
+    headroom: str,
+    failures: str,
+) -> "FleetLimits":
+    """The limits on the fleet."""
+    from kvsim.planner.fleet.arrays import FleetLimits
+
+    most, of_kind = float("inf"), {}
+    if max_gpus is not None and "=" in max_gpus:
+        of_kind = per_gpu("--max-gpus", max_gpus, gpus)
+    elif max_gpus is not None:
+        most = float(count("--max-gpus", max_gpus, " or GPU=N,..."))
+    kinds = float("inf") if configurations is None else count("--configurations", configurations)
+    lost = count("--failures", failures)
+    if most < 1 or kinds < 1 or not 0 <= lost <= 3:
+        name, got, expected = (
+            ("--max-gpus", max_gpus, "1 or more")
+            if most < 1
+            else ("--configurations", configurations, "1 or more")
+            if kinds < 1
+            else ("--failures", failures, "0 to 3")
+        )
+        raise InputError(f"{name}: got {got}; expected {expected}")
+    spare = number("--headroom", headroom, share=True)
+    return FleetLimits(
+        gpus=most,
+        gpus_of=of_kind,
+        host=float("inf") if max_host is None else gib("--max-host", max_host),
+        power=float("inf") if max_power is None else 1e3 * number("--max-power", max_power),
+        configurations=kinds,
+        headroom=spare,
+        failures=lost,
+        late=1 - share,
+    )
+
+
+def _rentable(
+    model: str,
+    gpus: list[str],
+    tp: str,
+    weights: str,
+    stack: str,
+    host_memory: str | None,
+    price: str | None,
+    reserved: str | None,
+    watts: str | None,
+) -> "list[Rentable]":
+    """Every GPU at every degree of parallelism and weight format."""
+    from kvsim.commands.options import deployment
+    from kvsim.planner.fleet.shortlist import Rentable
+
+    prices = per_gpu("--price", either(price, ""), gpus) if price else {}
+    committed = per_gpu("--reserved", either(reserved, ""), gpus) if reserved else {}
+    power = per_gpu("--watts", either(watts, ""), gpus) if watts else {}
+    found = []
+    for gpu in gpus:
+        for form in words("--weights", weights):
+            for degree in words("--tp", tp):
+                d = deployment(model, gpu, stack, degree, form, host_memory)
+                each = prices.get(gpu, d.hardware.price)
+                if each is None and gpu not in committed:
+                    raise InputError(
+                        f"--price: {gpu} has no price in its profile; add --price {gpu}=USD, per "
+                        f"GPU and hour"
+                    )
+                found.append(
+                    Rentable(
+                        deployment=d,
+                        gpu=gpu,
+                        price=float("inf") if each is None else each * d.tp,
+                        reserved=committed.get(gpu, float("inf")) * d.tp,
+                        power=power.get(gpu, float("inf")) * d.tp,
+                    )
+                )
+    return found
+
+
+def _tell(what: str) -> None:
+    """Progress on a terminal."""
+    if sys.stderr.isatty():
+        print(f"kvsim: {what}", file=sys.stderr)

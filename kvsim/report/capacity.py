@@ -1,0 +1,218 @@
+"""The answer of ``kvsim capacity`` as JSON rows, and in words."""
+
+from typing import Any
+
+import numpy as np
+
+from kvsim.machines.basis import basis
+from kvsim.planner.fleet.capacity import Alternative, CapacityAnswer
+from kvsim.planner.fleet.certainty import SURE
+from kvsim.planner.fleet.configurations import Configuration
+from kvsim.planner.fleet.play import FleetTargets, Played
+from kvsim.planner.fleet.search import Found
+from kvsim.report.json import Row, number
+from kvsim.report.units import seconds, usd
+from kvsim.serving.outcome import spread
+
+
+def row(answer: CapacityAnswer, trace: str) -> Row:
+    """All of it under contract names; times in seconds, prices in USD per hour."""
+    q, fleet = answer.question, answer.fleet
+    mean = q.traffic.demand.mean
+    deployment = q.rentable[0].deployment
+    return {
+        "model": deployment.model.name,
+        "trace": trace,
+        "requests": len(q.traffic.requests),
+        "rate_per_s": float(mean.sum()),
+        "targets": _targets(q.targets),
+        "met": not answer.shortfall,
+        "shortfall": answer.shortfall,
+        "planned_for": {**_targets(answer.targets), "load": answer.load},
+        "answer": in_words(answer),
+        "fleet": [_replicas(answer, j) for j in answer.used],
+        "usd_per_hour": fleet.cost,
+        "usd_per_million_tokens": _per_million(answer),
+        "gpus": int(fleet.replicas @ answer.found.offers.gpus),
+        "schedule": _schedule(answer),
+        "simulated": _times(fleet.played, answer.targets),
+        "at_load": {f"{load:g}": _times(p, answer.targets) for load, p in answer.at_load.items()},
+        "after_loss": {
+            answer.market.configurations[j].name: _times(p, answer.targets)
+            for j, p in answer.after_loss.items()
+        },
+        "alternatives": [_alternative(a, fleet.cost) for a in answer.alternatives],
+        "certainty": _certainty(answer),
+        "classes": _classes(answer),
+        "considered": [_considered(answer, j) for j in range(len(answer.market.configurations))],
+        "solver": {
+            "relaxation_usd_per_hour": answer.found.bound,
+            "gap_to_relaxation": fleet.cost / answer.found.bound - 1,
+            "gap": answer.found.gap,
+            "proposals": answer.found.proposals,
+            "simulations": answer.found.simulations,
+            "seconds": answer.found.seconds,
+        },
+        "basis": basis(deployment),
+    }
+
+
+def in_words(answer: CapacityAnswer) -> str:
+    """The decision in one or two sentences."""
+    q = answer.question
+    fleet = fleet_in_words(answer.found, answer.market.configurations)
+    reached = answer.fleet.played.reached(answer.targets.share)
+    times = f"TTFT p{100 * reached.share:g} {wait(reached.ttft)}, TPOT {wait(reached.tpot)}"
+    part = "" if answer.load == 1 else f" {answer.load:.0%} of"
+    rate = float(q.traffic.demand.mean.sum()) * answer.load
+    meets = "would carry" if answer.shortfall else "carries"
+    return (
+        f"Rent {fleet}: {usd(answer.fleet.cost)} per hour. In simulation it {meets}{part} the "
+        f"trace's {rate:.3g} requests per second with {times}."
+    )
+
+
+def fleet_in_words(found: Found, configurations: list[Configuration]) -> str:
+    """Replicas and what runs on them."""
+    return " + ".join(
+        f"{n} x {configurations[j].name}" for j, n in enumerate(found.fleet.replicas) if n
+    )
+
+
+def likelihood(share: float) -> str:
+    """A probability without false certainty."""
+    return "> 99 %" if share > 0.99 else "< 1 %" if share < 0.01 else f"{share:.0%}"
+
+
+def _targets(t: FleetTargets) -> Row:
+    return {"ttft_s": number(t.ttft), "tpot_s": number(t.tpot), "percentile": 100 * t.share}
+
+
+def _replicas(answer: CapacityAnswer, j: int) -> Row:
+    """One kind of replica of the fleet."""
+    x, fleet = answer.market.configurations[j], answer.fleet
+    d, groups = x.costs.deployment, [g for g in fleet.played.groups if g.kind == j]
+    mine = fleet.played.kind == j
+    asked = len(answer.question.traffic.requests)
+    return {
+        "name": x.name,
+        "replicas": int(fleet.replicas[j]),
+        "reserved": int(fleet.reserved[j]),
+        "gpu": x.gpu,
+        "tp": d.tp,
+        "weights": d.weights,
+        "technique": x.technique,
+        "max_seqs": x.costs.rules.max_seqs,
+        "max_tokens": x.costs.rules.max_tokens,
+        "max_model_len": x.costs.longest,
+        "gpu_memory_utilization": answer.question.utilisation,
+        "kv_cache_tokens": kv_tokens(x),
+        "usd_per_hour": float(fleet.replicas[j] * x.rent),
+        "share_of_requests": float(mine.sum() / asked),
+        "busy_share": _mean([(g.busy, g.count) for g in groups]),
+        "most_running": max((g.most_running for g in groups), default=0),
+        "prefix_hit_share": _mean([(g.hits, g.requests) for g in groups]),
+        "simulated": _times(fleet.played, answer.targets, mine),
+    }
+
+
+def kv_tokens(x: Configuration) -> int:
+    """Tokens that a replica's KV cache holds, as engines print it on start."""
+    costs = x.costs
+    return int(costs.capacity / costs.room.block_bytes) * costs.rules.block_tokens
+
+
+def _mean(weighted: list[tuple[float, int]]) -> float:
+    total = sum(weight for _, weight in weighted)
+    return sum(value * weight for value, weight in weighted) / total if total else 0.0
+
+
+def _times(played: Played, targets: FleetTargets, rows: Any = None) -> Row:
+    """Percentiles of what requests waited, and whether that is within the targets."""
+    some = slice(None) if rows is None else rows
+    reached = played.reached(targets.share, rows)
+    return {
+        "met": played.meets(targets, rows),
+        "ttft_s": {**spread(played.ttft[some]), "at_target": number(reached.ttft)},
+        "tpot_s": {**spread(played.tpot[some]), "at_target": number(reached.tpot)},
+        "latency_s": spread(played.latency[some]),
+        "good_share": played.good_share(targets) if rows is None else None,
+        "refused": int(np.isinf(played.ttft[some]).sum()),
+    }
+
+
+def _per_million(answer: CapacityAnswer) -> float | None:
+    tokens = sum(g.tokens for g in answer.fleet.played.groups)
+    hours = answer.fleet.played.duration / 3600
+    return answer.fleet.cost * hours / tokens * 1e6 if tokens else None
+
+
+def _schedule(answer: CapacityAnswer) -> list[Row] | None:
+    """Replicas by window; None if they always run."""
+    if answer.question.schedule is None:
+        return None
+    hours = np.cumsum(answer.question.traffic.demand.hours)
+    names = [x.name for x in answer.market.configurations]
+    return [
+        {
+            "until_h": float(hours[w]),
+            "replicas": {names[j]: int(n) for j, n in enumerate(running) if n},
+        }
+        for w, running in enumerate(answer.fleet.running)
+    ]
+
+
+def _alternative(a: Alternative, cost: float) -> Row:
+    if a.found is None:
+        return {"name": a.label, "fleet": None, "usd_per_hour": None, "reason": a.reason}
+    return {
+        "name": a.label,
+        "fleet": fleet_in_words(a.found, a.configurations),
+        "usd_per_hour": a.found.fleet.cost,
+        "dearer": a.found.fleet.cost / cost - 1,
+    }
+
+
+def _certainty(answer: CapacityAnswer) -> Row:
+    sure = answer.sure
+    return {
+        "spread": sure.spread.sigma,
+        "source": sure.spread.source,
+        "ttft_met": sure.likely["ttft"],
+        "tpot_met": sure.likely["tpot"],
+        "both_met": sure.likely["both"],
+        "slowdown_met_up_to": {"ttft": number(sure.ttft), "tpot": number(sure.tpot)},
+        "sure": SURE,
+        "slowdown_for_sure": sure.spread.slowdown,
+    }
+
+
+def _classes(answer: CapacityAnswer) -> list[Row]:
+    traffic, share = answer.question.traffic, answer.fleet.share.mean(axis=0)
+    names = [x.name for x in answer.market.configurations]
+    return [
+        {
+            "prompt": float(traffic.prompt[c]),
+            "generate": float(traffic.generate[c]),
+            "reuse": float(traffic.reuse[c]),
+            "rate_per_s": float(traffic.demand.mean[c]),
+            "served_by": {names[j]: float(s) for j, s in enumerate(share[c]) if s > 1e-9},
+        }
+        for c in range(traffic.classes)
+    ]
+
+
+def _considered(answer: CapacityAnswer, j: int) -> Row:
+    market = answer.market
+    return {
+        "name": market.configurations[j].name,
+        "usd_per_hour": market.configurations[j].rent,
+        "replicas_alone": number(market.alone[j]),
+        "usd_per_hour_alone": number(market.cost_alone[j]),
+        "kv_cache_tokens": kv_tokens(market.configurations[j]),
+    }
+
+
+def wait(value: float) -> str:
+    """A time that requests wait; without end for those that fit nowhere."""
+    return seconds(value) if np.isfinite(value) else "never"

@@ -1,0 +1,197 @@
+"""The page of ``kvsim capacity``: demand, the fleet, its cost beside others, waits, sensitivity."""
+
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.graph import Array
+from kvsim.planner.fleet.capacity import CapacityAnswer
+from kvsim.report import capacity_tables as tables
+from kvsim.report import page
+from kvsim.report.capacity import wait
+from kvsim.report.grounds import grounds
+from kvsim.report.json import Row
+from kvsim.report.simulate_page import COLOURS
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+POINTS = 400  # of a curve
+TARGET = "#a83246"
+PRINTED = """
+@media print { body { margin: 0; max-width: none; font-size: 11px } h2 { break-after: avoid }
+.js-plotly-plot, table { break-inside: avoid } @page { size: A4; margin: 14mm } }
+"""
+
+
+def write_page(path: Path, row: Row, answer: CapacityAnswer) -> None:
+    """Write the page; nothing of it comes from the network."""
+    from plotly.io import to_html
+
+    charts: list[tuple[str, str, Figure]] = [
+        ("Demand over the trace", _demand_note(answer), _demand(answer)),
+        ("Cost against alternatives", _saving(row), _costs(row)),
+        ("Time to first token", _waits_note(row, "ttft_s"), _waits(answer, "ttft")),
+        ("Time per token", _waits_note(row, "tpot_s"), _waits(answer, "tpot")),
+        ("What other loads and prices would cost", "", _sensitivity(row)),
+    ]
+    met = "" if row["met"] else f"<p><b>Not as asked: {escape(row['shortfall'])}.</b></p>"
+    parts = [
+        f"<style>{PRINTED}</style>",
+        f"<h1>{escape(row['model'])} for {escape(row['trace'])}</h1>",
+        f"<p><b>{escape(row['answer'])}</b></p>{met}",
+        page.table(tables.fleet(row)),
+        f"<p>{escape(tables.sureness(row))}</p>",
+    ]
+    for i, (title, note, figure) in enumerate(charts):
+        chart = to_html(figure, full_html=False, include_plotlyjs="inline" if i == 0 else False)
+        parts.append(f"<h2>{escape(title)}</h2><p>{escape(note)}</p>{chart}")
+    for title, table in (
+        ("Other loads, and a loss", tables.loads),
+        ("Other fleets", tables.alternatives),
+        ("Who serves which requests", tables.classes),
+        ("What was measured", tables.considered),
+    ):
+        parts.append(f"<h2>{title}</h2>{page.table(table(row))}")
+    parts.append(_assumptions(row))
+    page.write(path, f"kvsim capacity: {row['model']}", "\n".join(parts))
+
+
+def _demand_note(answer: CapacityAnswer) -> str:
+    demand = answer.question.traffic.demand
+    total = demand.rate.sum(axis=1)
+    return (
+        f"{total.mean():.3g} requests per second on average, {total.max():.3g} in the busiest of "
+        f"{len(total)} windows of {60 * demand.hours[0]:.3g} minutes."
+    )
+
+
+def _demand(answer: CapacityAnswer) -> "Figure":
+    """Requests per second by class, and with a schedule the replicas that run."""
+    from plotly import graph_objects as go
+
+    traffic = answer.question.traffic
+    demand = traffic.demand
+    start = np.concatenate([[0.0], np.cumsum(demand.hours)])[:-1]
+    figure = go.Figure()
+    for c in range(traffic.classes):
+        figure.add_bar(
+            x=start, y=demand.rate[:, c], width=demand.hours, offset=0,
+            name=f"{traffic.prompt[c]:.0f} + {traffic.generate[c]:.0f} tokens",
+            marker_color=COLOURS[c % len(COLOURS)], marker_opacity=1 - 0.45 * (c // len(COLOURS)),
+        )  # fmt: skip
+    if answer.question.schedule is not None:
+        figure.add_scatter(
+            x=start, y=answer.fleet.running.sum(axis=1), yaxis="y2", name="replicas",
+            mode="lines", line={"shape": "hv", "color": "black"},
+        )  # fmt: skip
+        figure.update_layout(yaxis2={"overlaying": "y", "side": "right", "title": "replicas"})
+    figure.update_layout(barmode="stack", template="plotly_white", height=360)
+    figure.update_xaxes(title="hours from the first request")
+    figure.update_yaxes(title="requests per second", selector={"overlaying": None})
+    return figure
+
+
+def _saving(row: Row) -> str:
+    dearer = [a for a in row["alternatives"] if a["usd_per_hour"] is not None]
+    single = next((a for a in dearer if a["name"] == "one kind of replica"), None)
+    bound = row["solver"]["relaxation_usd_per_hour"]
+    said = f"No fleet of parts of replicas is cheaper than {bound:.2f} USD per hour."
+    if single is not None and single["dearer"] > 1e-9:
+        said += f" One kind of replica alone costs {100 * single['dearer']:.0f} % more."
+    return said
+
+
+def _costs(row: Row) -> "Figure":
+    from plotly import graph_objects as go
+
+    bars = [("this fleet", row["usd_per_hour"], "")]
+    bars += [
+        (a["name"], a["usd_per_hour"], a["fleet"])
+        for a in row["alternatives"]
+        if a["usd_per_hour"] is not None
+    ]
+    figure = go.Figure(
+        go.Bar(
+            y=[name for name, _, _ in bars], x=[usd for _, usd, _ in bars], orientation="h",
+            text=[f"{usd:.2f}" for _, usd, _ in bars], customdata=[what for _, _, what in bars],
+            hovertemplate="%{y}: %{x:.2f} USD/h<br>%{customdata}<extra></extra>",
+            marker_color=[COLOURS[2], *[COLOURS[5]] * (len(bars) - 1)],
+        )
+    )  # fmt: skip
+    figure.add_vline(
+        x=row["solver"]["relaxation_usd_per_hour"], line={"dash": "dot", "color": "black"},
+        annotation_text="bound",
+    )  # fmt: skip
+    figure.update_yaxes(autorange="reversed")
+    figure.update_xaxes(title="USD per hour")
+    figure.update_layout(template="plotly_white", height=80 + 36 * len(bars))
+    return figure
+
+
+def _waits_note(row: Row, name: str) -> str:
+    times = row["simulated"][name]
+    known = {k: v for k, v in times.items() if k != "at_target" and v is not None}
+    return ", ".join(f"{k} {wait(v)}" for k, v in known.items())
+
+
+def _waits(answer: CapacityAnswer, name: str) -> "Figure":
+    """Share of requests within a time, of the whole trace and of each kind of replica."""
+    from plotly import graph_objects as go
+
+    played, target = answer.fleet.played, getattr(answer.targets, name)
+    figure = go.Figure()
+    parts: list[tuple[str, Array]] = [("all requests", np.ones(len(played.kind), bool))]
+    if len(answer.used) > 1:
+        parts += [(answer.market.configurations[j].name, played.kind == j) for j in answer.used]
+    share = np.linspace(0, 1, POINTS)
+    for i, (label, rows) in enumerate(parts):
+        values = getattr(played, name)[rows]
+        known = values[np.isfinite(values)]
+        if known.size:
+            figure.add_scatter(
+                x=np.quantile(known, share), y=100 * share, mode="lines", name=label,
+                line={"color": COLOURS[i % len(COLOURS)]},
+            )  # fmt: skip
+    if np.isfinite(target):
+        figure.add_scatter(
+            x=[target, target], y=[0, 100], mode="lines", name="target",
+            line={"dash": "dot", "color": TARGET},
+        )  # fmt: skip
+    figure.update_xaxes(title="seconds", type="log")
+    figure.update_yaxes(title="% of requests")
+    figure.update_layout(template="plotly_white", height=340)
+    return figure
+
+
+def _sensitivity(row: Row) -> "Figure":
+    """Share of requests within both targets at other loads."""
+    from plotly import graph_objects as go
+
+    loads = {1.0: row["simulated"]} | {float(k): v for k, v in row["at_load"].items()}
+    some = sorted(loads)
+    figure = go.Figure(
+        go.Scatter(x=some, y=[100 * loads[x]["good_share"] for x in some], mode="lines+markers")
+    )
+    figure.update_xaxes(title="load, of the trace's")
+    figure.update_yaxes(title="% of requests within both targets", range=[0, 101])
+    figure.update_layout(template="plotly_white", height=320)
+    return figure
+
+
+def _assumptions(row: Row) -> str:
+    memory = ", ".join(sorted({f"{r['gpu_memory_utilization']:.0%}" for r in row["fleet"]}))
+    lines = [
+        tables.certain(row),
+        tables.bound(row),
+        "Requests go to a kind of replica by their class and among those to the least loaded.",
+        f"Engines use {memory} of GPU memory; a pass holds at most "
+        f"{row['fleet'][0]['max_tokens']} tokens.",
+        "Prices are those of the hardware profiles or of the command line; see kvsim gpus --json.",
+        "Not modelled: time to load a model, networks between replicas, failures while serving.",
+    ]
+    said = "".join(f"<p>{escape(line)}</p>" for line in lines)
+    basis = f'<p class="basis">{escape(grounds(row["basis"]))}</p>'
+    return f"<h2>Assumptions</h2>{said}{basis}"

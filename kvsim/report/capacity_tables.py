@@ -1,0 +1,166 @@
+"""What the terminal and the page of ``kvsim capacity`` both show."""
+
+from kvsim.report.capacity import likelihood, wait
+from kvsim.report.json import Row
+from kvsim.report.screen import Screen
+from kvsim.report.table import Table, of_cells
+from kvsim.report.units import percent, rounded, short, usd, whole
+
+NEAR = 0.9  # likelihood below which a fleet is near its limit
+
+
+def show(answer: Row) -> None:
+    """The decision, the fleet, what it is compared with, and how sure it is."""
+    out = Screen()
+    out.title(answer["answer"])
+    for line in (*shortfall(answer), sureness(answer)):
+        out.say(line)
+    out.say(asked(answer))
+    for table in (fleet(answer), loads(answer), alternatives(answer)):
+        out.blank()
+        out.table(table)
+    out.blank()
+    for line in (certain(answer), bound(answer)):
+        out.say(line)
+
+
+def shortfall(answer: Row) -> list[str]:
+    """Why the answer is not what was asked for, if it is not."""
+    return [] if answer["met"] else [f"Not as asked: {answer['shortfall']}."]
+
+
+def asked(answer: Row) -> str:
+    """The question."""
+    goal = answer["planned_for"]
+    some = [
+        f"{name} p{goal['percentile']:g} at most {wait(goal[key])}"
+        for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))
+        if goal[key]
+    ]
+    return (
+        f"{answer['model']}, {answer['trace']}: {answer['requests']:,} requests, "
+        f"{rounded(answer['rate_per_s'], 3)} per second; {', '.join(some) or 'no targets'}."
+    )
+
+
+def sureness(answer: Row) -> str:
+    """How sure the fleet is, and what being sure costs."""
+    both, safer = answer["certainty"]["both_met"], _named(answer, "95 % certain")
+    said = f"The targets are met with a likelihood of {likelihood(both)}"
+    if safer is None or safer["usd_per_hour"] is None:
+        return f"{said}."
+    if both >= NEAR:
+        return f"{said}; 95 % certain: {usd(safer['usd_per_hour'])} per hour."
+    return (
+        f"{said}: the fleet is near its limit. For 95 % rent {safer['fleet']}, "
+        f"{usd(safer['usd_per_hour'])} per hour."
+    )
+
+
+def certain(answer: Row) -> str:
+    """The likelihood of each target, and where it comes from."""
+    sure = answer["certainty"]
+    return (
+        f"If the trace comes again, TTFT is met with {likelihood(sure['ttft_met'])}, TPOT with "
+        f"{likelihood(sure['tpot_met'])} ({sure['source']}). The fleet meets both until everything "
+        f"takes {rounded(_slowest(sure), 3)} times as long as predicted."
+    )
+
+
+def _slowest(sure: Row) -> float:
+    limits = [float(x) for x in sure["slowdown_met_up_to"].values() if x is not None]
+    return min(limits, default=1.0)
+
+
+def bound(answer: Row) -> str:
+    """What no fleet undercuts, and how it was found."""
+    solver = answer["solver"]
+    return (
+        f"If parts of replicas could be rented, they would cost "
+        f"{usd(solver['relaxation_usd_per_hour'])} per hour; whole ones cost "
+        f"{percent(solver['gap_to_relaxation'])} more. {solver['simulations']} fleets were "
+        f"simulated, {solver['proposals']} of them the programme's proposals."
+    )
+
+
+def fleet(answer: Row) -> Table:
+    """Kinds of replica in the fleet."""
+    rows = [
+        (
+            r["name"], str(r["replicas"]), usd(r["usd_per_hour"]),
+            percent(r["share_of_requests"]), str(r["max_seqs"]), str(r["most_running"]),
+            whole(r["kv_cache_tokens"]), _at(r["simulated"], "ttft_s"),
+            _at(r["simulated"], "tpot_s"),
+        )
+        for r in answer["fleet"]
+    ]  # fmt: skip
+    p = f"p{answer['planned_for']['percentile']:g}"
+    heads = ("kind of replica", "replicas", "USD/h", "requests", "max-num-seqs", "most running",
+             "KV tokens", f"TTFT {p}", f"TPOT {p}")  # fmt: skip
+    return of_cells(heads, rows, ranks="000012300")
+
+
+def loads(answer: Row) -> Table:
+    """The fleet at other loads and after losses."""
+    rows = [("the trace", answer["simulated"])]
+    rows += [(f"{load} times its load", times) for load, times in answer["at_load"].items()]
+    rows += [(f"without one {name}", times) for name, times in answer["after_loss"].items()]
+    cells = [
+        (
+            label, _at(t, "ttft_s"), _at(t, "tpot_s"), percent(t["good_share"], 3),
+            "met" if t["met"] else "missed",
+        )
+        for label, t in rows
+    ]  # fmt: skip
+    return of_cells(("this fleet with", "TTFT", "TPOT", "within both", "targets"), cells)
+
+
+def alternatives(answer: Row) -> Table:
+    """Other fleets for the same question."""
+    cells = [
+        (
+            a["name"], a["fleet"] or a["reason"], usd(a["usd_per_hour"]),
+            "" if a["usd_per_hour"] is None else f"{100 * a['dearer']:+.0f} %",
+        )
+        for a in answer["alternatives"]
+    ]  # fmt: skip
+    return of_cells(("for comparison", "fleet", "USD/h", "dearer"), cells, text=2)
+
+
+def classes(answer: Row) -> Table:
+    """Who serves which requests."""
+    cells = [
+        (
+            "; ".join(f"{share:.0%} {name}" for name, share in c["served_by"].items()),
+            short(c["prompt"]), short(c["generate"]), short(c["rate_per_s"], 3),
+            percent(c["reuse"]),
+        )
+        for c in answer["classes"]
+    ]  # fmt: skip
+    return of_cells(("served by", "prompt", "generated", "requests/s", "prefix seen before"), cells)
+
+
+def considered(answer: Row) -> Table:
+    """Every configuration that was measured."""
+    some = sorted(
+        answer["considered"],
+        key=lambda c: (c["usd_per_hour_alone"] is None, c["usd_per_hour_alone"]),
+    )
+    cells = [
+        (
+            c["name"], usd(c["usd_per_hour"]), whole(c["kv_cache_tokens"]),
+            short(c["replicas_alone"], 3), usd(c["usd_per_hour_alone"]),
+        )
+        for c in some
+    ]  # fmt: skip
+    heads = ("replica", "USD/h each", "KV tokens", "kept busy by the trace", "USD/h of those")
+    return of_cells(heads, cells)
+
+
+def _named(answer: Row, name: str) -> Row | None:
+    return next((a for a in answer["alternatives"] if a["name"] == name), None)
+
+
+def _at(times: Row, name: str) -> str:
+    value = times[name]["at_target"]
+    return wait(float("inf") if value is None else value)

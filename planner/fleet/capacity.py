@@ -1,0 +1,299 @@
+"""``kvsim capacity``: the fleet for a trace, what it is compared with, and what holds it back."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from kvsim.errors import InfeasibleError, InputError
+from kvsim.planner.admit import Admission
+from kvsim.planner.fleet.arrays import FleetLimits, Schedule
+from kvsim.planner.fleet.certainty import Certainty, Spread, certainty
+from kvsim.planner.fleet.configurations import Configuration
+from kvsim.planner.fleet.market import Market, measured
+from kvsim.planner.fleet.play import FleetTargets, Played, play
+from kvsim.planner.fleet.search import Found, Proven, Search
+from kvsim.planner.fleet.shortlist import Rated, Rentable, Terms, shortlist
+from kvsim.planner.fleet.traffic import Traffic
+from kvsim.serving.rules import Rules
+from kvsim.techniques.full import Full
+
+LOADS = (0.5, 1.5, 2.0)
+BATCH_LIMITS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+ROOM = 1.2  # a target that cannot be met is replaced by what can, and so much more
+LIGHT = 8  # times the replicas that a trace needs, to see what waiting leaves
+PARTS = 8  # halvings of the load that limits allow
+
+
+@dataclass(frozen=True)
+class CapacityQuestion:
+    """What is asked.
+
+    Attributes
+    ----------
+    largest_loss
+        Relative loss of quality that may be known of a setting.
+    utilisation
+        Share of each GPU's memory that the engine uses.
+    spread
+        How far the stack's predictions have been off.
+    """
+
+    traffic: Traffic
+    rentable: list[Rentable]
+    admission: Admission
+    targets: FleetTargets
+    limits: FleetLimits
+    rules: Rules
+    spread: Spread
+    largest_loss: float = 0.0
+    utilisation: float = 0.9
+    schedule: Schedule | None = None
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another fleet for the same question; None if there is none, with the reason."""
+
+    label: str
+    found: Found | None
+    configurations: list[Configuration]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class CapacityAnswer:
+    """The fleet and all that is said of it.
+
+    Attributes
+    ----------
+    shortfall
+        Why what was asked is not met; empty if it is. The fleet is then for `targets` and `load`.
+    targets, load
+        What the fleet meets, and how much of the trace's load.
+    market
+        Every configuration that was measured, and what it carries.
+    at_load, after_loss
+        The fleet at other loads, and without one replica of a kind.
+    alternatives
+        Other fleets: one kind of replica, full KV, each GPU alone, more certain.
+    """
+
+    question: CapacityQuestion
+    shortfall: str
+    targets: FleetTargets
+    load: float
+    market: Market
+    found: Found
+    at_load: dict[float, Played]
+    after_loss: dict[int, Played]
+    alternatives: list[Alternative]
+    sure: Certainty
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def fleet(self) -> Proven:
+        """The fleet itself."""
+        return self.found.fleet
+
+    @property
+    def used(self) -> list[int]:
+        """Configurations of which the fleet has replicas."""
+        return [int(j) for j in np.flatnonzero(self.fleet.replicas)]
+
+
+def make_capacity(
+    question: CapacityQuestion, tell: Callable[[str], None] = lambda _: None
+) -> CapacityAnswer:
+    """Find the cheapest fleet that meets the targets when it plays the trace.
+
+    Where no fleet does, the targets are loosened to the best there is, or the load is reduced to
+    what the limits allow, and the answer says so.
+
+    Parameters
+    ----------
+    tell : is told what is being done.
+
+    Raises
+    ------
+    InputError
+        If the model fits on none of the GPUs.
+    InfeasibleError
+        If the limits leave no fleet at all.
+    """
+    q = question
+    rated = _shortlist(q, tell)
+    market = measured(rated, q.traffic, q.targets, tell)
+    targets, shortfall = q.targets, ""
+    if not (market.offers.capacity > 0).any(axis=1).all():
+        targets, shortfall = _reachable(rated, q, tell)
+        q = replace(q, targets=targets)
+        market = measured(_shortlist(q, tell), q.traffic, targets, tell)
+    load = 1.0
+    try:
+        search, found = _search(q, market, tell=tell)
+    except InfeasibleError:
+        load, search, found = _most_load(q, market, tell)
+        reason = f"the limits allow a fleet for {load:.0%} of the trace's load"
+        shortfall = f"{shortfall}; {reason}" if shortfall else reason
+    whole = market
+    market, search, found = _trimmed(q, market, search, found, load)
+    return CapacityAnswer(
+        question=question,
+        shortfall=shortfall,
+        targets=targets,
+        load=load,
+        market=market,
+        found=found,
+        at_load={x: search.played(found.fleet.running, found.fleet.share, x) for x in LOADS},
+        after_loss=_losses(search, found.fleet),
+        alternatives=_alternatives(q, whole, load, tell),
+        sure=certainty(search, found.fleet, targets, q.spread),
+    )
+
+
+def _shortlist(q: CapacityQuestion, tell: Callable[[str], None]) -> list[Rated]:
+    terms = Terms(q.traffic, q.targets, q.rules, q.admission, q.largest_loss, q.utilisation)
+    return shortlist(q.rentable, terms, tell)
+
+
+def _search(
+    q: CapacityQuestion,
+    market: Market,
+    limits: FleetLimits | None = None,
+    load: float = 1.0,
+    slowdown: float = 1.0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> tuple[Search, Found]:
+    search = Search(
+        q.traffic, market.configurations, market.offers, q.targets, limits or q.limits,
+        q.schedule, load, slowdown, tell,
+    )  # fmt: skip
+    return search, search.run()
+
+
+def _reachable(
+    rated: list[Rated], q: CapacityQuestion, tell: Callable[[str], None]
+) -> tuple[FleetTargets, str]:
+    """The nearest targets that some configuration meets with hardly any load, and in words."""
+    tell("looking for targets that can be met")
+    best: tuple[float, FleetTargets, Configuration] | None = None
+    for x in rated:
+        reached = _at_rest(x, q)
+        over = max(reached.ttft / q.targets.ttft, reached.tpot / q.targets.tpot)
+        if best is None or over < best[0]:
+            best = over, reached, x.configuration
+    assert best is not None
+    _, reached, configuration = best
+    loose = FleetTargets(
+        max(q.targets.ttft, ROOM * reached.ttft),
+        max(q.targets.tpot, ROOM * reached.tpot),
+        q.targets.share,
+    )
+    missed = [
+        f"{name} p{100 * q.targets.share:g} of {1e3 * asked:.4g} ms cannot be met: "
+        f"{configuration.name} comes nearest with {1e3 * can:.4g} ms and hardly any load"
+        for name, asked, can in (
+            ("TTFT", q.targets.ttft, reached.ttft),
+            ("TPOT", q.targets.tpot, reached.tpot),
+        )
+        if can > asked
+    ]
+    return loose, "; ".join(missed) or "the targets are met by no replica under load"
+
+
+def _at_rest(rated: Rated, q: CapacityQuestion) -> FleetTargets:
+    """What a configuration reaches when its replicas wait for requests."""
+    needed = float(rated.needed[np.isfinite(rated.needed)].sum())
+    count = min(max(int(np.ceil(LIGHT * needed)), LIGHT), 8 * LIGHT)
+    shape = (len(q.traffic.demand.rate), q.traffic.classes, 1)
+    running = np.full((shape[0], 1), count)
+    light = min(count / max(LIGHT * needed, 1e-9), 1.0)
+    played = play(q.traffic, [rated.configuration], running, np.ones(shape), max(light, 1e-3))
+    return played.reached(q.targets.share)
+
+
+def _most_load(
+    q: CapacityQuestion, market: Market, tell: Callable[[str], None]
+) -> tuple[float, Search, Found]:
+    """The largest share of the load for which the limits allow a fleet.
+
+    Raises
+    ------
+    InfeasibleError
+        If they allow none at all.
+    """
+    low, high, best = 0.0, 1.0, None
+    for _ in range(PARTS):
+        middle = (low + high) / 2
+        tell(f"within the limits at {middle:.0%} of the load")
+        try:
+            best = (middle, *_search(q, market, load=middle, tell=tell))
+            low = middle
+        except InfeasibleError:
+            high = middle
+    if best is None:
+        raise InfeasibleError(
+            f"the limits leave no fleet for even {high:.1%} of the trace's load; "
+            "allow more GPUs, host memory, power or configurations"
+        )
+    return best
+
+
+def _trimmed(
+    q: CapacityQuestion, market: Market, search: Search, found: Found, load: float
+) -> tuple[Market, Search, Found]:
+    """The same fleet with batch limits that it just does not reach."""
+    most = {g.kind: 0 for g in found.fleet.played.groups}
+    for g in found.fleet.played.groups:
+        most[g.kind] = max(most[g.kind], g.most_running)
+    some = list(market.configurations)
+    for j, running in most.items():
+        limit = min((x for x in BATCH_LIMITS if x >= running), default=running)
+        if limit < some[j].costs.rules.max_seqs:
+            some[j] = some[j].limited(limit)
+    market = replace(market, configurations=some)
+    search.configurations = some
+    played = search.played(found.fleet.running, found.fleet.share)
+    return market, search, replace(found, fleet=replace(found.fleet, played=played))
+
+
+def _losses(search: Search, fleet: Proven) -> dict[int, Played]:
+    """The trace without one replica of each kind; kinds whose last one it is leave theirs."""
+    lost = {}
+    for j in np.flatnonzero(fleet.replicas):
+        left = fleet.running.copy()
+        left[:, j] = np.maximum(left[:, j] - 1, 0)
+        if left.any(axis=1).all():
+            lost[int(j)] = search.after_loss(left)
+    return lost
+
+
+def _alternatives(
+    q: CapacityQuestion, market: Market, load: float, tell: Callable[[str], None]
+) -> list[Alternative]:
+    """Other fleets for the same question."""
+    one = replace(q.limits, configurations=1)
+    some: list[tuple[str, Market, FleetLimits, float]] = [
+        ("one kind of replica", market, one, 1.0),
+        ("full KV", market.where(lambda x: isinstance(x.costs.technique, Full)), q.limits, 1.0),
+    ]
+    gpus = dict.fromkeys(x.gpu for x in market.configurations)
+    if len(gpus) > 1:
+        some += [
+            (f"{gpu} alone", market.where(lambda x, gpu=gpu: x.gpu == gpu), one, 1.0)  # type: ignore[misc]
+            for gpu in gpus
+        ]
+    some.append(("95 % certain", market, q.limits, q.spread.slowdown))
+    answers = []
+    for label, part, limits, slowdown in some:
+        tell(f"for comparison: {label}")
+        try:
+            if not part.configurations:
+                raise InfeasibleError("none on the shortlist")
+            _, other = _search(q, part, limits, load, slowdown, tell)
+        except (InfeasibleError, InputError) as problem:
+            answers.append(Alternative(label, None, part.configurations, str(problem)))
+            continue
+        answers.append(Alternative(label, other, part.configurations))
+    return answers

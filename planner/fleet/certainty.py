@@ -1,0 +1,101 @@
+"""How likely a fleet meets its targets, given how far predictions of its software have been off.
+
+All times of a stack are taken to be off by one factor, whose logarithm is normal with the spread
+that was seen on rows the stack was not fitted to. A fleet meets its targets up to some slowdown;
+the probability that the factor is below that is the answer. Whether the trace itself comes again is
+another question, which half, one and a half and twice the load speak to.
+"""
+
+import re
+from dataclasses import dataclass
+from math import erf, inf, log, pi, sqrt
+
+from kvsim.planner.fleet.play import FleetTargets, Played
+from kvsim.planner.fleet.search import Proven, Search
+
+UNKNOWN = 0.3  # of stacks without a known error: rooflines without a fit are off by 0.3 to 0.9
+SURE = 0.95
+SLOWEST, FASTEST = 4.0, 0.25
+FINE = 1.01
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Standard deviation of the logarithm of measured over predicted times, and whence."""
+
+    sigma: float
+    source: str
+
+    def below(self, factor: float) -> float:
+        """Probability that times are off by less than a factor."""
+        if factor in (0, inf):
+            return 1.0 if factor else 0.0
+        return 0.5 * (1 + erf(log(factor) / (self.sigma * sqrt(2))))
+
+    @property
+    def slowdown(self) -> float:
+        """The factor that times stay below with `SURE`."""
+        low, high = 1.0, 100.0
+        while high / low > 1 + 1e-9:
+            middle = sqrt(low * high)
+            low, high = (middle, high) if self.below(middle) < SURE else (low, middle)
+        return high
+
+
+def stated(error: str) -> Spread:
+    """The spread that a stack's own words on its error say; the largest of its mean errors."""
+    means = [float(x) / 100 for x in re.findall(r"by ([\d.]+) %(?: on average| and )", error)]
+    if not means:
+        return Spread(UNKNOWN, f"no measurement of this stack; {UNKNOWN:.0%} assumed")
+    mean = max(means)
+    return Spread(mean * sqrt(pi / 2), f"mean error {mean:.1%} of the stack on rows not fitted")
+
+
+@dataclass(frozen=True)
+class Certainty:
+    """How likely targets are met.
+
+    Attributes
+    ----------
+    ttft, tpot
+        Slowdown up to which each is met; infinite without a target.
+    """
+
+    spread: Spread
+    ttft: float
+    tpot: float
+
+    @property
+    def likely(self) -> dict[str, float]:
+        """Probability of each target, and of both."""
+        factors = {"ttft": self.ttft, "tpot": self.tpot, "both": min(self.ttft, self.tpot)}
+        return {name: self.spread.below(factor) for name, factor in factors.items()}
+
+
+def certainty(search: Search, fleet: Proven, targets: FleetTargets, spread: Spread) -> Certainty:
+    """Find the slowdown up to which a fleet meets each target."""
+
+    def played(slowdown: float) -> Played:
+        before, search.slowdown = search.slowdown, slowdown
+        found = search.played(fleet.running, fleet.share)
+        search.slowdown = before
+        return found
+
+    seen: dict[float, FleetTargets] = {}
+
+    def most(name: str) -> float:
+        limit = getattr(targets, name)
+        if limit == inf:
+            return inf
+        low, high = FASTEST, SLOWEST
+        while high / low > FINE:
+            middle = sqrt(low * high)
+            if middle not in seen:
+                seen[middle] = played(middle).reached(targets.share)
+            if getattr(seen[middle], name) <= limit:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    return Certainty(spread, most("ttft"), most("tpot"))

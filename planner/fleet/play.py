@@ -1,0 +1,240 @@
+"""A fleet plays a trace: what its requests waited, kind by kind of replica."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.graph import Array
+from kvsim.planner.fleet.arrays import Counts
+from kvsim.planner.fleet.configurations import Configuration
+from kvsim.planner.fleet.traffic import TURN, Traffic
+from kvsim.serving.outcome import Outcome
+from kvsim.serving.simulate import Run, simulate
+from kvsim.serving.state import REFUSED
+from kvsim.traces.requests import Requests
+
+WITHIN_KIND = "least-loaded"  # how a request finds its replica among those of its kind
+WITH_PREFIXES = "prefix-aware"
+
+
+@dataclass(frozen=True)
+class FleetTargets:
+    """What a share of all requests must meet.
+
+    Attributes
+    ----------
+    ttft, tpot
+        Longest time to first token and per token; infinite where the user set nothing. [s]
+    share
+        Of the requests, for each of the two alone.
+    """
+
+    ttft: float = np.inf
+    tpot: float = np.inf
+    share: float = 0.99
+
+    def times(self, factor: float) -> "FleetTargets":
+        """The same with times so many times as long."""
+        return FleetTargets(self.ttft * factor, self.tpot * factor, self.share)
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Equal replicas that serve from one time to another, and what became of their requests.
+
+    Attributes
+    ----------
+    kind
+        Index of their configuration.
+    count
+        How many.
+    busy
+        Share of the time in which one computes, mean of all.
+    most_running
+        Sequences that one of them held at most.
+    hits
+        Share of the prompt tokens that its cache had.
+    tokens
+        Generated tokens.
+    """
+
+    kind: int
+    count: int
+    requests: int
+    busy: float
+    most_running: int
+    hits: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a fleet did with a trace.
+
+    Attributes
+    ----------
+    ttft, tpot, latency
+        Of each request. TTFT and latency of a request that fits in no cache are infinite; TPOT of
+        a single token is NaN. (n,) [s]
+    groups
+        Its replicas.
+    duration
+        From the first arrival to the last token. [s]
+    """
+
+    ttft: Array
+    tpot: Array
+    latency: Array
+    kind: NDArray[np.int64]
+    groups: tuple[Replicas, ...]
+    duration: float
+
+    @property
+    def refused(self) -> int:
+        """Requests larger than the cache of the replica that they were sent to."""
+        return int(np.isinf(self.ttft).sum())
+
+    def reached(self, share: float, rows: NDArray[np.bool_] | None = None) -> FleetTargets:
+        """TTFT and TPOT that a share of the requests are within. [s]"""
+        some = slice(None) if rows is None else rows
+        ttft, tpot = self.ttft[some], self.tpot[some]
+        return FleetTargets(quantile(ttft, share), quantile(tpot[~np.isnan(tpot)], share), share)
+
+    def meets(self, targets: FleetTargets, rows: NDArray[np.bool_] | None = None) -> bool:
+        """Whether a share of the requests are within each target."""
+        reached = self.reached(targets.share, rows)
+        return reached.ttft <= targets.ttft and reached.tpot <= targets.tpot
+
+    def good_share(self, targets: FleetTargets) -> float:
+        """Share of the requests that are within both targets."""
+        slow = (self.ttft > targets.ttft) | (self.tpot > targets.tpot)
+        return float(1 - slow.mean()) if slow.size else 1.0
+
+
+def quantile(values: Array, share: float) -> float:
+    """What a share of the values are within, as often as not between two of them; 0 for none."""
+    if not values.size:
+        return 0.0
+    rank = share * (values.size - 1)
+    low = int(np.floor(rank))
+    ordered = np.partition(values, [low, min(low + 1, values.size - 1)])
+    first, second = float(ordered[low]), float(ordered[min(low + 1, values.size - 1)])
+    return first if rank == low else first + (second - first) * (rank - low)
+
+
+def play(
+    traffic: Traffic,
+    configurations: list[Configuration],
+    running: Counts,
+    share: Array,
+    load: float = 1.0,
+    slowdown: float = 1.0,
+) -> Played:
+    """Play a trace on a fleet.
+
+    Requests go to a kind of replica by their class, in the shares of the programme, and among
+    replicas of a kind to the least loaded, or where most of their prefix is. Replicas that start or
+    stop between windows are sets of their own, which share their kind's requests evenly.
+
+    Parameters
+    ----------
+    running : replicas of each kind that serve in each window. (w, j)
+    share : of each class in each window, by kind. (w, c, j)
+    load : the trace so many times as fast.
+    slowdown : everything that a replica does takes so many times as long.
+    """
+    requests = traffic.requests
+    kind = traffic.dispatched(share)
+    faster = requests.scaled(load * slowdown)
+    times = [np.full(len(requests), np.nan) for _ in range(3)]
+    groups = []
+    end = float(requests.arrival[-1] - requests.arrival[0]) / load if len(requests) else 0.0
+    for j in np.unique(kind):
+        mine = np.flatnonzero(kind == j)
+        sets, of = layers(running[:, j], traffic.window[mine])
+        for i, count in enumerate(sets):
+            rows = mine[of == i]
+            if not rows.size:
+                continue
+            outcome = serve(faster.take(rows), configurations[j], count)
+            for into, found in zip(times, waits(outcome), strict=True):
+                into[rows] = found * slowdown
+            last = outcome.run.progress.last[~outcome.refused]
+            end = max(end, float(last.max(initial=0.0) - faster.arrival[0]) * slowdown)
+            groups.append(_replicas(int(j), count, outcome))
+    ttft, tpot, latency = times
+    return Played(ttft, tpot, latency, kind, tuple(groups), end)
+
+
+def serve(requests: Requests, configuration: Configuration, count: int) -> Outcome:
+    """Play a trace on equal replicas."""
+    keeps = configuration.costs.rules.prefix_caching and requests.block_ids is not None
+    route = WITH_PREFIXES if keeps else WITHIN_KIND
+    return Outcome(simulate(requests, configuration.costs, count, route))
+
+
+def waits(outcome: Outcome) -> tuple[Array, Array, Array]:
+    """TTFT, TPOT and latency of each request; infinite for those that fit in no cache. [s]"""
+    lost = outcome.refused
+    ttft, latency = (np.where(lost, np.inf, x) for x in (outcome.ttft_s, outcome.latency_s))
+    return ttft, outcome.tpot_s, latency
+
+
+def _replicas(kind: int, count: int, outcome: Outcome) -> Replicas:
+    run = outcome.run
+    prompts = int(run.requests.prompt.sum())
+    return Replicas(
+        kind=kind,
+        count=count,
+        requests=len(run.requests),
+        busy=outcome.busy_share,
+        most_running=_most_running(run),
+        hits=float(run.progress.hits.sum() / prompts),
+        tokens=outcome.output_tokens,
+    )
+
+
+def _most_running(run: Run) -> int:
+    """Sequences that one replica held at once, at most."""
+    p, most = run.progress, 0
+    for r in range(run.fleet.clock.size):
+        mine = (p.replica == r) & (p.status != REFUSED)
+        start, end = np.sort(p.started[mine]), np.sort(p.last[mine])
+        held = np.arange(1, start.size + 1) - np.searchsorted(end, start, side="right")
+        most = max(most, int(held.max(initial=0)))
+    return most
+
+
+def layers(running: Counts, window: NDArray[np.int64]) -> tuple[list[int], NDArray[np.int64]]:
+    """Replicas of one kind as sets that start and stop together, and the set of each request.
+
+    Parameters
+    ----------
+    running : replicas in each window. (w,)
+    window : of each request. (n,)
+
+    Returns
+    -------
+    How many replicas each set has, and the set that each request goes to. (n,)
+    """
+    spans: dict[tuple[int, int], int] = {}
+    for i in range(int(running.max(initial=0))):
+        on = np.concatenate([[False], running > i, [False]])
+        for first, last in zip(np.flatnonzero(~on[:-1] & on[1:]), np.flatnonzero(on[:-1] & ~on[1:]),
+                               strict=True):  # fmt: skip
+            spans[int(first), int(last)] = spans.get((int(first), int(last)), 0) + 1
+    of = np.zeros(window.size, np.int64)
+    if len(spans) <= 1:
+        return list(spans.values()) or [1], of
+    for w in np.unique(window):
+        rows = np.flatnonzero(window == w)
+        here = [i for i, (first, last) in enumerate(spans) if first <= w < last]
+        count = np.array([list(spans.values())[i] for i in here], float)
+        if not here:
+            continue
+        upto = np.cumsum(count) / count.sum()
+        upto[-1] = 1.0
+        evenly = np.mod((np.arange(rows.size) + 0.5) * TURN, 1.0)
+        of[rows] = np.array(here)[(evenly[:, None] >= upto).sum(axis=1)]
+    return list(spans.values()), of

@@ -1,0 +1,260 @@
+"""The cheapest fleet for a demand, as a mixed-integer programme.
+
+    replicas_j         replicas of kind j that are rented                           whole
+    running_w_j        replicas of kind j that serve in window w (with a schedule)  whole
+    share_w_c_j        share of class c in window w that kind j serves              0 to 1
+
+    least cost         sum over j of price_j replicas_j
+    served_w_c         sum over j of share_w_c_j = 1
+    capacity_w_j       (1 + headroom) sum over c of rate_wc share_w_c_j / capacity_cj <= running_w_j
+    late_w             sum of rate_wc share_w_c_j late_cj <= late sum of rate_wc
+    limits             GPUs, GPUs of a kind, host memory, power, different kinds of replica
+    failures           for every way to lose k replicas, shares of their own keep all of the above
+                       but the headroom
+    cuts               a fleet that missed the targets in simulation, and every smaller one, is out
+
+Without a schedule shares are the same in all windows and replicas always run. With one, a replica
+is either reserved, paid always, or started on demand, paid while it runs and starts.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import pulp
+
+from kvsim.graph import Array
+from kvsim.planner.fleet.arrays import Counts, Demand, FleetLimits, FleetPlan, Offers, Schedule
+from kvsim.planner.fleet.dispatch import Losses, losses_of, run, serve, utilisation
+
+MOST = 10_000  # replicas of one kind
+WHOLE = 1e-6  # how far from a whole number a solver's whole number may be
+
+
+@dataclass
+class Programme:
+    """The programme and the variables that an answer is read from."""
+
+    problem: pulp.LpProblem
+    replicas: list[pulp.LpVariable]
+    running: dict[tuple[int, int], pulp.LpVariable]  # by window and kind; empty without a schedule
+    reserved: list[pulp.LpVariable]  # empty without a schedule
+    share: dict[tuple[int, int, int], pulp.LpVariable]  # by window, class and kind
+    at_least: dict[tuple[int, int], pulp.LpVariable] = field(default_factory=dict)
+
+
+def build(
+    offers: Offers,
+    demand: Demand,
+    limits: FleetLimits,
+    schedule: Schedule | None = None,
+    cuts: tuple[Counts, ...] = (),
+    losses: tuple[Losses, ...] = (),
+) -> Programme:
+    """The programme.
+
+    Parameters
+    ----------
+    cuts : replicas of fleets that are not to be chosen, nor any smaller ones. each (j,)
+    losses : failures that the fleet must survive.
+    """
+    problem = pulp.LpProblem("fleet", pulp.LpMinimize)
+    kinds = range(len(offers))
+    replicas = [problem.add_variable(f"replicas_{j}", lowBound=0, cat="Integer") for j in kinds]
+    programme = Programme(problem, replicas, {}, [], {})
+    if schedule is None:
+        problem.setObjective(pulp.lpSum(float(offers.rent[j]) * replicas[j] for j in kinds))
+        served = [(0, demand.peaks, demand.mean, replicas)]
+    else:
+        _schedule(programme, offers, demand, schedule)
+        served = [
+            (w, demand.rate[w : w + 1], demand.rate[w], [programme.running[w, j] for j in kinds])
+            for w in range(len(demand.rate))
+        ]
+    for window, peaks, mean, running in served:
+        share = serve(problem, f"{window}", offers, limits, peaks, mean, running)
+        programme.share |= {(window, c, j): variable for (c, j), variable in share.items()}
+        for lost in losses:
+            left = [
+                running[j]
+                - pulp.lpSum(_at_least(programme, window, running, m, j) for m in range(1, n + 1))
+                for j, n in enumerate(lost)
+            ]
+            name = f"{window}_lost_" + "_".join(
+                str(j) for j, n in enumerate(lost) for _ in range(n)
+            )
+            serve(problem, name, offers, limits, peaks, mean, left, headroom=False)
+    _limit(programme, offers, limits)
+    for i, cut in enumerate(cuts):
+        more = [problem.add_variable(f"more_{i}_{j}", cat="Binary") for j in kinds]
+        for j in kinds:
+            problem.addConstraint(replicas[j] >= int(cut[j] + 1) * more[j], f"cut_{i}_{j}")
+        problem.addConstraint(pulp.lpSum(more) >= 1, f"cut_{i}")
+    return programme
+
+
+def _schedule(programme: Programme, offers: Offers, demand: Demand, schedule: Schedule) -> None:
+    """Replicas that run in each window, reserved or started on demand, and what they cost."""
+    problem, kinds, windows = programme.problem, range(len(offers)), range(len(demand.rate))
+    day = float(demand.hours.sum())
+    cost = []
+    for j in kinds:
+        offered = np.isfinite(offers.reserved[j])
+        reserved = problem.add_variable(
+            f"reserved_{j}", lowBound=0, upBound=None if offered else 0, cat="Integer"
+        )
+        programme.reserved.append(reserved)
+        if offered:
+            cost.append(float(offers.reserved[j]) * reserved)
+        demanded = []
+        for w in windows:
+            extra = problem.add_variable(f"demanded_{w}_{j}", lowBound=0, cat="Integer")
+            if not np.isfinite(offers.price[j]):
+                extra.upBound = 0
+            else:
+                cost.append(float(offers.price[j] * demand.hours[w] / day) * extra)
+            running = problem.add_variable(f"running_{w}_{j}", lowBound=0, cat="Integer")
+            problem.addConstraint(running == reserved + extra, f"run_{w}_{j}")
+            problem.addConstraint(running <= programme.replicas[j], f"most_{w}_{j}")
+            programme.running[w, j] = running
+            demanded.append(extra)
+        if schedule.start_up and np.isfinite(offers.price[j]):
+            for w in windows:
+                started = problem.add_variable(f"started_{w}_{j}", lowBound=0)
+                problem.addConstraint(started >= demanded[w] - demanded[w - 1], f"start_{w}_{j}")
+                cost.append(float(offers.price[j] * schedule.start_up / day) * started)
+    problem.setObjective(pulp.lpSum(cost))
+
+
+def _at_least(
+    programme: Programme, window: int, running: list[pulp.LpVariable], m: int, j: int
+) -> pulp.LpVariable:
+    """1 if at least ``m`` replicas of kind ``j`` run, so that the m-th can be lost."""
+    known = programme.at_least.get((m * len(running) + j, window))
+    if known is not None:
+        return known
+    problem = programme.problem
+    variable = problem.add_variable(f"at_least_{window}_{m}_{j}", cat="Binary")
+    problem.addConstraint(running[j] >= m * variable, f"has_{window}_{m}_{j}")
+    problem.addConstraint(running[j] <= m - 1 + MOST * variable, f"lacks_{window}_{m}_{j}")
+    programme.at_least[m * len(running) + j, window] = variable
+    return variable
+
+
+def _limit(programme: Programme, offers: Offers, limits: FleetLimits) -> None:
+    """Limits on all that is rented."""
+    problem, replicas = programme.problem, programme.replicas
+
+    def at_most(name: str, of_each: Array, most: float) -> None:
+        if not np.isfinite(most):
+            return
+        for j in np.flatnonzero(~np.isfinite(of_each)):
+            problem.addConstraint(replicas[j] == 0, f"{name}_unknown_{j}")
+        known = np.where(np.isfinite(of_each), of_each, 0.0)
+        scale = max(float(known.max(initial=0.0)), 1.0)
+        total = pulp.lpSum(float(known[j] / scale) * v for j, v in enumerate(replicas) if known[j])
+        if total:
+            problem.addConstraint(total <= float(most / scale), name)
+
+    at_most("gpus", offers.gpus.astype(float), limits.gpus)
+    for kind, most in limits.gpus_of.items():
+        mine = np.array([kind == other for other in offers.kind])
+        at_most(f"gpus_of_{kind}".replace("-", "_"), np.where(mine, offers.gpus, 0.0), most)
+    at_most("host_memory", offers.host, limits.host)
+    at_most("power", offers.power, limits.power)
+    if limits.configurations < len(offers):
+        used = [problem.add_variable(f"used_{j}", cat="Binary") for j in range(len(offers))]
+        for j, variable in enumerate(used):
+            problem.addConstraint(replicas[j] <= MOST * variable, f"use_{j}")
+        problem.addConstraint(pulp.lpSum(used) <= int(limits.configurations), "configurations")
+
+
+def solve(
+    offers: Offers,
+    demand: Demand,
+    limits: FleetLimits,
+    schedule: Schedule | None = None,
+    cuts: tuple[Counts, ...] = (),
+) -> FleetPlan:
+    """The cheapest fleet; failures that it would not survive are added until it survives all.
+
+    Raises
+    ------
+    InfeasibleError
+        If no fleet of these offers is within the limits.
+    """
+    began = time.perf_counter()
+    losses: tuple[Losses, ...] = ()
+    while True:
+        programme = build(offers, demand, limits, schedule, cuts, losses)
+        bound = run(programme.problem)
+        plan = _read(programme, offers, demand, schedule, bound, time.perf_counter() - began)
+        fatal = _fatal(plan, offers, demand, limits)
+        if fatal is None:
+            relaxed = _relaxed(offers, demand, limits, schedule, losses)
+            seconds = time.perf_counter() - began
+            return FleetPlan(**{**vars(plan), "relaxed": relaxed, "seconds": seconds})
+        losses += (fatal,)
+
+
+def _relaxed(
+    offers: Offers,
+    demand: Demand,
+    limits: FleetLimits,
+    schedule: Schedule | None,
+    losses: tuple[Losses, ...],
+) -> float:
+    """Cost if parts of replicas could be rented. [USD/h]"""
+    problem = build(offers, demand, limits, schedule, (), losses).problem
+    for variable in problem.variables():
+        variable.cat = "Continuous"
+    run(problem)
+    return float(pulp.value(problem.objective))
+
+
+def _read(
+    programme: Programme,
+    offers: Offers,
+    demand: Demand,
+    schedule: Schedule | None,
+    bound: float,
+    seconds: float,
+) -> FleetPlan:
+    """The answer."""
+    windows, kinds = len(demand.rate), len(offers)
+    share = np.zeros((windows, offers.classes, kinds))
+    for (w, c, j), variable in programme.share.items():
+        share[slice(None) if schedule is None else w, c, j] = variable.value() or 0.0
+    if schedule is None:
+        rented = [_whole(variable) for variable in programme.replicas]
+        running = np.tile(np.array(rented, np.int64), (windows, 1))
+        reserved = np.where(offers.reserved < offers.price, running[0], 0)
+    else:
+        running = np.zeros((windows, kinds), np.int64)
+        for (w, j), variable in programme.running.items():
+            running[w, j] = _whole(variable)
+        reserved = np.array([_whole(variable) for variable in programme.reserved], np.int64)
+    cost = float(pulp.value(programme.problem.objective))
+    return FleetPlan(running, reserved, share, cost, bound, bound, seconds)
+
+
+def _whole(variable: pulp.LpVariable) -> int:
+    value = float(variable.value() or 0.0)
+    if abs(value - round(value)) > WHOLE:
+        raise AssertionError(f"{variable.name} is {value}, which is not whole")
+    return round(value)
+
+
+def _fatal(plan: FleetPlan, offers: Offers, demand: Demand, limits: FleetLimits) -> Losses | None:
+    """A loss of as many replicas as may fail that the fleet would not survive; None if none."""
+    if not limits.failures:
+        return None
+    seen = np.unique(plan.running, axis=0)
+    for running in seen:
+        windows = (plan.running == running).all(axis=1)
+        for lost in losses_of(running, limits.failures):
+            left = running - np.array(lost)
+            part = Demand(demand.rate[windows], demand.hours[windows])
+            if utilisation(offers, part, left, limits.late)[0] > 1 + WHOLE:
+                return lost
+    return None

@@ -1,0 +1,135 @@
+"""`kvsim capacity` as a user runs it."""
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from kvsim.report import capacity_tables
+from tests.support.commands import check, line, run
+
+COMMAND = (
+    "capacity", "--trace", "sample:chat", "--model", "llama3-8b", "--gpus", "l40s,h100",
+    "--tp", "1", "--only", "full,fp8,offload",
+)  # fmt: skip
+TARGETS = ("--ttft", "2s", "--tpot", "100ms")
+
+
+@cache
+def ran() -> tuple[dict[str, Any], str]:
+    """The answer, and its page."""
+    with TemporaryDirectory() as folder:
+        page = Path(folder) / "fleet.html"
+        some = ("--percentile", "95", "--json", "--report", str(page))
+        result = run(*COMMAND, *TARGETS, *some)
+        assert result.code == 0, result
+        return dict(json.loads(result.out)), page.read_text()
+
+
+def answer() -> dict[str, Any]:
+    return ran()[0]
+
+
+def test_the_fleet_meets_the_targets_and_nothing_cheaper_is_named() -> None:
+    found = answer()
+    assert found["met"] and found["simulated"]["met"]
+    assert found["simulated"]["ttft_s"]["at_target"] <= 2
+    assert found["simulated"]["tpot_s"]["at_target"] <= 0.1
+    assert found["usd_per_hour"] == pytest.approx(sum(r["usd_per_hour"] for r in found["fleet"]))
+    same = [a for a in found["alternatives"] if a["usd_per_hour"] is not None]
+    assert {a["name"] for a in same} >= {"one kind of replica", "full KV", "95 % certain"}
+    assert all(a["usd_per_hour"] >= found["usd_per_hour"] - 1e-9 for a in same)
+    assert found["solver"]["relaxation_usd_per_hour"] <= found["usd_per_hour"] + 1e-9
+    assert found["at_load"].keys() == {"0.5", "1.5", "2"}
+    good = [found["at_load"][load]["good_share"] for load in ("0.5", "1.5", "2")]
+    assert good == sorted(good, reverse=True)
+
+
+def test_shares_add_up() -> None:
+    for c in answer()["classes"]:
+        assert sum(c["served_by"].values()) == pytest.approx(1)
+    assert sum(r["share_of_requests"] for r in answer()["fleet"]) == pytest.approx(1)
+
+
+def test_batch_limit_is_what_the_trace_needs() -> None:
+    for replica in answer()["fleet"]:
+        assert replica["most_running"] <= replica["max_seqs"] <= 256
+
+
+def test_page_is_whole() -> None:
+    text = ran()[1]
+    assert "Cost against alternatives" in text and "<script src" not in text
+
+
+def test_terminal_is_narrow(capsys: pytest.CaptureFixture[str]) -> None:
+    capacity_tables.show(answer())
+    shown = capsys.readouterr().out
+    assert shown.startswith("Rent ")
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_targets_that_nothing_meets_still_have_an_answer() -> None:
+    result = run(*COMMAND, "--only", "full", "--ttft", "5ms", "--tpot", "100ms", "--json")
+    found = json.loads(result.out)
+    assert result.code == 1
+    assert not found["met"] and found["fleet"]
+    assert found["planned_for"]["ttft_s"] > 0.005
+    check(result.err, "TTFT p99 of 5 ms cannot be met|comes nearest")
+
+
+def test_limits_that_leave_too_little_still_have_an_answer() -> None:
+    result = run(*COMMAND, *TARGETS, "--only", "full", "--rate", "8", "--max-gpus", "1", "--json")
+    found = json.loads(result.out)
+    assert result.code == 1
+    assert 0 < found["planned_for"]["load"] < 1
+    assert sum(r["replicas"] for r in found["fleet"]) == 1
+    check(result.err, "the limits allow a fleet for|of the trace's load")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (("--gpus", "h1000"), "unknown GPU|nearest"),
+        (("--gpus", "v100-32g"), "--price|v100-32g|add --price"),
+        (("--gpus", ""), "--gpus|words separated by commas"),
+        (("--price", "h100"), "--price|GPU=NUMBER"),
+        (("--price", "a10=1"), "--price|name one of --gpus"),
+        (("--price", "h100=0"), "--price|above 0"),
+        (("--price", "h100=1,h100=2"), "--price|twice"),
+        (("--reserved", "h100=x"), "--reserved|above 0"),
+        (("--max-gpus", "0"), "--max-gpus|1 or more"),
+        (("--max-gpus", "many"), "--max-gpus|whole number"),
+        (("--max-gpus", "a10=3"), "--max-gpus|a10"),
+        (("--max-power", "3"), "--max-power|--watts"),
+        (("--max-host", "-1"), "--max-host|above 0"),
+        (("--configurations", "0"), "--configurations|1 or more"),
+        (("--failures", "9"), "--failures|0 to 3"),
+        (("--failures", "-1"), "--failures|0 to 3"),
+        (("--headroom", "20"), "--headroom|0 to 1"),
+        (("--percentile", "100"), "--percentile|below 100"),
+        (("--percentile", "9"), "--percentile|50 or more"),
+        (("--ttft", "2000"), "--ttft|unit"),
+        (("--tpot", "100"), "--tpot|unit"),
+        (("--tpot", "fast"), "--tpot|time above 0"),
+        (("--rate", "0"), "--rate|above 0"),
+        (("--tp", "3"), "--tp|1, 2, 4 or 8"),
+        (("--weights", "fp3"), "--weights|fp3"),
+        (("--only", "paged"), "--only|paged"),
+        (("--only", "full", "--without", "full"), "leave no technique"),
+        (("--engine", "llm9"), "unknown engine"),
+        (("--gpu-memory-utilization", "1.2"), "--gpu-memory-utilization|0 to 1"),
+        (("--gpu-memory-utilization", "0.1"), "leave no KV cache"),
+        (("--start-up", "1min"), "--start-up|--schedule"),
+        (("--windows", "0"), "--windows|1 to"),
+        (("--model", "llama9"), "unknown model"),
+        (("--trace", "nowhere.csv"), "nowhere.csv"),
+        (("--max-seqs", "0"), "max-seqs"),
+        (("--report", "/nowhere/x.html"), "--report|existing"),
+        (("--spread", "-1"), "--spread|above 0"),
+    ],
+)
+def test_bad_input_is_one_line(changed: tuple[str, ...], words: str) -> None:
+    check(line(*COMMAND, *TARGETS, *changed), words)

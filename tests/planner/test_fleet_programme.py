@@ -1,0 +1,125 @@
+"""The fleet programme: its text, and that nothing cheaper carries the demand."""
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvsim.errors import InfeasibleError
+from kvsim.planner.fleet.arrays import Counts, Demand, FleetLimits, Offers, Schedule
+from kvsim.planner.fleet.dispatch import Losses
+from kvsim.planner.fleet.programme import build, solve
+from tests.support.fleets import cheapest, instance
+
+GOLDEN = Path(__file__).parent / "golden"
+MOST = 7  # replicas of a kind in the exhaustive search
+NOTHING = FleetLimits()
+
+OFFERS = Offers(
+    capacity=np.array([[2.0, 5.0], [0.0, 4.0]]),
+    late=np.array([[0.0, 0.0], [0.0, 0.005]]),
+    price=np.array([1.0, 3.0]),
+    reserved=np.array([np.inf, 2.0]),
+    gpus=np.array([1, 2]),
+    kind=("l40s", "h100-nvl"),
+    host=np.array([0.0, 32e9]),
+    power=np.array([350.0, 800.0]),
+)
+DEMAND = Demand(np.array([[4.0, 1.0], [1.0, 2.0]]), np.array([12.0, 12.0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "limits", "schedule", "cuts", "losses"),
+    [
+        ("plain", NOTHING, None, (), ()),
+        ("gpus", FleetLimits(gpus=8), None, (), ()),
+        ("gpus_of", FleetLimits(gpus_of={"h100-nvl": 4}), None, (), ()),
+        ("host", FleetLimits(host=64e9), None, (), ()),
+        ("power", FleetLimits(power=2000), None, (), ()),
+        ("configurations", FleetLimits(configurations=1), None, (), ()),
+        ("headroom", FleetLimits(headroom=0.25), None, (), ()),
+        ("failures", FleetLimits(failures=1, headroom=0.25), None, (), ((1, 0),)),
+        ("cuts", NOTHING, None, (np.array([2, 1]),), ()),
+        ("schedule", NOTHING, Schedule(0.5), (), ()),
+    ],
+)
+def test_programme_is_the_golden_one(
+    name: str,
+    limits: FleetLimits,
+    schedule: Schedule | None,
+    cuts: tuple[Counts, ...],
+    losses: tuple[Losses, ...],
+    tmp_path: Path,
+) -> None:
+    problem = build(OFFERS, DEMAND, limits, schedule, cuts, losses).problem
+    problem.writeLP(str(tmp_path / "fleet.lp"))
+    text = (tmp_path / "fleet.lp").read_text()
+    assert text == (GOLDEN / f"fleet_{name}.lp").read_text()
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_no_cheaper_fleet_carries_the_demand(seed: int) -> None:
+    offers, demand, limits = instance(seed)
+    expected = cheapest(offers, demand, limits, MOST)
+    try:
+        found = solve(offers, demand, limits)
+    except InfeasibleError:
+        assert expected is None
+        return
+    if expected is None:  # a fleet larger than those that were tried
+        assert found.replicas.max() > MOST
+        return
+    assert found.cost == pytest.approx(expected, rel=1e-6)
+    assert found.bound == pytest.approx(found.cost, rel=1e-6)
+    assert found.relaxed <= found.cost * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_limits_never_make_a_fleet_cheaper(seed: int) -> None:
+    offers, demand, limits = instance(seed)
+    free = solve(offers, demand, NOTHING).cost if (offers.capacity > 0).any(axis=1).all() else 0.0
+    with suppress(InfeasibleError):
+        assert solve(offers, demand, limits).cost >= free - 1e-9
+
+
+def test_schedule_pays_for_windows_and_for_starting() -> None:
+    offers = replace(OFFERS, reserved=np.array([np.inf, np.inf]), late=np.zeros((2, 2)))
+    flat = solve(offers, DEMAND, NOTHING)
+    free = solve(offers, DEMAND, NOTHING, Schedule(0.0))
+    slow = solve(offers, DEMAND, NOTHING, Schedule(6.0))
+    assert free.cost <= slow.cost + 1e-9 <= flat.cost + 2e-9
+    assert free.running.shape == (2, 2)
+    used = DEMAND.rate[:, :, None] * free.share / np.where(offers.capacity, offers.capacity, 1)
+    assert (used.sum(axis=1) <= free.running + 1e-6).all()
+    hours = DEMAND.hours @ free.running @ offers.price / DEMAND.hours.sum()
+    assert free.cost == pytest.approx(hours)
+
+
+def test_reserved_replicas_carry_what_is_always_there() -> None:
+    one = Offers(
+        capacity=np.array([[1.0]]), late=np.zeros((1, 1)), price=np.array([3.0]),
+        reserved=np.array([2.0]), gpus=np.array([1]), kind=("a",), host=np.zeros(1),
+        power=np.zeros(1),
+    )  # fmt: skip
+    demand = Demand(np.array([[2.0], [2.0], [5.0], [2.0]]), np.full(4, 6.0))
+    found = solve(one, demand, NOTHING, Schedule(0.0))
+    assert found.reserved.tolist() == [2]
+    assert found.running[:, 0].tolist() == [2, 2, 5, 2]
+    assert found.cost == pytest.approx(2 * 2 + 3 * 3 / 4)
+
+
+def test_a_lost_replica_is_covered_by_another_kind() -> None:
+    even = replace(OFFERS, capacity=np.array([[2.0, 2.0], [2.0, 2.0]]), late=np.zeros((2, 2)),
+                   price=np.array([1.0, 1.5]), reserved=np.full(2, np.inf),
+                   gpus=np.array([1, 1]))  # fmt: skip
+    demand = Demand(np.array([[3.0, 1.0]]), np.array([1.0]))
+    found = solve(even, demand, FleetLimits(failures=1, gpus_of={"l40s": 2}))
+    assert found.replicas.tolist() == [2, 1]
+
+
+def test_nothing_that_serves_a_class_is_infeasible() -> None:
+    none = replace(OFFERS, capacity=np.array([[2.0, 5.0], [0.0, 0.0]]))
+    with pytest.raises(InfeasibleError):
+        solve(none, DEMAND, NOTHING)
