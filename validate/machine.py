@@ -1,14 +1,11 @@
 """What a run may use: a device that is there, and memory that is free."""
 
 import re
-from pathlib import Path
 
 import torch
 
 from kvsim.errors import InputError
-from kvsim.files import system_text
-
-MEMORY = Path("/proc/meminfo")
+from kvsim.validate.processor import available_memory
 
 
 def find_device(name: str) -> torch.device:
@@ -47,8 +44,7 @@ def free_memory(device: torch.device) -> int:
     """Memory that can be had there now. [B]"""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    found = re.search(r"MemAvailable:\s+(\d+) kB", system_text(MEMORY))  # only on Linux
-    return int(found[1]) * 1024 if found else 2**63
+    return available_memory()
 
 
 def check_memory(device: torch.device, needed: float) -> None:

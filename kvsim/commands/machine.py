@@ -29,9 +29,11 @@ def calibrate_machine(device: str, out: Path, quick: bool, json: bool) -> None:
     from kvsim.validate.machine import find_device
     from kvsim.validate.micro import device as devices
     from kvsim.validate.micro.suite import run_suite
+    from kvsim.validate.processor import Processor
 
     where = find_device(device)
     if where.type == "cpu":
+        Processor.here().bind()
         torch.set_num_threads(devices.compute_threads())
     found = devices.describe(where)
     check_same(out, found.name)

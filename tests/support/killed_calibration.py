@@ -83,7 +83,11 @@ def run(folder: Path, kills: int) -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         said = out.with_suffix(".2").read_text()
-        begun = [line.split()[1].rstrip(":") for line in said.splitlines() if " of " in line]
+        begun = [
+            line.split()[1].rstrip(":")
+            for line in said.splitlines()
+            if " measurements left" in line
+        ]
         line = {"before": before, "begun": begun, "after": finished(out), "profile": out.exists()}
         if out.exists():  # whole, or reading it fails
             load_hardware(out)

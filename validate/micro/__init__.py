@@ -1,6 +1,6 @@
 """The microbenchmark suite: one file per channel or peak, each op with its FLOPs and bytes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kvsim.evidence.machine.samples import Sample
 from kvsim.evidence.machine.solve import TECHNIQUES
@@ -45,10 +45,13 @@ SUITE: dict[str, Benchmark] = {
 }
 """Every benchmark under the name its samples have, in the order they run."""
 
-Runs = Callable[[Place, Callable[[str], None]], Iterator[Sample]]
+Say = Callable[[str], None]
+Done = Mapping[str, Sequence[Sample]]
+Runs = Callable[[Place, Done, float, Say], Iterator[tuple[str, list[Sample]]]]
 
 RUNS: dict[str, Runs] = {TECHNIQUES: techniques.samples}
-"""Samples from whole runs, after the suite: told what to say, they give one after another."""
+"""Samples from whole runs, after the suite: told what is done, when to end (by the clock
+``monotonic``) and where to speak, they give one part after another."""
 
 
 def plan(place: Place) -> Iterator[tuple[str, list[Work]]]:

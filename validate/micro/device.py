@@ -13,10 +13,11 @@ from kvsim.errors import InputError
 from kvsim.files import system_text
 from kvsim.validate.machine import free_memory
 from kvsim.validate.micro.place import Place
+from kvsim.validate.processor import Processor, memory_limit
 
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 CPUINFO = Path("/proc/cpuinfo")
 STATM = Path("/proc/self/statm")
+CPU_MOST = 2**31  # what one work's inputs may take where caches are small [B]
 NEEDED = 2**31  # a suite with little less memory would measure caches [B]
 MOST = 2**33  # what one work's inputs may take [B]
 BUSY = 0.1  # share of a GPU's memory that others may hold
@@ -59,7 +60,8 @@ def place(device: torch.device, quick: bool) -> Place:
             f"{NEEDED / 2**30:.0f}; end what uses its memory"
         )
     if device.type == "cpu":
-        return Place(device, quick, _cpu_cache(), min(free // 4, 2**31))
+        cache = Processor.here().cache
+        return Place(device, quick, cache, min(free // 2, max(CPU_MOST, 8 * cache)))
     total = torch.cuda.mem_get_info(device)[1]
     if free < (1 - BUSY) * total:
         raise InputError(
@@ -81,8 +83,9 @@ def context_memory(device: torch.device) -> int:
 
 
 def host_memory() -> int:
-    """The host's memory. [B]"""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """The host's memory, as far as this process may use it. [B]"""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(whole, memory_limit())
 
 
 def header(device: Device, quick: bool) -> dict[str, str | int | bool]:
@@ -105,7 +108,7 @@ def conditions(device: Device, place: Place) -> list[str]:
 
 def compute_threads() -> int:
     """Threads that stand for a GPU: all cores but the one that copies."""
-    return max(1, len(os.sched_getaffinity(0)) - 1)
+    return max(1, Processor.here().cores - 1)
 
 
 def suspicions(device: Device) -> list[str]:
@@ -136,14 +139,16 @@ def suspicions(device: Device) -> list[str]:
 
 def _cpu() -> Device:
     found = re.search(r"model name\s*:\s*(.+)", system_text(CPUINFO))
-    cores = len(os.sched_getaffinity(0))
+    processor = Processor.here()
+    cores = processor.cores
     name = f"{found[1].strip() if found else 'CPU'}, {cores} cores"
     facts = {
         "kind": "cpu",
         "cores": str(cores),
         "threads": str(torch.get_num_threads()),
         "load average": f"{os.getloadavg()[0]:.2f}",
-        "numa nodes": _numa_nodes(),
+        "numa node": f"{processor.node} of {processor.nodes}",
+        "cache": f"{processor.cache / 2**20:.0f} MiB",
         "torch": torch.__version__,
     }
     return Device(name, host_memory(), facts)
@@ -154,7 +159,7 @@ def _cuda(device: torch.device) -> Device:
     properties = torch.cuda.get_device_properties(index)
     facts = smi_facts(_smi(index, f"--query-gpu={','.join(QUERY)}"))
     facts |= {"kind": "cuda", "torch": torch.__version__, "cuda": str(torch.version.cuda)}
-    facts |= {"numa nodes": _numa_nodes()}
+    facts |= {"numa nodes": str(Processor.here().nodes)}
     pids = re.findall(r"\d+", _smi(index, "--query-compute-apps=pid"))
     others = sum(int(pid) != os.getpid() for pid in pids)
     return Device(properties.name, int(properties.total_memory), facts, others)
@@ -182,14 +187,3 @@ def _figure(facts: Mapping[str, str], key: str) -> float | None:
         return float(facts[key])
     except (KeyError, ValueError):
         return None
-
-
-def _numa_nodes() -> str:
-    nodes = Path("/sys/devices/system/node")
-    return str(len(list(nodes.glob("node[0-9]*")))) if nodes.is_dir() else "1"
-
-
-def _cpu_cache() -> int:
-    """The largest cache of the first core. [B]"""
-    sizes = [re.fullmatch(r"(\d+)K", system_text(p).strip()) for p in CACHES.glob("index*/size")]
-    return max((int(s[1]) * 1024 for s in sizes if s), default=2**25)

@@ -13,12 +13,23 @@ from kvsim.validate.micro.place import Call, Place, Work
 WAYS = ("read", "write", "copy")
 
 
+LARGE = 2**28  # caches from which on fewer multiples of them are measured [B]
+
+
 def works(place: Place) -> Iterator[Work]:
-    """Sizes from four caches up, and one that fits a cache."""
-    large = place.either((4, 6, 8), (4, 6, 8, 12, 16, 24))
-    for moved in [place.cache // 4, *(caches * place.cache for caches in large)]:
-        if place.fits(2 * moved):
-            yield from _sized(place, moved)
+    """Sizes beyond the cache, and one that fits it.
+
+    From four caches up where memory allows it, else what lies between two caches and the most that
+    a copy, which needs twice its size, can take.
+    """
+    most = place.memory / 2 / place.cache
+    wanted = place.either((4.0, 6.0, 8.0), (4.0, 6.0, 8.0, 12.0, 16.0, 24.0))
+    large = [caches for caches in wanted if caches <= most]
+    if place.cache > LARGE or len(large) < 3:
+        top = min(most, 3.0 if place.cache > LARGE else 8.0)
+        large = [2.0, (2.0 + top) / 2, top] if top > 2.0 else [2.0] * (top == 2.0)
+    for moved in [place.cache // 4, *(int(caches * place.cache) // 4 * 4 for caches in large)]:
+        yield from _sized(place, moved)
 
 
 def _sized(place: Place, moved: int) -> Iterator[Work]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ Call = Callable[[], object]
 T = TypeVar("T")
 
 MOST_TURNS = 64  # copies of a work's inputs
+DRAWN = 2**20 - 3  # numbers that are drawn; rows do not repeat, as it divides no row
 MANY = 1e14  # what a GPU may compute for one timing, some tenths of a second [FLOP]
 FEW = 3e10  # the same for a core of a CPU [FLOP]
 
@@ -70,9 +72,13 @@ class Place:
         return quick if self.quick else full
 
     def random(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Numbers around zero on the device."""
-        numbers = torch.empty(shape, device=self.device, dtype=torch.float32).normal_(0, 0.1)
-        return numbers.to(dtype or self.half)
+        """Numbers around zero on the device: a million, over and over, as drawing is slow."""
+        numbers = torch.empty(shape, device=self.device, dtype=dtype or self.half)
+        flat, some = numbers.view(-1), _drawn(self.device, numbers.dtype)
+        whole = len(flat) // len(some) * len(some)
+        flat[:whole].view(-1, len(some)).copy_(some)
+        flat[whole:].copy_(some[: len(flat) - whole])
+        return numbers
 
     def codes(self, *shape: int) -> Tensor:
         """Bytes on the device."""
@@ -91,6 +97,13 @@ class Place:
         room = self.memory // (2 * each)
         count = max(1, min(wanted, room, MOST_TURNS))
         return [first, *(more() for _ in range(count - 1))]
+
+
+@cache
+def _drawn(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Numbers that inputs are filled with."""
+    drawn = torch.empty(DRAWN, dtype=torch.float32).normal_(0, 0.1)
+    return drawn.to(device, dtype)
 
 
 Benchmark = Callable[[Place], Iterator[Work]]

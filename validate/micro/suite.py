@@ -1,7 +1,7 @@
-"""Running the suite: progress with the time left, every benchmark kept as soon as it is done."""
+"""Running the suite: a selection that fits the time, and every benchmark kept once it is done."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
 
 import torch
@@ -10,44 +10,110 @@ from kvsim.errors import brief
 from kvsim.evidence.machine.samples import Log, Sample
 from kvsim.validate import micro
 from kvsim.validate.machine import refusals
+from kvsim.validate.micro.budget import (
+    LEAST_REQUIRED,
+    Cost,
+    Selection,
+    Speed,
+    check_complete,
+    select,
+)
 from kvsim.validate.micro.place import Place, Work
 from kvsim.validate.micro.timing import Timer, measure, timers
 
-LIMIT = {True: 60.0, False: 360.0}
-"""What the timing of the quick and of the full suite may take, start and fit left aside. [s]"""
+LIMIT = {True: 60.0, False: 300.0}
+"""What the quick and the full suite may take. [s]"""
+RUNS_LIMIT = {True: 40.0, False: 240.0}
+"""What whole runs may take after it. [s]"""
 LEAST = 0.01  # what the runs of a work may take even when time is up [s]
 SHARE = 0.6  # of a work's time that its runs take; the rest is allocation and warm-up
 
+Say = Callable[[str], None]
+
+
+def plan_suite(place: Place, log: Log) -> Selection:
+    """What will be measured of what the log does not hold yet.
+
+    Raises
+    ------
+    InputError
+        If something that a profile needs cannot be measured here.
+    """
+    planned = dict(micro.plan(place))
+    check_complete(planned, place)
+    todo = {name: works for name, works in planned.items() if works and name not in log.done}
+    return select(todo, Cost(place, Speed.of(place)), LIMIT[place.quick])
+
 
 @torch.inference_mode()
-def run_suite(place: Place, log: Log, say: Callable[[str], None]) -> None:
+def run_suite(place: Place, log: Log, say: Say) -> None:
     """Measure what the log does not hold yet.
 
     Parameters
     ----------
-    say : told what is being measured and how long the rest will take.
+    say : told what will be measured, what is being measured and how long the rest will take.
     """
-    todo = [(name, works) for name, works in micro.plan(place) if works and name not in log.done]
+    selection = plan_suite(place, log)
+    if selection.kept:
+        say(selection.said)
+    clock = _Clock(place, LIMIT[place.quick], sum(map(len, selection.kept.values())))
     clocks = timers(place.device)
-    left = sum(len(works) for _, works in todo)
-    total, begin = left, monotonic()
-    for name, works in todo:
-        say(f"{name}: {len(works)} of {left} measurements left{_time_left(begin, total, left)}")
+    for name, works in selection.kept.items():
+        say(f"{name}: {len(works)} of {clock.left} measurements left{clock.remaining}")
         samples = []
-        for work in works:
-            remains = LIMIT[place.quick] - (monotonic() - begin)
-            budget = max(LEAST, SHARE * remains / left)
-            sample = _measured(name, work, clocks, budget, say)
+        for i, work in enumerate(works):
+            if clock.is_late and samples and name not in LEAST_REQUIRED and not _paired(work):
+                say(f"{name}: {len(works) - i} left out, as time is up")
+                clock.left -= len(works) - i
+                break
+            sample = _measured(name, work, clocks, clock.budget, say)
             samples += [sample] if sample else []
-            left -= 1
+            clock.left -= 1
         log.append(name, samples)
+    deadline = monotonic() + RUNS_LIMIT[place.quick]
     for name, runs in micro.RUNS.items():
-        if name not in log.done:
-            log.append(name, list(runs(place, say)))
+        for part, samples in runs(place, log.done, deadline, say):
+            log.append(f"{name}: {part}", samples)
+
+
+@dataclass
+class _Clock:
+    """How much of a suite's time is left."""
+
+    place: Place
+    limit: float  # [s]
+    left: int  # measurements
+
+    def __post_init__(self) -> None:
+        self.total, self.begin = self.left, monotonic()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether time is up."""
+        return monotonic() - self.begin > self.limit
+
+    @property
+    def budget(self) -> float:
+        """What the runs of the next work may take. [s]"""
+        return max(LEAST, SHARE * (self.limit - (monotonic() - self.begin)) / max(self.left, 1))
+
+    @property
+    def remaining(self) -> str:
+        """For people."""
+        done = self.total - self.left
+        if not done:
+            return ""
+        seconds = (monotonic() - self.begin) / done * self.left
+        return f", about {seconds:.0f} s" if seconds < 90 else f", about {seconds / 60:.0f} min"
+
+
+def _paired(work: Work) -> bool:
+    """Whether a work means nothing without the others of its pair."""
+    return "pair" in work.case
 
 
 def _measured(
-    name: str, work: Work, clocks: Mapping[str, Timer], budget: float, say: Callable[[str], None]
+    name: str, work: Work, clocks: Mapping[str, Timer], budget: float, say: Say
 ) -> Sample | None:
     """One work's sample; none where this device or build of PyTorch lacks the kernel."""
     try:
@@ -57,11 +123,3 @@ def _measured(
         say(f"{name}: skipped {dict(work.case)}: {brief(problem, 80)}")
         return None
     return Sample(name, dict(work.case), replace(work.op, bytes=dict(work.op.bytes)), runs)
-
-
-def _time_left(begin: float, total: int, left: int) -> str:
-    done = total - left
-    if not done:
-        return ""
-    seconds = (monotonic() - begin) / done * left
-    return f", about {seconds:.0f} s" if seconds < 90 else f", about {seconds / 60:.0f} min"

@@ -4,9 +4,10 @@ The points are apart from those that ``kvsim validate`` checks: another batch, o
 models cut to fewer layers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
+from time import monotonic
 
 import numpy as np
 
@@ -37,22 +38,43 @@ REPEATS = 3
 UNTIMED = ("h2d", "d2h", "cpu")  # what runs beside compute is seen by who waits for it
 
 
-def samples(place: Place, say: Callable[[str], None]) -> Iterator[Sample]:
-    """Every op of every technique at a few points."""
+def samples(
+    place: Place,
+    done: Mapping[str, Sequence[Sample]],
+    deadline: float,
+    say: Callable[[str], None],
+) -> Iterator[tuple[str, list[Sample]]]:
+    """Every op of every technique at a few points, technique by technique.
+
+    Points share the time up to the deadline. Plain attention comes first, as the time of steps and
+    layers rests on it; what no time is left for is said.
+    """
     # any machine does: it weighs what a technique does, not what an op costs
     hardware, stack = load_hardware("a6000"), load_stack("kvsim")
     cpu = place.on_cpu
     models = MODELS if cpu else GPU_MODELS
     batch, prompts = (BATCH, PROMPTS) if cpu else (GPU_BATCH, GPU_PROMPTS)
-    for model, layers in models[: place.either(2, 3)]:
+    models = models[: place.either(2, 3)]
+    prompts = prompts[: place.either(1, 2)]
+    points = len(models) * len(prompts)
+    for model, layers in models:
         arch = load_architecture(model).first(layers)
         d = Deployment(arch.model, hardware, stack)
         weights = random_weights(arch, place.device, place.half)
-        for prompt in prompts[: place.either(1, 2)]:
+        for prompt in prompts:
             work = RandomPrompts(batch, prompt, GENERATE)
             decoder = Decoder(arch, weights, prompt + GENERATE + SLACK, deployment=d)
+            until = monotonic() + (deadline - monotonic()) / points
+            points -= 1
+            where = f"{model} cut to {layers} layers, prompt {prompt}"
             for t in representative(arch.model, work):
-                say(f"{NAME}: {t.name}, {model} cut to {layers} layers, prompt {prompt}")
+                part = f"{t}, {where}"
+                if f"{NAME}: {part}" in done:
+                    continue
+                if monotonic() > until and t.name != "full":
+                    say(f"{NAME}: {t.name}, {where}: left out, as time is up")
+                    continue
+                say(f"{NAME}: {t.name}, {where}")
                 try:
                     runs = [
                         run_timed(decoder, t, work, by_op=True)
@@ -60,8 +82,9 @@ def samples(place: Place, say: Callable[[str], None]) -> Iterator[Sample]:
                     ]
                 except refusals(InputError) as problem:
                     say(f"{NAME}: skipped {t.name}: {brief(problem, 80)}")
-                    continue
-                yield from of_runs(d, work, runs[1:])
+                    yield part, []
+                else:
+                    yield part, list(of_runs(d, work, runs[1:]))
 
 
 def of_runs(d: Deployment, work: RandomPrompts, runs: list[Timing]) -> Iterator[Sample]:

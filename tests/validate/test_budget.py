@@ -1,0 +1,86 @@
+"""The suite on machines that are not here: what it measures, leaves out and refuses."""
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kvsim.errors import InputError  # noqa: E402
+from kvsim.evidence.machine.samples import Log  # noqa: E402
+from kvsim.validate import micro  # noqa: E402
+from kvsim.validate.micro import suite  # noqa: E402
+from kvsim.validate.micro.budget import (  # noqa: E402
+    LEAST_REQUIRED,
+    Cost,
+    Speed,
+    check_complete,
+    select,
+)
+from kvsim.validate.micro.place import Place  # noqa: E402
+
+CPU = torch.device("cpu")
+MIB, GIB = 2**20, 2**30
+
+
+def server(cores: int, cache: int, quick: bool, memory: int = 64 * GIB) -> tuple[Place, Speed]:
+    """A CPU as ``device.place`` and a rough probe would find it."""
+    place = Place(CPU, quick, cache, min(memory // 2, max(2 * GIB, 8 * cache)))
+    bandwidth = 8e9 * min(cores, 24) ** 0.8
+    return place, Speed(fill=min(4e9, bandwidth), moved=bandwidth, flops=2.5e10 * cores)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("cache", [8, 32, 128, 480, 1024])
+@pytest.mark.parametrize("cores", [2, 8, 32, 128])
+def test_every_machine_has_a_suite_within_its_time(cores: int, cache: int, quick: bool) -> None:
+    place, speed = server(cores, cache * MIB, quick)
+    planned = dict(micro.plan(place))
+    check_complete(planned, place)
+    found = select({n: w for n, w in planned.items() if w}, Cost(place, speed), suite.LIMIT[quick])
+    assert found.seconds <= suite.LIMIT[quick]
+    for name, least in LEAST_REQUIRED.items():
+        assert len(found.kept[name]) >= min(least, len(planned[name]))
+    assert {w.case["cached"] for w in found.kept["memory"]} == {"yes", "no"}
+    uncached = [w for w in found.kept["memory"] if w.case["cached"] == "no"]
+    assert {w.case["way"] for w in uncached} == {"read", "write", "copy"}
+    for work in uncached:  # a copy has two of them
+        moved = int(str(work.case["bytes"]))
+        assert 2 * moved <= place.memory and moved >= 2 * place.cache
+    ways = [w.case["way"] for w in found.kept["contention"]]
+    assert ways.count("copy") == ways.count("compute") == ways.count("both") > 0
+
+
+def test_what_is_left_out_is_said() -> None:
+    place, speed = server(2, GIB, True)
+    works = {name: works for name, works in micro.plan(place) if works}
+    found = select(works, Cost(place, speed), 20.0)
+    assert found.left_out and "left out, as they would take too long: " in found.said
+    total = sum(map(len, works.values()))
+    assert sum(map(len, found.kept.values())) + sum(found.left_out.values()) == total
+
+
+def test_a_cache_that_memory_cannot_outgrow_is_refused_at_once(tmp_path: object) -> None:
+    place, _ = server(2, GIB, True, memory=3 * GIB)
+    with pytest.raises(InputError, match=r"memory cannot be measured here: the cache holds 1024"):
+        check_complete(dict(micro.plan(place)), place)
+    check_complete(dict(micro.plan(replace(place, memory=4 * GIB))), place)
+
+
+def test_time_that_is_up_ends_a_benchmark_with_what_it_has(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pathlib import Path
+
+    small = Place(CPU, True, 2**14, 2**22)
+    parts = {name: micro.SUITE[name] for name in ("launch", "memory", "topk")}
+    monkeypatch.setattr(micro, "SUITE", parts)
+    monkeypatch.setattr(micro, "RUNS", {})
+    monkeypatch.setitem(suite.LIMIT, True, 1e3)
+    log, said = Log.open(Path(str(tmp_path)) / "s.jsonl", {}), list[str]()
+    now = iter(range(0, 10**6, 400))  # every look at the clock is seven minutes later
+    monkeypatch.setattr(suite, "monotonic", lambda: float(next(now)))
+    suite.run_suite(small, log, said.append)
+    assert len(log.done["memory"]) == len(list(parts["memory"](small)))  # no profile without it
+    assert len(log.done["topk"]) == 1
+    assert any("left out, as time is up" in text for text in said)
