@@ -54,6 +54,7 @@ class Choosing(Naive):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.queries = torch.zeros(0)  # of a layer's prompt
+        self.cached = 0, 0  # the sequence that attends, and its tokens before
 
     def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         self.queries = q
@@ -79,6 +80,7 @@ class Choosing(Naive):
                 kept = self.kept(layer, i, g, start)
                 heads = slice(g * shared, (g + 1) * shared)
                 shares = (q[i, heads, 0] @ keys[g, kept].T / k.shape[3] ** 0.5).softmax(-1)
+                self.cached = i, start
                 out[i, heads, 0] = self.used(shares) @ values[g, kept]
                 self.seen(layer, i, g, kept, shares.sum(0))
         return out
@@ -102,7 +104,10 @@ class NaiveKcache(Choosing):
     """The 7 largest weights of every query head as they are, the others 0."""
 
     def used(self, shares: Tensor) -> Tensor:
-        least = shares.sort(descending=True).values[:, :7][:, -1:]
+        ordered = shares.sort(descending=True).values
+        least = ordered[:, :7][:, -1:]
+        for head in ordered if ordered.shape[1] > 7 else ():
+            self.decide(*self.cached, float(head[6]), float(head[7]))
         return torch.where(shares >= least, shares, 0.0)
 
 
@@ -128,6 +133,8 @@ class NaiveSnapkv(Choosing):
         votes = torch.cat([votes, torch.zeros(self.prompt - length)])
         pooled = [sum(float(votes[j]) for j in near) / len(near) for near in around]
         ranked = sorted(range(max(length - 6, 0)), key=lambda j: -pooled[j])
+        if len(ranked) > 18:
+            self.decide(i, 0, pooled[ranked[17]], pooled[ranked[18]])
         self.chosen[layer, i, g] = sorted(ranked[:18] + own)
 
     def kept(self, layer: int, i: int, g: int, new: int) -> list[int]:
@@ -154,7 +161,10 @@ class NaiveH2o(Choosing):
         old, latest = tokens[:-15], tokens[-15:]
         if len(tokens) <= 24:  # nothing has to go: the first ones count as heavy
             old, latest = tokens[:9], tokens[9:]
-        self.heavy[at] = sorted(old, key=lambda j: -total[j])[:9]
+        ranked = sorted(old, key=lambda j: -total[j])
+        if len(ranked) > 9:
+            self.decide(i, 0, total[ranked[8]], total[ranked[9]])
+        self.heavy[at] = ranked[:9]
         self.recent[at], self.sums[at] = latest, dict(enumerate(total))
 
     def kept(self, layer: int, i: int, g: int, new: int) -> list[int]:
@@ -166,6 +176,7 @@ class NaiveH2o(Choosing):
             recent.append(new)
         if len(recent) > 15:
             leaving, lowest = recent.pop(0), min(heavy, key=lambda j: sums[j])
+            self.decide(i, new, sums[leaving], sums[lowest])
             if sums[lowest] < sums[leaving]:
                 heavy[heavy.index(lowest)] = leaving
         sums[new] = 0.0
