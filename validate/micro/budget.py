@@ -70,9 +70,9 @@ class Cost:
 
     def __call__(self, work: Work) -> float:
         """Inputs made, one warm-up through all of them, two more calls and the fewest runs. [s]"""
-        moved = max((float(n) for n in work.op.bytes.values()), default=0.0)  # type: ignore[arg-type]
-        flops = float(work.op.flops)  # type: ignore[arg-type]
-        launches = float(work.op.launches)  # type: ignore[arg-type]
+        moved = max((float(n) for n in work.op.bytes.values()), default=0.0)
+        flops = float(work.op.flops)
+        launches = float(work.op.launches)
         once = moved / self.speed.moved + flops / self.speed.flops + launches * LAUNCH
         sets = max(1, min(ceil(2 * self.place.cache / max(moved, 1.0)), MOST_TURNS))
         made = min(sets * moved, self.place.memory / 2)

@@ -60,7 +60,7 @@ def run_suite(place: Place, log: Log, say: Say) -> None:
     clocks = timers(place.device)
     for name, works in selection.kept.items():
         say(f"{name}: {len(works)} of {clock.left} measurements left{clock.remaining}")
-        samples = []
+        samples: list[Sample] = []
         for i, work in enumerate(works):
             if clock.is_late and samples and name not in LEAST_REQUIRED and not _paired(work):
                 say(f"{name}: {len(works) - i} left out, as time is up")

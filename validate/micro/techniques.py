@@ -52,10 +52,9 @@ def samples(
     # any machine does: it weighs what a technique does, not what an op costs
     hardware, stack = load_hardware("a6000"), load_stack("kvsim")
     cpu = place.on_cpu
-    models = MODELS if cpu else GPU_MODELS
-    batch, prompts = (BATCH, PROMPTS) if cpu else (GPU_BATCH, GPU_PROMPTS)
-    models = models[: place.either(2, 3)]
-    prompts = prompts[: place.either(1, 2)]
+    models = (MODELS if cpu else GPU_MODELS)[: place.either(2, 3)]
+    batch = BATCH if cpu else GPU_BATCH
+    prompts = (PROMPTS if cpu else GPU_PROMPTS)[: place.either(1, 2)]
     points = len(models) * len(prompts)
     for model, layers in models:
         arch = load_architecture(model).first(layers)
