@@ -1,5 +1,6 @@
 """Options that several commands share, and the deployment they describe."""
 
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,9 @@ HostOption = Annotated[
 ]
 MaxSeqsOption = Annotated[str, option("--max-seqs", "N", "Sequences in a pass at most.")]
 MaxTokensOption = Annotated[str, option("--max-tokens", "N", "Tokens in a pass at most.")]
+ReportOption = Annotated[
+    Path | None, typer.Option("--report", metavar="F.html", help="Write an HTML page there.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 
 
@@ -45,3 +49,22 @@ def deployment(
 def say_written(place: Path) -> None:
     """Tell on standard error that a file is there."""
     print(f"kvsim: wrote {place}", file=sys.stderr)
+
+
+def check_target(place: Path) -> None:
+    """Refuse a page that could not be written, before anything is computed."""
+    from kvsim.report import page
+
+    page.check_target(str(place))
+
+
+def command_line() -> str:
+    """What was typed, for the foot of a page; --report is left out of it."""
+    words = iter(sys.argv[1:])
+    kept = []
+    for word in words:
+        if word == "--report":
+            next(words, None)
+        elif not word.startswith("--report="):
+            kept.append(shlex.quote(word))
+    return " ".join(["kvsim", *kept])

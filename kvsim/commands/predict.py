@@ -11,10 +11,14 @@ from kvsim.commands.options import (
     HostOption,
     JsonOption,
     ModelOption,
+    ReportOption,
     StackOption,
     TpOption,
     WeightsOption,
+    check_target,
+    command_line,
     deployment,
+    say_written,
 )
 from kvsim.errors import InputError
 
@@ -33,39 +37,35 @@ def predict(
     tp: TpOption = "1",
     weights: WeightsOption = "fp16",
     host_memory: HostOption = None,
+    page: ReportOption = None,
     json: JsonOption = False,
     csv: Annotated[bool, typer.Option("--csv", help="CSV on standard output.")] = False,
 ) -> None:
     """Predict latency, throughput and memory of techniques."""
-    import numpy as np
-
-    from kvsim.prediction.generate import Prediction
     from kvsim.report import predict as report
     from kvsim.report.json import print_json
     from kvsim.techniques import parse, parse_several
 
     if json and csv:
         raise InputError("--json and --csv: both are given; expected at most one of them")
-    where = deployment(model, gpu, stack, tp, weights, host_memory)
-    asked = parse_several(",".join(technique)) or [parse("")]
-    batches = np.array(counts("--batch", batch), dtype=float)
-    prompts, lengths = token_counts("--prompt", prompt), token_counts("--generate", generate)
-    points = [(p, g) for p in prompts for g in lengths]
-    found, left_out = [], []
-    for t in asked:
-        reason = t.refuses(where) if len(asked) > 1 else ""
-        if reason:
-            left_out.append(f"{t.name} cannot run here: {reason}")
-        else:
-            predictions = [Prediction(t, where, batches, p, g) for p, g in points]
-            found += [row for prediction in predictions for row in report.predictions(prediction)]
-    for reason in left_out:
+    if page is not None:
+        check_target(page)
+    result = report.predicted(
+        deployment(model, gpu, stack, tp, weights, host_memory),
+        parse_several(",".join(technique)) or [parse("")],
+        counts("--batch", batch),
+        token_counts("--prompt", prompt),
+        token_counts("--generate", generate),
+        command_line(),
+    )
+    for reason in result.answer.left_out:
         print(f"kvsim: left out: {reason}", file=sys.stderr)
-    if not found:
-        raise InputError(f"--technique: none can run there; {left_out[0]}")
+    if page is not None:
+        result.write(page)
+        say_written(page)
     if json:
-        print_json(found)
+        print_json(result.rows)
     elif csv:
-        typer.echo(report.csv(found), nl=False)
+        typer.echo(report.csv(result.rows), nl=False)
     else:
-        report.show(found)
+        report.show(result)

@@ -2,29 +2,89 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from csv import DictWriter
+from dataclasses import dataclass
 from io import StringIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from kvsim.errors import InputError
 from kvsim.machines.basis import basis
+from kvsim.machines.deployment import Deployment
 from kvsim.prediction.explain import bound_by, breakdown
 from kvsim.prediction.generate import Prediction, one
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.report import units
+from kvsim.report.answer import show_rest, show_verdict
 from kvsim.report.grounds import grounds, noted
 from kvsim.report.json import Row, number
 from kvsim.report.names import params, settings, short_names, spec
+from kvsim.report.predict_answer import answered
 from kvsim.report.quantities import legend
+from kvsim.report.result import Result, flat
 from kvsim.report.screen import Screen
 from kvsim.report.table import Column, Table, of, words
+from kvsim.techniques.base import Technique
 
-NESTED = ("breakdown", "notes")
-"""What CSV leaves to JSON."""
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 
-def predictions(p: Prediction) -> Iterator[Row]:
-    """One row per batch of a prediction."""
-    for i in range(p.batch.size):
-        yield prediction(one(p, i))
+@dataclass(frozen=True, repr=False)
+class Predictions(Result):
+    """What techniques do at given points.
+
+    Attributes
+    ----------
+    found
+        The prediction of each row, at its one batch.
+    """
+
+    found: Sequence[Prediction]
+
+    @property
+    def tables(self) -> list[Table]:
+        """The one that the terminal shows."""
+        return [table(self.rows)]
+
+    def figures(self) -> list[tuple[str, "Figure"]]:
+        """The pictures of the page with their titles."""
+        from kvsim.report import charts
+
+        return charts.of_predictions(self.rows, self.found)
+
+
+def predicted(
+    d: Deployment,
+    techniques: Sequence[Technique],
+    batches: Sequence[int],
+    prompts: Sequence[int],
+    generates: Sequence[int],
+    command: str = "",
+) -> Predictions:
+    """Every technique at every point; of several those that cannot run are left out and named.
+
+    Raises
+    ------
+    InputError
+        If none can run there, or for sizes no system could mean.
+    """
+    left_out = []
+    found: list[Prediction] = []
+    column = np.array(batches, dtype=float)
+    for t in techniques:
+        reason = t.refuses(d) if len(techniques) > 1 else ""
+        if reason:
+            left_out.append(f"{t.name} cannot run here: {reason}")
+            continue
+        for prompt in prompts:
+            for generate in generates:
+                p = Prediction(t, d, column, prompt, generate)
+                found += [one(p, i) for i in range(column.size)]
+    if not found:
+        raise InputError(f"--technique: none can run there; {left_out[0]}")
+    rows = [prediction(p) for p in found]
+    return Predictions(command, answered(rows, found, left_out), rows, found)
 
 
 def prediction(p: Prediction) -> Row:
@@ -87,19 +147,11 @@ def notes(p: Prediction) -> Iterator[str]:
 def csv(rows: Sequence[Row]) -> str:
     """Rows as CSV: plain cells only; settings become ``key=value``, the basis its kind."""
     out = StringIO()
-    flat = [_flat(row) for row in rows]
-    writer = DictWriter(out, list(flat[0]), lineterminator="\n")
+    plain = [flat(row) | {"fits": str(row["fits"]).lower()} for row in rows]
+    writer = DictWriter(out, list(plain[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(flat)
+    writer.writerows(plain)
     return out.getvalue()
-
-
-def _flat(row: Row) -> Row:
-    plain = {key: value for key, value in row.items() if key not in NESTED}
-    plain["params"] = settings(row)
-    plain["basis"] = row["basis"]["kind"]
-    plain["fits"] = "true" if row["fits"] else "false"
-    return plain
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -146,15 +198,17 @@ def title(rows: Sequence[Row]) -> str:
     return ", ".join(parts)
 
 
-def show(rows: Sequence[Row]) -> None:
-    """The table of ``kvsim predict``; what all rows have in common stands above it."""
-    out = Screen()
+def show(result: Predictions) -> None:
+    """The verdict, the table, and what follows it."""
+    out, rows = Screen(), result.rows
     out.title(title(rows))
-    shown = table(rows)
-    out.table(shown)
+    show_verdict(out, result.answer)
+    out.table(table(rows))
     out.say(legend(["decode_tok_s", "output_tok_s"]))
     if not all(row["fits"] for row in rows):
         out.say("! does not fit in GPU or host memory")
+    out.blank()
+    show_rest(out, result.answer)
     labels = short_names([spec(row) for row in rows])
     about = [(f"{labels[spec(r)]}, batch {r['batch']}, prompt {r['prompt']}", r) for r in rows]
     for line in noted(about):

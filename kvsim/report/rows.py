@@ -7,5 +7,4 @@ from kvsim.report.names import deployment as deployment
 from kvsim.report.names import params as params
 from kvsim.report.names import spec as spec
 from kvsim.report.predict import prediction as prediction
-from kvsim.report.predict import predictions as predictions
 from kvsim.report.units import gib as gib

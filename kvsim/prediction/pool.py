@@ -1,0 +1,88 @@
+"""The KV pool as engines print it (tokens, blocks, concurrency), and the longest prompt."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvsim.graph import Point
+from kvsim.machines.deployment import Deployment
+from kvsim.prediction.memory import decode_point, phases, tier_bytes
+from kvsim.techniques.base import Technique
+
+ENGINE_SHARE = 0.9  # of GPU memory that engines use unless told otherwise
+BLOCK_TOKENS = 16
+LONGEST = 2**24  # prompt beyond which nobody asks [tokens]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What is left of one GPU for caches, beside weights, workspace and context.
+
+    Attributes
+    ----------
+    share
+        Of the GPU's memory that is used.
+    bytes
+        For caches. [B]
+    tokens
+        Cached tokens that fit, of sequences of the asked length. [tokens]
+    length
+        Prompt and generated tokens of one sequence. [tokens]
+    """
+
+    share: float
+    bytes: float
+    tokens: int
+    length: int
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks of 16 tokens, as vLLM's ``# GPU blocks``."""
+        return self.tokens // BLOCK_TOKENS
+
+    @property
+    def concurrency(self) -> float:
+        """Sequences of that length at once, as vLLM's maximum concurrency."""
+        return self.tokens / self.length
+
+
+def pool(
+    t: Technique, d: Deployment, prompt: int, generate: int, share: float = ENGINE_SHARE
+) -> Pool:
+    """The pool of a technique whose sequences have that many tokens.
+
+    Techniques that keep no cache on the GPU have no pool there: its tokens are 0.
+    """
+    parts, length = t.tiles(), prompt + generate
+    one, two = (
+        float(tier_bytes(t.resident(d, _last(parts * n, prompt, generate)), "gpu")) for n in (1, 2)
+    )
+    each = (two - one) / parts
+    free = max(0.0, share * d.hardware.gpu_memory - (one - parts * each))
+    tokens = int(free / each * length) if each > 0 else 0
+    return Pool(share, free, tokens, length)
+
+
+def _last(batch: float, prompt: int, generate: int) -> Point:
+    return decode_point(float(batch), prompt, generate, generate - 1.0)
+
+
+def longest_prompt(t: Technique, d: Deployment, batch: int, generate: int) -> int:
+    """The longest prompt whose batch fits in GPU and host memory; 0 if none does. [tokens]"""
+    h = d.hardware
+
+    def fits(prompt: int) -> bool:
+        for phase in phases(t, d, np.full((1, 1), float(batch)), prompt, generate):
+            if np.max(tier_bytes(phase, "gpu")) > h.gpu_memory:
+                return False
+            if d.tp * np.max(tier_bytes(phase, "host")) > h.host_memory:
+                return False
+        return True
+
+    low, high = 0, 1
+    while high < LONGEST and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

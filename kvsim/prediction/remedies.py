@@ -1,0 +1,54 @@
+"""What would make a point fit: each change is tried, with what it gives."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kvsim.errors import InputError
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.pool import longest_prompt
+
+WEIGHTS = ("fp8", "int8", "int4")
+GPUS = (2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change as the command line takes it, and the prediction with it."""
+
+    option: str
+    prediction: Prediction
+
+
+def remedies(p: Prediction) -> Iterator[Remedy]:
+    """Changes after which a point of one batch fits, the gentlest of each kind."""
+    d, batch = p.deployment, int(p.batch[0])
+    most = int(p.max_batch[0])
+    if 0 < most < batch:
+        yield Remedy(f"--batch {most}", replace(p, batch=np.array([float(most)])))
+    prompt = longest_prompt(p.technique, d, batch, p.generate)
+    if 0 < prompt < p.prompt:
+        yield Remedy(f"--prompt {prompt}", replace(p, prompt=prompt))
+    for kind, values in (("weights", WEIGHTS), ("tp", GPUS)):
+        for value in values:
+            found = _tried(p, **{kind: value})
+            if found is not None:
+                yield Remedy(f"--{kind} {value}", found)
+                break
+
+
+def _tried(p: Prediction, **change: object) -> Prediction | None:
+    """The prediction with a change of the deployment, if it can run and fits."""
+    d = p.deployment
+    if "weights" in change and (
+        d.weights != "fp16" or (change["weights"] == "fp8" and "fp8" not in d.hardware.flops)
+    ):
+        return None
+    if "tp" in change and int(str(change["tp"])) <= d.tp:
+        return None
+    try:
+        other = replace(p, deployment=replace(d, **change))  # type: ignore[arg-type]
+        return other if bool(other.fits[0]) else None
+    except InputError:
+        return None

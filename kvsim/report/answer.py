@@ -1,0 +1,121 @@
+"""The answer that every reader gets: one object for the terminal, pages, JSON and Python.
+
+The verdict is one paragraph of at most 60 words. What follows it is in sections, each with a
+heading, so that a reader who stops early has read what matters most.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from kvsim.report.json import Row
+from kvsim.report.screen import Screen
+
+WORDS = 60  # of a verdict at most
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What to do, what it gives, how sure that is, and what else would do.
+
+    Attributes
+    ----------
+    verdict
+        What to run on what, its figures and the reason, in at most 60 words.
+    figures
+        The numbers of the verdict under their contract names, with ``low`` and ``high`` where a
+        range is known.
+    changes
+        What to change if it does not fit or misses a target, each with its figures.
+    runner_up
+        What comes second, and where it would take over.
+    settings
+        How to run it: the options of an engine, or that no engine has it.
+    evidence
+        What was measured on this card, or which card comes nearest.
+    assumed
+        Numbers that the result rests on and that nobody measured.
+    left_out
+        Techniques that cannot run there, with the reason.
+    """
+
+    verdict: str
+    figures: Row = field(default_factory=dict)
+    changes: Sequence[str] = ()
+    runner_up: str = ""
+    settings: Sequence[str] = ()
+    evidence: Sequence[str] = ()
+    assumed: Sequence[str] = ()
+    left_out: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.verdict.split()) > WORDS:
+            raise ValueError(f"a verdict of more than {WORDS} words: {self.verdict}")
+
+    def sections(self) -> Iterator[tuple[str, list[str]]]:
+        """Headings and what stands under them; empty ones are left out."""
+        every = {
+            "What to change": self.changes,
+            "Runner-up": [self.runner_up] if self.runner_up else [],
+            "How to run it": self.settings,
+            "Evidence": self.evidence,
+            "Assumed": self.assumed,
+            "Left out": self.left_out,
+        }
+        yield from ((heading, list(lines)) for heading, lines in every.items() if lines)
+
+    def row(self) -> Row:
+        """The answer as JSON has it."""
+        return {
+            "verdict": self.verdict,
+            "figures": dict(self.figures),
+            "changes": list(self.changes),
+            "runner_up": self.runner_up,
+            "settings": list(self.settings),
+            "evidence": list(self.evidence),
+            "assumed": list(self.assumed),
+            "left_out": list(self.left_out),
+        }
+
+    def html(self) -> str:
+        """The answer as part of a page."""
+        parts = [f'<p class="verdict">{escape(self.verdict)}</p>']
+        for heading, lines in self.sections():
+            items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+            parts.append(f"<h3>{escape(heading)}</h3><ul>{items}</ul>")
+        return f'<section class="answer">{"".join(parts)}</section>'
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def __str__(self) -> str:
+        """The verdict and what follows it, as text."""
+        parts = [self.verdict]
+        for heading, lines in self.sections():
+            parts.append("\n".join([f"{heading}:", *(f"- {line}" for line in lines)]))
+        return "\n\n".join(parts)
+
+
+def show_verdict(out: Screen, answer: Answer) -> None:
+    """The first paragraph on the terminal."""
+    out.say(answer.verdict)
+    out.blank()
+
+
+def show_rest(out: Screen, answer: Answer) -> None:
+    """What follows the tables on the terminal."""
+    for heading, lines in answer.sections():
+        if len(lines) == 1:
+            out.say(f"{heading}: {lines[0]}", "  ")
+        else:
+            out.say(f"{heading}:")
+            out.items(lines)
+
+
+def verdict(needed: Sequence[str], wanted: Sequence[str] = ()) -> str:
+    """Sentences in order: all that are needed, and of the others those that 60 words allow."""
+    kept = [text for text in needed if text]
+    for text in wanted:
+        if text and len(" ".join([*kept, text]).split()) <= WORDS:
+            kept.append(text)
+    return " ".join(kept)

@@ -1,0 +1,81 @@
+"""What was measured on a card, in words: which rows a result may lean on, and which it may not."""
+
+from collections import Counter
+from functools import cache
+from math import log
+
+from kvsim.evidence import published
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Hardware
+from kvsim.machines.profiles import load_hardware
+
+ASSUMED = "assumed"
+HOST = {
+    "memory.host_capacity_B": "host memory size",
+    "dram.bandwidth_Bps": "host memory bandwidth",
+    "compute.cpu_fp32_FLOPps": "CPU arithmetic",
+}
+TIMES = ("_tok_s", "_s", "_ms", "speedup")
+
+
+@cache
+def _rows() -> tuple[tuple[str, str], ...]:
+    """Card and technique of every published row about time."""
+    return tuple(
+        (row.hardware, row.technique)
+        for name in published.papers()
+        for row in published.read(name)
+        if row.metric.endswith(TIMES) and row.use != "anomaly"
+    )
+
+
+def on_card(d: Deployment, technique: str) -> list[str]:
+    """What was measured on this card of this technique, and where the nearest rows are."""
+    card = d.hardware.name
+    here = [name for hardware, name in _rows() if hardware == card]
+    own = here.count(technique)
+    if own:
+        return [
+            f"{own} published times of {technique} on {card} are compared with predictions by "
+            f"`kvsim reproduce`."
+        ]
+    if here:
+        others = ", ".join(f"{n} of {name}" for name, n in Counter(here).most_common(3))
+        return [f"No measured time of {technique} on {card}; published times there: {others}."]
+    near = nearest(d.hardware)
+    count = sum(hardware == near for hardware, _ in _rows())
+    return [
+        f"No measured time on {card}; the nearest card with any is {near} ({count} published "
+        f"times). Measure your own: `kvsim calibrate`."
+    ]
+
+
+def nearest(h: Hardware) -> str:
+    """The card with measured rows whose bandwidth and arithmetic are nearest."""
+
+    def distance(name: str) -> float:
+        other = load_hardware(name)
+        bandwidth = log(other.links["hbm"].bandwidth / h.links["hbm"].bandwidth)
+        return abs(bandwidth) + abs(log(other.flops["fp16"] / h.flops["fp16"]))
+
+    return min({name for name, _ in _rows()}, key=distance)
+
+
+def assumed(d: Deployment, host_bytes: float, bound_by: str) -> list[str]:
+    """Numbers of the host that a result rests on and that are assumed, not known.
+
+    Parameters
+    ----------
+    host_bytes : host memory that the result needs. [B]
+    bound_by : what its busiest stream spends most of its time on.
+    """
+    rests = {
+        "memory.host_capacity_B": host_bytes > 0,
+        "dram.bandwidth_Bps": bound_by == "host memory bandwidth",
+        "compute.cpu_fp32_FLOPps": bound_by == "host arithmetic",
+    }
+    return [
+        f"{HOST[key]} of the host of {d.hardware.name}: {d.hardware.sources.get(key, ASSUMED)}"
+        for key, needed in rests.items()
+        if needed and ASSUMED in d.hardware.sources.get(key, ASSUMED).lower()
+    ]

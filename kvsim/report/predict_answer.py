@@ -1,0 +1,193 @@
+"""The verdict on predictions: one point, several techniques at one point, or a sweep."""
+
+from collections.abc import Sequence
+
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.pool import longest_prompt, pool
+from kvsim.prediction.remedies import remedies
+from kvsim.report import evidence, units
+from kvsim.report.answer import Answer, verdict
+from kvsim.report.json import Row
+from kvsim.report.names import given
+from kvsim.report.reasons import why
+
+SAME = 0.02  # relative difference below which two techniques are called equal
+
+
+def answered(rows: Sequence[Row], found: Sequence[Prediction], left_out: Sequence[str]) -> Answer:
+    """The answer of ``kvsim predict``.
+
+    Parameters
+    ----------
+    rows : one per point.
+    found : the prediction of each row, at its one batch.
+    """
+    points = {(row["batch"], row["prompt"], row["generate"]) for row in rows}
+    best = _fastest(rows)
+    at = rows.index(best)
+    if len(rows) == 1:
+        said = _one(best)
+    elif len(points) == 1:
+        said = _compared(rows, best)
+    else:
+        said = _swept(rows, best)
+    d = found[at].deployment
+    return Answer(
+        verdict=said,
+        figures=figures(best),
+        changes=_changes(rows, found),
+        settings=_limits(best, found[at]),
+        evidence=evidence.on_card(d, best["technique"]),
+        assumed=evidence.assumed(d, best["host_bytes"], best["bound_by"]),
+        left_out=left_out,
+    )
+
+
+def figures(row: Row) -> Row:
+    """The numbers of a verdict under their contract names."""
+    keys = ("batch", "ttft_s", "tpot_s", "decode_tok_s", "output_tok_s", "gpu_bytes", "host_bytes")
+    return {"technique": given(row), **{key: row[key] for key in keys}}
+
+
+def _fastest(rows: Sequence[Row]) -> Row:
+    """The row that decodes fastest among those that fit; the first where none does."""
+    able = [row for row in rows if row["fits"] and row["decode_tok_s"]] or list(rows)
+    return max(able, key=lambda row: row["decode_tok_s"] or row["output_tok_s"])
+
+
+def times_of(row: Row) -> str:
+    """TTFT, TPOT and throughput of a row, as a clause."""
+    parts = [f"TTFT {units.seconds(row['ttft_s'])}"]
+    if row["tpot_s"]:
+        parts.append(f"{units.seconds(row['tpot_s'])} per token (TPOT)")
+        parts.append(f"{units.rate(row['decode_tok_s'])} decode tok/s")
+    return ", ".join(parts)
+
+
+def _memory(row: Row) -> str:
+    host = f" and {units.size(row['host_bytes'])} of host memory" if row["host_bytes"] else ""
+    return f"{units.size(row['gpu_bytes'])} of GPU memory{host}"
+
+
+def _one(row: Row) -> str:
+    what = f"{row['technique']} on {row['gpu']} at batch {units.whole(row['batch'])}"
+    if row["fits"]:
+        needed = [f"{what}: {times_of(row)}, in {_memory(row)}.", why(row["bound_by"])]
+    else:
+        needed = [f"{what} does not fit: it needs {_memory(row)}.", _most(row)]
+    return verdict(needed, [_most(row) if row["fits"] else ""])
+
+
+def _most(row: Row) -> str:
+    if not row["max_batch"]:
+        return "Not even one sequence of this length fits."
+    return f"At most {units.whole(row['max_batch'])} such sequences fit."
+
+
+def _compared(rows: Sequence[Row], best: Row) -> str:
+    """Several techniques at one point: the fastest, against full KV if that is one of them."""
+    full = next((row for row in rows if row["technique"] == "full"), None)
+    others = [row for row in rows if row is not best]
+    if full is None or not full["fits"]:
+        gone = "Full KV does not fit." if full else ""
+        told = f"{best['technique']} is fastest on {best['gpu']} at batch {best['batch']}:"
+        return verdict([gone, f"{told} {times_of(best)}.", why(best["bound_by"])])
+    if best is full or _ratio(best, full) < 1 + SAME:
+        slow = min(others, key=lambda row: _ratio(row, full)) if others else None
+        close = max((row for row in rows if row is not full), key=lambda row: _ratio(row, full))
+        needed = [
+            f"Stay with full KV on {full['gpu']} at batch {full['batch']}: {times_of(full)}.",
+            f"{close['technique']} {_against(close, full)}{_saves(close, full)}.",
+        ]
+        wanted = [why(close["bound_by"])]
+        if slow is not None and slow is not close:
+            needed.append(f"{slow['technique']} {_against(slow, full)}{_saves(slow, full)}.")
+            wanted = [why(slow["bound_by"])]
+        return verdict(needed, wanted)
+    return verdict(
+        [
+            f"{best['technique']} is fastest on {best['gpu']} at batch {best['batch']}: "
+            f"{times_of(best)}, {units.times(_ratio(best, full))} full KV's{_saves(best, full)}."
+        ],
+        [
+            why(best["bound_by"]),
+            *(f"{r['technique']} {_against(r, full)}." for r in others if r is not full),
+        ],
+    )
+
+
+def _ratio(row: Row, full: Row) -> float:
+    """Decoding speed relative to full KV."""
+    return float(row["decode_tok_s"] or 0.0) / float(full["decode_tok_s"] or 1.0)
+
+
+def _against(row: Row, full: Row) -> str:
+    """How a technique compares with full KV, as the rest of a sentence."""
+    ratio = _ratio(row, full)
+    if not row["fits"]:
+        return "does not fit"
+    if abs(ratio - 1) < SAME:
+        return "is as fast"
+    if ratio > 1:
+        return f"is {units.times(ratio)} as fast"
+    return f"is {units.times(1 / ratio)} slower" if ratio < 1 / 1.5 else (
+        f"is {units.percent(1 - ratio)} slower"
+    )  # fmt: skip
+
+
+def _saves(row: Row, full: Row) -> str:
+    saved = full["gpu_bytes"] - row["gpu_bytes"]
+    if saved <= 0.01 * full["gpu_bytes"]:
+        return ""
+    return f" and saves {units.size(saved)} of GPU memory"
+
+
+def _swept(rows: Sequence[Row], best: Row) -> str:
+    """A grid of points: where full KV is overtaken, and by what."""
+    names = dict.fromkeys(row["technique"] for row in rows)
+    fits = sum(row["fits"] for row in rows)
+    where = f"batch {units.whole(best['batch'])}, prompt {units.whole(best['prompt'])}"
+    told = f"Of {len(rows)} points {fits} fit in memory on {best['gpu']}."
+    fastest = f"Fastest is {best['technique']} at {where}: {times_of(best)}."
+    if len(names) == 1:
+        return verdict([told, fastest], [why(best["bound_by"])])
+    wins: dict[str, int] = {}
+    points = dict.fromkeys((row["batch"], row["prompt"], row["generate"]) for row in rows)
+    for point in points:
+        here = [r for r in rows if (r["batch"], r["prompt"], r["generate"]) == point]
+        wins[_fastest(here)["technique"]] = wins.get(_fastest(here)["technique"], 0) + 1
+    ranked = sorted(wins.items(), key=lambda item: -item[1])
+    shares = ", ".join(f"{name} at {count}" for name, count in ranked[:3])
+    return verdict([f"Of {len(points)} points, fastest are {shares}.", fastest], [told])
+
+
+def _changes(rows: Sequence[Row], found: Sequence[Prediction]) -> list[str]:
+    """What makes the first point that does not fit do so."""
+    for row, p in zip(rows, found, strict=True):
+        if not row["fits"]:
+            name = f"{row['technique']} at batch {units.whole(row['batch'])}"
+            return [
+                f"{remedy.option}: {name.partition(' at ')[0]} fits, "
+                f"{units.seconds(float(remedy.prediction.tpot_s[0]))} per token, "
+                f"TTFT {units.seconds(float(remedy.prediction.ttft_s[0]))}."
+                for remedy in remedies(p)
+            ]
+    return []
+
+
+def _limits(row: Row, p: Prediction) -> list[str]:
+    """The KV pool as engines print it, and the longest prompt that fits."""
+    d = p.deployment
+    room = pool(p.technique, d, p.prompt, p.generate)
+    lines = []
+    if room.tokens:
+        lines.append(
+            f"KV pool at {room.share:.1f} of the GPU's memory: {room.tokens:,} tokens, "
+            f"{room.blocks:,} blocks of 16; maximum concurrency {room.concurrency:.2f} sequences "
+            f"of {room.length:,} tokens (the whole memory holds {units.whole(row['max_batch'])})."
+        )
+    longest = longest_prompt(p.technique, d, int(p.batch[0]), p.generate)
+    lines.append(
+        f"Longest prompt that fits at batch {units.whole(row['batch'])}: {longest:,} tokens."
+    )
+    return lines

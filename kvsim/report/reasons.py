@@ -1,0 +1,23 @@
+"""Why something takes the time it takes, in words."""
+
+from kvsim.prediction.explain import LIMITS
+
+REASONS = {
+    "GPU memory bandwidth": "every token reads the weights and the cache from GPU memory",
+    "host memory bandwidth": "every token reads the cache from host memory",
+    "host-to-GPU link": "every token waits for its cache or weights to cross the host link",
+    "GPU-to-host link": "writing the cache to the host takes longest",
+    "GPU-to-GPU link": "the GPUs wait for each other's sums",
+    "arithmetic": "the GPU computes all the time; a larger batch brings no more",
+    "host arithmetic": "the CPU computes attention",
+    "kernel launches": "the host issues kernels more slowly than the GPU runs them",
+    "fixed time": "small kernels spend their time starting",
+}
+"""What binds a round, and why that is."""
+
+assert set(LIMITS.values()) <= set(REASONS)
+
+
+def why(bound_by: str) -> str:
+    """The limit and the reason, as a sentence."""
+    return f"Limit: {bound_by}, as {REASONS.get(bound_by, 'it is busiest')}."

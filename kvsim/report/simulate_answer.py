@@ -1,0 +1,134 @@
+"""The verdict on simulated runs: which technique serves the trace best, and within its targets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvsim.machines.deployment import Deployment
+from kvsim.report import evidence, units
+from kvsim.report.answer import Answer, verdict
+from kvsim.report.json import Row
+from kvsim.report.names import NAME_END
+from kvsim.report.result import Result
+from kvsim.report.table import Table
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+TIE = 0.01  # relative difference of goodput or throughput that decides nothing
+ATTAINED = 0.9  # share of requests that must be good for the targets to be met
+
+
+@dataclass(frozen=True, repr=False)
+class Simulations(Result):
+    """Techniques on a trace.
+
+    Attributes
+    ----------
+    results
+        Of each technique its ``row``, its ``over_time`` and its ``quantiles``.
+    """
+
+    results: Sequence[Row]
+
+    @property
+    def tables(self) -> list[Table]:
+        """Times, then use of the machine."""
+        from kvsim.report.simulate import times_table, use_table
+
+        return [times_table(list(self.rows)), use_table(list(self.rows))]
+
+    def figures(self) -> list[tuple[str, "Figure"]]:
+        """The pictures of the page with their titles."""
+        from kvsim.report import simulate_page
+
+        return simulate_page.figures(list(self.results))
+
+
+def answered(
+    rows: Sequence[Row], d: Deployment, trace: str, targets: str, left_out: Sequence[str]
+) -> Answer:
+    """The answer of ``kvsim simulate``.
+
+    Parameters
+    ----------
+    targets : the TTFT and TPOT targets in words, empty without any.
+    """
+    best = _best(rows, bool(targets))
+    full = next((row for row in rows if _name(row) == "full"), None)
+    return Answer(
+        verdict=verdict(_needed(best, d, trace, targets), _wanted(rows, best, full)),
+        figures=_figures(best),
+        changes=list(_changes(best, d, targets)),
+        evidence=evidence.on_card(d, _name(best)),
+        left_out=left_out,
+    )
+
+
+def _name(row: Row) -> str:
+    return NAME_END.split(row["technique"])[0]
+
+
+def _figures(row: Row) -> Row:
+    keys = ("ttft_s", "tpot_s", "output_tok_s", "goodput_per_s", "good_share", "kv_peak_share",
+            "usd_per_million_tokens")  # fmt: skip
+    return {"technique": row["technique"], **{key: row[key] for key in keys}}
+
+
+def _best(rows: Sequence[Row], targets: bool) -> Row:
+    """Most goodput, or the shortest latency where there are no targets; ties go to the first."""
+
+    def worth(row: Row) -> float:
+        if targets:
+            return float(row["goodput_per_s"] or 0.0)
+        latency = row["latency_s"]["p50"]
+        return 1 / latency if latency else 0.0
+
+    most = max(map(worth, rows))
+    return next(row for row in rows if worth(row) >= most * (1 - TIE))
+
+
+def _needed(row: Row, d: Deployment, trace: str, targets: str) -> list[str]:
+    replicas = f"{row['replicas']} x " if row["replicas"] > 1 else ""
+    where = f"{replicas}{d.hardware.name}" + (f" with tp {d.tp}" if d.tp > 1 else "")
+    ttft, tpot = row["ttft_s"]["p99"], row["tpot_s"]["p99"]
+    times = f"TTFT p99 {units.seconds(ttft)}, TPOT p99 {units.seconds(tpot)}"
+    tok = f"{units.rate(row['output_tok_s'])} output tok/s"
+    said = [f"{_name(row)} on {where} serves {trace}: {times}, {tok}."]
+    if targets:
+        share = row["good_share"]
+        met = "Yes" if share and share >= ATTAINED else "No"
+        said.insert(0, f"{met}: {units.percent(share)} of requests meet {targets}.")
+    return said
+
+
+def _wanted(rows: Sequence[Row], best: Row, full: Row | None) -> list[str]:
+    said = []
+    if full is not None and full is not best and full["output_tok_s"]:
+        before, after = full["ttft_s"]["p99"], best["ttft_s"]["p99"]
+        said.append(f"Full KV: TTFT p99 {units.seconds(before)} instead of {units.seconds(after)}.")
+    hits = best["prefix_hit_share"]
+    if hits:
+        said.append(f"{units.percent(hits)} of prompt tokens come from the prefix cache.")
+    said.append(f"KV memory peaks at {units.percent(best['kv_peak_share'])}.")
+    if len(rows) > 1 and full is best:
+        said.append("No other technique compared is better by more than 1 %.")
+    return said
+
+
+def _changes(row: Row, d: Deployment, targets: str) -> Sequence[str]:
+    """What the run says of its own limits."""
+    said = []
+    if row["refused"]:
+        said.append(
+            f"{row['refused']} requests are larger than the KV cache: more GPUs (--tp), narrower "
+            f"--weights, or a technique that keeps the cache elsewhere."
+        )
+    if targets and row["good_share"] is not None and row["good_share"] < ATTAINED:
+        said.append(f"Find the fleet that meets them: kvsim capacity --gpus {d.hardware.name}.")
+    if row["preemptions"]:
+        said.append(
+            f"{row['preemptions']:,} preemptions for want of KV memory: --max-seqs below "
+            f"{units.whole(row['mean_batch'] * 1.5)} would avoid most."
+        )
+    return said
