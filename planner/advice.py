@@ -57,7 +57,13 @@ class Advice:
         if p.generate > 1:
             times += f", TPOT {spoken(float(p.tpot_s[0]))}"
         batch, rate = float(p.batch[0]), float(p.output_tok_s[0])
-        return f"{self.option} ({p.technique.name} at batch {batch:.0f}: {times}, {rate:.3g} tok/s)"
+        return (
+            f"{self.option} ({p.technique.name} at batch {batch:.0f}: {times}, {_rate(rate)} tok/s)"
+        )
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 class NoPlanError(InfeasibleError):

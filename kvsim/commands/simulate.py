@@ -17,6 +17,7 @@ from kvsim.commands.options import (
     StackOption,
     TpOption,
     WeightsOption,
+    command_line,
     deployment,
     say_written,
 )
@@ -113,6 +114,7 @@ def simulate(
     from kvsim.report import names, simulate_page
     from kvsim.report import simulate as tables
     from kvsim.report.json import print_json
+    from kvsim.report.simulate_answer import Simulations, answered
     from kvsim.serving.costs import StepCosts
     from kvsim.serving.outcome import Targets
     from kvsim.serving.rounds import drawn_rate, measured_for, with_acceptance
@@ -155,7 +157,13 @@ def simulate(
         print(f"kvsim: {note}", file=sys.stderr)
     requests = found.requests.scaled(number("--rate", rate))
     results = []
+    left_out: list[str] = []
     for kind, place in zip(kinds, places, strict=True):
+        reason = kind.refuses(where) if len(kinds) > 1 else ""
+        if reason:
+            left_out.append(f"{kind.name} cannot run here: {reason}")
+            print(f"kvsim: left out: {left_out[-1]}", file=sys.stderr)
+            continue
         measured = None if attention is None else measured_for(kind, attention)
         costs = StepCosts(
             technique=with_acceptance(kind, measured),
@@ -168,14 +176,19 @@ def simulate(
         rates = None if seed is None else drawn_rate(costs, requests.generate, seed, measured)
         job = Job(requests, costs, count("--replicas", replicas), route, rates, targets)
         results.append(job.result(place, resume, check))
+    if not results:
+        raise InputError(f"--compare: none can run there; {left_out[0]}")
     shown = [result["row"] for result in results]
+    asked = [f"{name} {given}" for name, given in (("TTFT", ttft), ("TPOT", tpot)) if given]
+    answer = answered(shown, where, trace, " and ".join(asked), left_out)
+    result = Simulations(command_line(), answer, shown, results)
     if report is not None:
-        simulate_page.write_page(Path(report), names.deployment(where), trace, results)
+        simulate_page.write_page(Path(report), names.deployment(where), trace, result)
         say_written(Path(report))
     if json:
-        print_json(shown if compare else shown[0])
+        print_json(shown if compare else shown[0] | {"answer": answer.row()})
     else:
-        tables.show(shown, trace, checked=check)
+        tables.show(result, trace, checked=check)
 
 
 def _places(out: Path | None, specs: list[str], several: bool) -> list[Path | None]:

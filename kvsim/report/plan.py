@@ -14,9 +14,11 @@ from kvsim.planner.plan import Plan
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
 from kvsim.report import page
+from kvsim.report.answer import Answer, show_rest, show_verdict
 from kvsim.report.grounds import NOT_MODELLED, grounds, noted
 from kvsim.report.json import Row, number
-from kvsim.report.names import given, params, settings, spec
+from kvsim.report.names import params, settings, spec
+from kvsim.report.plan_answer import answered, unanswered
 from kvsim.report.predict import prediction
 from kvsim.report.quantities import legend
 from kvsim.report.screen import Screen
@@ -34,6 +36,7 @@ def plan(result: Plan) -> Row:
     layers = [{**spec, "first": 0, "count": result.choice.deployment.model.layers}]
     solver, waves = result.solver, result.waves
     return {
+        "answer": answered(result, chosen["bound_by"]).row(),
         "choice": {**spec, "batch": chosen["batch"], "layers": layers},
         "objective": result.objective,
         "service": q.workload.service,
@@ -85,6 +88,7 @@ def plan(result: Plan) -> Row:
 def no_plan(none: NoPlanError) -> Row:
     """What ``kvsim plan`` says where nothing is within the limits."""
     return {
+        "answer": unanswered(none).row(),
         "choice": None,
         "reason": str(none),
         "relaxations": {k: number(v) for k, v in none.relaxations.items()},
@@ -176,48 +180,26 @@ def table(answer: Row) -> Table:
 
 
 def show(heading: str, answer: Row) -> None:
-    """The answer of ``kvsim plan``."""
-    out = Screen()
+    """The verdict, what was compared, and what follows."""
+    out, said = Screen(), Answer(**answer["answer"])
     chosen, base = answer["predicted"], answer["baseline"]
-    out.title(heading)
-    out.say(
-        f"prompt {chosen['prompt']:,}, generate {chosen['generate']:,}, best {answer['objective']}"
+    out.title(
+        f"{heading}, prompt {chosen['prompt']:,}, generate {chosen['generate']:,}, best "
+        f"{answer['objective']}"
     )
-    out.blank()
+    show_verdict(out, said)
     out.table(table(answer))
     out.say(legend(["output_tok_s"]))
     if not base:
         out.say("Full KV does not fit on this GPU at any batch.")
     out.blank()
-    out.say(f"The choice is bound by {chosen['bound_by']}.")
-    for line in outlook(answer):
-        out.say(line)
+    show_rest(out, said)
     for line in noted([(row["technique"], row) for _, row in entries(answer)]):
         out.say(line)
     out.say(grounds(chosen["basis"]))
     out.say(f"Not modelled: {'; '.join(answer['not_modelled'])}.")
     solver = answer["solver"]
-    out.say(f"Compared {solver['options']} options in {solver['seconds']:.2f} s.")
-
-
-def outlook(answer: Row) -> list[str]:
-    """What holds the choice back, and what would bring more."""
-    better = answer["objective"]
-
-    def gain(share: float) -> str:
-        if share < 5e-4:
-            return f"no gain in {better}"
-        if better == "throughput":
-            return f"{share:+.1%} throughput"
-        return f"{-share / (1 + share):+.1%} {better}"
-
-    limits = [
-        f"Limit that binds: {entry['means']}"
-        # what lifting a limit of the user's would bring; memory has its own line
-        + ("." if "memory" in entry["limit"] else f" (without it {gain(entry['gain_without'])}).")
-        for entry in answer["binding"]
-    ]
-    return limits + [f"With {change}: {gain(g)}." for change, g in answer["prices"].items()]
+    out.say(f"Compared {solver['options']:,} options in {solver['seconds']:.2f} s.")
 
 
 def write_page(path: Path, heading: str, answer: Row, result: Plan) -> None:
@@ -231,25 +213,19 @@ def write_page(path: Path, heading: str, answer: Row, result: Plan) -> None:
         ("GPU memory", _bars(bars, "gpu_bytes", GIB, "GiB")),
         ("Work in one decoding round, overlapped or not", _bars(bars, "round_s", 1e-3, "ms")),
     ]
-    parts = [f"<h1>{escape(heading)}</h1>", _summary(answer), page.table(table(answer))]
+    said = Answer(**answer["answer"])
+    rest = f"{escape(grounds(answer['basis']))}<br>Not modelled: "
+    rest += escape("; ".join(answer["not_modelled"]))
+    parts = [
+        f"<h1>{escape(heading)}</h1>",
+        said.html(),
+        page.table(table(answer)),
+        f'<p class="basis">{rest}.</p>',
+    ]
     for i, (title, figure) in enumerate(sections):
         chart = to_html(figure, full_html=False, include_plotlyjs="inline" if i == 0 else False)
         parts.append(f"<h2>{escape(title)}</h2>{chart}")
     page.write(path, "kvsim plan", "\n".join(parts))
-
-
-def _summary(answer: Row) -> str:
-    chosen, basis = answer["predicted"], answer["basis"]
-    said = [
-        f"Prompt {chosen['prompt']}, {chosen['generate']} generated tokens, best "
-        f"{answer['objective']}: run <b>{escape(given(chosen))}</b> at batch "
-        f"<b>{chosen['batch']}</b>. It is bound by {chosen['bound_by']}.",
-        *(escape(line) for line in outlook(answer)),
-        *(f"Note: {escape(n)}." for n in chosen["notes"]),
-    ]
-    missing = f"Not modelled: {escape('; '.join(answer['not_modelled']))}."
-    lines = "".join(f"<p>{line}</p>" for line in said)
-    return f'{lines}<p class="basis">{escape(grounds(basis))}<br>{missing}</p>'
 
 
 def _frontier(result: Plan) -> "Figure":

@@ -7,10 +7,12 @@ import numpy as np
 from kvsim.graph import Array
 from kvsim.machines.basis import basis
 from kvsim.report import units
+from kvsim.report.answer import show_rest, show_verdict
 from kvsim.report.grounds import grounds
 from kvsim.report.json import Row
 from kvsim.report.names import settings_of, short_names
 from kvsim.report.screen import Screen
+from kvsim.report.simulate_answer import Simulations
 from kvsim.report.table import Column, Table, of, words
 from kvsim.serving.outcome import Outcome
 from kvsim.serving.overtime import over_time
@@ -59,15 +61,17 @@ def _share(heading: str, share: Callable[[Row], float | None], rank: int) -> Col
     return Column(heading, lambda row: units.short(value(row), 3), value, rank=rank)
 
 
-def show(rows: list[Row], trace: str, checked: bool) -> None:
-    """Each technique's times, then its throughput, use of the machine and price."""
-    out = Screen()
+def show(result: Simulations, trace: str, checked: bool) -> None:
+    """The verdict, then each technique's times, throughput, use of the machine and price."""
+    out, rows = Screen(), list(result.rows)
     first = rows[0]
-    out.say(f"{trace}: {first['requests']:,} requests, replicas: {first['replicas']}")
+    out.title(f"{trace}: {first['requests']:,} requests, replicas: {first['replicas']}")
+    show_verdict(out, result.answer)
     for table in (times_table(rows), use_table(rows)):
         out.table(table)
         out.blank()
     out.say(SHARES)
+    show_rest(out, result.answer)
     names = short_names([row["technique"] for row in rows])
     for line in settings_of(names):
         out.say(line)

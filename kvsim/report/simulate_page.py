@@ -10,6 +10,7 @@ from kvsim.report.grounds import grounds
 from kvsim.report.json import Row
 from kvsim.report.names import settings_of, short_names
 from kvsim.report.simulate import SHARES, times_table, use_table
+from kvsim.report.simulate_answer import Simulations
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -32,13 +33,9 @@ TABLES = (times_table, use_table)
 REQUESTS = {"ttft_s": "TTFT [s]", "tpot_s": "TPOT [s]", "latency_s": "arrival to last token [s]"}
 
 
-def write_page(path: Path, heading: str, trace: str, results: list[Row]) -> None:
-    """A page on the runs of one trace.
-
-    Parameters
-    ----------
-    results : of each technique its ``row``, its ``over_time`` and its ``quantiles``.
-    """
+def write_page(path: Path, heading: str, trace: str, result: Simulations) -> None:
+    """A page on the runs of one trace."""
+    results = list(result.results)
     from plotly.io import to_html
 
     names = short_names([result["row"]["technique"] for result in results])
@@ -46,6 +43,7 @@ def write_page(path: Path, heading: str, trace: str, results: list[Row]) -> None
     title = f"{trace}: {first['requests']:,} requests, replicas: {first['replicas']}"
     parts = [
         f"<h1>{escape(title)}</h1><p>{escape(heading)}</p>",
+        result.answer.html(),
         *(page.table(made([result["row"] for result in results])) for made in TABLES),
         *(f"<p>{escape(line)}</p>" for line in (SHARES, *settings_of(names))),
         f'<p class="basis">{escape(grounds(first["basis"]))}</p>',

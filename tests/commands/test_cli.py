@@ -44,7 +44,17 @@ FIELDS = (
 PREDICT = set(FIELDS.split())
 PREDICT_MORE = {"tp", "weights", "output_tok_s", "usd_per_million_tokens", "notes"}
 PLAN = {"choice", "predicted", "baseline", "alternatives", "binding", "prices", "solver"}
-PLAN_MORE = {"objective", "limits", "basis", "not_modelled", "service", "quality", "knees", "waves"}
+PLAN_MORE = {
+    "answer",
+    "objective",
+    "limits",
+    "basis",
+    "not_modelled",
+    "service",
+    "quality",
+    "knees",
+    "waves",
+}
 PLAN_MORE |= {"advice", "others"}
 HEAVY = {"numpy", "scipy", "pandas", "pulp", "plotly", "torch", "rich"}
 

@@ -1,0 +1,214 @@
+"""The verdict on a plan: what to run, what it gives, what limits it, and what would change it."""
+
+from collections.abc import Iterator
+from math import isfinite
+
+from kvsim.planner.admit import ENGINES
+from kvsim.planner.advice import NoPlanError
+from kvsim.planner.outlook import LABELS, Binding
+from kvsim.planner.plan import Plan
+from kvsim.planner.rivals import Alternative
+from kvsim.prediction.generate import Prediction
+from kvsim.report import evidence, units
+from kvsim.report.answer import Answer, verdict
+from kvsim.report.json import Row, number
+from kvsim.report.names import given, params
+from kvsim.report.reasons import why
+
+SAME = 0.005  # relative gain below which nothing is gained
+FEWEST = 1.02  # of full KV's rate, to say that a technique is faster
+
+
+def answered(plan: Plan, bound_by: str) -> Answer:
+    """The answer of ``kvsim plan``.
+
+    Parameters
+    ----------
+    bound_by : what the choice spends most of its time on.
+    """
+    p, d = plan.choice, plan.choice.deployment
+    return Answer(
+        verdict=verdict(
+            [_run(plan), _against_full(plan)],
+            [_quality(plan), why(bound_by), _targets(plan)],
+        ),
+        figures=_figures(p),
+        changes=list(_changes(plan)),
+        runner_up=_runner_up(plan),
+        settings=list(_settings(plan)),
+        evidence=evidence.on_card(d, p.technique.name),
+        assumed=evidence.assumed(d, float(p.host_bytes[0]), bound_by),
+    )
+
+
+def unanswered(none: NoPlanError) -> Answer:
+    """Where nothing is within the limits: the gentlest change that does, and the others."""
+    first = none.advice[0] if none.advice else None
+    needed = ["No plan meets the limits."]
+    if first is not None:
+        needed.append(f"{first} does." if first.prediction else f"Try {first}.")
+    return Answer(
+        verdict=verdict(needed),
+        changes=[*(f"{a}." for a in none.advice), *_relaxations(none)],
+    )
+
+
+def _relaxations(none: NoPlanError) -> Iterator[str]:
+    for name, value in none.relaxations.items():
+        amount = units.size(value) if name.endswith("memory") else units.seconds(value)
+        yield f"{LABELS[name]} of {amount} would do, all else as it is."
+
+
+def _name(p: Prediction) -> str:
+    t = p.technique
+    return "full KV" if t.name == "full" else given({"technique": t.name, "params": params(t)})
+
+
+def _machine(p: Prediction) -> str:
+    d = p.deployment
+    count = f"{d.tp} x " if d.tp > 1 else ""
+    return f"{count}{d.hardware.name} with {d.weights} weights"
+
+
+def _times(p: Prediction) -> str:
+    parts = [f"TTFT {units.seconds(number(p.ttft_s))}"]
+    if p.generate > 1:
+        parts.append(f"TPOT {units.seconds(number(p.tpot_s))}")
+    parts.append(f"{units.rate(number(p.output_tok_s))} output tok/s")
+    return ", ".join(parts)
+
+
+def _run(plan: Plan) -> str:
+    p = plan.choice
+    memory = units.size(number(p.gpu_bytes))
+    capacity = units.size(p.deployment.hardware.gpu_memory)
+    host = number(p.host_bytes)
+    also = f" and {units.size(host)} of host memory" if host else ""
+    batch = units.whole(number(p.batch))
+    unit = "sequence" if batch == "1" else "sequences"
+    together = f"{batch} {unit} at once" if plan.question.workload.service else f"batch {batch}"
+    name = p.technique.name if p.technique.name != "full" else "full KV"
+    return f"Run {name} on {_machine(p)}, {together}: {_times(p)}, {memory} of {capacity}{also}."
+
+
+def _against_full(plan: Plan) -> str:
+    """How the choice compares with full KV, where it is something else."""
+    base, p = plan.baseline, plan.choice
+    if base is None:
+        return "Full KV does not fit."
+    if p.technique.name == "full":
+        return "Nothing lossless is faster." if plan.limits.loss == 0 else ""
+    ratio = float(p.output_tok_s[0]) / float(base.output_tok_s[0])
+    batch = units.whole(number(base.batch))
+    if ratio < 1:
+        return f"Full KV gives {units.times(1 / ratio)} that, but misses a limit."
+    return f"That is {units.times(ratio)} full KV at batch {batch}."
+
+
+def _quality(plan: Plan) -> str:
+    if plan.choice.technique.exact:
+        return ""
+    found = plan.evidence
+    if found.kind == "none" or found.missing:
+        return "How much quality it loses is not known."
+    return f"It loses {units.percent(found.loss)} of {found.unit} ({found.kind})."
+
+
+def _targets(plan: Plan) -> str:
+    """The targets that the plan was asked to keep."""
+    asked = [
+        f"{name.upper()} {units.seconds(getattr(plan.limits, name))}"
+        for name in ("ttft", "tpot")
+        if isfinite(getattr(plan.limits, name))
+    ]
+    return f"Targets kept: {', '.join(asked)}." if asked else ""
+
+
+def _changes(plan: Plan) -> Iterator[str]:
+    """What would bring more: each tried, with its figures."""
+    if plan.waves is not None:
+        waves = plan.waves
+        size = units.whole(number(waves.prediction.batch))
+        yield (
+            f"Run the batch as {waves.count} waves of {size} with {_name(waves.prediction)}: "
+            f"{units.rate(waves.output_tok_s)} output tok/s in all."
+        )
+    for advice in plan.advice:
+        caution = f"; {advice.caution}" if advice.caution else ""
+        yield f"{advice}{caution}."
+    for binding in plan.binding:
+        if binding.gain_without > SAME:
+            yield _binding(plan, binding)
+    for what, gain in plan.prices.items():
+        if gain > SAME:
+            yield f"{what[0].upper()}{what[1:]} would bring {units.percent(gain)} more."
+    for knee in plan.knees[-1:]:
+        p = knee.prediction
+        if float(p.ttft_s[0]) < 0.9 * float(plan.choice.ttft_s[0]):
+            yield (
+                f"At batch {units.whole(number(p.batch))} the first token comes after "
+                f"{units.seconds(number(p.ttft_s))}, for at most "
+                f"{units.percent(knee.given_up)} less."
+            )
+
+
+def _binding(plan: Plan, b: Binding) -> str:
+    gain, name = units.percent(b.gain_without), b.technique.partition(":")[0]
+    what = "throughput" if plan.objective == "throughput" else plan.objective
+    if b.limit == "loss":
+        return f"Allowing lossy techniques (--lossy) could bring {gain} {what}: {name}."
+    if b.limit == "assumed":
+        return (
+            f"Speculation ({name}) could bring {gain} {what}; pass --acceptance once you have "
+            f"measured yours."
+        )
+    option = {"ttft": "--ttft none", "tpot": "--tpot none"}.get(b.limit, "")
+    told = f" ({option})" if option else ""
+    return f"Without the limit on {LABELS[b.limit]}{told}: {gain} more {what}, with {name}."
+
+
+def _runner_up(plan: Plan) -> str:
+    found = [a for a in plan.alternatives if a.allowed] or list(plan.alternatives)
+    if not found:
+        return ""
+    best: Alternative = found[0]
+    p = best.prediction
+    needs = f" (needs {' '.join(best.needs)})" if best.needs else ""
+    text = best.reason if best.reason.startswith(("is ", "its ")) else f"not chosen: {best.reason}"
+    return f"{_name(p)}{needs} at batch {units.whole(number(p.batch))}: {_times(p)}; {text}."
+
+
+def _settings(plan: Plan) -> Iterator[str]:
+    """In the form an engine takes, or that none has it."""
+    p = plan.choice
+    name = p.technique.name
+    able = [engine for engine, techniques in ENGINES.items() if name in techniques]
+    if not able:
+        yield f"No serving engine has {name}; kvsim's own implementation: `kvsim validate`."
+        return
+    yield f"Engines that run it: {', '.join(able)}."
+    if "vllm" in able and plan.question.workload.service:
+        yield "vLLM: " + " ".join(_vllm(p))
+
+
+def _vllm(p: Prediction) -> Iterator[str]:
+    d = p.deployment
+    yield f"--max-num-seqs {units.whole(number(p.batch)).replace(',', '')}"
+    yield f"--max-model-len {p.prompt + p.generate}"
+    yield "--gpu-memory-utilization 0.9"
+    if d.tp > 1:
+        yield f"--tensor-parallel-size {d.tp}"
+    if p.technique.name == "fp8":
+        yield "--kv-cache-dtype fp8"
+
+
+def _figures(p: Prediction) -> Row:
+    return {
+        "technique": given({"technique": p.technique.name, "params": params(p.technique)}),
+        "batch": number(p.batch),
+        "ttft_s": number(p.ttft_s),
+        "tpot_s": number(p.tpot_s),
+        "output_tok_s": number(p.output_tok_s),
+        "gpu_bytes": number(p.gpu_bytes),
+        "host_bytes": number(p.host_bytes),
+    }
