@@ -26,6 +26,8 @@ from kvsim.commands.options import (
     ModelOption,
     StackOption,
     WeightsOption,
+    command_line,
+    say_written,
 )
 from kvsim.commands.pairs import per_gpu
 from kvsim.errors import InfeasibleError, InputError
@@ -162,7 +164,8 @@ def capacity(
     answer = make_capacity(question, _tell)
     shown = answers.row(answer, trace)
     if report is not None:
-        capacity_page.write_page(Path(report), shown, answer)
+        capacity_page.write_page(Path(report), shown, answer, command_line())
+        say_written(Path(report))
     if json:
         from json import dumps
 

@@ -51,13 +51,6 @@ def say_written(place: Path) -> None:
     print(f"kvsim: wrote {place}", file=sys.stderr)
 
 
-def check_target(place: Path) -> None:
-    """Refuse a page that could not be written, before anything is computed."""
-    from kvsim.report import page
-
-    page.check_target(str(place))
-
-
 def command_line() -> str:
     """What was typed, for the foot of a page; --report is left out of it."""
     words = iter(sys.argv[1:])

@@ -27,6 +27,7 @@ from kvsim.commands.options import (
     MaxTokensOption,
     ModelOption,
     StackOption,
+    command_line,
     deployment,
     say_written,
 )
@@ -212,7 +213,7 @@ def _for_equal(
         raise
     answer, heading = shown.plan(result), names.deployment(result.choice.deployment)
     if report is not None:
-        shown.write_page(report, heading, answer, result)
+        shown.write_page(report, heading, answer, result, command_line())
         say_written(report)
     if json:
         print_json(answer)
@@ -248,7 +249,7 @@ def _for_trace(
     answer = plan_trace.row(result)
     heading = names.deployment(where)
     if report is not None:
-        plan_trace.write_page(report, heading, trace, answer, result)
+        plan_trace.write_page(report, heading, trace, answer, result, command_line())
         say_written(report)
     if json:
         print_json(answer)

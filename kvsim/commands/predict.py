@@ -15,12 +15,12 @@ from kvsim.commands.options import (
     StackOption,
     TpOption,
     WeightsOption,
-    check_target,
     command_line,
     deployment,
     say_written,
 )
 from kvsim.errors import InputError
+from kvsim.files import check_target
 
 
 def predict(
@@ -49,7 +49,7 @@ def predict(
     if json and csv:
         raise InputError("--json and --csv: both are given; expected at most one of them")
     if page is not None:
-        check_target(page)
+        check_target(page, "--report")
     result = report.predicted(
         deployment(model, gpu, stack, tp, weights, host_memory),
         parse_several(",".join(technique)) or [parse("")],

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from kvsim.commands.arguments import option
-from kvsim.commands.options import JsonOption, StackOption
+from kvsim.commands.options import JsonOption, StackOption, command_line, say_written
 from kvsim.files import check_target, replace_text
 
 
@@ -25,6 +25,7 @@ def reproduce(
     from kvsim.evidence import published
     from kvsim.evidence.scores import score
     from kvsim.report import reproduce as shown
+    from kvsim.report import reproduce_page
     from kvsim.report.json import print_json
 
     for name, target in (("--report", report), ("--fit", fit)):
@@ -39,7 +40,8 @@ def reproduce(
     predicted = [published.predict(row) for row in found]
     scores = score(found, predicted)
     if report:
-        shown.write_page(Path(report), source, found, predicted)
+        reproduce_page.write_page(Path(report), source, found, predicted, command_line())
+        say_written(Path(report))
     if json:
         print_json(shown.answer(found, predicted, scores))
     else:

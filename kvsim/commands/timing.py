@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from kvsim.commands.machine import stack_path
+from kvsim.commands.options import command_line, say_written
 from kvsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ def validate_times(
             text = read_text(beside, PROFILE)
             replace_text(beside, with_error(text, known))
     if report_to:
-        report.write_page(report_to, answer)
+        report.write_page(report_to, answer, command_line())
+        say_written(report_to)
     if json:
         print_json(answer)
     else:

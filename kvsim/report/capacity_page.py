@@ -1,6 +1,6 @@
 """The page of ``kvsim capacity``: demand, the fleet, its cost beside others, waits, sensitivity."""
 
-from html import escape
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,53 +10,55 @@ from kvsim.graph import Array
 from kvsim.planner.fleet.capacity import CapacityAnswer
 from kvsim.report import capacity_tables as tables
 from kvsim.report import page
+from kvsim.report.answer import Answer, verdict
 from kvsim.report.capacity import wait
-from kvsim.report.grounds import grounds
+from kvsim.report.colours import PALETTE
 from kvsim.report.json import Row
-from kvsim.report.simulate_page import COLOURS
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 POINTS = 400  # of a curve
 TARGET = "#a83246"
-PRINTED = """
-@media print { body { margin: 0; max-width: none; font-size: 11px } h2 { break-after: avoid }
-.js-plotly-plot, table { break-inside: avoid } @page { size: A4; margin: 14mm } }
-"""
 
 
-def write_page(path: Path, row: Row, answer: CapacityAnswer) -> None:
+def write_page(path: Path, row: Row, answer: CapacityAnswer, command: str = "") -> None:
     """Write the page; nothing of it comes from the network."""
-    from plotly.io import to_html
-
-    charts: list[tuple[str, str, Figure]] = [
-        ("Demand over the trace", _demand_note(answer), _demand(answer)),
-        ("Cost against alternatives", _saving(row), _costs(row)),
-        ("Time to first token", _waits_note(row, "ttft_s"), _waits(answer, "ttft")),
-        ("Time per token", _waits_note(row, "tpot_s"), _waits(answer, "tpot")),
-        ("What other loads and prices would cost", "", _sensitivity(row)),
+    notes = [
+        _demand_note(answer), _saving(row),
+        f"Time to first token: {_waits_note(row, 'ttft_s')}.",
+        f"Time per token: {_waits_note(row, 'tpot_s')}.", *_assumptions(row),
+    ]  # fmt: skip
+    pictures = [
+        ("Demand over the trace", _demand(answer)),
+        ("Cost against alternatives", _costs(row)),
+        ("Time to first token", _waits(answer, "ttft")),
+        ("Time per token", _waits(answer, "tpot")),
+        ("What other loads would do", _sensitivity(row)),
     ]
-    met = "" if row["met"] else f"<p><b>Not as asked: {escape(row['shortfall'])}.</b></p>"
-    parts = [
-        f"<style>{PRINTED}</style>",
-        f"<h1>{escape(row['model'])} for {escape(row['trace'])}</h1>",
-        f"<p><b>{escape(row['answer'])}</b></p>{met}",
-        page.table(tables.fleet(row)),
-        f"<p>{escape(tables.sureness(row))}</p>",
-    ]
-    for i, (title, note, figure) in enumerate(charts):
-        chart = to_html(figure, full_html=False, include_plotlyjs="inline" if i == 0 else False)
-        parts.append(f"<h2>{escape(title)}</h2><p>{escape(note)}</p>{chart}")
-    for title, table in (
+    more = (
         ("Other loads, and a loss", tables.loads),
         ("Other fleets", tables.alternatives),
         ("Who serves which requests", tables.classes),
         ("What was measured", tables.considered),
-    ):
-        parts.append(f"<h2>{title}</h2>{page.table(table(row))}")
-    parts.append(_assumptions(row))
-    page.write(path, f"kvsim capacity: {row['model']}", "\n".join(parts))
+    )
+    page.write(
+        path,
+        page.Page(
+            f"{row['model']} for {row['trace']}", answered(row),
+            [tables.fleet(row), *(replace(made(row), title=title) for title, made in more)],
+            pictures, row["basis"], notes, command,
+        ),
+    )  # fmt: skip
+
+
+def answered(row: Row) -> Answer:
+    """The fleet, how sure it is, and what falls short."""
+    return Answer(
+        verdict=verdict([row["answer"]], tables.shortfall(row)),
+        changes=[tables.sureness(row)],
+        evidence=[tables.certain(row)],
+    )
 
 
 def _demand_note(answer: CapacityAnswer) -> str:
@@ -80,15 +82,15 @@ def _demand(answer: CapacityAnswer) -> "Figure":
         figure.add_bar(
             x=start, y=demand.rate[:, c], width=demand.hours, offset=0,
             name=f"{traffic.prompt[c]:.0f} + {traffic.generate[c]:.0f} tokens",
-            marker_color=COLOURS[c % len(COLOURS)], marker_opacity=1 - 0.45 * (c // len(COLOURS)),
+            marker_color=PALETTE[c % len(PALETTE)], marker_opacity=1 - 0.45 * (c // len(PALETTE)),
         )  # fmt: skip
     if answer.question.schedule is not None:
         figure.add_scatter(
             x=start, y=answer.fleet.running.sum(axis=1), yaxis="y2", name="replicas",
-            mode="lines", line={"shape": "hv", "color": "black"},
+            mode="lines", line={"shape": "hv", "color": "#888888"},
         )  # fmt: skip
         figure.update_layout(yaxis2={"overlaying": "y", "side": "right", "title": "replicas"})
-    figure.update_layout(barmode="stack", template="plotly_white", height=360)
+    figure.update_layout(barmode="stack", height=360)
     figure.update_xaxes(title="hours from the first request")
     figure.update_yaxes(title="requests per second", selector={"overlaying": None})
     return figure
@@ -118,16 +120,16 @@ def _costs(row: Row) -> "Figure":
             y=[name for name, _, _ in bars], x=[usd for _, usd, _ in bars], orientation="h",
             text=[f"{usd:.2f}" for _, usd, _ in bars], customdata=[what for _, _, what in bars],
             hovertemplate="%{y}: %{x:.2f} USD/h<br>%{customdata}<extra></extra>",
-            marker_color=[COLOURS[2], *[COLOURS[5]] * (len(bars) - 1)],
+            marker_color=[PALETTE[2], *[PALETTE[5]] * (len(bars) - 1)],
         )
     )  # fmt: skip
     figure.add_vline(
-        x=row["solver"]["relaxation_usd_per_hour"], line={"dash": "dot", "color": "black"},
+        x=row["solver"]["relaxation_usd_per_hour"], line={"dash": "dot", "color": "#888888"},
         annotation_text="bound",
     )  # fmt: skip
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title="USD per hour")
-    figure.update_layout(template="plotly_white", height=80 + 36 * len(bars))
+    figure.update_layout(height=80 + 36 * len(bars))
     return figure
 
 
@@ -153,7 +155,7 @@ def _waits(answer: CapacityAnswer, name: str) -> "Figure":
         if known.size:
             figure.add_scatter(
                 x=np.quantile(known, share), y=100 * share, mode="lines", name=label,
-                line={"color": COLOURS[i % len(COLOURS)]},
+                line={"color": PALETTE[i % len(PALETTE)]},
             )  # fmt: skip
     if np.isfinite(target):
         figure.add_scatter(
@@ -162,7 +164,7 @@ def _waits(answer: CapacityAnswer, name: str) -> "Figure":
         )  # fmt: skip
     figure.update_xaxes(title="seconds", type="log")
     figure.update_yaxes(title="% of requests")
-    figure.update_layout(template="plotly_white", height=340)
+    figure.update_layout(height=340)
     return figure
 
 
@@ -177,14 +179,13 @@ def _sensitivity(row: Row) -> "Figure":
     )
     figure.update_xaxes(title="load, of the trace's")
     figure.update_yaxes(title="% of requests within both targets", range=[0, 101])
-    figure.update_layout(template="plotly_white", height=320)
+    figure.update_layout(height=320)
     return figure
 
 
-def _assumptions(row: Row) -> str:
+def _assumptions(row: Row) -> list[str]:
     memory = ", ".join(sorted({f"{r['gpu_memory_utilization']:.0%}" for r in row["fleet"]}))
-    lines = [
-        tables.certain(row),
+    return [
         tables.bound(row),
         "Requests go to a kind of replica by their class and among those to the least loaded.",
         f"Engines use {memory} of GPU memory; a pass holds at most "
@@ -192,6 +193,3 @@ def _assumptions(row: Row) -> str:
         "Prices are those of the hardware profiles or of the command line; see kvsim gpus --json.",
         "Not modelled: time to load a model, networks between replicas, failures while serving.",
     ]
-    said = "".join(f"<p>{escape(line)}</p>" for line in lines)
-    basis = f'<p class="basis">{escape(grounds(row["basis"]))}</p>'
-    return f"<h2>Assumptions</h2>{said}{basis}"

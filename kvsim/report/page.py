@@ -1,59 +1,141 @@
-"""Self-contained HTML pages: plotly.js inside, nothing from the network."""
+"""Self-contained HTML pages: plotly.js inside once, light and dark, readable on phones and paper.
 
+A page is a verdict, what follows it, tables that sort and copy as CSV, and pictures. Its foot says
+which command, version and day it is from.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import date
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvsim import __version__
 from kvsim.files import replace_text
+from kvsim.report.answer import Answer
+from kvsim.report.grounds import grounds
 from kvsim.report.json import Row
 from kvsim.report.table import Column, Table
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2em auto; }
-table { border-collapse: collapse; margin: 1em 0; } th { font-weight: 600; color: #555; }
-td, th { padding: .3em .8em; text-align: right; border-bottom: 1px solid #e4e4e4; }
-td:first-child, td:nth-child(2), th:first-child, th:nth-child(2) { text-align: left; }
-tr.choice { background: #eef6ee; } .basis { color: #555; border-left: 3px solid #ccc;
-padding-left: 1em; } h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
-"""
+    from kvsim.report.result import Result
+
+Picture = tuple[str, "Figure"]
+"""A title and what is drawn under it."""
 
 
-def write(path: Path, title: str, body: str) -> None:
-    """A page around a body, written beside its place and then renamed."""
-    page = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{STYLE}</style></head><body>{body}</body></html>"
-    )
-    replace_text(path, page)
+@dataclass
+class Page:
+    """What a page says, from its head to its foot."""
+
+    title: str
+    answer: Answer
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
+    basis: Row | None = None
+    notes: Sequence[str] = ()
+    command: str = ""
+    script: str = ""  # what a page of its own kind adds
+    extra: str = ""
+    sources: Sequence[str] = field(default_factory=tuple)
+
+    def html(self) -> str:
+        """The whole page."""
+        body = [
+            f"<h1>{escape(self.title)}</h1>",
+            self.answer.html(),
+            *(table(found) for found in self.tables),
+            self.extra,
+            *(_picture(i, title, figure) for i, (title, figure) in enumerate(self.pictures)),
+            *(f"<p>{escape(note)}</p>" for note in self.notes),
+        ]
+        style, script = _asset("page.css"), _asset("page.js")
+        drawn = f"<script>{_plotly()}</script>" if self.pictures else ""
+        return (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{escape(self.title)}</title>"
+            f"<style>{style}</style></head><body><main>{''.join(body)}</main>{self._foot()}"
+            f"{drawn}<script>{script}{self.script}</script></body></html>"
+        )
+
+    def _foot(self) -> str:
+        lines = []
+        if self.command:
+            lines.append(f"Made by <code>{escape(self.command)}</code>")
+        lines.append(f"kvsim {__version__}, {date.today().isoformat()}")
+        if self.basis is not None:
+            lines.append(escape(grounds(self.basis)))
+        lines += [escape(source) for source in self.sources]
+        return f"<footer>{''.join(f'<p>{line}</p>' for line in lines)}</footer>"
 
 
-def table(table: Table) -> str:
-    """A table whose cells carry the number behind them; settings stand under a row's name."""
-    columns, lines = table.columns, []
-    for row in table.rows:
-        mark = ' class="choice"' if table.marked(row) else ""
-        cells = "".join(_cell(column, row) for column in columns)
-        below = table.below(row)
+def write_result(path: Path, result: "Result", title: str = "") -> None:
+    """The page of a result."""
+    basis = next((row["basis"] for row in result.rows if "basis" in row), None)
+    page = Page(
+        title or result.title, result.answer, result.tables, result.figures(), basis,
+        command=result.command,
+    )  # fmt: skip
+    write(path, page)
+
+
+def write(path: Path, page: Page) -> None:
+    """Write a page beside its place and rename it: it is whole or not there."""
+    replace_text(path, page.html())
+
+
+def table(found: Table) -> str:
+    """A table whose cells carry the number behind them, so that it sorts and copies as CSV."""
+    columns, lines = found.columns, []
+    named = next((c for c in columns if c.heading == "technique"), columns[0])
+    for row in found.rows:
+        mark = ' class="choice"' if found.marked(row) else ""
+        below = found.below(row)
+        cells = "".join(_cell(c, row, below if c is named else "") for c in columns)
         lines.append(f"<tr{mark}>{cells}</tr>")
-        if below:
-            lines.append(
-                f'<tr class="below"><td colspan="{len(columns)}">{escape(below)}</td></tr>'
-            )
-    head = "".join(f'<th title="{escape(c.meaning)}">{escape(c.heading)}</th>' for c in columns)
-    return f"<table><tr>{head}</tr>{''.join(lines)}</table>"
+    head = "".join(_head(column) for column in columns)
+    title = f"<h2>{escape(found.title)}</h2>" if found.title else ""
+    return (
+        f'{title}<div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{escape(found.title or "results")}"><table><thead><tr>{head}</tr></thead>'
+        f'<tbody>{"".join(lines)}</tbody></table></div><button class="copy">Copy as CSV</button>'
+    )
 
 
-def _cell(column: Column, row: Row) -> str:
+def _head(column: Column) -> str:
+    kind = ' class="text"' if column.text else ""
+    label = escape(column.heading) or '<span class="hidden">standing</span>'
+    return f'<th scope="col"{kind}><button title="{escape(column.meaning)}">{label}</button></th>'
+
+
+def _cell(column: Column, row: Row, below: str) -> str:
     value = column.value(row) if column.value else None
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     kept = f' data-value="{value!r}"' if number else ""
-    return f"<td{kept}>{escape(column.show(row))}</td>"
+    kind = ' class="text"' if column.text else ""
+    small = f"<small>{escape(below)}</small>" if below else ""
+    return f"<td{kind}{kept}>{escape(column.show(row))}{small}</td>"
 
 
-def mark_limit(figure: "Figure", x: float, height: list[float], name: str) -> None:
-    """A dotted line upwards; plotly would put the text of its own one off a logarithmic axis."""
-    line = {"dash": "dot", "color": "black"}
-    figure.add_scatter(x=[x, x], y=height, mode="lines", name=name, line=line)
+def _picture(i: int, title: str, figure: "Figure") -> str:
+    drawn = figure.to_json().replace("</", "<\\/")
+    return (
+        f"<section><h2>{escape(title)}</h2>"
+        f'<div class="picture" id="picture{i}" role="img" aria-label="{escape(title)}"></div>'
+        f'<script type="application/json" data-for="picture{i}">{drawn}</script></section>'
+    )
+
+
+def _asset(name: str) -> str:
+    return (files("kvsim.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())

@@ -1,13 +1,8 @@
 """``kvsim plan`` for equal requests: its answer as rows, on the terminal, and as a page."""
 
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from kvsim.machines.basis import basis
-from kvsim.machines.hardware import GIB
 from kvsim.planner.advice import Advice, NoPlanError
 from kvsim.planner.outlook import LABELS
 from kvsim.planner.plan import Plan
@@ -24,9 +19,6 @@ from kvsim.report.quantities import legend
 from kvsim.report.screen import Screen
 from kvsim.report.table import Column, Table, of, words
 from kvsim.report.units import times
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 
 def plan(result: Plan) -> Row:
@@ -202,75 +194,14 @@ def show(heading: str, answer: Row) -> None:
     out.say(f"Compared {solver['options']:,} options in {solver['seconds']:.2f} s.")
 
 
-def write_page(path: Path, heading: str, answer: Row, result: Plan) -> None:
+def write_page(path: Path, heading: str, answer: Row, result: Plan, command: str = "") -> None:
     """The page of ``kvsim plan``."""
-    from plotly.io import to_html
+    from kvsim.report import plan_charts
 
-    shown = entries(answer)
-    bars = [(label if i == 0 else row["technique"], row) for i, (label, row) in enumerate(shown)]
-    sections = [
-        ("Every option", _frontier(result)),
-        ("GPU memory", _bars(bars, "gpu_bytes", GIB, "GiB")),
-        ("Work in one decoding round, overlapped or not", _bars(bars, "round_s", 1e-3, "ms")),
-    ]
-    said = Answer(**answer["answer"])
-    rest = f"{escape(grounds(answer['basis']))}<br>Not modelled: "
-    rest += escape("; ".join(answer["not_modelled"]))
-    parts = [
-        f"<h1>{escape(heading)}</h1>",
-        said.html(),
-        page.table(table(answer)),
-        f'<p class="basis">{rest}.</p>',
-    ]
-    for i, (title, figure) in enumerate(sections):
-        chart = to_html(figure, full_html=False, include_plotlyjs="inline" if i == 0 else False)
-        parts.append(f"<h2>{escape(title)}</h2>{chart}")
-    page.write(path, "kvsim plan", "\n".join(parts))
-
-
-def _frontier(result: Plan) -> "Figure":
-    """Throughput over TPOT of every option that fits, the choice marked."""
-    from plotly import graph_objects as go
-
-    table, limits = result.table, result.limits
-    columns = table.columns
-    fits = (columns["gpu_memory"] <= limits.gpu_memory) & (
-        columns["host_memory"] <= limits.host_memory
-    )
-    figure = go.Figure()
-    for name in dict.fromkeys(t.name for t in table.technique):
-        rows = table.rows_of(name)
-        rows = rows[fits[rows]]
-        if not rows.size:
-            continue
-        labels = [f"{table.technique[i]}<br>batch {table.batch[i]:.0f}" for i in rows]
-        figure.add_scatter(
-            x=1e3 * columns["tpot"][rows], y=-columns["throughput"][rows], mode="markers",
-            name=name, text=labels, marker={"size": 5, "opacity": 0.6},
-            hovertemplate="%{text}<br>%{x:.1f} ms, %{y:.1f} tok/s<extra></extra>",
-        )  # fmt: skip
-    figure.add_scatter(
-        x=1e3 * result.choice.tpot_s, y=result.choice.output_tok_s, mode="markers", name="choice",
-        marker={"size": 16, "symbol": "star", "color": "black"},
+    page.write(
+        path,
+        page.Page(
+            heading, Answer(**answer["answer"]), [table(answer)], plan_charts.pictures(result),
+            answer["basis"], [f"Not modelled: {'; '.join(answer['not_modelled'])}."], command,
+        ),
     )  # fmt: skip
-    if np.isfinite(limits.tpot):
-        shown = -columns["throughput"][fits]
-        page.mark_limit(figure, 1e3 * limits.tpot, [shown.min(), shown.max()], "TPOT limit")
-    figure.update_xaxes(title="TPOT [ms]", type="log")
-    figure.update_yaxes(title="generated tokens per second, prefill included", type="log")
-    figure.update_layout(template="plotly_white", height=520)
-    return figure
-
-
-def _bars(shown: list[tuple[str, Row]], part: str, unit: float, label: str) -> "Figure":
-    """Stacked bars of one part of the breakdown, one bar per entry."""
-    from plotly import graph_objects as go
-
-    names = dict.fromkeys(n for _, row in shown for n in row["breakdown"][part])
-    figure = go.Figure()
-    for name in names:
-        values = [row["breakdown"][part].get(name, 0) / unit for _, row in shown]
-        figure.add_bar(x=[label for label, _ in shown], y=values, name=name)
-    figure.update_layout(barmode="stack", template="plotly_white", height=420)
-    figure.update_yaxes(title=label)
-    return figure

@@ -1,6 +1,5 @@
 """The answer of ``kvsim plan --trace``: rows for JSON, a table, and a page."""
 
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,10 @@ from kvsim.machines.basis import basis
 from kvsim.planner.load import ATTAINED
 from kvsim.planner.trace import TracePlan
 from kvsim.planner.verify import Simulated
-from kvsim.report import page
+from kvsim.report import evidence, page, units
+from kvsim.report.answer import Answer, show_rest, show_verdict, verdict
+from kvsim.report.charts import finished
+from kvsim.report.colours import mark
 from kvsim.report.grounds import grounds
 from kvsim.report.json import Row, number
 from kvsim.report.names import params, spec
@@ -29,6 +31,7 @@ def row(result: TracePlan) -> Row:
     c, choice = result.classes, result.choice
     full = result.baseline
     return {
+        "answer": answered(result).row(),
         "choice": _lanes(choice) | {"max_seqs": choice.max_seqs},
         "objective": result.objective,
         "simulated": choice.outcome.summary(),
@@ -110,7 +113,10 @@ def show(heading: str, trace: str, answer: Row) -> None:
     s = answer["simulated"]
     out.say(f"{trace}: {s['requests']:,} requests, best {answer['objective']} on one replica")
     out.blank()
+    said = Answer(**answer["answer"])
+    show_verdict(out, said)
     out.table(table(answer))
+    show_rest(out, said)
     for line in outlook(answer):
         out.say(line)
     out.say(grounds(answer["basis"]))
@@ -141,29 +147,25 @@ def outlook(answer: Row) -> list[str]:
     return lines
 
 
-def write_page(path: Path, heading: str, trace: str, answer: Row, result: TracePlan) -> None:
+def write_page(
+    path: Path, heading: str, trace: str, answer: Row, result: TracePlan, command: str = ""
+) -> None:
     """The page of ``kvsim plan --trace``."""
-    from plotly.io import to_html
-
-    shown = entries(answer)
-    said = "".join(f"<p>{escape(line)}</p>" for line in outlook(answer))
-    parts = [
-        f"<h1>{escape(heading)}</h1><p>{escape(trace)}, best {answer['objective']}</p>",
-        page.table(table(answer)) + said,
-        f'<p class="basis">{escape(grounds(answer["basis"]))}</p>',
-    ]
-    drawn = _drawn(shown, [result.choice, *result.others])
+    drawn = _drawn(entries(answer), [result.choice, *result.others])
     limits = result.limits
-    charts = (
-        ("Time to first token", "ttft_s", limits.ttft),
-        ("Time per token", "tpot_s", limits.tpot),
-        ("Whole request", "latency_s", np.inf),
+    pictures = [
+        ("Time to first token", _curves(drawn, "ttft_s", limits.ttft)),
+        ("Time per token", _curves(drawn, "tpot_s", limits.tpot)),
+        ("Whole request", _curves(drawn, "latency_s", np.inf)),
+    ]
+    title = f"{heading}: {trace}, best {answer['objective']}"
+    said = Answer(**answer["answer"])
+    page.write(
+        path,
+        page.Page(
+            title, said, [table(answer)], pictures, answer["basis"], outlook(answer), command
+        ),
     )
-    for i, (title, name, limit) in enumerate(charts):
-        figure = _curves(drawn, name, limit)
-        chart = to_html(figure, full_html=False, include_plotlyjs="inline" if i == 0 else False)
-        parts.append(f"<h2>{title}</h2>{chart}")
-    page.write(path, "kvsim plan --trace", "\n".join(parts))
 
 
 def _drawn(shown: list[tuple[str, Row]], simulated: list[Simulated]) -> dict[str, Simulated]:
@@ -182,11 +184,50 @@ def _curves(shown: dict[str, Simulated], name: str, limit: float) -> "Figure":
         values = getattr(s.outcome, name)
         known = values[np.isfinite(values)]
         if known.size:
-            x = 1e3 * np.quantile(known, share)
-            figure.add_scatter(x=x, y=100 * share, mode="lines", name=label)
+            x, look = 1e3 * np.quantile(known, share), mark(label)
+            figure.add_scatter(
+                x=x, y=100 * share, mode="lines", name=label.partition(" ")[0],
+                line={"color": look.colour, "dash": look.dash},
+            )  # fmt: skip
     if np.isfinite(limit):
-        page.mark_limit(figure, 1e3 * limit, [0, 100], "target")
-    figure.update_xaxes(title="ms", type="log")
-    figure.update_yaxes(title="% of requests")
-    figure.update_layout(template="plotly_white", height=380)
-    return figure
+        figure.add_scatter(
+            x=[1e3 * limit] * 2, y=[0, 100], mode="lines", name="target",
+            line={"dash": "dot", "color": "#888888"},
+        )  # fmt: skip
+    return finished(figure, 360, "ms", "% of requests", xaxis={"type": "log"})
+
+
+def answered(result: TracePlan) -> Answer:
+    """The answer of ``kvsim plan --trace``."""
+    s, full = result.choice, result.baseline
+    d, o = s.lanes[0].deployment, s.outcome.summary()
+    names = " and ".join(t.name if t.name != "full" else "full KV" for t in s.techniques)
+    times = ", ".join(
+        f"{key[:4].upper()} p90 {units.seconds(o[key]['p90'])}"  # type: ignore[index]
+        for key in ("ttft_s", "tpot_s")
+    )
+    good = f"{units.percent(o['good_share'])} of requests within the targets"  # type: ignore[arg-type]
+    gpus = f"{d.tp} x " if d.tp > 1 else ""
+    needed = [
+        f"Run {names} on one replica of {gpus}{d.hardware.name}, --max-num-seqs {s.max_seqs}: "
+        f"{times}, {units.rate(o['output_tok_s'])} output tok/s, {good}."  # type: ignore[arg-type]
+    ]
+    if full is not None and full is not s:
+        base = full.outcome.summary()
+        needed.append(f"Full KV: {units.percent(base['good_share'])}.")  # type: ignore[arg-type]
+    others = [other for other in result.others if other is not s]
+    return Answer(
+        verdict=verdict(needed, ["Figures are simulated on the whole trace."]),
+        figures={"technique": " + ".join(map(str, s.techniques)), "max_seqs": s.max_seqs}
+        | {key: o[key] for key in ("ttft_s", "tpot_s", "output_tok_s", "goodput_per_s")},
+        runner_up=_runner_up(others[0]) if others else "",
+        settings=[f"vLLM: --max-num-seqs {s.max_seqs}"] if names == "full KV" else [],
+        evidence=evidence.on_card(d, s.techniques[0].name),
+    )
+
+
+def _runner_up(s: Simulated) -> str:
+    o = s.outcome.summary()
+    names = " and ".join(map(str, s.techniques))
+    good = units.percent(o["good_share"])  # type: ignore[arg-type]
+    return f"{names} at --max-seqs {s.max_seqs}: {good} of requests within the targets."

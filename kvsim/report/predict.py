@@ -43,6 +43,11 @@ class Predictions(Result):
     found: Sequence[Prediction]
 
     @property
+    def title(self) -> str:
+        """What all rows have in common."""
+        return title(self.rows)
+
+    @property
     def tables(self) -> list[Table]:
         """The one that the terminal shows."""
         return [table(self.rows)]

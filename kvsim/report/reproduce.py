@@ -2,29 +2,30 @@
 
 from dataclasses import asdict
 from datetime import date
-from html import escape
 from pathlib import Path
 
 from kvsim.evidence.leastsquares import Fit
 from kvsim.evidence.published import PublishedRow, fit_stack, predict
-from kvsim.evidence.scores import Score, error, score
+from kvsim.evidence.scores import Score, error
 from kvsim.evidence.stackfile import fitted_text
-from kvsim.files import replace_text
 from kvsim.machines.basis import basis
 from kvsim.machines.profiles import load_stack
+from kvsim.report import units
+from kvsim.report.answer import Answer, show_verdict, verdict
 from kvsim.report.json import Row as Plain
 from kvsim.report.json import number
-from kvsim.report.page import write
 from kvsim.report.screen import Screen
 from kvsim.report.table import Column, Table, of_cells, words
 from kvsim.report.units import short
 
+USES = ("fit", "check", "anomaly")
 SHOWN = 40  # rows printed; JSON and page have all
 
 
 def answer(rows: list[PublishedRow], predicted: list[float], scores: list[Score]) -> Plain:
     """Everything ``--json`` prints."""
     return {
+        "answer": answered(rows, predicted).row(),
         "rows": [_row(row, value) for row, value in zip(rows, predicted, strict=True)],
         "tables": [_plain_score(s) for s in scores],
     }
@@ -56,8 +57,9 @@ def percent(value: float | None) -> str:
 
 
 def print_answer(rows: list[PublishedRow], predicted: list[float], scores: list[Score]) -> None:
-    """Rows that miss most, then the scores."""
+    """The verdict, the rows that miss most, then the scores."""
     out = Screen()
+    show_verdict(out, answered(rows, predicted))
     pairs = sorted(zip(rows, predicted, strict=True), key=lambda pair: -abs(error(*pair)))[:SHOWN]
     worst = [_row(row, value) | {"error": error(row, value)} for row, value in pairs]
     columns = (
@@ -148,47 +150,19 @@ def print_fit(fit: Fit, stack: str) -> None:
         out.say(f"The rows cannot tell {one} from {other}.")
 
 
-def write_page(path: Path, title: str, rows: list[PublishedRow], predicted: list[float]) -> None:
-    """Predicted against published, one log-log panel per table and metric.
-
-    A path that ends with .md gets the table of errors instead.
-    """
-    if path.suffix == ".md":
-        text = f"# Errors of `kvsim reproduce {title}`, {date.today().isoformat()}\n\n"
-        replace_text(path, f"{text}In %, mean / worst.\n\n{markdown(score(rows, predicted))}\n")
-        return
-    from plotly import graph_objects as go
-    from plotly.io import to_html
-    from plotly.subplots import make_subplots
-
-    panels: dict[str, list[tuple[PublishedRow, float]]] = {}
-    for row, value in zip(rows, predicted, strict=True):
-        if row.metric != "fits" and value > 0:
-            key = f"{row.paper} table {row.table}: {row.metric}"
-            panels.setdefault(key, []).append((row, value))
-    across = min(3, len(panels))
-    down = -(-len(panels) // max(across, 1))
-    figure = make_subplots(rows=max(down, 1), cols=max(across, 1), subplot_titles=list(panels))
-    colours = {"fit": "#999999", "check": "#1f77b4", "anomaly": "#d62728"}
-    for i, pairs in enumerate(panels.values()):
-        place = {"row": i // across + 1, "col": i % across + 1}
-        ends = [f(f(r.published, v) for r, v in pairs) for f in (min, max)]
-        figure.add_trace(
-            go.Scatter(x=ends, y=ends, mode="lines", line={"color": "#cccccc"}, showlegend=False),
-            **place,
-        )
-        for use, colour in colours.items():
-            chosen = [(r, v) for r, v in pairs if r.use == use]
-            figure.add_trace(
-                go.Scatter(
-                    x=[r.published for r, _ in chosen], y=[v for _, v in chosen], mode="markers",
-                    name=use, legendgroup=use, showlegend=i == 0, marker={"color": colour},
-                    text=[f"{r.settings}<br>batch {r.batch}, prompt {r.prompt}" for r, _ in chosen],
-                ),
-                **place,
-            )  # fmt: skip
-    figure.update_xaxes(type="log", title="published")
-    figure.update_yaxes(type="log", title="predicted")
-    figure.update_layout(template="plotly_white", height=340 * max(down, 1), width=1100)
-    chart = to_html(figure, full_html=False, include_plotlyjs="inline")
-    write(path, "kvsim reproduce", f"<h1>Predicted against published: {escape(title)}</h1>{chart}")
+def answered(rows: list[PublishedRow], predicted: list[float]) -> Answer:
+    """How far predictions are off, in words."""
+    pairs = [(r, v) for r, v in zip(rows, predicted, strict=True) if r.metric != "fits"]
+    errors = {use: [abs(error(r, v)) for r, v in pairs if r.use == use] for use in USES}
+    told = []
+    for use, said in (("check", "rows that nothing was fitted to"), ("fit", "fitted rows")):
+        if errors[use]:
+            mean, worst = sum(errors[use]) / len(errors[use]), max(errors[use])
+            told.append(
+                f"On {len(errors[use])} {said} predictions are off by {units.percent(mean)} on "
+                f"average and {units.percent(worst)} at worst."
+            )
+    cards = ", ".join(sorted({r.hardware for r in rows}))
+    odd = f"{len(errors['anomaly'])} rows contradict themselves or others and are left out of it."
+    wanted = [f"They were measured on {cards}.", odd if errors["anomaly"] else ""]
+    return Answer(verdict(told or ["No rows about times or sizes."], wanted))

@@ -36,6 +36,11 @@ class Result:
     rows: Sequence[Row]
 
     @property
+    def title(self) -> str:
+        """The heading of the page."""
+        return self.command
+
+    @property
     def tables(self) -> list[Table]:
         """The tables that the terminal shows."""
         return []

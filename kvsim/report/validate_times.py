@@ -1,14 +1,15 @@
 """Times predicted and measured: JSON, a table by technique, and a page."""
 
 from collections.abc import Sequence
-from html import escape
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.report import page
+from kvsim.report import page, units
+from kvsim.report.answer import Answer, verdict
+from kvsim.report.colours import mark
 from kvsim.report.json import Row
 from kvsim.report.screen import Screen
 from kvsim.report.table import Table, of_cells
@@ -196,26 +197,58 @@ def worst_ops(a: Row) -> list[list[str]]:
     ]
 
 
-def write_page(path: Path, a: Row) -> None:
+def write_page(path: Path, a: Row, command: str = "") -> None:
     """Predicted against measured as a page of its own."""
-    from plotly.io import to_html
-
-    chart = to_html(_scatter(a), full_html=False, include_plotlyjs="inline")
-    parts = [
-        f"<h1>{escape(a['device'])}: predicted against measured</h1>",
-        *(f"<p>{escape(text)}</p>" for text in [*said(a), *_missing(a), *a["suspicious"]]),
-        chart,
-        "<h2>By technique</h2>",
-        f"<p>{LEGEND}</p>",
-        page.table(technique_table(a)),
-        "<h2>The ops that cost most in error</h2>",
-        page.table(op_table(a)),
-        "<h2>One decoding round, predicted and measured</h2>",
-        "<p>Each technique at its last point. Copies are named by their direction where measured; "
-        "measured on a CPU, other jobs show as gaps and long ops. Drag to zoom.</p>",
-        *(to_html(_round(r), full_html=False, include_plotlyjs=False) for r in a["rounds"]),
+    rounds = [
+        (f"One round of {r['technique'].partition(':')[0]}, {r['point']}", _round(r))
+        for r in a["rounds"]
     ]
-    page.write(path, "kvsim validate", "\n".join(parts))
+    page.write(
+        path,
+        page.Page(
+            f"{a['device']}: predicted against measured", answered(a),
+            [technique_table(a), op_table(a)],
+            [("Predicted against measured times", _scatter(a)), *rounds],
+            notes=[LEGEND, ROUNDS, *_missing(a), *a["suspicious"]], command=command,
+        ),
+    )  # fmt: skip
+
+
+ROUNDS = (
+    "Rounds: each technique at its last point. Copies are named by their direction where measured; "
+    "on a CPU, other jobs show as gaps and long ops."
+)
+
+
+def answered(a: Row) -> Answer:
+    """How far times are off on this machine, in words."""
+    s = a["summary"]
+    return Answer(
+        verdict(
+            [
+                f"On {a['device']}, {s['points']} predicted times are off by "
+                f"{units.percent(s['median'])} in the median, nine in ten by at most "
+                f"{units.percent(s['nine_in_ten'])}; the runs' own noise is "
+                f"{units.percent(s['noise'])}."
+            ],
+            [order(s)],
+        ),
+        figures={key: s[key] for key in ("points", "median", "nine_in_ten", "noise")},
+        left_out=_missing(a),
+    )
+
+
+def order(s: Row) -> str:
+    """Whether the predicted winner wins and the predicted order holds."""
+    if s["same_winner"] is None:
+        return (
+            "No technique is measurably fastest at any point; wherever two differ by more than "
+            f"the noise, the predicted order is right in {units.percent(s['same_order'])}."
+        )
+    return (
+        f"The predicted winner wins at {units.percent(s['same_winner'])} of the points; "
+        f"{units.percent(s['same_order'])} of the pairs have the predicted order."
+    )
 
 
 def _round(r: Row) -> Any:
@@ -242,8 +275,7 @@ def _round(r: Row) -> Any:
         )  # fmt: skip
     rows = [f"{s} {side}" for s in STREAMS for side in SIDES if _has(bars, side, s)]
     figure.update_layout(
-        title=f"{r['technique'].partition(':')[0]}: {r['point']}",
-        barmode="overlay", template="plotly_white", height=150 + 40 * len(rows),
+        barmode="overlay", height=150 + 40 * len(rows),
         xaxis={"title": "ms"}, yaxis={"categoryorder": "array", "categoryarray": rows[::-1]},
         margin={"t": 40, "b": 40},
     )  # fmt: skip
@@ -270,12 +302,16 @@ def _scatter(a: Row) -> Any:
             for p, m in found
         ]
         error = {"type": "data", "array": [1e3 * m["noise"] * m["measured"] for _, m in found]}
-        figure.add_trace(Scatter(x=x, y=y, mode="markers", name=name, text=text, error_x=error))
+        look = mark(name)
+        dots = {"color": look.colour, "symbol": look.symbol}
+        figure.add_scatter(
+            x=x, y=y, mode="markers", name=name, text=text, error_x=error, marker=dots
+        )
     ends = [min(spans), max(spans)]
     figure.add_trace(Scatter(x=ends, y=ends, mode="lines", name="equal", line={"color": "#bbb"}))
     figure.update_layout(
         xaxis={"title": "measured [ms]", "type": "log"},
         yaxis={"title": "predicted [ms]", "type": "log"},
-        template="plotly_white", height=650,
+        height=650,
     )  # fmt: skip
     return figure

@@ -1,0 +1,212 @@
+"""The pictures of pages: plotly figures made from predictions, a technique always marked alike."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.engine.roofline import all_ops, seconds
+from kvsim.engine.timeline import Span, spans
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import GIB
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import decode_point
+from kvsim.report.colours import PALETTE, PATTERNS, mark
+from kvsim.report.json import Row
+from kvsim.report.names import short_names, spec
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+LEGEND = {"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0}
+STREAMS = {"gpu": "GPU", "h2d": "host to GPU", "d2h": "GPU to host", "cpu": "CPU"}
+MOST_LANES = 400  # ops of a step that are drawn
+
+
+def finished(figure: "Figure", height: int, x: str, y: str, **axes: Any) -> "Figure":
+    """A figure with titled axes and its legend below."""
+    figure.update_layout(height=height, legend=LEGEND, margin={"t": 16, "r": 12})
+    figure.update_xaxes(title=x, **axes.get("xaxis", {}))
+    figure.update_yaxes(title=y, **axes.get("yaxis", {}))
+    return figure
+
+
+def of_predictions(rows: Sequence[Row], found: Sequence[Prediction]) -> list[tuple[str, "Figure"]]:
+    """The pictures of ``kvsim predict``: speed, one step, roofline, memory."""
+    pictures = []
+    if len(rows) > 1:
+        pictures.append(("Speed and latency of every point", speed(rows)))
+    at = max(range(len(rows)), key=lambda i: (rows[i]["fits"], rows[i]["decode_tok_s"] or 0.0))
+    if found[at].generate > 1:
+        name = f"{rows[at]['technique']}, batch {rows[at]['batch']:,}"
+        pictures.append((f"One decoding round of {name}", lanes(found[at])))
+        pictures.append((f"Roofline of its ops ({name})", roofline(found[at])))
+    pictures.append(("Memory by tier, against what there is", memory(rows, found[at].deployment)))
+    return pictures
+
+
+def speed(rows: Sequence[Row]) -> "Figure":
+    """Output tokens per second over TPOT of every row that fits."""
+    from plotly.graph_objects import Figure
+
+    figure = Figure()
+    labels = short_names([spec(row) for row in rows])
+    for text, name in labels.items():
+        here = [r for r in rows if spec(r) == text and r["fits"] and r["tpot_s"]]
+        look = mark(name)
+        figure.add_scatter(
+            x=[1e3 * r["tpot_s"] for r in here], y=[r["decode_tok_s"] for r in here], name=name,
+            mode="lines+markers", line={"color": look.colour, "dash": look.dash, "width": 1.5},
+            marker={"color": look.colour, "symbol": look.symbol, "size": 9},
+            text=[f"batch {r['batch']}, prompt {r['prompt']}<br>{r['bound_by']}" for r in here],
+            hovertemplate="%{text}<br>%{x:.3g} ms, %{y:.4g} tok/s",
+        )  # fmt: skip
+    log = {"type": "log"}
+    return finished(figure, 420, "TPOT [ms]", "decode tok/s", xaxis=log, yaxis=log)
+
+
+def round_spans(p: Prediction) -> tuple[list[Span], float]:
+    """The ops of one decoding round in the middle of the generation, and how long it takes. [s]"""
+    d = p.deployment
+    cycle = p.technique.cycle(
+        d, decode_point(float(p.batch[0]), p.prompt, p.generate, p.generate // 2)
+    )
+    found: list[Span] = []
+    start = 0.0
+    for step in cycle.steps:
+        here = spans(step, d)
+        end = max(span.end for span in here)
+        first = min(min(span.begin for span in here), 0.0)
+        found += [
+            Span(s.stream, s.name, start + s.begin - first, start + s.end - first) for s in here
+        ]
+        start += end - first
+    return found, start
+
+
+def critical(found: Sequence[Span]) -> list[Span]:
+    """The chain of ops that decides when the round ends, walked back from its end."""
+    last = max(found, key=lambda span: span.end)
+    chain = [last]
+    while True:
+        before = [s for s in found if s.end <= chain[-1].begin + 1e-12 and s is not chain[-1]]
+        if not before:
+            return chain[::-1]
+        chain.append(max(before, key=lambda span: span.end))
+
+
+def lanes(p: Prediction) -> "Figure":
+    """One decoding round: a lane per stream, an op per bar, the critical path outlined."""
+    from plotly.graph_objects import Figure
+
+    found, total = round_spans(p)
+    path = {(s.stream, s.name, s.begin) for s in critical(found)}
+    cost: dict[str, float] = {}
+    for s in found:
+        cost[s.name] = cost.get(s.name, 0.0) + s.end - s.begin
+    names = sorted(cost, key=lambda name: -cost[name])
+    shown = found[:MOST_LANES]
+    figure = Figure()
+    for i, name in enumerate(names):
+        bars = [s for s in shown if s.name == name]
+        if not bars:
+            continue
+        figure.add_bar(
+            y=[STREAMS.get(s.stream, s.stream) for s in bars], orientation="h", name=name,
+            base=[1e3 * s.begin for s in bars], x=[1e3 * (s.end - s.begin) for s in bars],
+            marker={
+                "color": PALETTE[i % len(PALETTE)],
+                "pattern": {"shape": PATTERNS[i // len(PALETTE) % len(PATTERNS)]},
+                "line": {
+                    "color": "#888888",
+                    "width": [1.5 if (s.stream, s.name, s.begin) in path else 0 for s in bars],
+                },
+            },
+            customdata=[[1e3 * cost[name], 100 * cost[name] / total]] * len(bars),
+            hovertemplate="%{x:.4g} ms from %{base:.4g} ms<br>all of it %{customdata[0]:.4g} ms, "
+            "%{customdata[1]:.3g} % of the round",
+        )  # fmt: skip
+    figure.update_layout(barmode="overlay", bargap=0.3)
+    label = f"ms; the round takes {1e3 * total:.4g} ms; outlined: the critical path"
+    return finished(figure, 360, label, "", yaxis={"autorange": "reversed"})
+
+
+def roofline(p: Prediction) -> "Figure":
+    """Ops of a round by arithmetic intensity, under the two roofs of the card."""
+    from plotly.graph_objects import Figure
+
+    d = p.deployment
+    point = decode_point(float(p.batch[0]), p.prompt, p.generate, p.generate // 2)
+    work: dict[str, np.ndarray] = {}
+    for step in p.technique.cycle(d, point).steps:
+        for op, count in all_ops(step):
+            took, flops = (float(np.ravel(v)[0]) for v in (seconds(op, d), op.flops))
+            moved = float(np.ravel(op.bytes.get("hbm", 0.0))[0])
+            if op.stream == "gpu" and took > 0 and flops > 0 and moved > 0:
+                total = work.setdefault(op.name, np.zeros(3))
+                total += count * np.array([flops, moved, took])
+    peak, band = d.flops("fp16"), d.bandwidth["hbm"]
+    ridge = peak / band
+    figure = Figure()
+    low = min([0.1, *(w[0] / w[1] for w in work.values())]) / 2
+    figure.add_scatter(
+        x=[low, ridge, 50 * ridge], y=[low * band, peak, peak], mode="lines",
+        name="the card's roof", line={"color": "#888888", "width": 1.5}, hoverinfo="skip",
+    )  # fmt: skip
+    for i, (name, (flops, moved, took)) in enumerate(work.items()):
+        figure.add_scatter(
+            x=[flops / moved], y=[flops / took], mode="markers", name=name,
+            marker={"color": PALETTE[i % len(PALETTE)], "symbol": i % 40, "size": 11},
+            hovertemplate=f"{name}<br>{flops:.3g} FLOP, {moved:.3g} B, {1e3 * took:.3g} ms<br>"
+            f"{100 * moved / took / band:.3g} % of the bandwidth, "
+            f"{100 * flops / took / peak:.3g} % of the arithmetic<extra></extra>",
+        )  # fmt: skip
+    log = {"type": "log"}
+    return finished(figure, 420, "FLOP per byte of GPU memory", "FLOP/s", xaxis=log, yaxis=log)
+
+
+def memory(rows: Sequence[Row], d: Deployment) -> "Figure":
+    """Stacked bars of what is resident, a bar per technique and tier, and the capacities."""
+    from plotly.graph_objects import Figure
+
+    some = _few(rows)
+    labels = short_names([f"{spec(r)}|{r['batch']}|{r['prompt']}" for r in some])
+    parts = [
+        (f"{name.partition('|')[0]}, {r['batch']:,} x {r['prompt']:,}, {tier}", tier, r)
+        for r, name in zip(some, labels.values(), strict=True)
+        for tier in ("gpu", "host")
+        if r[f"{tier}_bytes"]
+    ]
+    names = dict.fromkeys(n for _, tier, r in parts for n in r["breakdown"][f"{tier}_bytes"])
+    figure = Figure()
+    for i, name in enumerate(names):
+        sizes = [_held(r, tier).get(name, 0.0) / GIB for _, tier, r in parts]
+        pattern = PATTERNS[i // len(PALETTE) % len(PATTERNS)]
+        figure.add_bar(
+            y=[label for label, *_ in parts], x=sizes, name=name, orientation="h",
+            marker={"color": PALETTE[i % len(PALETTE)], "pattern": {"shape": pattern}},
+            hovertemplate="%{x:.3f} GiB",
+        )  # fmt: skip
+    figure.add_scatter(
+        y=[label for label, *_ in parts],
+        x=[(d.hardware.gpu_memory if tier == "gpu" else d.hardware.host_memory) / GIB
+           for _, tier, _ in parts],
+        mode="markers", name="capacity",
+        marker={"symbol": "line-ns-open", "size": 18, "color": "#c0453f", "line": {"width": 3}},
+    )  # fmt: skip
+    figure.update_layout(barmode="stack")
+    axis = {"autorange": "reversed"}
+    return finished(figure, 160 + 44 * len(parts), "GiB", "", yaxis=axis)
+
+
+def _held(row: Row, tier: str) -> Mapping[str, float]:
+    """A replica's buffers: those of the host belong to all its GPUs. [B]"""
+    scale = row["tp"] if tier == "host" else 1
+    return {name: scale * size for name, size in row["breakdown"][f"{tier}_bytes"].items()}
+
+
+def _few(rows: Sequence[Row], most: int = 8) -> list[Row]:
+    """The first row of each technique, then others, few enough to be read."""
+    first = {spec(row): row for row in reversed(rows)}
+    chosen = list(first.values())[::-1] if len(first) > 1 else list(rows)
+    return chosen[:most]

@@ -1,0 +1,48 @@
+"""One mark per technique on every page: a colour, and a shape and a pattern that differ in grey."""
+
+from dataclasses import dataclass
+from zlib import crc32
+
+PALETTE = (
+    "#2f6fb3", "#c8641a", "#26866a", "#b4437d", "#7a5fc0", "#8a7413", "#2b8a97", "#c0453f",
+)  # fmt: skip
+"""Colours that those who see no red or no green can tell apart, at 3:1 on white and on #16181d."""
+
+SYMBOLS = (
+    "circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star",
+    "pentagon", "hexagon", "triangle-left", "triangle-right", "hourglass", "bowtie", "star-square",
+    "star-diamond", "hexagram", "diamond-tall", "diamond-wide", "octagon", "star-triangle-up",
+    "star-triangle-down", "triangle-ne", "triangle-se", "triangle-sw", "triangle-nw", "hexagon2",
+    "circle-cross", "square-cross", "diamond-cross", "circle-x", "square-x", "diamond-x",
+)  # fmt: skip
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+PATTERNS = ("", "/", "\\", "x", "-", "|", "+", ".")
+NAMES = (
+    "full", "offload", "kvpr", "kcache", "specache", "zipcache", "quantspec", "kivi", "h2o",
+    "streamingllm", "snapkv", "magicdec", "flexgen", "fastdecode", "fp8", "infllm", "gear",
+    "gear-first", "mikv", "quest", "pyramidkv", "duoattention", "shadowkv", "turboquant",
+    "kvquant", "eagle", "mtp", "draft",
+)  # fmt: skip
+"""Techniques in the order in which they got their marks, which they keep."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How a technique is drawn."""
+
+    colour: str
+    symbol: str
+    dash: str
+    pattern: str
+
+
+def mark(technique: str) -> Mark:
+    """The mark of a technique; a composition has that of its first part."""
+    name = technique.partition(":")[0].partition(" ")[0].partition("+")[0]
+    place = NAMES.index(name) if name in NAMES else len(NAMES) + crc32(name.encode()) % 5
+    return Mark(
+        PALETTE[place % len(PALETTE)],
+        SYMBOLS[place],
+        DASHES[place // len(PALETTE) % len(DASHES)],
+        PATTERNS[place // len(PALETTE) % len(PATTERNS)],
+    )

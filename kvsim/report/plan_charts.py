@@ -1,0 +1,153 @@
+"""The pictures of a plan: the map of techniques, one round, roofline, memory, winners, prices."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.planner.plan import Plan
+from kvsim.prediction.generate import Prediction
+from kvsim.report.charts import finished, lanes, memory, roofline
+from kvsim.report.colours import mark
+from kvsim.report.predict import prediction
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+DRAWN = 40  # options of a technique on the map
+STEPS = 5  # contexts and batches of the winner map: 2 ** -2 .. 2 ** 2 of what was asked
+TOLD = 5e-4  # smallest gain that is drawn
+
+
+def pictures(plan: Plan) -> list[tuple[str, "Figure"]]:
+    """All of them with their titles, the map first."""
+    p = plan.choice
+    name = f"{p.technique.name}, {float(p.batch[0]):.0f} sequences"
+    compared = [p, *([plan.baseline] if plan.baseline else [])]
+    compared += [a.prediction for a in plan.alternatives]
+    rows = [prediction(other) for other in compared]
+    drawn = [
+        ("Techniques: throughput against latency", technique_map(plan)),
+        ("Memory by tier, against what there is", memory(rows, p.deployment)),
+    ]
+    if p.generate > 1:
+        drawn += [
+            (f"One decoding round of {name}", lanes(p)),
+            (f"Roofline of its ops ({name})", roofline(p)),
+            ("Fastest technique by batch and prompt", winners(plan)),
+        ]
+    if any(gain > TOLD for gain in plan.prices.values()):
+        drawn.append(("What would bring more", prices(plan)))
+    return drawn
+
+
+def technique_map(plan: Plan) -> "Figure":
+    """Throughput over TPOT of each technique's best options; lossless filled, lossy open."""
+    from plotly.graph_objects import Figure
+
+    table, limits = plan.table, plan.limits
+    columns = table.columns
+    fits = (columns["gpu_memory"] <= limits.gpu_memory) & (
+        columns["host_memory"] <= limits.host_memory
+    )
+    fits &= np.isfinite(columns["tpot"]) & (columns["tpot"] > 0)
+    figure = Figure()
+    for name in dict.fromkeys(t.name for t in table.technique):
+        rows = np.array([i for i in _front(table.rows_of(name), columns) if fits[i]], int)[:DRAWN]
+        if not rows.size:
+            continue
+        look, exact = mark(name), table.technique[rows[0]].exact
+        figure.add_scatter(
+            x=1e3 * columns["tpot"][rows], y=-columns["throughput"][rows],
+            mode="lines+markers", name=name if exact else f"{name} (lossy)",
+            line={"color": look.colour, "dash": look.dash, "width": 1},
+            marker={
+                "color": look.colour, "size": 8, "line": {"width": 1.5, "color": look.colour},
+                "symbol": look.symbol if exact else f"{look.symbol}-open",
+            },
+            text=[f"{table.technique[i]}<br>{table.batch[i]:.0f} sequences" for i in rows],
+            hovertemplate="%{text}<br>%{x:.4g} ms, %{y:.4g} tok/s<extra></extra>",
+        )  # fmt: skip
+    p = plan.choice
+    figure.add_scatter(
+        x=1e3 * np.nan_to_num(p.tpot_s), y=p.output_tok_s, mode="markers", name="the choice",
+        marker={"size": 20, "symbol": "circle-open", "color": "#888888", "line": {"width": 3}},
+    )  # fmt: skip
+    if np.isfinite(limits.tpot):
+        shown = -columns["throughput"][fits]
+        ends = [float(shown.min()), float(shown.max())]
+        figure.add_scatter(
+            x=[1e3 * limits.tpot] * 2, y=ends, mode="lines", name="TPOT target",
+            line={"color": "#c0453f", "dash": "dot"},
+        )  # fmt: skip
+    log = {"type": "log"}
+    return finished(figure, 560, "TPOT [ms]", "output tok/s", xaxis=log, yaxis=log)
+
+
+def _front(rows: np.ndarray, columns: dict[str, np.ndarray]) -> list[int]:
+    """Options of one technique that no other option of it beats in both."""
+    order = rows[np.lexsort((columns["throughput"][rows], columns["tpot"][rows]))]
+    best, kept = np.inf, []
+    for row in order:
+        if columns["throughput"][row] < best:
+            best = columns["throughput"][row]
+            kept.append(int(row))
+    return kept
+
+
+def winners(plan: Plan) -> "Figure":
+    """The technique that decodes fastest at other batches and prompts, of those compared here."""
+    from plotly.graph_objects import Figure
+
+    p = plan.choice
+    some = [p, *([plan.baseline] if plan.baseline else [])]
+    some += [a.prediction for a in plan.alternatives if a.allowed]
+    techniques = {other.technique.name: other.technique for other in some}
+    scale = 2.0 ** np.arange(-(STEPS // 2), STEPS // 2 + 1)
+    prompts = np.unique(np.maximum(1, np.round(p.prompt * scale)))
+    figure = Figure()
+    won: dict[str, list[tuple[float, float]]] = {}
+    for prompt in prompts:
+        speeds = {
+            name: _speeds(Prediction(t, p.deployment, _batches(p, t.tiles()), int(prompt),
+                                     p.generate, contexts=4))
+            for name, t in techniques.items()
+        }  # fmt: skip
+        for i, batch in enumerate(_batches(p, 1)):
+            best = max(speeds, key=lambda name: float(speeds[name][i]))
+            label = best if speeds[best][i] > 0 else "nothing fits"
+            won.setdefault(label, []).append((float(batch), float(prompt)))
+    for name, points in won.items():
+        look = mark(name)
+        figure.add_scatter(
+            x=[batch for batch, _ in points], y=[prompt for _, prompt in points], name=name,
+            mode="markers", marker={"color": look.colour, "symbol": look.symbol, "size": 22}
+            if name != "nothing fits"
+            else {"color": "#888888", "symbol": "x-thin-open", "size": 12},
+            hovertemplate=f"{name}<br>batch %{{x}}, prompt %{{y:,}}<extra></extra>",
+        )  # fmt: skip
+    log = {"type": "log", "dtick": "D2"}
+    return finished(figure, 400, "batch", "prompt [tokens]", xaxis=log, yaxis={"type": "log"})
+
+
+def _batches(p: Prediction, parts: int) -> np.ndarray:
+    scale = 2.0 ** np.arange(-(STEPS // 2), STEPS // 2 + 1)
+    wanted = np.unique(np.maximum(1, np.round(float(p.batch[0]) * scale)))
+    return np.asarray(np.ceil(wanted / parts) * parts)
+
+
+def _speeds(p: Prediction) -> np.ndarray:
+    """Tokens per second of batches that fit, 0 of others. [tokens/s]"""
+    return np.where(p.fits, np.nan_to_num(p.decode_tok_s), 0.0)
+
+
+def prices(plan: Plan) -> "Figure":
+    """What a little more of each thing would bring."""
+    from plotly.graph_objects import Figure
+
+    gains = {k: v for k, v in sorted(plan.prices.items(), key=lambda kv: kv[1]) if v > TOLD}
+    figure = Figure()
+    figure.add_bar(
+        y=list(gains), x=[100 * gain for gain in gains.values()], orientation="h",
+        marker={"color": "#2f6fb3"}, hovertemplate="%{x:.3g} %<extra></extra>",
+    )  # fmt: skip
+    return finished(figure, 120 + 40 * len(gains), f"% more {plan.objective}", "")
