@@ -18,6 +18,7 @@ from kvsim.commands.admission import (
     largest_loss,
 )
 from kvsim.commands.arguments import count, either, gib, number, option, seconds, words
+from kvsim.commands.emit import EmitOption, engines, settings, show
 from kvsim.commands.options import (
     HostOption,
     JsonOption,
@@ -102,10 +103,12 @@ def capacity(
         str | None,
         option("--spread", "X", "How far predictions are off; the stack's if not given."),
     ] = None,
+    emit: EmitOption = None,
     json: JsonOption = False,
     report: Annotated[str | None, option("--report", "F.html", "Write an HTML page there.")] = None,
 ) -> None:
     """Find the cheapest fleet that serves a trace within targets."""
+    from kvsim.emit.replica import of_costs
     from kvsim.files.writing import check_target
     from kvsim.machines.profiles import load_stack
     from kvsim.planner.fleet.capacity import CapacityQuestion, make_capacity
@@ -119,6 +122,7 @@ def capacity(
 
     if report is not None:
         check_target(report, "--report")
+    wanted = engines(emit)
     names = words("--gpus", gpus)
     if not schedule and (start_up != "5min"):
         raise InputError("--start-up: replicas start only with --schedule; add it or omit this")
@@ -163,6 +167,9 @@ def capacity(
     )
     answer = make_capacity(question, _tell)
     shown = answers.row(answer, trace)
+    for replica, j in zip(shown["fleet"], answer.used, strict=True):
+        served = of_costs(answer.market.configurations[j].costs, used)
+        replica["settings"] = settings(wanted, served)
     if report is not None:
         capacity_page.write_page(Path(report), shown, answer, command_line())
         say_written(Path(report))
@@ -172,6 +179,8 @@ def capacity(
         typer.echo(dumps(shown, indent=2, allow_nan=False))
     else:
         capacity_tables.show(shown)
+        for replica in shown["fleet"]:
+            show(replica["settings"])
     if answer.shortfall:
         raise InfeasibleError(f"not as asked: {answer.shortfall}")
 

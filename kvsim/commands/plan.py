@@ -19,6 +19,7 @@ from kvsim.commands.admission import (
     largest_loss,
 )
 from kvsim.commands.arguments import count, either, gib, number, option, seconds, tokens, words
+from kvsim.commands.emit import EmitOption, engines, settings, show
 from kvsim.commands.options import (
     GpuOption,
     HostOption,
@@ -99,10 +100,12 @@ def plan(
     weights: Annotated[
         str, option("--weights", "F,..|auto", "fp16, fp8, int8, int4; several are compared.")
     ] = "fp16",
+    emit: EmitOption = None,
     json: JsonOption = False,
     report: Annotated[str | None, option("--report", "FILE", "Write an HTML page there.")] = None,
 ) -> None:
     """Choose technique, settings and batch for a workload or trace."""
+    wanted = engines(emit)
     equal = {"--prompt": prompt, "--generate": generate, "--batch": batch}
     for name, value in equal.items():
         if trace is not None and value is not None:
@@ -124,11 +127,11 @@ def plan(
             raise InputError("--trace with several --tp or --weights: expected one of each")
         speed = number("--rate", either(rate, "1"))
         rules = count("--max-seqs", max_seqs), count("--max-tokens", max_tokens)
-        args = trace, speed, rules, per_class, objective, limits, admitted, page_path, json
+        args = trace, speed, rules, per_class, objective, limits, admitted, page_path, json, wanted
         _for_trace(first, *args)
         return
     workload = _workload(prompt, generate, batch, offline)
-    _for_equal([first, *rest], workload, objective, limits, admitted, page_path, json)
+    _for_equal([first, *rest], workload, objective, limits, admitted, page_path, json, wanted)
 
 
 def _deployments(
@@ -196,7 +199,9 @@ def _for_equal(
     admission: "Admission",
     report: Path | None,
     json: bool,
+    wanted: list[str],
 ) -> None:
+    from kvsim.emit.replica import of_prediction
     from kvsim.planner.advice import NoPlanError
     from kvsim.planner.plan import plan_among
     from kvsim.planner.question import Question
@@ -215,10 +220,14 @@ def _for_equal(
     if report is not None:
         shown.write_page(report, heading, answer, result, command_line())
         say_written(report)
+    if wanted:
+        share = limits.gpu_memory / result.choice.deployment.hardware.gpu_memory
+        answer["settings"] = settings(wanted, of_prediction(result.choice, share))
     if json:
         print_json(answer)
     else:
         shown.show(heading, answer)
+        show(answer.get("settings", []))
 
 
 def _for_trace(
@@ -232,7 +241,9 @@ def _for_trace(
     admission: "Admission",
     report: Path | None,
     json: bool,
+    wanted: list[str],
 ) -> None:
+    from kvsim.emit.replica import of_costs
     from kvsim.planner.trace import make_trace_plan
     from kvsim.report import names, plan_trace
     from kvsim.report.json import print_json
@@ -251,10 +262,17 @@ def _for_trace(
     if report is not None:
         plan_trace.write_page(report, heading, trace, answer, result, command_line())
         say_written(report)
+    lanes = result.choice.lanes
+    if wanted and len(lanes) > 1:
+        raise InputError("--emit: no engine runs several techniques; omit --per-class")
+    if wanted:
+        share = limits.gpu_memory / where.hardware.gpu_memory
+        answer["settings"] = settings(wanted, of_costs(lanes[0], share))
     if json:
         print_json(answer)
     else:
         plan_trace.show(heading, trace, answer)
+        show(answer.get("settings", []))
 
 
 def _tell(what: str) -> None:

@@ -1,6 +1,7 @@
 """The page of ``kvsim capacity``: demand, the fleet, its cost beside others, waits, sensitivity."""
 
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ def write_page(path: Path, row: Row, answer: CapacityAnswer, command: str = "") 
         page.Page(
             f"{row['model']} for {row['trace']}", answered(row),
             [tables.fleet(row), *(replace(made(row), title=title) for title, made in more)],
-            pictures, row["basis"], notes, command,
+            pictures, row["basis"], notes, command, extra=_settings(row),
         ),
     )  # fmt: skip
 
@@ -193,3 +194,11 @@ def _assumptions(row: Row) -> list[str]:
         "Prices are those of the hardware profiles or of the command line; see kvsim gpus --json.",
         "Not modelled: time to load a model, networks between replicas, failures while serving.",
     ]
+
+
+def _settings(row: Row) -> str:
+    """What to paste, where it was asked for."""
+    texts = [entry["text"] for r in row["fleet"] for entry in r.get("settings", [])]
+    if not texts:
+        return ""
+    return "<h2>Settings to paste</h2>" + "".join(f"<pre>{escape(text)}</pre>" for text in texts)

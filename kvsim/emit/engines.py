@@ -1,0 +1,252 @@
+"""The settings of each engine; what it has no setting for is said."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from json import dumps
+
+from kvsim.emit.flags import MANUALS, Flag, flag
+from kvsim.emit.served import Served
+from kvsim.errors import unknown
+
+QUANTISED = {
+    "int8": "weights of 8 bits: serve a checkpoint that is quantised so (W8A16)",
+    "int4": "weights of 4 bits: serve a checkpoint that is quantised so (GPTQ or AWQ)",
+    "int4-g32": "weights of 4 bits in groups of 32: serve a checkpoint that is quantised so",
+}
+
+
+@dataclass
+class Draft:
+    """Settings as they come together.
+
+    Attributes
+    ----------
+    lines
+        Text to paste, in order.
+    used
+        The flags in it.
+    missing
+        What the engine has no setting for, in words.
+    """
+
+    engine: str
+    options: list[tuple[str, str]] = field(default_factory=list)
+    used: list[Flag] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def add(self, name: str, value: object = "") -> None:
+        """One flag, checked against the list."""
+        self.used.append(flag(self.engine, name))
+        self.options.append((name, str(value)))
+
+    def lacks(self, what: str) -> None:
+        """Say that there is no setting for something."""
+        self.missing.append(what)
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """Settings to paste, the flags they hold, and what the engine has none for."""
+
+    engine: str
+    text: str
+    flags: tuple[Flag, ...]
+    missing: tuple[str, ...]
+
+
+def emit(engine: str, s: Served) -> Emitted:
+    """The settings of an engine for a replica.
+
+    Raises
+    ------
+    InputError
+        For an unknown engine.
+    """
+    if engine not in WRITERS:
+        raise unknown("engine", engine, WRITERS)
+    draft = Draft(engine)
+    text = WRITERS[engine](s, draft)
+    return Emitted(engine, text, tuple(draft.used), tuple(draft.missing))
+
+
+def _shell(command: str, options: list[tuple[str, str]]) -> str:
+    """A command line, one option per line."""
+    parts = [command]
+    for name, value in options:
+        quoted = f"'{value}'" if value.startswith("{") else value
+        parts.append(f"  {name} {quoted}".rstrip())
+    return " \\\n".join(parts)
+
+
+def _no_technique(s: Served, draft: Draft, known: tuple[str, ...]) -> None:
+    """Techniques that the engine has no setting for."""
+    if s.technique.name not in ("full", *known):
+        title = MANUALS[draft.engine].title
+        draft.lacks(f"{s.technique}: {title} has no setting for it; it needs code of its own")
+
+
+def _quantised(s: Served, draft: Draft) -> None:
+    if s.weights in QUANTISED:
+        draft.lacks(QUANTISED[s.weights])
+
+
+def _vllm(s: Served, draft: Draft) -> str:
+    draft.add("--tensor-parallel-size", s.tp)
+    draft.add("--max-model-len", s.max_model_len)
+    draft.add("--max-num-seqs", s.max_seqs)
+    draft.add("--max-num-batched-tokens", s.max_tokens)
+    draft.add("--gpu-memory-utilization", f"{s.utilisation:g}")
+    draft.add("--block-size", s.block_tokens)
+    if s.prefix_caching:
+        draft.add("--enable-prefix-caching")
+    if s.technique.name == "fp8":
+        draft.add("--kv-cache-dtype", "fp8")
+    if s.weights == "fp8":
+        draft.add("--quantization", "fp8")
+    if s.host_cache:
+        draft.add("--kv-offloading-size", f"{s.host_gib:g}")
+        draft.add("--kv-offloading-backend", "native")
+    methods = {"eagle": "eagle3", "mtp": "mtp", "draft": "draft_model"}
+    if s.technique.name in methods:
+        config: dict[str, object] = {"method": methods[s.technique.name]}
+        if s.technique.name != "mtp":
+            config["model"] = "DRAFT_MODEL"
+        draft.add("--speculative-config", dumps({**config, "num_speculative_tokens": s.drafts}))
+    _no_technique(s, draft, ("fp8", *methods))
+    _quantised(s, draft)
+    return _shell(f"vllm serve {s.model}", draft.options)
+
+
+def _sglang(s: Served, draft: Draft) -> str:
+    draft.add("--model-path", s.model)
+    draft.add("--tp-size", s.tp)
+    draft.add("--context-length", s.max_model_len)
+    draft.add("--max-running-requests", s.max_seqs)
+    draft.add("--chunked-prefill-size", s.max_tokens)
+    draft.add("--mem-fraction-static", f"{s.static_share:g}")
+    draft.add("--page-size", s.block_tokens)
+    if s.technique.name == "fp8":
+        draft.add("--kv-cache-dtype", "fp8_e4m3")
+    if s.weights == "fp8":
+        draft.add("--quantization", "fp8")
+    if s.host_cache:
+        draft.add("--enable-hierarchical-cache")
+        draft.add("--hicache-size", s.host_gb)
+    algorithms = {"eagle": "EAGLE3", "mtp": "NEXTN", "draft": "STANDALONE"}
+    if s.technique.name in algorithms:
+        draft.add("--speculative-algorithm", algorithms[s.technique.name])
+        if s.technique.name != "mtp":
+            draft.add("--speculative-draft-model-path", "DRAFT_MODEL")
+        draft.add("--speculative-num-steps", s.drafts)
+        draft.add("--speculative-eagle-topk", 1)
+        draft.add("--speculative-num-draft-tokens", s.drafts + 1)
+    _no_technique(s, draft, ("fp8", *algorithms))
+    _quantised(s, draft)
+    return _shell("python -m sglang.launch_server", draft.options)
+
+
+def _trtllm(s: Served, draft: Draft) -> str:
+    draft.add("--tp_size", s.tp)
+    draft.add("--max_seq_len", s.max_model_len)
+    draft.add("--max_batch_size", s.max_seqs)
+    draft.add("--max_num_tokens", s.max_tokens)
+    draft.add("--free_gpu_memory_fraction", f"{s.free_share:g}")
+    draft.add("--enable_chunked_prefill")
+    draft.add("--config", "kv.yaml")
+    command = _shell(f"trtllm-serve {s.model}", draft.options)
+    draft.used.append(flag("trtllm", "kv_cache_config.enable_block_reuse"))
+    entries = ["  enable_block_reuse: true"]
+    if s.technique.name == "fp8":
+        draft.used.append(flag("trtllm", "kv_cache_config.dtype"))
+        entries.append("  dtype: fp8")
+    if s.host_cache:
+        draft.used.append(flag("trtllm", "kv_cache_config.host_cache_size"))
+        entries.append(f"  host_cache_size: {int(s.host_cache)}")
+    if s.technique.name in ("eagle", "mtp", "draft"):
+        draft.lacks(f"{s.technique.name}: its speculative_config differs by model; see the manual")
+    _no_technique(s, draft, ("fp8", "eagle", "mtp", "draft"))
+    if s.weights != "fp16":
+        draft.lacks(f"weights in {s.weights}: serve a checkpoint that is quantised so")
+    return "# kv.yaml\nkv_cache_config:\n" + "\n".join(entries) + "\n\n" + command
+
+
+def _lmcache(s: Served, draft: Draft) -> str:
+    """vLLM with LMCache as the store of evicted blocks."""
+    below = emit("vllm", s)
+    draft.missing += below.missing
+    if not s.host_cache:
+        draft.lacks("a host cache: nothing is kept in host memory here, so LMCache has no use")
+        return below.text
+    draft.used += [x for x in below.flags if not x.name.startswith("--kv-offloading")]
+    draft.add("--kv-offloading-size", f"{s.host_gib:g}")
+    draft.add("--kv-offloading-backend", "lmcache")
+    for name in ("LMCACHE_CONFIG_FILE", "chunk_size", "local_cpu", "max_local_cpu_size"):
+        draft.used.append(flag("lmcache", name))
+    file = f"# lmcache.yaml\nchunk_size: 256\nlocal_cpu: true\nmax_local_cpu_size: {s.host_gb}\n"
+    command = below.text.replace(
+        "--kv-offloading-backend native", "--kv-offloading-backend lmcache"
+    )
+    return f"{file}\nLMCACHE_CONFIG_FILE=lmcache.yaml {command}"
+
+
+def _hf(s: Served, draft: Draft) -> str:
+    arguments: list[tuple[str, str]] = []
+    if s.technique.name == "offload":
+        draft.add("cache_implementation", '"offloaded"')
+        arguments.append(("cache_implementation", '"offloaded"'))
+        if float(s.technique.settings.get("host_share", 1)) < 1:
+            draft.lacks("host_share: all layers but the current one go to host memory")
+    if s.technique.name == "kivi":
+        bits = int(s.technique.settings.get("bits", 4))
+        draft.add("cache_implementation", '"quantized"')
+        draft.add("cache_config.nbits", bits)
+        draft.add("cache_config.backend", '"quanto"')
+        arguments += [
+            ("cache_implementation", '"quantized"'),
+            ("cache_config", f'{{"nbits": {bits}, "backend": "quanto"}}'),
+        ]
+    _no_technique(s, draft, ("offload", "kivi"))
+    _quantised(s, draft)
+    draft.lacks("a batch limit and continuous batching: generate takes one batch at a time")
+    told = "".join(f", {name}={value}" for name, value in arguments)
+    return (
+        f'model = AutoModelForCausalLM.from_pretrained("{s.model}", dtype="auto", '
+        f'device_map="auto")\nmodel.generate(**inputs{told})'
+    )
+
+
+def _llamacpp(s: Served, draft: Draft) -> str:
+    draft.add("--model", "MODEL.gguf")
+    draft.add("--ctx-size", s.max_model_len * s.max_seqs)
+    draft.add("--parallel", s.max_seqs)
+    draft.add("--batch-size", s.max_tokens)
+    draft.add("--n-gpu-layers", "all")
+    if s.tp > 1:
+        draft.add("--split-mode", "row")
+    _no_technique(s, draft, ())
+    if s.technique.name in ("fp8", "kivi"):
+        draft.lacks("its own formats q8_0 and q4_0 (--cache-type-k, --cache-type-v) are others")
+    if s.host_cache:
+        draft.lacks("host memory for evicted blocks")
+    if s.weights != "fp16":
+        draft.lacks(f"weights in {s.weights}: convert the model to the GGUF format that is nearest")
+    return _shell("llama-server", draft.options)
+
+
+WRITERS: dict[str, Callable[[Served, Draft], str]] = {
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "trtllm": _trtllm,
+    "lmcache": _lmcache,
+    "hf": _hf,
+    "llamacpp": _llamacpp,
+}
+"""What ``--emit`` takes, and who writes it."""
+
+
+def shown(found: Emitted) -> str:
+    """The settings with where they come from and what is missing, as comments."""
+    manual = MANUALS[found.engine]
+    lines = [f"# {manual.title} ({manual.version}; {manual.source})", found.text]
+    lines += [f"# No setting: {what}." for what in found.missing]
+    return "\n".join(lines)

@@ -1,0 +1,167 @@
+"""Every flag that is ever emitted, with the documentation it was read in.
+
+A flag that is not here cannot be emitted. The documentation is that of the engines' own
+repositories at the commit named; `since` is the first release known to have it, where it is known.
+"""
+
+from dataclasses import dataclass
+
+from kvsim.errors import InputError
+
+
+@dataclass(frozen=True)
+class EngineManual:
+    """An engine, and where its flags were read.
+
+    Attributes
+    ----------
+    title
+        How the engine is called.
+    version
+        What the flags are those of.
+    source
+        Where they are documented.
+    """
+
+    title: str
+    version: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One setting of an engine.
+
+    Attributes
+    ----------
+    name
+        As it is written: an option of the command line, an argument, or a key of a file.
+    meaning
+        What it sets.
+    source
+        The page or file of the documentation, at its commit.
+    """
+
+    name: str
+    meaning: str
+    source: str
+
+
+VLLM_CACHE = "vllm/config/cache.py at 002f10e"
+VLLM_SPECULATION = "docs/features/speculative_decoding/README.md at 01ed47b"
+SGLANG = "docs/advanced_features/server_arguments.md at 004813e"
+TRTLLM = "tensorrt_llm/commands/serve.py at 00209af"
+TRTLLM_KV = "docs/source/features/kvcache.md at 0076e93"
+LMCACHE = "docs/source/api_reference/configurations.rst at 0223da8"
+TRANSFORMERS = "docs/source/en/kv_cache.md at 04d5adf"
+LLAMACPP = "tools/server/README.md at 00dc805"
+
+MANUALS = {
+    "vllm": EngineManual(
+        "vLLM", "0.19 and later, documentation of 2026", "github.com/vllm-project/vllm"
+    ),
+    "sglang": EngineManual("SGLang", "documentation of 2026", "github.com/sgl-project/sglang"),
+    "trtllm": EngineManual(
+        "TensorRT-LLM", "1.x, documentation of 2026", "github.com/NVIDIA/TensorRT-LLM"
+    ),
+    "lmcache": EngineManual(
+        "LMCache under vLLM", "documentation of 2026", "github.com/LMCache/LMCache"
+    ),
+    "hf": EngineManual(
+        "Hugging Face generate",
+        "transformers 4.48 and later",
+        "github.com/huggingface/transformers",
+    ),
+    "llamacpp": EngineManual(
+        "llama.cpp server", "documentation of 2026", "github.com/ggml-org/llama.cpp"
+    ),
+}
+
+FLAGS: dict[str, tuple[Flag, ...]] = {
+    "vllm": (
+        Flag("--tensor-parallel-size", "GPUs per replica", "vLLM engine arguments"),
+        Flag("--max-model-len", "longest sequence [tokens]", "vLLM engine arguments"),
+        Flag("--max-num-seqs", "sequences in a batch at most", "vLLM engine arguments"),
+        Flag("--max-num-batched-tokens", "tokens in a pass at most", "vLLM engine arguments"),
+        Flag("--gpu-memory-utilization", "share of GPU memory that is used", VLLM_CACHE),
+        Flag("--block-size", "tokens per KV block", VLLM_CACHE),
+        Flag("--kv-cache-dtype", "number format of the KV cache", VLLM_CACHE),
+        Flag("--enable-prefix-caching", "prompts share blocks", VLLM_CACHE),
+        Flag("--kv-offloading-size", "host memory for evicted blocks [GiB]", VLLM_CACHE),
+        Flag("--kv-offloading-backend", "native, or lmcache", VLLM_CACHE),
+        Flag("--quantization", "format of the weights", "vLLM engine arguments"),
+        Flag("--speculative-config", "drafting, as JSON", VLLM_SPECULATION),
+    ),
+    "sglang": (
+        Flag("--model-path", "the model", SGLANG),
+        Flag("--tp-size", "GPUs per replica", SGLANG),
+        Flag("--context-length", "longest sequence [tokens]", SGLANG),
+        Flag("--max-running-requests", "sequences in a batch at most", SGLANG),
+        Flag("--chunked-prefill-size", "tokens of prompts in a pass at most", SGLANG),
+        Flag("--mem-fraction-static", "share of GPU memory for weights and KV cache", SGLANG),
+        Flag("--page-size", "tokens per KV block", SGLANG),
+        Flag("--kv-cache-dtype", "number format of the KV cache", SGLANG),
+        Flag("--quantization", "format of the weights", SGLANG),
+        Flag("--enable-hierarchical-cache", "evicted blocks go to host memory", SGLANG),
+        Flag("--hicache-size", "host memory for them [GB]", SGLANG),
+        Flag("--speculative-algorithm", "EAGLE3, NEXTN (MTP), STANDALONE (draft model)", SGLANG),
+        Flag("--speculative-draft-model-path", "the draft model", SGLANG),
+        Flag("--speculative-num-steps", "drafted tokens in a row", SGLANG),
+        Flag("--speculative-eagle-topk", "tokens drafted per step", SGLANG),
+        Flag("--speculative-num-draft-tokens", "tokens verified per round", SGLANG),
+    ),
+    "trtllm": (
+        Flag("--tp_size", "GPUs per replica", TRTLLM),
+        Flag("--max_seq_len", "longest sequence [tokens]", TRTLLM),
+        Flag("--max_batch_size", "sequences in a batch at most", TRTLLM),
+        Flag("--max_num_tokens", "tokens in a pass at most", TRTLLM),
+        Flag("--free_gpu_memory_fraction", "share of what weights leave for the KV cache", TRTLLM),
+        Flag("--enable_chunked_prefill", "prompts are read in parts", TRTLLM),
+        Flag("--config", "the YAML file with the rest", TRTLLM),
+        Flag("kv_cache_config.dtype", "number format of the KV cache", TRTLLM_KV),
+        Flag("kv_cache_config.enable_block_reuse", "prompts share blocks", TRTLLM_KV),
+        Flag("kv_cache_config.host_cache_size", "host memory for evicted blocks [B]",
+             "KvCacheConfig in the LLM API reference"),
+    ),
+    "lmcache": (
+        Flag("chunk_size", "tokens per block of the store", LMCACHE),
+        Flag("local_cpu", "host memory is used", LMCACHE),
+        Flag("max_local_cpu_size", "how much of it [GB]", LMCACHE),
+        Flag("local_disk", "folder on a disk, as file:///...", LMCACHE),
+        Flag("max_local_disk_size", "how much of it [GB]", LMCACHE),
+        Flag("LMCACHE_CONFIG_FILE", "environment variable that names the file", LMCACHE),
+        Flag("--kv-offloading-backend", "native, or lmcache", VLLM_CACHE),
+        Flag("--kv-offloading-size", "host memory for evicted blocks [GiB]", VLLM_CACHE),
+    ),
+    "hf": (
+        Flag("cache_implementation", '"offloaded" to host memory, or "quantized"', TRANSFORMERS),
+        Flag("cache_config.nbits", "bits per cached number", TRANSFORMERS),
+        Flag("cache_config.backend", '"quanto" or "hqq"', TRANSFORMERS),
+        Flag("max_new_tokens", "tokens to generate", TRANSFORMERS),
+    ),
+    "llamacpp": (
+        Flag("--model", "the GGUF file", LLAMACPP),
+        Flag("--ctx-size", "tokens of all sequences together", LLAMACPP),
+        Flag("--parallel", "sequences in a batch at most", LLAMACPP),
+        Flag("--batch-size", "tokens in a pass at most", LLAMACPP),
+        Flag("--n-gpu-layers", "layers on the GPU", LLAMACPP),
+        Flag("--split-mode", "how several GPUs share the model", LLAMACPP),
+        Flag("--cache-type-k", "number format of cached keys", LLAMACPP),
+        Flag("--cache-type-v", "number format of cached values", LLAMACPP),
+        Flag("--flash-attn", "needed for quantised values", LLAMACPP),
+    ),
+}  # fmt: skip
+
+
+def flag(engine: str, name: str) -> Flag:
+    """A flag that is known.
+
+    Raises
+    ------
+    InputError
+        If it is not in the list.
+    """
+    for known in FLAGS[engine]:
+        if known.name == name:
+            return known
+    raise InputError(f"{engine} has no flag {name} in kvsim's list; add it with its source")

@@ -1,0 +1,78 @@
+"""A planned replica as what an engine is asked to run."""
+
+import numpy as np
+
+from kvsim.emit.served import Served
+from kvsim.machines.deployment import Deployment
+from kvsim.models.configs import catalogue_entry, model_names
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import decode_point
+from kvsim.serving.costs import StepCosts
+from kvsim.serving.rules import Rules
+from kvsim.techniques.base import Technique
+
+
+def of_costs(costs: StepCosts, utilisation: float) -> Served:
+    """A replica of a simulated fleet.
+
+    Parameters
+    ----------
+    utilisation : share of each GPU's memory that the engine uses.
+    """
+    rules, d = costs.rules, costs.deployment
+    return Served(
+        model=_model(d),
+        technique=costs.technique,
+        weights=d.weights,
+        tp=d.tp,
+        max_model_len=costs.longest,
+        max_seqs=rules.max_seqs,
+        max_tokens=max(rules.max_tokens, rules.max_seqs),
+        block_tokens=rules.block_tokens,
+        utilisation=utilisation,
+        weights_bytes=_weights(costs.technique, d, costs.longest),
+        cache_bytes=float(costs.capacity),
+        gpu_bytes=d.hardware.gpu_memory,
+        prefix_caching=rules.prefix_caching,
+        host_cache=rules.host_cache,
+    )
+
+
+def of_prediction(p: Prediction, utilisation: float) -> Served:
+    """A plan for equal requests: its batch and lengths, and the engines' usual budget of tokens."""
+    d, rules, batch = p.deployment, Rules(), int(p.batch[0])
+    longest = p.prompt + p.generate
+    weights = _weights(p.technique, d, longest)
+    return Served(
+        model=_model(d),
+        technique=p.technique,
+        weights=d.weights,
+        tp=d.tp,
+        max_model_len=longest,
+        max_seqs=batch,
+        max_tokens=max(rules.max_tokens, batch),
+        block_tokens=rules.block_tokens,
+        utilisation=utilisation,
+        weights_bytes=weights,
+        cache_bytes=max(utilisation * d.hardware.gpu_memory - _beside(p, weights), 0.0),
+        gpu_bytes=d.hardware.gpu_memory,
+    )
+
+
+def _beside(p: Prediction, weights: float) -> float:
+    """Weights, workspace and context of each GPU. [B]"""
+    point = decode_point(float(p.batch[0]), np.array(float(p.prompt)), 1.0, 0.0)
+    parts = p.technique.resident(p.deployment, point).get("gpu", {})
+    return weights + sum(float(np.max(parts.get(k, 0.0))) for k in ("workspace", "context"))
+
+
+def _weights(technique: Technique, d: Deployment, tokens: int) -> float:
+    """Weights on each GPU. [B]"""
+    point = decode_point(1.0, np.array(float(tokens - 1)), 1.0, 0.0)
+    return float(np.max(technique.resident(d, point).get("gpu", {}).get("weights", 0.0)))
+
+
+def _model(d: Deployment) -> str:
+    """The model's name at Hugging Face where the catalogue has it."""
+    known = d.model.name in model_names()
+    return str(catalogue_entry(d.model.name)["hf_id"]) if known else d.model.name

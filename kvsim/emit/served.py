@@ -1,0 +1,76 @@
+"""What an engine is asked to run, whichever engine it is."""
+
+from dataclasses import dataclass
+
+from kvsim.machines.hardware import GIB
+from kvsim.techniques.base import Technique
+
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Served:
+    """One replica as an engine should run it.
+
+    Attributes
+    ----------
+    model
+        As the engine finds it: a name at Hugging Face, or a path.
+    weights
+        Format of the weights, as ``--weights`` takes it.
+    tp
+        GPUs.
+    max_model_len
+        Longest sequence, prompt and generated tokens. [tokens]
+    max_seqs, max_tokens, block_tokens
+        Sequences and tokens in a pass at most; tokens per KV block.
+    utilisation
+        Share of each GPU's memory that the engine uses.
+    weights_bytes, cache_bytes, gpu_bytes
+        Of each GPU: weights, KV cache, and all of its memory. [B]
+    prefix_caching
+        Whether prompts share blocks.
+    host_cache
+        Host memory for evicted blocks, of the whole replica. [B]
+    """
+
+    model: str
+    technique: Technique
+    weights: str
+    tp: int
+    max_model_len: int
+    max_seqs: int
+    max_tokens: int
+    block_tokens: int
+    utilisation: float
+    weights_bytes: float
+    cache_bytes: float
+    gpu_bytes: float
+    prefix_caching: bool = False
+    host_cache: float = 0.0
+
+    @property
+    def drafts(self) -> int:
+        """Tokens drafted per round; 0 for techniques that draft none."""
+        return int(self.technique.settings.get("gamma", 0))
+
+    @property
+    def host_gib(self) -> float:
+        """Host memory for evicted blocks. [GiB]"""
+        return round(self.host_cache / GIB, 2)
+
+    @property
+    def host_gb(self) -> int:
+        """The same in whole GB, which some engines take."""
+        return round(self.host_cache / GB)
+
+    @property
+    def static_share(self) -> float:
+        """Weights and KV cache as a share of each GPU's memory, rounded down."""
+        return int(100 * (self.weights_bytes + self.cache_bytes) / self.gpu_bytes) / 100
+
+    @property
+    def free_share(self) -> float:
+        """The KV cache as a share of what everything else leaves, rounded down."""
+        others = self.gpu_bytes * self.utilisation - self.cache_bytes
+        return int(100 * self.cache_bytes / max(self.gpu_bytes - others, 1.0)) / 100

@@ -1,0 +1,118 @@
+"""Settings to paste: only flags of the list, and what no engine has is said."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from kvsim.emit.engines import WRITERS, emit, shown
+from kvsim.emit.flags import FLAGS, MANUALS, flag
+from kvsim.emit.served import Served
+from kvsim.errors import InputError
+from kvsim.machines.hardware import GIB
+from kvsim.techniques import TECHNIQUES, parse
+from tests.support.commands import check, line, run
+
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z_-]+")
+RUN_BY = {
+    "fp8": {"vllm", "sglang", "trtllm", "lmcache"},
+    "offload": {"hf"},
+    "kivi": {"hf"},
+    "eagle": {"vllm", "sglang", "lmcache"},
+    "mtp": {"vllm", "sglang", "lmcache"},
+    "draft": {"vllm", "sglang", "lmcache"},
+}
+"""Which engines have a setting for a technique; those that are not here have none anywhere."""
+
+
+def served(technique: str = "full", **changed: object) -> Served:
+    plain = Served(
+        model="meta-llama/Meta-Llama-3-8B", technique=parse(technique), weights="fp16", tp=2,
+        max_model_len=8192, max_seqs=64, max_tokens=2048, block_tokens=16, utilisation=0.9,
+        weights_bytes=8 * GIB, cache_bytes=24 * GIB, gpu_bytes=48 * GIB, prefix_caching=True,
+    )  # fmt: skip
+    return replace(plain, **changed)  # type: ignore[arg-type]
+
+
+def test_every_flag_has_a_meaning_and_a_source() -> None:
+    assert FLAGS.keys() == MANUALS.keys() == WRITERS.keys()
+    for engine, flags in FLAGS.items():
+        assert len({f.name for f in flags}) == len(flags)
+        assert all(f.meaning and f.source for f in flags), engine
+        assert MANUALS[engine].version and MANUALS[engine].source.startswith("github.com/")
+
+
+@pytest.mark.parametrize("engine", WRITERS)
+@pytest.mark.parametrize("technique", [name for name in TECHNIQUES if name != "full"])
+def test_only_flags_of_the_list_are_written(engine: str, technique: str) -> None:
+    found = emit(engine, served(technique, host_cache=32 * GIB))
+    known = {f.name for name in (engine, "vllm") for f in FLAGS[name]}
+    assert set(OPTION.findall(found.text)) <= known
+    assert {f.name for f in found.flags} <= known
+    if engine not in RUN_BY.get(technique, set()) and technique not in ("eagle", "mtp", "draft"):
+        assert any(technique in what or "formats" in what for what in found.missing), found
+
+
+def test_vllm_is_the_golden_one() -> None:
+    found = emit("vllm", served("fp8", weights="fp8", host_cache=32 * GIB))
+    assert found.text == (
+        "vllm serve meta-llama/Meta-Llama-3-8B \\\n"
+        "  --tensor-parallel-size 2 \\\n"
+        "  --max-model-len 8192 \\\n"
+        "  --max-num-seqs 64 \\\n"
+        "  --max-num-batched-tokens 2048 \\\n"
+        "  --gpu-memory-utilization 0.9 \\\n"
+        "  --block-size 16 \\\n"
+        "  --enable-prefix-caching \\\n"
+        "  --kv-cache-dtype fp8 \\\n"
+        "  --quantization fp8 \\\n"
+        "  --kv-offloading-size 32 \\\n"
+        "  --kv-offloading-backend native"
+    )
+    assert not found.missing
+
+
+def test_memory_shares_leave_what_else_is_in_memory() -> None:
+    s = served()
+    assert s.static_share == 0.66  # 8 + 24 of 48 GiB
+    assert s.free_share == 0.83  # 24 of the 28.8 GiB that the other 19.2 leave
+    assert "--mem-fraction-static 0.66" in emit("sglang", s).text
+    assert "--free_gpu_memory_fraction 0.83" in emit("trtllm", s).text
+
+
+def test_lmcache_has_a_file_and_vllm_that_uses_it() -> None:
+    text = emit("lmcache", served(host_cache=40e9)).text
+    assert "max_local_cpu_size: 40" in text
+    assert "LMCACHE_CONFIG_FILE=lmcache.yaml vllm serve" in text
+    assert "--kv-offloading-backend lmcache" in text and "native" not in text
+    assert any("no use" in what for what in emit("lmcache", served()).missing)
+
+
+def test_hugging_face_has_caches_for_two_techniques() -> None:
+    quantised = emit("hf", served("kivi:bits=2")).text
+    assert 'cache_implementation="quantized"' in quantised and '"nbits": 2' in quantised
+    share = emit("hf", served("offload:host_share=0.5"))
+    assert 'cache_implementation="offloaded"' in share.text
+    assert any("host_share" in what for what in share.missing)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4", "int4-g32"])
+@pytest.mark.parametrize("engine", WRITERS)
+def test_quantised_weights_need_a_checkpoint(engine: str, weights: str) -> None:
+    assert emit(engine, served(weights=weights)).missing
+
+
+def test_a_flag_outside_the_list_is_refused() -> None:
+    with pytest.raises(InputError, match="no flag --num-lookahead-slots"):
+        flag("vllm", "--num-lookahead-slots")
+    check(line("plan", "--model", "llama3-8b", "--gpu", "l40s", "--emit", "vlm"), "engine|vllm")
+
+
+def test_a_plan_ends_with_its_settings() -> None:
+    asked = ("plan", "--model", "llama3-8b", "--gpu", "l40s", "--only", "full", "--emit", "vllm")
+    found = json.loads(run(*asked, "--json").out)
+    text = found["settings"][0]["text"]
+    assert f"--max-num-seqs {found['choice']['batch']}" in text
+    assert text in run(*asked).out
+    assert shown(emit("vllm", served())).startswith("# vLLM")
