@@ -31,7 +31,7 @@ def calibrate(
     ] = False,
     from_run: Annotated[
         Path | None,
-        typer.Option("--from-run", metavar="F.jsonl", help="Fit to a serving run's request log."),
+        typer.Option("--from-run", metavar="LOG", help="Fit to a run's log; see docs/logs.md."),
     ] = None,
     model: Annotated[
         str | None, option("--model", "NAME|PATH", "With --from-run: what was served.")
@@ -61,7 +61,7 @@ def calibrate(
 ) -> None:
     """Measure this machine, or fit a stack to a serving run."""
     if (device is None) == (from_run is None):
-        raise InputError("calibrate: expected either --device cpu|cuda:N or --from-run F.jsonl")
+        raise InputError("calibrate: expected either --device cpu|cuda:N or --from-run LOG")
     if device is not None:
         calibrate_machine(device, out, quick, json)
         return
@@ -72,6 +72,7 @@ def calibrate(
     from dataclasses import replace
 
     from kvsim.evidence import run as fromrun
+    from kvsim.evidence.logs import read_run
     from kvsim.evidence.stackfile import fitted_text
     from kvsim.files import check_target, replace_text
     from kvsim.machines.profiles import with_numbers
@@ -81,7 +82,9 @@ def calibrate(
     from kvsim.techniques import parse
 
     check_target(out, "--out")
-    run = fromrun.read_run(from_run)
+    run = read_run(from_run)
+    if run.left_out:
+        print(f"kvsim: {run.left_out} requests failed or did not finish; left out", file=sys.stderr)
     where = deployment(model, gpu, stack, tp, weights, None)
     kind = parse(technique)
     rules = Rules(

@@ -1,6 +1,6 @@
 """Published or measured rows beside predictions, and stacks fitted to some of them."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -20,6 +20,7 @@ from kvsim.engine.formats import (
 from kvsim.engine.roofline import seconds
 from kvsim.errors import InputError, unknown
 from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio
+from kvsim.evidence.own import MORE, RUN, is_own, metric_of, widened
 from kvsim.files import read_rows
 from kvsim.files.kinds import TABLE
 from kvsim.graph import Array
@@ -159,6 +160,8 @@ METRICS: dict[str, Callable[[PublishedRow, Deployment], float]] = {
     "decode_tok_s": lambda r, d: _tok_s(r, d, r.settings),
     "decode_latency_s": lambda r, d: float(r.prediction(d, r.settings).decode_s[0]),
     "step_ms": lambda r, d: 1e3 * _step_s(r, d, r.settings),
+    "ttft_ms": lambda r, d: 1e3 * float(r.prediction(d, r.settings).ttft_s[0]),
+    "tpot_ms": lambda r, d: 1e3 * float(r.prediction(d, r.settings).tpot_s[0]),
     "prefill_ms": lambda r, d: 1e3 * float(r.prediction(d, r.settings).prefill_s[0]),
     "speedup": _speedup,
     "peak_gib": lambda r, d: d.tp * float(r.prediction(d, r.settings).gpu_bytes[0]) / 2**30,
@@ -192,7 +195,7 @@ def papers() -> dict[str, Traversable]:
 
 
 def read(name_or_path: str, tell: Callable[[str], None] | None = None) -> list[PublishedRow]:
-    """Rows of a shipped paper or of a CSV file with the same columns.
+    """Rows of a shipped paper, or of a CSV file with the same columns or those of ``own``.
 
     Parameters
     ----------
@@ -212,12 +215,15 @@ def read(name_or_path: str, tell: Callable[[str], None] | None = None) -> list[P
         raise unknown("paper", name_or_path, papers(), "or give the path of a .csv file")
     lines = read_rows(str(file), TABLE)
     header = [name.strip() for name in next(lines, (1, []))[1]]
-    _check_header(name_or_path, header)
+    metric = metric_of(name_or_path, header) if is_own(header) else ""
+    _check_header(name_or_path, header, (*RUN, *MORE, metric) if metric else COLUMNS)
     rows: list[PublishedRow] = []
     seen: dict[tuple[object, ...], str] = {}
     for number, cells in lines:
         try:
-            row = _row(f"{name_or_path}, line {number}", header, cells)
+            where = f"{name_or_path}, line {number}"
+            fields = _fields(where, header, cells)
+            row = _row(where, widened(file.name, metric, fields) if metric else fields)
             _check_new(row, seen)
             rows.append(row)
         except InputError as fault:
@@ -238,22 +244,24 @@ def _check_new(row: PublishedRow, seen: dict[tuple[object, ...], str]) -> None:
     seen[key] = row.where
 
 
-def _check_header(name: str, header: Iterable[str]) -> None:
-    got = list(header)
-    for column in COLUMNS:
+def _check_header(name: str, got: Sequence[str], known: Sequence[str]) -> None:
+    for column in COLUMNS if known == COLUMNS else ():
         if column not in got:
             raise InputError(f"{name!r}: column {column} is missing; expected {','.join(COLUMNS)}")
     for place, column in enumerate(got):
-        if column not in COLUMNS:
-            raise unknown(f"column in {name!r}:", column, COLUMNS, "remove it")
+        if column not in known:
+            raise unknown(f"column in {name!r}:", column, known, "remove it")
         if column in got[:place]:
             raise InputError(f"{name!r}: column {column} stands there twice; remove one")
 
 
-def _row(where: str, header: list[str], cells: list[str]) -> PublishedRow:
-    given = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
+def _fields(where: str, header: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
     if len(cells) != len(header):
-        raise InputError(f"{where}: expected {len(COLUMNS)} fields; quote texts that hold commas")
+        raise InputError(f"{where}: expected {len(header)} fields; quote texts that hold commas")
+    return {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
+
+
+def _row(where: str, given: Mapping[str, str]) -> PublishedRow:
     pairs = [item.partition("=") for item in given["params"].split(";") if item.strip()]
     for key, equals, value in pairs:
         if not (key.strip() and equals and value.strip()):

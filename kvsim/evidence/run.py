@@ -1,16 +1,12 @@
 """A stack fitted to a measured serving run: production logs instead of a GPU."""
 
-from dataclasses import dataclass, replace
-from math import isfinite
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio
-from kvsim.files import read_json_lines
-from kvsim.files.kinds import RUN_LOG
+from kvsim.evidence.logs import MeasuredRun
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import with_numbers
@@ -19,7 +15,6 @@ from kvsim.serving.outcome import Outcome
 from kvsim.serving.rules import Rules
 from kvsim.serving.simulate import simulate
 from kvsim.techniques.base import Technique
-from kvsim.traces.requests import Requests
 
 FREE = (
     Parameter("kernel.gemm.memory", 0.85, 0.4, 1.0),
@@ -28,71 +23,7 @@ FREE = (
 )
 """What a run can tell of a stack: weights' bandwidth, prompts' arithmetic, a step's fixed time."""
 
-FIELDS = {
-    "arrival": ("arrival_time", "arrival_s", "arrival"),
-    "queued": ("queued_ts", "queued_s"),
-    "first": ("first_token_ts", "first_token_s", "first_token_time"),
-    "last": ("last_token_ts", "last_token_s", "last_token_time"),
-    "prompt": ("input_toks", "prompt_tokens", "input_length"),
-    "generate": ("output_toks", "generate_tokens", "output_length"),
-}
 COARSE = 4  # nodes per octave of the tables that the fit reads
-
-
-@dataclass(frozen=True)
-class MeasuredRun:
-    """Requests in order of arrival, and when their tokens came."""
-
-    requests: Requests
-    first: Array  # first token (n,) [s]
-    last: Array  # last token (n,) [s]
-
-
-def read_run(path: Path) -> MeasuredRun:
-    """A run's log, one JSON object per line.
-
-    Arrivals may be on another clock than the tokens if ``queued_ts`` is there: the clocks are
-    set so that no request is queued before it arrives.
-
-    Raises
-    ------
-    InputError
-        Naming the line and field that is missing, not a number, or out of order.
-    """
-    found = list(read_json_lines(path, RUN_LOG))
-    rows = [_row(f"{path}, line {number}", entry) for number, entry in found]
-    if not rows:
-        raise InputError(f"{path}: no requests; expected one JSON object per line")
-    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    arrival = table["arrival"]
-    if np.isfinite(table["queued"]).all():
-        arrival = arrival + (table["queued"] - arrival).min()
-    order = np.argsort(arrival, kind="stable")
-    begin = arrival[order[0]]
-    first, last = table["first"][order] - begin, table["last"][order] - begin
-    early = np.flatnonzero((first <= arrival[order] - begin) | (last < first))
-    if early.size:
-        raise InputError(
-            f"{path}, line {order[early[0]] + 1}: first_token_ts before arrival or after "
-            f"last_token_ts; expected arrival < first token <= last token, on one clock"
-        )
-    prompt, generate = (table[k][order].astype(np.int64) for k in ("prompt", "generate"))
-    return MeasuredRun(Requests(arrival[order] - begin, prompt, generate), first, last)
-
-
-def _row(where: str, found: dict[str, Any]) -> dict[str, float]:
-    row = {}
-    for role, names in FIELDS.items():
-        value = next((found[name] for name in names if name in found), None)
-        if value is None and role == "queued":
-            row[role] = np.nan
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-            raise InputError(f"{where}, {names[0]}: got {value!r}; expected a number ({role})")
-        if role in ("prompt", "generate") and not (value >= 1 and value == int(value)):
-            raise InputError(f"{where}, {names[0]}: got {value!r}; expected whole tokens from 1")
-        row[role] = float(value)
-    return row
 
 
 def simulated(

@@ -1,0 +1,254 @@
+"""Logs of serving runs as the tools that measure them write them.
+
+Read are results of ``vllm bench serve``, of SGLang's ``bench_serving`` and of TensorRT-LLM's
+``benchmark_serving`` with their details, files of ``kvsim simulate --out``, and JSON lines with one
+request each. docs/logs.md shows an example of every one.
+"""
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvsim.errors import InputError
+from kvsim.files import check_input, opened, parsed_json, read_text
+from kvsim.files.kinds import RESULT, RUN_LOG
+from kvsim.graph import Array
+from kvsim.traces.requests import Requests
+
+FIELDS = {
+    "arrival": ("arrival_time", "arrival_s", "arrival"),
+    "queued": ("queued_ts", "queued_s"),
+    "first": ("first_token_ts", "first_token_s", "first_token_time"),
+    "last": ("last_token_ts", "last_token_s", "last_token_time"),
+    "prompt": ("input_toks", "prompt_tokens", "input_length"),
+    "generate": ("output_toks", "generate_tokens", "output_length"),
+}
+DETAILS = ("input_lens", "output_lens", "ttfts", "itls")
+"""Lists of a benchmark's result, one entry per request."""
+ASK = "save them: vllm --save-result --save-detailed, sglang --output-details, trtllm --save-result"
+PARQUET = b"PAR1"
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """Requests in order of arrival, and when their tokens came."""
+
+    requests: Requests
+    first: Array  # first token (n,) [s]
+    last: Array  # last token (n,) [s]
+    left_out: int = 0  # requests that failed or did not finish
+    model: str = ""  # as the log names it
+
+
+@dataclass(frozen=True)
+class _Log:
+    """What a reader found, on one clock and in the file's order."""
+
+    arrival: Array  # [s]
+    prompt: Array  # [tokens]
+    generate: Array  # [tokens]
+    first: Array  # [s]
+    last: Array  # [s]
+    where: Sequence[str]  # of each request, for messages
+    left_out: int = 0
+    model: str = ""
+
+
+def read_run(path: Path) -> MeasuredRun:
+    """A run's log in any of the formats.
+
+    Raises
+    ------
+    InputError
+        Naming the place and field that is missing, not a number, or out of order.
+    """
+    with opened(path, RUN_LOG) as file:
+        is_parquet = file.read(len(PARQUET)) == PARQUET
+    log = _simulated(path) if is_parquet else _from_text(path)
+    if not len(log.arrival):
+        raise InputError(f"{path}: no finished requests; expected at least one")
+    order = np.argsort(log.arrival, kind="stable")
+    begin = log.arrival[order[0]]
+    early = np.flatnonzero((log.first <= log.arrival) | (log.last < log.first))
+    if early.size:
+        raise InputError(
+            f"{path}, {log.where[early[0]]}: first_token_ts before arrival or after "
+            f"last_token_ts; expected arrival < first token <= last token, on one clock"
+        )
+    prompt, generate = (tokens[order].astype(np.int64) for tokens in (log.prompt, log.generate))
+    requests = Requests(log.arrival[order] - begin, prompt, generate)
+    first, last = log.first[order] - begin, log.last[order] - begin
+    return MeasuredRun(requests, first, last, log.left_out, log.model)
+
+
+def _from_text(path: Path) -> _Log:
+    objects = list(_objects(path))
+    if not objects:
+        raise InputError(f"{path}: no requests; expected a benchmark's result or JSON lines")
+    if _is_result(objects[0][1]):
+        if len(objects) > 1:
+            raise InputError(
+                f"{path}: results of {len(objects)} runs; expected one, keep the line of one run"
+            )
+        return _result(path, objects[0][1])
+    return _requests(path, objects)
+
+
+def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Objects and their lines; one that is printed over many lines is a benchmark's result."""
+    text, expected = read_text(path, RUN_LOG), "a benchmark's result or one JSON object per line"
+    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if lines and lines[0][1].rstrip() == "{":
+        lines = [(1, text)]
+    for number, line in lines:
+        where = f"{path}, line {number}"
+        found = parsed_json(line, where, expected)
+        if not isinstance(found, dict):
+            raise InputError(f"{where}: {type(found).__name__}; expected {expected}")
+        yield number, found
+
+
+# results of benchmarks
+
+
+def _is_result(found: Mapping[str, Any]) -> bool:
+    return any(name in found for name in (*DETAILS, "mean_ttft_ms", "request_throughput"))
+
+
+def _result(path: Path, found: Mapping[str, Any]) -> _Log:
+    """One object of lists, as all three benchmarks write it."""
+    lists = {name: _list(path, found, name) for name in DETAILS}
+    count = len(lists["ttfts"])
+    errors = found.get("errors") or [""] * count
+    starts = found.get("start_times")
+    sizes = {name: len(values) for name, values in lists.items()} | {"errors": len(errors)}
+    if starts is not None:
+        sizes["start_times"] = len(_list(path, found, "start_times"))
+    if len(set(sizes.values())) > 1:
+        said = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise InputError(f"{path}: lists of unequal length ({said}); expected one entry a request")
+    columns: dict[str, list[float]] = {
+        k: [] for k in ("start", "prompt", "generate", "ttft", "rest")
+    }
+    where, served = [], []
+    for i in range(count):
+        at = f"request {i + 1}"
+        prompt, generate, ttft = (
+            _number(path, f"{at}, {name}", lists[name][i]) for name in DETAILS[:3]
+        )
+        if errors[i] or generate < 1 or ttft <= 0:
+            continue
+        gaps = lists["itls"][i]
+        if not isinstance(gaps, list):
+            raise InputError(f"{path}, {at}, itls: got {str(gaps)[:40]!r}; expected a list of gaps")
+        rest = sum(_number(path, f"{at}, itls", gap) for gap in gaps)
+        for key, value in zip(columns, (0.0, prompt, generate, ttft, rest), strict=True):
+            columns[key].append(value)
+        where.append(at)
+        served.append(i)
+    table = {name: np.array(values, float) for name, values in columns.items()}
+    if starts is not None:
+        table["start"] = np.array([_number(path, "start_times", starts[i]) for i in served], float)
+    else:
+        table["start"] = _starts(path, found, table["ttft"] + table["rest"])
+    first = table["start"] + table["ttft"]
+    model = found.get("model_id") or found.get("model") or found.get("tokenizer_id") or ""
+    return _Log(
+        table["start"], table["prompt"], table["generate"], first, first + table["rest"], where,
+        count - len(served), model if isinstance(model, str) else "",
+    )  # fmt: skip
+
+
+def _starts(path: Path, found: Mapping[str, Any], took: Array) -> Array:
+    """When requests began that a result does not time: all at once, or as others ended.
+
+    Without a rate a benchmark sends everything at once, or keeps ``max_concurrency`` requests
+    running: each of the others begins when one ends.
+    """
+    rate = found.get("request_rate", "inf")
+    if isinstance(rate, int | float) and isfinite(rate):
+        raise InputError(
+            f"{path}: {rate:g} requests a second, but no start_times; measure with a version that "
+            f"saves them (vLLM 0.11 or newer), or with an infinite rate"
+        )
+    most = found.get("max_concurrency") or len(took)
+    most = int(_number(path, "max_concurrency", most))
+    ends: list[float] = []
+    starts = []
+    for each in took:
+        start = heapq.heappop(ends) if len(ends) >= max(most, 1) else 0.0
+        starts.append(start)
+        heapq.heappush(ends, start + float(each))
+    return np.array(starts)
+
+
+def _list(path: Path, found: Mapping[str, Any], name: str) -> list[Any]:
+    values = found.get(name)
+    if not isinstance(values, list):
+        raise InputError(f"{path}: no list {name}, so no times of single requests; {ASK}")
+    return values
+
+
+def _number(path: Path, where: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise InputError(f"{path}, {where}: got {str(value)[:40]!r}; expected a number")
+    return float(value)
+
+
+# kvsim's own
+
+
+def _simulated(path: Path) -> _Log:
+    """What ``kvsim simulate --out`` wrote: requests that did not finish are left out."""
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_table
+
+    names = ("arrival_s", "prompt_tokens", "generate_tokens", "first_token_s", "last_token_s")
+    try:
+        table = read_table(check_input(path, RESULT), columns=[*names, "status"])
+    except (ArrowException, OSError, KeyError, ValueError):
+        listed = ", ".join((*names, "status"))
+        raise InputError(f"{path}: no file of kvsim simulate --out; expected {listed}") from None
+    finished = np.array([status == "finished" for status in table["status"].to_pylist()], bool)
+    columns = [np.asarray(table[name].to_numpy(), float)[finished] for name in names]
+    rows = [f"row {n + 1}" for n in np.flatnonzero(finished)]
+    return _Log(*columns, rows, int((~finished).sum()))
+
+
+# one request per line
+
+
+def _requests(path: Path, objects: Sequence[tuple[int, dict[str, Any]]]) -> _Log:
+    """Requests with their times.
+
+    Arrivals may be on another clock than the tokens if ``queued_ts`` is there: the clocks are set
+    so that no request is queued before it arrives.
+    """
+    where = [f"line {number}" for number, _ in objects]
+    rows = [_row(f"{path}, line {number}", found) for number, found in objects]
+    table = {name: np.array([row[name] for row in rows]) for name in FIELDS}
+    arrival = table["arrival"]
+    if np.isfinite(table["queued"]).all():
+        arrival = arrival + (table["queued"] - arrival).min()
+    times = table["first"], table["last"]
+    return _Log(arrival, table["prompt"], table["generate"], *times, where)
+
+
+def _row(where: str, found: Mapping[str, Any]) -> dict[str, float]:
+    row = {}
+    for role, names in FIELDS.items():
+        value = next((found[name] for name in names if name in found), None)
+        if value is None and role == "queued":
+            row[role] = np.nan
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            raise InputError(f"{where}, {names[0]}: got {value!r}; expected a number ({role})")
+        if role in ("prompt", "generate") and not (value >= 1 and value == int(value)):
+            raise InputError(f"{where}, {names[0]}: got {value!r}; expected whole tokens from 1")
+        row[role] = float(value)
+    return row
