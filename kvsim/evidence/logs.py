@@ -215,9 +215,11 @@ def _simulated(path: Path) -> _Log:
         listed = ", ".join((*names, "status"))
         raise InputError(f"{path}: no file of kvsim simulate --out; expected {listed}") from None
     finished = np.array([status == "finished" for status in table["status"].to_pylist()], bool)
-    columns = [np.asarray(table[name].to_numpy(), float)[finished] for name in names]
+    arrival, prompt, generate, first, last = (
+        np.asarray(table[name].to_numpy(), float)[finished] for name in names
+    )
     rows = [f"row {n + 1}" for n in np.flatnonzero(finished)]
-    return _Log(*columns, rows, int((~finished).sum()))
+    return _Log(arrival, prompt, generate, first, last, rows, int((~finished).sum()))
 
 
 # one request per line

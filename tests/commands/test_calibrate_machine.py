@@ -76,3 +76,23 @@ def test_a_profile_of_another_device_is_not_replaced(tmp_path: Path) -> None:
     folder.mkdir()
     with pytest.raises(InputError, match="is a folder"):
         check_place(folder)
+
+
+def test_neither_command_needs_what_plans_and_pages_do(tmp_path: Path) -> None:
+    """A machine with a GPU has PyTorch, and often nothing else."""
+    script = (
+        "import sys\n"
+        "for name in ('pulp', 'highspy', 'plotly', 'pandas', 'pyarrow', 'numba'):\n"
+        "    sys.modules[name] = None\n"
+        "from kvsim.cli import main\n"
+        "main()\n"
+    )
+    small = ["--layers", "1", "--techniques", "full", "--prompt", "8", "--generate", "2"]
+    for arguments, code in (
+        (["validate", *small, "--json"], 0),
+        (["calibrate", "--device", "cuda:7", "--out", str(tmp_path / "F.toml")], 2),
+    ):
+        command = [sys.executable, "-c", script, *arguments]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert run.returncode == code, run.stderr
+        assert "Traceback" not in run.stderr
