@@ -9,6 +9,7 @@ from kvsim import __version__
 from kvsim.commands.calibrate import calibrate
 from kvsim.commands.capacity import capacity
 from kvsim.commands.doctor import doctor
+from kvsim.commands.effects import checked
 from kvsim.commands.ends import ended
 from kvsim.commands.lists import gpus, models, stacks, techniques
 from kvsim.commands.plan import plan
@@ -60,7 +61,7 @@ app.command()(doctor)
 def main() -> None:
     """Run the command line; every error is one line on standard error."""
     arguments = sys.argv[1:] or ["--help"]
-    sys.exit(ended(lambda: app(arguments, prog_name="kvsim", standalone_mode=False)))
+    sys.exit(ended(lambda: checked(app)(arguments, prog_name="kvsim", standalone_mode=False)))
 
 
 if __name__ == "__main__":

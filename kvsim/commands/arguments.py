@@ -5,6 +5,7 @@ from typing import Any
 
 import typer
 
+from kvsim import limits
 from kvsim.errors import InputError
 
 MOST = 1e9  # of any number that a user gives
@@ -26,6 +27,8 @@ def number(name: str, text: str, share: bool = False) -> float:
         value = float(text) if text.isascii() and "_" not in text else float("nan")
     except ValueError:
         value = float("nan")
+    if name in limits.RANGES and value == value:
+        return limits.check(name, value, repr(text))
     if not (0 <= value <= 1 if share else 0 < value <= MOST):
         expected = "a number from 0 to 1" if share else f"a number above 0, at most {MOST:g}"
         raise InputError(f"{name}: got {text[:40]!r}; expected {expected}")
@@ -58,7 +61,7 @@ def seconds(name: str, text: str, most_bare: float) -> float:
             f"{name}: got {text[:40]!r}; expected a time above 0 with its unit, as 500ms or 2s, or "
             f"none for no limit"
         )
-    return value
+    return limits.check(name, value, repr(text))
 
 
 def _positive(text: str) -> float:
@@ -76,7 +79,7 @@ def tokens(name: str, text: str) -> int:
     value = float(found[1]) * THOUSANDS[found[2]]
     if not value.is_integer() or value > MOST:
         raise InputError(f"{name}: {text[:40]!r} is {value:.15g} tokens; expected a whole number")
-    return int(value)
+    return int(limits.check(name, value))
 
 
 def token_counts(name: str, text: str) -> list[int]:
@@ -103,7 +106,7 @@ def count(name: str, text: str, alternative: str = "") -> int:
     """One whole number."""
     if not WHOLE.fullmatch(text):
         raise InputError(f"{name}: got {text[:40]!r}; expected one whole number{alternative}")
-    return int(text)
+    return int(limits.check(name, int(text)))
 
 
 def counts(name: str, text: str) -> list[int]:
@@ -113,7 +116,7 @@ def counts(name: str, text: str) -> list[int]:
         raise InputError(
             f"{name}: got {text[:40]!r}; expected whole numbers separated by commas, as 1,8"
         )
-    return [int(item) for item in items]
+    return [int(limits.check(name, int(item))) for item in items]
 
 
 def either(text: str | None, usual: str) -> str:

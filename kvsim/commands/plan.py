@@ -106,15 +106,6 @@ def plan(
 ) -> None:
     """Choose technique, settings and batch for a workload or trace."""
     wanted = engines(emit)
-    equal = {"--prompt": prompt, "--generate": generate, "--batch": batch}
-    for name, value in equal.items():
-        if trace is not None and value is not None:
-            raise InputError(f"{name} and --trace: both are given; a trace has its own lengths")
-    if trace is None and (per_class or rate is not None):
-        lonely = "--per-class" if per_class else "--rate"
-        raise InputError(f"{lonely}: there is no trace; expected --trace FILE with it")
-    if trace is not None and offline:
-        raise InputError("--offline and --trace: both are given; a trace has its own arrivals")
     if report is not None:
         check_target(report, "--report")
     first, *rest = _deployments(model, gpu, stack, tp, weights, host_memory)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from kvsim import limits
 from kvsim.commands.arguments import counts, option, token_counts
 from kvsim.commands.options import (
     GpuOption,
@@ -19,7 +20,6 @@ from kvsim.commands.options import (
     deployment,
     say_written,
 )
-from kvsim.errors import InputError
 from kvsim.files import check_target
 
 
@@ -46,18 +46,20 @@ def predict(
     from kvsim.report.json import print_json
     from kvsim.techniques import parse, parse_several
 
-    if json and csv:
-        raise InputError("--json and --csv: both are given; expected at most one of them")
     if page is not None:
         check_target(page, "--report")
-    result = report.predicted(
-        deployment(model, gpu, stack, tp, weights, host_memory),
-        parse_several(",".join(technique)) or [parse("")],
-        counts("--batch", batch),
-        token_counts("--prompt", prompt),
-        token_counts("--generate", generate),
-        command_line(),
+    asked = parse_several(",".join(technique)) or [parse("")]
+    batches = counts("--batch", batch)
+    prompts, lengths = token_counts("--prompt", prompt), token_counts("--generate", generate)
+    rows = len(asked) * len(batches) * len(prompts) * len(lengths)
+    limits.check_work(
+        f"--technique, --batch, --prompt, --generate: ask for {rows:,} rows together",
+        rows,
+        limits.MOST_POINTS,
+        "ask for fewer, or run kvsim sweep",
     )
+    where = deployment(model, gpu, stack, tp, weights, host_memory)
+    result = report.predicted(where, asked, batches, prompts, lengths, command_line())
     for reason in result.answer.left_out:
         print(f"kvsim: left out: {reason}", file=sys.stderr)
     if page is not None:

@@ -127,8 +127,6 @@ def simulate(
         check_target(report, "--report")
     kinds = parse_several(compare) if compare else [parse(technique)]
     places = _places(out, [str(kind) for kind in kinds], bool(compare))
-    if resume and out is None:
-        raise InputError("--resume: nothing to take up without --out; add it")
     where = deployment(model, gpu, stack, tp, weights, host_memory)
     rules = Rules(
         max_seqs=count("--max-seqs", max_seqs),

@@ -121,8 +121,6 @@ def generate(
     from kvsim.traces.write import check_ending, write
 
     check_ending(out)
-    if requests and duration:
-        raise InputError("--requests and --duration: both are given; expected one of them")
     source = load(like) if like else None
     if source is not None:
         workload, span = likeness.fit(source.requests), source.requests.duration

@@ -70,16 +70,8 @@ def validate(
     if quality:
         from kvsim.commands.quality import measure_quality
 
-        if layers != "0":
-            raise InputError("--layers: --quality needs the whole model; leave it away")
-        for name, given in (("--max-error", max_error), ("--report", report)):
-            if given is not None:
-                raise InputError(f"{name}: is about times, which --quality leaves alone")
         measure_quality(model, device, texts, batch, prompt, generate, gpu, text, out, json)
         return
-    for name, given in (("--text", text), ("--out", out)):
-        if given is not None:
-            raise InputError(f"{name}: is about --quality; give that too")
     given_sizes = (
         ("--batch", batch, "2"),
         ("--prompt", prompt, "96"),

@@ -133,3 +133,11 @@ def check_room(needed: float, what: str, mend: str) -> None:
     if needed > free:
         sizes = f"about {size_text(needed)} of memory, {size_text(free)} are free"
         raise InputError(f"{what}: needs {sizes}; {mend}")
+
+
+def table() -> str:
+    """All kinds as a table in Markdown."""
+    lines = ["| kind | what it is | read at most |", "|---|---|---:|"]
+    for kind in KINDS.values():
+        lines.append(f"| `{kind.name}` | {kind.expected} | {size_text(kind.most)} |")
+    return "\n".join(lines) + "\n"

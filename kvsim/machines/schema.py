@@ -23,15 +23,16 @@ class Number:
     holds: Callable[[float], bool]
 
 
-POSITIVE = Number("above 0", lambda x: x > 0)
-NON_NEGATIVE = Number("of 0 or more", lambda x: x >= 0)
-AT_LEAST_ONE = Number("of 1 or more", lambda x: x >= 1)
-EFFICIENCY = Number("above 0 and at most 1", lambda x: 0 < x <= 1)
+LEAST, MOST = 1e-18, 1e18  # no number that is not 0 is beyond them, so that none overflows later
+POSITIVE = Number("above 0 and at most 1e18", lambda x: LEAST <= x <= MOST)
+NON_NEGATIVE = Number("of 0 or more and at most 1e18", lambda x: x == 0 or LEAST <= x <= MOST)
+AT_LEAST_ONE = Number("of 1 or more and at most 1e18", lambda x: 1 <= x <= MOST)
+EFFICIENCY = Number("above 0 and at most 1", lambda x: LEAST <= x <= 1)
 SHARE = Number("from 0 to 1", lambda x: 0 <= x <= 1)
-WHOLE = Number("that is whole and 0 or more", lambda x: x >= 0 and x % 1 == 0)
+WHOLE = Number("that is whole and from 0 to 1e6", lambda x: 0 <= x <= 1e6 and x % 1 == 0)
 # The bounds of the next two catch figures left in GB/s, TFLOP/s, GB or MiB.
-RATE = Number("of at least 1e6 in B/s or FLOP/s", lambda x: x >= 1e6)
-SIZE = Number("of at least 1e6 in bytes", lambda x: x >= 1e6)
+RATE = Number("of at least 1e6 in B/s or FLOP/s, at most 1e21", lambda x: 1e6 <= x <= 1e21)
+SIZE = Number("of at least 1e6 in bytes, at most 1e18", lambda x: 1e6 <= x <= 1e18)
 
 
 @dataclass(frozen=True)

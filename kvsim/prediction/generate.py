@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from kvsim.engine.timeline import makespan, steady
 from kvsim.errors import InputError
 from kvsim.graph import Array, Buffers, Number, Point, Tier
+from kvsim.limits import RANGES
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import (
-    MOST_SEQUENCES,
     TIERS,
     ZERO,
     decode_point,
@@ -29,7 +29,6 @@ from kvsim.prediction.memory import (
 from kvsim.techniques.base import Technique
 
 CHUNK = 2**14  # operating points evaluated at once: intermediate arrays stay in the CPU's cache
-MOST_TOKENS = 10**7  # longer than any context in use; guards against typing errors
 
 
 def check_workload(batch: Array, prompt: int, generate: int) -> None:
@@ -40,11 +39,8 @@ def check_workload(batch: Array, prompt: int, generate: int) -> None:
     InputError
         For counts that are not whole, not positive, or absurdly large.
     """
-    for name, values, most in (
-        ("--prompt", prompt, MOST_TOKENS),
-        ("--generate", generate, MOST_TOKENS),
-        ("--batch", batch, MOST_SEQUENCES),
-    ):
+    for name, values in (("--prompt", prompt), ("--generate", generate), ("--batch", batch)):
+        most = int(RANGES[name].most)
         numbers = np.asarray(values, dtype=float)
         wrong = ~((numbers >= 1) & (numbers <= most) & (numbers == np.floor(numbers)))
         if numbers.size == 0 or wrong.any():

@@ -3,12 +3,13 @@
 import numpy as np
 
 from kvsim.graph import Array, Buffers, Number, Point, Tier
+from kvsim.limits import RANGES
 from kvsim.machines.deployment import Deployment
 from kvsim.search import last_within
 from kvsim.techniques.base import Technique
 
 TIERS: tuple[Tier, ...] = ("gpu", "host")
-MOST_SEQUENCES = 10**6
+MOST_SEQUENCES = int(RANGES["--batch"].most)
 ZERO: Array = np.zeros(())
 
 

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, fields
 from math import isfinite
 
+from kvsim import limits
 from kvsim.errors import InputError
 
 PREFILLS = ("chunked", "whole")
 PRIORITIES = ("decode", "prefill")
 PREEMPTIONS = ("recompute", "swap")
 ADMISSIONS = ("prompt", "chunk")
-MOST = 10**9
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,6 @@ class Rules:
                 if not (isfinite(value) and value >= 0):
                     raise InputError(f"{option}: got {value!r}; expected 0 or more bytes")
             elif f.name != "prefix_caching":
-                least = 0 if f.name == "blocks" else 1
                 if isinstance(value, bool) or not isinstance(value, int):
                     raise InputError(f"{option}: got {value!r}; expected a whole number")
-                if not least <= value <= MOST:
-                    raise InputError(f"{option}: got {value}; expected {least} to {MOST:,}")
+                limits.check(option, value)

@@ -113,7 +113,7 @@ def test_counts(option: str, value: str, words: str) -> None:
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e300", "", "x", "1_0", "٣", "1,2"])
 @pytest.mark.parametrize("option", ["ttft", "tpot", "gpu-memory", "host-memory"])
 def test_limits(option: str, value: str) -> None:
-    expected = "number above 0" if option.endswith("memory") else "unit"
+    expected = "expected a number" if option.endswith("memory") else "unit"
     check(refused(PLAN, f"--{option}", value), f"--{option}|got {value!r}|{expected}")
 
 

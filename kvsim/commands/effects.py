@@ -1,0 +1,107 @@
+"""Options that would do nothing are refused: which options a command needs for which."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from typer.core import TyperCommand
+
+from kvsim.errors import InputError
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Options that only do something if another one is given, or if it is not.
+
+    Attributes
+    ----------
+    options
+        Refused where the rule is broken; an option as it is typed, or an argument's name.
+    other
+        The option that decides.
+    present
+        Whether the other must be given, or must not be.
+    """
+
+    options: tuple[str, ...]
+    other: str
+    present: bool
+
+    def fault(self, given: set[str]) -> str:
+        """What is wrong with the options that a user gave; empty if nothing is."""
+        for option in self.options:
+            if option in given and (self.other in given) is not self.present:
+                if self.present:
+                    mend = f"add {self.other}, or leave {option} away"
+                    return f"{option}: does nothing without {self.other}; {mend}"
+                return f"{option} and {self.other}: both are given; expected one of them"
+        return ""
+
+
+def needs(other: str, *options: str) -> Rule:
+    """The options do nothing without the other."""
+    return Rule(options, other, True)
+
+
+def excludes(other: str, *options: str) -> Rule:
+    """The options do nothing beside the other."""
+    return Rule(options, other, False)
+
+
+EFFECTS: dict[str, tuple[Rule, ...]] = {
+    "kvsim predict": (excludes("--csv", "--json"),),
+    "kvsim plan": (
+        needs("--trace", "--rate", "--per-class", "--max-seqs", "--max-tokens"),
+        excludes("--trace", "--prompt", "--generate", "--batch", "--offline"),
+        excludes("--max-loss", "--lossy"),
+    ),
+    "kvsim simulate": (
+        needs("--out", "--resume"),
+        excludes("--compare", "--technique"),
+        excludes("--columns", "--format"),
+    ),
+    "kvsim reproduce": (excludes("--fit", "--report", "--json"), needs("--fit", "--stack")),
+    "kvsim calibrate": (
+        needs(
+            "--from-run", "--model", "--gpu", "--technique", "--fit-first", "--max-seqs",
+            "--max-tokens", "--block-tokens", "--blocks", "--prefix-caching", "--stack", "--tp",
+            "--weights",
+        ),
+        needs("--device", "--quick"),
+        excludes("--from-run", "--device"),
+    ),
+    "kvsim validate": (
+        needs("--quality", "--text", "--out"),
+        excludes("--quality", "--max-error", "--report", "--layers", "--points"),
+    ),
+    "kvsim capacity": (
+        needs("--schedule", "--start-up"), needs("--max-power", "--watts"),
+        excludes("--max-loss", "--lossy"),
+    ),
+    "kvsim traces inspect": (excludes("--columns", "--format"),),
+    "kvsim traces convert": (excludes("--columns", "--format"),),
+    "kvsim traces generate": (excludes("--requests", "--duration"),),
+}  # fmt: skip
+
+
+class CheckedCommand(TyperCommand):
+    """A command that refuses options without effect."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The parser's own work, and then the rules."""
+        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        rest: list[str] = super().parse_args(ctx, args)
+        given = {p.opts[0] for p in order if p.opts}
+        for rule in EFFECTS.get(ctx.command_path, ()):
+            fault = rule.fault(given)
+            if fault:
+                raise InputError(fault)
+        return rest
+
+
+def checked(app: Any) -> Any:
+    """An application whose commands all are checked."""
+    for command in app.registered_commands:
+        command.cls = CheckedCommand
+    for group in app.registered_groups:
+        checked(group.typer_instance)
+    return app
