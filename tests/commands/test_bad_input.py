@@ -120,7 +120,8 @@ def test_limits(option: str, value: str) -> None:
 @pytest.mark.parametrize("value", ["-0.1", "1.1", "nan", "", "half"])
 @pytest.mark.parametrize("option", ["max-loss", "acceptance"])
 def test_shares(option: str, value: str) -> None:
-    check(refused(PLAN, f"--{option}", value), f"--{option}|got {value!r}|from 0 to 1")
+    expected = "from 0 to 1" if option == "max-loss" else "the share of drafts"
+    check(refused(PLAN, f"--{option}", value), f"--{option}|got {value!r}|{expected}")
 
 
 @pytest.mark.parametrize(
