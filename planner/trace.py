@@ -11,7 +11,7 @@ from kvsim.planner.admit import Admission
 from kvsim.planner.choose import best, nearest
 from kvsim.planner.classes import Classes, classes_of
 from kvsim.planner.load import ONE, Carried, Targets, carry, loads_of
-from kvsim.planner.question import FULL, check_objective
+from kvsim.planner.question import BETWEEN, FULL, check_objective, rank
 from kvsim.planner.verify import Simulated, measured, simulated
 from kvsim.planner.workload import Limits
 from kvsim.serving.costs import StepCosts
@@ -274,7 +274,9 @@ def options_of(
 
 
 def best_of(done: list[Simulated], objective: str, targets: Targets) -> Simulated:
-    """The best that is within the targets; of equals that with the smallest mean latency.
+    """The simplest that is within the targets and as good as the best within the known error.
+
+    Of settings of one technique that are equal, that with the smallest mean latency.
 
     Raises
     ------
@@ -289,10 +291,24 @@ def best_of(done: list[Simulated], objective: str, targets: Targets) -> Simulate
     if first is None:
         raise InfeasibleError(_explain(done, columns, bounds))
     value = float(columns[objective][first])
-    within[objective] = value + TIE * abs(value)
-    row = best(columns["latency"], columns, within)
+    within[objective] = value + BETWEEN * abs(value)
+    ranks = np.array([_simplicity(s) for s in done], dtype=float)
+    lowest = best(ranks, columns, within)
+    assert lowest is not None
+    simplest = {"rank": ranks}
+    mine = best(columns[objective], columns | simplest, within | {"rank": float(ranks[lowest])})
+    assert mine is not None
+    value = float(columns[objective][mine])
+    equal = within | {objective: value + TIE * abs(value), "rank": float(ranks[lowest])}
+    row = best(columns["latency"], columns | simplest, equal)
     assert row is not None
     return done[row]
+
+
+def _simplicity(s: Simulated) -> int:
+    """How simple: lossless before lossy, one technique before several, full KV before others."""
+    lossy, moved = (max(rank(t)[i] for t in s.techniques) for i in (0, 1))
+    return 4 * lossy + 2 * (len(s.techniques) > 1) + moved
 
 
 def _explain(

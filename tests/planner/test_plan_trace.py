@@ -28,7 +28,8 @@ from kvsim.planner.load import (
     carry,
     loads_of,
 )
-from kvsim.planner.trace import TIE, TracePlan, make_trace_plan, options_of
+from kvsim.planner.question import BETWEEN
+from kvsim.planner.trace import TracePlan, make_trace_plan, options_of
 from kvsim.planner.verify import simulated
 from kvsim.planner.workload import Limits
 from kvsim.report import plan_trace
@@ -42,6 +43,7 @@ from kvsim.traces.requests import Requests
 from tests.serving.test_serving import tables_of, workload
 from tests.support.places import SHARED
 
+KNOWN = 1.02 * (1 + BETWEEN)  # what a plan may give up to be simple, and what it may overlook
 GOLDEN = Path(__file__).parent / "golden" / "trace.lp"
 SOME = "full offload:host_share=0.5 kivi snapkv h2o zipcache"
 AZURE = SHARED / "traces" / "azure_conv_2023.csv"
@@ -272,7 +274,7 @@ def test_nothing_simulated_is_better_on_the_azure_trace(model: str, gpu: str) ->
         ("latency", limits_of(d, 0.0)),
     ):
         found = planned(d, requests, objective, limits).choice.measures()[objective]
-        assert found <= 1.02 * best_of_all(d, requests, objective, limits), objective
+        assert found <= KNOWN * best_of_all(d, requests, objective, limits), objective
 
 
 @pytest.mark.parametrize("objective", ["throughput", "latency", "cost"])
@@ -282,9 +284,17 @@ def test_nothing_simulated_is_better_on_the_chat_sample(objective: str) -> None:
     limits = limits_of(d, 1.0, 5.0, 0.08)
     plan = planned(d, requests, objective, limits)
     found = plan.choice.measures()
-    assert found[objective] <= (1 + TIE) * best_of_all(d, requests, objective, limits)
+    assert found[objective] <= KNOWN * best_of_all(d, requests, objective, limits)
     assert found["ttft"] <= 5.0 and found["tpot"] <= 0.08
     assert {t.name for s in plan.others for t in s.techniques} >= {"full"}
+
+
+def test_what_full_kv_carries_loses_no_quality() -> None:
+    d = deployment("llama3-8b", "h100")
+    requests = load("sample:chat").requests.scaled(0.25)
+    plan = planned(d, requests, "throughput", limits_of(d, 1.0, 1.0, 0.05))
+    assert [t.name for t in plan.choice.techniques] == ["full"]
+    assert any(not t.exact for s in plan.others for t in s.techniques)  # they were considered
 
 
 def test_a_choice_per_class_is_simulated_and_never_worse() -> None:
@@ -292,7 +302,7 @@ def test_a_choice_per_class_is_simulated_and_never_worse() -> None:
     requests = share_of(d, load("sample:chat").requests)
     limits = limits_of(d, 1.0)
     one, several = (planned(d, requests, "latency", limits, each) for each in (False, True))
-    assert several.choice.measures()["latency"] <= one.choice.measures()["latency"]
+    assert several.choice.measures()["latency"] <= KNOWN * one.choice.measures()["latency"]
     mixed = [s for s in (several.choice, *several.others) if len(s.lanes) > 1]
     assert mixed and not [s for s in (one.choice, *one.others) if len(s.lanes) > 1]
     for s in mixed:
@@ -329,7 +339,7 @@ def test_one_request_in_ten_may_miss_a_target(objective: str) -> None:
     limits = limits_of(d, 0.0, ttft=0.15)
     bound = planned(d, requests, objective, limits)
     assert bound.choice.measures()["ttft"] <= 0.15
-    assert bound.choice.measures()[objective] <= 1.02 * best_of_all(d, requests, objective, limits)
+    assert bound.choice.measures()[objective] <= KNOWN * best_of_all(d, requests, objective, limits)
 
 
 @pytest.mark.parametrize("objective", ["throughput", "latency", "cost"])
