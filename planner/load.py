@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from kvsim.errors import InfeasibleError
 from kvsim.graph import Array
 from kvsim.planner.classes import Classes
-from kvsim.serving import lookup, spend
+from kvsim.serving import spend
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import QUANTILES
 from kvsim.serving.tables import COSTS
@@ -138,8 +138,8 @@ def _load(costs: StepCosts, c: Classes, lengths: NDArray[np.int64], target: floa
               costs.room.host_capacity / max(float(weight @ host), 1.0))  # fmt: skip
     most = int(np.clip(fit, 2, max(costs.rules.max_seqs, 2)))
     few, many = 1, min(most, t.costs.round.shape[0] - 1)
-    at_few = np.array([lookup.round_s(t, few, x) for x in middle])
-    at_many = np.array([lookup.round_s(t, many, x) for x in middle])
+    at_few = np.array([spend.round_s(t, few, x) for x in middle])
+    at_many = np.array([spend.round_s(t, many, x) for x in middle])
     each = np.maximum(at_many - at_few, 0.0) / max(many - few, 1)
     fixed = max(float(weight @ (at_few - each)), 0.0)
     ttft = np.array([_prompt_s(costs, x) for x in c.prompt])
@@ -177,9 +177,10 @@ def _prompt_s(costs: StepCosts, prompt: float) -> float:
     starts = np.arange(0.0, prompt, size)
     for start in starts:
         part = min(size, prompt - start)
-        spend.add_pass(t, total, 0, 0.0, round(part), int(start == starts[-1]))
+        prompts = spend.Prompts(round(part), int(start == starts[-1]))
+        spend.add_pass(t, total, spend.Decoding(0, 0.0, 0.0), prompts)
         spend.add_chunk(t, total, part, start)
-    spend.add_between(t, total, prompt)
+    spend.add_after_prompt(t, total, prompt)
     return float(total[0])
 
 

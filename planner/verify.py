@@ -107,7 +107,8 @@ def simulated(
 
 def _peak(found: Simulated) -> float:
     """Largest mean batch of any stretch of the timeline."""
-    busy, running = found.outcome.run.fleet.series[0, :, :2].T
+    bins = found.outcome.run.bins
+    busy, running = bins.seconds[0], bins.running[0]
     return float(np.max(running[busy > 0] / busy[busy > 0], initial=2.0)) + 1
 
 

@@ -12,7 +12,7 @@ from kvsim.graph import Array
 from kvsim.report.json import Row
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.simulate import Run
-from kvsim.serving.state import FINISHED, REFUSED
+from kvsim.serving.records import FINISHED, REFUSED
 from kvsim.traces.requests import Requests
 
 MARK, ANSWER = b"kvsim run", b"kvsim result"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from kvsim.graph import Array
-from kvsim.serving import lookup, spend
+from kvsim.serving import spend
 from kvsim.serving.passes import Passes
 from kvsim.serving.tables import COSTS, Tables
 
@@ -25,7 +25,7 @@ def samples(passes: Passes, max_seqs: int, longest: int, longest_chunk: int) -> 
 
     def rounds(t: Tables) -> Array:
         pairs = zip(batch, context, strict=True)
-        return np.array([lookup.round_s(t, int(b), c) for b, c in pairs])
+        return np.array([spend.round_s(t, int(b), c) for b, c in pairs])
 
     def prompts(t: Tables) -> Array:
         return np.array([_pass_s(t, 0, 0.0, n, s) for n, s in zip(new, start, strict=True)])
@@ -46,7 +46,7 @@ def samples(passes: Passes, max_seqs: int, longest: int, longest_chunk: int) -> 
 def _pass_s(t: Tables, batch: int, context: float, new: float, start: float) -> float:
     """A pass over decoding sequences and one prompt's last part, as the simulator costs it. [s]"""
     total = np.zeros(len(COSTS))
-    spend.add_pass(t, total, batch, context, int(new), 1)
+    spend.add_pass(t, total, spend.Decoding(batch, context, 0.0), spend.Prompts(int(new), 1))
     spend.add_chunk(t, total, new, start)
     return float(total[0])
 

@@ -1,277 +1,323 @@
 """The sequences of a replica's batch: how they join, grow, finish and are taken out."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from kvsim.serving.compiled import compiled
 from kvsim.serving.memory import (
     available,
+    find,
     give_back,
     make_host_room,
     pin,
-    remove_from_host,
+    remove,
+    reuse,
     take,
     unpin,
 )
-from kvsim.serving.queues import push, push_front
-from kvsim.serving.state import (
-    ABSENT,
-    EMITTED,
+from kvsim.serving.queues import queue_front, queue_swapped
+from kvsim.serving.records import (
     FINISHED,
-    FREED,
-    HOST_PRIVATE,
-    HOST_SWAPPED,
-    JUST_DONE,
+    HOST,
     NEVER,
-    ON_HOST,
-    PREEMPTIONS,
-    ROUNDS,
+    NONE,
+    POOLS,
     RUNNING,
-    RUNNING_NOW,
-    SWAP_HEAD,
     SWAPPED,
-    WAIT_HEAD,
     WAITING,
-    Engine,
-    Fleet,
-    Progress,
-    Trace,
+    Limits,
+    Replica,
+    Request,
+    Sequence,
+    World,
 )
 from kvsim.serving.tables import TO_GPU, TO_HOST
-
-if TYPE_CHECKING:
-    from kvsim.serving.tables import Tables
 
 ROUNDING = 1e-9  # lengths are whole up to this: rounds may yield fractions of a token
 
 
 @compiled
-def blocks_of(e: Engine, tokens: float) -> int:
+def blocks_of(limits: Limits, tokens: float) -> int:
     """KV blocks of that many tokens."""
-    return int(np.ceil(tokens / e.block_tokens - ROUNDING))
+    return int(np.ceil(tokens / limits.block_tokens - ROUNDING))
 
 
 @compiled
-def length_of(f: Fleet, r: int, i: int) -> float:
+def length_of(replica: Replica, sequence: Sequence) -> float:
     """Tokens cached of a decoding sequence. [tokens]"""
-    return float(f.base[r, i] + f.growth[r, i] * f.tally[r, ROUNDS])
+    return sequence.base + sequence.growth * replica.rounds
 
 
 @compiled
-def own_bytes(t: "Tables", f: Fleet, e: Engine, r: int, i: int, tokens: float) -> int:
+def own_bytes(world: World, sequence: Sequence, tokens: float) -> int:
     """GPU cache of a sequence of some length, without the blocks it shares. [B]"""
-    table = t.prompt_bytes if f.todo[r, i] > 0 else t.gpu_bytes
-    return int(max(table[blocks_of(e, tokens)] - f.shared[r, i] * e.shared_bytes, 0))
+    row = world.sizes[blocks_of(world.limits, tokens)]
+    size = row.prompt if sequence.todo > 0 else row.gpu
+    return max(size - sequence.shared * world.limits.prefix_bytes, 0)
 
 
 @compiled
-def grow(t: "Tables", f: Fleet, e: Engine, r: int, i: int, tokens: float) -> bool:
+def grow(world: World, replica: Replica, sequence: Sequence, tokens: float) -> bool:
     """Occupy the memory of a sequence of that length if there is enough."""
-    more = own_bytes(t, f, e, r, i, tokens) - f.held[r, i]
-    host_more = t.host_bytes[blocks_of(e, tokens)] - f.host_held[r, i]
-    if more > available(f, e, r) or f.tally[r, HOST_PRIVATE] + host_more > e.host:
+    more = own_bytes(world, sequence, tokens) - sequence.held
+    host_more = world.sizes[blocks_of(world.limits, tokens)].host - sequence.host_held
+    if more > available(world, replica) or replica.host_private + host_more > world.limits.host:
         return False
-    take(f, e, r, more)
-    f.held[r, i] += more
-    f.tally[r, HOST_PRIVATE] += host_more
-    f.host_held[r, i] += host_more
+    take(world, replica, more)
+    sequence.held += more
+    replica.host_private += host_more
+    sequence.host_held += host_more
     return True
 
 
 @compiled
-def hits_of(x: Trace, f: Fleet, r: int, request: int) -> int:
-    """Leading prompt blocks that some memory of the replica still holds."""
-    first, last = x.start[request], x.start[request + 1]
-    full = min(last - first, x.prompt[request] // max(x.block_tokens, 1))
-    count = 0
-    while count < full and f.where[r, x.ids[first + count]] != ABSENT:
-        count += 1
-    return count
+def all_surely_grow(world: World, replica: Replica, rounds: int) -> bool:
+    """Whether memory suffices for so many rounds of all decoding sequences, by a quick bound."""
+    limits, batch = world.limits, replica.running - replica.reading
+    blocks = rounds * replica.growth / limits.block_tokens + batch
+    free, host_free = available(world, replica), limits.host - replica.host_private
+    return blocks * limits.steepest <= free and blocks * limits.host_steepest <= host_free
 
 
 @compiled
-def use_hits(x: Trace, f: Fleet, e: Engine, r: int, request: int, hits: int) -> int:
-    """Pin the leading blocks of a prompt; returns how many come from the host.
+def all_grow(world: World, replica: Replica, rounds: int) -> bool:
+    """The same, sequence by sequence."""
+    more, host_more = 0, 0
+    for i in range(replica.first_sequence, replica.first_sequence + replica.running):
+        sequence = world.sequences[i]
+        if sequence.todo == 0:
+            length = length_of(replica, sequence) + rounds * sequence.growth
+            more += own_bytes(world, sequence, length) - sequence.held
+            host_more += world.sizes[blocks_of(world.limits, length)].host - sequence.host_held
+    host_free = world.limits.host - replica.host_private
+    return more <= available(world, replica) and host_more <= host_free
+
+
+@compiled
+def hold_rounds(world: World, replica: Replica, rounds: int) -> tuple[int, int]:
+    """Let all decoding sequences hold what they need after so many rounds.
+
+    The memory itself is still to be taken: returns what the first round needs, and what all do. [B]
+    """
+    first_more, more, context = 0, 0, 0.0
+    for i in range(replica.first_sequence, replica.first_sequence + replica.running):
+        sequence = world.sequences[i]
+        if sequence.todo == 0:
+            now = length_of(replica, sequence)
+            context += now
+            last = own_bytes(world, sequence, now + rounds * sequence.growth)
+            if not replica.grown:
+                first = last
+                if rounds > 1:
+                    first = own_bytes(world, sequence, now + sequence.growth)
+                first_more += first - sequence.held
+            more += last - sequence.held
+            sequence.held = last
+            if world.limits.host_steepest > 0:
+                blocks = blocks_of(world.limits, now + rounds * sequence.growth)
+                replica.host_private += world.sizes[blocks].host - sequence.host_held
+                sequence.host_held = world.sizes[blocks].host
+    replica.context = context
+    return first_more, more
+
+
+@compiled
+def recount(world: World, replica: Replica) -> None:
+    """Sums over the batch, and what comes first in it."""
+    replica.context = replica.growth = 0.0
+    replica.end = replica.first_reader = NEVER
+    for i in range(replica.running):
+        sequence = world.sequences[replica.first_sequence + i]
+        if sequence.todo == 0:
+            replica.context += length_of(replica, sequence)
+            replica.growth += sequence.growth
+            replica.end = min(replica.end, sequence.finish)
+        elif replica.first_reader == NEVER:
+            replica.first_reader = i
+
+
+@compiled
+def hits_of(world: World, replica: Replica, request: Request) -> int:
+    """Leading prompt blocks that some memory of the replica still holds."""
+    pool = POOLS * replica.index
+    for k in range(request.blocks):
+        block = world.ids[request.first_block + k]
+        if find(world, world.pools[pool], block) == NONE:
+            if find(world, world.pools[pool + HOST], block) == NONE:
+                return k
+    return int(request.blocks)
+
+
+@compiled
+def use_hits(world: World, replica: Replica, request: Request, hits: int) -> None:
+    """Pin the leading blocks of a prompt.
 
     Those on the GPU first, and those on the host leave it before room is made for them, so that
     no block of the prompt gives way to another.
     """
-    first = x.start[request]
-    fetched = 0
-    for block in x.ids[first : first + hits]:
-        if f.where[r, block] != ON_HOST:
-            pin(f, e, r, block)
-    for block in x.ids[first : first + hits]:
-        if f.where[r, block] == ON_HOST:
-            remove_from_host(f, e, r, block)
-            fetched += 1
-    for block in x.ids[first : first + hits]:
-        if f.where[r, block] == ABSENT:
-            pin(f, e, r, block)
-    return fetched
+    gpu, host = world.pools[POOLS * replica.index], world.pools[POOLS * replica.index + HOST]
+    prefix = world.ids[request.first_block : request.first_block + hits]
+    for block in prefix:
+        if find(world, gpu, block) != NONE:
+            pin(world, replica, block)
+    for block in prefix:
+        away = find(world, host, block)
+        if away != NONE:
+            remove(world, host, away)
+    for block in prefix:
+        if find(world, gpu, block) == NONE:
+            pin(world, replica, block)
 
 
 @compiled
-def join(f: Fleet, r: int, request: int, todo: int, done: int, shared: int) -> int:
-    """A sequence whose prompt is to be read enters the batch; returns its seat."""
-    i = int(f.tally[r, RUNNING])
-    f.tally[r, RUNNING] += 1
-    f.request[r, i] = request
-    f.todo[r, i] = todo
-    f.done[r, i] = done
-    f.shared[r, i] = shared
-    f.finish[r, i] = NEVER
-    f.held[r, i] = f.host_held[r, i] = 0
-    f.base[r, i] = f.growth[r, i] = 0.0
-    f.paused[r, i] = False
-    f.chunks[r, i] = 0
-    return i
+def join(world: World, replica: Replica, index: int, shared: int) -> Sequence:
+    """A request enters the batch with some shared blocks; nothing is read or decoded yet."""
+    sequence = world.sequences[replica.first_sequence + replica.running]
+    replica.running += 1
+    sequence.request = index
+    sequence.shared = shared
+    sequence.todo = sequence.done = sequence.chunk = 0
+    sequence.finish = NEVER
+    sequence.held = sequence.host_held = 0
+    sequence.base = sequence.growth = 0.0
+    sequence.paused = False
+    world.requests[index].status = RUNNING
+    return sequence
 
 
 @compiled
-def start_decoding(x: Trace, f: Fleet, r: int, i: int, left: int, more: int) -> None:
-    """From the next round on: ``more`` tokens in ``left`` rounds."""
-    request = f.request[r, i]
-    f.todo[r, i] = 0
-    f.growth[r, i] = more / left
-    f.finish[r, i] = f.tally[r, ROUNDS] + left
-    length = x.prompt[request] + x.generate[request] - 1.0
-    f.base[r, i] = length - f.growth[r, i] * f.finish[r, i]
+def start_decoding(replica: Replica, sequence: Sequence, request: Request, rounds: int) -> None:
+    """From the next round on: the tokens that are missing, in so many rounds."""
+    sequence.todo = 0
+    sequence.growth = (request.generate - request.made) / rounds
+    sequence.finish = replica.rounds + rounds
+    length = request.prompt + request.generate - 1.0
+    sequence.base = length - sequence.growth * sequence.finish
+    replica.context += length_of(replica, sequence)
+    replica.growth += sequence.growth
+    replica.end = min(replica.end, sequence.finish)
 
 
 @compiled
-def rounds_of(tokens: int, rate: float) -> int:
-    """Decoding rounds for that many tokens."""
-    return int(np.ceil(tokens / rate - ROUNDING))
-
-
-@compiled
-def finish_prompt(
-    t: "Tables", x: Trace, f: Fleet, e: Engine, p: Progress, r: int, i: int, now: float
-) -> None:
+def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
     """The prompt has been read and yields a token; its full blocks are shared from now on."""
-    request = f.request[r, i]
-    p.made[request] += 1
-    f.tally[r, EMITTED] += 1
-    if np.isnan(p.first[request]):
-        p.first[request] = now
-    f.todo[r, i] = 0
-    if e.shared_bytes > 0 and x.block_tokens > 0:
-        _share(t, x, f, e, r, i)
-    length = x.prompt[request] + p.made[request] - 1.0
-    give_back(f, r, f.held[r, i] - own_bytes(t, f, e, r, i, length))
-    f.held[r, i] = own_bytes(t, f, e, r, i, length)
-    more = x.generate[request] - p.made[request]
+    request = world.requests[sequence.request]
+    request.made += 1
+    replica.emitted += 1
+    replica.reading -= 1
+    if np.isnan(request.first):
+        request.first = replica.clock
+    sequence.todo = 0
+    if request.blocks > sequence.shared:
+        share(world, replica, sequence)
+    held = own_bytes(world, sequence, request.prompt + request.made - 1.0)
+    give_back(replica, sequence.held - held)
+    sequence.held = held
+    more = request.generate - request.made
     if more > 0:
-        start_decoding(x, f, r, i, rounds_of(more, x.rate[request]), more)
+        rounds = int(np.ceil(more / request.rate - ROUNDING))
+        start_decoding(replica, sequence, request, rounds)
     else:
-        f.finish[r, i] = f.tally[r, ROUNDS]
+        sequence.finish = replica.end = replica.rounds
 
 
 @compiled
-def _share(t: "Tables", x: Trace, f: Fleet, e: Engine, r: int, i: int) -> None:
+def share(world: World, replica: Replica, sequence: Sequence) -> None:
     """Turn the full blocks of a prompt that was just read into shared ones."""
-    request = f.request[r, i]
-    first = x.start[request]
-    full = min(x.start[request + 1] - first, x.prompt[request] // x.block_tokens)
-    fresh = full - f.shared[r, i]
-    given = min(fresh * e.shared_bytes, f.held[r, i])
-    f.held[r, i] -= given  # its own copies become the shared blocks, or are dropped
-    give_back(f, r, given)
-    for block in x.ids[first + f.shared[r, i] : first + full]:
-        pin(f, e, r, block)
-    f.shared[r, i] = full
+    request = world.requests[sequence.request]
+    fresh = request.blocks - sequence.shared
+    given = min(fresh * world.limits.prefix_bytes, sequence.held)
+    sequence.held -= given  # its own copies become the shared blocks, or are dropped
+    give_back(replica, given)
+    for k in range(sequence.shared, request.blocks):
+        pin(world, replica, world.ids[request.first_block + k])
+    sequence.shared = request.blocks
 
 
 @compiled
-def leave(x: Trace, f: Fleet, e: Engine, r: int, i: int) -> None:
-    """Give back a sequence's memory and its seat; later ones move up."""
-    request = f.request[r, i]
-    give_back(f, r, f.held[r, i])
-    f.tally[r, HOST_PRIVATE] -= f.host_held[r, i]
-    first = x.start[request]
-    for k in range(f.shared[r, i] - 1, -1, -1):  # the end of a prefix is dropped first
-        unpin(f, e, r, int(x.ids[first + k]))
-    last = f.tally[r, RUNNING] - 1
-    for seat in range(i, last):
-        f.request[r, seat] = f.request[r, seat + 1]
-        f.todo[r, seat] = f.todo[r, seat + 1]
-        f.done[r, seat] = f.done[r, seat + 1]
-        f.shared[r, seat] = f.shared[r, seat + 1]
-        f.finish[r, seat] = f.finish[r, seat + 1]
-        f.held[r, seat] = f.held[r, seat + 1]
-        f.host_held[r, seat] = f.host_held[r, seat + 1]
-        f.base[r, seat] = f.base[r, seat + 1]
-        f.growth[r, seat] = f.growth[r, seat + 1]
-        f.paused[r, seat] = f.paused[r, seat + 1]
-    f.tally[r, RUNNING] = last
+def leave(world: World, replica: Replica, sequence: Sequence) -> None:
+    """Give back a sequence's memory."""
+    request = world.requests[sequence.request]
+    give_back(replica, sequence.held)
+    replica.host_private -= sequence.host_held
+    for k in range(sequence.shared - 1, -1, -1):  # the end of a prefix is dropped first
+        unpin(world, replica, world.ids[request.first_block + k])
 
 
 @compiled
-def complete(x: Trace, f: Fleet, e: Engine, p: Progress, r: int, now: float) -> None:
-    """Sequences that have all their tokens leave, in order of admission."""
-    i = 0
-    while i < f.tally[r, RUNNING]:
-        if f.finish[r, i] > f.tally[r, ROUNDS]:
-            i += 1
+def complete(world: World, replica: Replica) -> None:
+    """Sequences that have all their tokens leave, in order of admission; later ones move up."""
+    stay = replica.first_sequence
+    for i in range(replica.first_sequence, replica.first_sequence + replica.running):
+        sequence = world.sequences[i]
+        if sequence.finish > replica.rounds:
+            if stay < i:
+                world.sequences[stay] = sequence
+            stay += 1
             continue
-        request = f.request[r, i]
-        f.tally[r, EMITTED] += x.generate[request] - p.made[request]
-        p.made[request] = x.generate[request]
-        p.last[request] = now
-        p.status[request] = FINISHED
-        f.tally[r, JUST_DONE] += 1
-        leave(x, f, e, r, i)
+        request = world.requests[sequence.request]
+        replica.emitted += request.generate - request.made
+        request.made = request.generate
+        request.last = replica.clock
+        request.status = FINISHED
+        replica.just_done += 1
+        leave(world, replica, sequence)
+    replica.running = stay - replica.first_sequence
+    recount(world, replica)
 
 
 @compiled
-def preempt(t: "Tables", x: Trace, f: Fleet, e: Engine, p: Progress, r: int) -> float:
-    """Take the sequence that was admitted last out of the batch; seconds for copying it."""
-    i = int(f.tally[r, RUNNING] - 1)
-    request = f.request[r, i]
-    f.tally[r, PREEMPTIONS] += 1
-    p.preempted[request] += 1
-    decoding = f.todo[r, i] == 0
+def preempt(world: World, replica: Replica) -> None:
+    """Take the sequence that was admitted last out of the batch."""
+    limits = world.limits
+    sequence = world.sequences[replica.first_sequence + replica.running - 1]
+    request = world.requests[sequence.request]
+    replica.preemptions += 1
+    request.preempted += 1
+    replica.ousted += 1
+    decoding = sequence.todo == 0
     swapped = 0
     if decoding:
-        left = f.finish[r, i] - f.tally[r, ROUNDS]
-        more = int(np.ceil(left * f.growth[r, i] - ROUNDING))
-        f.tally[r, EMITTED] += x.generate[request] - more - p.made[request]
-        p.made[request] = x.generate[request] - more
-        p.left[request] = left
-        swapped = t.gpu_bytes[blocks_of(e, x.prompt[request] + p.made[request] - 1.0)]
-    p.kept[request] = 0
-    if e.keeps and f.shared[r, i] == 0:
-        p.spot[request] = f.tally[r, FREED]
-        p.kept[request] = f.held[r, i]
-        p.kept_blocks[request] = blocks_of(e, length_of(f, r, i) if decoding else f.done[r, i])
-        if p.kept_blocks[request] == 0:
-            p.kept[request] = 0
-    leave(x, f, e, r, i)
-    if decoding and e.swap and make_host_room(f, e, r, swapped):
-        f.tally[r, HOST_SWAPPED] += swapped
-        p.status[request] = SWAPPED
-        push(f, p, r, SWAP_HEAD, request)
-        f.spent[r, TO_HOST] += swapped / t.d2h
-        return float(swapped / t.d2h)
-    p.status[request] = WAITING
-    push_front(f, p, r, WAIT_HEAD, request)
-    return 0.0
+        request.left = sequence.finish - replica.rounds
+        more = int(np.ceil(request.left * sequence.growth - ROUNDING))
+        replica.emitted += request.generate - more - request.made
+        request.made = request.generate - more
+        swapped = world.sizes[blocks_of(limits, request.prompt + request.made - 1.0)].gpu
+    request.kept = 0
+    if limits.keeps and sequence.shared == 0:
+        cached = length_of(replica, sequence) if decoding else float(sequence.done)
+        request.kept_blocks = blocks_of(limits, cached)
+        request.spot = replica.freed
+        if request.kept_blocks > 0:
+            request.kept = sequence.held
+    leave(world, replica, sequence)
+    replica.running -= 1
+    replica.reading -= not decoding
+    recount(world, replica)
+    if decoding and limits.swap and make_host_room(world, replica, swapped):
+        replica.host_swapped += swapped
+        request.status = SWAPPED
+        queue_swapped(world, replica, sequence.request)
+        replica.cost[TO_HOST] += swapped / limits.d2h
+        replica.copying += swapped / limits.d2h
+    else:
+        request.status = WAITING
+        queue_front(world, replica, sequence.request)
 
 
 @compiled
-def swap_in(t: "Tables", x: Trace, f: Fleet, e: Engine, p: Progress, r: int, request: int) -> float:
-    """Bring a swapped sequence back to decode on, if it fits; seconds, or below 0 if not."""
-    more = x.generate[request] - p.made[request]
-    length = x.prompt[request] + p.made[request] - 1.0
-    swapped = t.gpu_bytes[blocks_of(e, length)]
-    i = join(f, r, request, 0, 0, 0)
-    start_decoding(x, f, r, i, int(p.left[request]), int(more))
-    if not grow(t, f, e, r, i, length + f.growth[r, i]):
-        f.tally[r, RUNNING] -= 1
-        return -1.0
-    f.tally[r, HOST_SWAPPED] -= swapped
-    p.status[request] = RUNNING_NOW
-    f.spent[r, TO_GPU] += swapped / t.h2d
-    return float(swapped / t.h2d)
+def swap_in(world: World, replica: Replica, index: int) -> bool:
+    """Bring a swapped sequence back to decode on, if it fits."""
+    limits, request = world.limits, world.requests[index]
+    length = request.prompt + request.made - 1.0
+    swapped = world.sizes[blocks_of(limits, length)].gpu
+    sequence = join(world, replica, index, 0)
+    start_decoding(replica, sequence, request, request.left)
+    if not grow(world, replica, sequence, length + sequence.growth):
+        replica.running -= 1
+        request.status = SWAPPED
+        recount(world, replica)
+        return False
+    replica.host_swapped -= swapped
+    replica.cost[TO_GPU] += swapped / limits.h2d
+    replica.copying += swapped / limits.h2d
+    return True

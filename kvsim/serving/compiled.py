@@ -1,6 +1,8 @@
 """Numba's compiler, with types that mypy keeps."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from numba import njit
@@ -16,3 +18,9 @@ def compiled(function: F) -> F:
     """
     options: Any = {"cache": True, "error_model": "numpy", "_nrt": False}
     return cast(F, njit(**options)(function))
+
+
+@contextmanager
+def announced() -> Iterator[None]:
+    """x"""
+    yield

@@ -5,34 +5,19 @@ lanes that have work take turns, so each token waits for a pass of every other b
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import InputError
-from kvsim.serving.compiled import compiled
+from kvsim.serving.compiled import announced, compiled
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.queues import push
+from kvsim.serving.queues import queue
 from kvsim.serving.record import widen
+from kvsim.serving.records import BINS, GAPS, REFUSED, Bin, Integers, Replica, World, make
 from kvsim.serving.schedule import step
-from kvsim.serving.simulate import Run, engine_of, fits
-from kvsim.serving.state import (
-    LOWEST,
-    REFUSED,
-    RUNNING,
-    SWAPPERS,
-    WAIT_HEAD,
-    WAITERS,
-    Engine,
-    Fleet,
-    Integers,
-    Progress,
-    Trace,
-    fleet_of,
-    progress_of,
-    trace_of,
-)
+from kvsim.serving.simulate import Run, fits, limits_of, sizes_of, world_of
 from kvsim.traces.requests import Requests
 
 if TYPE_CHECKING:
@@ -69,79 +54,84 @@ def simulate_lanes(requests: Requests, lanes: list[Lane], lane_of: NDArray[np.in
     which = np.asarray(lane_of, dtype=np.int64)
     if which.shape != (len(requests),) or (which < 0).any() or (which >= len(lanes)).any():
         raise InputError(f"lane_of: expected one of {len(lanes)} lanes for every request")
-    room = min(lane.costs.capacity for lane in lanes)
-    engines = tuple(_engine(lane, requests, room) for lane in lanes)
+    capacity = min(lane.costs.capacity for lane in lanes)
     rate = np.array([lane.costs.rate for lane in lanes])[which]
-    trace = trace_of(requests, rate, any(e.shared_bytes > 0 for e in engines))
-    progress = progress_of(len(requests))
-    blocks = int(trace.ids.max()) + 1 if trace.ids.size else 0
-    fleet = fleet_of(len(lanes), lanes[0].costs.rules, room, blocks)
-    _play(tuple(lane.costs.tables for lane in lanes), engines, trace, fleet, progress, which)
-    whole = engines[0]._replace(gpu=sum(e.gpu for e in engines))
-    return Run(requests, lanes[0].costs, whole, progress, _one_replica(fleet))
+    limits = [_limits(lane, requests, capacity) for lane in lanes]
+    shared = world_of(requests, lanes[0].costs, len(lanes), rate)
+    worlds = tuple(
+        shared._replace(limits=own, sizes=sizes_of(lane.costs))
+        for own, lane in zip(limits, lanes, strict=True)
+    )
+    with announced():
+        play(tuple(lane.costs.tables for lane in lanes), worlds, which)
+    whole = limits[0].copy()
+    whole["gpu"] = sum(int(own["gpu"]) for own in limits)
+    return Run(requests, lanes[0].costs, _one_replica(shared._replace(limits=whole)))
 
 
-def _engine(lane: Lane, requests: Requests, room: int) -> Engine:
+def _limits(lane: Lane, requests: Requests, capacity: int) -> Any:
     """A lane's rules, and its part of the memory."""
-    e = engine_of(lane.costs, requests)
-    host, host_cache = int(e.host * lane.share), int(e.host_cache * lane.share)
-    return e._replace(gpu=int(room * lane.share), host=host, host_cache=host_cache)
+    limits = limits_of(lane.costs, requests)
+    limits["gpu"] = int(capacity * lane.share)
+    limits["host"] = int(limits["host"] * lane.share)
+    limits["host_cache"] = int(limits["host_cache"] * lane.share)
+    return limits
 
 
-def _one_replica(f: Fleet) -> Fleet:
+def _one_replica(world: World) -> World:
     """What the lanes did, as one replica's record."""
-    for lane in range(f.clock.size):
-        while f.width[lane] < f.width.max():
-            widen(f, lane)
-    tally = f.tally.sum(axis=0, keepdims=True)
-    tally[0, LOWEST] = f.tally[:, LOWEST].min()
-    return f._replace(
-        clock=f.clock.max(keepdims=True),
-        tally=tally,
-        series=f.series.sum(axis=0, keepdims=True),
-        width=f.width.max(keepdims=True),
-        gaps=f.gaps.sum(axis=0, keepdims=True),
+    lanes: Any = world.replicas
+    for lane in range(lanes.size):
+        while lanes[lane]["bin_width"] < lanes["bin_width"].max():
+            widen(world, lanes[lane])
+    sums = {
+        name: lanes[name].sum()
+        for name in ("emitted", "preemptions", "passes", "private", "pinned", "host_private",
+                     "host_swapped", "peak")
+    }  # fmt: skip
+    least = {name: lanes[name].max() for name in ("clock", "bin_width")}
+    bins: Any = np.asarray(world.bins).reshape(-1, BINS)
+    one = make(Bin, BINS, **{name: bins[name].sum(axis=0) for name in bins.dtype.names})
+    return world._replace(
+        replicas=make(Replica, 1, lowest=lanes["lowest"].min(), **sums, **least),
+        bins=one,
+        gaps=world.gaps.reshape(-1, GAPS).sum(axis=0),
     )
 
 
 @compiled
-def _play(
-    tables: "tuple[Tables, ...]",
-    engines: tuple[Engine, ...],
-    x: Trace,
-    f: Fleet,
-    p: Progress,
-    lane_of: Integers,
-) -> None:
+def play(tables: "tuple[Tables, ...]", worlds: tuple[World, ...], lane_of: Integers) -> None:
     """Passes in turn; a lane that is alone plays on until somebody arrives."""
     now, coming, turn = 0.0, 0, 0
+    requests, lanes = worlds[0].requests, worlds[0].replicas
     while True:
-        while coming < x.arrival.size and x.arrival[coming] <= now:
+        while coming < requests.size and requests[coming].arrival <= now:
             lane = lane_of[coming]
-            if fits(tables[lane], engines[lane], x, coming):
-                p.replica[coming] = 0
-                push(f, p, lane, WAIT_HEAD, coming)
+            if fits(worlds[lane], requests[coming]):
+                requests[coming].replica = 0
+                queue(worlds[lane], lanes[lane], coming)
             else:
-                p.status[coming] = REFUSED
+                requests[coming].status = REFUSED
             coming += 1
         busy = 0
-        for lane in range(f.clock.size):
-            busy += _has_work(f, lane)
-        next_arrival = x.arrival[coming] if coming < x.arrival.size else np.inf
+        for lane in range(lanes.size):
+            busy += has_work(lanes[lane])
+        next_arrival = requests[coming].arrival if coming < requests.size else np.inf
         if busy == 0:
-            if coming == x.arrival.size:
+            if coming == requests.size:
                 return
             now = next_arrival
             continue
-        while not _has_work(f, turn):
-            turn = (turn + 1) % f.clock.size
-        f.clock[turn] = now
+        while not has_work(lanes[turn]):
+            turn = (turn + 1) % lanes.size
+        lanes[turn].clock = now
         until = next_arrival if busy == 1 else now
-        step(tables[turn], x, f, engines[turn], p, turn, until)
-        now = f.clock[turn]
-        turn = (turn + 1) % f.clock.size
+        step(tables[turn], worlds[turn], lanes[turn], until)
+        now = lanes[turn].clock
+        turn = (turn + 1) % lanes.size
 
 
 @compiled
-def _has_work(f: Fleet, lane: int) -> bool:
-    return bool(f.tally[lane, RUNNING] + f.tally[lane, WAITERS] + f.tally[lane, SWAPPERS] > 0)
+def has_work(lane: Replica) -> bool:
+    """Whether anything waits or runs."""
+    return lane.running + lane.waiting + lane.swapped > 0

@@ -2,177 +2,212 @@
 
 A shared block is in use (pinned), kept on the GPU in case its prefix comes again, kept on the host,
 or absent. Kept blocks give way, least recently used first, when their memory is needed: to the
-host if there is room, else for good.
+host if it has space, else for good.
 """
 
 from kvsim.serving.compiled import compiled
-from kvsim.serving.state import (
-    ABSENT,
-    CACHED,
-    FREED,
-    HOST_CACHED,
-    HOST_LRU_HEAD,
-    HOST_SWAPPED,
-    LOWEST,
-    LRU_HEAD,
-    NOBODY,
-    ON_GPU,
-    ON_HOST,
-    PEAK,
-    PINNED,
-    PRIVATE,
-    TAKEN,
-    WAIT_HEAD,
-    WAITERS,
-    Engine,
-    Fleet,
-    Progress,
-)
+from kvsim.serving.records import GPU, HOST, NONE, POOLS, Entry, Pool, Replica, Request, World
+
+SCATTER = 0x9E3779B1  # an odd number that spreads consecutive ids over the buckets
 
 
 @compiled
-def available(f: Fleet, e: Engine, r: int) -> int:
-    """Memory of the GPU that is free, or would be without kept blocks. [B]"""
-    return int(e.gpu - f.tally[r, PRIVATE] - f.tally[r, PINNED])
+def available(world: World, replica: Replica) -> int:
+    """GPU memory that is free, or would be without kept blocks. [B]"""
+    return world.limits.gpu - replica.private - replica.pinned
 
 
 @compiled
-def take(f: Fleet, e: Engine, r: int, size: int) -> None:
-    """Occupy memory that is available, for a sequence of its own; kept blocks give way. [B]"""
-    make_room(f, e, r, size)
-    f.tally[r, PRIVATE] += size
-    f.tally[r, TAKEN] += size
-    _note(f, e, r)
+def take(world: World, replica: Replica, size: int) -> None:
+    """Occupy available memory for a sequence's own cache; kept blocks give way. [B]"""
+    make_room(world, replica, size)
+    replica.private += size
+    replica.taken += size
+    note_fill(world, replica)
 
 
 @compiled
-def give_back(f: Fleet, r: int, size: int) -> None:
-    """Free memory of a sequence's own. [B]"""
-    f.tally[r, PRIVATE] -= size
-    f.tally[r, FREED] += size
+def give_back(replica: Replica, size: int) -> None:
+    """Free memory of a sequence's own cache. [B]"""
+    replica.private -= size
+    replica.freed += size
 
 
 @compiled
-def make_room(f: Fleet, e: Engine, r: int, size: int) -> None:
+def note_fill(world: World, replica: Replica) -> None:
+    """Record how full the memory has ever been."""
+    used = replica.private + replica.pinned + replica.cached
+    replica.peak = max(replica.peak, used)
+    replica.lowest = min(replica.lowest, world.limits.gpu - used)
+
+
+@compiled
+def make_room(world: World, replica: Replica, size: int) -> None:
     """Drop kept blocks, the least recently used first, until that much is free. [B]"""
-    while f.tally[r, CACHED] > 0 and available(f, e, r) - f.tally[r, CACHED] < size:
-        block = int(f.tally[r, LRU_HEAD])
-        _unlink(f, r, LRU_HEAD, block)
-        f.tally[r, CACHED] -= e.shared_bytes
-        f.tally[r, FREED] += e.shared_bytes
-        f.where[r, block] = ABSENT
-        if make_host_room(f, e, r, e.shared_bytes):
-            f.where[r, block] = ON_HOST
-            f.tally[r, HOST_CACHED] += e.shared_bytes
-            _append(f, r, HOST_LRU_HEAD, block)
+    if replica.cached == 0:
+        return
+    each = world.limits.prefix_bytes
+    pool = world.pools[POOLS * replica.index + GPU]
+    while replica.cached > 0 and available(world, replica) - replica.cached < size:
+        entry = world.entries[pool.oldest]
+        remove(world, pool, pool.oldest)
+        replica.cached -= each
+        replica.freed += each
+        if make_host_room(world, replica, each):
+            host = world.pools[POOLS * replica.index + HOST]
+            append(world, host, insert(world, host, entry.block))
 
 
 @compiled
-def make_host_room(f: Fleet, e: Engine, r: int, size: int) -> bool:
+def make_host_room(world: World, replica: Replica, size: int) -> bool:
     """Drop blocks from host memory until that much is free; whether there can be. [B]"""
-    if e.host_cache - f.tally[r, HOST_SWAPPED] < size:
+    free = world.limits.host_cache - replica.host_swapped
+    if free < size:
         return False
-    while e.host_cache - f.tally[r, HOST_SWAPPED] - f.tally[r, HOST_CACHED] < size:
-        remove_from_host(f, e, r, int(f.tally[r, HOST_LRU_HEAD]))
+    host = world.pools[POOLS * replica.index + HOST]
+    while free - host.count * world.limits.prefix_bytes < size:
+        remove(world, host, host.oldest)
     return True
 
 
 @compiled
-def pin(f: Fleet, e: Engine, r: int, block: int) -> None:
+def pin(world: World, replica: Replica, block: int) -> None:
     """One more running sequence uses a shared block, which is on the GPU from now on."""
-    if f.users[r, block] == 0:
-        if f.where[r, block] == ON_GPU:
-            _unlink(f, r, LRU_HEAD, block)
-            f.tally[r, CACHED] -= e.shared_bytes
-        else:
-            if f.where[r, block] == ON_HOST:
-                remove_from_host(f, e, r, block)
-            make_room(f, e, r, e.shared_bytes)
-            f.tally[r, TAKEN] += e.shared_bytes
-        f.where[r, block] = ON_GPU
-        f.tally[r, PINNED] += e.shared_bytes
-        _note(f, e, r)
-    f.users[r, block] += 1
+    each = world.limits.prefix_bytes
+    pool = world.pools[POOLS * replica.index + GPU]
+    found = find(world, pool, block)
+    if found == NONE:
+        host = world.pools[POOLS * replica.index + HOST]
+        away = find(world, host, block)
+        if away != NONE:
+            remove(world, host, away)
+        make_room(world, replica, each)
+        replica.taken += each
+        found = insert(world, pool, block)
+    elif world.entries[found].users == 0:
+        unlink(world, pool, found)
+        replica.cached -= each
+    entry = world.entries[found]
+    if entry.users == 0:
+        replica.pinned += each
+        note_fill(world, replica)
+    entry.users += 1
 
 
 @compiled
-def unpin(f: Fleet, e: Engine, r: int, block: int) -> None:
+def unpin(world: World, replica: Replica, block: int) -> None:
     """One sequence less uses a block; without any it is kept as the most recently used."""
-    f.users[r, block] -= 1
-    if f.users[r, block] == 0:
-        f.tally[r, PINNED] -= e.shared_bytes
-        f.tally[r, CACHED] += e.shared_bytes
-        _append(f, r, LRU_HEAD, block)
+    pool = world.pools[POOLS * replica.index + GPU]
+    found = find(world, pool, block)
+    world.entries[found].users -= 1
+    if world.entries[found].users == 0:
+        replica.pinned -= world.limits.prefix_bytes
+        replica.cached += world.limits.prefix_bytes
+        append(world, pool, found)
 
 
 @compiled
-def remains(f: Fleet, p: Progress, r: int, request: int) -> int:
-    """KV blocks of a preempted sequence, from its first on, that nobody has overwritten.
+def remains(replica: Replica, request: Request) -> int:
+    """KV blocks of a preempted sequence, from its first on, that nothing has overwritten.
 
     Free memory is used in the order it became free, and of a sequence its last blocks first.
     """
-    if p.kept[request] == 0:
+    if request.kept == 0:
         return 0
-    gone = min(max(f.tally[r, TAKEN] - p.spot[request], 0), p.kept[request])
-    return int((p.kept[request] - gone) * p.kept_blocks[request] // p.kept[request])
+    gone = min(max(replica.taken - request.spot, 0), request.kept)
+    return (request.kept - gone) * request.kept_blocks // request.kept
 
 
 @compiled
-def take_up(f: Fleet, p: Progress, r: int, request: int, blocks: int) -> int:
-    """Use what remains of a preempted sequence again: its memory is no longer free. [B]"""
-    if p.kept[request] == 0:
+def reuse(world: World, replica: Replica, request: Request, blocks: int) -> int:
+    """Take back what remains of a preempted sequence: its memory is no longer free. [B]"""
+    if request.kept == 0:
         return 0
-    size = int(blocks * p.kept[request] // p.kept_blocks[request])
-    f.tally[r, FREED] -= size
-    f.tally[r, PRIVATE] += size
-    other = f.tally[r, WAIT_HEAD]
-    for _ in range(f.tally[r, WAITERS]):  # preempted ones wait in front of all others
-        if p.preempted[other] == 0:
+    size = blocks * request.kept // request.kept_blocks
+    replica.freed -= size
+    replica.private += size
+    other = replica.wait_head
+    for _ in range(replica.waiting):  # preempted ones wait in front of all others
+        behind = world.requests[other]
+        if behind.preempted == 0:
             break
-        if p.kept[other] > 0 and p.spot[other] > p.spot[request]:
-            p.spot[other] -= size
-        other = p.link[other]
-    p.kept[request] = 0
+        if behind.kept > 0 and behind.spot > request.spot:
+            behind.spot -= size
+        other = behind.link
+    request.kept = 0
     return size
 
 
 @compiled
-def remove_from_host(f: Fleet, e: Engine, r: int, block: int) -> None:
-    """Take a kept block off the host."""
-    _unlink(f, r, HOST_LRU_HEAD, block)
-    f.tally[r, HOST_CACHED] -= e.shared_bytes
-    f.where[r, block] = ABSENT
+def find(world: World, pool: Pool, block: int) -> int:
+    """Entry of a block, or NONE."""
+    if pool.size == 0:
+        return NONE
+    at = world.buckets[bucket(pool, block)]
+    while at != NONE and world.entries[at].block != block:
+        at = world.entries[at].chain
+    return at
 
 
 @compiled
-def _note(f: Fleet, e: Engine, r: int) -> None:
-    """Record how full the memory has ever been."""
-    used = f.tally[r, PRIVATE] + f.tally[r, PINNED] + f.tally[r, CACHED]
-    f.tally[r, PEAK] = max(f.tally[r, PEAK], used)
-    f.tally[r, LOWEST] = min(f.tally[r, LOWEST], e.gpu - used)
+def bucket(pool: Pool, block: int) -> int:
+    """Where a block's chain begins."""
+    return pool.first_bucket + (((block * SCATTER) >> 16) & pool.mask)
 
 
 @compiled
-def _append(f: Fleet, r: int, head: int, block: int) -> None:
-    """Most recently used of the list whose head and tail are two neighbouring counts."""
-    tail = f.tally[r, head + 1]
-    f.older[r, block] = tail
-    f.newer[r, block] = NOBODY
-    if tail == NOBODY:
-        f.tally[r, head] = block
-    else:
-        f.newer[r, tail] = block
-    f.tally[r, head + 1] = block
+def insert(world: World, pool: Pool, block: int) -> int:
+    """A new entry without users, in no list yet."""
+    at = pool.free
+    entry = world.entries[at]
+    pool.free = entry.chain
+    where = bucket(pool, block)
+    entry.block, entry.users = block, 0
+    entry.chain = world.buckets[where]
+    world.buckets[where] = at
+    return at
 
 
 @compiled
-def _unlink(f: Fleet, r: int, head: int, block: int) -> None:
-    older, newer = f.older[r, block], f.newer[r, block]
-    if older == NOBODY:
-        f.tally[r, head] = newer
+def remove(world: World, pool: Pool, at: int) -> None:
+    """Forget a block that is in the list of those without users."""
+    unlink(world, pool, at)
+    entry = world.entries[at]
+    where = bucket(pool, entry.block)
+    if world.buckets[where] == at:
+        world.buckets[where] = entry.chain
     else:
-        f.newer[r, older] = newer
-    if newer == NOBODY:
-        f.tally[r, head + 1] = older
+        before = world.buckets[where]
+        while world.entries[before].chain != at:
+            before = world.entries[before].chain
+        world.entries[before].chain = entry.chain
+    entry.chain = pool.free
+    pool.free = at
+
+
+@compiled
+def append(world: World, pool: Pool, at: int) -> None:
+    """Most recently used of those without users."""
+    entry = world.entries[at]
+    entry.older, entry.newer = pool.newest, NONE
+    if pool.newest == NONE:
+        pool.oldest = at
     else:
-        f.older[r, newer] = older
+        world.entries[pool.newest].newer = at
+    pool.newest = at
+    pool.count += 1
+
+
+@compiled
+def unlink(world: World, pool: Pool, at: int) -> None:
+    """Leave the list of blocks without users."""
+    entry = world.entries[at]
+    if entry.older == NONE:
+        pool.oldest = entry.newer
+    else:
+        world.entries[entry.older].newer = entry.newer
+    if entry.newer == NONE:
+        pool.newest = entry.older
+    else:
+        world.entries[entry.newer].older = entry.older
+    pool.count -= 1

@@ -7,17 +7,7 @@ import numpy as np
 
 from kvsim.graph import Array
 from kvsim.serving.simulate import Run
-from kvsim.serving.state import (
-    EMITTED,
-    FINEST_GAP,
-    FINISHED,
-    GAP_RATIO,
-    LOWEST,
-    PEAK,
-    PREEMPTIONS,
-    REFUSED,
-    SERIES,
-)
+from kvsim.serving.records import FINEST_GAP, FINISHED, GAP_RATIO, REFUSED
 from kvsim.serving.tables import RESOURCES
 
 NAMED = 5  # refused requests that are listed
@@ -76,7 +66,7 @@ class Outcome:
         """From the first arrival until the last replica is done. [s]"""
         if not len(self.run.requests):
             return 0.0
-        return float(self.run.fleet.clock.max() - self.run.requests.arrival[0])
+        return float(self.run.replicas.clock.max() - self.run.requests.arrival[0])
 
     @property
     def good(self) -> np.ndarray:
@@ -87,26 +77,26 @@ class Outcome:
     @property
     def busy_share(self) -> float:
         """Share of the time in which a replica computes, mean of all."""
-        total = self.duration_s * self.run.fleet.clock.size
-        return float(self.run.fleet.series[..., 0].sum() / total) if total else 0.0
+        total = self.duration_s * self.run.replicas.clock.size
+        return float(self.run.bins.seconds.sum() / total) if total else 0.0
 
     @property
     def utilisation(self) -> dict[str, float]:
         """Share of what each resource could do in the whole run, mean of all replicas."""
-        total = self.duration_s * self.run.fleet.clock.size
-        used = self.run.fleet.series[..., len(SERIES) :].sum(axis=(0, 1))
+        total = self.duration_s * self.run.replicas.clock.size
+        used = self.run.bins.use.sum(axis=(0, 1))
         return {k: float(s / total) if total else 0.0 for k, s in zip(RESOURCES, used, strict=True)}
 
     @property
     def mean_batch(self) -> float:
         """Decoding sequences while a replica computes. [sequences]"""
-        busy = self.run.fleet.series[..., 0].sum()
-        return float(self.run.fleet.series[..., 1].sum() / busy) if busy else 0.0
+        busy = self.run.bins.seconds.sum()
+        return float(self.run.bins.running.sum() / busy) if busy else 0.0
 
     @property
     def output_tokens(self) -> int:
         """Tokens that were generated. [tokens]"""
-        return int(self.run.fleet.tally[:, EMITTED].sum())
+        return int(self.run.replicas.emitted.sum())
 
     @property
     def usd(self) -> float | None:
@@ -115,11 +105,11 @@ class Outcome:
         if d.hardware.price is None:
             return None
         hours = self.duration_s / 3600
-        return float(d.hardware.price * d.tp * self.run.fleet.clock.size * hours)
+        return float(d.hardware.price * d.tp * self.run.replicas.clock.size * hours)
 
     def gaps(self) -> dict[str, float | None]:
         """Quantiles of the time between tokens, to the 1 % of the histogram's bins. [s]"""
-        counts = self.run.fleet.gaps.sum(axis=0)
+        counts = self.run.gaps.sum(axis=0)
         total = counts.sum()
         if not total:
             return dict.fromkeys(QUANTILES)
@@ -130,13 +120,13 @@ class Outcome:
     def summary(self) -> dict[str, object]:
         """Everything under its contract name."""
         run, requests = self.run, self.run.requests
-        duration, tally = self.duration_s, self.run.fleet.tally
+        duration, limits = self.duration_s, self.run.world.limits
         made, usd = self.output_tokens, self.usd
         finished = int(self.finished.sum())
         prompts = int(requests.prompt.sum())
         return {
             "technique": str(run.costs.technique),
-            "replicas": int(run.fleet.clock.size),
+            "replicas": int(run.replicas.clock.size),
             "requests": len(requests),
             "finished": finished,
             "refused": int(self.refused.sum()),
@@ -155,9 +145,9 @@ class Outcome:
             "busy_share": self.busy_share,
             "utilisation": self.utilisation,
             "mean_batch": self.mean_batch,
-            "kv_capacity_bytes": int(run.engine.gpu),
-            "kv_peak_share": float(tally[:, PEAK].max() / max(run.engine.gpu, 1)),
-            "preemptions": int(tally[:, PREEMPTIONS].sum()),
+            "kv_capacity_bytes": int(limits["gpu"]),
+            "kv_peak_share": float(run.replicas.peak.max() / max(limits["gpu"], 1)),
+            "preemptions": int(run.replicas.preemptions.sum()),
             "prefix_hit_share": float(run.progress.hits.sum() / prompts) if prompts else None,
             "usd": usd,
             "usd_per_million_tokens": usd / made * 1e6 if usd is not None and made else None,
@@ -182,7 +172,7 @@ def faults(run: Run, whole: bool = True) -> list[str]:
     ----------
     whole : the run was played to its end, so that nobody may be left.
     """
-    p, requests, tally = run.progress, run.requests, run.fleet.tally
+    p, requests, replicas = run.progress, run.requests, run.replicas
     done = p.status == FINISHED
     made = int(requests.generate[done].sum()) + int(p.made[~done].sum())
     rules: dict[str, Callable[[], object]] = {
@@ -194,15 +184,15 @@ def faults(run: Run, whole: bool = True) -> list[str]:
         "a last token comes before the first": lambda: not (p.last < p.first).any(),
         "finished requests lack tokens": lambda: (p.made == requests.generate)[done].all(),
         "tokens made differ from tokens delivered": lambda: (
-            not whole or made == int(tally[:, EMITTED].sum())
+            not whole or made == int(replicas.emitted.sum())
         ),
-        "more cache is in use than there is": lambda: (tally[:, LOWEST] >= 0).all(),
+        "more cache is in use than there is": lambda: (replicas.lowest >= 0).all(),
         "memory is left over after the last request": lambda: not whole or (_left(run) == 0).all(),
     }
     return [fault for fault, holds in rules.items() if not holds()]
 
 
 def _left(run: Run) -> np.ndarray:
-    from kvsim.serving.state import HOST_PRIVATE, HOST_SWAPPED, PINNED, PRIVATE
-
-    return run.fleet.tally[:, [PRIVATE, PINNED, HOST_PRIVATE, HOST_SWAPPED]]
+    """Memory in use at the end, by its kind. (4, r) [B]"""
+    r = run.replicas
+    return np.array([r.private, r.pinned, r.host_private, r.host_swapped])

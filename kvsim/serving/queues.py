@@ -1,37 +1,56 @@
-"""First-in, first-out queues of requests, linked through one array."""
+"""First-in, first-out queues of a replica's requests, linked through the requests."""
 
 from kvsim.serving.compiled import compiled
-from kvsim.serving.state import NOBODY, Fleet, Progress
-
-# A queue is three neighbouring counts of a replica: head, tail and length.
+from kvsim.serving.records import NONE, Replica, World
 
 
 @compiled
-def push(f: Fleet, p: Progress, r: int, queue: int, request: int) -> None:
-    """Join at the end."""
-    p.link[request] = NOBODY
-    if f.tally[r, queue + 2] == 0:
-        f.tally[r, queue] = request
+def queue(world: World, replica: Replica, index: int) -> None:
+    """Wait behind all others."""
+    world.requests[index].link = NONE
+    if replica.waiting == 0:
+        replica.wait_head = index
     else:
-        p.link[f.tally[r, queue + 1]] = request
-    f.tally[r, queue + 1] = request
-    f.tally[r, queue + 2] += 1
+        world.requests[replica.wait_tail].link = index
+    replica.wait_tail = index
+    replica.waiting += 1
 
 
 @compiled
-def push_front(f: Fleet, p: Progress, r: int, queue: int, request: int) -> None:
-    """Be served next."""
-    p.link[request] = f.tally[r, queue] if f.tally[r, queue + 2] > 0 else NOBODY
-    if f.tally[r, queue + 2] == 0:
-        f.tally[r, queue + 1] = request
-    f.tally[r, queue] = request
-    f.tally[r, queue + 2] += 1
+def queue_front(world: World, replica: Replica, index: int) -> None:
+    """Wait in front of all others."""
+    world.requests[index].link = replica.wait_head if replica.waiting > 0 else NONE
+    if replica.waiting == 0:
+        replica.wait_tail = index
+    replica.wait_head = index
+    replica.waiting += 1
 
 
 @compiled
-def pop(f: Fleet, p: Progress, r: int, queue: int) -> int:
-    """Leave from the front of a queue that is not empty."""
-    request = int(f.tally[r, queue])
-    f.tally[r, queue] = p.link[request]
-    f.tally[r, queue + 2] -= 1
-    return request
+def unqueue(world: World, replica: Replica) -> int:
+    """Take the first one that waits."""
+    index = replica.wait_head
+    replica.wait_head = world.requests[index].link
+    replica.waiting -= 1
+    return index
+
+
+@compiled
+def queue_swapped(world: World, replica: Replica, index: int) -> None:
+    """Wait in host memory, behind all others there."""
+    world.requests[index].link = NONE
+    if replica.swapped == 0:
+        replica.swap_head = index
+    else:
+        world.requests[replica.swap_tail].link = index
+    replica.swap_tail = index
+    replica.swapped += 1
+
+
+@compiled
+def unqueue_swapped(world: World, replica: Replica) -> int:
+    """Take the first one in host memory."""
+    index = replica.swap_head
+    replica.swap_head = world.requests[index].link
+    replica.swapped -= 1
+    return index

@@ -1,86 +1,98 @@
 """What a run leaves behind besides its requests: a timeline and the times between tokens."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from kvsim.serving.compiled import compiled
-from kvsim.serving.state import (
-    BINS,
-    CACHED,
-    FINEST_GAP,
-    GAP_RATIO,
-    GAPS,
-    PINNED,
-    PRIVATE,
-    WAITERS,
-    Fleet,
-)
-from kvsim.serving.tables import COSTS
+from kvsim.serving.records import BINS, FINEST_GAP, GAP_RATIO, GAPS, Bin, Replica, World
+from kvsim.serving.tables import COSTS, RESOURCES
+
+PER_LOG = 1 / np.log(GAP_RATIO)  # bins per e-fold
+
+
+class Span(NamedTuple):
+    """A stretch of time that begins at a replica's clock."""
+
+    seconds: float
+    batch: int  # decoding sequences
+    context: float  # of all of them, on average over its rounds [tokens]
+    rounds: int  # or one pass that only reads prompts
 
 
 @compiled
-def note_gaps(f: Fleet, r: int, first: float, last: float, tokens: int) -> None:
+def note_gaps(world: World, replica: Replica, gaps: tuple[float, float], tokens: int) -> None:
     """Tokens by the time since the one before, which moved evenly from first to last. [s]"""
     if tokens == 0:
         return
-    low = _gap_bin(min(first, last))
-    high = low if first == last else _gap_bin(max(first, last))
-    share = tokens / (high - low + 1)
-    for i in range(low, high + 1):
-        f.gaps[r, i] += share
+    first, last = gaps
+    low = gap_bin(min(first, last))
+    high = low if first == last else gap_bin(max(first, last))
+    for i in range(replica.index * GAPS + low, replica.index * GAPS + high + 1):
+        world.gaps[i] += tokens / (high - low + 1)
 
 
 @compiled
-def _gap_bin(gap: float) -> int:
-    i = int(np.log(max(gap, FINEST_GAP) / FINEST_GAP) / np.log(GAP_RATIO))
-    return min(max(i, 0), GAPS - 1)
+def gap_bin(gap: float) -> int:
+    """Bin of a time between tokens."""
+    return min(max(int(np.log(gap / FINEST_GAP) * PER_LOG), 0), GAPS - 1)
 
 
 @compiled
-def note_span(
-    f: Fleet,
-    r: int,
-    took: float,
-    batch: int,
-    context: float,
-    rounds: int,
-    decoded: int,
-    prompt: int,
-) -> None:
-    """Spread a stretch of time that begins now over the bins of the timeline it covers."""
-    begin = f.clock[r]
-    end = begin + took
-    while end > BINS * f.width[r]:
-        widen(f, r)
-    width = f.width[r]
-    cache = f.tally[r, PRIVATE] + f.tally[r, PINNED] + f.tally[r, CACHED]
+def note_span(world: World, replica: Replica, span: Span) -> None:
+    """Spread a span over the bins of the timeline it covers; the pass's costs start anew."""
+    begin, end = replica.clock, replica.clock + span.seconds
+    while end > BINS * replica.bin_width:
+        widen(world, replica)
+    width = replica.bin_width
+    cache = replica.private + replica.pinned + replica.cached
     first, last = int(begin / width), min(int(end / width), BINS - 1)
     for i in range(first, last + 1):
-        here = took
+        here = span.seconds
         if first < last:
             here = min(end, (i + 1) * width) - max(begin, i * width)
-        share = here / took if took > 0 else 1.0
-        f.series[r, i, 0] += here
-        f.series[r, i, 1] += here * batch
-        f.series[r, i, 2] += here * f.tally[r, WAITERS]
-        f.series[r, i, 3] += here * cache
-        f.series[r, i, 4] += here * context
-        f.series[r, i, 5] += share * decoded
-        f.series[r, i, 6] += share * prompt
-        f.series[r, i, 7] += share * rounds
-        for k in range(1, len(COSTS)):
-            f.series[r, i, 7 + k] += share * f.spent[r, k]
+        share = here / span.seconds if span.seconds > 0 else 1.0
+        note = world.bins[replica.index * BINS + i]
+        note.seconds += here
+        note.running += here * span.batch
+        note.waiting += here * replica.waiting
+        note.cache += here * cache
+        note.context += here * span.context
+        note.decoded += share * span.batch * span.rounds
+        note.prompt += share * replica.prompt_tokens
+        note.rounds += share * span.rounds
+        for k in range(len(RESOURCES)):
+            note.use[k] += share * replica.cost[k + 1]
     for k in range(len(COSTS)):
-        f.spent[r, k] = 0.0
+        replica.cost[k] = 0.0
 
 
 @compiled
-def widen(f: Fleet, r: int) -> None:
+def widen(world: World, replica: Replica) -> None:
     """Bins twice as wide, two into one."""
-    half = BINS // 2
+    first, half = replica.index * BINS, BINS // 2
     for i in range(half):
-        for k in range(f.series.shape[2]):
-            f.series[r, i, k] = f.series[r, 2 * i, k] + f.series[r, 2 * i + 1, k]
+        into = world.bins[first + i]
+        one, other = world.bins[first + 2 * i], world.bins[first + 2 * i + 1]
+        into.seconds = one.seconds + other.seconds
+        into.running = one.running + other.running
+        into.waiting = one.waiting + other.waiting
+        into.cache = one.cache + other.cache
+        into.context = one.context + other.context
+        into.decoded = one.decoded + other.decoded
+        into.prompt = one.prompt + other.prompt
+        into.rounds = one.rounds + other.rounds
+        for k in range(len(RESOURCES)):
+            into.use[k] = one.use[k] + other.use[k]
     for i in range(half, BINS):
-        for k in range(f.series.shape[2]):
-            f.series[r, i, k] = 0.0
-    f.width[r] *= 2
+        clear(world.bins[first + i])
+    replica.bin_width *= 2
+
+
+@compiled
+def clear(note: Bin) -> None:
+    """Nothing happened in this stretch of time."""
+    note.seconds = note.running = note.waiting = note.cache = 0.0
+    note.context = note.decoded = note.prompt = note.rounds = 0.0
+    for k in range(len(RESOURCES)):
+        note.use[k] = 0.0

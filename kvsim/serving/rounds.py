@@ -7,7 +7,7 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.graph import Array
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.state import Integers
+from kvsim.serving.records import Integers
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.traces.attention import Acceptance, AttentionTrace

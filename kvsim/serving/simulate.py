@@ -2,33 +2,36 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.graph import Array
 from kvsim.serving.batch import blocks_of, hits_of
-from kvsim.serving.compiled import compiled
+from kvsim.serving.compiled import announced, compiled
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.queues import push
-from kvsim.serving.schedule import advance, step
-from kvsim.serving.state import (
+from kvsim.serving.queues import queue
+from kvsim.serving.records import (
+    BINS,
     FINISHED,
-    JUST_DONE,
+    GAPS,
+    NONE,
     REFUSED,
-    RUNNING,
-    SWAPPERS,
-    WAIT_HEAD,
-    WAITERS,
-    Engine,
-    Fleet,
-    Progress,
-    Trace,
-    fleet_of,
-    progress_of,
-    trace_of,
+    Bin,
+    Limits,
+    Records,
+    Replica,
+    Request,
+    Sequence,
+    Sizes,
+    World,
+    make,
+    pool_records,
+    replica_records,
+    request_records,
 )
+from kvsim.serving.schedule import advance, step
 from kvsim.traces.requests import Requests
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 PIECE = 16384  # requests between two looks at what else happens, such as Ctrl-C
 STEPS = 100_000  # and passes, once all have arrived
 ROUTES = ("round-robin", "least-loaded", "prefix-aware")
+ROUND_ROBIN, LEAST_LOADED, PREFIX_AWARE = range(len(ROUTES))
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,35 @@ class Run:
 
     requests: Requests
     costs: StepCosts
-    engine: Engine
-    progress: Progress
-    fleet: Fleet
+    world: World
+
+    @property
+    def progress(self) -> Any:
+        """What became of each request, one array for each field of ``records.Request``. (n,)"""
+        return np.asarray(self.world.requests).view(np.recarray)
+
+    @property
+    def replicas(self) -> Any:
+        """State and sums of each replica, one array for each field of ``records.Replica``. (r,)"""
+        return np.asarray(self.world.replicas).view(np.recarray)
+
+    @property
+    def bins(self) -> Any:
+        """Timeline of each replica, one array for each field of ``records.Bin``. (r, BINS)"""
+        return np.asarray(self.world.bins).view(np.recarray).reshape(-1, BINS)
+
+    @property
+    def gaps(self) -> Array:
+        """Tokens by the time since the one before. (r, GAPS)"""
+        return self.world.gaps.reshape(-1, GAPS)
+
+
+class Course:
+    """How far a run has come."""
+
+    route: int
+    turn: int  # replica whose turn it is
+    until: float  # [s]
 
 
 def simulate(
@@ -61,13 +91,17 @@ def simulate(
 ) -> Run:
     """Play a trace.
 
+    The goodput of N replicas under targets is
+    ``Outcome(simulate(requests, costs, N), Targets(ttft, tpot)).summary()["goodput_per_s"]``,
+    and the share of requests within both targets is ``["good_share"]``.
+
     Parameters
     ----------
     route : which replica a request goes to: in turn, where the fewest are unfinished, or where
         most of its prefix is (the least loaded of those).
     rate : tokens per decoding round of each request; None for the technique's mean. (n,)
     until : passes that would begin later are not played. [s]
-    told : called now and then with the requests that are done.
+    told : called now and then with the number of requests that are done.
 
     Raises
     ------
@@ -78,28 +112,65 @@ def simulate(
         raise InputError(f"--route: got {route[:40]!r}; expected one of {', '.join(ROUTES)}")
     if not 1 <= replicas <= 10**5:
         raise InputError(f"--replicas: got {replicas}; expected 1 to 100,000")
-    engine = engine_of(costs, requests)
-    shared = engine.shared_bytes > 0
     each = np.full(len(requests), costs.rate) if rate is None else rate
-    trace = trace_of(requests, each, shared)
-    progress = progress_of(len(requests))
-    blocks = int(trace.ids.max()) + 1 if trace.ids.size else 0
-    fleet = fleet_of(replicas, costs.rules, engine.gpu, blocks)
-    parts = (costs.tables, trace, fleet, engine, progress)
-    turn = 0
-    for first in range(0, len(requests), PIECE):
-        last = min(first + PIECE, len(requests))
-        turn = _arrive(*parts, ROUTES.index(route), until, first, last, turn)
-        told(int(np.count_nonzero(progress.status >= FINISHED)))
-    replica = 0
-    while replica < replicas:
-        replica = _finish(*parts, until, replica)
-        told(int(np.count_nonzero(progress.status >= FINISHED)))
-    return Run(requests, costs, engine, progress, fleet)
+    world = world_of(requests, costs, replicas, each)
+    course = make(Course, 1, route=ROUTES.index(route), until=until)[0]
+    with announced():
+        for first in range(0, len(requests), PIECE):
+            arrive(costs.tables, world, course, (first, min(first + PIECE, len(requests))))
+            told(int(np.count_nonzero(world.requests["status"] >= FINISHED)))
+        replica = 0
+        while replica < replicas:
+            replica = finish(costs.tables, world, course, replica)
+            told(int(np.count_nonzero(world.requests["status"] >= FINISHED)))
+    return Run(requests, costs, world)
 
 
-def engine_of(costs: StepCosts, requests: Requests) -> Engine:
-    """Rules and memory of each replica.
+def world_of(requests: Requests, costs: StepCosts, replicas: int, rate: Array) -> World:
+    """Idle replicas, and requests that are still to arrive.
+
+    Raises
+    ------
+    InputError
+        If a round's tokens exceed the budget, or prefix caching cannot work.
+    """
+    limits = limits_of(costs, requests)
+    records, ids = request_records(requests, rate, int(limits["prefix_tokens"]))
+    pools, entries, buckets = pool_records(_pool_sizes(limits, ids) * replicas)
+    return World(
+        limits=limits,
+        requests=records,
+        replicas=replica_records(replicas, costs.rules, int(limits["gpu"])),
+        sequences=make(Sequence, replicas * costs.rules.max_seqs),
+        pools=pools,
+        entries=entries,
+        buckets=buckets,
+        ids=ids,
+        sizes=sizes_of(costs),
+        bins=make(Bin, replicas * BINS),
+        gaps=np.zeros(replicas * GAPS),
+    )
+
+
+def sizes_of(costs: StepCosts) -> Any:
+    """What sequences hold, by their KV blocks."""
+    tables = costs.tables
+    return make(
+        Sizes, tables.gpu_bytes.size, prompt=tables.prompt_bytes, gpu=tables.gpu_bytes,
+        host=tables.host_bytes,
+    )  # fmt: skip
+
+
+def _pool_sizes(limits: Any, ids: np.ndarray) -> list[int]:
+    """Shared blocks that the GPU and the host of a replica can hold at most."""
+    each, different = int(limits["prefix_bytes"]), int(ids.max()) + 1 if ids.size else 0
+    if not each:
+        return [0, 0]
+    return [min(int(limits[memory]) // each + 1, different) for memory in ("gpu", "host_cache")]
+
+
+def limits_of(costs: StepCosts, requests: Requests) -> Any:
+    """Rules and memory of each replica, as a record ``Limits``.
 
     Raises
     ------
@@ -113,25 +184,33 @@ def engine_of(costs: StepCosts, requests: Requests) -> Engine:
             f"sequence of {costs.technique} needs in a round"
         )
     host_cache = int(rules.host_cache / costs.deployment.tp)
-    return Engine(
+    prefix_bytes = _prefix_bytes(costs, requests) if rules.prefix_caching else 0
+    limits = make(
+        Limits,
+        1,
         max_seqs=rules.max_seqs,
         max_tokens=rules.max_tokens,
         block_tokens=rules.block_tokens,
+        width=tables.width,
         chunked=rules.prefill == "chunked",
         decode_first=rules.priority == "decode",
         swap=rules.preemption == "swap",
         whole_prompt=rules.admission == "prompt",
+        keeps=rules.prefix_caching and rules.preemption == "recompute",
         gpu=costs.capacity,
         host=max(costs.room.host_capacity - host_cache, 0),
         host_cache=host_cache,
-        keeps=rules.prefix_caching and rules.preemption == "recompute",
-        shared_bytes=_shared_bytes(costs, requests) if rules.prefix_caching else 0,
+        prefix_tokens=requests.block_tokens if prefix_bytes else 0,
+        prefix_bytes=prefix_bytes,
         steepest=int(np.diff(tables.gpu_bytes).max()),
         host_steepest=int(np.diff(tables.host_bytes).max()),
+        h2d=tables.h2d,
+        d2h=tables.d2h,
     )
+    return limits[0]
 
 
-def _shared_bytes(costs: StepCosts, requests: Requests) -> int:
+def _prefix_bytes(costs: StepCosts, requests: Requests) -> int:
     """Memory of one shared block: what its tokens add to a sequence's cache at least. [B]"""
     tokens, block = requests.block_tokens, costs.rules.block_tokens
     if not tokens:
@@ -153,74 +232,62 @@ def _shared_bytes(costs: StepCosts, requests: Requests) -> int:
 
 
 @compiled
-def _arrive(
-    t: "Tables",
-    x: Trace,
-    f: Fleet,
-    e: Engine,
-    p: Progress,
-    route: int,
-    until: float,
-    first: int,
-    last: int,
-    turn: int,
-) -> int:
-    """Requests from the first to before the last in order of arrival, and passes between them.
-
-    ``turn`` is the replica whose turn it is; returns the next one's.
-    """
-    replicas = f.clock.size
-    for request in range(first, last):
-        now = x.arrival[request]
-        if now >= until:
+def arrive(tables: "Tables", world: World, course: Course, some: tuple[int, int]) -> None:
+    """Requests from the first to before the last in order of arrival, and passes between them."""
+    replicas: Records[Replica] = world.replicas
+    for index in range(some[0], some[1]):
+        request = world.requests[index]
+        if request.arrival >= course.until:
             break
-        if not fits(t, e, x, request):
-            p.status[request] = REFUSED
+        if not fits(world, request):
+            request.status = REFUSED
             continue
-        if route == 0:
-            r = turn
-            turn = (turn + 1) % replicas
+        if course.route == ROUND_ROBIN:
+            chosen = course.turn
+            course.turn = (course.turn + 1) % replicas.size
         else:
-            for other in range(replicas):
-                advance(t, x, f, e, p, other, now)
-            r = _best(x, f, request, now, route == 2)
-        advance(t, x, f, e, p, r, now)
-        f.clock[r] = max(f.clock[r], now)
-        p.replica[request] = r
-        push(f, p, r, WAIT_HEAD, request)
-    return turn
+            for other in range(replicas.size):
+                advance(tables, world, replicas[other], request.arrival)
+            chosen = best(world, request, course.route == PREFIX_AWARE)
+        replica = replicas[chosen]
+        advance(tables, world, replica, request.arrival)
+        replica.clock = max(replica.clock, request.arrival)
+        request.replica = chosen
+        queue(world, replica, index)
 
 
 @compiled
-def _finish(t: "Tables", x: Trace, f: Fleet, e: Engine, p: Progress, until: float, r: int) -> int:
-    """What is left to do from replica ``r`` on, STEPS at most; the replica to go on with."""
+def finish(tables: "Tables", world: World, course: Course, first: int) -> int:
+    """What is left to do from a replica on, STEPS passes at most; the replica to go on with."""
     left = STEPS
-    while r < f.clock.size and left > 0:
-        busy = f.tally[r, RUNNING] + f.tally[r, WAITERS] + f.tally[r, SWAPPERS] > 0
-        if busy and f.clock[r] < until:
-            step(t, x, f, e, p, r, until)
+    while first < world.replicas.size and left > 0:
+        replica = world.replicas[first]
+        busy = replica.running + replica.waiting + replica.swapped > 0
+        if busy and replica.clock < course.until:
+            step(tables, world, replica, course.until)
             left -= 1
         else:
-            r += 1
-    return r
+            first += 1
+    return first
 
 
 @compiled
-def fits(t: "Tables", e: Engine, x: Trace, request: int) -> bool:
+def fits(world: World, request: Request) -> bool:
     """Whether an empty cache has room for all of a request."""
-    blocks = blocks_of(e, x.prompt[request] + x.generate[request] - 1)
-    return bool(t.prompt_bytes[blocks] <= e.gpu and t.host_bytes[blocks] <= e.host)
+    size = world.sizes[blocks_of(world.limits, request.prompt + request.generate - 1)]
+    return size.prompt <= world.limits.gpu and size.host <= world.limits.host
 
 
 @compiled
-def _best(x: Trace, f: Fleet, request: int, now: float, prefix: bool) -> int:
+def best(world: World, request: Request, prefix: bool) -> int:
     """The replica with the most of the prefix, if that counts, then with the fewest unfinished."""
-    best, best_hits, best_load = 0, -1, 0
-    for r in range(f.clock.size):
-        hits = hits_of(x, f, r, request) if prefix and x.block_tokens > 0 else 0
-        load = f.tally[r, RUNNING] + f.tally[r, WAITERS] + f.tally[r, SWAPPERS]
-        if f.clock[r] > now:  # what the pass in progress will complete is not complete yet
-            load += f.tally[r, JUST_DONE]
-        if hits > best_hits or (hits == best_hits and load < best_load):
-            best, best_hits, best_load = r, hits, load
-    return best
+    chosen, most_hits, least = 0, NONE, 0
+    for index in range(world.replicas.size):
+        replica = world.replicas[index]
+        hits = hits_of(world, replica, request) if prefix else 0
+        load = replica.running + replica.waiting + replica.swapped
+        if replica.clock > request.arrival:  # what its pass will complete is not complete yet
+            load += replica.just_done
+        if hits > most_hits or (hits == most_hits and load < least):
+            chosen, most_hits, least = index, hits, load
+    return chosen

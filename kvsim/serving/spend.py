@@ -1,89 +1,170 @@
-"""What passes cost, added up: their time, and what they need of each resource.
+"""Reading the tables: what passes cost, and how many decoding rounds a time holds.
 
-``total`` has one entry for each of COSTS.
+``cost`` has one entry for each of COSTS, to which passes add theirs.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from kvsim.graph import Array
 from kvsim.serving.compiled import compiled
-from kvsim.serving.lookup import segment, stretch
-from kvsim.serving.tables import COSTS
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from kvsim.serving.tables import Tables
 
 
-COUNT = len(COSTS)
+class Decoding(NamedTuple):
+    """Sequences that decode together."""
+
+    batch: int
+    context: float  # their mean [tokens]
+    growth: float  # what each round adds to it [tokens]
+
+
+class Prompts(NamedTuple):
+    """What the prompts of a pass have in common."""
+
+    tokens: int  # that it reads [tokens]
+    finished: int  # prompts that it completes
 
 
 @compiled
-def add_pass(
-    t: "Tables", total: Array, batch: int, context: float, new: int, finished: int
-) -> None:
-    """A pass over decoding sequences and ``new`` prompt tokens, without the parts' own needs.
-
-    Parameters
-    ----------
-    batch, context : decoding sequences and their mean context. [sequences, tokens]
-    finished : prompts that this pass completes.
-    """
-    if batch > 0:
-        _add_line(t.nodes.contexts, t.costs.round[batch], context, 1.0, total)
-    if new > 0:
-        decoding, nodes = float(batch * t.width), t.nodes.tokens
-        _add_line(nodes, t.costs.token, decoding + new, 1.0, total)
-        _add_line(nodes, t.costs.head, decoding + finished, 1.0, total)
-        if batch > 0:
-            i = segment(nodes, decoding)
-            above = (decoding - nodes[i]) / (nodes[i + 1] - nodes[i])
-            for values in (t.costs.token, t.costs.head):
-                for k in range(COUNT):
-                    total[k] -= (1 - above) * values[i, k] + above * values[i + 1, k]
+def node_below(below: "NDArray[np.int32]", position: float) -> int:
+    """Index of the node at or below a position, such that the next one exists."""
+    return below[min(int(position), below.size - 1)]
 
 
 @compiled
-def add_rounds(
-    t: "Tables", total: Array, batch: int, context: float, growth: float, rounds: int
-) -> None:
+def add_pass(tables: "Tables", cost: Array, decoding: Decoding, prompts: Prompts) -> None:
+    """A pass over decoding sequences and parts of prompts, without the parts' own needs."""
+    nodes, below = tables.nodes, tables.below
+    if decoding.batch > 0:
+        i = node_below(below.contexts, decoding.context)
+        above = (decoding.context - nodes.contexts[i]) / (nodes.contexts[i + 1] - nodes.contexts[i])
+        add_between_nodes(cost, tables.costs.round[decoding.batch], i, above)
+    if prompts.tokens > 0:
+        own = decoding.batch * tables.width
+        add_per_token(tables, cost, tables.costs.token, (own, own + prompts.tokens))
+        add_per_token(tables, cost, tables.costs.head, (own, own + prompts.finished))
+
+
+@compiled
+def add_per_token(tables: "Tables", cost: Array, values: Array, span: tuple[int, int]) -> None:
+    """What a pass of more tokens (or rows of logits) takes over one of fewer."""
+    nodes, below = tables.nodes.tokens, tables.below.tokens
+    i, j = node_below(below, span[0]), node_below(below, span[1])
+    low = (span[0] - nodes[i]) / (nodes[i + 1] - nodes[i])
+    high = (span[1] - nodes[j]) / (nodes[j + 1] - nodes[j])
+    for k in range(values.shape[1]):
+        cost[k] += (1 - high) * values[j, k] + high * values[j + 1, k]
+        cost[k] -= (1 - low) * values[i, k] + low * values[i + 1, k]
+
+
+@compiled
+def add_rounds(tables: "Tables", cost: Array, decoding: Decoding, rounds: int) -> None:
     """Many rounds on end, the mean context growing in each: the sum in closed form."""
-    nodes, values, left = t.nodes.contexts, t.costs.round[batch], rounds
+    nodes, values = tables.nodes.contexts, tables.costs.round[decoding.batch]
+    context, left = decoding.context, rounds
     while left > 0:
-        i, count = stretch(nodes, context, growth, left)
+        i, count = stretch(tables, context, decoding.growth, left)
         gap = nodes[i + 1] - nodes[i]
         above = count * ((context - nodes[i]) / gap)
-        above += growth / gap * (count * (count - 1.0) / 2)
-        for k in range(COUNT):
-            total[k] += (count - above) * values[i, k] + above * values[i + 1, k]
-        context += count * growth
+        above += decoding.growth / gap * (count * (count - 1.0) / 2)
+        for k in range(values.shape[1]):
+            cost[k] += (count - above) * values[i, k] + above * values[i + 1, k]
+        context += count * decoding.growth
         left -= count
 
 
 @compiled
-def add_chunk(t: "Tables", total: Array, new: float, start: float) -> None:
-    """What a part of a prompt needs besides its share of the common work."""
-    chunks, starts, values = t.nodes.chunks, t.nodes.starts, t.costs.chunk
-    i, j = segment(chunks, new), segment(starts, start)
-    longer = (new - chunks[i]) / (chunks[i + 1] - chunks[i])
+def add_chunk(tables: "Tables", cost: Array, tokens: float, start: float) -> None:
+    """What a part of a prompt needs besides its share of the common work.
+
+    Parameters
+    ----------
+    tokens, start : its length, and the tokens of its prompt before it. [tokens]
+    """
+    chunks, starts, values = tables.nodes.chunks, tables.nodes.starts, tables.costs.chunk
+    i, j = node_below(tables.below.chunks, tokens), node_below(tables.below.starts, start)
+    longer = (tokens - chunks[i]) / (chunks[i + 1] - chunks[i])
     later = (start - starts[j]) / (starts[j + 1] - starts[j])
-    for k in range(COUNT):
+    for k in range(values.shape[2]):
         short = (1 - later) * values[i, j, k] + later * values[i, j + 1, k]
         long = (1 - later) * values[i + 1, j, k] + later * values[i + 1, j + 1, k]
-        total[k] += (1 - longer) * short + longer * long
+        cost[k] += (1 - longer) * short + longer * long
 
 
 @compiled
-def add_between(t: "Tables", total: Array, prompt: float) -> None:
+def add_after_prompt(tables: "Tables", cost: Array, prompt: float) -> None:
     """What follows a prompt before its first decoding round."""
-    if t.pauses:
-        _add_line(t.nodes.contexts, t.costs.between, prompt, 1.0, total)
+    if tables.pauses:
+        nodes = tables.nodes.contexts
+        i = node_below(tables.below.contexts, prompt)
+        above = (prompt - nodes[i]) / (nodes[i + 1] - nodes[i])
+        add_between_nodes(cost, tables.costs.between, i, above)
 
 
 @compiled
-def _add_line(nodes: Array, values: Array, x: float, times: float, total: Array) -> None:
-    """Linear between nodes, and beyond the last as before it."""
-    i = segment(nodes, x)
-    above = times * ((x - nodes[i]) / (nodes[i + 1] - nodes[i]))
-    below = times - above
-    for k in range(COUNT):
-        total[k] += below * values[i, k] + above * values[i + 1, k]
+def add_between_nodes(cost: Array, values: Array, node: int, above: float) -> None:
+    """A value between two nodes, and beyond the last as before it."""
+    for k in range(values.shape[1]):
+        cost[k] += (1 - above) * values[node, k] + above * values[node + 1, k]
+
+
+@compiled
+def round_s(tables: "Tables", batch: int, context: float) -> float:
+    """A decoding round at a mean context, beyond the last node as before it. [s]"""
+    nodes, row = tables.nodes.contexts, tables.costs.round[batch]
+    i = node_below(tables.below.contexts, context)
+    slope = (row[i + 1, 0] - row[i, 0]) / (nodes[i + 1] - nodes[i])
+    return row[i, 0] + slope * (context - nodes[i])
+
+
+@compiled
+def rounds_within(tables: "Tables", decoding: Decoding, rounds: int, seconds: float) -> int:
+    """Rounds until ``seconds`` have passed, the one during which they do included; at least 1."""
+    nodes, row = tables.nodes.contexts, tables.costs.round[decoding.batch]
+    context, done, left = decoding.context, 0, seconds
+    while done < rounds:
+        i, count = stretch(tables, context, decoding.growth, rounds - done)
+        slope = (row[i + 1, 0] - row[i, 0]) / (nodes[i + 1] - nodes[i])
+        first = row[i, 0] + slope * (context - nodes[i])
+        slope *= decoding.growth
+        took = count * first + slope * (count * (count - 1.0) / 2)
+        if took >= left:
+            return done + min(_rounds_of_line(first, slope, left), count)
+        left -= took
+        done += count
+        context += count * decoding.growth
+    return rounds
+
+
+@compiled
+def _rounds_of_line(first: float, slope: float, seconds: float) -> int:
+    """Fewest rounds k with first k + slope k (k - 1) / 2 >= seconds; at least 1."""
+    need = seconds / first
+    if slope > 0:
+        b = first - slope / 2
+        need = 2 * seconds / (b + np.sqrt(b * b + 2 * slope * seconds))
+    k = max(int(np.ceil(need)), 1)
+    while k > 1 and (k - 1) * first + slope * ((k - 1) * (k - 2.0) / 2) >= seconds:
+        k -= 1
+    while k * first + slope * (k * (k - 1.0) / 2) < seconds:
+        k += 1
+    return k
+
+
+@compiled
+def stretch(tables: "Tables", context: float, growth: float, most: int) -> tuple[int, int]:
+    """Node below a growing context, and how many rounds pass before it reaches the next one."""
+    nodes = tables.nodes.contexts
+    i = node_below(tables.below.contexts, context)
+    count = most
+    if growth > 0 and i < nodes.size - 2:
+        fit = (nodes[i + 1] - context) / growth
+        if fit < most:
+            count = max(int(np.ceil(fit)), 1)
+    return i, count

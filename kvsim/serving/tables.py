@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.engine.roofline import all_ops, peak_seconds
 from kvsim.graph import Array, Number, Op, Step
@@ -51,6 +52,15 @@ class Nodes(NamedTuple):
     starts: Array  # tokens before it (s,) [tokens]
 
 
+class NodeBelow(NamedTuple):
+    """Index of the last node that is not above each whole number and has a next one, by axis."""
+
+    contexts: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    chunks: NDArray[np.int32]
+    starts: NDArray[np.int32]
+
+
 class PerNode(NamedTuple):
     """Something at every node."""
 
@@ -65,6 +75,7 @@ class Tables(NamedTuple):
     """What the simulator reads."""
 
     nodes: Nodes
+    below: NodeBelow
     costs: PerNode  # each of COSTS along the last axis [s]
     pauses: bool  # whether anything comes between prompts and rounds
     prompt_bytes: Bytes  # cache of a sequence until its prompt is read, by its blocks (b,) [B]
@@ -195,6 +206,7 @@ def make_tables(passes: Passes, nodes: Nodes, room: Room) -> Tables:
     measured = [tabulate(replace(passes, measure=each), nodes) for each in measures]
     return Tables(
         nodes=nodes,
+        below=NodeBelow(*(_below(getattr(nodes, axis)) for axis in NodeBelow._fields)),
         costs=PerNode(*(np.stack(column, axis=-1) for column in zip(*measured, strict=True))),
         pauses=bool(measured[0].between.any()),
         prompt_bytes=room.prompt_bytes,
@@ -204,3 +216,9 @@ def make_tables(passes: Passes, nodes: Nodes, room: Room) -> Tables:
         h2d=d.bandwidth["h2d"],
         d2h=d.bandwidth["d2h"],
     )
+
+
+def _below(nodes: Array) -> NDArray[np.int32]:
+    """The node at or below every whole number up to the last node."""
+    at = np.searchsorted(nodes, np.arange(nodes[-1] + 1), side="right") - 1
+    return np.clip(at, 0, nodes.size - 2).astype(np.int32)

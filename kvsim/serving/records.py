@@ -1,0 +1,274 @@
+"""What the simulator keeps, as records with named fields that compiled code reads and writes.
+
+Each class below is the layout of a record: a NumPy structured dtype is made of its annotations,
+and compiled code reads ``replica.clock`` where Python would read an attribute.
+"""
+
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.graph import Array
+from kvsim.serving.rules import Rules
+from kvsim.serving.tables import COSTS, RESOURCES
+from kvsim.traces.requests import Requests
+
+Integers = NDArray[np.int64]
+Int32 = Annotated[int, "i4"]
+Int8 = Annotated[int, "i1"]
+PerCost = Annotated[Array, ("f8", (len(COSTS),))]
+PerResource = Annotated[Array, ("f8", (len(RESOURCES),))]
+
+NONE = -1  # no request, no entry, no replica
+NEVER = 2**62
+WAITING, RUNNING, SWAPPED, FINISHED, REFUSED = range(5)
+
+BINS = 512
+GAPS = 2048  # bins of the time between tokens
+FINEST_GAP, GAP_RATIO = 1e-5, 1.01  # first bin [s], and each bin's width over the last one's
+
+R = TypeVar("R", covariant=True)
+
+
+class Records(Protocol[R]):
+    """A one-dimensional structured array."""
+
+    size: int
+
+    def __getitem__(self, index: int) -> R: ...
+    def __setitem__(self, index: int, value: Any) -> None: ...
+
+
+class Limits:
+    """Rules and memory of every replica."""
+
+    max_seqs: int
+    max_tokens: int
+    block_tokens: int  # tokens of a KV block
+    width: int  # tokens per sequence in the widest pass of a round [tokens]
+    chunked: bool
+    decode_first: bool
+    swap: bool
+    whole_prompt: bool  # a prompt begins only if memory suffices for all of it
+    keeps: bool  # preempted sequences find again what nothing has overwritten
+    gpu: int  # memory for caches of each GPU [B]
+    host: int  # host memory for the running sequences of each GPU [B]
+    host_cache: int  # host memory for evicted blocks and swapped sequences [B]
+    prefix_tokens: int  # prompt tokens of a shared block; 0 without prefix caching [tokens]
+    prefix_bytes: int  # memory of a shared block; 0 without prefix caching [B]
+    steepest: int  # most that one more KV block of a sequence takes of the GPU [B]
+    host_steepest: int  # and of the host [B]
+    h2d: float  # rate at which each GPU swaps in and fetches evicted blocks [B/s]
+    d2h: float  # and swaps out [B/s]
+
+
+class Request:
+    """A request of the trace, and what becomes of it."""
+
+    arrival: float  # [s]
+    rate: float  # tokens per decoding round
+    started: float  # first scheduled [s]
+    first: float  # first token [s]
+    last: float  # last token [s]
+    kept: int  # cache it left behind when it was preempted [B]
+    spot: int  # what had been freed before that, so what is overwritten before it [B]
+    first_block: int  # index into ``World.ids`` of the first hash block of its prompt
+    blocks: Int32  # full hash blocks of its prompt
+    prompt: Int32  # [tokens]
+    generate: Int32  # [tokens]
+    made: Int32  # tokens generated when it was last taken out of the batch [tokens]
+    left: Int32  # decoding rounds left of a swapped sequence
+    kept_blocks: Int32  # KV blocks that ``kept`` was
+    hits: Int32  # prompt tokens found in the prefix cache, at the first start [tokens]
+    preempted: Int32  # times it was preempted
+    replica: Int32
+    link: Int32  # next request in its queue
+    status: Int8
+
+
+class Sequence:
+    """A running request: its place in the batch."""
+
+    request: int
+    base: float  # tokens cached after round x of its replica: base + growth x [tokens]
+    growth: float  # tokens per round
+    finish: int  # round that completes it; NEVER while its prompt is read
+    todo: int  # prompt tokens to read; 0 while it decodes [tokens]
+    done: int  # prompt tokens read or found [tokens]
+    chunk: int  # prompt tokens it reads in this pass [tokens]
+    shared: int  # shared blocks it uses
+    held: int  # GPU cache of its own [B]
+    host_held: int  # its part in host memory [B]
+    paused: bool  # decodes, but not in this pass
+
+
+class Replica:
+    """One replica's state and its sums over the run."""
+
+    clock: float  # [s]
+    index: int
+    first_sequence: int  # its batch is World.sequences[first_sequence:][:running]
+    running: int  # sequences in the batch, in order of admission
+    reading: int  # of them, those whose prompt is being read
+    first_reader: int  # none of them comes before this place of the batch
+    rounds: int  # decoding rounds so far
+    end: int  # round that completes the next sequence
+    context: float  # tokens cached of all decoding sequences [tokens]
+    growth: float  # and what a round adds to them [tokens]
+    waiting: int  # requests that have not started, or start again
+    wait_head: int
+    wait_tail: int
+    swapped: int  # requests whose cache is in host memory
+    swap_head: int
+    swap_tail: int
+    private: int  # cache of running sequences, shared blocks apart [B]
+    pinned: int  # shared blocks in use [B]
+    cached: int  # shared blocks kept in case their prefix comes again [B]
+    host_private: int  # host memory of running sequences, as their technique states it [B]
+    host_swapped: int  # and of swapped sequences [B]
+    freed: int  # memory ever given back, that of an idle GPU included [B]
+    taken: int  # memory ever occupied [B]
+    emitted: int  # tokens generated [tokens]
+    preemptions: int
+    passes: int  # rounds and prompt passes
+    peak: int  # most cache in use [B]
+    lowest: int  # least free memory ever found: below 0 would be a fault [B]
+    just_done: int  # sequences that the last step completed
+    bin_width: float  # [s]
+    # the pass that is being put together
+    budget: int  # tokens it may still take [tokens]
+    decoding: int  # sequences that decode in it
+    left_out: int  # sequences that decode, but not in it
+    prompt_tokens: int  # [tokens]
+    ousted: int  # sequences preempted for it
+    copying: float  # seconds of copies before it [s]
+    grown: bool  # whether the memory of its decoding sequences is taken
+    cost: PerCost  # what it costs, as COSTS [s]
+
+
+class Pool:
+    """The shared blocks in one memory of a replica, with those in no use by last use."""
+
+    first: int  # its entries are World.entries[first:][:size]
+    size: int
+    first_bucket: int
+    mask: int  # number of its buckets, less one
+    free: int  # first unused entry, linked by ``chain``
+    oldest: int  # least recently used entry without users
+    newest: int
+    count: int  # entries in the list from oldest to newest
+
+
+class Entry:
+    """A shared block in a pool."""
+
+    block: int  # its id in the trace
+    chain: Int32  # next entry in its bucket
+    users: Int32  # running sequences that use it
+    newer: Int32
+    older: Int32
+
+
+class Bin:
+    """A stretch of time of a replica: sums over it."""
+
+    seconds: float  # the replica computes [s]
+    running: float  # decoding sequences x time [s]
+    waiting: float  # requests x time [s]
+    cache: float  # cache in use x time [B s]
+    context: float  # tokens cached x time [tokens s]
+    decoded: float  # sequences x rounds
+    prompt: float  # prompt tokens read [tokens]
+    rounds: float
+    use: PerResource  # time each resource would need at its full rate [s]
+
+
+class Sizes:
+    """Cache of a sequence of so many KV blocks: row b is for b blocks."""
+
+    prompt: int  # on the GPU, until its prompt is read [B]
+    gpu: int  # on the GPU, while it decodes [B]
+    host: int  # its part in host memory [B]
+
+
+class World(NamedTuple):
+    """Everything that a run reads and changes."""
+
+    limits: Limits
+    requests: Records[Request]
+    replicas: Records[Replica]
+    sequences: Records[Sequence]
+    pools: Records[Pool]  # of replica r, World.pools[POOLS * r + GPU] and [POOLS * r + HOST]
+    entries: Records[Entry]
+    buckets: NDArray[np.int32]
+    ids: Integers  # hash blocks of all prompts
+    sizes: Records[Sizes]
+    bins: Records[Bin]  # of replica r, World.bins[BINS * r:][:BINS]
+    gaps: Array  # tokens by the time since the one before, GAPS of each replica
+
+
+GPU, HOST = 0, 1
+POOLS = 2
+
+
+def layout(record: type) -> np.dtype[Any]:
+    """Structured dtype of a record's annotations."""
+    plain = {float: "f8", int: "i8", bool: "?"}
+    fields: list[Any] = []
+    for name, kind in get_type_hints(record, include_extras=True).items():
+        stored = plain[kind] if kind in plain else kind.__metadata__[0]
+        fields.append((name, *stored) if isinstance(stored, tuple) else (name, stored))
+    return np.dtype(fields, align=True)
+
+
+def make(record: type, count: int, **values: Any) -> Any:
+    """Records of zeros, but for some fields."""
+    found = np.zeros(count, layout(record))
+    for name, value in values.items():
+        found[name] = value
+    return found
+
+
+def request_records(requests: Requests, rate: Array, prefix_tokens: int) -> tuple[Any, Integers]:
+    """All requests waiting to arrive, and the hash blocks of their prompts.
+
+    Parameters
+    ----------
+    prefix_tokens : tokens of a shared block; 0 leaves the blocks out. [tokens]
+    """
+    ids, first, full = np.zeros(0, np.int64), 0, 0
+    if prefix_tokens and requests.block_ids is not None and requests.block_start is not None:
+        ids, first = requests.block_ids, requests.block_start[:-1]
+        full = np.minimum(np.diff(requests.block_start), requests.prompt // prefix_tokens)
+    records = make(
+        Request, len(requests), arrival=requests.arrival, rate=rate, started=np.nan, first=np.nan,
+        last=np.nan, first_block=first, blocks=full, prompt=requests.prompt,
+        generate=requests.generate, replica=NONE, link=NONE,
+    )  # fmt: skip
+    return records, np.ascontiguousarray(ids)
+
+
+def replica_records(replicas: int, rules: Rules, gpu: int) -> Any:
+    """Idle replicas with empty caches."""
+    number = np.arange(replicas)
+    ends = dict.fromkeys(("wait_head", "wait_tail", "swap_head", "swap_tail"), NONE)
+    return make(
+        Replica, replicas, index=number, first_sequence=number * rules.max_seqs, end=NEVER,
+        freed=gpu, lowest=NEVER, bin_width=0.01, **ends,
+    )  # fmt: skip
+
+
+def pool_records(sizes: list[int]) -> tuple[Any, Any, NDArray[np.int32]]:
+    """Empty pools of so many entries each: the pools, their entries and their buckets."""
+    size = np.array(sizes, np.int64)
+    buckets = 2 ** np.ceil(np.log2(np.maximum(2 * size, 1))).astype(np.int64)
+    first = np.cumsum(size) - size
+    pools = make(
+        Pool, size.size, first=first, size=size, first_bucket=np.cumsum(buckets) - buckets,
+        mask=buckets - 1, free=np.where(size > 0, first, NONE), oldest=NONE, newest=NONE,
+    )  # fmt: skip
+    entries = make(Entry, int(size.sum()), newer=NONE, older=NONE)
+    entries["chain"] = np.arange(1, len(entries) + 1)
+    entries["chain"][(first + size - 1)[size > 0]] = NONE
+    return pools, entries, np.full(int(buckets.sum()), NONE, np.int32)
