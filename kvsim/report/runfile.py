@@ -11,8 +11,8 @@ from kvsim.files.kinds import RESULT
 from kvsim.graph import Array
 from kvsim.report.json import Row
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.simulate import Run
 from kvsim.serving.records import FINISHED, REFUSED
+from kvsim.serving.simulate import Run
 from kvsim.traces.requests import Requests
 
 MARK, ANSWER = b"kvsim run", b"kvsim result"

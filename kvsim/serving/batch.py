@@ -1,17 +1,21 @@
-"""The sequences of a replica's batch: how they join, grow, finish and are taken out."""
+"""The sequences of a replica's batch: how they join, finish and are taken out."""
 
 import numpy as np
 
-from kvsim.serving.compiled import compiled
+from kvsim.serving.compiled import compiled, inlined
+from kvsim.serving.growth import (
+    blocks_of,
+    grow,
+    length_of,
+    own_bytes,
+    recount,
+)
 from kvsim.serving.memory import (
-    available,
     find,
     give_back,
     make_host_room,
     pin,
     remove,
-    reuse,
-    take,
     unpin,
 )
 from kvsim.serving.queues import queue_front, queue_swapped
@@ -24,7 +28,6 @@ from kvsim.serving.records import (
     RUNNING,
     SWAPPED,
     WAITING,
-    Limits,
     Replica,
     Request,
     Sequence,
@@ -36,118 +39,18 @@ ROUNDING = 1e-9  # lengths are whole up to this: rounds may yield fractions of a
 
 
 @compiled
-def blocks_of(limits: Limits, tokens: float) -> int:
-    """KV blocks of that many tokens."""
-    return int(np.ceil(tokens / limits.block_tokens - ROUNDING))
-
-
-@compiled
-def length_of(replica: Replica, sequence: Sequence) -> float:
-    """Tokens cached of a decoding sequence. [tokens]"""
-    return sequence.base + sequence.growth * replica.rounds
-
-
-@compiled
-def own_bytes(world: World, sequence: Sequence, tokens: float) -> int:
-    """GPU cache of a sequence of some length, without the blocks it shares. [B]"""
-    row = world.sizes[blocks_of(world.limits, tokens)]
-    size = row.prompt if sequence.todo > 0 else row.gpu
-    return max(size - sequence.shared * world.limits.prefix_bytes, 0)
-
-
-@compiled
-def grow(world: World, replica: Replica, sequence: Sequence, tokens: float) -> bool:
-    """Occupy the memory of a sequence of that length if there is enough."""
-    more = own_bytes(world, sequence, tokens) - sequence.held
-    host_more = world.sizes[blocks_of(world.limits, tokens)].host - sequence.host_held
-    if more > available(world, replica) or replica.host_private + host_more > world.limits.host:
-        return False
-    take(world, replica, more)
-    sequence.held += more
-    replica.host_private += host_more
-    sequence.host_held += host_more
-    return True
-
-
-@compiled
-def all_surely_grow(world: World, replica: Replica, rounds: int) -> bool:
-    """Whether memory suffices for so many rounds of all decoding sequences, by a quick bound."""
-    limits, batch = world.limits, replica.running - replica.reading
-    blocks = rounds * replica.growth / limits.block_tokens + batch
-    free, host_free = available(world, replica), limits.host - replica.host_private
-    return blocks * limits.steepest <= free and blocks * limits.host_steepest <= host_free
-
-
-@compiled
-def all_grow(world: World, replica: Replica, rounds: int) -> bool:
-    """The same, sequence by sequence."""
-    more, host_more = 0, 0
-    for i in range(replica.first_sequence, replica.first_sequence + replica.running):
-        sequence = world.sequences[i]
-        if sequence.todo == 0:
-            length = length_of(replica, sequence) + rounds * sequence.growth
-            more += own_bytes(world, sequence, length) - sequence.held
-            host_more += world.sizes[blocks_of(world.limits, length)].host - sequence.host_held
-    host_free = world.limits.host - replica.host_private
-    return more <= available(world, replica) and host_more <= host_free
-
-
-@compiled
-def hold_rounds(world: World, replica: Replica, rounds: int) -> tuple[int, int]:
-    """Let all decoding sequences hold what they need after so many rounds.
-
-    The memory itself is still to be taken: returns what the first round needs, and what all do. [B]
-    """
-    first_more, more, context = 0, 0, 0.0
-    for i in range(replica.first_sequence, replica.first_sequence + replica.running):
-        sequence = world.sequences[i]
-        if sequence.todo == 0:
-            now = length_of(replica, sequence)
-            context += now
-            last = own_bytes(world, sequence, now + rounds * sequence.growth)
-            if not replica.grown:
-                first = last
-                if rounds > 1:
-                    first = own_bytes(world, sequence, now + sequence.growth)
-                first_more += first - sequence.held
-            more += last - sequence.held
-            sequence.held = last
-            if world.limits.host_steepest > 0:
-                blocks = blocks_of(world.limits, now + rounds * sequence.growth)
-                replica.host_private += world.sizes[blocks].host - sequence.host_held
-                sequence.host_held = world.sizes[blocks].host
-    replica.context = context
-    return first_more, more
-
-
-@compiled
-def recount(world: World, replica: Replica) -> None:
-    """Sums over the batch, and what comes first in it."""
-    replica.context = replica.growth = 0.0
-    replica.end = replica.first_reader = NEVER
-    for i in range(replica.running):
-        sequence = world.sequences[replica.first_sequence + i]
-        if sequence.todo == 0:
-            replica.context += length_of(replica, sequence)
-            replica.growth += sequence.growth
-            replica.end = min(replica.end, sequence.finish)
-        elif replica.first_reader == NEVER:
-            replica.first_reader = i
-
-
-@compiled
 def hits_of(world: World, replica: Replica, request: Request) -> int:
     """Leading prompt blocks that some memory of the replica still holds."""
     pool = POOLS * replica.index
     for k in range(request.blocks):
         block = world.ids[request.first_block + k]
-        if find(world, world.pools[pool], block) == NONE:
-            if find(world, world.pools[pool + HOST], block) == NONE:
-                return k
+        on_gpu = find(world, world.pools[pool], block) != NONE
+        if not on_gpu and find(world, world.pools[pool + HOST], block) == NONE:
+            return k
     return int(request.blocks)
 
 
-@compiled
+@inlined
 def use_hits(world: World, replica: Replica, request: Request, hits: int) -> None:
     """Pin the leading blocks of a prompt.
 
@@ -197,7 +100,7 @@ def start_decoding(replica: Replica, sequence: Sequence, request: Request, round
     replica.end = min(replica.end, sequence.finish)
 
 
-@compiled
+@inlined
 def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
     """The prompt has been read and yields a token; its full blocks are shared from now on."""
     request = world.requests[sequence.request]
@@ -220,7 +123,7 @@ def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
         sequence.finish = replica.end = replica.rounds
 
 
-@compiled
+@inlined
 def share(world: World, replica: Replica, sequence: Sequence) -> None:
     """Turn the full blocks of a prompt that was just read into shared ones."""
     request = world.requests[sequence.request]
@@ -304,7 +207,7 @@ def preempt(world: World, replica: Replica) -> None:
         queue_front(world, replica, sequence.request)
 
 
-@compiled
+@inlined
 def swap_in(world: World, replica: Replica, index: int) -> bool:
     """Bring a swapped sequence back to decode on, if it fits."""
     limits, request = world.limits, world.requests[index]

@@ -1,26 +1,102 @@
-"""Numba's compiler, with types that mypy keeps."""
+"""Numba's compiler: every function of the simulator once, for the types its annotations name."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from importlib import import_module
+from typing import Any, TypeVar, cast, get_type_hints
 
-from numba import njit
+from numba import njit, types
+from numba.core import event
 
 F = TypeVar("F", bound=Callable[..., object])
 
+OPTIONS: Any = {"error_model": "numpy", "_nrt": False}
+"""Compiled functions allocate nothing, so that arrays need no reference counts: counting them at
+every call would take longer than the work."""
+
+PLAIN = {int: types.int64, float: types.float64, bool: types.boolean}
+
+_registered: list[Any] = []
+
 
 def compiled(function: F) -> F:
-    """Machine code on first call, kept on disk; the Python function is its ``py_func``.
+    """Machine code, kept on disk; the Python function is its ``py_func``."""
+    dispatcher = _kept_where_possible(function)
+    _registered.append(dispatcher)
+    return cast(F, dispatcher)
 
-    Compiled functions allocate nothing, so that arrays need no reference counts: counting them
-    at every call would take longer than the work.
+
+def compiled_apart(function: F) -> F:
+    """The same for one that few runs need: it is compiled when it is called."""
+    return cast(F, _kept_where_possible(function))
+
+
+def _kept_where_possible(function: Callable[..., object]) -> Any:
+    """Compiled with a cache on disk, or without one where Numba finds no place for it."""
+    try:
+        return njit(cache=True, **OPTIONS)(function)
+    except (RuntimeError, OSError):
+        return njit(**OPTIONS)(function)
+
+
+def inlined(function: F) -> F:
+    """A part of the one compiled function that calls it."""
+    return cast(F, njit(inline="always", **OPTIONS)(function))
+
+
+def prepare(kinds: Mapping[Any, Any]) -> None:
+    """Compile what has not been compiled yet, in order of definition, callees first.
+
+    With one signature each, no function is compiled a second time for an argument that happens to
+    be a literal or a narrower integer.
+
+    Parameters
+    ----------
+    kinds : Numba's type of every class that annotations name besides numbers.
     """
-    options: Any = {"cache": True, "error_model": "numpy", "_nrt": False}
-    return cast(F, njit(**options)(function))
+    kinds = {**PLAIN, **kinds}
+    with cheaper_passes(), announced():
+        while _registered:
+            dispatcher = _registered.pop(0)
+            hints = get_type_hints(dispatcher.py_func, include_extras=True)
+            hints.pop("return")
+            dispatcher.compile(tuple(kinds[hint] for hint in hints.values()))
+            dispatcher.disable_compile()
+
+
+@contextmanager
+def cheaper_passes() -> Iterator[None]:
+    """Without loop vectorisation and the last of LLVM's passes, which gain nothing here."""
+    config: Any = import_module("numba.core.config")
+    before = config.OPT, config.LOOP_VECTORIZE
+    config.OPT, config.LOOP_VECTORIZE = type(config.OPT)(2), 0
+    try:
+        yield
+    finally:
+        config.OPT, config.LOOP_VECTORIZE = before
+
+
+class _Announcer(event.Listener):
+    """Says once what is awaited."""
+
+    def __init__(self) -> None:
+        self.said = False
+
+    def on_start(self, event: object) -> None:
+        if not self.said:
+            self.said = True
+            print(
+                "kvsim: compiling the serving simulator, once after an installation",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+
+    def on_end(self, event: object) -> None:
+        """Nothing to say."""
 
 
 @contextmanager
 def announced() -> Iterator[None]:
-    """x"""
-    yield
+    """A line on stderr if anything has to be compiled."""
+    with event.install_listener("numba:compile", _Announcer()):
+        yield

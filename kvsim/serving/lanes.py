@@ -5,23 +5,22 @@ lanes that have work take turns, so each token waits for a pass of every other b
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import InputError
-from kvsim.serving.compiled import announced, compiled
+from kvsim.serving.compiled import announced, compiled_apart, prepare
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.queues import queue
 from kvsim.serving.record import widen
 from kvsim.serving.records import BINS, GAPS, REFUSED, Bin, Integers, Replica, World, make
-from kvsim.serving.schedule import step
-from kvsim.serving.simulate import Run, fits, limits_of, sizes_of, world_of
+from kvsim.serving.schedule import has_work, step
+from kvsim.serving.simulate import Run, fits
+from kvsim.serving.tables import Tables
+from kvsim.serving.world import kinds_of, limits_of, sizes_of, world_of
 from kvsim.traces.requests import Requests
-
-if TYPE_CHECKING:
-    from kvsim.serving.tables import Tables
 
 
 @dataclass(frozen=True)
@@ -62,19 +61,20 @@ def simulate_lanes(requests: Requests, lanes: list[Lane], lane_of: NDArray[np.in
         shared._replace(limits=own, sizes=sizes_of(lane.costs))
         for own, lane in zip(limits, lanes, strict=True)
     )
+    prepare(kinds_of(worlds[0], lanes[0].costs.tables))
     with announced():
-        play(tuple(lane.costs.tables for lane in lanes), worlds, which)
+        play_lanes(tuple(lane.costs.tables for lane in lanes), worlds, which)
     whole = limits[0].copy()
-    whole["gpu"] = sum(int(own["gpu"]) for own in limits)
+    whole.gpu = sum(int(own.gpu) for own in limits)
     return Run(requests, lanes[0].costs, _one_replica(shared._replace(limits=whole)))
 
 
 def _limits(lane: Lane, requests: Requests, capacity: int) -> Any:
     """A lane's rules, and its part of the memory."""
     limits = limits_of(lane.costs, requests)
-    limits["gpu"] = int(capacity * lane.share)
-    limits["host"] = int(limits["host"] * lane.share)
-    limits["host_cache"] = int(limits["host_cache"] * lane.share)
+    limits.gpu = int(capacity * lane.share)
+    limits.host = int(limits.host * lane.share)
+    limits.host_cache = int(limits.host_cache * lane.share)
     return limits
 
 
@@ -99,8 +99,8 @@ def _one_replica(world: World) -> World:
     )
 
 
-@compiled
-def play(tables: "tuple[Tables, ...]", worlds: tuple[World, ...], lane_of: Integers) -> None:
+@compiled_apart
+def play_lanes(tables: tuple[Tables, ...], worlds: tuple[World, ...], lane_of: Integers) -> None:
     """Passes in turn; a lane that is alone plays on until somebody arrives."""
     now, coming, turn = 0.0, 0, 0
     requests, lanes = worlds[0].requests, worlds[0].replicas
@@ -129,9 +129,3 @@ def play(tables: "tuple[Tables, ...]", worlds: tuple[World, ...], lane_of: Integ
         step(tables[turn], worlds[turn], lanes[turn], until)
         now = lanes[turn].clock
         turn = (turn + 1) % lanes.size
-
-
-@compiled
-def has_work(lane: Replica) -> bool:
-    """Whether anything waits or runs."""
-    return lane.running + lane.waiting + lane.swapped > 0

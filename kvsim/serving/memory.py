@@ -5,10 +5,85 @@ or absent. Kept blocks give way, least recently used first, when their memory is
 host if it has space, else for good.
 """
 
-from kvsim.serving.compiled import compiled
-from kvsim.serving.records import GPU, HOST, NONE, POOLS, Entry, Pool, Replica, Request, World
+from kvsim.serving.compiled import compiled, inlined
+from kvsim.serving.records import GPU, HOST, NONE, POOLS, Pool, Replica, Request, World
 
 SCATTER = 0x9E3779B1  # an odd number that spreads consecutive ids over the buckets
+
+
+@compiled
+def bucket(pool: Pool, block: int) -> int:
+    """Where a block's chain begins."""
+    return pool.first_bucket + (((block * SCATTER) >> 16) & pool.mask)
+
+
+@compiled
+def find(world: World, pool: Pool, block: int) -> int:
+    """Entry of a block, or NONE."""
+    if pool.size == 0:
+        return NONE
+    at = int(world.buckets[bucket(pool, block)])
+    while at != NONE and world.entries[at].block != block:
+        at = world.entries[at].chain
+    return at
+
+
+@compiled
+def unlink(world: World, pool: Pool, at: int) -> None:
+    """Leave the list of blocks without users."""
+    entry = world.entries[at]
+    if entry.older == NONE:
+        pool.oldest = entry.newer
+    else:
+        world.entries[entry.older].newer = entry.newer
+    if entry.newer == NONE:
+        pool.newest = entry.older
+    else:
+        world.entries[entry.newer].older = entry.older
+    pool.count -= 1
+
+
+@compiled
+def append(world: World, pool: Pool, at: int) -> None:
+    """Most recently used of those without users."""
+    entry = world.entries[at]
+    entry.older, entry.newer = pool.newest, NONE
+    if pool.newest == NONE:
+        pool.oldest = at
+    else:
+        world.entries[pool.newest].newer = at
+    pool.newest = at
+    pool.count += 1
+
+
+@compiled
+def insert(world: World, pool: Pool, block: int) -> int:
+    """A new entry without users, in no list yet."""
+    at = pool.free
+    entry = world.entries[at]
+    pool.free = entry.chain
+    where = bucket(pool, block)
+    entry.block, entry.users = block, 0
+    entry.chain = world.buckets[where]
+    world.buckets[where] = at
+    return at
+
+
+@compiled
+def remove(world: World, pool: Pool, at: int) -> None:
+    """Forget a block that is in the list of those without users."""
+    unlink(world, pool, at)
+    entry = world.entries[at]
+    where = bucket(pool, entry.block)
+    if world.buckets[where] == at:
+        world.buckets[where] = entry.chain
+    else:
+        before = world.buckets[where]
+        while world.entries[before].chain != at:
+            before = world.entries[before].chain
+        world.entries[before].chain = entry.chain
+    entry.chain = pool.free
+    pool.free = at
 
 
 @compiled
@@ -18,12 +93,11 @@ def available(world: World, replica: Replica) -> int:
 
 
 @compiled
-def take(world: World, replica: Replica, size: int) -> None:
-    """Occupy available memory for a sequence's own cache; kept blocks give way. [B]"""
-    make_room(world, replica, size)
-    replica.private += size
-    replica.taken += size
-    note_fill(world, replica)
+def note_fill(world: World, replica: Replica) -> None:
+    """Record how full the memory has ever been."""
+    used = replica.private + replica.pinned + replica.cached
+    replica.peak = max(replica.peak, used)
+    replica.lowest = min(replica.lowest, world.limits.gpu - used)
 
 
 @compiled
@@ -34,11 +108,15 @@ def give_back(replica: Replica, size: int) -> None:
 
 
 @compiled
-def note_fill(world: World, replica: Replica) -> None:
-    """Record how full the memory has ever been."""
-    used = replica.private + replica.pinned + replica.cached
-    replica.peak = max(replica.peak, used)
-    replica.lowest = min(replica.lowest, world.limits.gpu - used)
+def make_host_room(world: World, replica: Replica, size: int) -> bool:
+    """Drop blocks from host memory until that much is free; whether there can be. [B]"""
+    free = world.limits.host_cache - replica.host_swapped
+    if free < size:
+        return False
+    host = world.pools[POOLS * replica.index + HOST]
+    while free - host.count * world.limits.prefix_bytes < size:
+        remove(world, host, host.oldest)
+    return True
 
 
 @compiled
@@ -59,15 +137,12 @@ def make_room(world: World, replica: Replica, size: int) -> None:
 
 
 @compiled
-def make_host_room(world: World, replica: Replica, size: int) -> bool:
-    """Drop blocks from host memory until that much is free; whether there can be. [B]"""
-    free = world.limits.host_cache - replica.host_swapped
-    if free < size:
-        return False
-    host = world.pools[POOLS * replica.index + HOST]
-    while free - host.count * world.limits.prefix_bytes < size:
-        remove(world, host, host.oldest)
-    return True
+def take(world: World, replica: Replica, size: int) -> None:
+    """Occupy available memory for a sequence's own cache; kept blocks give way. [B]"""
+    make_room(world, replica, size)
+    replica.private += size
+    replica.taken += size
+    note_fill(world, replica)
 
 
 @compiled
@@ -106,7 +181,7 @@ def unpin(world: World, replica: Replica, block: int) -> None:
         append(world, pool, found)
 
 
-@compiled
+@inlined
 def remains(replica: Replica, request: Request) -> int:
     """KV blocks of a preempted sequence, from its first on, that nothing has overwritten.
 
@@ -118,7 +193,7 @@ def remains(replica: Replica, request: Request) -> int:
     return (request.kept - gone) * request.kept_blocks // request.kept
 
 
-@compiled
+@inlined
 def reuse(world: World, replica: Replica, request: Request, blocks: int) -> int:
     """Take back what remains of a preempted sequence: its memory is no longer free. [B]"""
     if request.kept == 0:
@@ -136,78 +211,3 @@ def reuse(world: World, replica: Replica, request: Request, blocks: int) -> int:
         other = behind.link
     request.kept = 0
     return size
-
-
-@compiled
-def find(world: World, pool: Pool, block: int) -> int:
-    """Entry of a block, or NONE."""
-    if pool.size == 0:
-        return NONE
-    at = world.buckets[bucket(pool, block)]
-    while at != NONE and world.entries[at].block != block:
-        at = world.entries[at].chain
-    return at
-
-
-@compiled
-def bucket(pool: Pool, block: int) -> int:
-    """Where a block's chain begins."""
-    return pool.first_bucket + (((block * SCATTER) >> 16) & pool.mask)
-
-
-@compiled
-def insert(world: World, pool: Pool, block: int) -> int:
-    """A new entry without users, in no list yet."""
-    at = pool.free
-    entry = world.entries[at]
-    pool.free = entry.chain
-    where = bucket(pool, block)
-    entry.block, entry.users = block, 0
-    entry.chain = world.buckets[where]
-    world.buckets[where] = at
-    return at
-
-
-@compiled
-def remove(world: World, pool: Pool, at: int) -> None:
-    """Forget a block that is in the list of those without users."""
-    unlink(world, pool, at)
-    entry = world.entries[at]
-    where = bucket(pool, entry.block)
-    if world.buckets[where] == at:
-        world.buckets[where] = entry.chain
-    else:
-        before = world.buckets[where]
-        while world.entries[before].chain != at:
-            before = world.entries[before].chain
-        world.entries[before].chain = entry.chain
-    entry.chain = pool.free
-    pool.free = at
-
-
-@compiled
-def append(world: World, pool: Pool, at: int) -> None:
-    """Most recently used of those without users."""
-    entry = world.entries[at]
-    entry.older, entry.newer = pool.newest, NONE
-    if pool.newest == NONE:
-        pool.oldest = at
-    else:
-        world.entries[pool.newest].newer = at
-    pool.newest = at
-    pool.count += 1
-
-
-@compiled
-def unlink(world: World, pool: Pool, at: int) -> None:
-    """Leave the list of blocks without users."""
-    entry = world.entries[at]
-    if entry.older == NONE:
-        pool.oldest = entry.newer
-    else:
-        world.entries[entry.older].newer = entry.newer
-    if entry.newer == NONE:
-        pool.newest = entry.older
-    else:
-        world.entries[entry.newer].older = entry.older
-    pool.count -= 1

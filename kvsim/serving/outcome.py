@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvsim.graph import Array
-from kvsim.serving.simulate import Run
 from kvsim.serving.records import FINEST_GAP, FINISHED, GAP_RATIO, REFUSED
+from kvsim.serving.simulate import Run
 from kvsim.serving.tables import RESOURCES
 
 NAMED = 5  # refused requests that are listed
@@ -42,7 +42,7 @@ class Outcome:
     @property
     def ttft_s(self) -> Array:
         """Time to first token of each request, NaN without one. (n,) [s]"""
-        return self.run.progress.first - self.run.requests.arrival
+        return np.asarray(self.run.progress.first - self.run.requests.arrival)
 
     @property
     def tpot_s(self) -> Array:
@@ -54,12 +54,12 @@ class Outcome:
     @property
     def latency_s(self) -> Array:
         """From arrival to the last token. (n,) [s]"""
-        return self.run.progress.last - self.run.requests.arrival
+        return np.asarray(self.run.progress.last - self.run.requests.arrival)
 
     @property
     def queue_s(self) -> Array:
         """From arrival to the first pass. (n,) [s]"""
-        return self.run.progress.started - self.run.requests.arrival
+        return np.asarray(self.run.progress.started - self.run.requests.arrival)
 
     @property
     def duration_s(self) -> float:
@@ -145,8 +145,8 @@ class Outcome:
             "busy_share": self.busy_share,
             "utilisation": self.utilisation,
             "mean_batch": self.mean_batch,
-            "kv_capacity_bytes": int(limits["gpu"]),
-            "kv_peak_share": float(run.replicas.peak.max() / max(limits["gpu"], 1)),
+            "kv_capacity_bytes": int(limits.gpu),
+            "kv_peak_share": float(run.replicas.peak.max() / max(limits.gpu, 1)),
             "preemptions": int(run.replicas.preemptions.sum()),
             "prefix_hit_share": float(run.progress.hits.sum() / prompts) if prompts else None,
             "usd": usd,

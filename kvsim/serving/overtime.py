@@ -3,8 +3,8 @@
 import numpy as np
 
 from kvsim.graph import Array
-from kvsim.serving.simulate import Run
 from kvsim.serving.records import BINS
+from kvsim.serving.simulate import Run
 from kvsim.serving.tables import RESOURCES
 
 STRETCHES = 128  # at most: a line of more tells a reader no more
@@ -48,7 +48,7 @@ def over_time(run: Run) -> dict[str, Array]:
         "prompt_tok_s": total(bins.prompt) / width,
         "waiting": total(bins.waiting) / width,
         "running": total(bins.running) / width,
-        "kv_share": kept / max(int(run.world.limits["gpu"]), 1),
+        "kv_share": kept / max(int(run.world.limits.gpu), 1),
         "busy_share": busy / (width * replicas),
         **dict(zip(RESOURCES, use.T / (width * replicas), strict=True)),
     }

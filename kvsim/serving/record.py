@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.serving.compiled import compiled
+from kvsim.serving.compiled import compiled, inlined
 from kvsim.serving.records import BINS, FINEST_GAP, GAP_RATIO, GAPS, Bin, Replica, World
 from kvsim.serving.tables import COSTS, RESOURCES
 
@@ -89,7 +89,7 @@ def widen(world: World, replica: Replica) -> None:
     replica.bin_width *= 2
 
 
-@compiled
+@inlined
 def clear(note: Bin) -> None:
     """Nothing happened in this stretch of time."""
     note.seconds = note.running = note.waiting = note.cache = 0.0

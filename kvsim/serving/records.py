@@ -143,6 +143,7 @@ class Replica:
     prompt_tokens: int  # [tokens]
     ousted: int  # sequences preempted for it
     copying: float  # seconds of copies before it [s]
+    force: bool  # whether decoding may preempt for it
     grown: bool  # whether the memory of its decoding sequences is taken
     cost: PerCost  # what it costs, as COSTS [s]
 
@@ -224,7 +225,7 @@ def layout(record: type) -> np.dtype[Any]:
 
 def make(record: type, count: int, **values: Any) -> Any:
     """Records of zeros, but for some fields."""
-    found = np.zeros(count, layout(record))
+    found = np.zeros(count, layout(record)).view(np.recarray)
     for name, value in values.items():
         found[name] = value
     return found
@@ -237,7 +238,8 @@ def request_records(requests: Requests, rate: Array, prefix_tokens: int) -> tupl
     ----------
     prefix_tokens : tokens of a shared block; 0 leaves the blocks out. [tokens]
     """
-    ids, first, full = np.zeros(0, np.int64), 0, 0
+    ids = np.zeros(0, np.int64)
+    first, full = np.zeros((2, len(requests)), np.int64)
     if prefix_tokens and requests.block_ids is not None and requests.block_start is not None:
         ids, first = requests.block_ids, requests.block_start[:-1]
         full = np.minimum(np.diff(requests.block_start), requests.prompt // prefix_tokens)
@@ -246,7 +248,7 @@ def request_records(requests: Requests, rate: Array, prefix_tokens: int) -> tupl
         last=np.nan, first_block=first, blocks=full, prompt=requests.prompt,
         generate=requests.generate, replica=NONE, link=NONE,
     )  # fmt: skip
-    return records, np.ascontiguousarray(ids)
+    return records, np.array(ids)  # a copy that is not read-only, as compiled code expects
 
 
 def replica_records(replicas: int, rules: Rules, gpu: int) -> Any:

@@ -3,17 +3,18 @@
 ``cost`` has one entry for each of COSTS, to which passes add theirs.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.graph import Array
-from kvsim.serving.compiled import compiled
+from kvsim.serving.compiled import compiled, inlined
+from kvsim.serving.tables import Tables
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from kvsim.serving.tables import Tables
+Cost = Annotated[Array, "a number for each of COSTS"]  # [s]
+Costs = Annotated[Array, "a row of them for each node"]
+Below = NDArray[np.int32]
 
 
 class Decoding(NamedTuple):
@@ -32,13 +33,32 @@ class Prompts(NamedTuple):
 
 
 @compiled
-def node_below(below: "NDArray[np.int32]", position: float) -> int:
+def node_below(below: Below, position: float) -> int:
     """Index of the node at or below a position, such that the next one exists."""
-    return below[min(int(position), below.size - 1)]
+    return int(below[min(int(position), below.size - 1)])
 
 
 @compiled
-def add_pass(tables: "Tables", cost: Array, decoding: Decoding, prompts: Prompts) -> None:
+def add_between_nodes(cost: Cost, values: Costs, node: int, above: float) -> None:
+    """A value between two nodes, and beyond the last as before it."""
+    for k in range(values.shape[1]):
+        cost[k] += (1 - above) * values[node, k] + above * values[node + 1, k]
+
+
+@compiled
+def add_per_token(tables: Tables, cost: Cost, values: Costs, span: tuple[int, int]) -> None:
+    """What a pass of more tokens (or rows of logits) takes over one of fewer."""
+    nodes, below = tables.nodes.tokens, tables.below.tokens
+    i, j = node_below(below, span[0]), node_below(below, span[1])
+    low = (span[0] - nodes[i]) / (nodes[i + 1] - nodes[i])
+    high = (span[1] - nodes[j]) / (nodes[j + 1] - nodes[j])
+    for k in range(values.shape[1]):
+        cost[k] += (1 - high) * values[j, k] + high * values[j + 1, k]
+        cost[k] -= (1 - low) * values[i, k] + low * values[i + 1, k]
+
+
+@compiled
+def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -> None:
     """A pass over decoding sequences and parts of prompts, without the parts' own needs."""
     nodes, below = tables.nodes, tables.below
     if decoding.batch > 0:
@@ -52,35 +72,7 @@ def add_pass(tables: "Tables", cost: Array, decoding: Decoding, prompts: Prompts
 
 
 @compiled
-def add_per_token(tables: "Tables", cost: Array, values: Array, span: tuple[int, int]) -> None:
-    """What a pass of more tokens (or rows of logits) takes over one of fewer."""
-    nodes, below = tables.nodes.tokens, tables.below.tokens
-    i, j = node_below(below, span[0]), node_below(below, span[1])
-    low = (span[0] - nodes[i]) / (nodes[i + 1] - nodes[i])
-    high = (span[1] - nodes[j]) / (nodes[j + 1] - nodes[j])
-    for k in range(values.shape[1]):
-        cost[k] += (1 - high) * values[j, k] + high * values[j + 1, k]
-        cost[k] -= (1 - low) * values[i, k] + low * values[i + 1, k]
-
-
-@compiled
-def add_rounds(tables: "Tables", cost: Array, decoding: Decoding, rounds: int) -> None:
-    """Many rounds on end, the mean context growing in each: the sum in closed form."""
-    nodes, values = tables.nodes.contexts, tables.costs.round[decoding.batch]
-    context, left = decoding.context, rounds
-    while left > 0:
-        i, count = stretch(tables, context, decoding.growth, left)
-        gap = nodes[i + 1] - nodes[i]
-        above = count * ((context - nodes[i]) / gap)
-        above += decoding.growth / gap * (count * (count - 1.0) / 2)
-        for k in range(values.shape[1]):
-            cost[k] += (count - above) * values[i, k] + above * values[i + 1, k]
-        context += count * decoding.growth
-        left -= count
-
-
-@compiled
-def add_chunk(tables: "Tables", cost: Array, tokens: float, start: float) -> None:
+def add_chunk(tables: Tables, cost: Cost, tokens: float, start: float) -> None:
     """What a part of a prompt needs besides its share of the common work.
 
     Parameters
@@ -98,7 +90,7 @@ def add_chunk(tables: "Tables", cost: Array, tokens: float, start: float) -> Non
 
 
 @compiled
-def add_after_prompt(tables: "Tables", cost: Array, prompt: float) -> None:
+def add_after_prompt(tables: Tables, cost: Cost, prompt: float) -> None:
     """What follows a prompt before its first decoding round."""
     if tables.pauses:
         nodes = tables.nodes.contexts
@@ -108,23 +100,60 @@ def add_after_prompt(tables: "Tables", cost: Array, prompt: float) -> None:
 
 
 @compiled
-def add_between_nodes(cost: Array, values: Array, node: int, above: float) -> None:
-    """A value between two nodes, and beyond the last as before it."""
-    for k in range(values.shape[1]):
-        cost[k] += (1 - above) * values[node, k] + above * values[node + 1, k]
+def stretch(tables: Tables, context: float, growth: float, most: int) -> tuple[int, int]:
+    """Node below a growing context, and how many rounds pass before it reaches the next one."""
+    nodes = tables.nodes.contexts
+    i = node_below(tables.below.contexts, context)
+    count = most
+    if growth > 0 and i < nodes.size - 2:
+        fit = (nodes[i + 1] - context) / growth
+        if fit < most:
+            count = max(int(np.ceil(fit)), 1)
+    return i, count
+
+
+@inlined
+def add_rounds(tables: Tables, cost: Cost, decoding: Decoding, rounds: int) -> None:
+    """Many rounds on end, the mean context growing in each: the sum in closed form."""
+    nodes, values = tables.nodes.contexts, tables.costs.round[decoding.batch]
+    context, left = decoding.context, rounds
+    while left > 0:
+        i, count = stretch(tables, context, decoding.growth, left)
+        gap = nodes[i + 1] - nodes[i]
+        above = count * ((context - nodes[i]) / gap)
+        above += decoding.growth / gap * (count * (count - 1.0) / 2)
+        for k in range(values.shape[1]):
+            cost[k] += (count - above) * values[i, k] + above * values[i + 1, k]
+        context += count * decoding.growth
+        left -= count
 
 
 @compiled
-def round_s(tables: "Tables", batch: int, context: float) -> float:
+def round_s(tables: Tables, batch: int, context: float) -> float:
     """A decoding round at a mean context, beyond the last node as before it. [s]"""
     nodes, row = tables.nodes.contexts, tables.costs.round[batch]
     i = node_below(tables.below.contexts, context)
     slope = (row[i + 1, 0] - row[i, 0]) / (nodes[i + 1] - nodes[i])
-    return row[i, 0] + slope * (context - nodes[i])
+    return float(row[i, 0] + slope * (context - nodes[i]))
 
 
-@compiled
-def rounds_within(tables: "Tables", decoding: Decoding, rounds: int, seconds: float) -> int:
+@inlined
+def _rounds_of_line(first: float, slope: float, seconds: float) -> int:
+    """Fewest rounds k with first k + slope k (k - 1) / 2 >= seconds; at least 1."""
+    need = seconds / first
+    if slope > 0:
+        b = first - slope / 2
+        need = 2 * seconds / (b + np.sqrt(b * b + 2 * slope * seconds))
+    k = max(int(np.ceil(need)), 1)
+    while k > 1 and (k - 1) * first + slope * ((k - 1) * (k - 2.0) / 2) >= seconds:
+        k -= 1
+    while k * first + slope * (k * (k - 1.0) / 2) < seconds:
+        k += 1
+    return k
+
+
+@inlined
+def rounds_within(tables: Tables, decoding: Decoding, rounds: int, seconds: float) -> int:
     """Rounds until ``seconds`` have passed, the one during which they do included; at least 1."""
     nodes, row = tables.nodes.contexts, tables.costs.round[decoding.batch]
     context, done, left = decoding.context, 0, seconds
@@ -140,31 +169,3 @@ def rounds_within(tables: "Tables", decoding: Decoding, rounds: int, seconds: fl
         done += count
         context += count * decoding.growth
     return rounds
-
-
-@compiled
-def _rounds_of_line(first: float, slope: float, seconds: float) -> int:
-    """Fewest rounds k with first k + slope k (k - 1) / 2 >= seconds; at least 1."""
-    need = seconds / first
-    if slope > 0:
-        b = first - slope / 2
-        need = 2 * seconds / (b + np.sqrt(b * b + 2 * slope * seconds))
-    k = max(int(np.ceil(need)), 1)
-    while k > 1 and (k - 1) * first + slope * ((k - 1) * (k - 2.0) / 2) >= seconds:
-        k -= 1
-    while k * first + slope * (k * (k - 1.0) / 2) < seconds:
-        k += 1
-    return k
-
-
-@compiled
-def stretch(tables: "Tables", context: float, growth: float, most: int) -> tuple[int, int]:
-    """Node below a growing context, and how many rounds pass before it reaches the next one."""
-    nodes = tables.nodes.contexts
-    i = node_below(tables.below.contexts, context)
-    count = most
-    if growth > 0 and i < nodes.size - 2:
-        fit = (nodes[i + 1] - context) / growth
-        if fit < most:
-            count = max(int(np.ceil(fit)), 1)
-    return i, count

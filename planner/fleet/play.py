@@ -10,8 +10,8 @@ from kvsim.planner.fleet.arrays import Counts
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.traffic import TURN, Traffic
 from kvsim.serving.outcome import Outcome
+from kvsim.serving.records import REFUSED
 from kvsim.serving.simulate import Run, simulate
-from kvsim.serving.state import REFUSED
 from kvsim.traces.requests import Requests
 
 WITHIN_KIND = "least-loaded"  # how a request finds its replica among those of its kind
@@ -198,7 +198,7 @@ def _replicas(kind: int, count: int, outcome: Outcome) -> Replicas:
 def _most_running(run: Run) -> int:
     """Sequences that one replica held at once, at most."""
     p, most = run.progress, 0
-    for r in range(run.fleet.clock.size):
+    for r in range(run.replicas.size):
         mine = (p.replica == r) & (p.status != REFUSED)
         start, end = np.sort(p.started[mine]), np.sort(p.last[mine])
         held = np.arange(1, start.size + 1) - np.searchsorted(end, start, side="right")

@@ -8,10 +8,12 @@ import pytest
 from kvsim.errors import InputError
 from kvsim.serving.lanes import Lane, simulate_lanes
 from kvsim.serving.outcome import faults
-from kvsim.serving.simulate import engine_of, simulate
+from kvsim.serving.reference import PlainReplica
+from kvsim.serving.reference_memory import PlainRequest
+from kvsim.serving.simulate import simulate
+from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
 from tests.serving.test_serving import compare, tables_of, workload
-from tests.support import serving_reference as plain
 
 
 def test_one_lane_is_the_plain_replica() -> None:
@@ -42,16 +44,16 @@ def test_lanes_take_turns_as_the_plain_simulator_does(seed: int) -> None:
         compare(run.progress, in_turn(requests, lanes, which), f"lanes {number}")
 
 
-def in_turn(requests: Requests, lanes: list[Lane], which: np.ndarray) -> list[plain.Request]:
+def in_turn(requests: Requests, lanes: list[Lane], which: np.ndarray) -> list[PlainRequest]:
     """Plain replicas with one clock: whoever has work plays one pass, then it is the next's."""
     room = min(lane.costs.capacity for lane in lanes)
     fleet = []
     for lane in lanes:
-        e = engine_of(lane.costs, requests)
-        e = e._replace(gpu=int(room * lane.share), host=int(e.host * lane.share))
-        fleet.append(plain.Replica(lane.costs.tables, e, 0))
+        limits = limits_of(lane.costs, requests)
+        limits.gpu, limits.host = int(room * lane.share), int(limits.host * lane.share)
+        fleet.append(PlainReplica(lane.costs.tables, limits))
     coming = [
-        plain.Request(
+        PlainRequest(
             i, requests.arrival[i], int(requests.prompt[i]), int(requests.generate[i]),
             lanes[which[i]].costs.rate, [],
         )
@@ -62,9 +64,7 @@ def in_turn(requests: Requests, lanes: list[Lane], which: np.ndarray) -> list[pl
         while coming and coming[0].arrival <= now:
             r = coming.pop(0)
             lane = fleet[which[r.index]]
-            need = lane.t.prompt_bytes[lane.blocks(r.prompt + r.generate - 1)]
-            host = lane.t.host_bytes[lane.blocks(r.prompt + r.generate - 1)]
-            if need > lane.e.gpu or host > lane.e.host:
+            if not lane.could_hold(r):
                 r.status = "refused"
             else:
                 r.replica = 0

@@ -17,15 +17,17 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point
-from kvsim.serving import lookup
+from kvsim.serving import spend
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome, faults
+from kvsim.serving.records import FINISHED, REFUSED
+from kvsim.serving.reference import simulate_plainly
+from kvsim.serving.reference_memory import PlainRequest
 from kvsim.serving.rounds import drawn_rate
 from kvsim.serving.rules import ADMISSIONS, PREEMPTIONS, PREFILLS, PRIORITIES, Rules
-from kvsim.serving.simulate import ROUTES, engine_of, simulate
-from kvsim.serving.state import FINISHED, REFUSED
+from kvsim.serving.simulate import ROUTES, simulate
+from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
-from tests.support import serving_reference as plain
 
 TECHNIQUES = ("full", "kivi", "offload", "quantspec", "specache", "kcache")
 OPTIONS = list(product(PREFILLS, PRIORITIES, PREEMPTIONS, (False, True), ROUTES))
@@ -88,13 +90,13 @@ def test_every_request_has_the_times_of_the_plain_simulator(seed: int) -> None:
         replicas = int(random.integers(1, 4))
         until = float(random.choice([np.inf, requests.arrival[-1]]))
         run = simulate(requests, costs, replicas, route, rate, until)
-        engine = engine_of(costs, requests)
-        expected, _ = plain.simulate(requests, costs, engine, replicas, route, rate, until)
+        limits = limits_of(costs, requests)
+        expected, _ = simulate_plainly(requests, costs, limits, replicas, route, rate, until)
         compare(run.progress, expected, f"workload {number}")
         assert faults(run, whole=until == np.inf) == [], number
 
 
-def compare(progress: Any, expected: list[plain.Request], where: str) -> None:
+def compare(progress: Any, expected: list[PlainRequest], where: str) -> None:
     """Equal fates, and times to 1e-9."""
     for column in ("started", "first", "last"):
         want = np.array([getattr(r, column) for r in expected])
@@ -132,7 +134,7 @@ def test_tables_are_as_near_to_direct_evaluation_as_they_say(name: str) -> None:
     context = random.integers(1, LONGEST, 40).astype(float)
     direct = costs.passes.round(batch, context)
     pairs = zip(batch, context, strict=True)
-    table = np.array([lookup.round_s(costs.tables, int(b), c) for b, c in pairs])
+    table = np.array([spend.round_s(costs.tables, int(b), c) for b, c in pairs])
     assert np.abs(table / direct - 1).max() <= max(2 * costs.error["rounds"], 1e-9)
 
 
@@ -214,7 +216,7 @@ def test_utilisation_is_what_the_ops_move_and_compute(name: str) -> None:
             for step in steps
             for op, count in all_ops(step)
         )
-        expected = moved / d.bandwidth[channel] / run.fleet.clock[0]
+        expected = moved / d.bandwidth[channel] / run.replicas.clock[0]
         assert found[channel] == pytest.approx(expected, rel=5e-3), channel
     flops = sum(
         count * float(np.ravel(op.flops)[0]) / d.flops(op.dtype)
@@ -222,6 +224,6 @@ def test_utilisation_is_what_the_ops_move_and_compute(name: str) -> None:
         for op, count in all_ops(step)
         if op.stream != "cpu"
     )
-    assert found["compute"] == pytest.approx(flops / run.fleet.clock[0], rel=5e-3)
+    assert found["compute"] == pytest.approx(flops / run.replicas.clock[0], rel=5e-3)
     assert 0 < found["hbm"] < 1 and max(found.values()) < 1
     assert found["h2d"] > 0 or name == "full"

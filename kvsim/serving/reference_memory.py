@@ -1,0 +1,185 @@
+"""Memory of a replica in plain Python, with lists and dictionaries: what ``memory`` must equal."""
+
+from dataclasses import dataclass, field
+from math import ceil, nan
+from typing import Any
+
+import numpy as np
+
+EPS = 1e-9
+
+
+@dataclass(eq=False)
+class PlainRequest:
+    """A request and what becomes of it."""
+
+    index: int
+    arrival: float
+    prompt: int
+    generate: int
+    rate: float
+    ids: list[int]
+    made: int = 0
+    started: float = nan
+    first: float = nan
+    last: float = nan
+    status: str = "waiting"
+    preempted: int = 0
+    hits: int = 0
+    replica: int = -1
+    left: int = 0  # rounds, while it is swapped out or decodes
+    kept: int = 0  # cache it left behind [B]
+    kept_blocks: int = 0
+
+
+@dataclass(eq=False)
+class PlainSequence:
+    """A running request."""
+
+    request: PlainRequest
+    todo: int
+    done: int
+    shared: int
+    held: int = 0
+    host_held: int = 0
+    length: float = 0.0
+    growth: float = 0.0
+    left: int = 0
+    chunk: int = 0
+    runs: bool = False
+
+
+@dataclass(eq=False)
+class PlainMemory:
+    """Sequences' own caches, and prompt blocks that several share."""
+
+    t: Any  # tables
+    limits: Any
+    batch: list[PlainSequence] = field(default_factory=list)
+    free: list[tuple[int, PlainRequest | None]] = field(default_factory=list)  # used from the front
+    users: dict[int, int] = field(default_factory=dict)  # shared blocks in use
+    kept: list[int] = field(default_factory=list)  # unused ones on the GPU, oldest first
+    away: list[int] = field(default_factory=list)  # on the host, oldest first
+    host_swapped: int = 0
+
+    def __post_init__(self) -> None:
+        self.free = [(int(self.limits.gpu), None)]
+
+    def freed(self, size: int, owner: PlainRequest | None = None) -> None:
+        """Free memory is used in the order in which it became free."""
+        self.free.append((size, owner))
+
+    def taken(self, size: int) -> None:
+        """Overwrite what has been free for longest."""
+        while size > 0:
+            first, owner = self.free.pop(0)
+            rest = max(first - size, 0)
+            if rest:
+                self.free.insert(0, (rest, owner))
+            size -= first - rest
+
+    def remains(self, r: PlainRequest) -> int:
+        """KV blocks of a preempted sequence that nothing has overwritten."""
+        left = sum(size for size, owner in self.free if owner is r)
+        return left * r.kept_blocks // r.kept if r.kept else 0
+
+    def take_up(self, r: PlainRequest, blocks: int) -> int:
+        """Take back what remains of a preempted sequence. [B]"""
+        size = blocks * r.kept // r.kept_blocks if r.kept else 0
+        left = sum(size for size, owner in self.free if owner is r)
+        self.free = [
+            ((left - size) if owner is r else s, None if owner is r else owner)
+            for s, owner in self.free
+        ]
+        r.kept = 0
+        return size
+
+    def private(self) -> int:
+        """Cache of running sequences, without shared blocks. [B]"""
+        return sum(s.held for s in self.batch)
+
+    def available(self) -> int:
+        """Free memory, and that of kept blocks. [B]"""
+        return int(self.limits.gpu - self.private() - len(self.users) * self.limits.prefix_bytes)
+
+    def host_room(self) -> int:
+        """Host memory that running sequences may still take. [B]"""
+        return int(self.limits.host - sum(s.host_held for s in self.batch))
+
+    def make_room(self, size: int) -> None:
+        """Kept blocks give way, least recently used first, to the host or for good."""
+        while self.kept and self.available() - len(self.kept) * self.limits.prefix_bytes < size:
+            block = self.kept.pop(0)
+            self.freed(self.limits.prefix_bytes)
+            if self.make_host_room(self.limits.prefix_bytes):
+                self.away.append(block)
+
+    def make_host_room(self, size: int) -> bool:
+        """Blocks on the host give way; whether that suffices."""
+        room = int(self.limits.host_cache) - self.host_swapped
+        if room < size:
+            return False
+        while room - len(self.away) * self.limits.prefix_bytes < size:
+            self.away.pop(0)
+        return True
+
+    def pin(self, block: int) -> None:
+        """One more sequence uses a block."""
+        if block not in self.users:
+            if block in self.kept:
+                self.kept.remove(block)
+            else:
+                if block in self.away:
+                    self.away.remove(block)
+                self.make_room(self.limits.prefix_bytes)
+                self.taken(self.limits.prefix_bytes)
+            self.users[block] = 0
+        self.users[block] += 1
+
+    def unpin(self, block: int) -> None:
+        """One sequence less uses a block, which is kept."""
+        self.users[block] -= 1
+        if not self.users[block]:
+            del self.users[block]
+            self.kept.append(block)
+
+    def blocks(self, tokens: float) -> int:
+        """KV blocks of so many tokens."""
+        size: int = self.limits.block_tokens
+        return ceil(tokens / size - EPS)
+
+    def own(self, s: PlainSequence, tokens: float) -> int:
+        """Cache of a sequence of that length, without shared blocks. [B]"""
+        table = self.t.prompt_bytes if s.todo > 0 else self.t.gpu_bytes
+        size = int(table[self.blocks(tokens)]) - s.shared * int(self.limits.prefix_bytes)
+        return max(size, 0)
+
+    def grow(self, s: PlainSequence, tokens: float) -> bool:
+        """Occupy the memory of a sequence of that length, if there is enough."""
+        size, host = self.own(s, tokens), int(self.t.host_bytes[self.blocks(tokens)])
+        if size - s.held > self.available() or host - s.host_held > self.host_room():
+            return False
+        self.make_room(size - s.held)
+        self.taken(size - s.held)
+        s.held, s.host_held = size, host
+        return True
+
+    def could_hold(self, r: PlainRequest) -> bool:
+        """Whether an empty cache has space for all of a request."""
+        blocks = self.blocks(r.prompt + r.generate - 1)
+        on_gpu, on_host = self.t.prompt_bytes[blocks], self.t.host_bytes[blocks]
+        return bool(on_gpu <= self.limits.gpu and on_host <= self.limits.host)
+
+
+def line(nodes: Any, values: Any, x: float) -> float:
+    """Linear interpolation, and beyond the last node as before it."""
+    if x > nodes[-1]:
+        slope = (values[-1] - values[-2]) / (nodes[-1] - nodes[-2])
+        return float(values[-1] + slope * (x - nodes[-1]))
+    return float(np.interp(x, nodes, values))
+
+
+def plane(rows: Any, columns: Any, values: Any, x: float, y: float) -> float:
+    """Linear interpolation in both directions."""
+    at_y = np.array([line(columns, row, y) for row in values])
+    return line(rows, at_y, x)

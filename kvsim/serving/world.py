@@ -1,0 +1,169 @@
+"""Everything a run reads and changes, made of a trace and of step costs."""
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from kvsim.errors import InputError
+from kvsim.graph import Array
+from kvsim.serving import spend
+from kvsim.serving.costs import StepCosts
+from kvsim.serving.record import Span
+from kvsim.serving.records import (
+    BINS,
+    GAPS,
+    Bin,
+    Entry,
+    Limits,
+    Pool,
+    Replica,
+    Request,
+    Sequence,
+    Sizes,
+    World,
+    layout,
+    make,
+    pool_records,
+    replica_records,
+    request_records,
+)
+from kvsim.serving.tables import COSTS, Tables
+from kvsim.traces.requests import Requests
+
+
+class Course:
+    """How far a run has come."""
+
+    route: int
+    turn: int  # replica whose turn it is
+    next: int  # request that arrives next
+    until: float  # [s]
+
+
+def world_of(requests: Requests, costs: StepCosts, replicas: int, rate: Array) -> World:
+    """Idle replicas, and requests that are still to arrive.
+
+    Raises
+    ------
+    InputError
+        If a round's tokens exceed the budget, or prefix caching cannot work.
+    """
+    limits = limits_of(costs, requests)
+    records, ids = request_records(requests, rate, int(limits.prefix_tokens))
+    pools, entries, buckets = pool_records(_pool_sizes(limits, ids) * replicas)
+    return World(
+        limits=limits,
+        requests=records,
+        replicas=replica_records(replicas, costs.rules, int(limits.gpu)),
+        sequences=make(Sequence, replicas * costs.rules.max_seqs),
+        pools=pools,
+        entries=entries,
+        buckets=buckets,
+        ids=ids,
+        sizes=sizes_of(costs),
+        bins=make(Bin, replicas * BINS),
+        gaps=np.zeros(replicas * GAPS),
+    )
+
+
+def sizes_of(costs: StepCosts) -> Any:
+    """What sequences hold, by their KV blocks."""
+    tables = costs.tables
+    return make(
+        Sizes, tables.gpu_bytes.size, prompt=tables.prompt_bytes, gpu=tables.gpu_bytes,
+        host=tables.host_bytes,
+    )  # fmt: skip
+
+
+def _pool_sizes(limits: Any, ids: np.ndarray) -> list[int]:
+    """Shared blocks that the GPU and the host of a replica can hold at most."""
+    each, different = int(limits.prefix_bytes), int(ids.max()) + 1 if ids.size else 0
+    if not each:
+        return [0, 0]
+    return [
+        min(int(getattr(limits, memory)) // each + 1, different) for memory in ("gpu", "host_cache")
+    ]
+
+
+def limits_of(costs: StepCosts, requests: Requests) -> Any:
+    """Rules and memory of each replica, as a record ``Limits``.
+
+    Raises
+    ------
+    InputError
+        If a round's tokens exceed the budget, or prefix caching cannot work.
+    """
+    rules, tables = costs.rules, costs.tables
+    if tables.width > rules.max_tokens:
+        raise InputError(
+            f"--max-tokens: got {rules.max_tokens}; expected at least {tables.width}, what one "
+            f"sequence of {costs.technique} needs in a round"
+        )
+    host_cache = int(rules.host_cache / costs.deployment.tp)
+    prefix_bytes = _prefix_bytes(costs, requests) if rules.prefix_caching else 0
+    limits = make(
+        Limits,
+        1,
+        max_seqs=rules.max_seqs,
+        max_tokens=rules.max_tokens,
+        block_tokens=rules.block_tokens,
+        width=tables.width,
+        chunked=rules.prefill == "chunked",
+        decode_first=rules.priority == "decode",
+        swap=rules.preemption == "swap",
+        whole_prompt=rules.admission == "prompt",
+        keeps=rules.prefix_caching and rules.preemption == "recompute",
+        gpu=costs.capacity,
+        host=max(costs.room.host_capacity - host_cache, 0),
+        host_cache=host_cache,
+        prefix_tokens=requests.block_tokens if prefix_bytes else 0,
+        prefix_bytes=prefix_bytes,
+        steepest=int(np.diff(tables.gpu_bytes).max()),
+        host_steepest=int(np.diff(tables.host_bytes).max()),
+        h2d=tables.h2d,
+        d2h=tables.d2h,
+    )
+    return limits[0]
+
+
+def _prefix_bytes(costs: StepCosts, requests: Requests) -> int:
+    """Memory of one shared block: what its tokens add to a sequence's cache at least. [B]"""
+    tokens, block = requests.block_tokens, costs.rules.block_tokens
+    if not tokens:
+        return 0
+    if tokens % block:
+        raise InputError(
+            f"--block-tokens: got {block}; expected a divisor of {tokens}, the trace's tokens per "
+            f"prefix block"
+        )
+    count = tokens // block
+    tables = (costs.tables.gpu_bytes, costs.tables.prompt_bytes)
+    least = min(int((t[count:] - t[:-count]).min(initial=t[-1])) for t in tables)
+    if least <= 0:
+        raise InputError(
+            f"--prefix-caching: {costs.technique} does not keep every prompt token, so prefixes "
+            f"cannot be shared; leave it out or choose a technique that keeps them"
+        )
+    return least
+
+
+def kinds_of(world: World, tables: Tables) -> dict[Any, Any]:
+    """Numba's types of what compiled functions are given."""
+    numba: Any = import_module("numba")
+    whole, real = numba.types.int64, numba.types.float64
+    found = {
+        World: numba.typeof(world),
+        Tables: numba.typeof(tables),
+        spend.Cost: numba.types.NestedArray(real, (len(COSTS),)),
+        spend.Costs: numba.typeof(tables.costs.token),
+        spend.Below: numba.typeof(tables.below.tokens),
+        spend.Decoding: numba.types.NamedTuple((whole, real, real), spend.Decoding),
+        spend.Prompts: numba.types.NamedUniTuple(whole, 2, spend.Prompts),
+        Span: numba.types.NamedTuple((real, whole, real, whole), Span),
+        tuple[int, int]: numba.types.UniTuple(whole, 2),
+        tuple[float, float]: numba.types.UniTuple(real, 2),
+    }
+    for record in (Limits, Request, Sequence, Replica, Pool, Entry, Bin, Course):
+        found[record] = numba.from_dtype(layout(record))
+    return found
