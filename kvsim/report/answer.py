@@ -82,7 +82,7 @@ class Answer:
         parts = [f'<p class="verdict">{escape(self.verdict)}</p>']
         for heading, lines in self.sections():
             items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-            parts.append(f"<h3>{escape(heading)}</h3><ul>{items}</ul>")
+            parts.append(f"<h2>{escape(heading)}</h2><ul>{items}</ul>")
         return f'<section class="answer">{"".join(parts)}</section>'
 
     def _repr_html_(self) -> str:

@@ -163,7 +163,7 @@ def _waits(answer: CapacityAnswer, name: str) -> "Figure":
             x=[target, target], y=[0, 100], mode="lines", name="target",
             line={"dash": "dot", "color": TARGET},
         )  # fmt: skip
-    figure.update_xaxes(title="seconds", type="log")
+    figure.update_xaxes(title="seconds", type="log", dtick="D2")
     figure.update_yaxes(title="% of requests")
     figure.update_layout(height=340)
     return figure

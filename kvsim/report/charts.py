@@ -11,6 +11,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point
+from kvsim.report import units
 from kvsim.report.colours import PALETTE, PATTERNS, mark
 from kvsim.report.json import Row
 from kvsim.report.names import short_names, spec
@@ -18,13 +19,14 @@ from kvsim.report.names import short_names, spec
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-LEGEND = {"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0}
+LOG = {"type": "log", "dtick": "D2"}
+LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
 STREAMS = {"gpu": "GPU", "h2d": "host to GPU", "d2h": "GPU to host", "cpu": "CPU"}
 MOST_LANES = 400  # ops of a step that are drawn
 
 
 def finished(figure: "Figure", height: int, x: str, y: str, **axes: Any) -> "Figure":
-    """A figure with titled axes and its legend below."""
+    """A figure with titled axes and its legend above."""
     figure.update_layout(height=height, legend=LEGEND, margin={"t": 16, "r": 12})
     figure.update_xaxes(title=x, **axes.get("xaxis", {}))
     figure.update_yaxes(title=y, **axes.get("yaxis", {}))
@@ -39,9 +41,16 @@ def of_predictions(rows: Sequence[Row], found: Sequence[Prediction]) -> list[tup
     at = max(range(len(rows)), key=lambda i: (rows[i]["fits"], rows[i]["decode_tok_s"] or 0.0))
     if found[at].generate > 1:
         name = f"{rows[at]['technique']}, batch {rows[at]['batch']:,}"
-        pictures.append((f"One decoding round of {name}", lanes(found[at])))
+        pictures.append((lanes_title(found[at], name), lanes(found[at])))
         pictures.append((f"Roofline of its ops ({name})", roofline(found[at])))
-    pictures.append(("Memory by tier, against what there is", memory(rows, found[at].deployment)))
+    return pictures + memories(rows, found[at].deployment)
+
+
+def memories(rows: Sequence[Row], d: Deployment) -> list[tuple[str, "Figure"]]:
+    """Resident memory against what there is, a picture per tier that is used."""
+    pictures = [("GPU memory by buffer, against what there is", memory(rows, d, "gpu"))]
+    if any(row["host_bytes"] for row in rows):
+        pictures.append(("Host memory by buffer, against what there is", memory(rows, d, "host")))
     return pictures
 
 
@@ -61,8 +70,7 @@ def speed(rows: Sequence[Row]) -> "Figure":
             text=[f"batch {r['batch']}, prompt {r['prompt']}<br>{r['bound_by']}" for r in here],
             hovertemplate="%{text}<br>%{x:.3g} ms, %{y:.4g} tok/s",
         )  # fmt: skip
-    log = {"type": "log"}
-    return finished(figure, 420, "TPOT [ms]", "decode tok/s", xaxis=log, yaxis=log)
+    return finished(figure, 420, "TPOT [ms]", "decode tok/s", xaxis=LOG, yaxis=LOG)
 
 
 def round_spans(p: Prediction) -> tuple[list[Span], float]:
@@ -93,6 +101,12 @@ def critical(found: Sequence[Span]) -> list[Span]:
         if not before:
             return chain[::-1]
         chain.append(max(before, key=lambda span: span.end))
+
+
+def lanes_title(p: Prediction, name: str) -> str:
+    """What the lanes show, and how long the round takes."""
+    took = units.seconds(round_spans(p)[1])
+    return f"One decoding round of {name}: {took}, the critical path outlined"
 
 
 def lanes(p: Prediction) -> "Figure":
@@ -127,8 +141,7 @@ def lanes(p: Prediction) -> "Figure":
             "%{customdata[1]:.3g} % of the round",
         )  # fmt: skip
     figure.update_layout(barmode="overlay", bargap=0.3)
-    label = f"ms; the round takes {1e3 * total:.4g} ms; outlined: the critical path"
-    return finished(figure, 360, label, "", yaxis={"autorange": "reversed"})
+    return finished(figure, 360, "ms", "", yaxis={"autorange": "reversed"})
 
 
 def roofline(p: Prediction) -> "Figure":
@@ -161,42 +174,33 @@ def roofline(p: Prediction) -> "Figure":
             f"{100 * moved / took / band:.3g} % of the bandwidth, "
             f"{100 * flops / took / peak:.3g} % of the arithmetic<extra></extra>",
         )  # fmt: skip
-    log = {"type": "log"}
-    return finished(figure, 420, "FLOP per byte of GPU memory", "FLOP/s", xaxis=log, yaxis=log)
+    return finished(figure, 420, "FLOP per byte of GPU memory", "FLOP/s", xaxis=LOG, yaxis=LOG)
 
 
-def memory(rows: Sequence[Row], d: Deployment) -> "Figure":
-    """Stacked bars of what is resident, a bar per technique and tier, and the capacities."""
+def memory(rows: Sequence[Row], d: Deployment, tier: str) -> "Figure":
+    """Stacked bars of what is resident in a tier, a bar per technique, and the capacity."""
     from plotly.graph_objects import Figure
 
-    some = _few(rows)
-    labels = short_names([f"{spec(r)}|{r['batch']}|{r['prompt']}" for r in some])
-    parts = [
-        (f"{name.partition('|')[0]}, {r['batch']:,} x {r['prompt']:,}, {tier}", tier, r)
-        for r, name in zip(some, labels.values(), strict=True)
-        for tier in ("gpu", "host")
-        if r[f"{tier}_bytes"]
-    ]
-    names = dict.fromkeys(n for _, tier, r in parts for n in r["breakdown"][f"{tier}_bytes"])
+    some = [row for row in _few(rows) if row[f"{tier}_bytes"]]
+    names = short_names([spec(row) for row in some])
+    labels = [f"{names[spec(r)]}, {r['batch']:,} x {r['prompt']:,}" for r in some]
     figure = Figure()
-    for i, name in enumerate(names):
-        sizes = [_held(r, tier).get(name, 0.0) / GIB for _, tier, r in parts]
+    for i, name in enumerate(dict.fromkeys(n for r in some for n in _held(r, tier))):
         pattern = PATTERNS[i // len(PALETTE) % len(PATTERNS)]
         figure.add_bar(
-            y=[label for label, *_ in parts], x=sizes, name=name, orientation="h",
+            y=labels, x=[_held(r, tier).get(name, 0.0) / GIB for r in some], name=name,
+            orientation="h",
             marker={"color": PALETTE[i % len(PALETTE)], "pattern": {"shape": pattern}},
             hovertemplate="%{x:.3f} GiB",
         )  # fmt: skip
+    most = d.hardware.gpu_memory if tier == "gpu" else d.hardware.host_memory
     figure.add_scatter(
-        y=[label for label, *_ in parts],
-        x=[(d.hardware.gpu_memory if tier == "gpu" else d.hardware.host_memory) / GIB
-           for _, tier, _ in parts],
-        mode="markers", name="capacity",
+        y=labels, x=[most / GIB] * len(some), mode="markers", name="capacity",
         marker={"symbol": "line-ns-open", "size": 18, "color": "#c0453f", "line": {"width": 3}},
     )  # fmt: skip
     figure.update_layout(barmode="stack")
     axis = {"autorange": "reversed"}
-    return finished(figure, 160 + 44 * len(parts), "GiB", "", yaxis=axis)
+    return finished(figure, 170 + 44 * len(some), "GiB", "", yaxis=axis)
 
 
 def _held(row: Row, tier: str) -> Mapping[str, float]:

@@ -48,7 +48,7 @@ class Page:
         body = [
             f"<h1>{escape(self.title)}</h1>",
             self.answer.html(),
-            *(table(found) for found in self.tables),
+            *(table(found, i) for i, found in enumerate(self.tables, 1)),
             self.extra,
             *(_picture(i, title, figure) for i, (title, figure) in enumerate(self.pictures)),
             *(f"<p>{escape(note)}</p>" for note in self.notes),
@@ -89,7 +89,7 @@ def write(path: Path, page: Page) -> None:
     replace_text(path, page.html())
 
 
-def table(found: Table) -> str:
+def table(found: Table, place: int = 1) -> str:
     """A table whose cells carry the number behind them, so that it sorts and copies as CSV."""
     columns, lines = found.columns, []
     named = next((c for c in columns if c.heading == "technique"), columns[0])
@@ -100,9 +100,10 @@ def table(found: Table) -> str:
         lines.append(f"<tr{mark}>{cells}</tr>")
     head = "".join(_head(column) for column in columns)
     title = f"<h2>{escape(found.title)}</h2>" if found.title else ""
+    label = f"{escape(found.title or 'results')}, table {place}"
     return (
         f'{title}<div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{escape(found.title or "results")}"><table><thead><tr>{head}</tr></thead>'
+        f'aria-label="{label}"><table><thead><tr>{head}</tr></thead>'
         f'<tbody>{"".join(lines)}</tbody></table></div><button class="copy">Copy as CSV</button>'
     )
 

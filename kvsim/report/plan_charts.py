@@ -6,7 +6,7 @@ import numpy as np
 
 from kvsim.planner.plan import Plan
 from kvsim.prediction.generate import Prediction
-from kvsim.report.charts import finished, lanes, memory, roofline
+from kvsim.report.charts import LOG, finished, lanes, lanes_title, memories, roofline
 from kvsim.report.colours import mark
 from kvsim.report.predict import prediction
 
@@ -26,12 +26,12 @@ def pictures(plan: Plan) -> list[tuple[str, "Figure"]]:
     compared += [a.prediction for a in plan.alternatives]
     rows = [prediction(other) for other in compared]
     drawn = [
-        ("Techniques: throughput against latency", technique_map(plan)),
-        ("Memory by tier, against what there is", memory(rows, p.deployment)),
+        ("Techniques: throughput against latency; lossy settings are open", technique_map(plan)),
+        *memories(rows, p.deployment),
     ]
     if p.generate > 1:
         drawn += [
-            (f"One decoding round of {name}", lanes(p)),
+            (lanes_title(p, name), lanes(p)),
             (f"Roofline of its ops ({name})", roofline(p)),
             ("Fastest technique by batch and prompt", winners(plan)),
         ]
@@ -55,14 +55,15 @@ def technique_map(plan: Plan) -> "Figure":
         rows = np.array([i for i in _front(table.rows_of(name), columns) if fits[i]], int)[:DRAWN]
         if not rows.size:
             continue
-        look, exact = mark(name), table.technique[rows[0]].exact
+        look = mark(name)
+        exact = [table.technique[i].exact for i in rows]
         figure.add_scatter(
             x=1e3 * columns["tpot"][rows], y=-columns["throughput"][rows],
-            mode="lines+markers", name=name if exact else f"{name} (lossy)",
+            mode="lines+markers", name=name if any(exact) else f"{name} (lossy)",
             line={"color": look.colour, "dash": look.dash, "width": 1},
             marker={
                 "color": look.colour, "size": 8, "line": {"width": 1.5, "color": look.colour},
-                "symbol": look.symbol if exact else f"{look.symbol}-open",
+                "symbol": [look.symbol if same else f"{look.symbol}-open" for same in exact],
             },
             text=[f"{table.technique[i]}<br>{table.batch[i]:.0f} sequences" for i in rows],
             hovertemplate="%{text}<br>%{x:.4g} ms, %{y:.4g} tok/s<extra></extra>",
@@ -79,8 +80,7 @@ def technique_map(plan: Plan) -> "Figure":
             x=[1e3 * limits.tpot] * 2, y=ends, mode="lines", name="TPOT target",
             line={"color": "#c0453f", "dash": "dot"},
         )  # fmt: skip
-    log = {"type": "log"}
-    return finished(figure, 560, "TPOT [ms]", "output tok/s", xaxis=log, yaxis=log)
+    return finished(figure, 560, "TPOT [ms]", "output tok/s", xaxis=LOG, yaxis=LOG)
 
 
 def _front(rows: np.ndarray, columns: dict[str, np.ndarray]) -> list[int]:
@@ -125,8 +125,7 @@ def winners(plan: Plan) -> "Figure":
             else {"color": "#888888", "symbol": "x-thin-open", "size": 12},
             hovertemplate=f"{name}<br>batch %{{x}}, prompt %{{y:,}}<extra></extra>",
         )  # fmt: skip
-    log = {"type": "log", "dtick": "D2"}
-    return finished(figure, 400, "batch", "prompt [tokens]", xaxis=log, yaxis={"type": "log"})
+    return finished(figure, 400, "batch", "prompt [tokens]", xaxis=LOG, yaxis=LOG)
 
 
 def _batches(p: Prediction, parts: int) -> np.ndarray:

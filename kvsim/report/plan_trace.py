@@ -11,7 +11,7 @@ from kvsim.planner.trace import TracePlan
 from kvsim.planner.verify import Simulated
 from kvsim.report import evidence, page, units
 from kvsim.report.answer import Answer, show_rest, show_verdict, verdict
-from kvsim.report.charts import finished
+from kvsim.report.charts import LOG, finished
 from kvsim.report.colours import mark
 from kvsim.report.grounds import grounds
 from kvsim.report.json import Row, number
@@ -194,7 +194,7 @@ def _curves(shown: dict[str, Simulated], name: str, limit: float) -> "Figure":
             x=[1e3 * limit] * 2, y=[0, 100], mode="lines", name="target",
             line={"dash": "dot", "color": "#888888"},
         )  # fmt: skip
-    return finished(figure, 360, "ms", "% of requests", xaxis={"type": "log"})
+    return finished(figure, 360, "ms", "% of requests", xaxis=LOG)
 
 
 def answered(result: TracePlan) -> Answer:

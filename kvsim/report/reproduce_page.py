@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvsim.evidence.published import PublishedRow
 from kvsim.evidence.scores import error, score
 from kvsim.files import replace_text
-from kvsim.report.charts import finished
+from kvsim.report.charts import LOG, finished
 from kvsim.report.page import Page, write
 from kvsim.report.reproduce import answered, markdown, score_table
 
@@ -79,8 +79,7 @@ def against(rows: list[PublishedRow], predicted: list[float]) -> "Figure":
             marker={"color": colour, "symbol": symbol}, text=[_told(r) for r, _ in here],
             hovertemplate="%{text}<br>%{x:.4g} published, %{y:.4g} predicted",
         )  # fmt: skip
-    log = {"type": "log"}
-    return finished(figure, 520, "published", "predicted", xaxis=log, yaxis=log)
+    return finished(figure, 520, "published", "predicted", xaxis=LOG, yaxis=LOG)
 
 
 def _told(r: PublishedRow) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvsim.report import page
-from kvsim.report.charts import finished
+from kvsim.report.charts import LOG, finished
 from kvsim.report.colours import mark
 from kvsim.report.json import Row
 from kvsim.report.names import settings_of, short_names
@@ -95,4 +95,4 @@ def _spread(names: Mapping[str, str], results: list[Row], key: str) -> "Figure":
             x=times, y=shares, name=name, mode="lines",
             line={"width": 1.8, "color": look.colour, "dash": look.dash},
         )  # fmt: skip
-    return finished(figure, 340, "s", "% of requests", xaxis={"type": "log"})
+    return finished(figure, 340, "s", "% of requests", xaxis=LOG)

@@ -9,7 +9,7 @@ const pictures = [];
 const dressed = (layout) => {
   const { ink, axis } = theme();
   const own = { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", autosize: true, font: { color: ink, size: 12, family: "system-ui, sans-serif" } };
-  const merged = { legend: { orientation: "h", y: -0.22, yanchor: "top", x: 0 }, ...layout, ...own, margin: { l: 8, r: 8, t: 8, b: 8, ...(layout.margin || {}) } };
+  const merged = { legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, ...layout, ...own, margin: { l: 8, r: 8, t: 8, b: 8, ...(layout.margin || {}) } };
   for (const key of Object.keys(layout)) if (/^[xy]axis[0-9]*$/.test(key)) merged[key] = { ...layout[key], ...axis };
   for (const key of ["xaxis", "yaxis"]) if (!merged[key]) merged[key] = axis;
   return merged;

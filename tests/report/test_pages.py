@@ -1,0 +1,95 @@
+"""Pages: self-contained, with the JSON's numbers and one mark per technique, as browsers see them."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from kvsim.report.colours import NAMES, PALETTE, mark
+from kvsim.techniques import TECHNIQUES
+from tests.support import browser
+from tests.support.commands import run
+
+PREDICT = ("predict", "--model", "llama3.1-8b", "--gpu", "h100", "--technique",
+           "full,offload,quantspec", "--batch", "1,8", "--prompt", "8k")  # fmt: skip
+
+
+class Cells(HTMLParser):
+    """The numbers behind the cells of a page, and its verdict."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.values: list[float] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        value = dict(attrs).get("data-value")
+        if tag == "td" and value is not None:
+            self.values.append(float(value))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("page") / "predict.html"
+    result = run(*PREDICT, "--report", str(place))
+    assert result.code == 0 and f"kvsim: wrote {place}" in result.err
+    return place
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_every_technique_has_its_own_mark_also_in_grey() -> None:
+    assert set(TECHNIQUES) <= set(NAMES)
+    marks = [mark(name) for name in NAMES]
+    assert len({m.symbol for m in marks}) == len(NAMES)  # shapes alone suffice
+    assert len({(m.colour, m.dash) for m in marks}) == len(NAMES)  # lines
+    assert len({(m.colour, m.pattern) for m in marks}) == len(NAMES)  # bars
+    assert mark("kivi:bits=4") == mark("kivi bits=4") == mark("kivi")
+
+
+@pytest.mark.parametrize("colour", PALETTE)
+def test_colours_stand_out_on_light_and_on_dark(colour: str) -> None:
+    assert 1.05 / (luminance(colour) + 0.05) >= 3
+    assert (luminance(colour) + 0.05) / (luminance("#16181d") + 0.05) >= 3
+
+
+def test_cells_hold_the_numbers_of_the_json(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    rows = json.loads(run(*PREDICT, "--json").out)
+    keys = ("batch", "ttft_s", "tpot_s", "decode_tok_s", "output_tok_s", "gpu_bytes", "host_bytes",
+            "max_batch")  # fmt: skip
+    assert Cells(text).values == [row[key] for row in rows for key in keys]
+
+
+def test_the_foot_has_the_command_that_gives_the_same(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    found = re.search(r"Made by <code>(kvsim [^<]*)</code>", text)
+    assert found and found[1].split()[1:] == list(PREDICT)
+
+
+def test_a_page_stands_alone_within_its_size(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert len(text.encode()) <= 5e6 and text.count("plotly.js v") == 1
+    assert not re.search(
+        r"<(?:link|img|iframe)\b|<script[^>]* src=", text.partition("plotly.js")[0]
+    )
+
+
+@pytest.mark.skipif(browser.CHROMIUM is None, reason="there is no Chromium")
+@pytest.mark.parametrize(("width", "scheme", "paper"), [
+    (390, browser.DARK, "rgb(22, 24, 29)"), (1440, browser.LIGHT, "rgb(255, 255, 255)"),
+])  # fmt: skip
+def test_a_browser_shows_it_whole(
+    page: Path, width: int, scheme: int, paper: str, tmp_path: Path
+) -> None:
+    seen = browser.look(page, width, scheme, tmp_path)
+    assert seen["scroll"] == seen["width"] == width
+    assert (seen["overlaps"], seen["said"], seen["requests"]) == ([], [], [])
+    assert seen["paper"] == paper and seen["pictures"] >= 4
+    assert 10 < len(seen["verdict"].split()) <= 60
