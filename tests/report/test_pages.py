@@ -1,4 +1,4 @@
-"""Pages: self-contained, with the JSON's numbers and one mark per technique, as browsers see them."""
+"""Pages: self-contained, with the numbers of the JSON, and as browsers show them."""
 
 import json
 import re
