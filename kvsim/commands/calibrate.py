@@ -1,7 +1,6 @@
 """`kvsim calibrate`: a machine measured, or a stack fitted to what a serving run measured."""
 
 import sys
-from datetime import date
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from kvsim.commands.options import (
     StackOption,
     TpOption,
     WeightsOption,
+    command_line,
     deployment,
 )
 from kvsim.errors import InputError
@@ -69,13 +69,9 @@ def calibrate(
     if quick or model is None or gpu is None:
         wrong = "--quick goes with --device" if quick else "--from-run needs --model and --gpu"
         raise InputError(f"calibrate: {wrong}; see kvsim calibrate --help")
-    from dataclasses import replace
 
-    from kvsim.evidence import run as fromrun
     from kvsim.evidence.logs import read_run
-    from kvsim.evidence.stackfile import fitted_text
-    from kvsim.files import check_target, replace_text
-    from kvsim.machines.profiles import with_numbers
+    from kvsim.files import check_target
     from kvsim.report import calibrate_run as report
     from kvsim.report.json import print_json
     from kvsim.serving.rules import Rules
@@ -96,18 +92,9 @@ def calibrate(
     )
     first = count("--fit-first", fit_first)
     print(f"kvsim: fitting to the first {first} of {len(run.requests)} requests", file=sys.stderr)
-    fit = fromrun.fit_run(run, kind, where, rules, first)
-    fitted = replace(where, stack=with_numbers(where.stack, fit.values))
-    found = fromrun.simulated(run, kind, fitted, rules)
-    seen = fromrun.errors(run, found, slice(0, first))
-    unseen = fromrun.errors(run, found, slice(first, None))
-    error = ", ".join(f"{name} {100 * value:+.1f} %" for name, value in unseen.items())
-    rows = f"the first {first} of {len(run.requests)} requests of {from_run.name}"
-    told = f"on the other {len(run.requests) - first} requests of the run: {error}"
-    spread = replace(fit, residuals=fit.residuals[:0])  # two hundred of them tell a reader nothing
-    replace_text(out, fitted_text(where.stack, stack, spread, rows, told, str(date.today())))
-    answer = report.fit_row(fit, seen, unseen, first, len(run.requests))
+    found = report.calibrated(run, kind, where, rules, first, stack, out, command_line())
+    answer = found.row
     if json:
         print_json(answer)
     else:
-        report.show_fit(answer, str(out))
+        report.show_fit(found, str(out))

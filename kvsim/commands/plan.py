@@ -108,9 +108,9 @@ def plan(
     wanted = engines(emit)
     if report is not None:
         check_target(report, "--report")
-    first, *rest = _deployments(model, gpu, stack, tp, weights, host_memory)
+    first, *rest = deployments_of(model, gpu, stack, tp, weights, host_memory)
     whole = offline or trace is not None  # the simulated engine's own share is a setting of it
-    limits = _limits(first, gpu_memory, ttft, tpot, max_loss, lossy, offline, whole)
+    limits = limits_of(first, gpu_memory, ttft, tpot, largest_loss(max_loss, lossy), offline, whole)
     admitted = admission(only, without, engine, lossy, quality, acceptance)
     page_path = None if report is None else Path(report)
     if trace is not None:
@@ -121,11 +121,11 @@ def plan(
         args = trace, speed, rules, per_class, objective, limits, admitted, page_path, json, wanted
         _for_trace(first, *args)
         return
-    workload = _workload(prompt, generate, batch, offline)
+    workload = workload_of(prompt, generate, batch, offline)
     _for_equal([first, *rest], workload, objective, limits, admitted, page_path, json, wanted)
 
 
-def _deployments(
+def deployments_of(
     model: str, gpu: str, stack: str, tp: str, weights: str, host_memory: str | None
 ) -> "list[Deployment]":
     """Every combination asked for, the simplest first: wide weights, few GPUs."""
@@ -141,16 +141,16 @@ def _deployments(
     return [replace(base, weights=f, tp=n) for f in formats for n in some]
 
 
-def _limits(
+def limits_of(
     d: "Deployment",
     gpu_memory: str | None,
     ttft: str | None,
     tpot: str | None,
-    max_loss: str | None,
-    lossy: bool,
+    loss: float,
     offline: bool,
     whole: bool,
 ) -> "Limits":
+    """What a plan must stay within, as the options and the hardware say."""
     from kvsim.planner.workload import ENGINE_SHARE, GIB, TPOT, TTFT, Limits
 
     h, none = d.hardware, float("inf")
@@ -165,13 +165,14 @@ def _limits(
         host_memory=h.host_memory,
         ttft=(none if offline else TTFT) if ttft is None else seconds("--ttft", ttft, BARE_TTFT),
         tpot=(none if offline else TPOT) if tpot is None else seconds("--tpot", tpot, BARE_TPOT),
-        loss=largest_loss(max_loss, lossy),
+        loss=loss,
     )
 
 
-def _workload(
+def workload_of(
     prompt: str | None, generate: str | None, batch: str | None, offline: bool
 ) -> "Workload":
+    """The equal requests that the options describe."""
     from kvsim.planner.workload import Workload
 
     return Workload(
@@ -207,9 +208,10 @@ def _for_equal(
         if json:
             print_json(shown.no_plan(none))
         raise
-    answer, heading = shown.plan(result), names.deployment(result.choice.deployment)
+    found = shown.planned(result, command_line())
+    answer, heading = found.row, names.deployment(result.choice.deployment)
     if report is not None:
-        shown.write_page(report, heading, answer, result, command_line())
+        found.write(report)
         say_written(report)
     if wanted:
         share = limits.gpu_memory / result.choice.deployment.hardware.gpu_memory

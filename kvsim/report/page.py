@@ -79,7 +79,7 @@ def write_result(path: Path, result: "Result", title: str = "") -> None:
     basis = next((row["basis"] for row in result.rows if "basis" in row), None)
     page = Page(
         title or result.title, result.answer, result.tables, result.figures(), basis,
-        command=result.command,
+        result.remarks, result.command,
     )  # fmt: skip
     write(path, page)
 

@@ -1,6 +1,7 @@
 """``kvsim plan`` for equal requests: its answer as rows, on the terminal, and as a page."""
 
-from pathlib import Path
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvsim.machines.basis import basis
 from kvsim.planner.advice import Advice, NoPlanError
@@ -8,17 +9,64 @@ from kvsim.planner.outlook import LABELS
 from kvsim.planner.plan import Plan
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
-from kvsim.report import page
 from kvsim.report.answer import Answer, show_rest, show_verdict
 from kvsim.report.grounds import NOT_MODELLED, grounds, noted
 from kvsim.report.json import Row, number
-from kvsim.report.names import params, settings, spec
+from kvsim.report.names import deployment, params, settings, spec
 from kvsim.report.plan_answer import answered, unanswered
 from kvsim.report.predict import prediction
 from kvsim.report.quantities import legend
+from kvsim.report.result import Result
 from kvsim.report.screen import Screen
 from kvsim.report.table import Column, Table, of, words
 from kvsim.report.units import times
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+
+@dataclass(frozen=True, repr=False)
+class Planned(Result):
+    """A plan for equal requests.
+
+    Attributes
+    ----------
+    plan
+        What the planner found.
+    row
+        All of it under its contract names, as ``--json`` has it.
+    """
+
+    plan: Plan
+    row: Row
+
+    @property
+    def title(self) -> str:
+        """Where it runs."""
+        return deployment(self.plan.choice.deployment)
+
+    @property
+    def tables(self) -> list[Table]:
+        """The choice and what it is compared with."""
+        return [table(self.row)]
+
+    def figures(self) -> list[tuple[str, "Figure"]]:
+        """The pictures of the page with their titles."""
+        from kvsim.report import plan_charts
+
+        return plan_charts.pictures(self.plan)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the page says under the pictures."""
+        return [f"Not modelled: {'; '.join(self.row['not_modelled'])}."]
+
+
+def planned(result: Plan, command: str = "") -> Planned:
+    """A plan as a result."""
+    row = plan(result)
+    rows = [entry | {"standing": standing} for standing, entry in entries(row)]
+    return Planned(command, Answer(**row["answer"]), rows, result, row)
 
 
 def plan(result: Plan) -> Row:
@@ -192,16 +240,3 @@ def show(heading: str, answer: Row) -> None:
     out.say(f"Not modelled: {'; '.join(answer['not_modelled'])}.")
     solver = answer["solver"]
     out.say(f"Compared {solver['options']:,} options in {solver['seconds']:.2f} s.")
-
-
-def write_page(path: Path, heading: str, answer: Row, result: Plan, command: str = "") -> None:
-    """The page of ``kvsim plan``."""
-    from kvsim.report import plan_charts
-
-    page.write(
-        path,
-        page.Page(
-            heading, Answer(**answer["answer"]), [table(answer)], plan_charts.pictures(result),
-            answer["basis"], [f"Not modelled: {'; '.join(answer['not_modelled'])}."], command,
-        ),
-    )  # fmt: skip

@@ -45,6 +45,11 @@ class Result:
         """The tables that the terminal shows."""
         return []
 
+    @property
+    def remarks(self) -> list[str]:
+        """What the page says under the pictures."""
+        return []
+
     def frame(self) -> "DataFrame":
         """The rows as a data frame; nested values are left out, settings are text."""
         from pandas import DataFrame

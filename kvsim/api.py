@@ -1,0 +1,326 @@
+"""The functions that Python users call: names and meanings are those of the command line.
+
+Every value may be written as on the command line (``prompt="32k"``, ``tpot="50ms"``) or as a
+number; several are a list. Errors are ``kvsim.errors.InputError`` and ``InfeasibleError``, whose
+text is the line that the command prints.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.commands.admission import admission, largest_loss
+from kvsim.commands.arguments import count, counts, gib, number, seconds, token_counts
+from kvsim.commands.options import deployment
+from kvsim.commands.plan import deployments_of, limits_of, workload_of
+from kvsim.errors import InputError
+from kvsim.report.predict import Predictions, predicted
+from kvsim.report.sweep import Sweep, swept
+from kvsim.techniques import parse_several
+
+if TYPE_CHECKING:
+    from kvsim.report.calibrate_run import Calibration
+    from kvsim.report.plan import Planned
+    from kvsim.report.simulate_answer import Simulations
+
+__all__ = ["calibrate_run", "plan", "predict", "simulate", "sweep"]
+
+Given = str | float | Path
+"""One value, as text or as a number."""
+
+Several = Given | Iterable[Given]
+"""One value or several."""
+
+
+def text(value: Several) -> str:
+    """A value as the command line takes it; several are separated by commas."""
+    if isinstance(value, (str, Path)):
+        return str(value)
+    if isinstance(value, Iterable):
+        return ",".join(text(item) for item in value)
+    number = float(value)
+    return str(int(number)) if number.is_integer() else repr(number)
+
+
+def _line(command: str, **options: Several | bool | None) -> str:
+    """The command line that gives the same."""
+    parts = ["kvsim", command]
+    for name, value in options.items():
+        if value is True:
+            parts.append(f"--{name.replace('_', '-')}")
+        elif value is not None and value is not False:
+            parts.append(f"--{name.replace('_', '-')} {text(value)}")
+    return " ".join(parts)
+
+
+def predict(
+    model: Given,
+    gpu: Given,
+    technique: Several = "full",
+    batch: Several = 1,
+    prompt: Several = 2048,
+    generate: Several = 128,
+    *,
+    stack: Given = "fused",
+    tp: Given = 1,
+    weights: str = "fp16",
+    host_memory: Given | None = None,
+) -> Predictions:
+    """Latency, throughput and memory of techniques at every combination of sizes.
+
+    Parameters
+    ----------
+    model, gpu, stack
+        A name, or the path of a file.
+    technique
+        ``NAME`` or ``NAME:KEY=VALUE,...``; several are a list.
+    batch
+        Sequences decoded together. [sequences]
+    prompt, generate
+        Tokens of each request. [tokens]
+    host_memory
+        Memory of the host; the profile's if None. [GiB]
+
+    Raises
+    ------
+    InputError
+        For unknown names, and for sizes no system could mean.
+    """
+    return predicted(
+        deployment(text(model), text(gpu), text(stack), text(tp), weights, _given(host_memory)),
+        parse_several(text(technique)),
+        counts("batch", text(batch)),
+        token_counts("prompt", text(prompt)),
+        token_counts("generate", text(generate)),
+        _line("predict", model=model, gpu=gpu, technique=technique, batch=batch, prompt=prompt,
+              generate=generate, stack=stack, tp=tp, weights=weights, host_memory=host_memory),
+    )  # fmt: skip
+
+
+def sweep(
+    model: Given,
+    gpu: Given,
+    technique: Several = "full",
+    batch: Several = (1, 2, 4, 8, 16, 32, 64),
+    prompt: Several = (1024, 2048, 4096, 8192, 16384, 32768),
+    generate: Given = 128,
+    *,
+    stack: Given = "fused",
+    tp: Given = 1,
+    weights: str = "fp16",
+    host_memory: Given | None = None,
+) -> Sweep:
+    """A grid of batch and prompt in memory: times, throughput and memory of every point.
+
+    Parameters are those of ``predict``; nothing is explained point by point, so that a thousand
+    points take a second or two. ``kvsim sweep`` has grids over everything, on disk.
+    """
+    return swept(
+        deployment(text(model), text(gpu), text(stack), text(tp), weights, _given(host_memory)),
+        parse_several(text(technique)),
+        np.array(counts("batch", text(batch)), dtype=float),
+        token_counts("prompt", text(prompt)),
+        token_counts("generate", text(generate))[0],
+        _line("predict", model=model, gpu=gpu, technique=technique, batch=batch, prompt=prompt,
+              generate=generate, stack=stack, tp=tp, weights=weights, host_memory=host_memory),
+    )  # fmt: skip
+
+
+def plan(
+    model: Given,
+    gpu: Given,
+    prompt: Given = 2048,
+    generate: Given = 128,
+    batch: Given | None = None,
+    *,
+    offline: bool = False,
+    objective: str = "throughput",
+    only: Several | None = None,
+    without: Several | None = None,
+    engine: str | None = None,
+    lossy: bool = False,
+    max_loss: Given | None = None,
+    quality: Given | None = None,
+    acceptance: Given | None = None,
+    ttft: Given | None = None,
+    tpot: Given | None = None,
+    gpu_memory: Given | None = None,
+    host_memory: Given | None = None,
+    stack: Given = "fused",
+    tp: Several = 1,
+    weights: Several = "fp16",
+) -> "Planned":
+    """The technique, settings and batch for equal requests, as ``kvsim plan`` chooses them.
+
+    Parameters
+    ----------
+    offline
+        One batch from an idle GPU instead of a service with targets.
+    ttft, tpot
+        Longest times, as ``"500ms"`` or in seconds; ``"none"`` lifts them. [s]
+    gpu_memory, host_memory
+        What may be used. [GiB]
+    tp, weights
+        Several, or ``"auto"``, are compared.
+
+    Raises
+    ------
+    InputError
+        For what the command would refuse.
+    InfeasibleError
+        If nothing meets the limits; the text says what would.
+    """
+    from kvsim.planner.plan import plan_among
+    from kvsim.planner.question import Question
+    from kvsim.report.plan import planned
+
+    options = {
+        "model": model, "gpu": gpu, "prompt": prompt, "generate": generate, "batch": batch,
+        "offline": offline, "objective": objective, "only": only, "without": without,
+        "engine": engine, "lossy": lossy, "max_loss": max_loss, "quality": quality,
+        "acceptance": acceptance, "ttft": ttft, "tpot": tpot, "gpu_memory": gpu_memory,
+        "host_memory": host_memory, "stack": stack, "tp": tp, "weights": weights,
+    }  # fmt: skip
+    given = {name: _given(value) for name, value in options.items() if not isinstance(value, bool)}
+    some = deployments_of(
+        text(model), text(gpu), text(stack), text(tp), text(weights), given["host_memory"]
+    )
+    limits = limits_of(
+        some[0], given["gpu_memory"], given["ttft"], given["tpot"],
+        largest_loss(given["max_loss"], lossy), offline, whole=offline,
+    )  # fmt: skip
+    admitted = admission(
+        given["only"], given["without"], engine, lossy, given["quality"], given["acceptance"]
+    )
+    workload = workload_of(given["prompt"], given["generate"], given["batch"], offline)
+    found = plan_among([Question(d, workload, objective, limits, admitted) for d in some])
+    return planned(found, _line("plan", **options))
+
+
+def simulate(
+    trace: Given,
+    model: Given,
+    gpu: Given,
+    technique: Several = "full",
+    *,
+    replicas: int = 1,
+    route: str = "round-robin",
+    rate: float = 1.0,
+    max_seqs: int = 256,
+    max_tokens: int = 2048,
+    prefix_caching: bool = False,
+    host_cache: Given | None = None,
+    ttft: Given | None = None,
+    tpot: Given | None = None,
+    stack: Given = "fused",
+    tp: Given = 1,
+    weights: str = "fp16",
+    host_memory: Given | None = None,
+) -> "Simulations":
+    """A request trace under continuous batching, with one technique or several.
+
+    Parameters
+    ----------
+    trace
+        A file that ``kvsim traces inspect`` reads, or ``sample:NAME``.
+    rate
+        Factor of the arrival rate.
+    host_cache
+        Host memory for swapped and evicted cache. [GiB]
+    ttft, tpot
+        Targets of a good request. [s]
+
+    Raises
+    ------
+    InputError
+        For what the command would refuse.
+    """
+    from kvsim.commands.serve import Job
+    from kvsim.report.simulate_answer import Simulations, answered
+    from kvsim.serving.costs import StepCosts
+    from kvsim.serving.outcome import Targets
+    from kvsim.serving.rules import Rules
+    from kvsim.traces.read import load
+
+    where = deployment(text(model), text(gpu), text(stack), text(tp), weights, _given(host_memory))
+    rules = Rules(
+        max_seqs=max_seqs,
+        max_tokens=max_tokens,
+        prefix_caching=prefix_caching,
+        host_cache=0.0 if host_cache is None else gib("host_cache", text(host_cache)),
+    )
+    targets = Targets(_time("ttft", ttft, 60), _time("tpot", tpot, 1))
+    requests = load(text(trace)).requests.scaled(number("rate", text(rate)))
+    results = []
+    for kind in parse_several(text(technique)):
+        costs = StepCosts(
+            kind, where, rules, int((requests.prompt + requests.generate).max()),
+            int(requests.prompt.max()),
+        )  # fmt: skip
+        job = Job(requests, costs, count("replicas", text(replicas)), route, None, targets)
+        results.append(job.result(None, resume=False, check=False))
+    rows = [found["row"] for found in results]
+    asked = [f"{name} {text(v)}" for name, v in (("TTFT", ttft), ("TPOT", tpot)) if v is not None]
+    answer = answered(rows, where, text(trace), " and ".join(asked), [])
+    command = _line(
+        "simulate", trace=trace, model=model, gpu=gpu, compare=technique, replicas=replicas,
+        route=route, rate=rate, max_seqs=max_seqs, max_tokens=max_tokens,
+        prefix_caching=prefix_caching, host_cache=host_cache, ttft=ttft, tpot=tpot, stack=stack,
+        tp=tp, weights=weights, host_memory=host_memory,
+    )  # fmt: skip
+    return Simulations(command, answer, rows, results)
+
+
+def calibrate_run(
+    log: Given,
+    model: Given,
+    gpu: Given,
+    out: Given | None = None,
+    technique: str = "full",
+    *,
+    fit_first: int = 100,
+    max_seqs: int = 256,
+    max_tokens: int = 2048,
+    block_tokens: int = 16,
+    blocks: int = 0,
+    prefix_caching: bool = False,
+    stack: Given = "fused",
+    tp: Given = 1,
+    weights: str = "fp16",
+) -> "Calibration":
+    """Fit a stack to the request log of a serving run; write it if ``out`` is given.
+
+    Raises
+    ------
+    InputError
+        For a log that cannot be read, or too few requests.
+    """
+    from kvsim.evidence.logs import read_run
+    from kvsim.report.calibrate_run import calibrated
+    from kvsim.serving.rules import Rules
+
+    where = deployment(text(model), text(gpu), text(stack), text(tp), weights, None)
+    techniques = parse_several(technique)
+    if len(techniques) != 1:
+        raise InputError(f"technique: got {technique[:40]!r}; expected the one that was served")
+    rules = Rules(
+        max_seqs=max_seqs, max_tokens=max_tokens, block_tokens=block_tokens, blocks=blocks,
+        prefix_caching=prefix_caching,
+    )  # fmt: skip
+    command = _line(
+        "calibrate", from_run=log, model=model, gpu=gpu, technique=technique,
+        fit_first=fit_first, max_seqs=max_seqs, max_tokens=max_tokens, out=out,
+    )  # fmt: skip
+    run = read_run(Path(text(log)))
+    place = None if out is None else Path(text(out))
+    return calibrated(run, techniques[0], where, rules, fit_first, text(stack), place, command)
+
+
+def _given(value: Several | None) -> str | None:
+    return None if value is None else text(value)
+
+
+def _time(name: str, value: Given | None, most_bare: float) -> float:
+    return seconds(f"--{name}", "none" if value is None else text(value), most_bare)
