@@ -21,7 +21,7 @@ from kvsim.commands.validate import validate
 
 app = typer.Typer(
     name="kvsim",
-    add_completion=False,
+    add_completion=True,
     context_settings={"max_content_width": 100},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -46,16 +46,10 @@ def _general(
 
 
 for command in (
-    plan, predict, simulate, reproduce, calibrate, validate, doctor,
+    plan, predict, simulate, capacity, reproduce, calibrate, validate, doctor,
     models, gpus, techniques, stacks,
 ):  # fmt: skip
     app.command()(command)
-app.command()(plan)
-app.command()(simulate)
-app.command()(capacity)
-app.command()(calibrate)
-app.command()(validate)
-app.command()(doctor)
 
 
 def main() -> None:

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from typer.core import TyperCommand
-
+from kvsim.commands.help import GroupedCommand
 from kvsim.errors import InputError
 
 
@@ -83,7 +82,7 @@ EFFECTS: dict[str, tuple[Rule, ...]] = {
 }  # fmt: skip
 
 
-class CheckedCommand(TyperCommand):
+class CheckedCommand(GroupedCommand):
     """A command that refuses options without effect."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

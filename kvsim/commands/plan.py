@@ -193,7 +193,6 @@ def _for_equal(
     json: bool,
     wanted: list[str],
 ) -> None:
-    from kvsim.emit.replica import of_prediction
     from kvsim.planner.advice import NoPlanError
     from kvsim.planner.plan import plan_among
     from kvsim.planner.question import Question
@@ -214,6 +213,8 @@ def _for_equal(
         found.write(report)
         say_written(report)
     if wanted:
+        from kvsim.emit.replica import of_prediction
+
         share = limits.gpu_memory / result.choice.deployment.hardware.gpu_memory
         answer["settings"] = settings(wanted, of_prediction(result.choice, share))
     if json:

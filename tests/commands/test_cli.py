@@ -221,8 +221,10 @@ def test_help_names_every_command_and_explains_every_option() -> None:
     assert all(command in done("--help") for command in COMMANDS)
     assert "..." not in done("--help").partition("Commands:")[2]  # nothing is cut off
     for command in COMMANDS:
-        entries = done(command, "--help").partition("Options:\n")[2].split("\n  --")
+        text = done(command, "--help").partition("\n\n")[2].partition("Examples:\n")
+        entries = re.split(r"\n  (?=--)", text[0])[1:]
         assert all(len(re.split(r"\s{2,}", entry, maxsplit=1)[1]) > 10 for entry in entries)
+        assert text[2].count("kvsim ") == 2
 
 
 def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
