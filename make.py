@@ -5,6 +5,8 @@ test   linters, types, import direction and the tests
        --cpus: the tests of real runs as other processors would round, about an hour
 lint   the same without the tests
 bench  time kvsim itself
+gpu    what can be measured while a GPU is there, with the Python that runs this file; goes on
+       where it was: --minutes N, --state DIR, --out DIR, --report
 """
 
 import itertools
@@ -98,6 +100,9 @@ def main() -> None:
     options = sys.argv[2:]
     if sys.version_info < (3, 11):  # noqa: UP036 - older ones run this file too
         sys.exit("kvsim needs Python 3.11 or newer; run this file with a newer python3")
+    if task == "gpu":  # nothing is installed: PyTorch is there, and may be the only one that fits
+        session = [sys.executable, "-m", "kvsim.validate.session", *options]
+        sys.exit(subprocess.run(session, cwd=ROOT, check=False).returncode)
     if task not in TASKS or options not in ([], ["--cpus"]) or (options and task != "test"):
         sys.exit(f"{(__doc__ or '').strip()}")
     install("requirements-test.txt" if task in ("lint", "test") else "requirements.txt")

@@ -1,0 +1,161 @@
+"""The minutes that a GPU is there: deadlines, kills at random moments, what is left. Fake units."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvsim.errors import InputError
+from kvsim.validate.session.report import LIMIT, write_report
+from kvsim.validate.session.run import Unit, estimate, run_units
+from kvsim.validate.session.state import GIVEN_UP, SessionState
+from kvsim.validate.session.units import all_units
+
+SCRIPT = Path(__file__).parents[1] / "support" / "fake_session.py"
+
+
+def fake(state: SessionState, name: str, code: str, seconds: float = 0.0, **more: object) -> Unit:
+    """A unit that is a few lines of Python; ``done`` writes its result."""
+    done = (
+        "import os\n"
+        f"place = {str(state.path(f'{name}.json'))!r}\n"
+        "def done():\n"
+        "    open(place + '.draft', 'w').write('{\"passed\": true}')\n"
+        "    os.replace(place + '.draft', place)\n"
+    )
+    command = (sys.executable, "-S", "-c", done + code)
+    return Unit(name, seconds, command, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> SessionState:
+    return SessionState.of(tmp_path, "NVIDIA H200 (fake)")
+
+
+def test_one_that_fails_or_hangs_ends_no_other(state: SessionState) -> None:
+    units = [
+        fake(state, "good", "done()"),
+        fake(state, "bad", "raise RuntimeError('out of resources')"),
+        fake(state, "hung", "import time; time.sleep(60)", most=0.3),
+        fake(state, "crashed", "os.kill(os.getpid(), 11)"),
+        fake(state, "needy", "done()", needs=("bad",)),
+        fake(state, "last", "done()", needs=("good",)),
+    ]
+    left = {one.unit.name: one.reason for one in run_units(units, state, 60.0, lambda text: None)}
+    assert list(left) == ["bad", "hung", "crashed", "needy"]
+    assert "out of resources" in left["bad"]
+    assert "took more than 0 s" in left["hung"]
+    assert "exit code -11" in left["crashed"]
+    assert left["needy"] == "needs bad"
+    for _ in range(GIVEN_UP):
+        left = {one.unit.name: one.reason for one in run_units(units, state, 60.0, lambda t: None)}
+    assert left["bad"].startswith(f"failed {GIVEN_UP} times: exit code 1")
+
+
+def test_what_does_not_fit_is_passed_over_and_its_estimate_corrected(state: SessionState) -> None:
+    units = [
+        fake(state, "long", "done()", seconds=100.0),
+        fake(state, "slow", "import time; time.sleep(60)", seconds=0.5),
+        fake(state, "never reached", "done()"),
+    ]
+    begin = time.monotonic()
+    left = {one.unit.name: one.reason for one in run_units(units, state, 3.5, lambda text: None)}
+    assert time.monotonic() - begin < 4.5
+    assert left == {
+        "long": "no time left",
+        "slow": "ended, as time is up",
+        "never reached": "no time left",
+    }
+    assert estimate(units[1], state) > 1.5  # it is tried again only where there is more time
+    assert state.failures("slow") == 0
+
+
+def test_what_goes_on_is_begun_with_little_time(state: SessionState) -> None:
+    code = f"open({str(state.path('kept'))!r}, 'a').write('x')\nimport time; time.sleep(60)"
+    unit = fake(state, "calibration", code, seconds=500.0, goes_on=True)
+    (left,) = run_units([unit], state, 3.2, lambda text: None)
+    assert left.reason == "ended, as time is up"
+    assert state.path("kept").read_text() == "x"
+    assert estimate(unit, state) == 500.0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_at_random_moments_it_goes_on(tmp_path: Path, seed: int) -> None:
+    moments, kills = random.Random(seed), 0
+    for _ in range(30):
+        process = subprocess.Popen([sys.executable, "-I", str(SCRIPT), str(tmp_path)])
+        time.sleep(moments.uniform(0.1, 0.9))
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+        for place in tmp_path.rglob("*.json"):
+            json.loads(place.read_text())  # whole, or not there
+    assert process.wait() == 0 and kills >= 1
+    runs = (tmp_path / "runs").read_text().split()
+    assert set(runs) == {f"unit{n}" for n in range(6)}
+    assert len(runs) <= 6 + kills  # nothing that was finished is done again
+    time.sleep(0.1)
+    assert not _alive(tmp_path)
+
+
+def _alive(folder: Path) -> list[str]:
+    """Processes that still name the folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(folder) in place.read_text().replace("\0", " ") and place.parent.name != str(
+                os.getpid()
+            ):
+                found.append(place.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_two_sessions_do_not_share_a_folder(state: SessionState) -> None:
+    with state.alone(), pytest.raises(InputError, match="a session runs in"):
+        state.alone().__enter__()
+
+
+def test_a_report_is_a_few_small_files(state: SessionState, tmp_path: Path) -> None:
+    units = all_units("cuda:0", state)
+    for unit in units:
+        state.write(unit.name, {"passed": True})
+    samples = state.path("profile.samples.jsonl")
+    samples.write_bytes(b"x" * (LIMIT + 1))
+    files = write_report(state, units, tmp_path / "report")
+    assert len(files) <= 8 and sum(path.stat().st_size for path in files) < LIMIT
+    assert "samples.jsonl" not in {path.name for path in files}
+    points = json.loads((tmp_path / "report" / "points.json").read_text())
+    assert len(points) >= 8
+
+
+def test_units_are_in_the_order_of_their_worth() -> None:
+    units = all_units("cuda:0", SessionState(Path("nowhere")))
+    kinds = list(dict.fromkeys(unit.name.split()[0] for unit in units))
+    assert kinds == [
+        "facts", "ceilings", "compile", "kernels", "sanitizer", "counts", "calibration", "point",
+    ]  # fmt: skip
+    points = [unit for unit in units if unit.name.startswith("point")]
+    assert all(unit.seconds <= unit.most == 90.0 for unit in points)
+    sizes = [int(u.name.split()[-2]) * int(u.name.split()[-1]) for u in points if "short" in u.name]
+    assert max(sizes) <= 65536
+
+
+@pytest.mark.parametrize("name", ["facts", "kernels gather", "kernels topk"])
+def test_a_unit_runs_in_a_process_of_its_own(name: str, tmp_path: Path) -> None:
+    """Without a GPU kernels are interpreted; ``make.py gpu --device cpu`` rehearses all units."""
+    pytest.importorskip("torch")
+    command = [sys.executable, "-m", "kvsim.validate.session.work", name, "cpu", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert run.returncode == 0, run.stderr
+    result = SessionState(tmp_path).read(name)
+    assert result and result.get("passed", True)

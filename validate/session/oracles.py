@@ -1,0 +1,157 @@
+"""Kernels against their plain twins on a device; where there is no GPU they are interpreted."""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvsim.validate.kernels import attention_triton, gather_triton, quantise_triton, topk_triton
+from kvsim.validate.kernels.attention import View, attend_plainly
+from kvsim.validate.kernels.gather import gather_plainly
+from kvsim.validate.kernels.packing import unpack
+from kvsim.validate.kernels.quantise import quantise_plainly
+from kvsim.validate.kernels.topk import mean_attention
+
+TOLERANCE = 4e-3  # of numbers around 1 in fp16, some roundings
+TIES = 1e-3  # share of codes that may be the neighbouring one
+GROUP, SLOTS = 32, 64
+
+Case = dict[str, Any]
+"""What was compared, how far it is off, and whether that is within what it may be."""
+
+
+def attention(device: torch.device, small: bool) -> Iterator[Case]:
+    """Packed attention over head sizes, formats, lengths and queries."""
+    lengths = (70, 130) if small else (70, 1100, 5000)
+    shapes = product((64, 128), (2, 4, 8), lengths, (1, 5), (torch.float16, torch.float32))
+    for dim, bits, length, new, dtype in shapes:
+        if small and (bits == 8 or new == 5) and dim == 128:
+            continue
+        view, q = _view(device, dim, bits, length, new, dtype)
+        ours, plain = attention_triton.attend(q, view, True), attend_plainly(q, view, True)
+        off = max(_off(ours.out, plain.out), _off(ours.lse, plain.lse))
+        case = {"head_dim": dim, "bits": bits, "tokens": length, "new": new, "dtype": str(dtype)}
+        yield case | {"off": off, "passed": off <= TOLERANCE}
+
+
+def _view(
+    device: torch.device, dim: int, bits: int, length: int, new: int, dtype: torch.dtype
+) -> tuple[View, Tensor]:
+    """Packed rows behind a ring of the latest ones, two sequences of two KV heads."""
+    batch, kv_heads = 2, 2
+    generator = torch.Generator().manual_seed(bits * length)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    packed = max(length - SLOTS + GROUP - 1, 0) // GROUP * GROUP
+    stores, rings = [], []
+    for by in ("channel", "token"):
+        rows = noise(batch, kv_heads, length, dim)
+        stores.append(quantise_plainly(rows[:, :, :packed], bits, GROUP, by))
+        ring = torch.zeros(batch, kv_heads, SLOTS, dim, device=device, dtype=dtype)
+        slots = torch.arange(packed, length, device=device) % SLOTS
+        ring[:, :, slots] = rows[:, :, packed:]
+        rings.append(ring)
+    counts = torch.full((batch,), packed, dtype=torch.int32, device=device)
+    lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
+    view = View(lengths, stores[0], stores[1], counts, counts, rings[0], rings[1])
+    return view, noise(batch, 2 * kv_heads, new, dim)
+
+
+def quantise(device: torch.device, small: bool) -> Iterator[Case]:
+    """Packing: equal codes but for ties."""
+    for dim, bits, by in product((64, 128), (1, 2, 4, 8), ("channel", "token")):
+        numbers = torch.randn(2, 2, 64 if small else 2048, dim).half().to(device)
+        ours = quantise_triton.quantise(numbers, bits, GROUP, by)  # type: ignore[arg-type]
+        plain = quantise_plainly(numbers, bits, GROUP, by)  # type: ignore[arg-type]
+        codes = [unpack(store.codes, bits).int() for store in (ours, plain)]
+        differ = (codes[0] - codes[1]).abs()
+        share = float((differ > 0).float().mean())
+        passed = share <= TIES and int(differ.max()) <= 1
+        yield {"head_dim": dim, "bits": bits, "by": by, "off": share, "passed": passed}
+
+
+def topk(device: torch.device, small: bool) -> Iterator[Case]:
+    """Selection: what is chosen has no smaller share than what is not."""
+    for tokens, k in ((300, 16), (2000, 64)) if small else ((300, 16), (8192, 64), (65536, 1024)):
+        logits = torch.randn(2, 4, tokens).to(device)
+        eligible = torch.tensor([tokens, tokens // 2], dtype=torch.int32, device=device)
+        index = topk_triton.softmax_top_k(logits, 2, k, eligible).long()
+        shares = mean_attention(logits, 2)
+        barred = torch.arange(tokens, device=device) >= eligible[:, None, None]
+        chosen = shares.gather(2, index.clamp(min=0)).amin(-1)
+        rest = shares.masked_fill(barred, 0.0).scatter(2, index.clamp(min=0), 0.0).amax(-1)
+        off = float((rest / chosen - 1).clamp(min=0).max())
+        whole = bool((index >= 0).all()) and bool((index[:, :, 1:] > index[:, :, :-1]).all())
+        yield {"tokens": tokens, "k": k, "off": off, "passed": whole and off <= 1e-5}
+
+
+def gather(device: torch.device, small: bool) -> Iterator[Case]:
+    """Rows read from the host's memory: the same bits."""
+    for dim, tokens in ((64, 500), (128, 4096)):
+        homes = [torch.randn(2, 2, tokens, dim).half() for _ in "kv"]
+        k, v = (home.pin_memory() if device.type == "cuda" else home for home in homes)
+        index = torch.randint(tokens, (2, 2, 100), dtype=torch.int32).to(device)
+        ours, plain = (
+            [torch.zeros(2, 2, 100, dim, device=where).half() for _ in "kv"]
+            for where in (device, torch.device("cpu"))
+        )
+        gather_triton.gather(k, v, index, *ours)
+        gather_plainly(k, v, index.cpu(), *plain)
+        same = all(torch.equal(a.cpu(), b) for a, b in zip(ours, plain, strict=True))
+        yield {"head_dim": dim, "tokens": tokens, "off": 0.0 if same else 1.0, "passed": same}
+
+
+def lanes(device: torch.device, small: bool) -> Iterator[Case]:
+    """Copies that are late change no token: techniques on lanes with and without a delay."""
+    from unittest.mock import patch
+
+    from kvsim.techniques import parse
+    from kvsim.validate import transfer
+    from kvsim.validate.counts.check import RandomPrompts
+    from kvsim.validate.model.architecture import load_architecture
+    from kvsim.validate.model.decoder import Decoder
+    from kvsim.validate.model.weights import random_weights
+    from kvsim.validate.run import Generation
+    from kvsim.validate.session.deployed import deployed
+
+    arch = load_architecture("smollm2-135m").first(3)
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    decoder = Decoder(
+        arch, random_weights(arch, device, dtype), 256, deployment=deployed(arch.model)
+    )
+    prompts = RandomPrompts(2, 48, 8).prompts(arch.model.vocab)
+    before = transfer.Transfers.__init__
+
+    def late(self: Any, device: torch.device, *more: Any, **named: Any) -> None:
+        before(self, device, *more, **(named | {"before": _delay(device)}))
+
+    for text in ("offload", "kvpr:split=9", "kcache:n=6", "specache:k=16"):
+        plain = Generation(decoder, parse(text), prompts, 12).complete()
+        with patch.object(transfer.Transfers, "__init__", late):
+            delayed = Generation(decoder, parse(text), prompts, 12).complete()
+        same = torch.equal(plain, delayed)
+        yield {"technique": text, "off": 0.0 if same else 1.0, "passed": same}
+
+
+def _delay(device: torch.device) -> Callable[[], None]:
+    """What keeps a lane waiting: its stream on a GPU, its thread on a CPU."""
+    if device.type == "cuda":
+        return lambda: torch.cuda._sleep(3_000_000)  # type: ignore[no-untyped-call]
+    from time import sleep
+
+    return lambda: sleep(1e-3)
+
+
+def _off(ours: Tensor, plain: Tensor) -> float:
+    """Largest difference, relative above 1; infinite where something is no number."""
+    scale = plain.abs().clamp(min=1.0)
+    return float(((ours - plain).abs() / scale).nan_to_num(torch.inf).max())
+
+
+ORACLES = {
+    "attention": attention, "quantise": quantise, "topk": topk, "gather": gather, "lanes": lanes,
+}  # fmt: skip

@@ -1,0 +1,76 @@
+"""What a session has found, in a few files that can be kept."""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvsim.validate.session.run import Unit
+from kvsim.validate.session.state import SessionState
+
+PARTS = {
+    "environment.json": ("facts", "ceilings"),
+    "tests.json": ("kernels", "sanitizer", "counts"),
+    "compiled.json": ("compile",),
+    "points.json": ("point",),
+}
+"""Files, and the kinds of units in them."""
+COPIED = {
+    "profile.toml": "profile.toml", "profile.stack.toml": "stack.toml",
+    "profile.samples.jsonl": "samples.jsonl",
+}  # fmt: skip
+LIMIT = 16 * 2**20  # of all files together [B]
+
+
+def write_report(state: SessionState, units: Sequence[Unit], folder: Path) -> list[Path]:
+    """Write what there is so far; the files, at most eight.
+
+    Samples that would make it larger than the limit are left out.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    results = {u.name: found for u in units if (found := state.read(u.name)) is not None}
+    written = []
+    for name, kinds in PARTS.items():
+        part = {key: value for key, value in results.items() if key.split()[0] in kinds}
+        if part:
+            written.append(_write(folder / name, part))
+    written.append(_write(folder / "kernels.json", shares(state)))
+    for source, name in COPIED.items():
+        if state.path(source).exists():
+            size = sum(path.stat().st_size for path in written) + state.path(source).stat().st_size
+            if size < LIMIT:
+                shutil.copyfile(state.path(source), folder / name)
+                written.append(folder / name)
+    return written
+
+
+def shares(state: SessionState) -> dict[str, Any]:
+    """Of every kernel's samples, the best share of the measured bandwidth and of the peak.
+
+    Empty before there is a calibration.
+    """
+    if not state.path("profile.toml").exists():
+        return {}
+    from kvsim.evidence.machine.samples import read_samples
+    from kvsim.machines.profiles import load_hardware
+
+    hardware = load_hardware(state.path("profile.toml"))
+    _, samples = read_samples(state.path("profile.samples.jsonl"))
+    found: dict[str, dict[str, float]] = {}
+    for s in samples:
+        bytes_ = float(s.op.bytes.get("hbm", 0.0))
+        rates = {
+            "bandwidth": bytes_ / s.seconds / hardware.links["hbm"].bandwidth,
+            "arithmetic": float(s.op.flops) / s.seconds / hardware.flops["fp16"],
+        }
+        best = found.setdefault(f"{s.benchmark} {s.op.kernel}", {"samples": 0.0})
+        best["samples"] += 1
+        for name, rate in rates.items():
+            best[name] = max(best.get(name, 0.0), rate)
+    return found
+
+
+def _write(path: Path, part: Mapping[str, Any]) -> Path:
+    path.write_text(json.dumps(part, indent=1, default=str) + "\n", encoding="utf-8")
+    return path
