@@ -23,7 +23,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import grid_chunks, grid_seconds
-from kvsim.techniques import TECHNIQUES
+from kvsim.techniques import TECHNIQUES, parse
 
 FASTEST_PEER = 220_221  # points/s
 ASKED = {"full": 1_000_000}
@@ -35,8 +35,8 @@ def main() -> None:
     batch = 8.0 * np.arange(1, 1001)
     context = np.round(np.linspace(1, 131_072, 1000))
     print(f"{'technique':14s} {'points/s':>12s} {'asked':>10s} {'x fastest peer':>15s}")
-    for name, kind in TECHNIQUES.items():
-        rate = max(_rate(kind(), d, batch, context) for _ in range(3))
+    for name in TECHNIQUES:
+        rate = max(_rate(parse(name), d, batch, context) for _ in range(3))
         asked = ASKED.get(name, ASKED_OF_ALL)
         verdict = "" if rate >= asked else "  too slow"
         print(f"{name:14s} {rate:12,.0f} {asked:10,d} {rate / FASTEST_PEER:15.1f}{verdict}")
@@ -54,9 +54,7 @@ def _large(d: Deployment) -> None:
     batch, context = np.arange(1.0, 10_001), np.arange(1.0, 10_001)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()
-    slowest = max(
-        float(part.max()) for _, _, part in grid_chunks(TECHNIQUES["full"](), d, batch, context)
-    )
+    slowest = max(float(part.max()) for _, _, part in grid_chunks(parse("full"), d, batch, context))
     took = time.perf_counter() - started
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(f"10^8 points of full: {took:.0f} s, {1e8 / took:,.0f} points/s, memory grew by")

@@ -23,7 +23,7 @@ from kvsim.planner.trace import make_trace_plan, options_of
 from kvsim.planner.verify import simulated
 from kvsim.planner.workload import Limits
 from kvsim.serving.rules import Rules
-from kvsim.techniques.full import Full
+from kvsim.techniques import parse
 from kvsim.traces.read import load
 from kvsim.traces.requests import Requests
 
@@ -54,7 +54,7 @@ def main() -> None:
 
 def load_of_full(d: Deployment, requests: Requests) -> float:
     limits = limits_of(d, 0.0, np.inf, np.inf)
-    options = options_of(d, requests, limits, Rules(), Admission((Full(),)))
+    options = options_of(d, requests, limits, Rules(), Admission((parse("full"),)))
     loads = loads_of(options, classes_of(requests))
     return carry(loads, Targets(Rules().max_seqs)).load
 

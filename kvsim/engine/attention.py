@@ -86,7 +86,7 @@ def ops(
     pairs = query_key_pairs(d, p, sees, scored)
     value_pairs = pairs if values is None else np.minimum(pairs, p.new * values)
     expand: list[Op] = []
-    if stack.plain_passes and limit is None and values is None and stored.bits == 16:
+    if stack.plain_passes and limit is None and values is None and not stored.packs:
         expand = _again(d, p, tokens, after)
     flops: Number = 2.0 * p.batch * m.heads * m.head_dim * (pairs + value_pairs)
     if m.latent:
@@ -146,9 +146,9 @@ def _read(
     m, stack = d.shard, d.stack
     read = stored.read(m.k_width, m.v_width, tokens, new)
     if values is not None:
-        read = read - m.v_width * (tokens - np.minimum(tokens, values)) * stored.number
+        read = read - m.v_width * (tokens - np.minimum(tokens, values)) * stored.v_number
     copies = 2.0 * m.queries_per_kv if stack.repeat_kv and m.queries_per_kv > 1 else 0.0
-    if stored.bits == 16:
+    if not stored.packs:
         return read * (stack.append_passes + 1.0 + copies)
     if stack.unpack_bytes:  # unpacked outside the kernel, then copied out
         return read + m.kv_width * tokens * (stack.unpack_bytes + HALF * copies)

@@ -96,7 +96,7 @@ class Format:
 
     The tail holds ``tail`` tokens plus those not yet filling a block of ``block``; both are
     counted in tokens per sequence. A ``late`` format packs after attention, so that a pass reads
-    its own tokens in fp16.
+    its own tokens in fp16. Values have the bits of keys unless ``value_bits`` says otherwise.
     """
 
     bits: float = 16
@@ -106,19 +106,55 @@ class Format:
     k_block: int = 1
     v_block: int = 1
     late: bool = False
+    value_bits: float | None = None
+
+    @property
+    def v_bits(self) -> float:
+        """Width of a value's number. [bit]"""
+        return self.bits if self.value_bits is None else self.value_bits
+
+    @property
+    def packs(self) -> bool:
+        """Whether any number is stored below 16 bits."""
+        return self.bits < 16 or self.v_bits < 16
 
     @property
     def kernel(self) -> str:
         """Kernel class of attention over this format."""
-        if self.bits == 16:
+        if not self.packs:
             return "attention"
-        plain = self.bits == 8 and np.isinf(self.group)  # fp8 widens in registers, without scales
+        # fp8 widens in registers, without scales
+        plain = all(b == 16 or (b == 8 and np.isinf(self.group)) for b in self._both)
         return "attention-fp8" if plain else "lowbit"
 
     @property
+    def _both(self) -> tuple[float, float]:
+        return self.bits, self.v_bits
+
+    @property
+    def k_number(self) -> float:
+        """Size of a packed number of a key. [B]"""
+        return _number(self.bits, self.group)
+
+    @property
+    def v_number(self) -> float:
+        """Size of a packed number of a value. [B]"""
+        return _number(self.v_bits, self.group)
+
+    @property
     def number(self) -> float:
-        """Size of a packed number. [B]"""
-        return float(bytes_per_number(self.bits, self.group))
+        """Size of a packed number, where keys and values have the same width. [B]"""
+        assert self.bits == self.v_bits
+        return self.k_number
+
+    def token(self, k_width: float, v_width: float) -> float:
+        """Size of one packed token. [B]"""
+        return k_width * self.k_number + v_width * self.v_number
+
+    def packing(self, k_width: float, v_width: float) -> float:
+        """What packing or widening one token reads and writes. [B]"""
+        sides = zip((k_width, v_width), self._both, strict=True)
+        return sum(w * (2.0 + _number(b, self.group)) for w, b in sides if b < 16)
 
     def read(self, k_width: float, v_width: float, tokens: Number, new: Number = 0.0) -> Number:
         """Bytes that attention over ``tokens`` cached tokens of one sequence reads. [B]
@@ -128,26 +164,33 @@ class Format:
         new : those of them that this pass adds. [tokens]
         """
         own = new if self.late else 0.0
-        packed = self.packed(k_width, v_width, tokens - own)
-        return packed * self.number + ((k_width + v_width) * tokens - packed) * 2.0
+        k, v = self.packed_sides(k_width, v_width, tokens - own)
+        fresh = (k_width + v_width) * tokens - k - v
+        return k * self.k_number + v * self.v_number + fresh * 2.0
 
-    def packed(self, k_width: float, v_width: float, tokens: Number) -> Number:
-        """Packed numbers of one sequence with ``tokens`` cached tokens. [numbers]"""
-        total: Number = 0.0
-        for width, tail, block in (
-            (k_width, self.k_tail, self.k_block),
-            (v_width, self.v_tail, self.v_block),
-        ):
-            fresh = np.minimum(tokens, tail + tokens % block) if tail or block > 1 else 0.0
-            total = total + width * (tokens - fresh)
-        return total
+    def packed_sides(self, k_width: float, v_width: float, tokens: Number) -> tuple[Number, Number]:
+        """Packed numbers of keys and of values of one sequence with ``tokens`` cached ones."""
+        return (
+            k_width * _packed(tokens, self.k_tail, self.k_block),
+            v_width * _packed(tokens, self.v_tail, self.v_block),
+        )
 
     def resident(self, k_width: float, v_width: float, tokens: Number) -> Number:
         """Bytes allocated for ``tokens`` tokens of one sequence: packed store and tails. [B]"""
-        tails = k_width * self._buffer(self.k_tail, self.k_block)
-        tails += v_width * self._buffer(self.v_tail, self.v_block)
-        by_token = k_width * tokens * self.bits / 8 + v_width * tokens * self.number
-        return by_token + k_width * self._groups(tokens) * SCALES / 8 + tails * 2.0
+        k, v = self.resident_sides(k_width, v_width, tokens)
+        return k + v + self.tail_bytes(k_width, v_width)
+
+    def resident_sides(
+        self, k_width: float, v_width: float, tokens: Number
+    ) -> tuple[Number, Number]:
+        """Bytes of the packed store of keys and of values, tails left out. [B]"""
+        scales = self._groups(tokens) * SCALES / 8 if self.bits < 16 else 0.0
+        return k_width * (tokens * self.bits / 8 + scales), v_width * tokens * self.v_number
+
+    def tail_bytes(self, k_width: float, v_width: float) -> float:
+        """Bytes of one sequence's full-precision buffers. [B]"""
+        k, v = self._buffer(self.k_tail, self.k_block), self._buffer(self.v_tail, self.v_block)
+        return 2.0 * (k_width * k + v_width * v)
 
     def _groups(self, tokens: Number) -> Number:
         """Groups of tokens that share scales in each channel; in blocks only whole ones do."""
@@ -158,6 +201,17 @@ class Format:
     def _buffer(tail: int, block: int) -> int:
         """Tokens of the full-precision buffer: the tail, and a block until it is packed."""
         return tail + (block if block > 1 else 0)
+
+
+def _number(bits: float, group: float) -> float:
+    """Size of a stored number with its share of scales; fp16 has none. [B]"""
+    return 2.0 if bits == 16 else float(bytes_per_number(bits, group))
+
+
+def _packed(tokens: Number, tail: int, block: int) -> Number:
+    """Tokens of one sequence that are packed."""
+    fresh = np.minimum(tokens, tail + tokens % block) if tail or block > 1 else 0.0
+    return tokens - fresh
 
 
 FP16 = Format()

@@ -212,23 +212,31 @@ def quantise(
 
     What is done once in ``every`` steps is charged evenly over them.
     """
-    if stored.bits == 16:
+    if not stored.packs:
         return []
-    moved = d.shard.kv_width * tokens * (HALF + stored.number)
+    moved = tokens * stored.packing(d.shard.k_width, d.shard.v_width)
     return [Op(name, kernel="quantise", bytes={"hbm": moved}, launches=1.0 / every)]
 
 
-def pack(d: Deployment, p: Point, stored: Format) -> list[Op]:
-    """What a pass packs: of a prompt all but the tail, later a token for every new one."""
-    return pack_prompt(d, p, stored) if p.prefill else quantise(d, p.tokens, stored)
+def pack_prompt(
+    d: Deployment, batch: Number, tokens: Number, stored: Format, before: Number = 0.0
+) -> list[Op]:
+    """The part of each prompt's ``tokens`` that a format packs, read in fp16 and written.
 
-
-def pack_prompt(d: Deployment, p: Point, stored: Format) -> list[Op]:
-    """The part of the prompt that a format packs, read in fp16 and written."""
-    if stored.bits == 16:
+    Parameters
+    ----------
+    before : tokens of the prompt that earlier passes have read. [tokens]
+    """
+    if not stored.packs:
         return []
-    numbers = p.batch * stored.packed(d.shard.k_width, d.shard.v_width, p.length)
-    moved = numbers * (HALF + stored.number)
+    m = d.shard
+    sides = zip(
+        stored.packed_sides(m.k_width, m.v_width, tokens),
+        stored.packed_sides(m.k_width, m.v_width, before),
+        (stored.packing(1, 0), stored.packing(0, 1)),
+        strict=True,
+    )
+    moved = batch * sum((now - then) * each for now, then, each in sides)
     return [Op("quantise", kernel="quantise", bytes={"hbm": moved})]
 
 

@@ -33,6 +33,10 @@ from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, largest_batch, prefill_point
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
+from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.place import Place
+from kvsim.techniques.recompute import recomputed
+from kvsim.techniques.residency import layer_cache
 
 COLUMNS = (
     "paper", "table", "model", "hardware", "stack", "technique", "params", "batch", "prompt",
@@ -128,7 +132,9 @@ def _tok_s(row: PublishedRow, d: Deployment, technique: str) -> float:
 def _kv_bytes(row: PublishedRow, d: Deployment, technique: str) -> float:
     """Keys and values on the GPU at the end of the prompt. [B]"""
     p = prefill_point(1.0, row.prompt, 0)
-    buffers = parse(technique).cache(d, p, LayerShape(), False)["gpu"]
+    t = parse(technique)
+    at = LayerPass(d, p, LayerShape(), t.parts[0])
+    buffers = layer_cache(at)["gpu"]
     return sum(float(np.ravel(v)[0]) for k, v in buffers.items() if k in KEYS_AND_VALUES)
 
 
@@ -151,9 +157,11 @@ def _compression(row: PublishedRow, d: Deployment) -> float:
 
 
 def _split(row: PublishedRow, d: Deployment) -> float:
-    t = parse(row.settings)
+    (parts,) = parse(row.settings).parts
     p = decode_point(float(row.batch or 1), row.prompt, row.generate, row.generate - 1.0)
-    return float(np.ravel(t.recomputed(d, p, LayerShape()))[0])  # type: ignore[attr-defined]
+    assert isinstance(parts.placement, Place)
+    at = LayerPass(d, p, LayerShape(), parts)
+    return float(np.ravel(recomputed(parts.placement, at))[0])
 
 
 METRICS: dict[str, Callable[[PublishedRow, Deployment], float]] = {

@@ -12,7 +12,7 @@ from kvsim.report.json import Row, print_json
 from kvsim.report.names import params, spec
 from kvsim.report.screen import Screen
 from kvsim.report.table import Column, Table, words
-from kvsim.techniques import TECHNIQUES
+from kvsim.techniques import TECHNIQUES, parse
 
 
 def models() -> list[Row]:
@@ -65,7 +65,7 @@ def techniques() -> list[Row]:
     """The techniques with their parameters."""
     rows = []
     for name, kind in TECHNIQUES.items():
-        default = kind()
+        default = parse(name)
         about, _, references = (kind.__doc__ or "").partition("References\n    ----------\n")
         rows.append(
             {

@@ -45,7 +45,7 @@ class Passes:
     @property
     def width(self) -> int:
         """New tokens per sequence in the widest pass of a round."""
-        return int(getattr(self.technique, "gamma", 0)) + 1
+        return self.technique.pass_width
 
     def round(self, batch: Array, context: Array) -> Array:
         """Decoding rounds."""
@@ -103,11 +103,11 @@ class Passes:
         decoding = Point(batch, context, 1.0, context, context + 1.0)
         every, rows = _tokens(batch + new), _tokens(batch + 1.0)
         groups = []
-        for shapes, count, on_gpu in t.layout(d):
+        for shapes, count, parts in t.layout(d):
             layers = []
             for shape in shapes:
-                own = t.attend(d, decoding, shape, on_gpu)
-                prompt = _renamed(t.attend(d, part, shape, on_gpu))
+                own = t.attend(d, decoding, shape, parts)
+                prompt = _renamed(t.attend(d, part, shape, parts))
                 rest = blocks.after_attention(d, every, shape)
                 layers.append((*blocks.before_attention(d, every), *own, *prompt, *rest))
             groups.append(Group(tuple(layers), count))
@@ -116,9 +116,7 @@ class Passes:
     @property
     def mixes_plainly(self) -> bool:
         """Whether ``mixed`` states what this technique would do."""
-        t = self.technique
-        plain = type(t).layer is Technique.layer and type(t).cycle is Technique.cycle
-        return plain and t.tiles() == 1
+        return self.technique.mixes
 
 
 def _tokens(count: Array) -> Point:

@@ -1,7 +1,5 @@
 """Tokens that each request's decoding rounds yield, where rounds draft and verify."""
 
-from dataclasses import fields, replace
-
 import numpy as np
 
 from kvsim.errors import InputError
@@ -12,8 +10,6 @@ from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.traces.attention import Acceptance, AttentionTrace
 
-OWN = ("gamma", "acceptance")  # settings that a measurement is not told apart by
-
 
 def measured_for(t: Technique, trace: AttentionTrace) -> Acceptance | None:
     """What a trace measured of a technique's drafts; nothing for one that does not draft.
@@ -23,11 +19,11 @@ def measured_for(t: Technique, trace: AttentionTrace) -> Acceptance | None:
     InputError
         If the technique drafts and the trace has nothing on it with these settings.
     """
-    if not getattr(t, "gamma", 0):
+    if not t.drafts:
         return None
     for found in trace.acceptance:
         other = parse(found.technique)
-        if type(other) is type(t) and _drafts(other) == _drafts(t):
+        if _drafts(other) == _drafts(t):
             return found
     known = ", ".join(found.technique for found in trace.acceptance) or "none"
     raise InputError(f"--acceptance: nothing measured for {t}; the file has {known}")
@@ -43,16 +39,17 @@ def with_acceptance(t: Technique, measured: Acceptance | None) -> Technique:
     """
     if measured is None:
         return t
-    gamma = int(t.settings["gamma"])
+    gamma = t.drafts
     if not isinstance(t.settings["acceptance"], str):
         raise InputError(
             f"--acceptance: {t.name} sets acceptance={t.settings['acceptance']}; leave out one"
         )
-    return replace(t, **{"acceptance": (measured.tokens(gamma) - 1) / gamma})
+    return t.with_rounds(acceptance=(measured.tokens(gamma) - 1) / gamma)
 
 
-def _drafts(t: Technique) -> dict[str, object]:
-    return {f.name: getattr(t, f.name) for f in fields(t) if f.name not in OWN}
+def _drafts(t: Technique) -> str:
+    """The technique whatever the length and the acceptance of its rounds."""
+    return str(t.with_rounds(drafts=1, acceptance=1.0))
 
 
 def drawn_rate(
@@ -64,7 +61,7 @@ def drawn_rate(
     independently with the one probability at which rounds yield the technique's mean.
     Techniques without drafts yield one.
     """
-    gamma = int(getattr(costs.technique, "gamma", 0))
+    gamma = costs.technique.drafts
     if gamma == 0:
         return np.ones(generate.size)
     random = np.random.default_rng(seed)

@@ -1,46 +1,58 @@
-"""What techniques share that keep a part of the tokens and drop the rest."""
+"""What selections share that keep a part of the tokens and drop the rest."""
 
 from dataclasses import replace
 
 import numpy as np
 
-from kvsim.engine import attention
-from kvsim.engine import ops as blocks
-from kvsim.graph import Number, Op, Point
-from kvsim.machines.deployment import Deployment
-from kvsim.models.model import LayerShape
+from kvsim.engine import ops
+from kvsim.graph import Number, Op
+from kvsim.techniques.layers import LayerPass
 
 
-def select(d: Deployment, p: Point, budget: Number, scored: Number) -> Op:
+def select(at: LayerPass, budget: Number, scored: Number) -> Op:
     """After the prompt: the tokens to keep by the scores of ``scored`` of them."""
-    evicts = (p.prompt > np.asarray(budget)).astype(float)
-    return blocks.top_k("select", p.batch * d.shard.cached_heads * scored * evicts)
+    evicts = (at.p.prompt > np.asarray(budget)).astype(float)
+    return ops.top_k("select", at.p.batch * at.d.shard.cached_heads * scored * evicts)
 
 
-def gather_kept(d: Deployment, p: Point, budget: Number) -> Op:
+def gather_kept(at: LayerPass, budget: Number) -> Op:
     """After the prompt: copy what is kept to where it stays."""
-    kept = blocks.kv_bytes(d.shard, p.batch * np.minimum(budget, p.prompt))
+    kept = ops.kv_bytes(at.d.shard, at.p.batch * np.minimum(budget, at.p.prompt))
     return Op("compact", kernel="gather", bytes={"hbm": 2 * kept})
 
 
-def compact(d: Deployment, p: Point, budget: Number, scored: Number) -> list[Op]:
+def compact(at: LayerPass, budget: Number, scored: Number) -> list[Op]:
     """Select by ``scored`` tokens' scores and gather what is kept, where anything is dropped."""
-    evicts = (p.prompt > np.asarray(budget)).astype(float)
-    kept = gather_kept(d, p, budget)
+    evicts = (at.p.prompt > np.asarray(budget)).astype(float)
+    kept = gather_kept(at, budget)
     return [
-        select(d, p, budget, scored),
+        select(at, budget, scored),
         replace(kept, bytes={"hbm": kept.bytes["hbm"] * evicts}),
     ]
 
 
-def score_upkeep(d: Deployment, p: Point, tokens: Number) -> list[Op]:
+def score_upkeep(at: LayerPass, tokens: Number) -> list[Op]:
     """Scores of ``tokens`` cached tokens leave the kernel and are added up in fp32 per head."""
-    sums = p.batch * d.shard.heads * tokens
-    moved = blocks.SCORE * p.new * sums + 8.0 * sums  # sums are read and written
+    sums = at.p.batch * at.d.shard.heads * tokens
+    moved = ops.SCORE * at.p.new * sums + 8.0 * sums  # sums are read and written
     return [Op("scores", kernel="pointwise", bytes={"hbm": moved})]
 
 
-def kept_cache(d: Deployment, p: Point, shape: LayerShape, budget: Number) -> Number:
-    """Fp16 keys and values of the tokens kept in one layer. [B]"""
-    tokens = np.minimum(attention.cached(d, p, shape), budget)
-    return d.stack.cache_overhead * blocks.kv_bytes(d.shard, p.batch * tokens)
+def observe(at: LayerPass, window: Number, budget: Number) -> Op:
+    """Scores of the prompt's last queries over all its keys, where any is dropped."""
+    m, p = at.d.shard, at.p
+    evicts = (p.prompt > np.asarray(budget)).astype(float)
+    asking = np.minimum(window, p.prompt)
+    pairs = asking * p.prompt * evicts
+    width = m.k_width / m.cached_heads
+    keys = ops.HALF * p.batch * m.k_width * p.prompt * evicts
+    queries = ops.HALF * p.batch * m.heads * width * asking * evicts
+    scores = 2 * ops.SCORE * p.batch * m.heads * pairs  # softmax, then pooling over queries
+    flops = 2.0 * p.batch * m.heads * width * pairs
+    return Op("observe", kernel="attention", flops=flops, bytes={"hbm": keys + queries + scores})
+
+
+def kept_tokens(at: LayerPass, budget: Number) -> Number:
+    """The kept part of the prompt and everything generated since. [tokens]"""
+    generated = np.maximum(at.p.length - at.p.prompt, 0.0)
+    return np.minimum(at.p.prompt, budget) + generated

@@ -4,16 +4,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim.engine.formats import Format
-from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.base import Technique
-from kvsim.techniques.hostcache import PACKED_GROUP, HostCache
+from kvsim.techniques.offload import packed_on_host
+from kvsim.techniques.place import Place
 from kvsim.techniques.settings import param
+from kvsim.techniques.terms import Part, Term
 
 
 @dataclass(frozen=True)
-class Flexgen(HostCache):
+class Flexgen(Term):
     """Offloading by columns: a layer serves all parts of the batch before the next layer.
 
     References
@@ -30,31 +29,15 @@ class Flexgen(HostCache):
     bits: float = param(16, "bits per cached number", choices=(4, 8, 16))
     parts: int = param(8, "parts of the batch", low=1, high=1024)
 
-    @property
-    def host_part(self) -> Number:
-        """What is not on the GPU."""
-        return 1.0 - self.cache_gpu / 100
+    def says(self) -> tuple[Part, ...]:
+        """What is not on the GPU is on the host."""
+        cache, weights, states = (
+            1.0 - share / 100 for share in (self.cache_gpu, self.weights_gpu, self.states_gpu)
+        )
+        place = Place(cache, weights_host=weights, states_host=states, parts=self.parts)
+        return (place, *packed_on_host(self.bits))
 
-    @property
-    def stored(self) -> Format:
-        """Fp16, or groups of 64."""
-        return Format() if self.bits == 16 else Format(self.bits, PACKED_GROUP)
-
-    @property
-    def streamed_weights(self) -> float:
-        """What is not on the GPU."""
-        return 1.0 - self.weights_gpu / 100
-
-    @property
-    def streamed_states(self) -> float:
-        """What is not on the GPU."""
-        return 1.0 - self.states_gpu / 100
-
-    def tiles(self) -> int:
-        """As set."""
-        return self.parts
-
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """The corners of the placement, and half the weights."""
         shares = (0.0, 50.0, 100.0)
         return [Flexgen(w, c) for w in shares for c in (0.0, 50.0)] + [Flexgen(bits=4)]

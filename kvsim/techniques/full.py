@@ -3,16 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim.engine import attention
-from kvsim.graph import Buffers, Op, Point
-from kvsim.machines.deployment import Deployment
-from kvsim.models.model import LayerShape
-from kvsim.techniques.base import Technique
+from kvsim.techniques.terms import Part, Term
 
 
 @dataclass(frozen=True)
-class Full(Technique):
-    """Fp16 KV cache on the GPU.
+class Full(Term):
+    """Fp16 KV cache on the GPU, attended to whole.
 
     References
     ----------
@@ -20,12 +16,7 @@ class Full(Technique):
     """
 
     name: ClassVar[str] = "full"
-    lossless: ClassVar[bool] = True
 
-    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
-        """One fused attention."""
-        return attention.ops(d, p, shape)
-
-    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
-        """Keys and values of every token the layer can see."""
-        return {"gpu": {"kv": attention.resident_kv(d, p, shape)}}
+    def says(self) -> tuple[Part, ...]:
+        """Nothing that differs from the defaults."""
+        return ()

@@ -1,18 +1,17 @@
 """GEAR's first release: plain PyTorch over a sequence's whole cache, its heads repeated."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from kvsim.engine import attention
-from kvsim.engine import ops as blocks
+from kvsim.engine import ops
+from kvsim.engine.buffers import merge
 from kvsim.engine.formats import Format
-from kvsim.graph import Buffers, Number, Op, Point
+from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.models.model import LayerShape
-from kvsim.techniques.base import Technique, merge
+from kvsim.techniques.axes import Storage
 from kvsim.techniques.gear import LOOPS, PRODUCTS, QR
+from kvsim.techniques.layers import LayerPass, resident_kv
 from kvsim.techniques.settings import param
 
 SINGLE = 4.0  # bytes of an fp32 number [B]
@@ -37,7 +36,7 @@ and 74 us) over the 45 us that ``time.qr_s`` of Hugging Face's stacks is."""
 
 
 @dataclass(frozen=True)
-class GearFirst(Technique):
+class GearFirst(Storage):
     """GEAR as first released: one range and one low-rank product for a sequence's whole cache.
 
     What is packed has a copy per query head, as repeat_kv makes them. Rank and outliers are shares,
@@ -50,7 +49,7 @@ class GearFirst(Technique):
     .. [1] H. Kang et al., "GEAR", 2024, section 3, algorithms 1 and 2; the code of March 2024.
     """
 
-    name: ClassVar[str] = "gear-first"
+    name = "gear-first"
 
     bits: float = param(4, "bits per cached number", choices=(4, 8))
     residual: int = param(20, "latest tokens in fp16 until all are packed", low=1, high=1e6)
@@ -61,7 +60,7 @@ class GearFirst(Technique):
 
     @property
     def stored(self) -> Format:
-        """Packed without groups, in blocks."""
+        """Packed without groups, in ops."""
         return Format(self.bits, k_block=self.residual, v_block=self.residual)
 
     def _numbers(self, d: Deployment, tokens: Number) -> Number:
@@ -75,25 +74,37 @@ class GearFirst(Technique):
     def _factors(self, d: Deployment, batch: Number, tokens: Number) -> Number:
         """A row per token and one per channel, of keys and of values. [B]"""
         rows = 2 * tokens + self._numbers(d, 1.0)
-        return blocks.HALF * batch * self._columns(d, tokens) * rows
+        return ops.HALF * batch * self._columns(d, tokens) * rows
 
-    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
-        """Unfused attention over the restored cache, packed anew once per residual."""
-        tokens = attention.cached(d, p, shape)
-        if p.prefill:
-            return [*attention.ops(d, p, shape, scored=True), *self._pack(d, p, tokens, 1.0)]
-        stored = self.stored
-        # repeated heads are read and unpacked like the first
-        own = p.batch * d.shard.kv_width * tokens * (stored.number + d.stack.unpack_bytes)
-        more = (d.shard.queries_per_kv - 1) * own
-        return [
-            self._restore(d, p, tokens),
-            *attention.ops(d, p, shape, stored=stored, extra_bytes=more),
-            *self._pack(d, p, tokens, 1.0 / self.residual),
-        ]
+    @property
+    def by_token(self) -> bool:
+        """One range and one product are of the whole cache."""
+        return False
 
-    def _pack(self, d: Deployment, p: Point, tokens: Number, often: float) -> list[Op]:
+    @property
+    def scored(self) -> bool:
+        """The prompt's attention is not fused."""
+        return True
+
+    def arrive(self, at: LayerPass) -> list[Op]:
+        """Decoding attends to the restored cache."""
+        return [] if at.p.prefill else [self._restore(at, at.kept)]
+
+    def extra_bytes(self, at: LayerPass) -> Number:
+        """Repeated heads are read and unpacked like the first."""
+        if at.p.prefill:
+            return 0.0
+        d, stored = at.d, self.stored
+        own = at.p.batch * d.shard.kv_width * at.kept * (stored.number + d.stack.unpack_bytes)
+        return (d.shard.queries_per_kv - 1) * own
+
+    def after(self, at: LayerPass) -> list[Op]:
+        """The prompt is packed once, later everything anew once per residual."""
+        return self._pack(at, at.kept, 1.0 if at.p.prefill else 1.0 / self.residual)
+
+    def _pack(self, at: LayerPass, tokens: Number, often: float) -> list[Op]:
         """Outliers taken out, the rest rounded, its error approximated by a power iteration."""
+        d, p = at.d, at.p
         numbers = often * self._numbers(d, p.batch * tokens)
         rank = self._columns(d, tokens)
         corrected = 1.0 * (rank > 0)
@@ -123,8 +134,9 @@ class GearFirst(Technique):
             ),
         ]
 
-    def _restore(self, d: Deployment, p: Point, tokens: Number) -> Op:
+    def _restore(self, at: LayerPass, tokens: Number) -> Op:
         """The error's approximation is multiplied out and added to the unpacked cache."""
+        d, p = at.d, at.p
         numbers = self._numbers(d, p.batch * tokens)
         moved = RESTORED * numbers + self._factors(d, p.batch, tokens)
         rank = self._columns(d, tokens)
@@ -137,20 +149,17 @@ class GearFirst(Technique):
             launches=4,
         )
 
-    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
+    def resident(self, at: LayerPass) -> dict[str, Number]:
         """Packed numbers of all query heads, the factors, and the outliers with positions."""
-        tokens = attention.cached(d, p, shape)
-        numbers = self._numbers(d, p.batch * tokens)
-        kv = d.shard.queries_per_kv * attention.resident_kv(d, p, shape, self.stored)
+        d, tokens = at.d, at.kept
+        numbers = self._numbers(d, at.p.batch * tokens)
         return {
-            "gpu": {
-                "kv": kv,
-                "factors": self._factors(d, p.batch, tokens),
-                "outliers": self.outliers * numbers * (blocks.HALF + POSITION),
-            }
+            "kv": d.shard.queries_per_kv * resident_kv(at, self.stored),
+            "factors": self._factors(d, at.p.batch, tokens),
+            "outliers": self.outliers * numbers * (ops.HALF + POSITION),
         }
 
-    def once(self, d: Deployment, p: Point) -> Buffers:
+    def once(self, at: LayerPass) -> Buffers:
         """One layer's prompt until it is packed, and the error of its keys or values in fp32."""
-        error = SINGLE * self._numbers(d, p.tokens) / 2 if p.prefill else 0.0
-        return merge(blocks.prompt_kv(d, p), {"gpu": {"error": error}})
+        error = SINGLE * self._numbers(at.d, at.p.tokens) / 2 if at.p.prefill else 0.0
+        return merge(ops.prompt_kv(at.d, at.p), {"gpu": {"error": error}})

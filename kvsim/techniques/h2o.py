@@ -2,22 +2,21 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from kvsim.engine import attention
-from kvsim.engine import ops as blocks
-from kvsim.graph import Buffers, Number, Op, Point
+from kvsim.engine import ops
+from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.models.model import LayerShape
-from kvsim.techniques.base import Technique
-from kvsim.techniques.eviction import compact, kept_cache, score_upkeep
+from kvsim.techniques.axes import Selection
+from kvsim.techniques.eviction import compact, score_upkeep
+from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.settings import param
+from kvsim.techniques.terms import Term
 
 
 @dataclass(frozen=True)
-class H2o(Technique):
+class H2o(Selection):
     """Greedy eviction by accumulated attention scores.
 
     Scores of every query are accumulated in fp32 per head, so they have to leave the attention
@@ -29,43 +28,58 @@ class H2o(Technique):
        language models", NeurIPS 2023, algorithm 1.
     """
 
-    name: ClassVar[str] = "h2o"
+    name = "h2o"
+    evicts = "always"
+    per_head = True
 
     heavy: Number = param(512, "heavy hitters kept [tokens]", high=1e7)
     recent: Number = param(512, "recent tokens kept [tokens]", low=1, high=1e7)
 
     @property
-    def _budget(self) -> Number:
+    def budget(self) -> Number:
+        """Tokens kept at most."""
         return self.heavy + self.recent
 
-    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
-        """Attention over the kept tokens, then the upkeep of their scores."""
-        limit = None if p.prefill else self._budget
-        tokens = attention.cached(d, p, shape)
-        seen = tokens if p.prefill else np.minimum(tokens, self._budget)
-        ranked = seen * (p.max_length > self._budget)
-        ops = [
-            *attention.ops(d, p, shape, limit=limit, scored=True),
-            *score_upkeep(d, p, ranked),
-        ]
+    @property
+    def scored(self) -> bool:
+        """All scores are added up."""
+        return True
+
+    def kept(self, at: LayerPass) -> Number:
+        """Heavy hitters and recent tokens."""
+        return np.minimum(at.cached, self.budget)
+
+    def prompt_kept(self, at: LayerPass) -> Number:
+        """The budget at most."""
+        return np.minimum(at.p.length, self.budget)
+
+    def limit(self, at: LayerPass) -> Number:
+        """Everything kept."""
+        return self.budget
+
+    def after(self, at: LayerPass) -> list[Op]:
+        """The upkeep of scores; after the prompt, what stays; later, the lowest."""
+        p, tokens = at.p, at.cached
+        seen = tokens if p.prefill else np.minimum(tokens, self.budget)
+        upkeep = score_upkeep(at, seen * (p.max_length > self.budget))
         if p.prefill:
-            return [*ops, *compact(d, p, self._budget, scored=tokens)]
+            return [*upkeep, *compact(at, self.budget, scored=tokens)]
         # the token that leaves the recent ones is compared with the heavy hitters
-        compared = (self.heavy + 1) * (p.length > self._budget) * (np.asarray(self.heavy) > 0)
-        sums = 4.0 * p.batch * d.shard.heads * compared
-        return [*ops, Op("lowest", kernel="topk", bytes={"hbm": sums})]
+        compared = (self.heavy + 1) * (p.length > self.budget) * (np.asarray(self.heavy) > 0)
+        sums = 4.0 * p.batch * at.d.shard.heads * compared
+        return [*upkeep, Op("lowest", kernel="topk", bytes={"hbm": sums})]
 
-    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
-        """Kept tokens and their scores."""
-        kept = kept_cache(d, p, shape, self._budget)
-        sums = 4.0 * p.batch * d.shard.heads * np.minimum(self._budget, p.length)
-        return {"gpu": {"kv": kept, "scores": sums * (p.max_length > self._budget)}}
+    def resident(self, at: LayerPass) -> Buffers:
+        """Scores of the kept tokens."""
+        p = at.p
+        sums = 4.0 * p.batch * at.d.shard.heads * np.minimum(self.budget, p.length)
+        return {"gpu": {"scores": sums * (p.max_length > self.budget)}}
 
-    def once(self, d: Deployment, p: Point) -> Buffers:
+    def once(self, at: LayerPass) -> Buffers:
         """One layer's whole cache while the prompt is read."""
-        return blocks.prompt_kv(d, p)
+        return ops.prompt_kv(at.d, at.p)
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """A tenth, a fifth and two fifths of the longest context, half of it heavy."""
         half = np.ceil(np.array([0.05, 0.1, 0.2]) * (prompt + generate))[:, None, None]
         return [H2o(half, half)]

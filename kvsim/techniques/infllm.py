@@ -2,21 +2,21 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
-from kvsim.engine import attention
-from kvsim.engine import ops as blocks
+from kvsim.engine import attention, ops
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
-from kvsim.techniques.base import Technique
+from kvsim.techniques.axes import Selection
+from kvsim.techniques.layers import LayerPass, Parts
 from kvsim.techniques.settings import param
+from kvsim.techniques.terms import Term
 
 
 @dataclass(frozen=True)
-class Infllm(Technique):
+class Infllm(Selection):
     """Attention over initial tokens, the best blocks, and a local window.
 
     Blocks are chosen per sequence by the keys of their representative tokens, which stay on the
@@ -29,7 +29,8 @@ class Infllm(Technique):
        efficient context memory", NeurIPS 2024, section 3; defaults of the released settings.
     """
 
-    name: ClassVar[str] = "infllm"
+    name = "infllm"
+    chooses = True
 
     k: Number = param(16, "blocks attended to", low=1, high=1e6)
     block: int = param(128, "tokens of a block", low=1, high=1e5)
@@ -39,6 +40,15 @@ class Infllm(Technique):
     cached: Number = param(32, "blocks in the GPU's cache, no fewer than k", high=1e6)
     reuse: float = param(0, "least share of chosen blocks in it", high=1, whole=False)
     chunk: int = param(512, "queries that choose together in prefill", low=1, high=1e6)
+
+    def refuses(self, d: Deployment, beside: Parts) -> str:
+        """Blocks have a home of their own, in fp16."""
+        place, storage = beside.placement, beside.storage
+        if storage.stored.packs:
+            return f"infllm copies fp16 blocks between GPU and host, and {storage.name} packs them"
+        if np.any(np.asarray(place.v_host) + place.on_cpu > 0):
+            return "infllm places its blocks itself: recent ones on the GPU, all on the host"
+        return ""
 
     def _far(self, tokens: Number) -> Number:
         """Whole blocks that have left the local window."""
@@ -66,80 +76,87 @@ class Infllm(Technique):
         first: Number = np.minimum(n, held)
         return first + self.block / self.chunk * self.k * later
 
-    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
+    def attend(self, at: LayerPass) -> list[Op]:
         """Choose and fetch blocks beside local attention, then attend to them and the first."""
-        m, tokens = d.shard, attention.cached(d, p, shape)
+        d, p, shape, m, tokens = at.d, at.p, at.shape, at.d.shard, at.cached
         n = self._far(tokens)
         chosen, among = np.minimum(self.k, n), n * (n > self.k)
         if p.prefill:
             among = self.block / self.chunk * (n**2 - chosen**2) / 2
         seen = tokens - (n - chosen) * self.block  # with the part of a block not full yet
         fetched = p.batch * self._missing(p, n, self.cached)
-        size = blocks.kv_bytes(m, fetched * self.block)
+        size = ops.kv_bytes(m, fetched * self.block)
         left = p.batch * (n * self.block if p.prefill else p.new * (n > 0))
         each = 2 * d.hardware.links["h2d"].latency  # keys and values of every block apart
-        fetch = blocks.copy("fetch", "h2d", size, launches=2, after=("topk",))
-        moved = 2 * blocks.kv_bytes(m, p.batch * self._missing(p, n, self.k) * self.block)
+        fetch = ops.copy("fetch", "h2d", size, launches=2, after=("topk",))
+        moved = 2 * ops.kv_bytes(m, p.batch * self._missing(p, n, self.k) * self.block)
         near = attention.ops(d, p, shape, name="local", limit=self.local)
-        whole = attention.ops(d, p, shape, limit=seen)
+        beside = at.drafting.extra_bytes(at)
+        whole = attention.ops(d, p, shape, limit=seen, extra_bytes=beside)
+        drafted = at.drafting.after_prompt(at) if p.prefill else []
         return [
-            *blocks.runtime(d, n),
-            *self._choose(d, p, among),
+            *ops.runtime(d, n),
+            *self._choose(at, among),
             replace(fetch, fixed=each * np.maximum(fetched - 1, 0.0)),
-            blocks.copy(
-                "store", "d2h", blocks.kv_bytes(m, left), after=("qkv",),
+            ops.copy(
+                "store", "d2h", ops.kv_bytes(m, left), after=("qkv",),
                 launches=2.0 if p.prefill else 2.0 / self.block,
             ),
             *near,
-            self._represent(d, p, shape),
+            self._represent(at),
             Op("gather", kernel="gather", bytes={"hbm": moved}, after=("fetch",)),
             *(_rest(a, b) for a, b in zip(whole, near, strict=True)),
+            *drafted,
         ]  # fmt: skip
 
-    def _choose(self, d: Deployment, p: Point, among: Number) -> list[Op]:
+    def _choose(self, at: LayerPass, among: Number) -> list[Op]:
         """Queries against the representatives of ``among`` blocks, and the best blocks."""
-        m = d.shard
+        m, p = at.d.shard, at.p
         keys = p.batch * among * self.representatives
         flops = 2.0 * m.heads * m.k_width / m.cached_heads * keys
-        read = blocks.HALF * m.k_width * keys
+        read = ops.HALF * m.k_width * keys
         return [
             Op("relevance", kernel="attention", flops=flops, bytes={"hbm": read}),
-            blocks.top_k("topk", p.batch * among, sync=d.stack.gather_sync),
+            ops.top_k("topk", p.batch * among, sync=at.d.stack.gather_sync),
         ]
 
-    def _represent(self, d: Deployment, p: Point, shape: LayerShape) -> Op:
+    def _represent(self, at: LayerPass) -> Op:
         """What local keys are given by local queries: a second pass of scores, summed."""
-        m = d.shard
-        keys = p.batch * np.minimum(p.length, self.local + p.new - 1) * self._forms(p, shape)
-        pairs = p.batch * attention.query_key_pairs(d, p, self.local) * self._forms(p, shape)
-        moved = (blocks.HALF * m.k_width + blocks.SCORE * m.heads) * keys
+        d, p, m = at.d, at.p, at.d.shard
+        forms = self._forms(p, at.shape)
+        keys = p.batch * np.minimum(p.length, self.local + p.new - 1) * forms
+        pairs = p.batch * attention.query_key_pairs(d, p, self.local) * forms
+        moved = (ops.HALF * m.k_width + ops.SCORE * m.heads) * keys
         flops = 2.0 * m.heads * m.k_width / m.cached_heads * pairs
         return Op("represent", kernel="attention", flops=flops, bytes={"hbm": moved})
 
-    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
-        """First and latest tokens, representatives and fetched blocks; all blocks on the host."""
-        m, tokens = d.shard, attention.cached(d, p, shape)
+    def kept(self, at: LayerPass) -> Number:
+        """Of the cache itself the first and the latest tokens; blocks are counted apart."""
+        return np.minimum(at.cached, self.initial + self.local + self.block)
+
+    def resident(self, at: LayerPass) -> Buffers:
+        """Representatives and fetched blocks; all blocks on the host."""
+        m, p, tokens = at.d.shard, at.p, at.cached
         n = self._far(tokens)
-        kept = np.minimum(tokens, self.initial + self.local + self.block)
         held = np.minimum(n, np.maximum(self.cached, self.k))
-        scored = np.minimum(tokens, self.local + self.block) * self._forms(p, shape)
+        scored = np.minimum(tokens, self.local + self.block) * self._forms(p, at.shape)
         return {
             "gpu": {
-                "kv": d.stack.cache_overhead * blocks.kv_bytes(m, p.batch * kept),
-                "representatives": blocks.HALF * m.k_width * p.batch * self.representatives * n,
-                "block cache": blocks.kv_bytes(m, p.batch * held * self.block),
-                "fetched blocks": blocks.kv_bytes(m, p.batch * np.minimum(n, self.k) * self.block),
-                "scores": blocks.HALF * p.batch * m.heads * scored,
+                "representatives": ops.HALF * m.k_width * p.batch * self.representatives * n,
+                "block cache": ops.kv_bytes(m, p.batch * held * self.block),
+                "fetched blocks": ops.kv_bytes(m, p.batch * np.minimum(n, self.k) * self.block),
+                "scores": ops.HALF * p.batch * m.heads * scored,
             },
-            "host": {"kv": blocks.kv_bytes(m, p.batch * n * self.block)},
+            "host": {"kv": ops.kv_bytes(m, p.batch * n * self.block)},
         }
 
-    def once(self, d: Deployment, p: Point) -> Buffers:
+    def once(self, at: LayerPass) -> Buffers:
         """In prefill one layer's blocks on their way out."""
-        out = p.batch * self._far(attention.cached(d, p, LayerShape())) * self.block
-        return {"gpu": {"kv on the way out": blocks.kv_bytes(d.shard, out) if p.prefill else 0.0}}
+        out = at.p.batch * self._far(at.alone().cached) * self.block
+        leaving = ops.kv_bytes(at.d.shard, out) if at.p.prefill else 0.0
+        return {"gpu": {"kv on the way out": leaving}}
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """The released settings; an eighth and a quarter of the context, half of it local."""
         half = np.ceil(np.array([0.0625, 0.125]) * (prompt + generate))[:, None, None]
         return [Infllm(), Infllm(np.ceil(half / 128), local=half)]

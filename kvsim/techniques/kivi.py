@@ -2,20 +2,19 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from kvsim.engine import attention
-from kvsim.engine import ops as blocks
+from kvsim.engine import ops
 from kvsim.engine.formats import Format, kivi
-from kvsim.graph import Buffers, Op, Point
+from kvsim.graph import Buffers, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.models.model import LayerShape
-from kvsim.techniques.base import Technique
+from kvsim.techniques.axes import Storage
+from kvsim.techniques.layers import LayerPass, pack
 from kvsim.techniques.settings import param
+from kvsim.techniques.terms import Term
 
 
 @dataclass(frozen=True)
-class Kivi(Technique):
+class Kivi(Storage):
     """Asymmetric group quantisation of the cache with a full-precision residual.
 
     References
@@ -24,7 +23,7 @@ class Kivi(Technique):
        ICML 2024, section 3 and appendix A.
     """
 
-    name: ClassVar[str] = "kivi"
+    name = "kivi"
 
     bits: float = param(2, "bits per cached number", choices=(1, 2, 4, 8, 16))
     group: int = param(32, "numbers that share a scale", low=8, high=1024)
@@ -35,21 +34,19 @@ class Kivi(Technique):
         """Packed groups and an fp16 residual."""
         return kivi(self.bits, self.group, self.residual)
 
-    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
-        """Attention over packed and fresh tokens; keys are packed in blocks, values singly."""
-        return [
-            *blocks.pack(d, p, self.stored),
-            *attention.ops(d, p, shape, stored=self.stored),
-        ]
+    @property
+    def by_token(self) -> bool:
+        """Keys of a group of tokens share their scales."""
+        return self.exact
 
-    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
-        """Packed numbers, their scales, and the fp16 residual."""
-        return {"gpu": {"kv": attention.resident_kv(d, p, shape, self.stored)}}
+    def arrive(self, at: LayerPass) -> list[Op]:
+        """Keys are packed in blocks, values singly."""
+        return pack(at)
 
-    def once(self, d: Deployment, p: Point) -> Buffers:
+    def once(self, at: LayerPass) -> Buffers:
         """One layer's whole prompt until it is packed."""
-        return blocks.prompt_kv(d, p)
+        return ops.prompt_kv(at.d, at.p)
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """The paper's widths and groups."""
         return [Kivi(bits, group) for bits in (2, 4) for group in (32, 64)]

@@ -2,23 +2,23 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from kvsim.engine import attention
-from kvsim.engine import ops as blocks
+from kvsim.engine import attention, ops
+from kvsim.engine.buffers import merge
 from kvsim.engine.formats import Format, averaged, bytes_per_number, mixed_bits
-from kvsim.graph import Array, Buffers, Number, Op, Point
+from kvsim.graph import Array, Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.models.model import LayerShape
-from kvsim.techniques.base import Technique, merge
+from kvsim.techniques.axes import Storage
 from kvsim.techniques.eviction import score_upkeep
+from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.settings import param
+from kvsim.techniques.terms import Term
 
 
 @dataclass(frozen=True)
-class Mikv(Technique):
+class Mikv(Storage):
     """Mixed precision by attention scores accumulated over all queries, as H2O ranks tokens.
 
     Numbers are packed token by token in groups, keys after a balancing of their channels with
@@ -32,7 +32,7 @@ class Mikv(Technique):
     .. [2] Y. He et al., "ZipCache", NeurIPS 2024, section 5.3: MiKV on standard attention.
     """
 
-    name: ClassVar[str] = "mikv"
+    name = "mikv"
 
     salient: Number = param(0.6, "share of tokens at high precision", high=1, whole=False)
     high: float = param(4, "bits of salient tokens", choices=(2, 4, 8, 16))
@@ -50,7 +50,7 @@ class Mikv(Technique):
 
     @property
     def _packs(self) -> Array:
-        return (np.asarray(self._number) < blocks.HALF).astype(float)
+        return (np.asarray(self._number) < ops.HALF).astype(float)
 
     @property
     def stored(self) -> Format:
@@ -62,62 +62,84 @@ class Mikv(Technique):
         """Only without packing."""
         return not self._packs.any()
 
-    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
-        """Attention over both precisions, the upkeep of the scores, packing of what goes down."""
-        m, stored = d.shard, self.stored
-        tokens = attention.cached(d, p, shape)
-        less = p.batch * m.kv_width * tokens * (np.asarray(self._number) - stored.number)
-        less = less * (not p.prefill)  # the prompt reads its own keys and values in fp16
-        ranked = p.batch * m.cached_heads * tokens
-        return [
-            *self._pack(d, p),
-            *attention.ops(d, p, shape, stored=stored, extra_bytes=less, scored=True),
-            *score_upkeep(d, p, tokens),
-            *([] if p.prefill else [_lowest(d, p, tokens)]),
-            *([blocks.top_k("select", ranked)] if p.prefill else []),
-            *(blocks.id_lists(d, p.batch) if p.prefill and not self.exact else []),
-        ]
+    @property
+    def by_token(self) -> bool:
+        """A token's numbers are packed alone."""
+        return True
 
-    def _pack(self, d: Deployment, p: Point) -> list[Op]:
+    @property
+    def scored(self) -> bool:
+        """The whole score matrix is added up."""
+        return True
+
+    def number(self, at: LayerPass) -> tuple[Number, Number]:
+        """The average of both precisions."""
+        return self._number, self._number
+
+    def moved(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
+        """Both precisions."""
+        size = at.p.batch * at.d.shard.kv_width / 2 * tokens * np.asarray(self._number)
+        return size, size
+
+    def arrive(self, at: LayerPass) -> list[Op]:
         """The balancer's maxima over the prompt, or its use on new queries; then packing."""
-        m = d.shard
+        m, p = at.d.shard, at.p
         queries = m.heads * m.head_dim
         balanced = queries + m.k_width if p.prefill else 2 * queries
-        moved = m.kv_width * p.tokens * (blocks.HALF + np.asarray(self._number))
-        balance = blocks.HALF * p.tokens * balanced * self._packs
+        new = at.staying
+        if p.prefill and at.selection.evicts != "never":
+            new = p.batch * at.selection.prompt_kept(at)
+        moved = m.kv_width * new * (ops.HALF + np.asarray(self._number))
+        balance = ops.HALF * p.tokens * balanced * self._packs
         return [
             Op("balance", kernel="pointwise", bytes={"hbm": balance}),
             Op("quantise", kernel="quantise", bytes={"hbm": moved * self._packs}),
         ]
 
-    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
+    def extra_bytes(self, at: LayerPass) -> Number:
+        """What both precisions differ by from the kernel's one."""
+        if at.p.prefill:  # the prompt reads its own keys and values in fp16
+            return 0.0
+        less = np.asarray(self._number) - self.stored.number
+        return at.p.batch * at.d.shard.kv_width * at.kept * less
+
+    def after(self, at: LayerPass) -> list[Op]:
+        """The upkeep of the scores; a token that comes in pushes the least important one down."""
+        d, p, tokens = at.d, at.p, at.kept
+        upkeep = score_upkeep(at, tokens)
+        if not p.prefill:
+            sums = 4.0 * p.batch * d.shard.heads * tokens
+            return [*upkeep, Op("lowest", kernel="topk", bytes={"hbm": sums})]
+        ranked = p.batch * d.shard.cached_heads * tokens
+        lists = [] if self.exact else ops.id_lists(d, p.batch)
+        return [*upkeep, ops.top_k("rank", ranked), *lists]
+
+    def resident(self, at: LayerPass) -> dict[str, Number]:
         """Both precisions, which token has which, accumulated scores, and the balancer."""
-        m, tokens = d.shard, attention.cached(d, p, shape)
+        d, p, m, tokens = at.d, at.p, at.d.shard, at.kept
         packed = p.batch * m.kv_width * tokens * np.asarray(self._number)
         mixed = (np.asarray(self.salient) > 0) & (np.asarray(self.salient) < 1)
         return {
-            "gpu": {
-                "kv": d.stack.cache_overhead * packed,
-                "indices": d.stack.index_bytes * p.batch * m.cached_heads * tokens * mixed,
-                "scores": 4.0 * p.batch * m.heads * tokens,
-                "balancer": blocks.HALF * p.batch * m.k_width * self._packs,
-            }
+            "kv": d.stack.cache_overhead * packed,
+            "indices": d.stack.index_bytes * p.batch * m.cached_heads * tokens * mixed,
+            "scores": 4.0 * p.batch * m.heads * tokens,
+            "balancer": ops.HALF * p.batch * m.k_width * self._packs,
         }
 
-    def once(self, d: Deployment, p: Point) -> Buffers:
+    def home(self, at: LayerPass) -> tuple[Number, Number]:
+        """Both precisions."""
+        half = self.resident(at)["kv"] / 2
+        return half, half
+
+    def once(self, at: LayerPass) -> Buffers:
         """One layer's prompt and its score matrix, where the stack's attention keeps none."""
+        d, p = at.d, at.p
         there = p.prefill and not attention.score_bytes(d, p)
         alive = np.minimum(p.tokens, d.stack.prefill_chunk) * p.length
-        scores = blocks.HALF * d.shard.heads * alive if there else 0.0
-        return merge(blocks.prompt_kv(d, p), {"gpu": {"score matrix": scores}})
+        scores = ops.HALF * d.shard.heads * alive if there else 0.0
+        return merge(ops.prompt_kv(d, p), {"gpu": {"score matrix": scores}})
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """Shares around the paper's, at its widths and at those ZipCache compares with."""
         shares = np.array([0.2, 0.4, 0.6, 0.8])[:, None, None]
         return [Mikv(shares, high, low) for high, low in ((4, 2), (16, 2), (16, 4))]
-
-
-def _lowest(d: Deployment, p: Point, tokens: Number) -> Op:
-    """The least important token is looked for among all, one at a time."""
-    sums = 4.0 * p.batch * d.shard.heads * tokens
-    return Op("lowest", kernel="topk", bytes={"hbm": sums})

@@ -1,4 +1,4 @@
-"""KV cache in host memory, copied to the GPU layer by layer, a layer ahead of its use."""
+"""KV cache in host memory, copied to the GPU layer by layer before its use."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,13 +8,19 @@ import numpy as np
 
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.base import Technique
-from kvsim.techniques.hostcache import ROW_OR_COLUMN, Scheduled
+from kvsim.techniques.grouped import Grouped
+from kvsim.techniques.place import ROW_OR_COLUMN, Place
 from kvsim.techniques.settings import param
+from kvsim.techniques.terms import Part, Term
+
+
+def packed_on_host(bits: float) -> tuple[Part, ...]:
+    """Storage in groups on the host, if it packs at all."""
+    return () if bits == 16 else (Grouped(bits, host=True),)
 
 
 @dataclass(frozen=True)
-class Offload(Scheduled):
+class Offload(Term):
     """Offloading with prefetch.
 
     By rows, a batch passes through all layers and weights stay on the GPU. By columns, weights
@@ -33,12 +39,15 @@ class Offload(Scheduled):
     bits: float = param(16, "bits per number on the host", choices=(4, 8, 16))
     parts: int = param(8, "parts of the batch by columns", low=1, high=1024)
 
-    @property
-    def host_part(self) -> Number:
-        """As set."""
-        return self.host_share
+    def says(self) -> tuple[Part, ...]:
+        """A share of the cache on the host; by columns all weights."""
+        column = self.schedule == "column"
+        place = Place(
+            self.host_share, weights_host=1.0 if column else 0, parts=self.parts if column else 1
+        )
+        return (place, *packed_on_host(self.bits))
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """Shares by eighths, both schedules, and packed."""
         shares = np.linspace(0.125, 1, 8)[:, None, None]
         column = [Offload(1.0, "column", bits) for bits in (16, 4)]

@@ -1,5 +1,6 @@
 """Settings of techniques: what each may be, and how it is written."""
 
+from collections.abc import Callable
 from dataclasses import field
 from math import isfinite
 from typing import Any
@@ -17,9 +18,14 @@ def param(
     high: float = 1e9,
     choices: tuple[Any, ...] = (),
     whole: bool = True,
+    also: Callable[[str], bool] | None = None,
 ) -> Any:
-    """A technique's parameter: default, meaning with its unit, and the values it may take."""
+    """A technique's parameter: default, meaning with its unit, and the values it may take.
+
+    ``also`` tells whether a text that is none of the choices is a value.
+    """
     about = {"text": text, "low": low, "high": high, "choices": choices, "whole": whole}
+    about["also"] = also
     return field(default=default, metadata=about)
 
 
@@ -33,6 +39,8 @@ def check(name: str, key: str, value: Any, about: Any) -> None:
     """
     text = f"{name}: {key}={value!r}"
     choices = about["choices"]
+    if isinstance(value, str) and about["also"] and about["also"](value):
+        return
     if isinstance(value, str) or (choices and not isinstance(value, np.ndarray)):
         if value not in choices:
             numeric = isfinite(about["high"]) and not all(c in (True, False) for c in choices)

@@ -2,22 +2,21 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from kvsim.engine import attention
-from kvsim.engine import ops as blocks
-from kvsim.graph import Buffers, Number, Op, Point
+from kvsim.engine import ops
+from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.models.model import LayerShape
-from kvsim.techniques.base import Technique
-from kvsim.techniques.eviction import compact, kept_cache
+from kvsim.techniques.axes import Selection
+from kvsim.techniques.eviction import compact
+from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.settings import param
+from kvsim.techniques.terms import Term
 
 
 @dataclass(frozen=True)
-class Streamingllm(Technique):
+class Streamingllm(Selection):
     """The first tokens and the latest ones are kept; positions count within the cache.
 
     References
@@ -26,42 +25,57 @@ class Streamingllm(Technique):
        section 3.2.
     """
 
-    name: ClassVar[str] = "streamingllm"
+    name = "streamingllm"
+    evicts = "always"
 
     sink: Number = param(4, "first tokens kept [tokens]", high=1e7)
     recent: Number = param(1020, "recent tokens kept [tokens]", low=1, high=1e7)
 
-    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
-        """Attention over what is kept; the prompt is read with full attention."""
-        budget = self.sink + self.recent
-        if p.prefill:
-            return [*attention.ops(d, p, shape), *compact(d, p, budget, scored=0.0)]
-        return [self._turn(d, p), *attention.ops(d, p, shape, limit=budget)]
+    @property
+    def budget(self) -> Number:
+        """Tokens kept at most."""
+        return self.sink + self.recent
 
-    def _turn(self, d: Deployment, p: Point) -> Op:
+    def kept(self, at: LayerPass) -> Number:
+        """Sinks and window."""
+        return np.minimum(at.cached, self.budget)
+
+    def prompt_kept(self, at: LayerPass) -> Number:
+        """The budget at most."""
+        return np.minimum(at.p.length, self.budget)
+
+    def limit(self, at: LayerPass) -> Number:
+        """Everything kept."""
+        return self.budget
+
+    def before(self, at: LayerPass) -> list[Op]:
         """Sinks' keys move along with the window: one kernel per step for those of all layers."""
-        moved = 2 * self._sink_keys(d, p.batch) * (np.asarray(p.length) > self.sink + self.recent)
-        return Op("turn", bytes={"hbm": moved}, launches=1.0 / d.model.layers)
+        evicts = np.asarray(at.p.length) > self.budget
+        moved = 2 * self._sink_keys(at) * evicts
+        return [Op("turn", bytes={"hbm": moved}, launches=1.0 / at.d.model.layers)]
 
-    def _sink_keys(self, d: Deployment, batch: Number) -> Number:
+    def after(self, at: LayerPass) -> list[Op]:
+        """The prompt is read with full attention, then cut."""
+        return compact(at, self.budget, scored=0.0) if at.p.prefill else []
+
+    def _sink_keys(self, at: LayerPass) -> Number:
         """One layer's keys of the sinks; learned positions do not move. [B]"""
-        m = d.shard
-        return blocks.HALF * m.k_width * batch * self.sink * (not m.learned_positions)
+        m = at.d.shard
+        return ops.HALF * m.k_width * at.p.batch * self.sink * (not m.learned_positions)
 
-    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
-        """Sinks and window; sinks' keys once more, as they were before they moved along.
+    def resident(self, at: LayerPass) -> Buffers:
+        """Sinks' keys once more, as they were before they moved along.
 
         Without them, turning the sinks at every step would round them again and again.
         """
-        budget = self.sink + self.recent
-        sinks = self._sink_keys(d, p.batch) * (np.asarray(p.max_length) > budget)
-        return {"gpu": {"kv": kept_cache(d, p, shape, budget), "sink keys": sinks}}
+        sinks = self._sink_keys(at) * (np.asarray(at.p.max_length) > self.budget)
+        return {"gpu": {"sink keys": sinks}}
 
-    def once(self, d: Deployment, p: Point) -> Buffers:
+    def once(self, at: LayerPass) -> Buffers:
         """One layer's whole cache while the prompt is read."""
-        return blocks.prompt_kv(d, p)
+        return ops.prompt_kv(at.d, at.p)
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """An eighth, a quarter and a half of the longest context."""
         part = np.ceil(np.array([0.125, 0.25, 0.5]) * (prompt + generate))[:, None, None]
         return [Streamingllm(4, part)]

@@ -2,22 +2,21 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from kvsim.engine import attention
-from kvsim.engine import ops as blocks
+from kvsim.engine import ops
 from kvsim.engine.formats import Format, averaged, mixed_bits, separable_parameters
-from kvsim.graph import Array, Buffers, Channel, Number, Op, Point
+from kvsim.graph import Array, Buffers, Channel, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.models.model import LayerShape
-from kvsim.techniques.base import Technique
+from kvsim.techniques.axes import Storage
+from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.settings import param
+from kvsim.techniques.terms import Term
 
 
 @dataclass(frozen=True)
-class Zipcache(Technique):
+class Zipcache(Storage):
     """Mixed-precision cache, channelwise keys and channel-separable tokenwise values.
 
     References
@@ -26,7 +25,7 @@ class Zipcache(Technique):
        token identification", NeurIPS 2024, section 4, equation 9, algorithms 2 and 3.
     """
 
-    name: ClassVar[str] = "zipcache"
+    name = "zipcache"
 
     salient: Number = param(0.6, "share of tokens at high precision", high=1, whole=False)
     high: float = param(4, "bits of salient tokens", choices=(2, 4, 8, 16))
@@ -42,6 +41,11 @@ class Zipcache(Technique):
     def stored(self) -> Format:
         """The kernel's format; tokenwise parameters are counted apart."""
         return averaged(self._bits)
+
+    @property
+    def by_token(self) -> bool:
+        """Keys of all tokens packed together share their scales."""
+        return self.exact
 
     @property
     def exact(self) -> bool:
@@ -67,101 +71,118 @@ class Zipcache(Technique):
         low = first - salient[0] + windows * (self.window - salient[1])
         numbers = batch * m.kv_width * (high * self.high + low * self.low) / 8
         sets = times * ((np.asarray(high) > 0) + 1.0 * (np.asarray(low) > 0))
-        parameters = blocks.HALF * separable_parameters(batch, m.kv_width / 2, first + later, sets)
+        parameters = ops.HALF * separable_parameters(batch, m.kv_width / 2, first + later, sets)
         return numbers + parameters * (np.asarray(self._bits) < 16)
 
-    def _fresh(self, p: Point, tokens: Number) -> Number:
+    def _fresh(self, at: LayerPass) -> Number:
         """Tokens not packed yet when a pass attends; it packs afterwards. [tokens]"""
+        p = at.p
         if p.prefill:
             return 0.0
         waiting: Number = np.maximum(p.context - p.prompt, 0.0) % self.window + p.new
-        return np.minimum(tokens, waiting)
+        return np.minimum(at.kept, waiting)
 
-    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
-        """Attention over both precisions; probes score all tokens; new tokens are packed.
+    def _ages(self, at: LayerPass) -> tuple[Number, Number, Number]:
+        """Kept tokens of the prompt, later ones that are packed, and those that are not."""
+        tokens, fresh = at.kept, self._fresh(at)
+        later = np.maximum(tokens - fresh - at.of_prompt, 0.0)
+        return tokens - fresh - later, later, fresh
 
-        In decoding one new token in a hundred pays for the packing of a hundred; saliency is
-        selected once per window.
-        """
-        m = d.shard
-        tokens = attention.cached(d, p, shape)
-        fresh = self._fresh(p, tokens)
-        later = np.maximum(tokens - fresh - p.prompt, 0.0)
-        times = 1 + np.ceil(later / self.window)
-        packed = self._packed(d, p.batch, tokens - fresh - later, later, times)
-        read = packed + blocks.kv_bytes(m, p.batch * fresh)
-        plain = blocks.kv_bytes(m, p.batch * tokens)
-        stored = self.stored
-        # what this cache reads instead of a plain one of the same kernel
-        less = 0.0 if p.prefill else read - plain * stored.number / blocks.HALF
-        ops = [] if self.exact else [self._pack(d, p)]
-        ops += attention.ops(d, p, shape, stored=stored, extra_bytes=less)
-        ops += self._probes(d, p, tokens, fresh)
+    def number(self, at: LayerPass) -> tuple[Number, Number]:
+        """The average width; scales are few."""
+        size = np.asarray(self._bits) / 8
+        return size, size
+
+    def moved(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
+        """Packed tokens with their parameters."""
+        size = at.p.batch * at.d.shard.kv_width / 2 * tokens * np.asarray(self._bits) / 8
+        return size, size
+
+    def arrive(self, at: LayerPass) -> list[Op]:
+        """In decoding one new token in a hundred pays for the packing of a hundred."""
         if self.exact:
-            return ops
-        return ops + blocks.id_lists(d, p.batch, 1 if p.prefill else self.window)
-
-    def _pack(self, d: Deployment, p: Point) -> Op:
+            return []
+        p = at.p
         window = 1 if p.prefill else self.window
-        tokens = p.new if p.prefill else self.window
-        packed = self._packed(d, p.batch, tokens, 0.0, 1)
-        moved = (blocks.kv_bytes(d.shard, p.batch * tokens) + packed) / window
-        return Op("quantise", kernel="quantise", bytes={"hbm": moved}, launches=1.0 / window)
+        tokens = at.selection.prompt_kept(at) - p.context if p.prefill else self.window
+        packed = self._packed(at.d, p.batch, tokens, 0.0, 1)
+        moved = (ops.kv_bytes(at.d.shard, p.batch * tokens) + packed) / window
+        return [Op("quantise", kernel="quantise", bytes={"hbm": moved}, launches=1.0 / window)]
 
-    def _probes(self, d: Deployment, p: Point, tokens: Number, fresh: Number) -> list[Op]:
+    def extra_bytes(self, at: LayerPass) -> Number:
+        """What this cache reads instead of a plain one of the same kernel."""
+        if at.p.prefill:
+            return 0.0
+        m, batch, stored = at.d.shard, at.p.batch, self.stored
+        first, later, fresh = self._ages(at)
+        times = 1 + np.ceil(later / self.window)
+        packed = self._packed(at.d, batch, first, later, times)
+        plain = ops.kv_bytes(m, batch * at.kept)
+        return packed + ops.kv_bytes(m, batch * fresh) - plain * stored.number / ops.HALF
+
+    def after(self, at: LayerPass) -> list[Op]:
+        """Probes score tokens; saliency is selected once per window."""
+        probes = self._probes(at, at.kept, self._fresh(at))
+        if self.exact:
+            return probes
+        return probes + ops.id_lists(at.d, at.p.batch, 1 if at.p.prefill else self.window)
+
+    def _probes(self, at: LayerPass, tokens: Number, fresh: Number) -> list[Op]:
         """Scores of the probing queries, and the ranking of tokens by them.
 
         The prompt's probes are scored over all its keys. In decoding a share of the steps
         probes: attention's own scores of the tokens that wait to be packed leave the kernel. The
         ranking is made once per window.
         """
-        m = d.shard
+        m, p = at.d.shard, at.p
         heads, width = p.batch * m.heads, m.k_width / m.cached_heads
         window = 1 if p.prefill else self.window
         ranked = p.batch * m.cached_heads * (tokens if p.prefill else float(self.window))
-        rank = blocks.top_k("saliency", ranked / window, every=window)
+        rank = ops.top_k("saliency", ranked / window, every=window)
         if not p.prefill:
-            scores = blocks.SCORE * heads * fresh * self.probe
+            scores = ops.SCORE * heads * fresh * self.probe
             moved: dict[Channel, Number] = {"hbm": scores}
             return [Op("probe", bytes=moved, launches=self.probe), rank]
         probes = np.maximum(np.round(self.probe * p.new), self.probe > 0)
         pairs = probes * tokens
-        read = blocks.HALF * (p.batch * m.k_width * tokens + heads * width * probes)
-        scores = 2 * blocks.SCORE * heads * pairs  # before and after the softmax
+        read = ops.HALF * (p.batch * m.k_width * tokens + heads * width * probes)
+        scores = 2 * ops.SCORE * heads * pairs  # before and after the softmax
         sums = 4.0 * p.batch * m.cached_heads * tokens * (probes > 0)
         flops = 2.0 * heads * width * pairs
         moved = {"hbm": read * (probes > 0) + scores + sums}
         return [Op("probe", kernel="attention", flops=flops, bytes=moved), rank]
 
-    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
+    def resident(self, at: LayerPass) -> dict[str, Number]:
         """Prompt and full windows packed, the fp16 window, its scores; indices where listed.
 
         Attention does not ask for the order of tokens, so that lists of them are needed only by
         software that restores it.
         """
-        m = d.shard
-        tokens = attention.cached(d, p, shape)
+        d, p, m, tokens = at.d, at.p, at.d.shard, at.kept
         below: Array = (np.asarray(self._bits) < 16).astype(float)
         heads = p.batch * m.cached_heads * below
         windows = np.floor(np.maximum(p.context - p.prompt, 0.0) / self.window)
-        first = np.minimum(tokens, p.prompt)
+        first = np.minimum(tokens, at.of_prompt)
         later = np.minimum(tokens - first, windows * self.window)
         later = np.where(below, later, tokens - first)  # nothing waits to be packed at 16 bits
         listed = self._mixed * (d.stack.id_list > 0)
         return {
-            "gpu": {
-                "kv": d.stack.cache_overhead * self._packed(d, p.batch, first, later, 1 + windows),
-                "fp16 window": blocks.kv_bytes(m, p.batch * self.window) * below,
-                "indices": d.stack.index_bytes * heads * tokens * listed,
-                "saliency": 4.0 * heads * self.window,
-            }
+            "kv": d.stack.cache_overhead * self._packed(d, p.batch, first, later, 1 + windows),
+            "fp16 window": ops.kv_bytes(m, p.batch * self.window) * below,
+            "indices": d.stack.index_bytes * heads * tokens * listed,
+            "saliency": 4.0 * heads * self.window,
         }
 
-    def once(self, d: Deployment, p: Point) -> Buffers:
-        """One layer's whole prompt until it is packed."""
-        return {} if self.exact else blocks.prompt_kv(d, p)
+    def home(self, at: LayerPass) -> tuple[Number, Number]:
+        """The packed tokens."""
+        half = self.resident(at)["kv"] / 2
+        return half, half
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Technique]:
+    def once(self, at: LayerPass) -> Buffers:
+        """One layer's whole prompt until it is packed."""
+        return {} if self.exact else ops.prompt_kv(at.d, at.p)
+
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """Saliency ratios around the paper's."""
         ratios = np.array([0.2, 0.4, 0.6, 0.8])[:, None, None]
         return [Zipcache(ratios), Zipcache(1.0, 4, 4)]

@@ -16,7 +16,6 @@ from kvsim.planner.fleet.search import Found, Proven, Search
 from kvsim.planner.fleet.shortlist import Rated, Rentable, Terms, shortlist
 from kvsim.planner.fleet.traffic import Traffic
 from kvsim.serving.rules import Rules
-from kvsim.techniques.full import Full
 
 LOADS = (0.5, 1.5, 2.0)
 BATCH_LIMITS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -276,7 +275,7 @@ def _alternatives(
     one = replace(q.limits, configurations=1)
     some: list[tuple[str, Market, FleetLimits, float]] = [
         ("one kind of replica", market, one, 1.0),
-        ("full KV", market.where(lambda x: isinstance(x.costs.technique, Full)), q.limits, 1.0),
+        ("full KV", market.where(lambda x: x.costs.technique.name == "full"), q.limits, 1.0),
     ]
     gpus = dict.fromkeys(x.gpu for x in market.configurations)
     if len(gpus) > 1:

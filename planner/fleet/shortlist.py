@@ -20,7 +20,7 @@ from kvsim.planner.fleet.traffic import Traffic
 from kvsim.planner.trace import options_of
 from kvsim.planner.workload import Limits
 from kvsim.serving.rules import Rules
-from kvsim.techniques.full import Full
+from kvsim.techniques import parse
 
 DEPLOYMENTS = 8  # kept with full KV
 TRIED = 2  # of them with every other technique
@@ -100,8 +100,8 @@ def shortlist(
         If no technique is admitted.
     """
     techniques = terms.admission.candidates()
-    others = tuple(t for t in techniques if not isinstance(t, Full))
-    full = replace(terms.admission, techniques=(Full(),), only=(), without=())
+    others = tuple(t for t in techniques if t.name != "full")
+    full = replace(terms.admission, techniques=(parse("full"),), only=(), without=())
     lossless, rest = replace(terms, admission=full), terms
     if others:
         rest = replace(terms, admission=replace(full, techniques=others))

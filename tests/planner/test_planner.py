@@ -28,8 +28,6 @@ from kvsim.prediction.memory import MOST_SEQUENCES
 from kvsim.report import plan as rows
 from kvsim.techniques import candidates, parse
 from kvsim.techniques.base import Technique
-from kvsim.techniques.full import Full
-from kvsim.techniques.kvpr import Kvpr
 
 NAMES = ("gpu_memory", "host_memory", "ttft", "tpot", "loss", "assumed")
 SLACK = 1e-9  # relative
@@ -228,7 +226,7 @@ def test_each_objective_is_best_at_its_own() -> None:
 @pytest.mark.parametrize("model", ["llama3-8b", "qwen2.5-7b", "mistral-7b-v0.2"])
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
 def test_nothing_is_recomputed_on_grouped_query_models(model: str, objective: str) -> None:
-    plan = planned(deployment(model, "a6000"), [Kvpr()], objective)
+    plan = planned(deployment(model, "a6000"), [parse("kvpr")], objective)
     answer = rows.plan(plan)
     assert answer["choice"]["params"]["split"] in (0, "auto")
     sharing = plan.choice.deployment.model.queries_per_kv
@@ -238,7 +236,7 @@ def test_nothing_is_recomputed_on_grouped_query_models(model: str, objective: st
 
 def test_something_is_recomputed_where_every_head_has_its_own_cache() -> None:
     w = Workload(1024, 64, batch=16)
-    plan = planned(deployment("llama2-7b", "a6000"), [Kvpr()], w=w)
+    plan = planned(deployment("llama2-7b", "a6000"), [parse("kvpr")], w=w)
     assert rows.plan(plan)["choice"]["params"]["split"] != 0
 
 
@@ -260,9 +258,9 @@ def test_limits_bind_where_relaxing_them_helps(limits: dict[str, float]) -> None
 
 def test_memory_that_binds_says_what_lifting_it_brings() -> None:
     d = deployment("llama2-7b", "a6000")
-    plan = planned(d, [Full()])
+    plan = planned(d, [parse("full")])
     (memory,) = [b for b in plan.binding if b.limit == "gpu_memory"]
-    larger = planned(d, [Full()], limits={"gpu_memory": 64 * d.hardware.gpu_memory})
+    larger = planned(d, [parse("full")], limits={"gpu_memory": 64 * d.hardware.gpu_memory})
     assert memory.gain_without == pytest.approx(gained(plan, larger), rel=0.01)
     assert memory.gain_without > plan.prices["one more GiB of GPU memory"] > 0
 
@@ -294,20 +292,20 @@ def test_a_given_batch_is_kept() -> None:
 def test_infeasible_says_what_would_do(name: str, asked: float) -> None:
     d = deployment("llama2-7b", "a6000")
     with pytest.raises(NoPlanError, match="no plan meets the limits") as caught:
-        planned(d, [Full()], limits={name: asked})
+        planned(d, [parse("full")], limits={name: asked})
     said = {"gpu_memory": "GPU memory"}.get(name, name.upper())
     assert f"{said} would have to be" in str(caught.value)
     wanted = caught.value.relaxations[name]
-    assert planned(d, [Full()], limits={name: wanted * 1.001}).choice.batch[0] >= 1
+    assert planned(d, [parse("full")], limits={name: wanted * 1.001}).choice.batch[0] >= 1
     with pytest.raises(InfeasibleError):
-        planned(d, [Full()], limits={name: wanted * 0.99})
+        planned(d, [parse("full")], limits={name: wanted * 0.99})
 
 
 def test_a_model_larger_than_the_gpu_is_streamed_or_says_what_is_missing() -> None:
     with pytest.raises(InfeasibleError, match=r"host memory would have to be 1\d\d\.\d+ GiB"):
         planned(deployment("llama2-70b", "rtx4090"))
     plan = planned(deployment("llama2-70b", "rtx4090", host=256))
-    assert plan.choice.fits.all() and getattr(plan.choice.technique, "streamed_weights", 0) > 0
+    assert plan.choice.fits.all() and plan.choice.technique.parts[0].placement.streams
     assert rows.plan(plan)["baseline"] is None
 
 
@@ -339,8 +337,8 @@ def test_batches_end_where_evaluation_does() -> None:
 def test_the_table_covers_the_batches_that_matter() -> None:
     d, w = deployment("llama2-7b", "a6000"), CHAT
     space = ((d.hardware.gpu_memory, d.hardware.gpu_memory + GIB), d.hardware.host_memory)
-    tried = batches(Full(), d, w, *space)
-    largest = Prediction(Full(), d, np.ones(1), w.prompt, w.generate).max_batch[0]
+    tried = batches(parse("full"), d, w, *space)
+    largest = Prediction(parse("full"), d, np.ones(1), w.prompt, w.generate).max_batch[0]
     assert tried[0] == 1 and largest in tried and tried[-1] > largest
     assert (np.diff(tried) > 0).all() and (tried == np.floor(tried)).all()
     assert (batches(parse("flexgen"), d, w, *space) % 8 == 0).all()

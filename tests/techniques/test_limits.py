@@ -1,7 +1,6 @@
 """Settings at which one technique must turn into another, exactly."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -9,14 +8,14 @@ import pytest
 from kvsim.engine import attention
 from kvsim.engine import ops as blocks
 from kvsim.engine.formats import Format
-from kvsim.graph import Buffers, Number, Op, Point
-from kvsim.machines.deployment import Deployment
+from kvsim.graph import Number, Op, Point
 from kvsim.machines.profiles import stack_names
 from kvsim.models.model import LayerShape
 from kvsim.prediction.generate import round_seconds
-from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques import compose, parse
+from kvsim.techniques.axes import Storage
 from kvsim.techniques.kivi import Kivi
+from kvsim.techniques.layers import LayerPass
 from tests.support.steps import (
     BATCH,
     CLEAN,
@@ -96,7 +95,7 @@ def test_specache_without_pairs_is_kivi_at_two_new_tokens(
     """
     d, one = deployment(model, stack), replace(DECODE, new=1.0)
     specache = parse(f"specache:bits={bits},group=64,k=0,residual={residual}")
-    kivi = LateKivi(bits, 64, residual)
+    kivi = compose(LateKivi(bits, 64, residual))
     kivi_step = kivi.forward(d, replace(one, new=2.0))
     packs_one = total(kivi.forward(d, one), d, "quantise")
     dropped = packs_one - total(kivi_step, d, "quantise")
@@ -105,28 +104,24 @@ def test_specache_without_pairs_is_kivi_at_two_new_tokens(
 
 
 @dataclass(frozen=True)
-class Int8Cache(Technique):
-    """A plain pass over an 8-bit cache in groups of 128, packed in halves of 256 tokens."""
+class Int8Cache(Storage):
+    """An 8-bit cache in groups of 128, packed in halves of 256 tokens."""
 
-    name: ClassVar[str] = "int8"
+    name = "int8"
 
     @property
     def stored(self) -> Format:
         return Format(8, 128, k_tail=128, v_tail=128, k_block=128, v_block=128)
 
-    def attend(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> list[Op]:
+    def arrive(self, at: LayerPass) -> list[Op]:
         """Half of the buffer is packed at once, every 128 steps."""
-        packed = blocks.quantise(d, p.tokens, self.stored, every=128.0)
-        return [*packed, *attention.ops(d, p, shape, stored=self.stored)]
-
-    def cache(self, d: Deployment, p: Point, shape: LayerShape, on_gpu: bool) -> Buffers:
-        return {"gpu": {"kv": attention.resident_kv(d, p, shape, self.stored)}}
+        return blocks.quantise(at.d, at.p.tokens, self.stored, every=128.0)
 
 
 @pytest.mark.parametrize("stack", CLEAN)
 @pytest.mark.parametrize("model", ["llama2-7b", "llama3-8b", "mixtral-8x7b", "deepseek-v2-lite"])
 def test_quantspec_without_drafts_is_an_int8_cache(model: str, stack: str) -> None:
-    d, quantspec, plain = deployment(model, stack), parse("quantspec:gamma=0"), Int8Cache()
+    d, quantspec, plain = deployment(model, stack), parse("quantspec:gamma=0"), compose(Int8Cache())
     assert quantspec.cycle(d, DECODE).tokens == 1
     assert_same_time(step_of(quantspec, d, DECODE), step_of(plain, d, DECODE), d)
     assert_same_memory(quantspec, plain, d, DECODE)
@@ -194,7 +189,7 @@ def test_kvpr_balances_as_well_as_any_split(
     p = Point(batch, context, 1.0, context, context + 1)
     auto = round_seconds(parse(f"kvpr:split=auto{settings}"), d, p)
     splits = np.floor(context * np.linspace(0, 1, 33)[:, None, None])
-    fixed = round_seconds(replace(parse(f"kvpr:split=0{settings}"), split=splits), d, p)  # type: ignore[call-arg]
+    fixed = round_seconds(parse(f"kvpr:split=0{settings}").changed(split=splits), d, p)
     assert np.shape(fixed) == (33, 2, 3)
     assert (auto <= 1.01 * np.min(fixed, axis=0)).all()
 
@@ -211,6 +206,6 @@ def test_kvpr_recomputes_nothing_for_grouped_queries(model: str, stack: str) -> 
     assert_same_time(
         step_of(auto, d, DECODE), step_of(zero, d, DECODE), d, rule=np.testing.assert_equal
     )
-    assert (total(step_of(auto, d, DECODE), d, "recompute", "load_states") == 0).all()
+    assert (total(step_of(auto, d, DECODE), d, "recompute", "load_inputs") == 0).all()
     (note,) = auto.notes(d, DECODE)
     assert f"{d.model.queries_per_kv} query heads per KV head" in note

@@ -9,12 +9,15 @@ from math import log
 import numpy as np
 import pytest
 
-from kvsim.engine import attention
+from kvsim.engine.buffers import merge
 from kvsim.graph import Op, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_stack, stack_names, with_numbers
+from kvsim.models.model import LayerShape
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques import parse
+from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.residency import layer_cache
 from tests.support.arithmetic import B, deployment, last_layer, moved, number
 from tests.support.steps import (
     CLEAN,
@@ -36,11 +39,20 @@ def ops(text: str, p: Point, model: str = "llama3-8b") -> dict[str, Op]:
     return last_layer(text, deployment(model), p)
 
 
+def once(text: str, p: Point, stack: str = "fused") -> dict[str, float]:
+    """What all layers share on the GPU of one part."""
+    d = deployment("llama3-8b", stack)
+    (parts,) = parse(text).parts
+    at = LayerPass(d, p, d.shard.layout[0][0][0], parts)
+    found = merge(*(piece.once(at) for piece in parts.every()))
+    return {name: number(size) for name, size in found["gpu"].items()}
+
+
 def held(text: str, p: Point, model: str = "llama3-8b", tier: str = "gpu") -> dict[str, float]:
     """One layer's buffers."""
     d = deployment(model)
-    buffers = parse(text).cache(d, p, d.shard.layout[-1][0][-1], False)
-    return {name: number(size) for name, size in buffers[tier].items()}  # type: ignore[index]
+    at = LayerPass(d, p, d.shard.layout[-1][0][-1], parse(text).parts[0])
+    return {name: number(size) for name, size in layer_cache(at)[tier].items()}  # type: ignore[index]
 
 
 # limits
@@ -104,7 +116,7 @@ def test_mikv_that_keeps_all_bits_is_full_and_the_upkeep_of_scores(
     mikv, full = parse("mikv:salient=1,high=16"), parse("full")
     assert mikv.exact
     step = step_of(mikv, d, p)
-    upkeep = total(step, d, "scores", "lowest" if p.prefill is False else "select")
+    upkeep = total(step, d, "scores", "lowest" if p.prefill is False else "rank")
     assert (upkeep > 0).all()
     assert_same_time(step, step_of(full, d, p), d, upkeep)
     if not p.prefill:
@@ -230,7 +242,7 @@ def test_gear_power_iteration(phase: str) -> None:
     assert op.launches == 16 / (1 if phase == "prefill" else 64)
     assert moved(layer["outliers"]) == 0
     assert ("correct" in layer) is (phase == "decode")  # the prompt attends in full precision
-    error = parse("gear").once(deployment("llama3-8b"), p)["gpu"]["error"]
+    error = once("gear", p)["error"]
     assert error == (2 * 1024 * B * 2000 if phase == "prefill" else 0)
 
 
@@ -267,7 +279,7 @@ def test_gear_first_packs_all_query_heads_at_once(phase: str) -> None:
     assert moved(op) == pytest.approx(12 * 4 * numbers / 2, rel=1e-12)
     assert op.dtype == "fp32"
     assert ("correct" in layer) is (phase == "decode")
-    error = parse("gear-first").once(deployment("llama3-8b"), p)["gpu"]["error"]
+    error = once("gear-first", p)["error"]
     assert error == (4 * 4096 * B * 2000 if phase == "prefill" else 0)
 
 
@@ -298,11 +310,12 @@ def test_gear_first_orthonormalises_two_factors_of_every_sequence() -> None:
 
 
 def test_snapkv_drafts_take_a_layer_out_of_its_pages() -> None:
-    p = prefill_point(B, 8192, 90)
-    d = deployment("llama2-7b")
+    p, d = prefill_point(B, 8192, 90), deployment("llama2-7b")
+    parts = (
+        parse(f"magicdec:draft={name},budget=2048").parts[0] for name in ("streamingllm", "snapkv")
+    )
     plain, draft = (
-        number(parse(f"magicdec:draft={name},budget=2048").scratch(d, p))
-        for name in ("streamingllm", "snapkv")
+        number(own.drafting.scratch(LayerPass(d, p, LayerShape(), own))) for own in parts
     )
     layer = 16384 * B  # bytes per token: 2 x 2 x 4096
     scores = B * 32 * 32 * 8192  # 32 queries
@@ -350,10 +363,9 @@ def test_mikv_prefill_writes_the_whole_score_matrix() -> None:
     layer = ops("mikv", p)
     assert moved(layer["scores"]) == 4 * B * 32 * 2000**2 + 8 * B * 32 * 2000
     assert moved(layer["balance"]) == 2 * B * 2000 * (32 * 128 + 1024)  # maxima of Q and K
-    d = deployment("llama3-8b")
-    assert parse("mikv").once(d, p)["gpu"]["score matrix"] == 2 * B * 32 * 2000**2
-    eager = deployment("llama3-8b", "hf-eager")  # counts its scores itself
-    assert parse("mikv").once(eager, p)["gpu"]["score matrix"] == 0
+    assert once("mikv", p)["score matrix"] == 2 * B * 32 * 2000**2
+    # an eager stack counts its scores itself
+    assert once("mikv", p, "hf-eager")["score matrix"] == 0
     probes = ops("zipcache", p)["probe"]  # a tenth of the queries
     assert moved(layer["scores"]) > 4 * moved(probes)
 
@@ -365,6 +377,6 @@ def test_options_are_settings_of_their_own(text: str) -> None:
     assert len({str(row) for row in rows}) == len(rows) > 2
     for row in rows:
         assert parse(str(row)) == row
-        assert np.isfinite(
-            attention.resident_kv(d, DECODE, d.shard.layout[0][0][0], row.stored)
-        ).all()
+        at = LayerPass(d, DECODE, d.shard.layout[0][0][0], row.parts[0])
+        for tier in layer_cache(at).values():
+            assert all(np.isfinite(size).all() for size in tier.values())

@@ -17,8 +17,11 @@ from kvsim.engine.roofline import seconds
 from kvsim.graph import Point
 from kvsim.models.configs import load_model
 from kvsim.prediction.memory import prefill_point
-from kvsim.techniques import parse
+from kvsim.techniques import compose, parse
 from kvsim.techniques.kvpr import Kvpr
+from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.place import Place
+from kvsim.techniques.recompute import recomputed
 from tests.support.arithmetic import (
     B,
     S,
@@ -128,7 +131,7 @@ def test_kvpr_bytes_and_recomputation(model: str, stack: str, layers: int) -> No
     """A static cache moves its maximum length, and layer 0 stays on the GPU."""
     d, split, p = deployment(model, stack), 300, decoding()
     h, count, length = d.model.hidden, d.model.layers - layers, S + 100 if layers else S
-    step = Kvpr(split).cycle(d, p).steps[0]
+    step = compose(Kvpr(split)).cycle(d, p).steps[0]
     assert through(step, "h2d") == count * (2 * B * split * h + 4 * B * (length - split) * h)
     assert through(step, "d2h") == count * 4 * B * h
     (op,) = (op for op in step.groups[-1].layers[0] if op.name == "recompute")
@@ -143,12 +146,15 @@ def test_kvpr_balances_gpu_and_link(model: str, batch: int) -> None:
     head = sum(number(seconds(op, d)) for op in blocks.head(d, p)) / d.model.layers
 
     def longest(split: float) -> float:
-        (layer,) = Kvpr(split).forward(d, p).groups[0].layers
+        (layer,) = compose(Kvpr(split)).forward(d, p).groups[0].layers
         lanes = ([op for op in layer if op.stream == lane] for lane in ("gpu", "h2d"))
         gpu, link = (sum(number(seconds(op, d)) for op in lane) for lane in lanes)
         return max(gpu + head, link)
 
-    chosen = number(Kvpr().recomputed(d, p, d.model.layout[0][0][0]))
+    (parts,) = parse("kvpr").parts
+    assert isinstance(parts.placement, Place)
+    at = LayerPass(d, p, d.model.layout[0][0][0], parts)
+    chosen = number(recomputed(parts.placement, at))
     assert longest(chosen) == min(longest(float(split)) for split in range(0, 1001))
     assert (chosen < 1000) is (model != "opt-6.7b")  # there the link is the longer one throughout
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from kvsim.errors import InputError
-from kvsim.graph import Number, Point
+from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
-from kvsim.models.model import LayerShape
 from kvsim.techniques import parse
-from kvsim.techniques.kvpr import Kvpr
+from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.place import Place
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Generation
 from tests.support.decoders import decoder, prompts
@@ -101,10 +101,10 @@ def test_kvpr_by_its_own_split_and_by_columns(settings: str, model: str) -> None
 def test_a_split_that_grows_with_the_context(settings: str, model: str, monkeypatch: Any) -> None:
     """Parts of the batch whose prompts differ much are at different splits in the same step."""
 
-    def half(self: Kvpr, d: Deployment, p: Point, shape: LayerShape) -> Number:
-        return np.floor(p.context / 2)
+    def half(place: Place, at: LayerPass) -> Number:
+        return np.floor(at.p.context / 2)
 
-    monkeypatch.setattr(Kvpr, "recomputed", half)
+    monkeypatch.setattr("kvsim.validate.impl.kvpr.recomputed", half)
     lengths = (30, 12, 12, 11)
     given = prompts(*lengths)
     run = Generation(on_a_machine(model), parse(f"kvpr:{settings}"), given, GENERATE, keep=True)

@@ -6,7 +6,6 @@ count comes from the tensors of a real run.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -151,12 +150,11 @@ def compare(d: Deployment, run: Generation, tally: Tally) -> Comparison:
 def as_run(run: Generation) -> Technique:
     """The technique with the acceptance that the run really had, where that is a setting."""
     t = run.impl.technique
-    gamma = getattr(t, "gamma", 0)
+    gamma = t.drafts
     yielded = [n for counts in run.yielded for n in counts]
-    if "acceptance" not in t.settings or not gamma or not yielded:
+    if not gamma or not yielded:
         return t
-    known: dict[str, Any] = {"acceptance": float((np.mean(yielded) - 1) / gamma)}
-    return replace(t, **known)
+    return t.with_rounds(acceptance=float((np.mean(yielded) - 1) / gamma))
 
 
 def _stated(t: Technique, d: Deployment, run: Generation) -> dict[str, dict[str, CountedWork]]:
@@ -178,12 +176,7 @@ def _stated(t: Technique, d: Deployment, run: Generation) -> dict[str, dict[str,
 def _rounds_as(t: Technique, run: Generation) -> list[Technique]:
     """The technique as each round ran it: a full buffer may cut a round's drafts short."""
     drafted: list[int] | None = getattr(run.impl, "drafted", None)
-    return [t] * len(run.rounds) if drafted is None else [with_gamma(t, g) for g in drafted]
-
-
-def with_gamma(t: Technique, gamma: int) -> Technique:
-    """A speculative technique that drafts so many tokens per round."""
-    return type(t)(**t.settings | {"gamma": gamma})
+    return [t] * len(run.rounds) if drafted is None else [t.with_rounds(g) for g in drafted]
 
 
 def _sum(steps: Iterable[Step]) -> dict[str, CountedWork]:

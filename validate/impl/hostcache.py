@@ -7,7 +7,6 @@ parts of the batch one after another, and its weights arrive in as many pieces.
 """
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from kvsim.engine.formats import FP16, Format
 from kvsim.errors import InputError
 from kvsim.techniques.base import Technique
-from kvsim.techniques.hostcache import Scheduled
+from kvsim.techniques.place import Place
 from kvsim.validate.impl.base import Implementation, Resident
 from kvsim.validate.impl.rows import Rows
 from kvsim.validate.impl.streaming import StreamedWeights
@@ -53,8 +52,10 @@ class HostCache(Implementation):
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
     ) -> None:
         super().__init__(technique, decoder, lengths, generate)
-        self.settings = cast(Scheduled, technique)
-        self.parts = self.settings.tiles()
+        place, storage = technique.parts[0].placement, technique.parts[0].storage
+        assert isinstance(place, Place)
+        self.place, self.stored = place, storage.stored
+        self.parts = place.tiles
         if self.batch % self.parts:
             raise InputError(
                 f"{technique.name}: batch {self.batch} does not divide into {self.parts} parts; "
@@ -65,8 +66,8 @@ class HostCache(Implementation):
         self.visits = [Visit(i, j) for i in range(self.model.layers) for j in range(self.parts)]
         self.cached = [max(lengths[rows]) for rows in self.tiles]  # tokens of each part [tokens]
         self.rows = self.each * self.model.kv_heads
-        self.away = round(float(self.settings.host_part) * self.rows)  # rows in host memory
-        self.packed = self.settings.stored.bits < 16
+        self.away = round(float(place.host_share) * self.rows)  # rows in host memory
+        self.packed = self.stored.packs
         self.wide = [self._room(self.away) for _ in range(self.wide_buffers)]
         self.here = {v: self._room(self.rows - self.away) for v in self.visits}
         width = self.away * self.model.head_dim
@@ -76,7 +77,7 @@ class HostCache(Implementation):
             for v in self.visits
         }
         self.streamed: StreamedWeights | None = None
-        if self.settings.streamed_weights:
+        if place.weights_host:
             self.streamed = StreamedWeights(decoder, self.transfers, self.parts)
         self._turn = 0  # visits so far: even ones use the first buffer
         self._free: list[tuple[Mark, ...]] = [(), ()]  # what each buffer's next filler waits for
@@ -138,7 +139,7 @@ class HostCache(Implementation):
     @property
     def tiles(self) -> list[slice]:
         """Parts of equal size."""
-        each = self.batch // self.settings.tiles()
+        each = self.batch // self.parts
         return [slice(i, i + each) for i in range(0, self.batch, each)]
 
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
@@ -202,11 +203,11 @@ class HostCache(Implementation):
     def home(self, first: int, last: int, width: int) -> Rows:
         """Room in host memory for a range of tokens."""
         make = self.transfers.host
-        return Rows(make, first, last, width, self.settings.stored, self.decoder.dtype)
+        return Rows(make, first, last, width, self.stored, self.decoder.dtype)
 
     def staging(self, last: int, width: int, stored: Format | None = None) -> Rows:
         """Room on the GPU in the format of a home."""
-        return Rows(self._zeros, 0, last, width, stored or self.settings.stored, self.decoder.dtype)
+        return Rows(self._zeros, 0, last, width, stored or self.stored, self.decoder.dtype)
 
     def _pair(self, index: int, width: int) -> list[Rows]:
         if self.packed:

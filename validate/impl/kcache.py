@@ -107,8 +107,8 @@ class Kcache(Implementation):
 
     def resident(self) -> Resident:
         """Keys, values of both tiers, buffers."""
-        gpu = {"keys": self.keys, "values": self.values, "value buffers": self.buffers}
-        return {"gpu": {k: v for k, v in gpu.items() if v}, "host": {"values": self.homes}}
+        gpu = {"kv": [*self.keys, *self.values], "value buffers": self.buffers}
+        return {"gpu": {k: v for k, v in gpu.items() if v}, "host": {"kv": self.homes}}
 
     def close(self) -> None:
         """End the lanes."""

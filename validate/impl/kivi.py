@@ -30,12 +30,12 @@ class Kivi(Packed):
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
     ) -> None:
-        assert isinstance(technique, Settings)
+        settings = technique.term(Settings)
         super().__init__(technique, decoder, lengths, generate)
-        self.residual = check_residual(technique.name, technique.residual, technique.group)
-        if technique.bits == 16:
+        self.residual = check_residual(technique.name, settings.residual, settings.group)
+        if settings.bits == 16:
             raise InputError("kivi: bits=16 packs nothing; choose fewer bits, or technique full")
-        self.sides(self.residual, int(technique.bits), technique.group)
+        self.sides(self.residual, int(settings.bits), settings.group)
 
     def packed_keys(self, tokens: int) -> int:
         """Whole blocks."""

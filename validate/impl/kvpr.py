@@ -1,7 +1,6 @@
 """Offloading with partial recomputation: inputs of a layer arrive first, the rest meanwhile."""
 
 from functools import cached_property
-from typing import cast
 
 import numpy as np
 import torch
@@ -11,7 +10,8 @@ from kvsim.errors import InputError
 from kvsim.graph import Array, Point
 from kvsim.models.model import LayerShape
 from kvsim.techniques.base import Technique
-from kvsim.techniques.kvpr import Kvpr as Statement
+from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.recompute import recomputed
 from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.hostcache import Arrival, HostCache, Visit
 from kvsim.validate.impl.rows import Rows
@@ -56,13 +56,13 @@ class Kvpr(HostCache):
         home, buffer = self.inputs[visit], self.input_buffers[self._turn % 2]
         numbers = x[:, : part.stop - part.start].transpose(0, 1).flatten(1)
         if self.packed:
-            with self.tally.op("quantise_states") as marks:
+            with self.tally.op("quantise_inputs") as marks:
                 buffer.pack(numbers, part)
                 marks.reads(numbers)
                 marks.writes(*buffer[part])
         else:
             buffer[part][0].copy_(numbers)
-        self.tally.copy("store_states", "d2h", home[part])
+        self.tally.copy("store_inputs", "d2h", home[part])
 
         def work() -> None:
             home.take(buffer, part)
@@ -78,7 +78,7 @@ class Kvpr(HostCache):
         if split:
             home, buffer = self.inputs[visit], self.input_buffers[turn % 2]
             part = slice(0, split)
-            note.copy("load_states", "h2d", home[part])
+            note.copy("load_inputs", "h2d", home[part])
 
             def bring() -> None:
                 buffer.take(home, part)
@@ -108,7 +108,7 @@ class Kvpr(HostCache):
         part, shape = slice(0, split), (split, self.each, self.model.hidden)
         if self.packed:
             numbers = torch.empty(shape, dtype=self.decoder.dtype, device=self.decoder.device)
-            with note.op("dequantise_states") as marks:
+            with note.op("dequantise_inputs") as marks:
                 inputs.widen(part, numbers.flatten(1))
                 marks.reads(*inputs[part])
                 marks.writes(numbers)
@@ -137,12 +137,15 @@ class Kvpr(HostCache):
     @cached_property
     def _splits(self) -> dict[LayerShape, Array]:
         """The split of every step, by the tokens it finds beyond the shortest part's prompt."""
-        d, statement = self.decoder.deployment, cast(Statement, self.technique)
+        d, parts = self.decoder.deployment, self.technique.parts[0]
         if d is None:
             raise InputError("kvpr: the split rests on a machine; give one with --gpu")
         cached = np.arange(self._shortest, self.capacity, dtype=float)
         p = Point(float(self.each), cached, 1.0, float(self.prompt), float(self.capacity))
-        stated = {shape: statement.recomputed(d, p, shape) for shape in set(self.shapes)}
+        stated = {
+            shape: recomputed(self.place, LayerPass(d, p, shape, parts))
+            for shape in set(self.shapes)
+        }
         known = min(self.lengths)  # beyond, a shorter prompt has no inputs
         return {
             shape: np.minimum(np.broadcast_to(np.asarray(splits), cached.shape), known)

@@ -6,8 +6,8 @@ from torch.nn.functional import avg_pool1d
 
 from kvsim.errors import InputError
 from kvsim.techniques.base import Technique
-from kvsim.techniques.magicdec import SINK, WINDOW
 from kvsim.techniques.magicdec import Magicdec as Settings
+from kvsim.techniques.selfdraft import SINK, WINDOW
 from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.full import Full
 from kvsim.validate.impl.probes import Probes
@@ -33,10 +33,10 @@ class Magicdec(Speculative, Full):
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
     ) -> None:
-        assert isinstance(technique, Settings)
+        settings = technique.term(Settings)
         super().__init__(technique, decoder, lengths, generate)
-        self.budget = int(technique.budget)
-        self.sparse = technique.draft
+        self.budget = int(settings.budget)
+        self.sparse = settings.draft
         if self.gamma and self.budget <= max(SINK, WINDOW * (self.sparse == "snapkv")):
             least = WINDOW if self.sparse == "snapkv" else SINK
             raise InputError(

@@ -39,17 +39,17 @@ class Quantspec(Speculative, Packed):
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
     ) -> None:
-        assert isinstance(technique, Settings)
+        settings = technique.term(Settings)
         super().__init__(technique, decoder, lengths, generate)
-        self.half = technique.residual // 2
-        if technique.residual % 2 or self.half % technique.group:
+        self.half = settings.residual // 2
+        if settings.residual % 2 or self.half % settings.group:
             raise InputError(
-                f"quantspec: residual={technique.residual} is not twice a multiple of "
-                f"group={technique.group}, so that its halves would not fill groups of keys; "
+                f"quantspec: residual={settings.residual} is not twice a multiple of "
+                f"group={settings.group}, so that its halves would not fill groups of keys; "
                 f"choose one that is"
             )
-        self.sides(2 * self.half, 4, technique.group, hierarchical=True)
-        drafts = self.gamma > 0 and technique.weight_bits == 4
+        self.sides(2 * self.half, 4, settings.group, hierarchical=True)
+        drafts = self.gamma > 0 and settings.weight_bits == 4
         layers = decoder.weights.layers if drafts else ()
         self._draft = [replace(w, up=_narrow(w.up), down=_narrow(w.down)) for w in layers]
 

@@ -46,15 +46,15 @@ class Specache(Packed):
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
     ) -> None:
-        assert isinstance(technique, Settings)
-        self.own = 2 if technique.speculative else 1  # query tokens of a decoding step
+        settings = technique.term(Settings)
+        self.own = 2 if settings.speculative else 1  # query tokens of a decoding step
         super().__init__(technique, decoder, lengths, generate)
-        self.residual = check_residual(technique.name, technique.residual, technique.group)
-        where: Levels = "centres" if technique.bits == 1 else "ends"
+        self.residual = check_residual(technique.name, settings.residual, settings.group)
+        where: Levels = "centres" if settings.bits == 1 else "ends"
         slots = self.residual + self.own
-        self.sides(slots, int(technique.bits), technique.group, where)
+        self.sides(slots, int(settings.bits), settings.group, where)
         m, layers, rows = self.model, range(self.model.layers), self.capacity - self.slack
-        self.chosen = int(min(int(technique.k), rows))
+        self.chosen = int(min(int(settings.k), rows))
         self.transfers = Transfers(decoder.device, decoder.tally)
         # one token of the whole batch is contiguous, so that storing it is one copy
         shape = (rows if self.chosen else 0, self.batch, m.kv_heads, m.head_dim)

@@ -23,7 +23,7 @@ class Speculative(Implementation):
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
     ) -> None:
-        self.gamma = int(technique.settings["gamma"])
+        self.gamma = technique.drafts
         self.drafted: list[int] = []  # tokens drafted in each round
         super().__init__(technique, decoder, lengths, generate)
 

@@ -52,10 +52,10 @@ class Zipcache(Implementation):
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
     ) -> None:
-        assert isinstance(technique, Settings)
+        settings = technique.term(Settings)
         super().__init__(technique, decoder, lengths, generate)
-        self.t = technique
-        for bits in (technique.high, technique.low):
+        self.t = settings
+        for bits in (settings.high, settings.low):
             if bits not in WIDTHS:
                 raise InputError(
                     f"zipcache: {bits:g} bits are not packed; expected high and low among "
@@ -66,14 +66,14 @@ class Zipcache(Implementation):
                 f"zipcache: {self.model.name} has sliding windows, which its packed cache does "
                 f"not roll over; choose a model that attends to every token"
             )
-        self.window, salient = technique.window, float(technique.salient)
+        self.window, salient = settings.window, float(settings.salient)
         self._high = [round(salient * n) for n in lengths]
         self._low = [n - h for n, h in zip(lengths, self._high, strict=True)]
         more, windows = round(salient * self.window), (generate - 1) // self.window
         self.layers = [
             Layer(
-                PrecisionRows(self, int(technique.high), self._high, more, windows),
-                PrecisionRows(self, int(technique.low), self._low, self.window - more, windows),
+                PrecisionRows(self, int(settings.high), self._high, more, windows),
+                PrecisionRows(self, int(settings.low), self._low, self.window - more, windows),
                 self.empty(self.window),
                 self.empty(self.window),
                 self.empty(1, self.window, torch.float32)[:, :, 0],

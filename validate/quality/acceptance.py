@@ -1,8 +1,6 @@
 """How many drafted tokens are accepted, round by round, when a technique writes by itself."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -18,9 +16,7 @@ DIGITS = 6  # of a share in a trace
 
 def drafting(technique: Technique, gamma: int) -> Technique:
     """The same technique with another number of drafts per round."""
-    dataclass: Any = technique
-    changed: Technique = replace(dataclass, gamma=gamma)
-    return changed
+    return technique.with_rounds(gamma)
 
 
 @torch.inference_mode()

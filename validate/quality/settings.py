@@ -9,7 +9,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.models.model import Model
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
-from kvsim.techniques.magicdec import WINDOW
+from kvsim.techniques.selfdraft import WINDOW
 from kvsim.traces.attention import GAMMAS
 from kvsim.validate.counts.check import RandomPrompts, rehearse
 from kvsim.validate.impl import check_known

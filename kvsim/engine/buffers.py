@@ -1,0 +1,96 @@
+"""What is resident besides caches: weights, embedding, activations, the runtime."""
+
+from typing import Any
+
+import numpy as np
+
+from kvsim.engine import attention, ops
+from kvsim.graph import Buffers, Number, Point
+from kvsim.machines.deployment import WEIGHTS, Deployment
+from kvsim.models.model import LayerShape
+
+SCORE_MEMORY = 8.0  # an eager score: fp16, its softmax in fp32, and that in fp16 again [B]
+
+
+def merge(*parts: Buffers) -> Buffers:
+    """Buffers of several owners in one table; equal names add up."""
+    total: dict[Any, dict[str, Number]] = {}
+    for part in parts:
+        for tier, buffers in part.items():
+            into = total.setdefault(tier, {})
+            for name, size in buffers.items():
+                into[name] = into.get(name, 0.0) + size
+    return total
+
+
+def largest(*parts: Buffers) -> Buffers:
+    """Buffers that several owners use in turn: of equal names the larger one counts."""
+    total: dict[Any, dict[str, Number]] = {}
+    for part in parts:
+        for tier, buffers in part.items():
+            into = total.setdefault(tier, {})
+            for name, size in buffers.items():
+                into[name] = np.maximum(into[name], size) if name in into else size
+    return total
+
+
+def scale(part: Buffers, by: Number) -> Buffers:
+    """Every buffer ``by`` times."""
+    return {tier: {k: by * v for k, v in buffers.items()} for tier, buffers in part.items()}
+
+
+def layer_weights(d: Deployment, shape: LayerShape) -> float:
+    """Stored weights of one layer of a shard; norms and biases are below 0.1 % and left out. [B]"""
+    m, stored = d.shard, d.weight_format
+    matrices = list(m.attention_matrices().values())
+    if shape.routed:
+        expert = m.mlp_matrices(m.expert_ffn).values()
+        shared = m.mlp_matrices(m.shared_experts * m.expert_ffn).values()
+        size = m.experts * sum(stored.bytes(*x) for x in expert)
+        size += sum(stored.bytes(*x) for x in shared) if m.shared_experts else 0.0
+        size += ops.HALF * m.hidden * m.experts
+    else:
+        size = sum(stored.bytes(*x) for x in m.mlp_matrices(m.ffn).values())
+    return size + sum(stored.bytes(*x) for x in matrices)
+
+
+def sequences_alive(d: Deployment, p: Point) -> Number:
+    """Sequences in a pass at once: in prefill as many as fit in a part, at least one."""
+    if not p.prefill:
+        return p.batch
+    return np.minimum(p.batch, np.maximum(1.0, d.stack.prefill_chunk / np.maximum(p.new, 1.0)))
+
+
+def resident_once(d: Deployment, part: Point, scratch: Number, packed: bool = False) -> Buffers:
+    """Embedding, LM head, activations and the runtime's own memory. [B]
+
+    Parameters
+    ----------
+    part : the point of one part of the batch, whose activations are alive at once.
+    scratch : what attention needs besides queries, keys, values and scores. [B]
+    packed : whether the prompt's cache is packed.
+    """
+    m, stack = d.shard, d.stack
+    table = WEIGHTS["fp16"].bytes(m.hidden, m.vocab)
+    learned = ops.HALF * m.learned_positions * m.hidden
+    embedding = (table if m.tied else 2 * table) + learned
+    chunk = (packed and stack.packed_chunk) or stack.prefill_chunk
+    alive = np.minimum(part.tokens, chunk)
+    length = part.max_length if stack.static_cache else part.length
+    scores = SCORE_MEMORY * m.heads * length if attention.score_bytes(d, part) else 0.0
+    hidden = stack.activation_passes * m.hidden
+    attending = ops.HALF * (hidden + m.heads * m.head_dim + m.kv_width) + scores
+    width = max(m.ffn, m.experts_active * m.expert_ffn)
+    mlp = ops.HALF * (hidden + (3 if m.gated else 2) * width)
+    # cosines and sines, of all positions and of those at hand
+    turns = 0.0 if m.learned_positions else 2 * ops.HALF * m.head_dim
+    turned = turns * (part.max_length + part.new)
+    rows = part.batch if part.prefill and not stack.prompt_logits else part.tokens
+    layers = np.maximum(alive * attending + scratch, alive * mlp)
+    return {
+        "gpu": {
+            "embedding": stack.weight_copies * embedding,
+            "workspace": turned + np.maximum(layers, rows * m.vocab * stack.logit_bytes),
+            "context": stack.context_memory,
+        }
+    }

@@ -1,0 +1,54 @@
+"""Numbers in groups that share a scale and a zero point, everywhere or on the host alone."""
+
+from dataclasses import dataclass
+
+from kvsim.engine import ops
+from kvsim.engine.formats import FP16, Format
+from kvsim.graph import Buffers, Op
+from kvsim.techniques.axes import Storage
+from kvsim.techniques.layers import LayerPass, pack
+from kvsim.techniques.settings import param
+
+GROUP = 64  # numbers that share a scale (FlexGen, section 4.4)
+BITS = (1, 2, 3, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Grouped(Storage):
+    """Min-max groups of a token's numbers, keys and values at widths of their own.
+
+    References
+    ----------
+    .. [1] Y. Sheng et al., "FlexGen", ICML 2023, section 4.4: groups of 64.
+    """
+
+    name = "grouped"
+    preset = False
+
+    bits: float = param(4, "bits per cached number", choices=BITS)
+    value_bits: float | str = param("same", "bits of values", choices=(*BITS, "same"))
+    group: int = param(GROUP, "numbers that share a scale", low=8, high=1024)
+    host: bool = param(False, "packed on the host alone", choices=(True, False))
+
+    @property
+    def stored(self) -> Format:
+        """Groups; plain numbers at 16 bits."""
+        values = self.bits if isinstance(self.value_bits, str) else self.value_bits
+        if self.bits == values == 16:
+            return FP16
+        return Format(self.bits, self.group, value_bits=values)
+
+    @property
+    def read(self) -> Format:
+        """Fp16 where numbers are widened on the GPU."""
+        return FP16 if self.host else self.stored
+
+    def arrive(self, at: LayerPass) -> list[Op]:
+        """New tokens are packed: all of them, or those that go to the host."""
+        if not self.host:
+            return pack(at)
+        return ops.quantise(at.d, at.placement.v_host * at.staying, self.stored)
+
+    def once(self, at: LayerPass) -> Buffers:
+        """One layer's whole prompt until it is packed."""
+        return {} if self.host or self.exact else ops.prompt_kv(at.d, at.p)

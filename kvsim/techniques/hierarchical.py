@@ -1,0 +1,77 @@
+"""Eight bits in two halves: the upper four are a cache of their own."""
+
+from dataclasses import dataclass, replace
+
+from kvsim.engine import ops
+from kvsim.engine.formats import Format
+from kvsim.graph import Buffers, Op
+from kvsim.techniques.axes import Storage
+from kvsim.techniques.layers import LayerPass, pack
+from kvsim.techniques.settings import param
+
+
+@dataclass(frozen=True)
+class Hierarchical(Storage):
+    """Upper and lower four bits with one set of scales, behind a double full-precision buffer.
+
+    Tokens are packed in blocks of half the buffer, whose halves swap roles when one is packed.
+
+    References
+    ----------
+    .. [1] R. Tiwari et al., "QuantSpec: self-speculative decoding with hierarchical quantized KV
+       cache", ICML 2025, section 4.2.
+    """
+
+    name = "hierarchical"
+    preset = False
+
+    group: int = param(128, "numbers that share a scale", low=8, high=1024)
+    residual: int = param(256, "full-precision buffer [tokens]", low=2, high=1e5)
+
+    @property
+    def stored(self) -> Format:
+        """Both halves; those of the buffer roll over together."""
+        half = self.residual // 2
+        tails = {"k_tail": half, "v_tail": half, "k_block": half, "v_block": half}
+        return Format(8, self.group, **tails, late=True)
+
+    @property
+    def upper(self) -> "Upper":
+        """The upper four bits."""
+        return Upper(self.group, self.residual)
+
+    @property
+    def by_token(self) -> bool:
+        """Keys of a group of tokens share their scales."""
+        return False
+
+    def arrive(self, at: LayerPass) -> list[Op]:
+        """What stays of a round is packed once it fills half the buffer."""
+        if at.p.prefill:
+            return []
+        every = self.residual / 2 / (1.0 + at.drafting.accepted)  # rounds per packing
+        return ops.quantise(at.d, at.staying, self.stored, every=every)
+
+    def after(self, at: LayerPass) -> list[Op]:
+        """The prompt is packed once it has been attended to."""
+        return pack(at) if at.p.prefill else []
+
+    def once(self, at: LayerPass) -> Buffers:
+        """One layer's whole prompt until it is packed."""
+        return ops.prompt_kv(at.d, at.p)
+
+
+@dataclass(frozen=True)
+class Upper(Hierarchical):
+    """The upper halves alone, which a draft reads and never packs."""
+
+    name = "upper"
+
+    @property
+    def stored(self) -> Format:
+        """Four bits."""
+        return replace(super().stored, bits=4)
+
+    def arrive(self, at: LayerPass) -> list[Op]:
+        """A draft's tokens stay in the buffer."""
+        return []

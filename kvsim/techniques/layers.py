@@ -1,0 +1,145 @@
+"""One pass through one layer: what every axis is asked about, and what several of them share."""
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.engine import attention, ops
+from kvsim.engine.formats import Format
+from kvsim.graph import Number, Op, Point
+from kvsim.machines.deployment import Deployment, WeightFormat
+from kvsim.models.model import LayerShape
+
+if TYPE_CHECKING:
+    from kvsim.techniques.axes import Drafting, Placement, Selection, Storage
+    from kvsim.techniques.terms import Part
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One part of each axis: what a layer does."""
+
+    selection: "Selection"
+    storage: "Storage"
+    placement: "Placement"
+    drafting: "Drafting"
+    mlp: WeightFormat | None = None  # of a draft pass, where its MLPs are narrower
+    keeps: bool = True  # whether what the pass adds stays: drafts' tokens do not
+
+    def at(self, index: int, d: Deployment) -> "Parts":
+        """What one layer does."""
+        own = {part.axis: part.at(index, d) for part in self.every()[:3]}
+        same = all(own[part.axis] is part for part in self.every()[:3])
+        return self if same else replace(self, **own)  # type: ignore[arg-type]
+
+    def every(self) -> "tuple[Part, ...]":
+        """The parts in the order of the axes."""
+        return self.selection, self.storage, self.placement, self.drafting
+
+    def breaks(self, d: Deployment) -> set[int]:
+        """First layers from which on some part says something else."""
+        return {first for part in self.every() for first in part.breaks(d)}
+
+
+@dataclass(frozen=True)
+class LayerPass:
+    """One pass through one layer: all that its ops and its bytes depend on."""
+
+    d: Deployment
+    p: Point  # of one part of the batch in ops, of the whole batch in what stays resident
+    shape: LayerShape
+    parts: Parts
+    part: Point | None = None  # of one part of the batch, where p is of the whole
+    known: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # found so far
+
+    @property
+    def selection(self) -> "Selection":
+        """Which tokens stay and are read."""
+        return self.parts.selection
+
+    @property
+    def storage(self) -> "Storage":
+        """How they are stored."""
+        return self.parts.storage
+
+    @property
+    def placement(self) -> "Placement":
+        """Where they live."""
+        return self.parts.placement
+
+    @property
+    def drafting(self) -> "Drafting":
+        """Who drafts."""
+        return self.parts.drafting
+
+    @property
+    def cached(self) -> Number:
+        """Tokens per sequence that the layer would keep without selection. [tokens]"""
+        return attention.cached(self.d, self.p, self.shape)
+
+    @property
+    def kept(self) -> Number:
+        """Tokens per sequence that it keeps after the pass. [tokens]"""
+        if "kept" not in self.known:
+            self.known["kept"] = self.selection.kept(self)
+        found: Number = self.known["kept"]
+        return found
+
+    @property
+    def of_prompt(self) -> Number:
+        """Tokens of the prompt that stay once it is read. [tokens]"""
+        if self.selection.evicts == "never":
+            return self.p.prompt
+        return np.minimum(self.p.prompt, self.selection.prompt_kept(self))
+
+    @property
+    def staying(self) -> Number:
+        """New tokens of the batch that stay: rejected drafts do not. [tokens]"""
+        if not self.parts.keeps:
+            return 0.0
+        if self.p.prefill or not self.drafting.drafts:
+            return self.p.tokens
+        return self.p.batch * (1.0 + self.drafting.accepted)
+
+    def alone(self) -> "LayerPass":
+        """The same of a layer without a window."""
+        return replace(self, shape=LayerShape(), known={})
+
+    def then(self, p: Point) -> "LayerPass":
+        """The same layer in another pass."""
+        return replace(self, p=p, part=None, known={})
+
+
+def resident_kv(at: LayerPass, stored: Format) -> Number:
+    """Memory of one layer's kept tokens in a format. [B]"""
+    m = at.d.shard
+    size = stored.resident(m.k_width, m.v_width, at.kept)
+    return at.d.stack.cache_overhead * at.p.batch * size
+
+
+def attend(
+    at: LayerPass, after: tuple[str, ...] = (), *, share: float = 1.0, **more: Any
+) -> list[Op]:
+    """Attention of the new tokens over a share of what the selection reads, as it is stored."""
+    p, extra = at.p, more.pop("extra_bytes", 0.0)
+    limit = None if p.prefill else at.selection.limit(at)
+    if share < 1.0:
+        length = at.cached
+        limit = share * (length if limit is None else np.minimum(length, limit))
+    extra = extra + share * (at.storage.extra_bytes(at) + at.selection.extra_bytes(at))
+    extra = extra + at.drafting.extra_bytes(at)
+    return attention.ops(
+        at.d, p, at.shape, stored=at.storage.read, limit=limit, extra_bytes=extra,
+        scored=at.selection.scored or at.storage.scored, after=after, **more,
+    )  # fmt: skip
+
+
+def pack(at: LayerPass) -> list[Op]:
+    """Packing of what a pass adds: of the prompt what stays, later every token that does."""
+    stored = at.storage.stored
+    if at.p.prefill:
+        kept = at.selection.prompt_kept(at)
+        before = np.minimum(kept, at.p.context)  # packed by earlier passes over the prompt
+        return ops.pack_prompt(at.d, at.p.batch, kept, stored, before)
+    return ops.quantise(at.d, at.staying, stored)

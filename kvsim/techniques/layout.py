@@ -1,0 +1,72 @@
+"""Which layers do what: the model's layout cut where something else is done."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from itertools import pairwise
+
+import numpy as np
+
+from kvsim.machines.deployment import Deployment
+from kvsim.models.model import LayerShape
+from kvsim.techniques.layers import Parts
+
+Shapes = tuple[LayerShape, ...]
+Layout = list[tuple[Shapes, int, Parts]]
+"""Blocks of layers, how often each repeats, and what its layers do."""
+
+
+def laid_out(
+    d: Deployment, ranges: Sequence[tuple[int, int | None]], parts: Sequence[Parts]
+) -> Layout:
+    """The layout of a model whose ranges of layers (first, last or None) consist of ``parts``."""
+    found: Layout = []
+    rest = list(d.shard.layout)
+    segments = [*_segments(d, ranges, parts)]
+    firsts = [*(first for first, _ in segments), d.model.layers]
+    for (first, following), (_, own) in zip(pairwise(firsts), segments, strict=True):
+        before, rest = split_layout(rest, following - first)
+        found += [(*block, own) for block in before]
+    return found
+
+
+def _segments(
+    d: Deployment, ranges: Sequence[tuple[int, int | None]], parts: Sequence[Parts]
+) -> Iterator[tuple[int, Parts]]:
+    """First layers from which on something else is done, and what."""
+    latest: Parts | None = None
+    for (first, last), own in zip(ranges, parts, strict=True):
+        end = d.model.layers if last is None else min(last + 1, d.model.layers)
+        for begin in [first, *sorted(b for b in own.breaks(d) if first < b < end)]:
+            now = own.at(begin, d)
+            if latest is None or not _equal(latest, now):
+                yield begin, now
+                latest = now
+
+
+def split_layout(
+    layout: list[tuple[Shapes, int]], first: int
+) -> tuple[list[tuple[Shapes, int]], list[tuple[Shapes, int]]]:
+    """The layout of the first layers, and that of the others."""
+    before: list[tuple[Shapes, int]] = []
+    after: list[tuple[Shapes, int]] = []
+    for shapes, count in layout:
+        whole, part = divmod(min(first, count * len(shapes)), len(shapes))
+        first -= whole * len(shapes) + part
+        before += [(shapes, whole)] if whole else []
+        before += [(shapes[:part], 1)] if part else []
+        after += [(shapes[part:], 1)] if part else []
+        left = count - whole - (1 if part else 0)
+        after += [(shapes, left)] if left else []
+    return before, after
+
+
+def _equal(one: Parts, other: Parts) -> bool:
+    """Whether two layers do the same, settings that are arrays included."""
+    if one is other:
+        return True
+    pairs = zip(one.every(), other.every(), strict=True)
+    return one.mlp == other.mlp and all(
+        type(a) is type(b)
+        and all(np.array_equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+        for a, b in pairs
+    )

@@ -1,0 +1,303 @@
+"""How a technique is written.
+
+``snapkv:budget=1024 + kivi:bits=4 + offload:host_share=0.5`` composes terms, each a name with
+settings; ``0-1: full; 2-31: kcache:n=64 + bits=4`` says what ranges of layers do, counted from 0; a
+setting without a name belongs to the plain term that has it (``bits`` to ``grouped``,
+``host_share`` to ``place``). The path of a plan's JSON file stands for the technique it chose.
+"""
+
+import json
+import re
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import InputError, unknown
+from kvsim.techniques.base import Layers, Technique
+from kvsim.techniques.registry import terms
+from kvsim.techniques.terms import Term
+
+BARE = ("grouped", "place")  # terms whose settings may stand without their name
+RANGE = re.compile(r"\s*(\d+)\s*(?:(-)\s*(\d*))?\s*:(?!\w*=)")
+MOST_LAYERS = 10_000
+LONGEST = 2_000  # characters of a technique
+FILE_LIMIT = 10_000_000  # characters of a plan
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of the text with the column it begins in, from 1."""
+
+    text: str
+    column: int
+
+    def stripped(self) -> "_Piece":
+        ahead = len(self.text) - len(self.text.lstrip())
+        return _Piece(self.text.strip(), self.column + ahead)
+
+    def split(self, separator: str) -> "list[_Piece]":
+        found, column = [], self.column
+        for text in self.text.split(separator):
+            found.append(_Piece(text, column).stripped())
+            column += len(text) + len(separator)
+        return found
+
+    def wrong(self, problem: str) -> InputError:
+        """The error about this piece."""
+        return InputError(f"{problem} (column {self.column})")
+
+
+def parse(text: str) -> Technique:
+    """Read a technique, or the plan that chose one.
+
+    Raises
+    ------
+    InputError
+        For what cannot be read, naming the column and the nearest valid words.
+    """
+    if text.strip().endswith(".json"):
+        return _from_plan(Path(text.strip()))
+    if len(text) > LONGEST:
+        raise InputError(f"technique: {len(text)} characters; expected at most {LONGEST}")
+    clauses = _Piece(text, 1).split(";")
+    if clauses[-1].text == "" and len(clauses) > 1:
+        clauses.pop()
+    ranges: list[tuple[Layers, _Piece]] = []
+    whole: tuple[Term, ...] = ()
+    for clause in clauses:
+        layers = _clause(clause, alone=len(clauses) == 1)
+        if layers.last == -1:
+            whole += layers.terms
+        else:
+            ranges.append((layers, clause))
+    if not ranges:
+        return Technique((Layers(whole),))
+    ranges.sort(key=lambda found: found[0].first)
+    for (before, _), (after, piece) in pairwise(ranges):
+        if before.last is None or after.first <= before.last:
+            raise piece.wrong(
+                f"layers of {str(after)!r} are also in {str(before)!r}; give each once"
+            )
+        if after.first > before.last + 1:
+            missing = f"{before.last + 1} to {after.first - 1}"
+            raise piece.wrong(f"no technique for layers {missing}; add one")
+    if ranges[0][0].first:
+        raise ranges[0][1].wrong(f"no technique for layers 0 to {ranges[0][0].first - 1}; add one")
+    for layers, piece in ranges:
+        drafting = [t.name for t in layers.terms if any(p.axis == "drafting" for p in t.says())]
+        if drafting and len(ranges) > 1:
+            raise piece.wrong(
+                f"{drafting[0]} drafts for the whole model; write it in a clause without layers"
+            )
+    return Technique(tuple(found for found, _ in ranges), whole)
+
+
+def _clause(clause: _Piece, alone: bool) -> Layers:
+    """A range of layers and its terms; one without a range has -1 as its last."""
+    if not clause.text:
+        raise clause.wrong("unknown technique ''; expected one, as in 'kivi:bits=4 + offload'")
+    matched = RANGE.match(clause.text)
+    if matched is None:
+        terms = _terms(clause)
+        if alone:
+            return Layers(terms)
+        axes = {part.axis for term in terms for part in term.says()}
+        if axes != {"drafting"}:
+            raise clause.wrong(
+                "a clause without layers is for drafting alone; write '0-1: ...; 2-: ...'"
+            )
+        return Layers(terms, 0, -1)
+    first = _layer(clause, matched.group(1))
+    last = first if matched.group(2) is None else None
+    if matched.group(3):
+        last = _layer(clause, matched.group(3))
+    if last is not None and last < first:
+        raise clause.wrong(f"layers {first}-{last} end before they begin; write {last}-{first}")
+    rest = _Piece(clause.text[matched.end() :], clause.column + matched.end()).stripped()
+    if not rest.text:
+        raise rest.wrong("no technique behind the layers, as in '0-1: full'")
+    return Layers(_terms(rest), first, last)
+
+
+def _layer(clause: _Piece, text: str) -> int:
+    if len(text) > 5 or int(text) > MOST_LAYERS:
+        raise clause.wrong(f"layer {text[:20]} is beyond the {MOST_LAYERS} layers of any model")
+    return int(text)
+
+
+def _terms(clause: _Piece) -> tuple[Term, ...]:
+    """Terms joined by plus signs; settings without a name join those of their term."""
+    found: list[tuple[type[Term], dict[str, Any], _Piece]] = []
+    for piece in clause.split("+"):
+        if not piece.text:
+            raise piece.wrong(
+                "nothing between the plus signs; expected a term, as in 'kivi:bits=4'"
+            )
+        name, given = _term(piece)
+        kind = _kind(piece, name)
+        found.append((kind, given, piece))
+    built = []
+    for kind, given, piece in found:
+        try:
+            built.append(kind(**given))
+        except InputError as error:
+            raise piece.wrong(str(error)) from None
+    try:
+        Technique((Layers(tuple(built)),))
+    except InputError as error:
+        raise found[-1][2].wrong(str(error)) from None
+    return tuple(built)
+
+
+def _term(piece: _Piece) -> tuple[str, dict[str, Any]]:
+    """A term's name and its settings by key."""
+    name = piece.text.partition(":")[0]
+    if "=" in name:  # settings without a name
+        owner = next((n for n in BARE if name.partition("=")[0].strip() in _keys(n)), None)
+        if owner is None:
+            key = name.partition("=")[0].strip()
+            known = [k for n in BARE for k in _keys(n)]
+            raise piece.wrong(
+                f"{key!r} without a name before it; {_near(key, known)}; "
+                f"other settings follow a name, as in 'kcache:n=64'"
+            )
+        return owner, _settings(piece, owner)
+    key = name.strip().lower()
+    _kind(piece, key)
+    rest = piece.text[len(name) + 1 :]
+    if not rest.strip():
+        return key, {}
+    return key, _settings(_Piece(rest, piece.column + len(name) + 1), key)
+
+
+def _settings(piece: _Piece, name: str) -> dict[str, Any]:
+    """Settings by key, their names checked."""
+    kind, given = terms()[name], {}
+    known = _keys(name)
+    for item in piece.split(","):
+        key, equals, value = (part.strip() for part in item.text.partition("="))
+        if not item.text:
+            raise item.wrong(f"nothing between the commas; expected key=value{_as(kind)}")
+        if not equals or not value:
+            raise item.wrong(f"{name}: {item.text!r}; expected key=value{_as(kind)}")
+        if key not in known:
+            raise item.wrong(str(unknown(f"parameter of {name}", key, known, _as(kind)[2:])))
+        if key in given:
+            raise item.wrong(f"{name}: {key} is given twice; keep one")
+        given[key] = _value(value)
+        _check(item, kind, key, given[key])
+    return given
+
+
+def _check(item: _Piece, kind: type[Term], key: str, value: Any) -> None:
+    """Refuse a value where it stands."""
+    from kvsim.techniques.settings import check
+
+    about = next(f.metadata for f in fields(kind) if f.name == key)
+    try:
+        check(kind.name, key, value, about)
+    except InputError as error:
+        raise item.wrong(str(error)) from None
+
+
+def _kind(piece: _Piece, name: str) -> type[Term]:
+    if name not in terms():
+        raise piece.wrong(str(unknown("technique", name, terms(), "see `kvsim techniques`")))
+    return terms()[name]
+
+
+def _keys(name: str) -> list[str]:
+    return [f.name for f in fields(terms()[name])]
+
+
+def _near(word: str, known: list[str]) -> str:
+    near = get_close_matches(word.lower()[:40], known, n=3, cutoff=0.4)
+    return f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known[:12])}"
+
+
+def _as(kind: type[Term]) -> str:
+    text = str(kind()) if not _required(kind) else kind.name
+    return f", as in {text}" if ":" in text else f"; {kind.name} has no parameters"
+
+
+def _required(kind: type[Term]) -> bool:
+    try:
+        kind()
+    except InputError:
+        return True
+    return False
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return int(number) if number.is_integer() else number
+
+
+def _from_plan(path: Path) -> Technique:
+    """The technique that a plan chose, layer by layer.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read or is not a plan.
+    """
+    shown = repr(str(path))
+    try:
+        if path.stat().st_size > FILE_LIMIT:
+            raise InputError(f"{shown} has more than {FILE_LIMIT // 10**6} MB; expected a plan")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InputError(f"cannot read {shown}: {reason}; check the path of the plan") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{shown} is not JSON; expected what `kvsim plan --json` prints") from None
+    choice = content.get("choice") if isinstance(content, dict) else None
+    layers = choice.get("layers") if isinstance(choice, dict) else None
+    if not isinstance(layers, list) or not layers:
+        raise InputError(f"{shown} has no choice.layers; expected what `kvsim plan --json` prints")
+    try:
+        clauses = []
+        for entry in layers:
+            first, count = int(entry["first"]), int(entry["count"])
+            given = ",".join(f"{k}={v}" for k, v in dict(entry["params"]).items())
+            spec = str(entry.get("notation") or entry["technique"])
+            spec = f"{spec}:{given}" if given and "notation" not in entry else spec
+            clauses.append(f"{first}-{first + count - 1}: {spec}")
+        if len(clauses) == 1:
+            return parse(spec)
+        whole = content["choice"].get("whole")
+        return parse("; ".join([*clauses, *([str(whole)] if whole else [])]))
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise InputError(f"{shown}: {error}") from None
+        raise InputError(f"{shown}: choice.layers lacks {error}; plan again") from None
+
+
+def parse_several(text: str) -> list[Technique]:
+    """Read ``full,kivi:bits=4,group=32,kvpr``; spaces may stand for commas between techniques.
+
+    Raises
+    ------
+    InputError
+        As ``parse``, and for a technique that comes twice.
+    """
+    close = re.sub(r"\s*([+;:=,])\s*", r"\1", text)
+    specs: list[str] = []
+    for item in filter(None, re.split(r"[,\s]+", close)):
+        head = re.split(r"[+;:]", item, maxsplit=1)[0]
+        if "=" in head and specs:
+            specs[-1] += f",{item}"
+        else:
+            specs.append(item)
+    found = [parse(one) for one in specs]
+    for t in found:
+        if sum(str(t) == str(other) for other in found) > 1:
+            raise InputError(f"{t.name}: the same technique twice; leave out one, or change it")
+    return found

@@ -1,0 +1,335 @@
+"""Placement: shares of cache, weights and hidden states on the GPU and on the host.
+
+One family, of which full, offload, kvpr, flexgen and fastdecode are corners. Of a layer's cached
+tokens one share stays on the GPU, one is copied to it in every step, a part of these is recomputed
+from layer inputs instead, and one is attended to by the CPU. Copies for the next layer that loads
+run beside the compute of this one, through two buffers.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from kvsim.engine import ops
+from kvsim.engine.buffers import layer_weights
+from kvsim.graph import Buffers, Channel, Number, Op
+from kvsim.machines.deployment import Deployment
+from kvsim.techniques import recompute
+from kvsim.techniques.axes import Placement
+from kvsim.techniques.layers import LayerPass, Parts, attend, resident_kv
+from kvsim.techniques.settings import param
+
+pinned = partial(ops.copy, kernel="copy")
+FREE = "attn@-2"  # a buffer is free when attention two loads earlier has read it
+ROW_OR_COLUMN = ("row", "column")
+
+
+@dataclass(frozen=True)
+class Place(Placement):
+    """Shares of each layer's cache, weights and hidden states that live on the host.
+
+    By rows (``parts`` 1) the batch passes through all layers at once; by columns each layer serves
+    the parts of the batch in turn, and its streamed weights arrive spread evenly over them.
+
+    References
+    ----------
+    .. [1] Y. Sheng et al., "FlexGen: high-throughput generative inference of large language
+       models with a single GPU", ICML 2023, sections 3.2 and 4.2.
+    .. [2] C. Jiang et al., "KVPR", ACL Findings 2025, section 3.
+    .. [3] J. He and J. Zhai, "FastDecode", arXiv:2403.11421, section 4.
+    """
+
+    name = "place"
+    preset = False
+
+    host_share: Number = param(0, "share of cached tokens on the host", high=1, whole=False)
+    split: Number | str = param(
+        0, "tokens of the host's that are recomputed", high=1e7, choices=("auto",)
+    )
+    cpu_share: float = param(
+        0, "share of cached tokens that the CPU attends to", high=1, whole=False
+    )
+    values_host: Number = param(0, "share of cached values on the host", high=1, whole=False)
+    weights_host: float = param(0, "share of the weights on the host", high=1, whole=False)
+    states_host: float = param(0, "share of the hidden states on the host", high=1, whole=False)
+    parts: int = param(1, "parts of the batch by columns", low=1, high=1024)
+    gpu_layers: int = param(0, "first layers whose cache stays on the GPU", high=1000)
+
+    # what it says of itself
+
+    @property
+    def k_host(self) -> Number:
+        """Share of the cached keys that is copied or recomputed."""
+        return self.host_share
+
+    @property
+    def v_host(self) -> Number:
+        """Share of the cached values that is copied or recomputed."""
+        if not _some(self.values_host):
+            return self.host_share
+        return np.maximum(self.host_share, self.values_host)
+
+    @property
+    def on_cpu(self) -> float:
+        """Share of the cached tokens that the CPU attends to."""
+        return self.cpu_share
+
+    @property
+    def loads(self) -> bool:
+        """Whether every step copies a part of the cache to the GPU."""
+        return _some(self.host_share) or _some(self.values_host)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether some of the host's tokens are recomputed."""
+        return isinstance(self.split, str) or _some(self.split)
+
+    @property
+    def tiles(self) -> int:
+        """Parts of the batch."""
+        return self.parts
+
+    @property
+    def streams(self) -> bool:
+        """All but values that are fetched when they are chosen."""
+        moves = (self.host_share, self.cpu_share, self.weights_host, self.states_host)
+        return any(map(_some, moves)) or self.parts > 1
+
+    def breaks(self, d: Deployment) -> tuple[int, ...]:
+        """The first layer whose cache leaves the GPU."""
+        first = self._first(d)
+        return (first,) if first else ()
+
+    def at(self, index: int, d: Deployment) -> "Place":
+        """The first layers keep their cache; their weights are placed like all."""
+        if index >= self._first(d):
+            return self
+        return self.weights_alone()
+
+    def weights_alone(self) -> "Place":
+        """The same with every cache on the GPU."""
+        return replace(self, host_share=0, values_host=0, split=0, cpu_share=0, gpu_layers=0)
+
+    def _first(self, d: Deployment) -> int:
+        """Some runtimes never offload their first layers."""
+        return max(self.gpu_layers, d.stack.resident_layers if _some(self.host_share) else 0)
+
+    def refuses(self, d: Deployment, beside: Parts) -> str:
+        """Shares that exceed the whole, and what the CPU or recomputation cannot do."""
+        if np.any(np.asarray(self.host_share) + self.cpu_share > 1 + 1e-12):
+            return f"host_share and cpu_share={self.cpu_share} of a layer's tokens exceed 1"
+        if self.recomputes and not _some(self.host_share):
+            return "split recomputes tokens that live on the host, and host_share is 0"
+        selection, storage = beside.selection, beside.storage
+        if self.recomputes and selection.evicts != "never":
+            return f"recomputation needs every token's layer input, and {selection.name} drops some"
+        if self.recomputes and storage.stored.packs and storage.read.packs:
+            return (
+                f"what is recomputed is fp16, and {storage.name} is attended to packed; "
+                f"pack on the host alone (place with grouped:host=true)"
+            )
+        if not self.cpu_share:
+            return ""
+        if d.shard.latent:
+            return "no CPU attention for a latent cache (MLA)"
+        if storage.stored.packs:
+            return f"the CPU attends to fp16 alone, not to {storage.name}"
+        if selection.evicts == "always" and selection.scored:
+            return f"{selection.name} ranks tokens by scores, which the CPU's attention keeps"
+        return ""
+
+    # what moves
+
+    def on_host(self, at: LayerPass) -> Number:
+        """Tokens per sequence whose keys are on the host before this pass. [tokens]"""
+        return self.host_share * _before(at)
+
+    def load(self, at: LayerPass, tokens: Number | None = None) -> Op:
+        """Copy of the host's share, or of so many tokens per sequence, to the GPU."""
+        if tokens is None:
+            k, v = at.storage.moved(at, _before(at))
+            size = self.k_host * k + self.v_host * v
+        else:
+            size = sum(at.storage.moved(at, tokens), 0.0)
+        return ops.copy("load_kv", "h2d", size, launches=2, after=(FREE,), ahead=True)
+
+    def fetch(self, at: LayerPass) -> list[Op]:
+        """What brings the host's part of the cache into GPU memory."""
+        if not self.loads:
+            return []
+        if self.recomputes:
+            return recompute.fetch(self, at, recompute.recomputed(self, at))
+        widened: list[Op] = []
+        if at.storage.read != at.storage.stored:
+            tokens = at.p.batch * self.v_host * _before(at)
+            widened = ops.quantise(at.d, tokens, at.storage.stored, "dequantise")
+        return [self.load(at), *(replace(op, after=("load_kv",)) for op in widened)]
+
+    def store(self, at: LayerPass) -> list[Op]:
+        """New tokens go home."""
+        d, p, m = at.d, at.p, at.d.shard
+        cpu = self.cpu_share if p.prefill else 0.0  # in decoding sent along with the queries
+        if not self.loads and not cpu:
+            return []
+        new = at.staying
+        if p.prefill and at.selection.evicts != "never":
+            new = p.batch * np.minimum(p.new, at.selection.prompt_kept(at))
+        stored = p.batch * at.kept if d.stack.store_layer else new
+        k, v = at.storage.number(at)
+        size = stored * (self.k_host * m.k_width * k + self.v_host * m.v_width * v)
+        if self.recomputes and p.prefill:
+            size = size * (1 - recompute.spared(self, at))
+        size = size + cpu * ops.kv_bytes(m, new)
+        after = ("qkv",)
+        if at.storage.stored.packs:
+            after = ("quantise",)
+        elif p.prefill and at.selection.evicts != "never":
+            after = ("compact",)
+        sync = d.stack.blocking_store and not p.prefill
+        return [ops.copy("store_kv", "d2h", size, launches=2, after=after, sync=sync)]
+
+    def finish(self, at: LayerPass) -> list[Op]:
+        """Layer inputs go home too where decoding recomputes from them."""
+        return recompute.store_inputs(self, at) if self.recomputes and at.p.prefill else []
+
+    def waits(self, at: LayerPass) -> tuple[str, ...]:
+        """The loaded tokens; where the whole layer is stored, it is before attention."""
+        if not self.loads:
+            return ()
+        loaded = () if at.p.prefill else ("load_kv",)
+        return (*loaded, "store_kv") if at.d.stack.store_layer else loaded
+
+    def runtime(self, at: LayerPass) -> list[Op]:
+        """Fixed time of a layer that keeps some share of its cache on the host."""
+        if self.cpu_share and not at.p.prefill:
+            return ops.runtime(at.d)
+        return ops.runtime(at.d, self.v_host) if self.loads else []
+
+    def attend(self, at: LayerPass) -> list[Op]:
+        """On the GPU, on the CPU, or each over its share, whose results are joined."""
+        share, p, m = self.cpu_share, at.p, at.d.shard
+        if not share:
+            return attend(at, self.waits(at))
+        queries = ops.HALF * p.tokens * m.heads * m.head_dim
+        whole = next(op for op in attend(at) if op.name == "attn")
+        read: dict[Channel, Number] = {
+            "dram": share * ops.kv_bytes(m, p.batch * at.kept) + 2 * queries
+        }
+        name = "attn" if share == 1 else "attn_cpu"
+        sent = queries + share * ops.kv_bytes(m, p.tokens)
+        here = [] if share == 1 else attend(at, self.waits(at), share=1 - share)
+        beside = [
+            ops.copy("send_qkv", "d2h", sent, after=("qkv",)),
+            *here,
+            Op(name, "cpu", "cpu", share * whole.flops, read, after=("send_qkv",)),
+            ops.copy("return_out", "h2d", queries, after=(name,)),
+        ]
+        if share == 1:
+            return beside
+        sums = 8.0 * p.tokens * m.heads  # of each part's softmax, in fp32
+        joined: dict[Channel, Number] = {"hbm": 3 * queries + sums}
+        return [*beside, Op("join", bytes=joined, after=self._returned)]
+
+    @property
+    def _returned(self) -> tuple[str, ...]:
+        """While the CPU attends for one part of the batch, the GPU goes on with the one before."""
+        return ("return_out@-1" if self.parts > 1 else "return_out",)
+
+    def output_wait(self, at: LayerPass) -> tuple[str, ...]:
+        """The CPU's attention, where the GPU has none."""
+        return self._returned if self.cpu_share == 1 and not at.p.prefill else ()
+
+    def ahead(self, at: LayerPass) -> list[Op]:
+        """Copies of weights and hidden states, where those live on the host."""
+        found, d = [], at.d
+        if self.weights_host:
+            size = self.weights_host * layer_weights(d, at.shape) / self.parts
+            found.append(pinned("load_weights", "h2d", size, after=(FREE,), ahead=True))
+        if self.states_host:
+            states = self.states_host * ops.HALF * at.p.tokens * d.shard.hidden
+            found.append(pinned("load_states", "h2d", states, ahead=True))
+            found.append(pinned("store_states", "d2h", states))
+        return found
+
+    def weights_wait(self) -> tuple[str, ...]:
+        """Streamed weights."""
+        return ("load_weights",) if self.weights_host else ()
+
+    # what is resident where
+
+    def cache(self, at: LayerPass) -> Buffers:
+        """Each share where it lives; layer inputs on the host."""
+        whole = at.storage.resident(at)
+        if not self.loads and not self.cpu_share:
+            return {"gpu": whole}
+        tail, (k, v) = at.storage.tail(at), at.storage.home(at)
+        width = at.d.shard.kv_width
+        k_part = at.d.shard.k_width / width
+        away = self.k_host * k_part + self.v_host * (1 - k_part) + self.cpu_share
+        gpu = whole | {"kv": (1 - away) * (whole["kv"] - tail) + tail}
+        loaded = self.k_host * k + self.v_host * v
+        host: dict[str, Number] = {}
+        if self.recomputes:
+            first, last = recompute.first_and_last(self, at)
+            inputs = at.p.batch * last * recompute.input_width(at.d)
+            loaded = loaded * (1 - first / np.maximum(self.host_share * at.kept, 1.0))
+            host["layer inputs"] = inputs * at.storage.stored.k_number
+        return {"gpu": gpu, "host": {"kv": loaded + self.cpu_share * (k + v)} | host}
+
+    def once(self, at: LayerPass) -> Buffers:
+        """Two buffers for copies from the host, and a column's hidden states."""
+        d, p = at.d, at.p
+        gpu: dict[str, Number] = {}
+        if self.loads and not at.selection.chooses:
+            gpu["kv buffers"] = 2 * self._buffer(at)
+        if self.cpu_share:  # of a prompt two layers, one computed while the other leaves
+            leaving = 2 * ops.kv_bytes(d.shard, p.tokens) if p.prefill else 0.0
+            gpu["kv on the way out"] = self.cpu_share * leaving
+        if self.weights_host:
+            largest = max(layer_weights(d, s) for block, _ in d.shard.layout for s in block)
+            gpu["weight buffers"] = 2 * self.weights_host * largest
+        others = self.parts if self.parts > 1 and not self.cpu_share else 0
+        states = others * ops.HALF * p.tokens * d.shard.hidden
+        if not others:
+            return {"gpu": gpu}
+        gpu["hidden states"] = (1 - self.states_host) * states
+        return {"gpu": gpu, "host": {"hidden states": self.states_host * states}}
+
+    def _buffer(self, at: LayerPass) -> Number:
+        """GPU memory that one layer's copy from the host fills. [B]"""
+        if self.recomputes:
+            return recompute.buffer(self, at)
+        k, v = at.storage.home(at)
+        return self.k_host * k + self.v_host * v
+
+    def scratch(self, at: LayerPass) -> Number:
+        """A packed layer is widened to fp16 for attention; what is recomputed is joined to it."""
+        size: Number = 0.0
+        if not self.loads:
+            return size
+        if at.storage.read != at.storage.stored and not at.p.prefill:
+            size = resident_kv(at, at.storage.read)
+        return size + recompute.scratch(self, at) if self.recomputes else size
+
+    def weights(self, size: float) -> Buffers:
+        """Weights on both sides."""
+        if not self.weights_host:
+            return {"gpu": {"weights": size}}
+        host = self.weights_host * size
+        return {"gpu": {"weights": size - host}, "host": {"weights": host}}
+
+    def notes(self, at: LayerPass) -> tuple[str, ...]:
+        """How much is recomputed, or why nothing is."""
+        return recompute.notes(self, at) if self.recomputes else ()
+
+
+def _before(at: LayerPass) -> Number:
+    """Cached tokens per sequence before the pass. [tokens]"""
+    return at.kept if at.d.stack.static_cache else np.maximum(at.kept - at.p.new, 0.0)
+
+
+def _some(share: Any) -> bool:
+    """Whether a share is anywhere above 0."""
+    return bool(np.any(np.asarray(share) > 0))

@@ -1,0 +1,33 @@
+"""Every name of the notation, found in the files of this folder.
+
+A file ``some_name.py`` holds the term ``some-name``; other files hold what terms share.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from inspect import isclass
+from pkgutil import iter_modules
+
+import kvsim.techniques as folder
+from kvsim.techniques.terms import Term
+
+
+@cache
+def terms() -> dict[str, type[Term]]:
+    """Terms by name: first full, then the others in alphabetical order."""
+    found = {kind.name: kind for kind in _terms()}
+    return {name: found[name] for name in sorted(found, key=lambda n: (n != "full", n))}
+
+
+def presets() -> dict[str, type[Term]]:
+    """Terms that are a paper's technique, rather than pieces of one."""
+    return {name: kind for name, kind in terms().items() if kind.preset}
+
+
+def _terms() -> Iterator[type[Term]]:
+    for module in iter_modules(folder.__path__):
+        name = module.name.replace("_", "-")
+        for kind in vars(import_module(f"{folder.__name__}.{module.name}")).values():
+            if isclass(kind) and issubclass(kind, Term) and getattr(kind, "name", "") == name:
+                yield kind

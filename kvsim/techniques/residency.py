@@ -1,0 +1,87 @@
+"""What stays resident: caches and weights of every layer, and buffers that layers share."""
+
+import numpy as np
+
+from kvsim.engine import ops
+from kvsim.engine.buffers import (
+    largest,
+    layer_weights,
+    merge,
+    resident_once,
+    scale,
+    sequences_alive,
+)
+from kvsim.graph import Buffers, Number, Point
+from kvsim.machines.deployment import Deployment
+from kvsim.models.model import LayerShape
+from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.layout import Layout
+from kvsim.techniques.steps import part_of
+
+
+def resident(d: Deployment, p: Point, layout: Layout) -> Buffers:
+    """Bytes that one GPU and its share of the host hold during a pass. [B]"""
+    packed = any(parts.storage.stored.packs for *_, parts in layout)
+    widest_part = min((parts for *_, parts in layout), key=lambda some: some.placement.tiles)
+    own, scratch, in_turn = [], [], []
+    shapes = [s for block, _ in d.shard.layout for s in block]
+    widest = max(shapes, key=lambda s: s.window or np.inf)
+    for parts in {id(parts): parts for *_, parts in layout}.values():
+        at = LayerPass(d, part_of(p, parts), widest, parts)
+        in_turn += [piece.once(at) for piece in parts.every()]
+        scratch.append(_scratch(at.alone()))
+    for some, count, parts in layout:
+        known: dict[LayerShape, Buffers] = {}
+        for shape in some:
+            if shape not in known:
+                at = LayerPass(d, p, shape, parts, part_of(p, parts))
+                known[shape] = _layer_buffers(at, layer_weights(d, shape))
+            own.append(scale(known[shape], count))
+    most = scratch[0]
+    for other in scratch[1:]:
+        most = np.maximum(most, other)
+    shared = resident_once(d, part_of(p, widest_part), most, packed)
+    return merge(shared, largest(*in_turn), *own)
+
+
+def layer_cache(at: LayerPass) -> Buffers:
+    """What one layer keeps besides its weights. [B]"""
+    return merge(at.placement.cache(at), at.selection.resident(at), at.drafting.resident(at))
+
+
+def _layer_buffers(at: LayerPass, size: float) -> Buffers:
+    """Weights and cache of one layer. [B]"""
+    stack, stored = at.d.stack, at.storage.stored
+    cache = layer_cache(at)
+    weights = at.placement.weights(stack.weight_copies * size)
+    found = merge(weights, at.drafting.weights(at), cache)
+    if stack.old_cache and not at.p.prefill:
+        # torch.cat writes the cache anew; packed keys only grow in blocks
+        tokens = at.p.batch * at.cached
+        stays = at.d.shard.k_width * tokens * stored.k_number if stored.packs else 0.0
+        old = np.maximum(cache.get("gpu", {}).get("kv", 0.0) - stays, 0.0)
+        found = merge(found, {"gpu": {"kv before the step": old}})
+    return found
+
+
+def _scratch(at: LayerPass) -> Number:
+    """One layer's copies of the cache that are alive during attention only. [B]
+
+    The grown copy of torch.cat, the heads repeat_kv writes out, an unpacked layer.
+    """
+    stack, m, p, stored = at.d.stack, at.d.shard, at.p, at.storage.stored
+    more: Number = 0.0
+    for piece in at.parts.every():
+        more = more + piece.scratch(at)
+    wider = m.queries_per_kv if m.queries_per_kv > 1 else 0.0
+    tokens = p.max_length if stack.static_cache else p.length
+    if not p.prefill and stored.packs and not stack.unpack_bytes:
+        repeated = wider * stack.repeat_packed
+        copies = repeated  # then keys or values are made contiguous, and values concatenated
+        copies += 0.5 * max(1.0, repeated) if stack.packed_passes >= 3 else 0.0
+        copies += 0.5 if stack.packed_passes >= 3 and not stack.old_cache else 0.0
+        return more + copies * p.batch * stored.read(m.k_width, m.v_width, tokens)
+    copies = 1.0 if stack.append_passes >= 2 and not stack.old_cache else 0.0
+    copies += wider * stack.repeat_kv
+    copies += 1.0 if stack.unpack_bytes and stored.packs else 0.0
+    return more + copies * ops.kv_bytes(m, sequences_alive(at.d, p) * tokens)

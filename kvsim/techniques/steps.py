@@ -1,0 +1,67 @@
+"""Passes through the model: the ops of its layers, one after another."""
+
+from dataclasses import replace
+
+from kvsim.engine import ops
+from kvsim.graph import Group, Op, Point, Step
+from kvsim.machines.deployment import Deployment
+from kvsim.techniques.layers import LayerPass, Parts
+from kvsim.techniques.layout import Layout
+
+
+def forward(d: Deployment, p: Point, layout: Layout) -> Step:
+    """One pass of the new tokens through the model."""
+    groups: list[Group] = []
+    before: Parts | None = None
+    for shapes, count, parts in layout:
+        tiles, part = parts.placement.tiles, part_of(p, parts)
+        built = {s: layer_ops(LayerPass(d, part, s, parts)) for s in dict.fromkeys(shapes)}
+        if len(built) == 1:
+            shapes, count = shapes[:1], count * len(shapes) * tiles
+        else:
+            shapes = tuple(s for s in shapes for _ in range(tiles))
+        block = tuple(built[s] for s in shapes)
+        if before is not None and before is not parts and _leaves_to_cpu(before, p):
+            groups.append(Group((_after_cpu(block[0]), *block[1:]), 1))
+            count -= 1
+        if count:
+            groups.append(Group(block, count))
+        before = parts
+    return Step(tuple(groups), ops.head(d, p))
+
+
+def _leaves_to_cpu(parts: Parts, p: Point) -> bool:
+    """Whether the CPU still attends for the last part of the batch when a layer has been issued."""
+    return parts.placement.on_cpu > 0 and not p.prefill and parts.placement.tiles > 1
+
+
+def layer_ops(at: LayerPass) -> tuple[Op, ...]:
+    """Ops of one decoder layer in issue order."""
+    place = at.placement
+    return (
+        *place.ahead(at),
+        *ops.before_attention(at.d, at.p, place.weights_wait()),
+        *at.selection.attend(at),
+        *ops.after_attention(at.d, at.p, at.shape, at.parts.mlp, place.output_wait(at)),
+    )
+
+
+def _after_cpu(layer: tuple[Op, ...]) -> tuple[Op, ...]:
+    """A layer that starts when the CPU has answered the one before."""
+    start = next(i for i, op in enumerate(layer) if op.stream == "gpu")
+    waiting = replace(layer[start], after=(*layer[start].after, "return_out@-1"))
+    return (*layer[:start], waiting, *layer[start + 1 :])
+
+
+def joined(steps: list[Step]) -> Step:
+    """Passes one after another as one."""
+    if len(steps) == 1:
+        return steps[0]
+    groups = tuple(group for step in steps for group in step.groups)
+    return Step(groups, tuple(op for step in steps for op in step.head))
+
+
+def part_of(p: Point, parts: Parts) -> Point:
+    """The point of one part of the batch, where layers serve it in parts."""
+    tiles = parts.placement.tiles
+    return replace(p, batch=p.batch / tiles) if tiles > 1 else p

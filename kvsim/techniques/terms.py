@@ -1,0 +1,93 @@
+"""What a name of the notation stands for: settings, and what they say on one or more axes."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from kvsim.graph import Buffers
+from kvsim.machines.deployment import Deployment
+from kvsim.techniques.settings import check, plain
+
+if TYPE_CHECKING:
+    from kvsim.techniques.layers import LayerPass, Parts
+
+Axis = Literal["selection", "storage", "placement", "drafting"]
+AXES: tuple[Axis, ...] = ("selection", "storage", "placement", "drafting")
+
+
+@dataclass(frozen=True)
+class Term:
+    """One name with its settings.
+
+    Numeric settings may be arrays that broadcast with a point's batch and context; those that
+    change the structure of a step (bits, layers, schedules) are scalars.
+    """
+
+    name: ClassVar[str]
+    preset: ClassVar[bool] = True  # a paper's technique rather than a piece of one
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            check(self.name, f.name, getattr(self, f.name), f.metadata)
+
+    def says(self) -> "tuple[Part, ...]":
+        """Its parts, at most one per axis."""
+        raise NotImplementedError
+
+    def options(self, d: Deployment, prompt: int, generate: int) -> "Iterable[Term]":
+        """Settings worth considering for a workload; array-valued ones along the first axis."""
+        return [self]
+
+    def notes(self, at: "LayerPass") -> tuple[str, ...]:
+        """What a reader of a plan should know about these settings there."""
+        return tuple(note for part in self.says() for note in part.notes(at))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Parameters by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def __str__(self) -> str:
+        """Read back by ``kvsim.techniques.parse``."""
+        given = ",".join(f"{k}={plain(v)}" for k, v in self.settings.items())
+        return f"{self.name}:{given}" if given else self.name
+
+
+@dataclass(frozen=True)
+class Part(Term):
+    """A term that says something on one axis alone."""
+
+    axis: ClassVar[Axis]
+
+    def says(self) -> "tuple[Part, ...]":
+        """The part itself."""
+        return (self,)
+
+    @property
+    def exact(self) -> bool:
+        """Whether tokens are those of full-precision KV, up to rounding."""
+        return False
+
+    def breaks(self, d: Deployment) -> tuple[int, ...]:
+        """First layers, after layer 0, from which on it says something else."""
+        return ()
+
+    def at(self, index: int, d: Deployment) -> Self:
+        """What it says of one layer."""
+        return self
+
+    def refuses(self, d: Deployment, beside: "Parts") -> str:
+        """Why it cannot run there, or beside the parts of the other axes; nothing if it can."""
+        return ""
+
+    def once(self, at: "LayerPass") -> Buffers:
+        """Buffers that all layers use in turn. [B]"""
+        return {}
+
+    def scratch(self, at: "LayerPass") -> Any:
+        """Copies of one layer's cache that are alive during attention only. [B]"""
+        return 0.0
+
+    def notes(self, at: "LayerPass") -> tuple[str, ...]:
+        """Nothing, where the part says nothing more."""
+        return ()
