@@ -1,7 +1,7 @@
 """Which techniques and settings a plan may choose, and what is known of their quality."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -106,7 +106,7 @@ class Admission:
         """Accepted drafts of a technique by position, if anybody measured them."""
         for found in self.accepted:
             other = parse(found.technique)
-            if type(other) is type(t) and _without_drafts(other) == _without_drafts(t):
+            if other.name == t.name and _without_drafts(other) == _without_drafts(t):
                 return from_measured(found)
         if self.rate is not None:
             seen = self.seen_at or int(parse(t.name).settings["gamma"])
@@ -136,8 +136,7 @@ def _without_drafts(t: Technique) -> dict[str, Any]:
 
 
 def _drafting(t: Technique, gamma: int, rate: float) -> Technique:
-    changes: Any = {"gamma": gamma, "acceptance": rate}
-    return replace(t, **changes)
+    return t.with_rounds(gamma, rate)
 
 
 def read_acceptance(text: str) -> tuple[float | None, int, tuple[Acceptance, ...]]:

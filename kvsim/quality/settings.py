@@ -89,7 +89,7 @@ def harshness(t: Technique, length: float, budget: float | None = None) -> Harsh
         return Harshness(name, family, {"budget": min(share, 1.0)})
     kind = "packed on the host" if name in HOSTS else name
     signs = GENTLER.get(kind, {})
-    numbers = {key: sign * float(np.max(getattr(t, key))) for key, sign in signs.items()}
+    numbers = {key: sign * float(np.max(t.settings[key])) for key, sign in signs.items()}
     return Harshness(kind, family, numbers)
 
 
