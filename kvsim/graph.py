@@ -70,7 +70,7 @@ class Op:
     rows: Number = 0.0  # rows gathered one by one from scattered addresses
     size: Number = np.inf  # rows of a product, attention's new tokens; fills the units
     columns: Number = np.inf  # output columns of a product, a prompt's queries in all heads
-    slower: float = 1.0  # times longer that the kernel's work takes for this shape of heads
+    slower: Number = 1.0  # times longer that the kernel's work takes for this shape of heads
     dtype: str = "fp16"  # number format of the arithmetic
     launches: float = 1.0  # kernels or copies issued; below 1 on average if not every step
     fixed: Number = 0.0  # time that no amount of bandwidth removes [s]

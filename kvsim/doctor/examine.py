@@ -9,7 +9,7 @@ from kvsim.errors import InputError
 from kvsim.evidence.published import COLUMNS
 from kvsim.files import check_input, opened, read_json
 from kvsim.files.kinds import JSON, TRACE
-from kvsim.machines.hardware import HARDWARE_FILE, STACK_FILE
+from kvsim.machines.keys import HARDWARE_FILE, STACK_FILE
 from kvsim.machines.schema import keys_of
 from kvsim.traces import attentionfile
 

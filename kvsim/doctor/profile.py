@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import InputError
-from kvsim.machines.hardware import HARDWARE_FILE, STACK_FILE
+from kvsim.machines.keys import HARDWARE_FILE, STACK_FILE
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.machines.schema import inspect
 

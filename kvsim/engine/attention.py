@@ -5,7 +5,6 @@ and in what they add around it.
 """
 
 from dataclasses import replace
-from math import log2
 
 import numpy as np
 
@@ -124,19 +123,19 @@ def _kernel(m: Model, p: Point, stored: Format) -> str:
     """Kernel class of attention over a cache in this format."""
     if p.prefill:
         return "prompt"
-    return "latent" if m.latent and stored.bits == 16 else stored.kernel
+    return stored.kernel.replace("attention", "latent") if m.latent else stored.kernel
 
 
-def head_factor(shares: Kernel, head_dim: float, queries_per_kv: float) -> float:
+def head_factor(shares: Kernel, head_dim: Number, queries_per_kv: Number) -> Number:
     """How many times longer attention's work takes for heads of this shape.
 
     1 at a head dimension of 128 and grouped heads; linear in the logarithm of the dimension
     between 64, 128 and 256, and constant outside.
     """
-    octaves = min(1.0, max(-1.0, log2(head_dim / 128)))
-    factor = 1.0 + (shares.wide - 1.0) * max(0.0, octaves)
-    factor += (shares.narrow - 1.0) * max(0.0, -octaves)
-    return factor * (shares.ungrouped if queries_per_kv == 1 else 1.0)
+    octaves: Number = np.clip(np.log2(head_dim / 128), -1.0, 1.0)
+    factor: Number = 1.0 + (shares.wide - 1.0) * np.maximum(0.0, octaves)
+    factor = factor + (shares.narrow - 1.0) * np.maximum(0.0, -octaves)
+    return factor * (1.0 + (shares.ungrouped - 1.0) * (queries_per_kv == 1))
 
 
 def _read(

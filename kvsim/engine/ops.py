@@ -106,7 +106,15 @@ def _mlp(d: Deployment, p: Point, width: int, weights: WeightFormat | None = Non
 
 
 def _experts(d: Deployment, p: Point) -> list[Op]:
-    """Router, the routed experts that the tokens touch, and the shared ones.
+    """Router, the routed experts that the tokens touch, and the shared ones."""
+    m = d.shard
+    ops = [gemm(d, "router", p.tokens, (m.hidden, m.experts), WEIGHTS["fp16"])]
+    ops += routed_experts(d, p)
+    return [*ops, *_mlp(d, p, m.shared_experts * m.expert_ffn)] if m.shared_experts else ops
+
+
+def routed_experts(d: Deployment, p: Point) -> list[Op]:
+    """Experts that the tokens touch, and the traffic that brings the tokens to them and back.
 
     With uniform routing a token leaves an expert idle with probability 1 - active / experts.
     """
@@ -116,7 +124,7 @@ def _experts(d: Deployment, p: Point) -> list[Op]:
     routed = p.tokens * m.experts_active
     kernel = d.weight_format.kernel.replace("gemm", "experts")
     passes, traffic = d.stack.kernel(kernel).input_passes, d.stack.kernel(kernel).traffic
-    ops = [gemm(d, "router", p.tokens, (m.hidden, m.experts), WEIGHTS["fp16"])]
+    ops = []
     if traffic:
         through = traffic * HALF * routed * m.hidden
         ops.append(Op("experts_traffic", bytes={"hbm": through}, launches=0.0))
@@ -134,8 +142,6 @@ def _experts(d: Deployment, p: Point) -> list[Op]:
                 fixed=unpacking(d, d.weight_format, touched * inputs * outputs),
             )
         )
-    if m.shared_experts:
-        ops += _mlp(d, p, m.shared_experts * m.expert_ffn)
     return ops
 
 

@@ -1,9 +1,10 @@
 """From what a technique states to seconds: the roofline of each op.
 
 Every duration is a maximum of affine functions of the work, so rates saturate with size:
-a transfer of n bytes takes ``latency + n / bandwidth``, a matrix product of m rows and n columns
-runs at ``m / (m + half_size) x n / (n + half_columns)`` of its peak, and a kernel's floor adds to
-its work. A class may add a share of the resources that are not the slowest one.
+a transfer of n bytes takes ``latency + n / bandwidth``, a matrix product over m rows runs at
+``m / (m + half_size)`` of its peak, and a kernel's floor adds to its work. Few columns leave units
+of the GPU idle, whether they compute or load: n of them reach ``n / (n + half_columns)`` of both
+rates. A class may add a share of the resources that are not the slowest one.
 """
 
 from collections.abc import Iterator
@@ -42,16 +43,17 @@ def resource_seconds(op: Op, d: Deployment) -> dict[str, Number]:
     the memories at its ends are far faster.
     """
     kernel = d.stack.kernel(op.kernel)
+    slower = op.slower
+    if kernel.half_columns:
+        slower = slower * (1.0 + kernel.half_columns / np.maximum(op.columns, 1.0))
     needs: dict[str, Number] = {}
     for name, peak in peak_seconds(op, d).items():
         if name in ARITHMETIC:
             fill = 1.0 + kernel.half_size / np.maximum(op.size, 1.0)
-            if kernel.half_columns:
-                fill = fill * (1.0 + kernel.half_columns / np.maximum(op.columns, 1.0))
-            needs[name] = op.slower * peak * fill / kernel.compute
+            needs[name] = slower * peak * fill / kernel.compute
         else:
             copied = op.stream in COPIES and name not in COPIES
-            needs[name] = op.slower * peak / (1.0 if copied else kernel.memory)
+            needs[name] = slower * peak / (1.0 if copied else kernel.memory)
     return needs
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
 
 from kvsim.errors import InputError
 from kvsim.machines.hardware import Hardware, Stack
@@ -17,34 +16,36 @@ class WeightFormat:
     group: int  # inputs that share one scale; 0: one scale per output
     scale_bytes: float  # [B]
     dtype: str  # number format the product is computed in
-
-    @property
-    def kernel(self) -> str:
-        """Kernel class of products with such weights; of experts' it is ``experts`` instead."""
-        if self.bits == 16:
-            return "gemm"
-        return "gemm-fp8" if self.dtype == "fp8" else f"gemm-int{self.bits:.0f}"
+    kernel: str = "gemm"  # kernel class of products; that of experts begins with ``experts``
 
     def bytes(self, inputs: float, outputs: float) -> float:
         """Stored size of an (inputs, outputs) matrix with its scales. [B]"""
-        groups = ceil(inputs / self.group) if self.group else 1.0  # the last may be short
+        groups = -(-inputs // self.group) if self.group else 1.0  # the last may be short
         scales = groups * outputs * self.scale_bytes
         return inputs * outputs * self.bits / 8 + scales
 
 
 WEIGHTS = {
     "fp16": WeightFormat(16, 0, 0, "fp16"),
-    "fp8": WeightFormat(8, 0, 4, "fp8"),  # fp32 scale per output channel
-    "int8": WeightFormat(8, 0, 2, "fp16"),  # weight-only: widened to fp16 in the kernel
-    "int4-g32": WeightFormat(4, 32, 4, "fp16"),  # bf16 scale and zero point, groups of 32
-    "int4": WeightFormat(4, 128, 2, "fp16"),  # symmetric groups of 128, as GPTQ for Marlin
+    "fp8": WeightFormat(8, 0, 4, "fp8", "gemm-fp8"),  # fp32 scale per output channel
+    # fp32 scale per block of 128 x 128, as DeepSeek-V3
+    "fp8-block": WeightFormat(8, 128, 4 / 128, "fp8", "gemm-fp8-block"),
+    # weight-only: widened to fp16 in the kernel
+    "int8": WeightFormat(8, 0, 2, "fp16", "gemm-int8"),
+    # bf16 scale and zero point, groups of 32
+    "int4-g32": WeightFormat(4, 32, 4, "fp16", "gemm-int4"),
+    # symmetric groups of 128, as GPTQ for Marlin
+    "int4": WeightFormat(4, 128, 2, "fp16", "gemm-int4"),
 }
 """Formats of ``--weights``. Embeddings, LM head and norms stay in fp16."""
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """One tensor-parallel replica: ``tp`` equal GPUs, each holding a shard of the model."""
+    """One tensor-parallel replica: ``tp`` equal GPUs, each holding a shard of the model.
+
+    A stack that was measured card by card becomes that of the deployment's card.
+    """
 
     model: Model
     hardware: Hardware
@@ -57,6 +58,7 @@ class Deployment:
             raise InputError(
                 f"--weights: unknown format {self.weights!r}; expected one of {', '.join(WEIGHTS)}"
             )
+        object.__setattr__(self, "stack", self.stack.on(self.hardware.name))
         if self.tp not in (1, 2, 4, 8):
             raise InputError(f"--tp: got {self.tp}; expected 1, 2, 4 or 8 GPUs per replica")
 

@@ -9,21 +9,15 @@ from typing import Any
 
 from kvsim.errors import InputError, unknown
 from kvsim.files import shown
-from kvsim.machines.hardware import (
-    DTYPES,
+from kvsim.machines.hardware import DTYPES, KERNELS, STANDS_FOR, Hardware, Kernel, Link, Stack
+from kvsim.machines.keys import (
     HARDWARE_FILE,
     KERNEL_NUMBERS,
-    KERNELS,
     LINKS,
     STACK_FILE,
     STACK_FLAGS,
     STACK_NUMBERS,
-    STANDS_FOR,
     TENSOR_PEAK,
-    Hardware,
-    Kernel,
-    Link,
-    Stack,
 )
 from kvsim.machines.schema import Profile, parse, read, wrong
 
@@ -84,7 +78,25 @@ def load_stack(name_or_path: str | Path) -> Stack:
     InputError
         If there is no such stack, or the file is not a sound one.
     """
-    file = _find("stack", str(name_or_path), _folder() / "stacks")
+    name = str(name_or_path)
+    file = _find("stack", name, _folder() / "stacks")
+    engine, at, _ = name.strip().lower().partition("@")
+    apart = at and str(file).startswith(str(_folder()))
+    return _loaded(file, {} if apart else _family(file), engine if apart else "")
+
+
+def _family(file: Traversable) -> dict[str, Stack]:
+    """An engine's stacks by card: those measured there, and for cards near them."""
+    folder = _folder() / "stacks" / file.name.removesuffix(".toml")
+    shipped = str(file) == str(_folder() / "stacks" / file.name) and folder.is_dir()
+    measured = {
+        one.name.removesuffix(".toml"): _loaded(one, {}, folder.name)
+        for one in (folder.iterdir() if shipped else ())
+    }
+    return {name: stack for stack in measured.values() for name in stack.near} | measured
+
+
+def _loaded(file: Traversable, cards: Mapping[str, Stack], engine: str = "") -> Stack:
     profile = _extended(file, ())
     changes: dict[str, Any] = {
         name: profile.numbers[key]
@@ -95,8 +107,11 @@ def load_stack(name_or_path: str | Path) -> Stack:
     changes |= {STACK_FLAGS[key]: value for key, value in profile.flags.items()}
     return replace(
         Stack(
-            name=file.name.removesuffix(".toml"),
+            name=(f"{engine}@" if engine else "") + file.name.removesuffix(".toml"),
             title=profile.texts["title"],
+            version=profile.texts.get("version", ""),
+            near=profile.lists.get("near", ()),
+            cards=cards,
             basis=profile.texts["basis"],
             error=profile.texts["error"],
             fit=profile.texts.get("fit", ""),
@@ -153,6 +168,9 @@ def _find(kind: str, name: str, folder: Traversable) -> Traversable:
         return Path(name)
     shipped = _files(folder)
     wanted = name.strip().lower()
+    engine, at, card = wanted.partition("@")
+    if at and (folder / engine).is_dir() and card in _files(folder / engine):
+        return _files(folder / engine)[card]
     if wanted in shipped:
         return shipped[wanted]
     for file in shipped.values():

@@ -13,13 +13,11 @@ import pytest
 from kvsim.errors import InputError
 from kvsim.machines.hardware import (
     KERNELS,
-    LINKS,
-    STACK_FLAGS,
-    STACK_NUMBERS,
     STANDS_FOR,
     Link,
     Stack,
 )
+from kvsim.machines.keys import LINKS, STACK_FLAGS, STACK_NUMBERS
 from kvsim.machines.profiles import (
     hardware_names,
     load_hardware,
@@ -138,7 +136,7 @@ def test_stack_states_what_it_has_and_no_more(name: str) -> None:
 
 def test_every_stack_field_has_a_key() -> None:
     described = {"name", "title", "basis", "error", "source", "kernels", "fit", "free"}
-    described |= {"device", "date"}
+    described |= {"device", "date", "version", "near", "cards"}
     keys = {name for name, _ in STACK_NUMBERS.values()} | set(STACK_FLAGS.values())
     assert {f.name for f in fields(Stack)} - described == keys
 

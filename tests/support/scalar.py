@@ -24,19 +24,19 @@ def op_seconds(op: Op, d: Deployment) -> float:
     moved = {channel: float(n) for channel, n in op.bytes.items()}
     if not (flops or rows or fixed or any(moved.values())):
         return 0.0
+    columns = max(float(op.columns), 1.0)
+    wide = 1.0 if isinf(columns) else columns / (columns + kernel.half_columns)
     needs = []
     for channel, n in moved.items():
         rate = channel_rate(channel, d)
         if op.stream not in COPIES or channel in COPIES:
             rate *= kernel.memory
-        needs.append(op.slower * n / rate)
+        needs.append(float(op.slower) * n / rate / wide)
     if flops:
         rates = d.hardware.flops
         peak = d.hardware.cpu_flops if op.stream == "cpu" else rates.get(op.dtype, rates["fp16"])
         filled = 1.0 if isinf(size) else max(size, 1.0) / (max(size, 1.0) + kernel.half_size)
-        columns = max(float(op.columns), 1.0)
-        filled *= 1.0 if isinf(columns) else columns / (columns + kernel.half_columns)
-        needs.append(op.slower * flops / (peak * kernel.compute * filled))
+        needs.append(float(op.slower) * flops / (peak * kernel.compute * filled * wide))
     each = d.hardware.links[op.stream].latency if op.stream in COPIES else 0.0
     each = d.stack.gap if op.stream == "gpu" else each
     floor = kernel.floor * min(1.0, op.launches)

@@ -1,0 +1,173 @@
+"""Errors of the shipped engines' stacks on measured operators: what was asked beside what is.
+
+    KVSIM_SHARED=... python benchmarks/engines.py           # the table, fits included
+    KVSIM_SHARED=... python benchmarks/engines.py --write   # and the stacks and ledger that ship
+
+Rows: ``ops/*.csv`` of the folder named by KVSIM_SHARED. Each row is predicted by a fit that did not
+see its shape; "unseen device" by the numbers of the other cards alone.
+"""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import sys
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.evidence import ledger
+from kvsim.evidence.ops.fit import ClassFit, fit_table
+from kvsim.evidence.ops.rows import OpTable, read_ops
+from kvsim.evidence.ops.shapes import predicted
+from kvsim.evidence.ops.write import card_text, errors_of, typical, typical_text
+from kvsim.machines.hardware import Stack
+from kvsim.machines.profiles import load_hardware, load_stack, with_numbers
+
+FILES = ("gemm", "gemm_other", "decode_attention", "prefill_attention", "all_reduce", "moe",
+         "mla_decode")  # fmt: skip
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+NEAR = {
+    "a100-80g": ("a100-40g", "a100-40g-pcie", "a100-80g-pcie", "a30"),
+    "b200": ("gb200",),
+    "h100": ("h100-pcie", "h100-nvl"),
+    "h200": ("gh200",),
+    "rtx-pro-6000": ("l40s", "l40", "l4", "rtx4090", "rtx5090", "rtx6000-ada"),
+}
+"""Cards with rows, and those without that run the same kernels (architecture, kind of memory)."""
+
+TWINS = {"h100": "h200", "h200": "h100"}  # near cards that both have rows
+ASKED = {
+    "GEMM 16-bit": (("gemm",), (5.5, 16), (12, 28)),
+    "GEMM fp8": (("gemm-fp8",), (7, 21), (12, 32)),
+    "decode attention, bf16 cache": (("attention",), (6, 17), (9, 30)),
+    "decode attention, fp8 cache": (("attention-fp8",), (5.5, 23), (12, 37)),
+    "prompt attention": (("prompt",), (7, 22), (18, 45)),
+    "all-reduce, NVLink": (("sums",), (10, 35), None),
+    "experts": (("experts", "experts-fp8", "experts-fp8-block"), (9, 28), (16, 45)),
+    "MLA decode (not asked)": (("latent", "latent-fp8"), None, None),
+}
+Fits = dict[tuple[str, str], tuple[OpTable, list[ClassFit]]]
+Numbers = dict[str, float]
+
+
+def main() -> None:
+    folder = Path(os.environ["KVSIM_SHARED"])
+    base = load_stack("fused")
+    fits: Fits = {}
+    for engine in ENGINES:
+        for device in NEAR:
+            hardware = load_hardware(device)
+            table = read_ops([folder / "ops" / f"{name}.csv" for name in FILES], engine, hardware)
+            fits[engine, device] = (table, fit_table(table, hardware, base))
+            print(
+                f"  {engine} on {device}: {len(fits[engine, device][1])} classes", file=sys.stderr
+            )
+    unseen = _unseen(fits, base)
+    _print_table(fits, unseen, base)
+    if "--write" in sys.argv:
+        _write(fits, unseen)
+
+
+def _unseen(fits: Fits, base: Stack) -> dict[tuple[str, str, str], np.ndarray]:
+    """Predictions of each group by the stacks of the same engine on other cards. [s]"""
+    found = {}
+    for (engine, device), (_, classes) in fits.items():
+        others = {
+            other: {k: v for c in fits[engine, other][1] for k, v in c.numbers.items()}
+            for other in NEAR
+            if other != device
+        }
+        twin = TWINS.get(device)
+        numbers = others[twin] if twin else typical(others)
+        stack = with_numbers(base, _sums(numbers) | numbers)
+        for c in classes:
+            found[engine, device, c.name] = predicted(c.rows, load_hardware(device), stack)
+    return found
+
+
+def _sums(numbers: Numbers) -> Numbers:
+    told = any(key.startswith("sums.") for key in numbers)
+    return {"kernel.allreduce.memory": 1.0, "kernel.allreduce.floor_s": 0.0} if told else {}
+
+
+def _print_table(fits: Fits, unseen: dict[tuple[str, str, str], np.ndarray], base: Stack) -> None:
+    head = ("fused", "asked", "is", "asked, unseen", "is, unseen")
+    print(f"{'class':30s} {'groups':>6s} " + " ".join(f"{h:>14s}" for h in head))
+    for title, (names, seen_limit, unseen_limit) in ASKED.items():
+        groups: list[tuple[float, ...]] = []
+        for (engine, device), (_, classes) in fits.items():
+            if title.startswith("all-reduce") and device == "rtx-pro-6000":
+                continue
+            for c in (c for c in classes if c.name in names):
+                today = predicted(c.rows, load_hardware(device), base)
+                other = unseen[engine, device, c.name]
+                off = [errors_of(c), *(np.abs(p / c.rows.took - 1) for p in (other, today))]
+                groups.append(tuple(100 * np.quantile(x, q) for x in off for q in (0.5, 0.9)))
+        if groups:
+            m = np.median(np.array(groups), axis=0)
+            cells = (
+                _pair(m[4:]),
+                _pair(seen_limit),
+                _pair(m[:2]),
+                _pair(unseen_limit),
+                _pair(m[2:4]),
+            )
+            print(f"{title:30s} {len(groups):6d} " + " ".join(f"{c:>14s}" for c in cells))
+
+
+def _pair(values: object) -> str:
+    if values is None:
+        return "-"
+    low, high, *_ = values  # type: ignore[misc]
+    return f"{low:.3g} / {high:.3g} %"
+
+
+def _write(fits: Fits, unseen: dict[tuple[str, str, str], np.ndarray]) -> None:
+    """The shipped stacks by card, their typical numbers, and the ledger's lines of operators."""
+    stacks = Path("hwprofiles/stacks")
+    today = str(date.today())
+    entries = []
+    for engine, title in ENGINES.items():
+        (stacks / engine).mkdir(exist_ok=True)
+        cards: dict[str, Numbers] = {}
+        versions = []
+        for device in NEAR:
+            table, classes = fits[engine, device]
+            text = card_text(table, classes, engine, today, NEAR[device])
+            (stacks / engine / f"{device}.toml").write_text(text)
+            cards[device] = {k: v for c in classes for k, v in c.numbers.items()}
+            versions.append(f"{table.version} on {device}")
+            for c in classes:
+                common = {"engine": engine, "version": table.version, "kind": c.name,
+                          "technique": "fp8" if c.name.endswith("-fp8") else "full",
+                          "source": ", ".join(table.sources)}  # fmt: skip
+                other = unseen[engine, device, c.name]
+                seen = ledger.entry_of(
+                    c.held_out, c.rows.took, device=device, held_out="shape", **common
+                )
+                apart = ledger.entry_of(
+                    other, c.rows.took, device=ledger.ANY, held_out=f"device {device}", **common
+                )
+                entries += [seen, apart]
+        head = {
+            "title": f"{title}, typical numbers of its kernels on any card",
+            "basis": "carried over",
+            "error": "predicted for each card from the others' numbers: see kvsim's ledger",
+            "extends": "fused",
+            "version": "; ".join(versions),
+        }
+        (stacks / f"{engine}.toml").write_text(typical_text(head, cards, OWN, today))
+    ledger.update(Path("kvsim/evidence/ledger.csv"), entries)
+
+
+OWN: dict[str, tuple[float, str]] = {
+    "kernel.allreduce.memory": (1.0, "sums.*_share hold what sums reach"),
+    "kernel.allreduce.floor_s": (0.0, "sums.* hold it"),
+}
+"""Numbers of every engine that no row tells."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""The ledger of errors on rows that nothing was fitted to, and the entry nearest to an answer.
+
+``ledger.csv`` is made by the fits and by ``kvsim reproduce``: one line per engine, version, kind of
+number, device and technique. An answer shows the nearest line, says how far that line is, and
+widens its interval with the distance.
+"""
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from functools import cache
+from importlib.resources import files
+from math import exp, log
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.files import replace_text
+from kvsim.graph import Array
+from kvsim.machines.deployment import Deployment
+
+ANY = "any"  # device of an entry that was held out by device: the error on a card without rows
+FEWEST = 3  # rows below which a spread says little
+WIDEST = 4.0  # an interval reaches at most this factor to either side
+KINDS = {
+    "decode": "time per output token",
+    "prefill": "time to the first token",
+    "request": "request latency",
+    "memory": "peak memory",
+}
+"""Kinds of end-to-end numbers; entries of kernel classes have the class as their kind."""
+
+# How much wider a logarithmic interval is per step of distance. Measured: rows of paper tables that
+# nobody fitted are 3 to 6 times worse on another technique, about twice on another engine or card.
+WIDER = {"technique": 3.0, "engine": 2.0, "device": 2.0}
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """Errors of predictions on rows that nothing was fitted to."""
+
+    engine: str  # the stack's name, without its card
+    version: str
+    kind: str
+    device: str  # GPU profile; "any": held out by device
+    technique: str
+    rows: int
+    median: float  # of |predicted / measured - 1|
+    p90: float
+    low: float  # tenth and ninetieth percentile of measured over predicted
+    high: float
+    held_out: str  # what was held out: shape, device, model, row
+    source: str
+
+
+@dataclass(frozen=True)
+class KnownError:
+    """What is known of a predicted number's error."""
+
+    entry: LedgerEntry | None  # the nearest entry; None where nothing like it was ever measured
+    words: str  # the entry and its distance, as a sentence
+    low: float  # factors on a predicted time between which it lies with 80 % probability
+    high: float
+    exact: bool  # measured for this engine, on this card, with this technique
+
+
+def evidence_for(
+    d: Deployment,
+    technique: str,
+    kind: str = "decode",
+    entries: Sequence[LedgerEntry] | None = None,
+) -> KnownError:
+    """The ledger's nearest entry to an answer, its distance in words and an 80 % interval.
+
+    Parameters
+    ----------
+    technique : name, with or without settings.
+    kind : one of ``KINDS``, or a kernel class.
+    entries : the ledger; the shipped one if left out.
+    """
+    known = [e for e in (shipped() if entries is None else entries) if e.kind == kind]
+    engine, device = d.stack.name.partition("@")[0], d.hardware.name
+    name = technique.partition(":")[0]
+    if not known:
+        return _nothing(f"no measured {KINDS.get(kind, kind)} of any engine")
+
+    def distance(e: LedgerEntry) -> tuple[float, int]:
+        off = [(name, e.technique, "technique"), (engine, e.engine, "engine")]
+        total = sum(log(WIDER[what]) for wanted, got, what in off if wanted != got)
+        total += 0.0 if e.device == device else 0.1 if e.device == ANY else log(WIDER["device"])
+        return total, -e.rows
+
+    nearest = min(known, key=distance)
+    same = (nearest.technique == name, nearest.engine == engine, nearest.device == device)
+    wider = 1.0 if same[0] else WIDER["technique"]
+    wider *= 1.0 if same[1] else WIDER["engine"]
+    wider *= 1.0 if same[2] or nearest.device == ANY else WIDER["device"]
+    low, high = (_within(exp(wider * log(x))) for x in (nearest.low, nearest.high))
+    words = _words(nearest, same, engine, device, name)
+    return KnownError(nearest, words, min(low, 1.0), max(high, 1.0), all(same))
+
+
+def _words(
+    e: LedgerEntry, same: tuple[bool, bool, bool], engine: str, device: str, name: str
+) -> str:
+    rows = f"{e.rows:,} row" + ("s" if e.rows != 1 else "")
+    error = f"{rows} that no fit saw: ± {100 * e.median:.2g} % at the median"
+    if all(same):
+        return f"measured on this card for this engine and technique, {error}"
+    missing = []
+    if not same[0]:
+        missing.append(f"no row with {name}, the nearest is {e.technique}")
+    if not same[1]:
+        missing.append(f"no row of {engine}, the nearest is {e.engine}")
+    if e.device == ANY:
+        missing.append(f"no row of {device}; other cards were predicted without their own rows")
+    elif not same[2]:
+        missing.append(f"no row of {device}, the nearest is {e.device}")
+    return f"{'; '.join(missing)} ({error}); the interval is widened"
+
+
+def _nothing(why: str) -> KnownError:
+    return KnownError(None, f"{why}; the interval is a guess", 1 / 2, 2.0, False)
+
+
+def _within(factor: float) -> float:
+    return float(min(WIDEST, max(1 / WIDEST, factor)))
+
+
+def entry_of(
+    predicted: Array, measured: Array, *, engine: str, version: str, kind: str, device: str,
+    technique: str, held_out: str, source: str,
+) -> LedgerEntry:  # fmt: skip
+    """One line of the ledger from rows that no fit saw, both in the same unit."""
+    off, ratio = np.abs(predicted / measured - 1), measured / predicted
+    median, p90 = (_short(x) for x in np.quantile(off, (0.5, 0.9)))
+    low, high = (_short(x) for x in np.quantile(ratio, (0.1, 0.9)))
+    rows = int(off.size)
+    return LedgerEntry(
+        engine, version, kind, device, technique, rows, median, p90, low, high, held_out, source
+    )
+
+
+def _short(x: float) -> float:
+    return float(f"{x:.4g}")
+
+
+def coverage(predicted: Array, measured: Array, low: float, high: float) -> float:
+    """Share of measured values within an interval around their predictions, from 0 to 1."""
+    ratio = measured / predicted
+    return float(np.mean((ratio >= low) & (ratio <= high)))
+
+
+@cache
+def shipped() -> tuple[LedgerEntry, ...]:
+    """The ledger that comes with kvsim."""
+    text = (files("kvsim") / "evidence" / "ledger.csv").read_text()
+    return tuple(_entry(row) for row in csv.DictReader(text.splitlines()))
+
+
+def _entry(row: dict[str, str]) -> LedgerEntry:
+    kinds = {f.name: f.type for f in fields(LedgerEntry)}
+    return LedgerEntry(**{k: kinds[k](v) for k, v in row.items()})  # type: ignore[operator]
+
+
+def written(entries: Iterable[LedgerEntry]) -> str:
+    """The ledger as CSV, in the order of engine, kind, device and technique."""
+    lines = [",".join(f.name for f in fields(LedgerEntry))]
+    ordered = sorted(entries, key=lambda e: (e.engine, e.kind, e.device, e.technique, e.version))
+    for e in ordered:
+        cells = [f"{x:.4g}" if isinstance(x, float) else str(x) for x in astuple(e)]
+        lines.append(",".join(f'"{c}"' if "," in c else c for c in cells))
+    return "\n".join(lines) + "\n"
+
+
+def update(path: Path, entries: Iterable[LedgerEntry]) -> None:
+    """Put entries into a ledger, instead of those of the same engine, kind, device and so on."""
+
+    def key(e: LedgerEntry) -> tuple[str, ...]:
+        return (e.engine, e.version, e.kind, e.device, e.technique, e.held_out)
+
+    kept = {}
+    if path.exists():
+        kept = {key(e): e for e in map(_entry, csv.DictReader(path.read_text().splitlines()))}
+    kept |= {key(e): e for e in entries}
+    replace_text(path, written(kept.values()))

@@ -1,0 +1,159 @@
+"""Numbers of a stack fitted to measured operators, kernel class by kernel class."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from zlib import crc32
+
+import numpy as np
+
+from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio
+from kvsim.evidence.ops.rows import OpRows, OpTable
+from kvsim.evidence.ops.shapes import predicted
+from kvsim.graph import Array
+from kvsim.machines.hardware import Hardware, Stack
+from kvsim.machines.profiles import with_numbers
+
+FEWEST = 25  # rows of a class; fewer cannot be fitted and held out
+FOLDS = 4  # parts that are held out one after another to learn a class's error
+STARTS = (1.0, 0.3, 3.0)  # times the first guess, for sums between GPUs: three ways, three minima
+
+# lowest, highest and first guess of the numbers that a class frees
+SHARES = {"memory": (0.05, 1.0, 0.8), "compute": (0.02, 1.0, 0.6)}
+FLOOR = {"floor_s": (0.0, 60e-6, 5e-6)}
+PRODUCT = SHARES | FLOOR | {
+    "half_size": (0.0, 1000.0, 30.0), "half_columns": (0.0, 20_000.0, 200.0),
+    "added": (0.0, 1.0, 0.1), "input_passes": (1.0, 60.0, 3.0),
+}  # fmt: skip
+HEADS = {"narrow": (0.5, 4.0, 1.05), "wide": (0.5, 4.0, 1.05)}
+DECODE = {"memory": SHARES["memory"]} | FLOOR | HEADS | {
+    "padding": (0.0, 1000.0, 30.0), "split_s": (0.0, 60e-6, 5e-6), "ungrouped": (0.5, 4.0, 1.05),
+}  # fmt: skip
+PROMPT = SHARES | FLOOR | HEADS | {
+    "half_size": (0.0, 5000.0, 100.0), "half_columns": (0.0, 200_000.0, 10_000.0),
+}  # fmt: skip
+EXPERTS = SHARES | {
+    "floor_s": (0.0, 300e-6, 10e-6), "half_size": (0.0, 2000.0, 30.0),
+    "traffic": (0.0, 100.0, 5.0), "half_columns": (0.0, 5000.0, 50.0),
+}  # fmt: skip
+LATENT = SHARES | FLOOR | {
+    "half_columns": (0.0, 1000.0, 30.0), "split_s": (0.0, 60e-6, 5e-6),
+    "padding": (0.0, 1000.0, 30.0), "added": (0.0, 1.0, 0.1),
+}  # fmt: skip
+SUMS = {
+    "direct_share": (0.003, 1.0, 0.3), "direct_s": (0.0, 60e-6, 4e-6),
+    "direct_hop_s": (0.0, 20e-6, 0.5e-6), "direct_second_s": (0.0, 60e-6, 2e-6),
+    "ring_s": (0.0, 200e-6, 15e-6), "ring_hop_s": (0.0, 50e-6, 1e-6),
+    "ring_share": (0.01, 1.0, 0.75),
+}  # fmt: skip
+FIXED = {"prefill_attention": {"added": 1.0}}
+"""Numbers that a class sets without fitting: the memory time of a prompt adds to its arithmetic."""
+
+
+@dataclass(frozen=True)
+class ClassFit:
+    """One kernel class fitted to its rows."""
+
+    name: str  # kernel class, or "sums"
+    rows: OpRows
+    fit: Fit
+    fixed: Mapping[str, float]  # numbers set without fitting, by key
+    held_out: Array  # predicted, each row by a fit that did not see its shape [s]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """All numbers of the class by their keys in a stack file."""
+        return dict(self.fixed) | self.fit.values
+
+
+def class_name(rows: OpRows) -> str:
+    """Kernel class that rows belong to."""
+    apart = "" if rows.dtype == "fp16" else f"-{rows.dtype}"
+    names = {
+        "gemm": "gemm", "moe": "experts", "decode_attention": "attention",
+        "mla_decode": "latent", "prefill_attention": "prompt", "all_reduce": "sums",
+    }  # fmt: skip
+    return names[rows.kind] + apart
+
+
+def fit_table(table: OpTable, hardware: Hardware, base: Stack) -> list[ClassFit]:
+    """Every class of a table that has rows enough, over the stack it starts from."""
+    return [
+        fit_class(rows, hardware, base)
+        for rows in table.rows
+        if len(rows) >= FEWEST and (rows.kind != "prefill_attention" or rows.dtype == "fp16")
+    ]
+
+
+def fit_class(rows: OpRows, hardware: Hardware, base: Stack) -> ClassFit:
+    """Numbers of one kernel class, and each row predicted by a fit without its shape."""
+    name = class_name(rows)
+    prefix = "sums." if name == "sums" else f"kernel.{name}."
+    fixed = {prefix + key: value for key, value in FIXED.get(rows.kind, {}).items()}
+    stack = with_numbers(base, _neutral(name) | fixed)
+    parts = folds(rows)
+    unseen = np.empty(len(rows))
+    for part in np.unique(parts):
+        out = parts == part
+        known = _fitted(rows.where(~out), hardware, stack, prefix)
+        unseen[out] = predicted(rows.where(out), hardware, with_numbers(stack, known.values))
+    return ClassFit(name, rows, _fitted(rows, hardware, stack, prefix), fixed, unseen)
+
+
+def _neutral(name: str) -> dict[str, float]:
+    """What a class starts from: nothing that the stack below learnt from elsewhere."""
+    if name == "sums":
+        return {"kernel.allreduce.memory": 1.0, "kernel.allreduce.floor_s": 0.0}
+    start = {"half_size": 0.0, "floor_s": 0.0, "memory": 1.0, "compute": 1.0}
+    return {f"kernel.{name}.{key}": value for key, value in start.items()}
+
+
+def folds(rows: OpRows) -> Array:
+    """The part in which each row is held out; rows of one weight matrix are held out together."""
+    kept = {"gemm": ("n", "k"), "moe": ("hidden", "expert_ffn", "tp", "active", "experts")}
+    names = kept.get(rows.kind, tuple(rows.shape))
+    keys = zip(*(rows.shape[name] for name in names), strict=True)
+    return np.array([crc32(repr(tuple(map(float, k))).encode()) % FOLDS for k in keys])
+
+
+def _fitted(rows: OpRows, hardware: Hardware, stack: Stack, prefix: str) -> Fit:
+    def predict(numbers: dict[str, float]) -> Array:
+        return predicted(rows, hardware, with_numbers(stack, numbers))
+
+    best: Fit | None = None
+    for times in STARTS if prefix == "sums." else STARTS[:1]:
+        parameters = _parameters(rows, prefix, times)
+        found = fit_ratio(predict, rows.took, parameters, robust=True)
+        if best is None or _loss(found) < _loss(best):
+            best = found
+    assert best is not None
+    return best
+
+
+def _loss(fit: Fit) -> float:
+    return float(np.sum(np.sqrt(1 + (np.log1p(fit.residuals) / 0.05) ** 2)))
+
+
+def _parameters(rows: OpRows, prefix: str, times: float) -> Sequence[Parameter]:
+    """Numbers to fit: those that the rows can tell."""
+    ranges = {
+        "gemm": PRODUCT, "decode_attention": DECODE, "prefill_attention": PROMPT, "moe": EXPERTS,
+        "mla_decode": LATENT, "all_reduce": SUMS,
+    }[rows.kind]  # fmt: skip
+    dims = rows.shape.get("head_dim", np.zeros(1))
+    left_out = {"narrow"} - ({"narrow"} if (dims < 128).any() else set())
+    left_out |= {"wide"} - ({"wide"} if (dims > 128).any() else set())
+    if "kv_heads" in rows.shape and not (rows.shape["heads"] == rows.shape["kv_heads"]).any():
+        left_out.add("ungrouped")
+    return [
+        Parameter(prefix + key, min(high, max(low, start * times)), low, high)
+        for key, (low, high, start) in ranges.items()
+        if key not in left_out
+    ]
+
+
+def fitted_stack(base: Stack, fits: Sequence[ClassFit]) -> Stack:
+    """A stack with every fitted class."""
+    numbers: dict[str, float] = {}
+    for found in fits:
+        numbers |= _neutral(found.name) | found.numbers
+    return replace(with_numbers(base, numbers))

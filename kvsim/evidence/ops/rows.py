@@ -1,0 +1,231 @@
+"""Measured operators from CSV files: what each row says, and which rows are no evidence.
+
+Columns: device, engine, version, op, ms and those of its kind of op (``KINDS``). A row that cannot
+be used is counted under the reason, never fitted.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.errors import InputError
+from kvsim.files import read_records
+from kvsim.files.kinds import TABLE
+from kvsim.graph import Array
+from kvsim.machines.hardware import Hardware
+
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("m", "n", "k"),
+    "decode_attention": ("batch", "context", "heads", "kv_heads", "head_dim"),
+    "prefill_attention": ("batch", "new", "context", "heads", "kv_heads", "head_dim"),
+    "all_reduce": ("gpus", "elements"),
+    "moe": ("tokens", "hidden", "expert_ffn", "active", "experts", "tp"),
+    "mla_decode": ("batch", "context", "heads"),
+}
+"""Whole numbers that tell the shape of each kind of op."""
+
+FORMATS = {
+    "bfloat16": "fp16", "bf16": "fp16", "float16": "fp16", "fp16": "fp16", "half": "fp16",
+    "fp8": "fp8", "fp8_block": "fp8-block", "int8_wo": "int8", "int4_wo": "int4",
+}  # fmt: skip
+"""Number formats of the files by kvsim's names."""
+
+BYTES = {"fp16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "int8": 1.0, "int4": 0.5}
+TINY = 2.0**20  # keys and values below this say what a kernel takes at least [B]
+L2_MARGIN = 1.2  # keys and values of a call that cannot stay in L2, over its size
+COUNTS = {"context"}  # may be 0
+
+
+@dataclass(frozen=True)
+class OpRows:
+    """Rows of one kind of op in one number format, one element per row."""
+
+    kind: str
+    dtype: str
+    shape: Mapping[str, Array]
+    took: Array  # [s]
+    lines: tuple[str, ...]  # file and line of each
+
+    def __len__(self) -> int:
+        return self.took.size
+
+    def where(self, chosen: Array) -> "OpRows":
+        """Some of the rows."""
+        shape = {name: values[chosen] for name, values in self.shape.items()}
+        lines = tuple(np.array(self.lines, dtype=object)[chosen])
+        return OpRows(self.kind, self.dtype, shape, self.took[chosen], lines)
+
+
+@dataclass(frozen=True)
+class OpTable:
+    """What files hold of one engine on one device."""
+
+    device: str
+    engine: str
+    version: str
+    rows: tuple[OpRows, ...]
+    rejected: Mapping[str, int]  # rows left out, by reason
+    sources: tuple[str, ...]
+
+
+def read_ops(
+    files: Iterable[Path], engine: str, hardware: Hardware, version: str | None = None,
+    l2: float = 0.0,
+) -> OpTable:  # fmt: skip
+    """Rows of one engine on one GPU, those that are no evidence counted by reason.
+
+    Parameters
+    ----------
+    version : of the engine; by default the newest that each kind of op has.
+    l2 : cache of the GPU, to tell rows that stay in it where no column l2 does. [B]
+
+    Raises
+    ------
+    InputError
+        If a file cannot be read, lacks a column, or no row is left.
+    """
+    rejected: Counter[str] = Counter()
+    found: dict[tuple[str, str], dict[tuple[float, ...], tuple[float, str, str]]] = {}
+    sources: dict[str, None] = {}
+    newest = {} if version is not None else _newest(files := list(files), engine, hardware.name)
+    for path in files:
+        for line, row in read_records(path, TABLE):
+            _check_columns(path, row)
+            if row["engine"] != engine or row["device"] != hardware.name:
+                rejected["of another engine or device"] += 1
+                continue
+            wanted = version if version is not None else newest.get(row["op"])
+            if row.get("version", "") != wanted and row["op"] in KINDS:
+                rejected["of another version"] += 1
+                continue
+            reason = _no_evidence(row, hardware, l2)
+            if reason:
+                rejected[reason] += 1
+                continue
+            shape = tuple(float(row[name]) for name in KINDS[row["op"]])
+            took = _seconds(row)
+            key = (row["op"], FORMATS[row.get("dtype") or row["kv_dtype"]])
+            group = found.setdefault(key, {})
+            if shape in group:
+                rejected["a duplicate"] += 1
+                continue
+            group[shape] = (took, f"{path.name}, line {line}", row.get("version", ""))
+            sources[row.get("source") or path.name] = None
+    if not found:
+        why = ", ".join(f"{count} {reason}" for reason, count in rejected.items()) or "no rows"
+        raise InputError(
+            f"--from-ops: no usable row of {engine} on {hardware.name} ({why}); expected columns "
+            f"device,engine,version,op,ms and those of the op, such as m,n,k of gemm"
+        )
+    versions = sorted({v for g in found.values() for _, _, v in g.values()})
+    rows = tuple(_rows(kind, dtype, group) for (kind, dtype), group in sorted(found.items()))
+    return OpTable(hardware.name, engine, ", ".join(versions), rows, dict(rejected), tuple(sources))
+
+
+def pairs(files: Iterable[Path]) -> list[tuple[str, str]]:
+    """Devices and engines that files hold, in order of the rows."""
+    seen: dict[tuple[str, str], None] = {}
+    for path in files:
+        for _, row in read_records(path, TABLE):
+            _check_columns(path, row)
+            seen[row["device"], row["engine"]] = None
+    return list(seen)
+
+
+def _newest(files: list[Path], engine: str, device: str) -> dict[str, str]:
+    """The newest version of an engine by kind of op."""
+    found: dict[str, str] = {}
+    for path in files:
+        for _, row in read_records(path, TABLE):
+            if row.get("engine") == engine and row.get("device") == device:
+                version, op = row.get("version", ""), row.get("op", "")
+                if op not in found or _order(version) > _order(found[op]):
+                    found[op] = version
+    return found
+
+
+def _order(version: str) -> list[tuple[int, str]]:
+    parts = version.replace("rc", ".").replace("post", ".").split(".")
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+
+
+def _check_columns(path: Path, row: Mapping[str, str]) -> None:
+    for column in ("device", "engine", "op", "ms"):
+        if column not in row:
+            raise InputError(f"{path}: column {column} is missing; add it to the header")
+
+
+def _no_evidence(row: Mapping[str, str], hardware: Hardware, l2: float) -> str:
+    """Why a row cannot be used; empty if it can."""
+    kind = row["op"]
+    if kind not in KINDS:
+        return f"of an unknown op {kind[:20]!r}"
+    dtype = row.get("dtype") or row.get("kv_dtype") or ""
+    if dtype not in FORMATS:
+        return f"of an unknown number format {dtype[:20]!r}"
+    for name in KINDS[kind]:
+        if name not in row:
+            return f"without a column {name}"
+        value = _number(row[name])
+        if value is None or value != int(value) or value < (0 if name in COUNTS else 1):
+            return f"whose {name} is no whole number"
+        if value > 1e12:
+            return f"whose {name} is absurdly large"
+    took = _seconds(row)
+    if not (isfinite(took) and 0 < took < 3600):
+        return "whose time is not a positive number"
+    least, cache = _least_bytes(kind, {n: float(row[n]) for n in KINDS[kind]}, FORMATS[dtype])
+    if row.get("l2") == "warm" or (not row.get("l2") and TINY <= cache < L2_MARGIN * l2):
+        return "warm in the L2 cache"
+    if least / hardware.links["hbm"].bandwidth > took:
+        return "faster than memory allows"
+    return ""
+
+
+def _least_bytes(kind: str, s: Mapping[str, float], dtype: str) -> tuple[float, float]:
+    """Bytes that an op reads at least, and those of keys and values alone. [B]"""
+    size = BYTES[dtype]
+    if kind == "gemm":
+        return size * s["n"] * s["k"] + 2 * s["m"] * (s["n"] + s["k"]), 0.0
+    if kind == "decode_attention":
+        cache = 2 * size * s["batch"] * s["context"] * s["kv_heads"] * s["head_dim"]
+        return cache, cache
+    if kind == "mla_decode":
+        cache = size * s["batch"] * s["context"] * LATENT
+        return cache, cache
+    if kind == "moe":  # one token's experts
+        return 3 * size * s["active"] * s["hidden"] * s["expert_ffn"] / s["tp"], 0.0
+    return 0.0, 0.0
+
+
+LATENT = 576.0  # numbers cached per token by absorbed MLA: 512 latent, 64 with positions
+
+
+def _seconds(row: Mapping[str, str]) -> float:
+    """What an op took, without quantising its input: checkpoints have static scales. [s]"""
+    took = _number(row["ms"])
+    quantising = _number(row.get("quantise_ms") or "0")
+    if took is None or quantising is None:
+        return float("nan")
+    return 1e-3 * (took - quantising)
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if isfinite(value) else None
+
+
+def _rows(
+    kind: str, dtype: str, group: Mapping[tuple[float, ...], tuple[float, str, str]]
+) -> OpRows:
+    columns = np.array(list(group), dtype=float).T
+    shape = dict(zip(KINDS[kind], columns, strict=True))
+    took = np.array([t for t, _, _ in group.values()])
+    return OpRows(kind, dtype, shape, took, tuple(line for _, line, _ in group.values()))

@@ -1,0 +1,94 @@
+"""Fitted classes as stack files: one per card, and one of typical numbers for any card."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from kvsim.evidence.ops.fit import ClassFit
+from kvsim.evidence.ops.rows import OpTable
+from kvsim.files import toml_lines
+from kvsim.graph import Array
+
+
+def errors_of(found: ClassFit) -> Array:
+    """Relative errors of a class's rows, each by a fit that did not see its shape."""
+    return np.abs(found.held_out / found.rows.took - 1)
+
+
+def card_text(
+    table: OpTable, fits: Sequence[ClassFit], base: str, today: str, near: Sequence[str] = ()
+) -> str:
+    """TOML of a stack for one card that extends ``base``."""
+    numbers: dict[str, float] = {}
+    sources: dict[str, str] = {}
+    for found in fits:
+        rows = f"{len(found.rows)} rows of {table.engine} {table.version} on {table.device}"
+        where = f"{rows} ({', '.join(table.sources)}), {today}"
+        for key, value in found.fit.values.items():
+            numbers[key] = value
+            known = found.fit.errors[key]
+            unknown = "; not determined by these rows" if key in found.fit.unknown else ""
+            sources[key] = f"fitted to {where}: {value:.4g} +- {known:.2g}{unknown}"
+        for key, value in found.fixed.items():
+            numbers[key] = value
+            sources[key] = f"set, not fitted, with {where}"
+    worst = ", ".join(
+        f"{f.name} {100 * np.median(errors_of(f)):.2g} / {100 * np.quantile(errors_of(f), 0.9):.2g}"
+        for f in fits
+    )
+    left = ", ".join(f"{count} {reason}" for reason, count in table.rejected.items())
+    head: dict[str, object] = {
+        "title": f"{table.engine} {table.version} on {table.device}, fitted to measured operators",
+        "basis": "calibrated",
+        "error": f"kernels on shapes that no fit saw, median / 90 % of rows in %: {worst}",
+        "extends": base,
+        "version": table.version,
+        "device": table.device,
+        "date": today,
+        "fit": f"{sum(len(f.rows) for f in fits)} measured operators; left out: {left or 'none'}",
+    }
+    if near:
+        head["near"] = list(near)
+    return stack_text(head, numbers, sources)
+
+
+def typical_text(
+    head: Mapping[str, object],
+    cards: Mapping[str, Mapping[str, float]],
+    own: Mapping[str, tuple[float, str]],
+    today: str,
+) -> str:
+    """TOML of an engine's typical numbers: the medians over the cards that state them.
+
+    Parameters
+    ----------
+    cards : fitted numbers by card.
+    own : further numbers with their sources.
+    """
+    numbers: dict[str, float] = {key: value for key, (value, _) in own.items()}
+    sources = {key: text for key, (_, text) in own.items()}
+    for key, value in typical(cards).items():
+        seen = ", ".join(f"{c} {n[key]:.3g}" for c, n in cards.items() if key in n)
+        numbers[key] = value
+        sources[key] = f"median of cards fitted on {today}: {seen}"
+    return stack_text(head, numbers, sources)
+
+
+def typical(cards: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Medians over the cards that state a number."""
+    keys = dict.fromkeys(key for numbers in cards.values() for key in numbers)
+    return {key: float(np.median([n[key] for n in cards.values() if key in n])) for key in keys}
+
+
+def stack_text(
+    head: Mapping[str, object], numbers: Mapping[str, float], sources: Mapping[str, str]
+) -> str:
+    """A stack file: its head, its numbers by table, and their sources."""
+    tables: dict[str, dict[str, object]] = {}
+    for key, value in numbers.items():
+        folder, _, name = key.rpartition(".")
+        tables.setdefault(folder, {})[name] = float(f"{value:.5g}")
+    parts = [toml_lines(head)]
+    parts += [f"[{folder}]\n{toml_lines(entries)}" for folder, entries in tables.items()]
+    parts.append(f"[source]\n{toml_lines(dict(sources), quoted=True)}")
+    return "\n".join(parts)
