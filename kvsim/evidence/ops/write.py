@@ -9,6 +9,8 @@ from kvsim.evidence.ops.rows import OpTable
 from kvsim.files import toml_lines
 from kvsim.graph import Array
 
+NONE = 1e-12  # a fitted number below this stands at its bound of 0
+
 
 def errors_of(found: ClassFit) -> Array:
     """Relative errors of a class's rows, each by a fit that did not see its shape."""
@@ -87,7 +89,7 @@ def stack_text(
     tables: dict[str, dict[str, object]] = {}
     for key, value in numbers.items():
         folder, _, name = key.rpartition(".")
-        tables.setdefault(folder, {})[name] = float(f"{value:.5g}")
+        tables.setdefault(folder, {})[name] = float(f"{value:.5g}") if value > NONE else 0.0
     parts = [toml_lines(head)]
     parts += [f"[{folder}]\n{toml_lines(entries)}" for folder, entries in tables.items()]
     parts.append(f"[source]\n{toml_lines(dict(sources), quoted=True)}")
