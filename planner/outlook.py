@@ -7,8 +7,9 @@ import numpy as np
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Link
 from kvsim.planner.options import elsewhere
-from kvsim.planner.question import Question, Search, gain
+from kvsim.planner.question import FULL, Question, Search, gain
 from kvsim.planner.workload import GIB
+from kvsim.techniques import TECHNIQUES
 
 MORE = 1.1  # times a bandwidth or a time
 REACH = 1.25  # techniques this far behind may win where something changes by a tenth
@@ -85,7 +86,7 @@ def _without(q: Question, search: Search, row: int, name: str) -> Binding:
     """Solved without a limit; where memory is unlimited, batches grow with it."""
     other, free = search, q.with_limits(**{name: np.inf})
     if name.endswith("memory"):
-        names = tuple(near(search, row))
+        names = tuple(name for name in near(search, row) if name in TECHNIQUES) or (FULL,)
         most = replace(q.limits, **{name: UNLIMITED * getattr(q.limits, name)})
         larger = replace(free, limits=replace(free.limits, **{name: getattr(most, name)}))
         other = Search(larger, larger.table(names=names))

@@ -3,10 +3,13 @@
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
+import numpy as np
+
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
 from kvsim.planner.advice import Advice, NoPlanError, better, explain, quick, score
+from kvsim.planner.improve import Placements, turn
 from kvsim.planner.options import Options
 from kvsim.planner.outlook import Binding, bindings, prices
 from kvsim.planner.question import Question, Search
@@ -23,9 +26,19 @@ class Solved:
     """How the choice was found."""
 
     options: int  # settings and batches that were evaluated
+    solves: int  # of the placement programme, relaxed or whole
+    replays: int  # of its mixes by the engine
     seconds: float
+    status: str
+    bound: float | None  # seconds in which no placement serves the choice's batch; None if lossy
+    replay: float  # seconds in which the choice does [s]
     optimum: Prediction  # the best there is, before simplicity counts
     given_up: float  # of the objective, for the simplest plan within the known error
+
+    @property
+    def gap(self) -> float | None:
+        """How far the choice may be from the best placement at its batch, relative."""
+        return None if self.bound is None else max(0.0, self.replay / self.bound - 1)
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,7 @@ def answer(q: Question) -> Plan:
     search = Search(q, q.table((q.limits.gpu_memory, q.limits.gpu_memory + GIB)))
     search.refine()
     limits = q.limits.finite()
+    placements = _placements(q, search)
     row = search.chosen(limits) if search.table.technique else None
     if row is None:
         raise explain(q, search)
@@ -106,12 +120,27 @@ def answer(q: Question) -> Plan:
         advice=better(q, choice),
         solver=Solved(
             options=len(search.table),
+            solves=placements.solves,
+            replays=placements.replays,
             seconds=seconds,
+            status="optimal",
+            bound=placements.bound_of(choice) if choice.technique.exact else None,
+            replay=turn(choice),
             optimum=search.replay(best),
             given_up=max(0.0, (search.value(row) - top) / abs(top)),
         ),
         table=search.table,
     )
+
+
+def _placements(q: Question, search: Search) -> Placements:
+    """The programme's mixes beside the table, where their bound is better than what it has."""
+    placements = Placements(q)
+    best = search.best(q.limits.finite())
+    value = np.inf if best is None else search.value(best)
+    for found in placements.better_than(value, placements.bounds()):
+        search.include(found.prediction)
+    return placements
 
 
 def plan_among(questions: list[Question]) -> Plan:

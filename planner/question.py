@@ -83,6 +83,8 @@ class Search:
 
     def best(self, limits: dict[str, float], name: str = "") -> int | None:
         """The best row within the limits, of one technique if named."""
+        if not len(self.table):
+            return None
         among = self.table.rows_of(name) if name else None
         return best(self.table.columns[self.q.objective], self.table.columns, limits, among)
 
@@ -96,7 +98,8 @@ class Search:
 
     def _settled(self, limits: dict[str, float], exact: bool) -> int | None:
         objective, columns = self.q.objective, self.table.columns
-        for _ in range(REPLAYS):
+        row: int | None = None
+        for _ in range(REPLAYS if len(self.table) else 0):
             rows = within(columns[objective], columns, limits)
             if not rows.size:
                 return None
@@ -119,6 +122,17 @@ class Search:
             self.q.errors,
         )
 
+    def include(self, found: Prediction) -> int:
+        """A row for a technique that the table has not, already replayed."""
+        t, admission = found.technique, self.q.admission
+        known = admission.evidence(t, self.q.deployment, self.q.workload.length)
+        columns = measures(found)
+        columns |= {"loss": np.array([admission.loss(known)]), "assumed": np.zeros(1)}
+        self.table.add(Options([t], [known], found.batch, columns, [(t, found.batch)]))
+        row = len(self.table) - 1
+        self._replays[row] = found
+        return row
+
     def replay(self, row: int) -> Prediction:
         """A row at every token."""
         if row not in self._replays:
@@ -137,7 +151,8 @@ class Search:
 
 def rank(t: Technique) -> tuple[int, ...]:
     """How simple a technique is: lossless before lossy, nothing done to the cache before one."""
-    return (0 if t.exact else 1, 0 if t.name == FULL else 1)
+    several = not t.uniform or len(t.terms) > 1
+    return (0 if t.exact else 1, 0 if t.name == FULL else 2 if several else 1)
 
 
 def gain(before: float, after: float) -> float:

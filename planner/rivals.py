@@ -14,7 +14,7 @@ from kvsim.prediction.explain import bound_by
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point
 from kvsim.quality.evidence import Evidence
-from kvsim.techniques import parse
+from kvsim.techniques import TECHNIQUES, parse
 
 SHOWN = 3  # alternatives of either kind
 KNEES = (0.01, 0.05, 0.10)  # of the objective given up for an earlier first token
@@ -163,7 +163,10 @@ def waves(q: Question, choice: Prediction) -> Waves | None:
     if w.batch is None or w.service or w.batch < 2:
         return None
     free = replace(q, workload=replace(w, batch=None))
-    search = Search(free, free.table(names=tuple({FULL, choice.technique.name})))
+    names = {FULL, choice.technique.name} & set(TECHNIQUES)
+    search = Search(free, free.table(names=tuple(names)))
+    if not len(search.table):
+        return None
     rows = within(search.table.columns[q.objective], search.table.columns, q.limits.finite())
     rows = rows[search.table.batch[rows] < w.batch]
     if not rows.size:

@@ -9,14 +9,14 @@ from there on max-plus systems repeat that shift, so the remaining repetitions a
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine.clocks import TOLERANCE, History, State
 from kvsim.engine.roofline import COPIES, all_ops, channel_seconds, seconds
-from kvsim.graph import Number, Op, Step
+from kvsim.graph import Group, Number, Op, Step
 from kvsim.machines.deployment import Deployment
 
 
@@ -41,6 +41,22 @@ def steady(step: Step, d: Deployment) -> Number:
 def working(step: Step, d: Deployment) -> dict[str, Number]:
     """Time each stream works in one step, waits left out. [s]"""
     return _Timeline(step, d).busy()
+
+
+def least(layer: tuple[Op, ...], d: Deployment) -> Number:
+    """GPU time that one layer adds at least, wherever it stands and whatever runs ahead of it. [s]
+
+    What may run before the layer begins costs nothing here: prefetches, and copies that wait for
+    nothing of this layer; so do launches, which the host may issue early.
+    """
+    kept: dict[str, Op] = {}
+    for op in layer:
+        if not op.ahead and (op.stream == "gpu" or any(name in kept for name in op.after)):
+            kept[op.name] = op
+    stack = replace(d.stack, launch=0.0, sync=0.0, tile_sync=False)
+    step = Step((Group((tuple(kept.values()),), 1),), ())
+    state, _ = _Timeline(step, replace(d, stack=stack)).play(1)
+    return np.maximum(state.streams["gpu"], _shared(layer, d))
 
 
 @dataclass(frozen=True, slots=True)

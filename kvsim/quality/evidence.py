@@ -7,15 +7,16 @@ one verdict never mixes them. Eviction must also pass a test of retrieval.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from kvsim.models.model import Model
 from kvsim.quality.measured import Run, shipped
 from kvsim.quality.published import Row, published
 from kvsim.quality.settings import Harshness, harshness
-from kvsim.techniques.base import Technique
+from kvsim.techniques.base import Technique, compose
 
 Kind = Literal["lossless", "measured", "published", "published elsewhere", "none"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 REACH = 4.0  # times the context of the evidence; what packing loses does not grow with it
 WITHIN = 1.96  # standard errors of an interval
@@ -88,6 +89,9 @@ def evidence(t: Technique, m: Model, length: float, runs: Sequence[Run] | None =
     """
     if t.exact:
         return Evidence("lossless")
+    if len(t.terms) > 1:  # in some layers at most what each would lose in all of them
+        pieces = {str(term): compose(term) for term in t.terms}
+        return together([evidence(piece, m, length, runs) for piece in pieces.values()])
     mine = harshness(t, length)
     known = [r for r in (shipped() if runs is None else runs) if r.model == m.name]
     found = _measured(mine, known, length)
@@ -108,6 +112,26 @@ def evidence(t: Technique, m: Model, length: float, runs: Sequence[Run] | None =
         f"`kvsim validate --quality --model {m.name} --techniques {t.name} --out mine.json` does, "
         f"and `plan --quality mine.json` reads it",
     )
+
+
+def together(pieces: Sequence[Evidence]) -> Evidence:
+    """What is known of several things that are done to one cache: their losses add up."""
+    lossy = [e for e in pieces if e.kind != "lossless"]
+    if len(lossy) < 2:
+        return lossy[0] if lossy else Evidence("lossless")
+    unknown = [e for e in lossy if e.kind == "none"]
+    if unknown:
+        return unknown[0]
+    missing = "; ".join(filter(None, dict.fromkeys(e.missing for e in lossy)))
+    if len({e.unit for e in lossy}) > 1:
+        missing = "its parts were measured in different units, which do not add up"
+    loss = sum(e.loss for e in lossy)
+    spread = sum((e.high - e.loss) ** 2 for e in lossy) ** 0.5
+    return Evidence(
+        max((e.kind for e in lossy), key=KINDS.index), loss, loss - spread, loss + spread,
+        lossy[0].unit, " and ".join(e.worst for e in lossy),
+        " and ".join(dict.fromkeys(e.source for e in lossy)), missing,
+    )  # fmt: skip
 
 
 def _measured(mine: Harshness, known: Sequence[Run], length: float) -> Evidence | None:

@@ -6,12 +6,43 @@ from kvsim.machines.deployment import Deployment
 from kvsim.report.json import Row
 from kvsim.techniques.base import Technique
 from kvsim.techniques.settings import plain
+from kvsim.techniques.terms import Term
 
+MIXED = "mixed layers"
 NAME_END = re.compile("[ :]")  # of a technique, before its settings
 
 
+def label(t: Technique) -> str:
+    """A technique's name; one word where layers differ."""
+    return t.name if t.uniform else MIXED
+
+
+def _counts(t: Technique) -> str:
+    """What layers do that differ, and how many of them: 24 fastdecode, 8 full."""
+    found: dict[str, int] = {}
+    ends = [some.first for some in t.layers[1:]]
+    for some, end in zip(t.layers, [*ends, None], strict=True):
+        last = some.last + 1 if some.last is not None else end
+        count = 0 if last is None else last - some.first
+        name = " + ".join(_brief(term) for term in some.terms)
+        found[name] = found.get(name, 0) + count
+    blocks = "alternating" if len(t.layers) > 2 * len(found) else "in blocks"
+    parts = [f"{count or 'other'} x {name}" for name, count in found.items()]
+    return f"{'; '.join(parts)}; {blocks}"
+
+
+def _brief(term: Term) -> str:
+    """A term with the settings that are not zero."""
+    given = [f"{k}={plain(v)}" for k, v in term.settings.items() if v not in (0, "row", 16)]
+    return f"{term.name} {' '.join(given)}".strip()
+
+
 def params(t: Technique) -> Row:
-    """Settings of a technique."""
+    """Settings of a technique; where layers differ, how many do what."""
+    if not t.uniform:
+        return {"layers": _counts(t)}
+    if t.name == "place":  # most shares are zero
+        return {k: plain(v) for k, v in t.settings.items() if v not in (0, "auto")}
     return {k: v if isinstance(v, bool) else plain(v) for k, v in t.settings.items()}
 
 

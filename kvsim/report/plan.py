@@ -1,6 +1,6 @@
 """``kvsim plan`` for equal requests: its answer as rows, on the terminal, and as a page."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvsim.machines.basis import basis
@@ -12,14 +12,15 @@ from kvsim.quality.evidence import Evidence
 from kvsim.report.answer import Answer, show_rest, show_verdict
 from kvsim.report.grounds import NOT_MODELLED, grounds, noted
 from kvsim.report.json import Row, number
-from kvsim.report.names import deployment, params, settings, spec
+from kvsim.report.names import deployment, label, params, settings, spec
 from kvsim.report.plan_answer import answered, unanswered
 from kvsim.report.predict import prediction
 from kvsim.report.quantities import legend
 from kvsim.report.result import Result
 from kvsim.report.screen import Screen
 from kvsim.report.table import Column, Table, of, words
-from kvsim.report.units import times
+from kvsim.report.units import percent, seconds, times
+from kvsim.techniques.base import Technique
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -73,7 +74,7 @@ def plan(result: Plan) -> Row:
     """The answer of ``kvsim plan``."""
     chosen, q = prediction(result.choice), result.question
     spec = {"technique": chosen["technique"], "params": chosen["params"]}
-    layers = [{**spec, "first": 0, "count": result.choice.deployment.model.layers}]
+    layers = _layers(result.choice)
     solver, waves = result.solver, result.waves
     return {
         "answer": answered(result, chosen["bound_by"]).row(),
@@ -115,6 +116,12 @@ def plan(result: Plan) -> Row:
         "advice": [advice(a) for a in result.advice],
         "others": [_brief(p) for p in result.others],
         "solver": {
+            "status": solver.status,
+            "bound_s": None if solver.bound is None else number(solver.bound),
+            "replay_s": number(solver.replay),
+            "gap": None if solver.gap is None else number(solver.gap),
+            "solves": solver.solves,
+            "replays": solver.replays,
             "options": solver.options,
             "seconds": solver.seconds,
             "optimum": _brief(solver.optimum),
@@ -170,7 +177,7 @@ def _brief(p: Prediction) -> Row:
         "gpu": d.hardware.name,
         "tp": d.tp,
         "weights": d.weights,
-        "technique": p.technique.name,
+        "technique": label(p.technique),
         "params": params(p.technique),
         "batch": number(p.batch),
         "prompt": p.prompt,
@@ -193,6 +200,41 @@ def entries(answer: Row) -> list[tuple[str, Row]]:
         if base is None or spec(row) != spec(base) or row["batch"] != base["batch"]:
             shown.append((f"needs {' '.join(row['needs'])}" if row["needs"] else "or", row))
     return shown
+
+
+def _layers(p: Prediction) -> list[Row]:
+    """What ranges of layers do, as ``kvsim.techniques.parse`` reads it back."""
+    count = p.deployment.model.layers
+    if p.technique.uniform:
+        t = p.technique
+        return [
+            {
+                "first": 0,
+                "count": count,
+                "technique": t.name,
+                "params": params(t),
+                "notation": str(t),
+            }
+        ]
+    rows = []
+    for some in p.technique.layers:
+        last = count - 1 if some.last is None else some.last
+        t = Technique((replace(some, first=0, last=None),))
+        rows.append({"first": some.first, "count": last - some.first + 1, "technique": t.name,
+                     "params": params(t), "notation": str(t)})  # fmt: skip
+    return rows
+
+
+def searched(solver: Row) -> str:
+    """How the choice was found, and how much better another placement could be."""
+    text = f"Compared {solver['options']:,} options in {solver['seconds']:.2f} s"
+    if solver["bound_s"] is None:
+        return f"{text}."
+    return (
+        f"{text}; solved {solver['solves']} placement programmes: nothing serves this batch in "
+        f"less than {seconds(solver['bound_s'])}, the choice takes {seconds(solver['replay_s'])} "
+        f"(gap {percent(solver['gap'])})."
+    )
 
 
 def table(answer: Row) -> Table:
@@ -239,4 +281,4 @@ def show(heading: str, answer: Row) -> None:
     out.say(grounds(chosen["basis"]))
     out.say(f"Not modelled: {'; '.join(answer['not_modelled'])}.")
     solver = answer["solver"]
-    out.say(f"Compared {solver['options']:,} options in {solver['seconds']:.2f} s.")
+    out.say(searched(solver))

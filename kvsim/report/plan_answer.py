@@ -12,7 +12,7 @@ from kvsim.prediction.generate import Prediction
 from kvsim.report import evidence, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row, number
-from kvsim.report.names import given, params
+from kvsim.report.names import given, label, params
 from kvsim.report.reasons import why
 
 SAME = 0.005  # relative gain below which nothing is gained
@@ -36,7 +36,7 @@ def answered(plan: Plan, bound_by: str) -> Answer:
         changes=list(_changes(plan)),
         runner_up=_runner_up(plan),
         settings=list(_settings(plan)),
-        evidence=evidence.on_card(d, p.technique.name),
+        evidence=evidence.on_card(d, label(p.technique)),
         assumed=evidence.assumed(d, float(p.host_bytes[0]), bound_by),
     )
 
@@ -61,7 +61,7 @@ def _relaxations(none: NoPlanError) -> Iterator[str]:
 
 def _name(p: Prediction) -> str:
     t = p.technique
-    return "full KV" if t.name == "full" else given({"technique": t.name, "params": params(t)})
+    return "full KV" if t.name == "full" else given({"technique": label(t), "params": params(t)})
 
 
 def _machine(p: Prediction) -> str:
@@ -87,7 +87,7 @@ def _run(plan: Plan) -> str:
     batch = units.whole(number(p.batch))
     unit = "sequence" if batch == "1" else "sequences"
     together = f"{batch} {unit} at once" if plan.question.workload.service else f"batch {batch}"
-    name = p.technique.name if p.technique.name != "full" else "full KV"
+    name = label(p.technique) if p.technique.name != "full" else "full KV"
     return f"Run {name} on {_machine(p)}, {together}: {_times(p)}, {memory} of {capacity}{also}."
 
 
@@ -181,7 +181,7 @@ def _runner_up(plan: Plan) -> str:
 def _settings(plan: Plan) -> Iterator[str]:
     """In the form an engine takes, or that none has it."""
     p = plan.choice
-    name = p.technique.name
+    name = label(p.technique)
     able = [engine for engine, techniques in ENGINES.items() if name in techniques]
     if not able:
         yield f"No serving engine has {name}; kvsim's own implementation: `kvsim validate`."

@@ -18,7 +18,7 @@ from kvsim.report import units
 from kvsim.report.answer import show_rest, show_verdict
 from kvsim.report.grounds import grounds, noted
 from kvsim.report.json import Row, number
-from kvsim.report.names import params, settings, short_names, spec
+from kvsim.report.names import label, params, settings, short_names, spec
 from kvsim.report.predict_answer import answered
 from kvsim.report.quantities import legend
 from kvsim.report.result import Result, flat
@@ -103,7 +103,7 @@ def prediction(p: Prediction) -> Row:
         "stack": d.stack.name,
         "tp": d.tp,
         "weights": d.weights,
-        "technique": t.name,
+        "technique": label(t),
         "params": params(t),
         "batch": number(p.batch),
         "prompt": p.prompt,

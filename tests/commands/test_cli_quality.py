@@ -64,9 +64,9 @@ def test_any_directory_and_any_text_in_a_table(tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.code == 0, result
     assert max(map(len, result.out.splitlines())) <= WIDTH
-    for words in ("model; sha256", "some.txt; sha256", "nat/token", "mass, mean of layers",
+    for words in ("model; sha256", "some.txt; sha256", "KL nat/token", "mass, mean of layers",
                   "k=4, 2-bit keys", "60 % salient, 10 % probes", "greedy", "temperature 1",
-                  "gamma   round"):  # fmt: skip
+                  "tokens per round"):  # fmt: skip
         assert words in result.out
     assert "6 of 6: magicdec" in result.err
 

@@ -179,10 +179,7 @@ def test_with_five_percent_noise_every_identified_number_is_within_five_percent(
     errors = off(found, kind)
     assert {k: round(e, 3) for k, e in errors.items() if abs(e) > 0.05} == {}
     assert len(errors) >= 0.5 * len(RATES[kind] | SOFTWARE[kind])
-    assert {"compute.fp16_FLOPps", "kernel.gemm.memory"} <= errors.keys()
-    # six samples of the memory's rate are at times too few to be said sure, never to be near
-    memory = found.hardware["hbm.bandwidth_Bps"]
-    assert abs(memory.value / RATES[kind]["hbm.bandwidth_Bps"] - 1) <= 0.05
+    assert {"hbm.bandwidth_Bps", "compute.fp16_FLOPps", "kernel.gemm.memory"} <= errors.keys()
 
 
 @pytest.mark.usefixtures("formats")

@@ -1,0 +1,191 @@
+"""From a programme's counts to a technique that runs, and a local search by replay from there."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby, permutations
+from typing import Any
+
+import numpy as np
+
+from kvsim.machines.deployment import Deployment
+from kvsim.planner.placement import ROUNDING, Coefficients, Option, Shares
+from kvsim.planner.programme import Mix, Programme
+from kvsim.techniques.base import Layers, Technique
+from kvsim.techniques.fastdecode import Fastdecode
+from kvsim.techniques.full import Full
+from kvsim.techniques.kvpr import Kvpr
+from kvsim.techniques.offload import Offload
+from kvsim.techniques.place import Place
+from kvsim.techniques.terms import Term
+
+MOVES = (8, 2, 1)  # layers that move from one use to another
+FINER = (0.1, 0.02, 0.005)  # by which shares change
+LEAST = 1e-6  # a share below this is none
+
+
+@dataclass(frozen=True)
+class Use:
+    """What some layers do."""
+
+    shares: Shares
+    parts: int
+    layers: int
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Uses of layers of each shape, the weights that are streamed, and the order.
+
+    Attributes
+    ----------
+    uses
+        By shape of layer, the first use in the first layers.
+    streamed
+        Share of the weights on the host.
+    spread
+        Whether uses alternate as evenly as they can, or stand in blocks.
+    """
+
+    uses: tuple[tuple[Use, ...], ...]
+    streamed: float = 0.0
+    spread: bool = False
+
+    @property
+    def blocks(self) -> int:
+        """How involved it is: uses in turn, and many times where they alternate."""
+        most = max(len(uses) for uses in self.uses)
+        return most if most < 2 or not self.spread else 2 * most
+
+    def technique(self, d: Deployment, prompt: int) -> Technique:
+        """As layers of a model."""
+        places = [self._term(u, prompt) for u in self._sequence(d)]
+        layers, first = [], 0
+        for place, some in groupby(places):
+            count = len(list(some))
+            layers.append(Layers((place,), first, first + count - 1))
+            first += count
+        if len(layers) == 1:
+            return Technique((Layers(layers[0].terms),))
+        return Technique(tuple(layers))
+
+    def _term(self, u: Use, prompt: int) -> Term:
+        """A use by its technique's name where it has one."""
+        host, split = _rounded(u.shares.host), float(np.floor(u.shares.split * prompt + ROUNDING))
+        cpu, weights = _rounded(u.shares.cpu), _rounded(self.streamed)
+        if not weights and u.parts == 1 and not cpu:
+            if not host:
+                return Full()
+            if not split:
+                return Offload(host_share=host, parts=1)
+            if host == 1:
+                return Kvpr(split=split, parts=1)
+        if not weights and cpu == 1 and u.parts == 2:
+            return Fastdecode()
+        return Place(
+            host_share=host, split=split if host else 0.0, cpu_share=cpu, weights_host=weights,
+            parts=u.parts,
+        )  # fmt: skip
+
+    def _sequence(self, d: Deployment) -> list[Use]:
+        """The use of every layer."""
+        order = [s for block, count in d.shard.layout for s in block * count]
+        shapes = list(dict.fromkeys(order))
+        queues = [iter(self._ordered(self.uses[k])) for k in range(len(shapes))]
+        return [next(queues[shapes.index(shape)]) for shape in order]
+
+    def _ordered(self, uses: tuple[Use, ...]) -> list[Use]:
+        if not self.spread:
+            return [u for u in uses for _ in range(u.layers)]
+        places = [((i + 0.5) / u.layers, j, u) for j, u in enumerate(uses) for i in range(u.layers)]
+        return [u for *_, u in sorted(places, key=lambda x: x[:2])]
+
+
+def arranged(c: Coefficients, p: Programme, mix: Mix) -> Arrangement:
+    """Each option's layers with the mean of its corners' shares."""
+    found: list[tuple[Use, ...]] = []
+    for k in range(p.layers.size):
+        uses: list[Use] = []
+        for o in range(len(p.names)):
+            count = round(float(mix.counts[o, k]))
+            rows = np.flatnonzero(p.option_of == o)
+            weight = mix.corners[rows, k]
+            if not count or weight.sum() <= 0:
+                continue
+            some: list[tuple[Option, Shares]] = [c.corner(p, int(v)) for v in rows]
+            keys = vars(some[0][1])
+            mean = {
+                key: float(sum(w * getattr(s, key) for w, (_, s) in zip(weight, some, strict=True)))
+                / float(weight.sum())
+                for key in keys
+            }
+            uses.append(Use(Shares(**mean), some[0][0].parts, count))
+        found.append(tuple(uses))
+    return Arrangement(tuple(found), mix.streamed)
+
+
+def levelled(a: Arrangement) -> Arrangement | None:
+    """All layers that copy or recompute alike, with the mean of their shares; None if they are."""
+    found = []
+    for uses in a.uses:
+        moved = [u for u in uses if u.parts == 1 and not u.shares.cpu]
+        if len(moved) < 2:
+            found.append(uses)
+            continue
+        count = sum(u.layers for u in moved)
+        host, split = (
+            sum(u.layers * getattr(u.shares, key) for u in moved) / count
+            for key in ("host", "split")
+        )
+        left = tuple(u for u in uses if u not in moved)
+        found.append((Use(Shares(host, split), 1, count), *left))
+    levelled = replace(a, uses=tuple(found))
+    return None if levelled == a else levelled
+
+
+def orders(a: Arrangement) -> Iterator[Arrangement]:
+    """The same uses in other orders: every sequence of blocks, and spread evenly."""
+    if all(len(uses) < 2 for uses in a.uses):
+        yield a
+        return
+    widest = max(len(uses) for uses in a.uses)
+    for turn in permutations(range(widest)) if widest <= 3 else [tuple(range(widest))]:
+        uses = tuple(tuple(some[i] for i in turn if i < len(some)) for some in a.uses)
+        for spread in (False, True):
+            yield replace(a, uses=uses, spread=spread)
+
+
+def neighbours(a: Arrangement, step: int) -> Iterator[Arrangement]:
+    """Arrangements that differ a little: layers moved between uses, shares, streamed weights."""
+    fine = FINER[step]
+    for k, uses in enumerate(a.uses):
+        for i, j in permutations(range(len(uses)), 2):
+            moved = min(MOVES[step], uses[i].layers - 1)
+            if moved > 0:
+                yield _with(a, k, {
+                    i: replace(uses[i], layers=uses[i].layers - moved),
+                    j: replace(uses[j], layers=uses[j].layers + moved),
+                })  # fmt: skip
+        for i, use in enumerate(uses):
+            for key, low in (("host", 1e-3), ("split", 0.0)):
+                value = getattr(use.shares, key)
+                if value <= 0:
+                    continue
+                most = 1.0 - use.shares.cpu if key == "host" else use.shares.host
+                for other in (value - fine, value + fine):
+                    changed: dict[str, Any] = {key: min(max(other, low), most)}
+                    shares = replace(use.shares, **changed)
+                    shares = replace(shares, split=min(shares.split, shares.host))
+                    if shares != use.shares:
+                        yield _with(a, k, {i: replace(use, shares=shares)})
+    if a.streamed > 0:
+        for other in (a.streamed - fine, a.streamed + fine):
+            yield replace(a, streamed=min(max(other, 0.0), 1.0))
+
+
+def _with(a: Arrangement, k: int, changed: dict[int, Use]) -> Arrangement:
+    uses = tuple(changed.get(i, use) for i, use in enumerate(a.uses[k]))
+    return replace(a, uses=(*a.uses[:k], uses, *a.uses[k + 1 :]))
+
+
+def _rounded(share: float) -> float:
+    return 0.0 if share < LEAST else round(min(share, 1.0), 6)

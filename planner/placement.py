@@ -1,0 +1,367 @@
+"""What layers may do with their cache, as coefficients of the placement programme.
+
+An option is one way to place a layer's cache within a box of shares: all on the GPU, a share copied
+from the host, part of that recomputed, all attended to by the CPU. Its coefficients come from the
+ops that the engine itself plays, evaluated for every batch at once.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise, product
+
+import numpy as np
+
+from kvsim.engine.buffers import layer_weights
+from kvsim.engine.ops import copy
+from kvsim.engine.roofline import resource_seconds, seconds
+from kvsim.engine.timeline import least
+from kvsim.graph import Array, Number, Point
+from kvsim.machines.deployment import Deployment
+from kvsim.models.model import LayerShape
+from kvsim.planner.programme import Programme
+from kvsim.planner.workload import Limits, Workload
+from kvsim.prediction.memory import (
+    decode_point,
+    phases,
+    prefill_point,
+    served_buffers,
+    tier_bytes,
+)
+from kvsim.techniques import compose
+from kvsim.techniques.base import Technique
+from kvsim.techniques.layers import LayerPass, Parts
+from kvsim.techniques.place import Place
+from kvsim.techniques.residency import layer_cache
+from kvsim.techniques.steps import layer_ops, part_of
+
+STREAMS = ("gpu", "h2d", "d2h", "cpu")
+RESOURCES = (*STREAMS, "chain", "turn")
+"""What layers occupy: streams, the GPU if nothing delays it, the CPU where it answers for it."""
+EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the boxes that a share is within
+CONTEXTS = 3  # points of the growing context
+STEP = 0.02  # of a box, by which a plane's slope is taken
+ROUNDING = 1e-6  # of a token
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Where a layer's cached tokens are, as shares; the rest is on the GPU."""
+
+    host: float = 0.0  # copied in every step, or recomputed
+    split: float = 0.0  # of those, recomputed; a share of the prompt
+    cpu: float = 0.0  # attended to by the CPU
+
+
+@dataclass(frozen=True)
+class Option:
+    """A way to place a layer's cache: the corners of a box of shares."""
+
+    name: str
+    corners: tuple[Shares, ...]
+    parts: int = 1
+
+    @property
+    def kind(self) -> str:
+        """What is done, whatever the shares."""
+        return self.name.rstrip("0123456789")
+
+    @property
+    def middle(self) -> Shares:
+        """The middle of the box."""
+        count = len(self.corners)
+        keys = vars(self.corners[0])
+        return Shares(**{k: sum(getattr(c, k) for c in self.corners) / count for k in keys})
+
+    @property
+    def largest(self) -> Shares:
+        """The corner whose buffers are largest."""
+        return max(self.corners, key=lambda s: (s.host - s.split / 2, s.cpu))
+
+
+FAMILIES = (frozenset({"full", "cpu"}), frozenset({"full", "copied", "recomputed"}))
+"""What layers of one model may do beside each other.
+
+Copies of caches and the CPU's answers would wait for each other on the link, whose queue is in
+order: layers of both kinds are slower together than either alone.
+"""
+
+
+def options_for(d: Deployment, halves: bool) -> list[Option]:
+    """Every way to place a cache there.
+
+    Parameters
+    ----------
+    halves : whether a batch may pass in two halves, so that GPU and CPU alternate.
+    """
+    found = [Option("full", (Shares(),))]
+    boxes = list(pairwise(EDGES))
+    for i, (low, high) in enumerate(boxes):
+        found.append(Option(f"copied{i}", (Shares(low), Shares(high))))
+    if d.shard.hidden < d.shard.kv_width:  # else a layer input is no smaller than what it replaces
+        for i, (low, high) in enumerate(boxes):
+            some = (Shares(low), Shares(low, low), Shares(high), Shares(high, high))
+            found.append(Option(f"recomputed{i}", some))
+    if not d.shard.latent:
+        found.append(Option("cpu", (Shares(cpu=1.0),), 2 if halves else 1))
+    return found
+
+
+def placed(s: Shares, prompt: int, streamed: float = 0.0, parts: int = 1) -> Technique:
+    """The technique of all layers that places them so."""
+    return compose(_place(s, prompt, streamed, parts))
+
+
+def _place(s: Shares, prompt: int, streamed: float, parts: int) -> Place:
+    return Place(
+        host_share=s.host,
+        split=float(np.floor(s.split * prompt + ROUNDING)),
+        cpu_share=s.cpu,
+        weights_host=streamed,
+        parts=parts,
+    )
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Those of all options at all batches; ``programme`` picks one batch."""
+
+    deployment: Deployment
+    workload: Workload
+    batches: Array  # (b,)
+    options: list[Option]
+
+    @cached_property
+    def shapes(self) -> dict[LayerShape, int]:
+        """Layers of each shape."""
+        found: dict[LayerShape, int] = {}
+        for block, count in self.deployment.shard.layout:
+            for shape in block:
+                found[shape] = found.get(shape, 0) + count
+        return found
+
+    @cached_property
+    def _decoded(self) -> tuple[Array, Array]:
+        """Decoded tokens at which a round is evaluated, and how many rounds each stands for."""
+        rounds = self.workload.generate - 1
+        count = min(rounds, CONTEXTS)
+        if not count:
+            return np.zeros(0), np.zeros(0)
+        edges = np.linspace(0, rounds, count + 1)
+        return np.floor((edges[:-1] + edges[1:]) / 2), np.full(count, rounds / count)
+
+    @property
+    def group(self) -> int:
+        """Prompts that a service reads together."""
+        return max(o.parts for o in self.options)
+
+    def _points(self) -> tuple[Point, Point | None]:
+        """Reading the prompts (b, 1), and the rounds (b, c)."""
+        w, column = self.workload, self.batches[:, None]
+        read = np.full_like(column, float(self.group)) if w.service else column
+        decoded, _ = self._decoded
+        rounds = decode_point(column, w.prompt, w.generate, decoded[None]) if decoded.size else None
+        return prefill_point(read, w.prompt, w.generate), rounds
+
+    @cached_property
+    def phases(self) -> tuple[str, ...]:
+        """Names of passes."""
+        return ("prefill", *(f"round{i}" for i in range(self._decoded[0].size)))
+
+    @cached_property
+    def seconds(self) -> Array:
+        """Of one layer by phase, resource, corner, shape and batch. (q, r, v, k, b) [s]"""
+        return np.concatenate([self._planes(option) for option in self.options], axis=2)
+
+    def _planes(self, option: Option) -> Array:
+        """A plane below the cost of every share in the box, at its corners."""
+        whole, middle = self.workload.prompt, option.middle
+        middle = replace(middle, split=np.floor(middle.split * whole) / whole)
+        at = self._layers(middle, option.parts)
+        slopes = {}
+        for key in vars(middle):
+            if any(getattr(c, key) != getattr(middle, key) for c in option.corners):
+                step = STEP * max(
+                    abs(getattr(c, key) - getattr(middle, key)) for c in option.corners
+                )
+                if key == "split":  # whole tokens
+                    step = max(np.floor(step * whole), 1.0) / whole
+                ends = [replace(middle, **{key: getattr(middle, key) + x}) for x in (-step, step)]
+                below, above = (self._layers(s, option.parts) for s in ends)
+                slopes[key] = (above - below) / (2 * step)
+        corners = []
+        for corner in option.corners:
+            value = at
+            for key, slope in slopes.items():
+                value = value + slope * (getattr(corner, key) - getattr(middle, key))
+            corners.append(value)
+        return np.stack(corners, axis=2)
+
+    def _layers(self, s: Shares, parts: int) -> Array:
+        """One layer of each shape. (q, r, k, b) [s]"""
+        t, d = placed(s, self.workload.prompt, parts=parts), self.deployment
+        read, rounds = self._points()
+        found = np.zeros((len(self.phases), len(RESOURCES), len(self.shapes), self.batches.size))
+        for k, shape in enumerate(self.shapes):
+            found[:1, :, k] = np.moveaxis(_resources(t.parts[0], d, read, shape), 2, 0)
+            if rounds is not None:
+                found[1:, :, k] = np.moveaxis(_resources(t.parts[0], d, rounds, shape), 2, 0)
+        return found
+
+    @cached_property
+    def head(self) -> Array:
+        """What a pass takes besides layers. (q, r, b) [s]"""
+        from kvsim.engine import ops
+
+        found = np.zeros((len(self.phases), len(RESOURCES), self.batches.size))
+        read, rounds = self._points()
+        for place, p in ((slice(0, 1), read), (slice(1, None), rounds)):
+            if p is not None:
+                took = sum(
+                    np.asarray(seconds(op, self.deployment)) for op in ops.head(self.deployment, p)
+                )
+                shape = (self.batches.size, 1 if p is read else len(self.phases) - 1)
+                spread = np.broadcast_to(took, shape).T
+                found[place, 0] = found[place, RESOURCES.index("chain")] = spread
+        # the head does not wait for the CPU's last part of a batch
+        halves = [v for v, o in enumerate(self._option_of) if self.options[o].parts > 1]
+        if halves:
+            last = self.seconds[:, STREAMS.index("cpu"), halves].max(axis=(1, 2))
+            found[:, RESOURCES.index("turn")] -= last / 2
+        return found
+
+    @property
+    def _peaks(self) -> list[Point]:
+        """When memory may be fullest: the prompts read, the last token; of a service the latter."""
+        w, b = self.workload, self.batches
+        last = decode_point(b, w.prompt, w.generate, w.generate - 1.0)
+        return [last] if w.service else [prefill_point(b, w.prompt, w.generate), last]
+
+    @cached_property
+    def bytes(self) -> tuple[Array, Array]:
+        """Memory of one layer, of a GPU and of all shards on the host. (m, v, k, b) [B]"""
+        d, w = self.deployment, self.workload
+        corners = [(o.parts, s) for o in self.options for s in o.corners]
+        gpu = np.zeros((len(self._peaks), len(corners), len(self.shapes), self.batches.size))
+        host = np.zeros_like(gpu)
+        for (m, p), (v, (parts, s)) in product(enumerate(self._peaks), enumerate(corners)):
+            own = placed(s, w.prompt, parts=parts).parts[0]
+            for k, shape in enumerate(self.shapes):
+                cache = layer_cache(LayerPass(d, p, shape, own, part_of(p, own)))
+                gpu[m, v, k] = d.stack.weight_copies * layer_weights(d, shape)
+                gpu[m, v, k] += _total(cache.get("gpu", {}).values())
+                host[m, v, k] = d.tp * _total(cache.get("host", {}).values())
+        return gpu, host
+
+    @cached_property
+    def once(self) -> tuple[Array, Array]:
+        """What an option needs besides its layers: what is shared, buffers. (m, o, b) [B]"""
+        w, d = self.workload, self.deployment
+        gpu, host = self.bytes
+        counts = np.array(list(self.shapes.values()), dtype=float)
+        found = np.zeros((2, len(self._peaks), len(self.options), self.batches.size))
+        first = 0
+        for o, option in enumerate(self.options):
+            at = first + option.corners.index(option.largest)
+            first += len(option.corners)
+            t = placed(option.largest, w.prompt, parts=option.parts)
+            args = t, d, self.batches, w.prompt, w.generate
+            tables = [served_buffers(*args)] if w.service else phases(*args)
+            for m, table in enumerate(tables):
+                found[0, m, o] = tier_bytes(table, "gpu") - np.einsum("k,kb->b", counts, gpu[m, at])
+                whole = d.tp * tier_bytes(table, "host")
+                found[1, m, o] = whole - np.einsum("k,kb->b", counts, host[m, at])
+        return np.maximum(found[0], 0.0), np.maximum(found[1], 0.0)
+
+    @cached_property
+    def streamed(self) -> tuple[Array, float, float]:
+        """Streaming all weights: seconds (q, r), bytes that leave the GPU, bytes on the host."""
+        d = self.deployment
+        found = np.zeros((len(self.phases), len(RESOURCES)))
+        total = 0.0
+        for shape, count in self.shapes.items():
+            size = layer_weights(d, shape)
+            op = copy("load_weights", "h2d", size, kernel="copy")
+            found[:, RESOURCES.index("h2d")] += count * float(max(resource_seconds(op, d).values()))
+            total += count * size
+        largest = max(layer_weights(d, shape) for shape in self.shapes)
+        kept = d.stack.weight_copies * total
+        return found, kept - 2 * largest, d.tp * kept
+
+    def programme(self, index: int, limits: Limits, family: frozenset[str]) -> Programme:
+        """The programme at one of the batches, for the options of a family."""
+        w, batch = self.workload, float(self.batches[index])
+        usable = [
+            o
+            for o, option in enumerate(self.options)
+            if batch % option.parts == 0 and option.kind in family
+        ]
+        corners = [(o, v) for v, o in enumerate(self._option_of) if o in usable]
+        rows = [v for _, v in corners]
+        _, each = self._decoded
+        reads = batch / self.group if w.service else 1.0
+        gpu, host = self.bytes
+        once_gpu, once_host = self.once
+        return Programme(
+            names=tuple(self.options[o].name for o in usable),
+            option_of=np.array([usable.index(o) for o, _ in corners]),
+            layers=np.array(list(self.shapes.values())),
+            resources=RESOURCES,
+            phases=self.phases,
+            seconds=self.seconds[..., index][:, :, rows],
+            head=self.head[:, :, index],
+            weight=np.concatenate([[reads], each]),
+            gpu=gpu[..., index][:, rows],
+            host=host[..., index][:, rows],
+            once_gpu=once_gpu[:, usable, index],
+            once_host=once_host[:, usable, index],
+            streamed=self.streamed,
+            memory=(limits.gpu_memory, limits.host_memory),
+            times=self._times(limits, reads, each),
+        )
+
+    @cached_property
+    def _option_of(self) -> list[int]:
+        return [o for o, option in enumerate(self.options) for _ in option.corners]
+
+    def corner(self, programme: Programme, v: int) -> tuple[Option, Shares]:
+        """The option and the shares of a corner of a programme made here."""
+        name = programme.names[int(programme.option_of[v])]
+        option = next(o for o in self.options if o.name == name)
+        first = int(np.flatnonzero(programme.option_of == programme.option_of[v])[0])
+        return option, option.corners[v - first]
+
+    def _times(self, limits: Limits, reads: float, each: Array) -> dict[str, tuple[Array, float]]:
+        """TTFT and TPOT as sums of passes."""
+        w, found = self.workload, {}
+        rounds = max(w.generate - 1, 1)
+        mean = each / rounds
+        if np.isfinite(limits.ttft):
+            waits = mean if w.service else np.zeros_like(each)
+            found["ttft"] = (np.concatenate([[1.0], waits]), limits.ttft)
+        if np.isfinite(limits.tpot) and each.size:
+            others = (reads - 1) / rounds if w.service else 0.0
+            found["tpot"] = (np.concatenate([[others], mean]), limits.tpot)
+        return found
+
+
+def _resources(parts: Parts, d: Deployment, p: Point, shape: LayerShape) -> Array:
+    """Time of each stream, and of the chain, in one layer with all parts of the batch. (r, b, c)"""
+    layer = layer_ops(LayerPass(d, part_of(p, parts), shape, parts))
+    tiles = parts.placement.tiles
+    grid = np.broadcast_shapes(np.shape(p.batch), np.shape(p.context), (1, 1))
+    found = np.zeros((len(RESOURCES), *grid))
+    for op in layer:
+        found[STREAMS.index(op.stream)] += tiles * np.asarray(seconds(op, d))
+    chain, turn = RESOURCES.index("chain"), RESOURCES.index("turn")
+    found[chain] = found[turn] = tiles * np.asarray(least(layer, d))
+    if tiles > 1:  # the CPU's halves follow one another, and other layers wait for both
+        found[turn] = np.maximum(found[chain], found[STREAMS.index("cpu")])
+    return found
+
+
+def _total(sizes: Iterable[Number]) -> Number:
+    total: Number = 0.0
+    for size in sizes:
+        total = total + size
+    return total

@@ -1,0 +1,301 @@
+"""The placement programme against brute force, against replay, and as text."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import permutations, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvsim.errors import InfeasibleError
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.planner.improve import Placements, turn
+from kvsim.planner.mixes import Arrangement, Use, orders
+from kvsim.planner.placement import FAMILIES, Coefficients, Option, Shares, options_for
+from kvsim.planner.programme import Mix, Programme, best_first, build, lower_bound, solve
+from kvsim.planner.question import Question
+from kvsim.planner.workload import GIB, Limits, Workload
+from kvsim.techniques import compose
+from kvsim.techniques.base import Layers, Technique
+
+GOLDEN = Path(__file__).parent / "golden"
+RELATIVE = 1e-6
+
+
+def instance(seed: int, losses: bool = False) -> Programme:
+    """Options with one corner each, so that only counts are to be chosen."""
+    random = np.random.default_rng(seed)
+    options, shapes = int(random.integers(2, 7)), int(random.integers(1, 3))
+    phases, resources = 3, 3
+    layers = random.integers(1, 5, shapes)
+    gpu = random.random((1, options, shapes))
+    total = int(layers.sum())
+    return Programme(
+        names=tuple("abcdefg"[:options]),
+        option_of=np.arange(options),
+        layers=layers,
+        resources=("gpu", "h2d", "chain"),
+        phases=("prefill", "round0", "round1"),
+        seconds=random.random((phases, resources, options, shapes)),
+        head=random.random((phases, resources)) / 10,
+        weight=np.array([1.0, 8.0, 8.0]),
+        gpu=gpu,
+        host=1 - gpu,
+        once_gpu=random.random((1, options)) / 2,
+        once_host=np.zeros((1, options)),
+        streamed=(np.zeros((phases, resources)), 0.0, 0.0),
+        memory=(float(random.uniform(0.3, 1.0)) * total, float(random.uniform(0.5, 1.0)) * total),
+        times={"tpot": (np.array([0.0, 0.5, 0.5]), float(random.uniform(0.4, 1.2)) * total)},
+        loss=random.random((total, options)) if losses else None,
+        budget=float(random.uniform(0.2, 0.6)) * total if losses else np.inf,
+        shape_of=np.repeat(np.arange(shapes), layers),
+    )
+
+
+def counts_of(p: Programme) -> Iterator[np.ndarray]:
+    """Every way to share the layers of each shape out."""
+
+    def shared(layers: int, options: int) -> Iterator[tuple[int, ...]]:
+        if options == 1:
+            yield (layers,)
+            return
+        for first in range(layers + 1):
+            for rest in shared(layers - first, options - 1):
+                yield (first, *rest)
+
+    for columns in product(*(list(shared(int(n), len(p.names))) for n in p.layers)):
+        yield np.array(columns, dtype=float).T
+
+
+def brute(p: Programme) -> float:
+    """The least objective of all counts within the limits; losses by every assignment."""
+    best = np.inf
+    for n in counts_of(p):
+        used = n.sum(axis=1) > 0
+        gpu = float((p.gpu[0] * n).sum() + p.once_gpu[0][used].max())
+        host = float((p.host[0] * n).sum())
+        t = lower_bound(p, n)
+        late = any(weights @ t > limit for weights, limit in p.times.values())
+        if gpu <= p.memory[0] and host <= p.memory[1] and not late:
+            best = min(best, float(p.weight @ t))
+    return best
+
+
+@pytest.mark.parametrize("start", range(0, 60, 20))
+def test_counts_are_those_of_brute_force(start: int) -> None:
+    for seed in range(start, start + 20):
+        p, expected = instance(seed), brute(instance(seed))
+        if np.isinf(expected):
+            with pytest.raises(InfeasibleError, match="no mix of placements"):
+                solve(p, gap=1e-9)
+            continue
+        found = solve(p, gap=1e-9)
+        assert found.objective == pytest.approx(expected, rel=RELATIVE), seed
+        assert found.bound <= found.objective and found.status == "optimal"
+        assert (found.counts.sum(axis=0) == p.layers).all()
+        assert solve(p, whole=False).bound <= expected * (1 + RELATIVE)
+
+
+def test_a_budget_of_losses_keeps_harm_out_of_the_layers_where_it_is_greatest() -> None:
+    solved = 0
+    for seed in range(30):
+        p = instance(seed, losses=True)
+        try:
+            mix = solve(p, gap=1e-9)
+        except InfeasibleError:
+            continue
+        solved += 1
+        assert p.loss is not None and mix.assigned is not None and p.shape_of is not None
+        assert (p.loss * mix.assigned).sum() <= p.budget * (1 + RELATIVE)
+        assert mix.assigned.sum(axis=1) == pytest.approx(1, abs=RELATIVE)
+        for k in range(p.layers.size):
+            mine = mix.assigned[p.shape_of == k].sum(axis=0)
+            assert mine == pytest.approx(mix.counts[:, k], abs=1e-5)
+        assert mix.objective >= solve(replace(p, loss=None), gap=1e-9).objective * (1 - RELATIVE)
+    assert solved > 10
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_best_first_proves_the_best_of_all_counts(seed: int) -> None:
+    """Replay here is the bound times something of its own, so that order and value differ."""
+    p = instance(seed + 100)
+    random = np.random.default_rng(seed)
+    slower = {n.tobytes(): 1 + random.random() for n in counts_of(p)}
+
+    def value(n: np.ndarray) -> float:
+        return float(p.weight @ lower_bound(p, n)) * slower[n.tobytes()]
+
+    def evaluate(mix: Mix) -> float:
+        return value(np.array(mix.counts, dtype=float))
+
+    within = []
+    for n in counts_of(p):
+        used = n.sum(axis=1) > 0
+        gpu = float((p.gpu[0] * n).sum() + p.once_gpu[0][used].max())
+        late = any(w @ lower_bound(p, n) > limit for w, limit in p.times.values())
+        if gpu <= p.memory[0] and (p.host[0] * n).sum() <= p.memory[1] and not late:
+            within.append(value(n))
+    mix, best, bound = best_first(p, evaluate, most=10_000)
+    if not within:
+        assert mix is None
+        return
+    assert best == pytest.approx(min(within), rel=RELATIVE)
+    assert bound == pytest.approx(best, rel=1e-6)
+
+
+def test_the_programme_as_text(tmp_path: Path) -> None:
+    """One of each family: counts, shares, streams, chain, memory, buffers, times, losses, cuts."""
+    p = Programme(
+        names=("full", "copied"),
+        option_of=np.array([0, 1, 1]),
+        layers=np.array([2]),
+        resources=("gpu", "h2d", "chain"),
+        phases=("prefill", "round0"),
+        seconds=np.array([[[1, 1, 1], [0, 0.25, 1], [1, 1, 1]],
+                          [[0.5, 0.5, 0.5], [0, 0.5, 2], [0.5, 0.5, 0.75]]])[..., None],
+        head=np.array([[0.125, 0, 0.125], [0.25, 0, 0.25]]),
+        weight=np.array([1.0, 4.0]),
+        gpu=np.array([[[4.0], [3.0], [1.0]]]),
+        host=np.array([[[0.0], [1.0], [3.0]]]),
+        once_gpu=np.array([[0.5, 2.0]]),
+        once_host=np.zeros((1, 2)),
+        streamed=(np.array([[0, 1.0, 0], [0, 1.0, 0]]), 3.0, 4.0),
+        memory=(8.0, 16.0),
+        times={"ttft": (np.array([1.0, 0.0]), 8.0), "tpot": (np.array([0.0, 1.0]), 4.0)},
+        loss=np.array([[0.0, 0.5], [0.0, 0.25]]),
+        budget=0.5,
+        shape_of=np.zeros(2, dtype=np.int64),
+    )  # fmt: skip
+    for name, whole, cuts in (
+        ("placement", True, (np.array([[1.0], [1.0]]),)),
+        ("relaxation", False, ()),
+    ):
+        built = build(p, whole, cuts)
+        file = tmp_path / f"{name}.lp"
+        built.problem.writeLP(str(file))
+        assert file.read_text() == (GOLDEN / f"{name}.lp").read_text(), name
+
+
+# on the engine
+
+
+def small(model: str, layers: int, gpu: str, host_share: float = 1.0) -> Deployment:
+    whole = load_model(model)
+    m = replace(whole, layout=((whole.layout[0][0][:1], layers),))
+    h = load_hardware(gpu)
+    return Deployment(m, replace(h, host_memory=host_share * h.host_memory), load_stack("fused"))
+
+
+GRID = [
+    Option("full", (Shares(),)),
+    Option("copied0", (Shares(0.5),)),
+    Option("copied1", (Shares(1.0),)),
+    Option("recomputed0", (Shares(1.0, 0.5),)),
+]
+
+
+@pytest.mark.parametrize(("seed", "layers"), [(0, 2), (1, 3), (2, 3)])
+def test_optimum_is_that_of_every_assignment_replayed(seed: int, layers: int) -> None:
+    random = np.random.default_rng(seed)
+    d, batch = small("llama2-7b", layers, "a6000"), float(random.integers(4, 32))
+    w = Workload(int(random.integers(512, 4096)), 2, int(batch))
+    kinds = {f"{o.name}": o for o in GRID}
+    c = Coefficients(d, w, np.array([batch]), GRID)
+    h = d.hardware
+    full = float(w.predict(_technique([GRID[0]] * layers, w.prompt), d, c.batches).gpu_bytes[0])
+    limits = Limits(full * float(random.uniform(0.7, 1.0)), h.host_memory)
+    p = c.programme(0, limits, frozenset({"full", "copied", "recomputed"}))
+
+    def replayed(some: tuple[str, ...]) -> float:
+        t = _technique([kinds[name] for name in some], w.prompt)
+        found = w.predict(t, d, c.batches)
+        return turn(found) if float(found.gpu_bytes[0]) <= limits.gpu_memory else np.inf
+
+    def evaluate(mix: Mix) -> float:
+        some = [n for n, x in zip(p.names, mix.counts[:, 0], strict=True) for _ in range(round(x))]
+        return min(replayed(order) for order in set(permutations(some)))
+
+    _, best, bound = best_first(p, evaluate, most=1000)
+    everything = min(replayed(some) for some in product(kinds, repeat=layers))
+    assert best == pytest.approx(everything, rel=RELATIVE)
+    assert bound <= everything * (1 + RELATIVE)
+
+
+def _technique(options: list[Option], prompt: int) -> Technique:
+    uses = [Arrangement(((Use(o.corners[0], o.parts, 1),),)) for o in options]
+    layers = []
+    for i, a in enumerate(uses):
+        term = a._term(a.uses[0][0], prompt)
+        layers.append(Layers((term,), i, i))
+    return Technique(tuple(layers)) if len(layers) > 1 else compose(layers[0].terms[0])
+
+
+CASES = [
+    ("llama2-7b", "a6000", 64, 3500, 500),
+    ("opt-30b", "a6000", 32, 1024, 64),
+    ("llama3.1-8b", "rtx4090", 4, 32000, 64),
+    ("gemma-3-4b", "l4", 8, 8000, 64),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]} {c[1]}")
+def test_bounds_are_below_every_replay(case: tuple[str, str, int, int, int]) -> None:
+    """Random mixes, in blocks and alternating, with some weights streamed."""
+    model, gpu, batch, prompt, generate = case
+    random = np.random.default_rng(7)
+    d = Deployment(load_model(model), load_hardware(gpu), load_stack("fused"))
+    w = Workload(prompt, generate, batch)
+    c = Coefficients(d, w, np.array([float(batch)]), options_for(d, halves=True))
+    for family in FAMILIES:
+        p = c.programme(0, Limits(np.inf, np.inf), family)
+        for _ in range(3):
+            corners = np.zeros((len(p.option_of), p.layers.size))
+            uses: list[tuple[Use, ...]] = []
+            for k, layers in enumerate(p.layers):
+                some = random.choice(len(p.names), min(2, len(p.names)), replace=False)
+                first = int(random.integers(1, int(layers)))
+                row = []
+                for o, count in zip(some, (first, int(layers) - first), strict=True):
+                    rows = np.flatnonzero(p.option_of == o)
+                    weight = random.dirichlet(np.ones(rows.size))
+                    known = [c.corner(p, int(v)) for v in rows]
+                    points = np.array([[*vars(s).values()] for _, s in known])
+                    mean = dict(zip(vars(Shares()), (weight @ points).tolist(), strict=True))
+                    corners[rows, k] += weight * count
+                    row.append(Use(Shares(**mean), known[0][0].parts, count))
+                uses.append(tuple(row))
+            streamed = float(random.choice([0.0, random.random()]))
+            below = lower_bound(p, corners, streamed)
+            for a in list(orders(Arrangement(tuple(uses), streamed)))[:2]:
+                t = a.technique(d, prompt)
+                if t.refuses(d):
+                    continue
+                found = w.predict(t, d, np.array([float(batch)]), contexts=3)
+                replay = float(found.prefill_s[0]), float(found.decode_s[0])
+                bound = float(below[0]), float(p.weight[1:] @ below[1:])
+                assert bound[0] <= replay[0] * (1 + 1e-9)
+                assert bound[1] <= replay[1] * (1 + 6e-3), str(t)  # shares in whole tokens
+
+
+def test_weights_that_do_not_fit_are_streamed_at_any_batch() -> None:
+    h = load_hardware("rtx4090")
+    d = Deployment(
+        load_model("llama3.1-70b"), replace(h, host_memory=256 * GIB), load_stack("fused")
+    )
+    for batch in (1, 3, 7):
+        q = Question(d, Workload(2048, 8, batch), "throughput", Limits(h.gpu_memory, 256 * GIB))
+        placements = Placements(q)
+        found = list(placements.better_than(np.inf, placements.bounds()))
+        assert found and found[-1].prediction.gpu_bytes[0] <= h.gpu_memory
+        assert found[-1].replay >= found[-1].bound
+
+
+def test_what_no_mix_meets_is_said_in_one_line() -> None:
+    p = replace(instance(3), memory=(0.0, 0.0))
+    with pytest.raises(
+        InfeasibleError, match=r"no mix of placements is within the limits \(infeas"
+    ):
+        solve(p)
