@@ -8,6 +8,7 @@ from kvsim.machines.hardware import GIB, Hardware
 from kvsim.machines.profiles import hardware_names, load_hardware, load_stack, stack_names
 from kvsim.models.configs import catalogue_entry, load_model, model_names
 from kvsim.report import units
+from kvsim.report.evidence import on_any
 from kvsim.report.json import Row, print_json
 from kvsim.report.names import params, spec
 from kvsim.report.screen import Screen
@@ -160,7 +161,7 @@ def show(kind: str, name: str, json: bool) -> None:
     rows, columns, title = LISTS[kind][0](), LISTS[kind][1], LISTS[kind][2]
     if name:
         row = _entry(kind, name, rows)
-        print_json(row) if json else _show_one(kind, row)
+        print_json(row) if json else _show_one(kind, row, name)
     elif json:
         print_json(rows)
     else:
@@ -178,9 +179,12 @@ def _entry(kind: str, name: str, rows: Sequence[Row]) -> Row:
     raise unknown(kind.removesuffix("s"), name, [r["name"] for r in rows], f"see `kvsim {kind}`")
 
 
-def _show_one(kind: str, row: Row) -> None:
+def _show_one(kind: str, row: Row, name: str) -> None:
     out = Screen()
     out.title(str(row.get("title") or row["name"]))
+    if kind == "gpus":
+        out.say(on_any(load_hardware(name)))
+        out.blank()
     for key, value in row.items():
         if key == "parameters" and isinstance(value, list):
             columns = (

@@ -26,7 +26,7 @@ def answered(rows: Sequence[Row], found: Sequence[Prediction], left_out: Sequenc
     best = _fastest(rows)
     at = rows.index(best)
     if len(rows) == 1:
-        said = _one(best)
+        said = _one(best, found[at])
     elif len(points) == 1:
         said = _compared(rows, best)
     else:
@@ -69,13 +69,23 @@ def _memory(row: Row) -> str:
     return f"{units.size(row['gpu_bytes'])} of GPU memory{host}"
 
 
-def _one(row: Row) -> str:
+def _one(row: Row, p: Prediction) -> str:
     what = f"{row['technique']} on {row['gpu']} at batch {units.whole(row['batch'])}"
     if row["fits"]:
         needed = [f"{what}: {times_of(row)}, in {_memory(row)}.", why(row["bound_by"])]
     else:
         needed = [f"{what} does not fit: it needs {_memory(row)}.", _most(row)]
-    return verdict(needed, [_most(row) if row["fits"] else ""])
+    return verdict(needed, [_most(row), _pool(p), _longest(p)] if row["fits"] else [])
+
+
+def _pool(p: Prediction) -> str:
+    room = pool(p.technique, p.deployment, p.prompt, p.generate)
+    return f"At 0.9 of the memory: {room.tokens:,} KV tokens." if room.tokens else ""
+
+
+def _longest(p: Prediction) -> str:
+    longest = longest_prompt(p.technique, p.deployment, int(p.batch[0]), p.generate)
+    return f"Longest prompt: {longest:,} tokens."
 
 
 def _most(row: Row) -> str:
@@ -151,6 +161,9 @@ def _swept(rows: Sequence[Row], best: Row) -> str:
     fastest = f"Fastest is {best['technique']} at {where}: {times_of(best)}."
     if len(names) == 1:
         return verdict([told, fastest], [why(best["bound_by"])])
+    turn = _turn(rows, list(names))
+    if turn:
+        return verdict([turn, fastest], [told])
     wins: dict[str, int] = {}
     points = dict.fromkeys((row["batch"], row["prompt"], row["generate"]) for row in rows)
     for point in points:
@@ -159,6 +172,32 @@ def _swept(rows: Sequence[Row], best: Row) -> str:
     ranked = sorted(wins.items(), key=lambda item: -item[1])
     shares = ", ".join(f"{name} at {count}" for name, count in ranked[:3])
     return verdict([f"Of {len(points)} points, fastest are {shares}.", fastest], [told])
+
+
+def _turn(rows: Sequence[Row], names: Sequence[str]) -> str:
+    """Where one of two techniques overtakes the other along batch or prompt; empty otherwise."""
+    axes = [key for key in ("batch", "prompt") if len({row[key] for row in rows}) > 1]
+    if len(names) != 2 or len(axes) != 1 or len(rows) != 2 * len({row[axes[0]] for row in rows}):
+        return ""
+    axis = axes[0]
+    base, other = names if names[0] == "full" else names[::-1]
+    speed = {(r["technique"], r[axis]): r["decode_tok_s"] for r in rows}
+    points = sorted({row[axis] for row in rows} - {r[axis] for r in rows if not r["fits"]})
+    if len(points) < 2:
+        return ""
+    gains = [(speed[other, x] or 0.0) / (speed[base, x] or 1e-9) for x in points]
+    ahead = [gain > 1 for gain in gains]
+    turns = [i for i in range(1, len(points)) if ahead[i] != ahead[i - 1]]
+    first, last = units.times(gains[0]), units.times(gains[-1])
+    if not turns:
+        side = "faster" if ahead[0] else "slower"
+        return f"{other} is {side} than {base} at every {axis} ({first} to {last} as fast)."
+    i = turns[0]
+    return (
+        f"{other} is {'faster' if ahead[0] else 'slower'} than {base} up to {axis} "
+        f"{points[i - 1]:,} and {'slower' if ahead[0] else 'faster'} from {points[i]:,} on: "
+        f"{first} as fast at {points[0]:,}, {last} at {points[-1]:,}."
+    )
 
 
 def _changes(rows: Sequence[Row], found: Sequence[Prediction]) -> list[str]:
