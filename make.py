@@ -4,6 +4,7 @@ plan   install, then plan Llama-2-7B on an RTX A6000
 test   linters, types, import direction and the tests
        --cpus: the tests of real runs as other processors would round, about an hour
 lint   the same without the tests
+docs   build the documentation, warnings as errors, into build/site
 bench  time kvsim itself
 gpu    what can be measured while a GPU is there, with the Python that runs this file; goes on
        where it was: --minutes N, --state DIR, --out DIR, --report
@@ -33,7 +34,13 @@ TASKS = {
     "plan": [["-m", "kvsim", "plan", "--model", "llama2-7b", "--gpu", "a6000"]],
     "lint": LINT,
     "test": [*LINT, ["-Im", "pytest", "-n", "2"]],
+    "docs": [["-m", "mkdocs", "build", "--strict"]],
     "bench": [[str(path)] for path in sorted((ROOT / "benchmarks").glob("*.py"))],
+}
+REQUIREMENTS = {
+    "lint": "requirements-test.txt",
+    "test": "requirements-test.txt",
+    "docs": "requirements-docs.txt",
 }
 REAL_RUNS = ["-Im", "pytest", "-n", "2", "-q", "tests/validate"]
 SEEDS = 10
@@ -105,7 +112,7 @@ def main() -> None:
         sys.exit(subprocess.run(session, cwd=ROOT, check=False).returncode)
     if task not in TASKS or options not in ([], ["--cpus"]) or (options and task != "test"):
         sys.exit(f"{(__doc__ or '').strip()}")
-    install("requirements-test.txt" if task in ("lint", "test") else "requirements.txt")
+    install(REQUIREMENTS.get(task, "requirements.txt"))
     if options:
         test_processors()
         return

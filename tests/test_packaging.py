@@ -95,6 +95,7 @@ def test_requirements_pin_every_dependency(project: dict[str, Any]) -> None:
     for file, wanted in [
         ("requirements.txt", project["dependencies"]),
         ("requirements-test.txt", extras["test"]),
+        ("requirements-docs.txt", extras["docs"]),
     ]:
         text = (ROOT / file).read_text() + (ROOT / "requirements.txt").read_text()
         lines = [line for line in text.splitlines() if line and line[0] not in "#-"]

@@ -67,6 +67,15 @@ def on_any(h: Hardware) -> str:
     )
 
 
+def technique_rows(technique: str) -> str:
+    """Which cards have published times of a technique."""
+    cards = Counter(hardware for hardware, name in _rows() if name == technique)
+    if not cards:
+        return f"No published time of {technique} is compared with predictions."
+    told = ", ".join(f"{count} on {card}" for card, count in cards.most_common())
+    return f"Published times compared with predictions by `kvsim reproduce`: {told}."
+
+
 def nearest(h: Hardware) -> str:
     """The card with measured rows whose bandwidth and arithmetic are nearest."""
 
