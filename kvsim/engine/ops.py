@@ -269,6 +269,7 @@ def head(d: Deployment, p: Point) -> tuple[Op, ...]:
         kernel="pointwise",
         bytes={"hbm": HALF * (rows * (m.vocab + 2 * m.hidden) + looked_up * p.tokens * m.hidden)},
         fixed=d.stack.step + d.stack.sequence * p.batch,
-        sync=d.stack.sequence > 0,  # the host handles each sequence once it has its token
+        # the host handles each sequence once it has its token, or issues the next pass then
+        sync=d.stack.sequence > 0 or d.stack.eager,
     )
     return logits, sample

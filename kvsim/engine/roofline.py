@@ -68,6 +68,12 @@ def overhead_seconds(op: Op, d: Deployment) -> Number:
     return op.fixed + op.rows * d.stack.gather_row + (floor + op.launches * each)
 
 
+def host_seconds(op: Op, d: Deployment) -> float:
+    """Time of the host to issue an op on the GPU: its launches, and the code around them. [s]"""
+    around = min(1.0, op.launches) * d.stack.kernel(op.kernel).host
+    return op.launches * d.stack.launch + around
+
+
 def seconds(op: Op, d: Deployment) -> Number:
     """Duration of an op on an otherwise idle machine; zero where it has no work. [s]"""
     needs = list(resource_seconds(op, d).values())

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine.clocks import TOLERANCE, History, State
-from kvsim.engine.roofline import COPIES, all_ops, channel_seconds, seconds
+from kvsim.engine.roofline import COPIES, all_ops, channel_seconds, host_seconds, seconds
 from kvsim.graph import Group, Number, Op, Step
 from kvsim.machines.deployment import Deployment
 
@@ -123,7 +123,8 @@ class _Timeline:
         self.lagged = {name for t in every for name, lag, _ in t.waits if lag}
         self.recalled = {name for t in every for name, _, past in t.waits if past}
         self.synced = any(t.op.sync for t in [*every, *self.head])
-        self.hosted = d.stack.launch > 0 or d.stack.tile_sync or self.synced
+        issuing = d.stack.launch > 0 or d.stack.eager
+        self.hosted = issuing or d.stack.tile_sync or self.synced
 
     def _time(self, op: Op) -> _Timed:
         duration = seconds(op, self.d)
@@ -270,7 +271,7 @@ class _Timeline:
         free = state.streams[op.stream]
         start = _latest([free, *waits])
         if self.hosted and op.stream == "gpu":
-            state.host = state.host + op.launches * stack.launch * active
+            state.host = state.host + host_seconds(op, self.d) * active
             start = np.maximum(start, state.host)
         running = timed.duration
         if op.kernel == "relay" and stack.overlap < 1:

@@ -96,6 +96,7 @@ class Kernel:
     ungrouped: float = 1.0  # times longer with one query head per KV head
     padding: float = 0.0  # tokens per sequence that decode attention takes besides the cached ones
     split: float = 0.0  # further floor of decode attention that splits long contexts [s]
+    host: float = 0.0  # time of the host to issue an op of it, besides its launches [s]
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,11 @@ class Stack:
     def on(self, gpu: str) -> "Stack":
         """The numbers that this engine has on a GPU: measured, of a card near it, or typical."""
         return self.cards.get(gpu, self)
+
+    @property
+    def eager(self) -> bool:
+        """Whether the host issues op by op, and waits for a pass's tokens before the next one."""
+        return any(kernel.host > 0 for kernel in self.kernels.values())
 
     def kernel(self, name: str) -> Kernel:
         """A kernel class, or the one that stands for it where this stack does not tell it apart."""

@@ -107,6 +107,7 @@ KERNEL_NUMBERS = {
     "memory": ("memory", EFFICIENCY),
     "compute": ("compute", EFFICIENCY),
     "floor_s": ("floor", NON_NEGATIVE),
+    "host_s": ("host", NON_NEGATIVE),
     "half_size": ("half_size", NON_NEGATIVE),
     "half_columns": ("half_columns", NON_NEGATIVE),
     "added": ("added", SHARE),

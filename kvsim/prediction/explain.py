@@ -4,7 +4,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from kvsim.engine.roofline import all_ops, overhead_seconds, resource_seconds, seconds
+from kvsim.engine.roofline import (
+    all_ops,
+    host_seconds,
+    overhead_seconds,
+    resource_seconds,
+    seconds,
+)
 from kvsim.graph import Number, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.base import Technique
@@ -43,6 +49,6 @@ def bound_by(t: Technique, d: Deployment, p: Point) -> str:
             on = busy.setdefault(op.stream, {})
             on[limit] = on.get(limit, 0.0) + count * took
             if op.stream == "gpu":
-                busy["host"]["kernel launches"] += count * op.launches * d.stack.launch
+                busy["host"]["kernel launches"] += count * host_seconds(op, d)
     busiest = max(busy.values(), key=lambda limits: sum(limits.values()))
     return max(busiest, key=busiest.__getitem__)

@@ -14,7 +14,7 @@ from kvsim.engine.roofline import all_ops, seconds
 from kvsim.engine.timeline import makespan, steady
 from kvsim.graph import Group, Op, Point, Step, Stream
 from kvsim.machines.deployment import Deployment
-from kvsim.machines.hardware import Link
+from kvsim.machines.hardware import Kernel, Link
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.techniques import TECHNIQUES, parse
@@ -120,10 +120,16 @@ def steps(draw: st.DrawFn, elements: int) -> Step:
     return Step(tuple(groups), (Op("head", fixed=1e-6 * draw(st.integers(0, 9))),))
 
 
+def _hosted(host: float) -> dict[str, Kernel]:
+    """Classes as the stack has them, each op of which takes the host some time."""
+    return {name: replace(kernel, host=host) for name, kernel in with_stack().stack.kernels.items()}
+
+
 @st.composite
 def machines(draw: st.DrawFn) -> Deployment:
     return with_stack(
         launch=draw(st.sampled_from((0.0, 0.0, 1e-6, 2.5e-6))),
+        kernels=_hosted(draw(st.sampled_from((0.0, 0.0, 3e-6)))),
         sync=draw(st.sampled_from((0.0, 1e-6, 4e-6))),
         overlap=draw(st.sampled_from((1.0, 1.0, 0.75, 0.0))),
         across_steps=draw(st.booleans()),

@@ -87,7 +87,8 @@ class Run:
         for wait in op.after:
             start = max(start, self.ends.get(_awaited(wait, layer, layers), 0.0))
         if op.stream == "gpu":
-            self.host += op.launches * stack.launch
+            around = stack.kernel(op.kernel).host * (op.launches if op.launches < 1 else 1.0)
+            self.host += op.launches * stack.launch + around
             start = max(start, self.host)
         if op.kernel == "relay" and stack.overlap < 1:
             start = max(start, self.streams["gpu"]) + (1 - stack.overlap) * took
@@ -169,7 +170,8 @@ def serial(step: Step, d: Deployment) -> float:
     for layer in [*layers_of(step), step.head]:
         for op in layer:
             took = op_seconds(op, d)
-            launch = op.launches * d.stack.launch if op.stream == "gpu" else 0.0
+            around = d.stack.kernel(op.kernel).host * min(1.0, op.launches)
+            launch = op.launches * d.stack.launch + around if op.stream == "gpu" else 0.0
             total += took + (launch + d.stack.sync * op.sync if took else 0.0)
         total += d.stack.sync if d.stack.tile_sync else 0.0
     return total

@@ -24,7 +24,7 @@ def works(place: Place) -> Iterator[Work]:
     """
     most = place.memory / 2 / place.cache
     wanted = place.either((4.0, 6.0, 8.0), (4.0, 6.0, 8.0, 12.0, 16.0, 24.0))
-    large = [caches for caches in wanted if caches <= most]
+    large = [caches for caches in wanted if caches <= most / 2]  # with room for another set
     if place.cache > LARGE or len(large) < 3:
         top = min(most, 3.0 if place.cache > LARGE else 8.0)
         large = [2.0, (2.0 + top) / 2, top] if top > 2.0 else [2.0] * (top == 2.0)

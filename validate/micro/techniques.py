@@ -27,7 +27,7 @@ from kvsim.validate.micro.place import Place
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
-from kvsim.validate.times.timed import Timing, run_timed
+from kvsim.validate.times.timed import Timing, issuing, run_timed
 
 MODELS = (("smollm2-135m", 2), ("smollm2-135m", 8), ("smollm2-1.7b", 2))
 BATCH, PROMPTS = 2, (192, 640)
@@ -75,48 +75,74 @@ def samples(
                     continue
                 say(f"{NAME}: {t.name}, {where}")
                 try:
-                    runs = [
-                        run_timed(decoder, t, work, by_op=True)
-                        for _ in range(place.either(3, 1 + REPEATS))
-                    ]
+                    host, runs = _timed(decoder, t, work, place.either(2, REPEATS))
                 except refusals(InputError) as problem:
                     say(f"{NAME}: skipped {t.name}: {brief(problem, 80)}")
                     yield part, []
                 else:
-                    yield part, list(of_runs(d, work, runs[1:]))
+                    yield part, list(of_runs(d, work, runs, host))
 
 
-def of_runs(d: Deployment, work: RandomPrompts, runs: list[Timing]) -> Iterator[Sample]:
-    """Samples of one workload's ops: the prompt's pass, and rounds that are one pass each."""
+def _timed(
+    decoder: Decoder, t: Technique, work: RandomPrompts, repeats: int
+) -> tuple[Timing | None, list[Timing]]:
+    """A run that tells the host's times, where there is a GPU, and some that tell the ops'.
+
+    The first run warms up: kernels are compiled and chosen in it.
+    """
+    run_timed(decoder, t, work, by_op=True)
+    if decoder.device.type == "cpu":
+        return None, [run_timed(decoder, t, work, by_op=True) for _ in range(repeats)]
+    host = run_timed(decoder, t, work, by_op=True)
+    busy = issuing(host)
+    return host, [run_timed(decoder, t, work, True, busy) for _ in range(repeats)]
+
+
+def of_runs(
+    d: Deployment, work: RandomPrompts, runs: list[Timing], host: Timing | None = None
+) -> Iterator[Sample]:
+    """Samples of one workload's ops: the prompt's pass, and rounds that are one pass each.
+
+    Parameters
+    ----------
+    host : a run whose ops tell what the host takes to issue them, where there is a GPU.
+    """
     t = runs[0].technique
     point = prefill_point(work.batch, work.prompt, work.generate)
     prompts = [run.passes[0].seconds() for run in runs]
-    yield from _samples(d, t, work, "prefill", t.prefill(d, point), [[p] for p in prompts])
+    hosts = [host.passes[0].hosts] if host else []
+    yield from _samples(d, t, work, "prefill", t.prefill(d, point), [[p] for p in prompts], hosts)
     middle = work.generate / 2
     cycle = t.cycle(d, decode_point(work.batch, work.prompt, work.generate, middle))
     if len(cycle.steps) > 1 or {p.kind for p in runs[0].passes[1:]} - {"between", "decode"}:
         return
     rounds = [[p.seconds() for p in run.passes if p.kind == "decode"] for run in runs]
-    yield from _samples(d, t, work, "decode", cycle.steps[0], rounds)
+    hosts = [p.hosts for p in host.passes if p.kind == "decode"] if host else []
+    yield from _samples(d, t, work, "decode", cycle.steps[0], rounds, hosts)
+    own = [host] if host else runs
+    within = [hosts] if host else rounds
     rest = [
         median(took - sum(ops.values()) for took, ops in zip(run.computing, each, strict=True))
-        for run, each in zip(runs, rounds, strict=True)
+        for run, each in zip(own, within, strict=True)
     ]
     if min(rest) > 0:
         case = _case(d, t, work, "decode") | {"op": REST}
-        yield Sample(NAME, case, Op(REST, launches=0.0), tuple(rest))
+        issued = median(rest) if host else 0.0
+        yield Sample(NAME, case, Op(REST, launches=0.0), tuple(rest), issued)
 
 
 def _samples(
     d: Deployment, t: Technique, work: RandomPrompts, phase: str, step: Step,
-    runs: list[list[dict[str, float]]],
+    runs: list[list[dict[str, float]]], hosts: list[dict[str, float]],
 ) -> Iterator[Sample]:  # fmt: skip
     """One sample per op that is stated once per layer or in the head, as it was timed there."""
     for name, (op, times) in stated(step).items():
         found = [[ops[name] / times for ops in passes if name in ops] for passes in runs]
         if op.stream not in UNTIMED and all(found):
             case = _case(d, t, work, phase) | {"op": name}
-            yield Sample(NAME, case, op, tuple(max(median(f), 1e-9) for f in found))
+            issued = [ops[name] / times for ops in hosts if name in ops]
+            host_s = median(issued) if issued else 0.0
+            yield Sample(NAME, case, op, tuple(max(median(f), 1e-9) for f in found), host_s)
 
 
 def stated(step: Step) -> dict[str, tuple[Op, int]]:

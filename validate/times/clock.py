@@ -1,6 +1,6 @@
 """How long the ops of a real run take, under the names that predictions give them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter, thread_time
@@ -11,6 +11,9 @@ from kvsim.engine.timeline import Span
 from kvsim.validate.tally import Kind, Marks, Silent
 
 Elapsed = Callable[[], float]
+CYCLES = 2e9  # of a GPU's clock; none is much faster [1/s]
+BEHIND = 1.5  # a GPU waits longer than the host needs, by this
+UNKNOWN_HOST = 4e-4  # where nobody measured what the host takes [s]
 Moment = float | torch.cuda.Event
 """A point in time: of the host's clock [s], or an event on the stream that it is about."""
 
@@ -23,6 +26,7 @@ class TimedPass:
     start: "Moment"
     found: list[tuple[str, str, "Moment", "Moment"]] = field(default_factory=list)
     ops: dict[str, list[Elapsed]] = field(default_factory=dict)
+    hosts: dict[str, float] = field(default_factory=dict)  # what the host took for each op [s]
 
     def seconds(self) -> dict[str, float]:
         """By op; the device must have finished. [s]"""
@@ -41,10 +45,16 @@ class Clock(Silent):
 
     On a GPU by events on the current stream. On a CPU an op takes what its thread computes, but
     begins and ends by the clock on the wall.
+
+    Parameters
+    ----------
+    busy : what the host takes to issue each op; a GPU is kept waiting for longer before it, so
+        that events tell the time of its kernels and not of the host. [s]
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, busy: Mapping[str, float] | None = None) -> None:
         self.passes: list[TimedPass] = []
+        self._busy = busy
         on_cuda = device.type == "cuda"
         self._span = _cuda_span if on_cuda else _host_span
         self._look: Callable[[], Moment] = _event if on_cuda else perf_counter
@@ -57,9 +67,13 @@ class Clock(Silent):
     def op(self, name: str) -> Iterator[Marks]:
         """Time what runs inside under that name."""
         with self._noted("gpu", name):
-            stop = self._span()
+            if self._busy is not None:
+                keep_busy(BEHIND * self._busy.get(name, UNKNOWN_HOST))
+            begin, stop = perf_counter(), self._span()
             yield Marks()
-            self.passes[-1].ops.setdefault(name, []).append(stop())
+            now = self.passes[-1]
+            now.ops.setdefault(name, []).append(stop())
+            now.hosts[name] = now.hosts.get(name, 0.0) + perf_counter() - begin
 
     @contextmanager
     def moving(self, stream: str) -> Iterator[None]:
@@ -73,6 +87,11 @@ class Clock(Silent):
         yield
         if self.passes:  # the first weights of a column arrive before any
             self.passes[-1].found.append((stream, name, begin, self._look()))
+
+
+def keep_busy(seconds: float) -> None:
+    """Let the current GPU wait, so that the host can queue work ahead of it."""
+    torch.cuda._sleep(int(seconds * CYCLES))  # type: ignore[no-untyped-call]
 
 
 def computing_clock() -> Callable[[], float]:

@@ -30,7 +30,7 @@ from kvsim.validate.micro.techniques import stated
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
-from kvsim.validate.times.timed import Counted, Timing, run_counted, run_timed
+from kvsim.validate.times.timed import Counted, Timing, run_by_op, run_counted, run_timed
 
 MODELS = (("smollm2-135m", 0), ("smollm2-1.7b", 3))
 """A whole small model, and larger shapes cut to a few layers (0: all)."""
@@ -167,12 +167,14 @@ def compare_times(
         for work in grid.works(device):
             decoder = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=d)
             runs = {t: list[Timing]() for t in asked or representative(arch.model, work)}
-            for turn in range(grid.repeats + 1):  # the first warms up and times ops
+            # the first warms up: kernels are compiled and chosen in it; the last times ops
+            for turn in range(grid.repeats + 2):
                 if runs:
                     yield f"{name}, batch {work.batch}, prompt {work.prompt}: turn {turn}"
                 for t in list(runs):
                     try:
-                        runs[t].append(run_timed(decoder, t, work, by_op=turn == 0))
+                        timed = run_by_op if turn > grid.repeats else run_timed
+                        runs[t].append(timed(decoder, t, work))
                     except refusals(InputError) as problem:
                         del runs[t]
                         yield _left_out(d, name, work, t, problem)
@@ -182,7 +184,7 @@ def compare_times(
                 except refusals(InputError) as problem:
                     yield _left_out(d, name, work, t, problem)
                 else:
-                    yield _compared(d, name, work, counted, found[0], found[1:])
+                    yield _compared(d, name, work, counted, found[-1], found[1:-1])
 
 
 def _left_out(

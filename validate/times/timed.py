@@ -1,7 +1,7 @@
 """A technique run for its times: to the first token, round by round, and op by op."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Literal
@@ -26,7 +26,7 @@ class Timing:
     technique: Technique  # with the acceptance that it really had
     ttft: float  # [s]
     rounds: tuple[float, ...]  # each decoding round [s]
-    computing: tuple[float, ...]  # the part of it that the calling thread computed on a CPU [s]
+    computing: tuple[float, ...]  # what the calling thread computed, or issued to a GPU [s]
     tokens: int  # per sequence that the rounds gave, the one of the prompt left out
     resident: int  # the technique's own tensors after the last round, both tiers [B]
     passes: tuple[TimedPass, ...]  # if ops were timed
@@ -38,9 +38,21 @@ class Timing:
 
 
 @torch.inference_mode()
-def run_timed(decoder: Decoder, t: Technique, work: RandomPrompts, by_op: bool = False) -> Timing:
-    """Run a workload once; ``by_op`` times every op too, which itself takes some time."""
-    clock = Clock(decoder.device)
+def run_timed(
+    decoder: Decoder,
+    t: Technique,
+    work: RandomPrompts,
+    by_op: bool = False,
+    busy: Mapping[str, float] | None = None,
+) -> Timing:
+    """Run a workload once; ``by_op`` times every op too, which itself takes some time.
+
+    Parameters
+    ----------
+    busy : what the host takes for each op, as a run before has told: ops are then timed behind a
+        GPU that is kept busy, so that they are their kernels' times. [s]
+    """
+    clock = Clock(decoder.device, busy)
     prompts = work.prompts(decoder.arch.model.vocab)
     run = Generation(replace(decoder, tally=clock) if by_op else decoder, t, prompts, work.generate)
     rounds, computing = [], []
@@ -52,13 +64,30 @@ def run_timed(decoder: Decoder, t: Technique, work: RandomPrompts, by_op: bool =
         while min(run.done) < run.generate:
             begin, own_begin = _now(decoder.device), own()
             run.impl.round(run)
+            computing.append(own() - own_begin)  # before waiting for a GPU
             rounds.append(_now(decoder.device) - begin)
-            computing.append(own() - own_begin)
         resident = sum(n for tier in run.impl.resident_bytes().values() for n in tier.values())
     finally:
         run.impl.close()
     times = (ttft, tuple(rounds), tuple(computing), work.generate - 1)
     return Timing(as_run(run), *times, resident, tuple(clock.passes))
+
+
+def issuing(run: Timing) -> dict[str, float]:
+    """What the host took at most for one call of each op, as a run by ops has told. [s]"""
+    found: dict[str, float] = {}
+    for one in run.passes:
+        for name, took in one.hosts.items():
+            found[name] = max(found.get(name, 0.0), took / len(one.ops[name]))
+    return found
+
+
+def run_by_op(decoder: Decoder, t: Technique, work: RandomPrompts) -> Timing:
+    """Run a warm workload for its ops: on a GPU once more, behind a GPU that is kept busy."""
+    run = run_timed(decoder, t, work, by_op=True)
+    if decoder.device.type == "cpu":
+        return run
+    return run_timed(decoder, t, work, by_op=True, busy=issuing(run))
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class _Fitter(Solver):
             self._kernel(kernel, benchmark, "memory", "compute", "half_size", "floor_s")
         for kernel in ("quantise", "topk", "gather"):
             self._kernel(kernel, kernel, "memory", "floor_s")
+        self._issuing()
         self._steps()
         self._host()
         for link in ("h2d", "d2h"):
@@ -134,6 +135,22 @@ class _Fitter(Solver):
             self.stack |= self.as_run(here, keys)
             self.adopt()
 
+    def _issuing(self) -> None:
+        """What the host takes to issue an op of each class, besides launching its kernels."""
+        launch = self.stack.get("time.launch_s")
+        by_class: dict[str, list[float]] = {}
+        for s in self.of(TECHNIQUES) if launch else ():
+            if s.host_s and s.op.stream == "gpu" and s.case.get("op") not in (SAMPLING, REST):
+                each = s.host_s - float(s.op.launches) * (launch.value if launch else 0.0)
+                by_class.setdefault(s.op.kernel, []).append(each / min(1.0, float(s.op.launches)))
+        for kernel, times in by_class.items():
+            value = max(0.0, float(np.median(times)))
+            off = float(np.median(np.abs(np.array(times) - value))) / max(value, 1e-12)
+            error = 1.2533 * 1.4826 * off / len(times) ** 0.5 if value else np.inf
+            known = Known(value, error, off, len(times), TECHNIQUES)
+            self.stack[f"kernel.{kernel}.host_s"] = known
+        self.adopt()
+
     def _steps(self) -> None:
         """What a pass and each of its layers take besides ops; sampling is a pass's fixed time."""
         resident = [s for s in self.of(TECHNIQUES, op=REST) if not _offloads(s)]
@@ -154,9 +171,16 @@ class _Fitter(Solver):
         off = float(np.median(np.abs(fit.residuals)))
         chosen = np.array([s.seconds for s in sampling]) - predicted(sampling, self.d)
         more = max(0.0, float(np.median(chosen)))
-        for name, value in (("step", fit.values["step"] + more), ("layer", fit.values["layer"])):
-            error = fit.errors[name] / value
-            self.stack[f"time.{name}_s"] = Known(value, error, off, len(resident), TECHNIQUES)
+        layer, keys = fit.values["layer"], {"step": "time.step_s", "layer": "time.layer_s"}
+        if any(s.host_s for s in resident):  # the host's, which a GPU that has work does not see
+            before = self.stack.get("kernel.pointwise.host_s")
+            layer += before.value if before else 0.0
+            keys["layer"] = "kernel.pointwise.host_s"
+            more -= fit.values["layer"]  # sampling is an op of that class too
+        step = max(0.0, fit.values["step"] + more)
+        for name, value in (("step", step), ("layer", layer)):
+            error = fit.errors[name] / fit.values[name]
+            self.stack[keys[name]] = Known(value, error, off, len(resident), TECHNIQUES)
         away = [
             (s.seconds - fit.values["step"]) / float(str(s.case["layers"]))
             for s in self.of(TECHNIQUES, op=REST)

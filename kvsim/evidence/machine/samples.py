@@ -30,6 +30,7 @@ class Sample:
     case: Case  # what tells it from the benchmark's other samples
     op: Op  # its work, all numbers scalars
     runs: tuple[float, ...]  # [s]
+    host_s: float = 0.0  # what the host took to issue it, where it runs ahead of a GPU [s]
 
     @property
     def seconds(self) -> float:
@@ -59,12 +60,13 @@ class Sample:
         return {
             "benchmark": self.benchmark, "case": dict(self.case), "op": op,
             "seconds": self.seconds, "spread": self.spread, "runs": list(self.runs),
-        }  # fmt: skip
+        } | ({"host_s": self.host_s} if self.host_s else {})  # fmt: skip
 
 
 def sample(row: Mapping[str, Any]) -> Sample:
     """A sample from its row."""
-    return Sample(row["benchmark"], row["case"], Op(**row["op"]), tuple(row["runs"]))
+    op, runs = Op(**row["op"]), tuple(row["runs"])
+    return Sample(row["benchmark"], row["case"], op, runs, row.get("host_s", 0.0))
 
 
 @dataclass
