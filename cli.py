@@ -16,6 +16,7 @@ from kvsim.commands.plan import plan
 from kvsim.commands.predict import predict
 from kvsim.commands.reproduce import reproduce
 from kvsim.commands.simulate import simulate
+from kvsim.commands.sweep import sweep
 from kvsim.commands.traces import app as traces_app
 from kvsim.commands.validate import validate
 
@@ -47,6 +48,7 @@ def _general(
 
 for command in (
     plan, predict, simulate, capacity, reproduce, calibrate, validate, doctor,
+    plan, predict, simulate, capacity, sweep, reproduce, calibrate, validate, doctor,
     models, gpus, techniques, stacks,
 ):  # fmt: skip
     app.command()(command)

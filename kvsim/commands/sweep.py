@@ -1,0 +1,97 @@
+"""`kvsim sweep`: a grid of predictions, plans, simulations or fleets, in Parquet."""
+
+import sys
+from pathlib import Path
+from time import monotonic
+from typing import Annotated
+
+import typer
+
+from kvsim.commands.arguments import count, option
+from kvsim.errors import InputError
+
+MOST_WORKERS = 256
+PATIENCE, TERMINAL, LOG = 2.0, 0.5, 10.0  # before the first line, and between two [s]
+
+
+def sweep(
+    spec: Annotated[str, typer.Argument(metavar="SPEC.toml", help="What to cover.")],
+    out: Annotated[str, option("--out", "DIR", "Folder for the chunks, one Parquet file each.")],
+    workers: Annotated[
+        str | None, option("--workers", "N", "Processes on this machine; 1 if not given.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, option("--scheduler", "tcp://..", "A Dask cluster, instead of this machine.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep what --out has, and compute the rest.")
+    ] = False,
+) -> None:
+    """Compute a grid on this machine or a Dask cluster."""
+    from kvsim.sweep import chunks as parts
+    from kvsim.sweep import plugins
+    from kvsim.sweep.spec import read
+    from kvsim.sweep.store import Store
+    from kvsim.sweep.workers import cluster, here, pool
+    from kvsim.techniques import TECHNIQUES
+
+    if scheduler is not None and workers is not None:
+        raise InputError("--scheduler and --workers: both are given; expected at most one of them")
+    several = 1 if workers is None else count("--workers", workers)
+    if not 1 <= several <= MOST_WORKERS:
+        raise InputError(f"--workers: got {several}; expected 1 to {MOST_WORKERS}")
+
+    def techniques(paths: tuple[Path, ...]) -> list[str]:
+        plugins.install(plugins.read(paths))
+        return list(TECHNIQUES)
+
+    asked = read(Path(spec), techniques)
+    own = plugins.read(asked.plugins)
+    parts.check(asked)
+    store = Store(Path(out), asked, own, resume)
+    total = parts.count(asked)
+    before = frozenset(store.done)
+    left = (chunk for chunk in parts.chunks_of(asked, own) if chunk.index not in before)
+    progress = _Progress(total, len(store.done))
+    if scheduler is not None:
+        done = cluster(left, scheduler)
+    elif several > 1:
+        done = pool(left, several)
+    else:
+        done = here(left)
+    for index, content in done:
+        store.keep(index, content)
+        progress(len(store.done))
+    progress.close()
+    print(f"kvsim: {asked.points:,} points in {total:,} chunks: {out}", file=sys.stderr)
+
+
+class _Progress:
+    """How many chunks are done, and how long the rest may take."""
+
+    def __init__(self, total: int, before: int) -> None:
+        self.total, self.before = total, before
+        self.live, self.said = sys.stderr.isatty(), False
+        self.began = monotonic()
+        self.next = self.began + PATIENCE
+
+    def __call__(self, done: int) -> None:
+        now = monotonic()
+        if now < self.next:
+            return
+        self.next, self.said = now + (TERMINAL if self.live else LOG), True
+        each = (now - self.began) / max(done - self.before, 1)
+        left = _span(each * (self.total - done))
+        line = f"kvsim: {done:,} of {self.total:,} chunks, about {left} left"
+        print(f"\r{line:<70}" if self.live else line, end="" if self.live else "\n",
+              file=sys.stderr, flush=True)  # fmt: skip
+
+    def close(self) -> None:
+        if self.live and self.said:
+            print(file=sys.stderr)
+
+
+def _span(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,166 @@
+"""A sweep in chunks: what each computes, as the bytes of a Parquet file with one row group.
+
+A chunk holds all it needs, so that any process with the same kvsim computes the same bytes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from io import BytesIO
+from itertools import islice
+
+import numpy as np
+
+from kvsim import __version__
+from kvsim.graph import Array
+from kvsim.machines.hardware import Hardware, Stack
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.models.model import Model
+from kvsim.sweep.evaluate import COLUMNS, EVALUATE, Case, Columns
+from kvsim.sweep.plugins import Plugin, install
+from kvsim.sweep.spec import Spec, Value
+from kvsim.techniques import parse
+from kvsim.traces.read import load
+from kvsim.traces.requests import Requests
+
+SIZE = 2**15  # points of a chunk at most
+SEPARATOR = "+"  # of several GPUs that a fleet may be of
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Points with one value of every axis but those that are evaluated together.
+
+    Attributes
+    ----------
+    index
+        Its place in the sweep.
+    values
+        One value per axis that chunks are split by.
+    batch, context
+        Of predictions: the points. (n,)
+    """
+
+    index: int
+    kind: str
+    values: dict[str, Value]
+    model: Model
+    hardware: tuple[Hardware, ...]
+    stack: Stack
+    batch: Array
+    context: Array
+    requests: Requests | None
+    plugins: tuple[Plugin, ...]
+
+    @property
+    def points(self) -> int:
+        """How many points it has."""
+        return max(self.batch.size, 1)
+
+
+def chunks_of(spec: Spec, plugins: tuple[Plugin, ...]) -> Iterator[Chunk]:
+    """All chunks in order; models, profiles and traces are read once each.
+
+    Raises
+    ------
+    InputError
+        If a name is unknown or a file cannot be read.
+    """
+    model, hardware = lru_cache(None)(load_model), lru_cache(None)(load_hardware)
+    stack = lru_cache(None)(load_stack)
+    trace = lru_cache(4)(lambda name: load(name).requests)
+    index = 0
+    for values in spec.combinations():
+        named = {name: str(value) for name, value in values.items()}
+        gpus = named["gpu"].split(SEPARATOR) if spec.kind == "capacity" else [named["gpu"]]
+        for batch, context in _points(spec):
+            yield Chunk(
+                index=index,
+                kind=spec.kind,
+                values=values,
+                model=model(named["model"]),
+                hardware=tuple(hardware(gpu) for gpu in gpus),
+                stack=stack(named["stack"]),
+                batch=batch,
+                context=context,
+                requests=trace(named["trace"]) if "trace" in named else None,
+                plugins=plugins,
+            )
+            index += 1
+
+
+def check(spec: Spec) -> None:
+    """Refuse a sweep whose models, profiles, techniques or traces cannot be read.
+
+    Raises
+    ------
+    InputError
+        Naming the first of them.
+    """
+    readers: dict[str, Callable[[str], object]] = {
+        "model": load_model, "stack": load_stack, "technique": parse, "trace": load,
+    }  # fmt: skip
+    for axis, reader in readers.items():
+        for value in spec.axes.get(axis, ()):
+            reader(str(value))
+    for value in spec.axes["gpu"]:
+        several = str(value).split(SEPARATOR) if spec.kind == "capacity" else [str(value)]
+        for gpu in several:
+            load_hardware(gpu)
+
+
+def _points(spec: Spec) -> Iterator[tuple[Array, Array]]:
+    """Batches and contexts of a prediction's chunks; nothing for other kinds."""
+    if spec.kind != "predict":
+        yield np.zeros(0), np.zeros(0)
+        return
+    batch, context = (np.array(spec.axes[name], float) for name in ("batch", "context"))
+    for first in range(0, batch.size * context.size, SIZE):
+        row, column = np.divmod(
+            np.arange(first, min(first + SIZE, batch.size * context.size)), context.size
+        )
+        yield batch[row], context[column]
+
+
+def count(spec: Spec) -> int:
+    """How many chunks a sweep has."""
+    several = sum(1 for _ in islice(_points(spec), 10**6))
+    return several * len(spec.combinations())
+
+
+def compute(chunk: Chunk) -> tuple[str, bytes]:
+    """The version of kvsim that computed a chunk, and the bytes of its file."""
+    install(chunk.plugins)
+    case = Case(
+        chunk.values, chunk.model, chunk.hardware, chunk.stack, chunk.batch, chunk.context,
+        chunk.requests,
+    )  # fmt: skip
+    return __version__, _parquet(chunk, EVALUATE[chunk.kind](case))
+
+
+def _parquet(chunk: Chunk, found: Columns) -> bytes:
+    """A table with one row group: the axes, then the results; the same bytes for the same rows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = COLUMNS[chunk.kind]
+    rows = max(np.size(found[name]) for name in columns)
+    arrays, names = [], []
+    for name, value in chunk.values.items():
+        arrays.append(pa.array([value] * rows).dictionary_encode() if isinstance(value, str)
+                      else pa.array(np.full(rows, value)))  # fmt: skip
+        names.append(name)
+    for name, kind in columns.items():
+        values = found[name]
+        if kind is str:
+            arrays.append(pa.array([values] * rows, pa.string()).dictionary_encode())
+        else:
+            spread = np.broadcast_to(np.asarray(values, float), rows)
+            known = np.isfinite(spread)
+            arrays.append(pa.array(np.where(known, spread, 0.0).astype(kind), mask=~known))
+        names.append(name)
+    out = BytesIO()
+    table = pa.table(arrays, names=names)
+    pq.write_table(table, out, row_group_size=max(rows, 1), compression="zstd")
+    return out.getvalue()

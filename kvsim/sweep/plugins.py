@@ -1,0 +1,81 @@
+"""Techniques of the user's own, from Python files that travel with the sweep to every worker."""
+
+import sys
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+
+from kvsim.errors import InputError, brief
+from kvsim.files import read_text
+from kvsim.files.kinds import Kind
+from kvsim.techniques import TECHNIQUES
+from kvsim.techniques.base import Technique
+
+PLUGIN = Kind("plugin", "a Python file with techniques", 1_000_000, 8)
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A Python file: where it was, and its text."""
+
+    path: str
+    text: str
+
+    @property
+    def module(self) -> str:
+        """The name it is imported under, the same wherever its text is."""
+        return f"kvsim_plugin_{sha256(self.text.encode()).hexdigest()[:16]}"
+
+
+def read(paths: tuple[Path, ...]) -> tuple[Plugin, ...]:
+    """Read the user's files.
+
+    Raises
+    ------
+    InputError
+        If one cannot be read.
+    """
+    return tuple(Plugin(str(path), read_text(path, PLUGIN)) for path in paths)
+
+
+def install(plugins: tuple[Plugin, ...]) -> None:
+    """Register their techniques, once in each process.
+
+    Raises
+    ------
+    InputError
+        If a file fails, has no technique, or one of a name that is taken.
+    """
+    for plugin in plugins:
+        if plugin.module not in sys.modules:
+            _install(plugin)
+
+
+def _install(plugin: Plugin) -> None:
+    module = ModuleType(plugin.module)
+    module.__file__ = plugin.path
+    sys.modules[plugin.module] = module
+    try:
+        exec(compile(plugin.text, plugin.path, "exec"), module.__dict__)
+    except Exception as problem:
+        del sys.modules[plugin.module]
+        kind = type(problem).__name__
+        raise InputError(f"plugins: {plugin.path}: {kind}: {brief(problem, 200)}") from None
+    own = [
+        found
+        for found in vars(module).values()
+        if isinstance(found, type)
+        and issubclass(found, Technique)
+        and found.__module__ == plugin.module
+        and isinstance(getattr(found, "name", None), str)
+    ]
+    taken = [technique.name for technique in own if technique.name in TECHNIQUES]
+    if not own or taken:
+        del sys.modules[plugin.module]
+        wrong = f"the name {taken[0]!r} is taken" if taken else "it has no technique"
+        raise InputError(
+            f"plugins: {plugin.path}: {wrong}; expected classes that extend Technique with a name "
+            f"of their own"
+        )
+    TECHNIQUES.update({technique.name: technique for technique in own})

@@ -1,0 +1,194 @@
+"""What a sweep covers: a TOML file with a kind and the values of each axis.
+
+kind = "predict"
+
+[grid]
+model = ["llama3-8b", "llama2-7b"]
+gpu = ["a6000", "h100"]
+technique = "all"
+batch = { from = 1, to = 256, count = 9, spacing = "log" }
+context = [1024, 8192]
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import isfinite, prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvsim.errors import InputError, unknown
+from kvsim.files import read_toml
+from kvsim.files.kinds import SPECIFICATION
+
+Value = str | int | float
+
+MOST_CHUNKS, MOST_POINTS = 10**6, 10**9
+NAMES = ("model", "gpu", "stack", "weights", "technique", "trace", "route")
+WHOLE = ("tp", "batch", "context", "prompt", "generate", "replicas")
+REAL = ("rate", "ttft_target_s", "tpot_target_s")
+POINTS = ("batch", "context")  # axes of a prediction that are evaluated together
+
+AXES: Mapping[str, Mapping[str, tuple[Value, ...]]] = {
+    "predict": {
+        "model": (), "gpu": (), "technique": (), "batch": (), "context": (),
+        "stack": ("fused",), "weights": ("fp16",), "tp": (1,),
+    },
+    "plan": {
+        "model": (), "gpu": (), "prompt": (), "generate": (),
+        "stack": ("fused",), "weights": ("fp16",), "tp": (1,), "ttft_target_s": (10.0,),
+        "tpot_target_s": (0.1,),
+    },
+    "simulate": {
+        "model": (), "gpu": (), "technique": (), "trace": (),
+        "stack": ("fused",), "weights": ("fp16",), "tp": (1,), "rate": (1.0,), "replicas": (1,),
+        "route": ("round-robin",), "ttft_target_s": (2.0,), "tpot_target_s": (0.1,),
+    },
+    "capacity": {
+        "model": (), "gpu": (), "trace": (),
+        "stack": ("fused",), "weights": ("fp16",), "rate": (1.0,), "ttft_target_s": (2.0,),
+        "tpot_target_s": (0.1,),
+    },
+}  # fmt: skip
+"""The axes of each kind, and what those that may be left out are then."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A sweep.
+
+    Attributes
+    ----------
+    kind
+        What is computed at each point: one of ``AXES``.
+    axes
+        The values of every axis, in the order of ``AXES``.
+    plugins
+        Python files with techniques of the user's own.
+    """
+
+    kind: str
+    axes: dict[str, tuple[Value, ...]]
+    plugins: tuple[Path, ...] = ()
+
+    @property
+    def split(self) -> list[str]:
+        """The axes that each chunk has one value of."""
+        return [name for name in self.axes if self.kind != "predict" or name not in POINTS]
+
+    def combinations(self) -> list[dict[str, Value]]:
+        """Every combination of the values of the axes that chunks are split by."""
+        names = self.split
+        return [
+            dict(zip(names, values, strict=True))
+            for values in product(*(self.axes[n] for n in names))
+        ]
+
+    @property
+    def points(self) -> int:
+        """Points of the grid."""
+        return prod(len(values) for values in self.axes.values())
+
+    def described(self) -> dict[str, Any]:
+        """The sweep as JSON knows it."""
+        return {"kind": self.kind, "grid": {k: list(v) for k, v in self.axes.items()}}
+
+
+def read(path: Path, techniques: Callable[[tuple[Path, ...]], list[str]]) -> Spec:
+    """Read a sweep's file.
+
+    Parameters
+    ----------
+    techniques : loads the user's own techniques, and gives the names of all.
+
+    Raises
+    ------
+    InputError
+        For unknown, missing or impossible entries, or a grid too large.
+    """
+    document = read_toml(path, SPECIFICATION)
+    for key in document:
+        if key not in ("kind", "grid", "plugins"):
+            raise unknown(f"key in {path}:", key, ("kind", "grid", "plugins"))
+    kind = document.get("kind", "predict")
+    if kind not in AXES:
+        raise InputError(f"{path}: kind is {kind!r}; expected one of {', '.join(AXES)}")
+    plugins = tuple(path.parent / name for name in _texts(path, "plugins", document))
+    known = techniques(plugins)
+    grid = document.get("grid")
+    if not isinstance(grid, dict):
+        raise InputError(f"{path}: [grid] is missing; add it with {', '.join(AXES[kind])}")
+    for key in grid:
+        if key not in AXES[kind]:
+            raise unknown(f"axis in [grid] of {path}:", key, AXES[kind])
+    axes = {}
+    for name, usual in AXES[kind].items():
+        if name in grid:
+            axes[name] = _values(path, name, grid[name], known)
+        elif usual:
+            axes[name] = usual
+        else:
+            raise InputError(f"{path}: {name} is missing under [grid]; give it a list of values")
+    spec = Spec(kind, axes, plugins)
+    chunks = prod(len(axes[name]) for name in spec.split)
+    if chunks > MOST_CHUNKS or spec.points > MOST_POINTS:
+        raise InputError(
+            f"{path}: {spec.points:,} points in {chunks:,} chunks; expected at most "
+            f"{MOST_POINTS:,} in {MOST_CHUNKS:,}: give fewer values"
+        )
+    return spec
+
+
+def _texts(path: Path, key: str, document: Mapping[str, Any]) -> list[str]:
+    found = document.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(x, str) for x in found):
+        raise InputError(f"{path}: {key} is {str(found)[:60]!r}; expected a list of texts")
+    return found
+
+
+def _values(path: Path, name: str, given: Any, techniques: list[str]) -> tuple[Value, ...]:
+    """The values of one axis, each once, in the order given."""
+    if name == "technique" and given == "all":
+        return tuple(techniques)
+    if isinstance(given, dict):
+        if name in NAMES:
+            raise InputError(f"{path}: {name} is a table; expected a list of names")
+        found = _spread(path, name, given)
+    else:
+        found = given if isinstance(given, list) else [given]
+    if not found:
+        raise InputError(f"{path}: {name} has no values; give at least one")
+    return tuple(dict.fromkeys(_value(path, name, value) for value in found))
+
+
+def _value(path: Path, name: str, value: Any) -> Value:
+    wrong = f"{path}: {name} has {str(value)[:60]!r}; expected "
+    if name in NAMES:
+        if not isinstance(value, str) or not value.strip():
+            raise InputError(f"{wrong}texts")
+        return value.strip()
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise InputError(f"{wrong}numbers")
+    if name in WHOLE and (value != int(value) or not 1 <= value <= 10**9):
+        raise InputError(f"{wrong}whole numbers of 1 or more")
+    if name in REAL and not 0 < value <= 1e9:
+        raise InputError(f"{wrong}numbers above 0")
+    return int(value) if name in WHOLE else float(value)
+
+
+def _spread(path: Path, name: str, given: Mapping[str, Any]) -> list[Value]:
+    """``{ from = 1, to = 256, count = 9, spacing = "log" }``."""
+    for key in given:
+        if key not in ("from", "to", "count", "spacing"):
+            raise unknown(f"key of {name} in {path}:", key, ("from", "to", "count", "spacing"))
+    first, last = (_value(path, name, given.get(key)) for key in ("from", "to"))
+    count, spacing = given.get("count"), given.get("spacing", "linear")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 10**6:
+        raise InputError(f"{path}: count of {name} is {count!r}; expected a whole number from 1")
+    if spacing not in ("linear", "log"):
+        raise InputError(f'{path}: spacing of {name} is {spacing!r}; expected "linear" or "log"')
+    make = np.geomspace if spacing == "log" else np.linspace
+    values = make(float(first), float(last), count)
+    return [round(float(x)) if name in WHOLE else float(x) for x in values]

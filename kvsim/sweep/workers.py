@@ -1,0 +1,175 @@
+"""Who computes the chunks: this process, a pool of processes, or the workers of a Dask cluster.
+
+Each yields chunks with their bytes as they are done, in any order, and holds few of them at once.
+A worker that is lost loses what it was computing; that is computed again by another.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from time import monotonic
+from typing import Any
+
+from kvsim import __version__
+from kvsim.errors import InputError, brief
+from kvsim.sweep.chunks import Chunk, compute
+
+AHEAD = 3  # chunks per worker that are under way or waiting
+TRIES = 3  # of a chunk whose worker is lost
+REACHED = 10.0  # time in which a scheduler must answer [s]
+ALONE = 60.0  # time without any worker after which a sweep gives up [s]
+LOOK = 2.0  # between two looks at whether there are workers [s]
+
+Done = tuple[int, bytes]
+
+
+def here(chunks: Iterator[Chunk]) -> Iterator[Done]:
+    """One after another in this process."""
+    for chunk in chunks:
+        yield chunk.index, compute(chunk)[1]
+
+
+def pool(chunks: Iterator[Chunk], workers: int) -> Iterator[Done]:
+    """In processes of this machine.
+
+    Raises
+    ------
+    InputError
+        If the same chunk ends its process several times.
+    """
+    lost: Counter[int] = Counter()
+    again: list[Chunk] = []
+    finished = False
+    while not finished:
+        under_way: dict[Future[tuple[str, bytes]], Chunk] = {}
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
+            try:
+                while True:
+                    while len(under_way) < AHEAD * workers:
+                        chunk = again.pop() if again else next(chunks, None)
+                        if chunk is None:
+                            break
+                        under_way[processes.submit(compute, chunk)] = chunk
+                    if not under_way:
+                        finished = True
+                        break
+                    for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                        content = future.result()[1]
+                        yield under_way.pop(future).index, content
+            except BrokenProcessPool:
+                again += list(under_way.values())
+                lost.update(chunk.index for chunk in under_way.values())
+                worst = max(lost, key=lambda index: lost[index])
+                if lost[worst] > TRIES * workers * AHEAD:
+                    raise InputError(
+                        f"--workers: processes end while they compute chunk {worst}; is there "
+                        f"memory enough? Use fewer --workers, and --resume"
+                    ) from None
+            except BaseException:
+                processes.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def cluster(chunks: Iterator[Chunk], scheduler: str) -> Iterator[Done]:
+    """On the workers of a Dask cluster.
+
+    Raises
+    ------
+    InputError
+        If dask.distributed is missing, the scheduler cannot be reached, it has no workers, or one
+        that has another kvsim or none; or if a chunk ends its workers.
+    """
+    try:
+        import distributed
+    except ImportError:
+        raise InputError(
+            "--scheduler: needs dask.distributed; install it with pip install distributed"
+        ) from None
+    try:
+        client: Any = distributed.Client(  # type: ignore[no-untyped-call]
+            scheduler, timeout=REACHED
+        )
+    except (OSError, TimeoutError, ValueError) as problem:
+        raise InputError(
+            f"--scheduler: {scheduler[:80]} cannot be reached ({type(problem).__name__}); is it "
+            f"running? Expected an address as tcp://host:8786"
+        ) from None
+    with client:
+        _check(client, scheduler)
+        yield from _dask(client, chunks, scheduler)
+
+
+def _check(client: Any, scheduler: str) -> None:
+    """Refuse clusters whose workers have another kvsim, or none."""
+
+    def version() -> str | None:
+        try:
+            import kvsim
+        except ImportError:
+            return None
+        return kvsim.__version__
+
+    found = client.run(version)
+    if not found:
+        raise InputError(f"--scheduler: {scheduler} has no workers; start some with dask worker")
+    for worker, other in found.items():
+        if other != __version__:
+            has = "cannot import kvsim" if other is None else f"has kvsim {other}"
+            raise InputError(
+                f"--scheduler: worker {worker} {has}; install kvsim {__version__} there"
+            )
+
+
+def _dask(client: Any, chunks: Iterator[Chunk], scheduler: str) -> Iterator[Done]:
+    import distributed
+
+    under_way: dict[Any, Chunk] = {}
+    lost: Counter[int] = Counter()
+    again: list[Chunk] = []
+    seen = monotonic()
+    while True:
+        threads = sum(client.nthreads().values())
+        if threads:
+            seen = monotonic()
+        elif monotonic() - seen > ALONE:
+            raise InputError(
+                f"--scheduler: {scheduler} has lost all its workers; finished chunks are kept, "
+                f"--resume goes on"
+            )
+        while len(under_way) < AHEAD * max(threads, 1):
+            chunk = again.pop() if again else next(chunks, None)
+            if chunk is None:
+                break
+            under_way[client.submit(compute, chunk, pure=False)] = chunk
+        if not under_way:
+            return
+        try:
+            waited: Any = distributed.wait(  # type: ignore[no-untyped-call]
+                list(under_way), timeout=LOOK, return_when="FIRST_COMPLETED"
+            )
+        except TimeoutError:
+            continue
+        for future in waited.done:
+            chunk = under_way.pop(future)
+            try:
+                version, content = future.result()
+            except InputError:
+                raise
+            except Exception as problem:  # a worker was lost, or what it ran on
+                lost[chunk.index] += 1
+                if lost[chunk.index] >= TRIES:
+                    reason = f"{type(problem).__name__}: {brief(problem, 200)}"
+                    raise InputError(
+                        f"--scheduler: chunk {chunk.index} failed {TRIES} times ({reason}); "
+                        f"finished chunks are kept, --resume goes on"
+                    ) from None
+                again.append(chunk)
+                continue
+            if version != __version__:
+                raise InputError(
+                    f"--scheduler: a worker has kvsim {version}; install kvsim {__version__} there"
+                )
+            future.release()
+            yield chunk.index, content

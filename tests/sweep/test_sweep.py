@@ -1,0 +1,253 @@
+"""Sweeps: every point once, the same bytes whatever ran them, and what was done is kept."""
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.context import BaseContext
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.prediction.generate import Prediction
+from kvsim.sweep.chunks import Chunk, chunks_of, compute
+from kvsim.sweep.spec import Spec, read
+from kvsim.sweep.workers import here, pool
+from kvsim.techniques import TECHNIQUES, parse
+from tests.support.commands import check, line, run
+
+SPEC = """
+kind = "predict"
+[grid]
+model = ["smollm2-135m", "llama3-8b"]
+gpu = ["a6000", "l4"]
+technique = ["full", "kivi:bits=4", "offload:host_share=1", "fp8"]
+batch = [1, 8, 24]
+context = { from = 128, to = 8192, count = 4, spacing = "log" }
+"""
+OWN = '''
+from dataclasses import dataclass
+from typing import ClassVar
+from kvsim.techniques.full import Full
+
+@dataclass(frozen=True)
+class Mine(Full):
+    """My own."""
+    name: ClassVar[str] = "mine"
+'''
+
+
+def spec_of(folder: Path, text: str = SPEC) -> Path:
+    place = folder / "spec.toml"
+    place.write_text(text)
+    return place
+
+
+def asked(folder: Path, text: str = SPEC) -> Spec:
+    return read(spec_of(folder, text), lambda _: list(TECHNIQUES))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted(folder.glob("chunk-*.parquet"))}
+
+
+def test_every_point_is_what_predict_says(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = run("sweep", str(spec_of(tmp_path)), "--out", str(out))
+    assert result.code == 0, result
+    table = pq.read_table(out).to_pandas()
+    assert len(table) == 2 * 2 * 4 * 3 * 4
+    assert all(pq.ParquetFile(p).num_row_groups == 1 for p in out.glob("*.parquet"))
+    plain = table[(table.model == "llama3-8b") & (table.gpu == "a6000") & (table.batch == 8)]
+    for _, row in plain[plain.technique != "fp8"].iterrows():
+        d = Deployment(load_model(row.model), load_hardware(row.gpu), load_stack("fused"))
+        p = Prediction(parse(row.technique), d, np.array([8.0]), int(row.context), 2)
+        assert row.ttft_s == pytest.approx(float(p.ttft_s[0]), rel=1e-9)
+        assert row.tpot_s == pytest.approx(float(p.tpot_s[0]), rel=1e-9)
+        assert row.gpu_bytes == pytest.approx(float(p.gpu_bytes[0]), rel=1e-9)
+        assert row.fits == bool(p.fits[0])
+    refused = table[(table.technique == "fp8") & (table.gpu == "a6000")]
+    assert refused.tpot_s.isna().all() and refused.reason.str.contains("fp8").all()
+    uneven = table[(table.technique == "offload:host_share=1") & (table.batch == 1)]
+    assert uneven.reason.eq("").all()
+
+
+def test_dask_computes_the_same(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    from kvsim.sweep.workers import cluster
+
+    spec = asked(tmp_path)
+    local = distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None,
+    )  # fmt: skip
+    with local:
+        assert dict(cluster(chunks_of(spec, ()), local.scheduler_address)) == dict(
+            here(chunks_of(spec, ()))
+        )
+
+
+def test_a_lost_worker_loses_only_what_it_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = asked(tmp_path)
+    pools: list[ProcessPoolExecutor] = []
+
+    class Watched(ProcessPoolExecutor):
+        def __init__(self, workers: int, mp_context: BaseContext) -> None:
+            super().__init__(workers, mp_context=mp_context)
+            pools.append(self)
+
+    monkeypatch.setattr("kvsim.sweep.workers.ProcessPoolExecutor", Watched)
+
+    def kill() -> None:
+        while not (pools and pools[0]._processes):
+            time.sleep(0.01)
+        os.kill(next(iter(pools[0]._processes)), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    found = list(pool(chunks_of(spec, ()), 2))
+    killer.join()
+    assert len(pools) == 2  # a new one took over
+    assert dict(found) == dict(here(chunks_of(spec, ())))
+    assert len(found) == 16
+
+
+def test_resume_computes_only_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, out = str(spec_of(tmp_path)), tmp_path / "out"
+    assert run("sweep", place, "--out", str(out)).code == 0
+    whole = contents(out)
+    for name in list(whole)[3:7]:
+        (out / name).unlink()
+    computed: list[int] = []
+
+    def noted(chunk: Chunk) -> tuple[str, bytes]:
+        computed.append(chunk.index)
+        return compute(chunk)
+
+    monkeypatch.setattr("kvsim.sweep.workers.compute", noted)
+    check(line("sweep", place, "--out", str(out)), "has a sweep already|--resume")
+    assert run("sweep", place, "--out", str(out), "--resume").code == 0
+    assert contents(out) == whole
+    assert computed == [3, 4, 5, 6]
+    spec_of(tmp_path, SPEC.replace("24", "32"))
+    check(line("sweep", place, "--out", str(out), "--resume"), "another sweep")
+
+
+def test_own_technique_travels(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    text = 'plugins = ["mine.py"]\n' + SPEC.replace('"fp8"', '"mine"')
+    out = tmp_path / "out"
+    try:
+        result = run("sweep", str(spec_of(tmp_path, text)), "--out", str(out), "--workers", "2")
+    finally:
+        TECHNIQUES.pop("mine", None)
+    assert result.code == 0, result
+    table = pq.read_table(out).to_pandas()
+    full, mine = (table[table.technique == name].tpot_s.to_numpy() for name in ("full", "mine"))
+    np.testing.assert_array_equal(full, mine)
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [
+        (
+            'kind = "simulate"\n[grid]\nmodel = "llama3-8b"\ngpu = ["l40s"]\n'
+            'technique = ["full", "h2o"]\ntrace = "sample:chat"\nrate = [0.5]\n',
+            "ttft_p99_s",
+        ),
+        (
+            'kind = "plan"\n[grid]\nmodel = "llama3-8b"\ngpu = ["l40s", "t4"]\nprompt = 1024\n'
+            "generate = 32\n",
+            "tpot_s",
+        ),
+    ],
+)
+def test_other_kinds(text: str, column: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("sweep", str(spec_of(tmp_path, text)), "--out", str(out)).code == 0
+    table = pq.read_table(out).to_pandas()
+    assert len(table) == 2
+    assert (table[column].notna() | (table.reason != "")).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (('kind = "predict"', 'kind = "guess"'), "kind|predict"),
+        (('kind = "predict"', "colour = 1"), "key|colour"),
+        (("[grid]", "[grind]"), "grind"),
+        (("gpu =", "gpus ="), "axis|gpus|gpu"),
+        (('model = ["smollm2-135m", "llama3-8b"]\n', ""), "model is missing"),
+        (('"smollm2-135m"', '"smollm3"'), "unknown model"),
+        (('"l4"', '"l5000"'), "unknown GPU"),
+        (('"full"', '"fullest"'), "fullest"),
+        (("bits=4", "bits=5x"), "kivi"),
+        (("batch = [1, 8, 24]", "batch = [0]"), "batch|1 or more"),
+        (("batch = [1, 8, 24]", "batch = [1.5]"), "batch|whole"),
+        (("batch = [1, 8, 24]", 'batch = ["many"]'), "batch|numbers"),
+        (("batch = [1, 8, 24]", "batch = []"), "batch|no values"),
+        (('spacing = "log"', 'spacing = "wide"'), "spacing|log"),
+        (('spacing = "log"', "steps = 3"), "steps|spacing"),
+        (("count = 4", "count = 0"), "count|whole number"),
+        (("count = 4", "count = 900000"), ""),
+        (("[grid]", 'plugins = ["no.py"]\n[grid]'), "no.py"),
+        (("[grid]", "[grid"), "TOML"),
+    ],
+)
+def test_bad_specs_are_one_line(change: tuple[str, str], words: str, tmp_path: Path) -> None:
+    assert change[0] in SPEC
+    text = SPEC.replace(*change)
+    if not words:
+        text, words = text.replace("[1, 8, 24]", "{from=1, to=100000, count=100000}"), "at most"
+    message = line("sweep", str(spec_of(tmp_path, text)), "--out", str(tmp_path / "out"))
+    check(message, words)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--workers", "0"), "--workers|1 to"),
+        (("--workers", "two"), "--workers|whole number"),
+        (("--workers", "2", "--scheduler", "tcp://127.0.0.1:9"), "at most one"),
+        (("--scheduler", "tcp://127.0.0.1:9"), "--scheduler|cannot be reached"),
+        (("--scheduler", "nonsense:"), "--scheduler|cannot be reached"),
+    ],
+)
+def test_bad_options_are_one_line(
+    arguments: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("kvsim.sweep.workers.REACHED", 0.5)
+    place = str(spec_of(tmp_path))
+    check(line("sweep", place, "--out", str(tmp_path / "out"), *arguments), words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1\n", "no technique"),
+        ("1 / 0\n", "ZeroDivisionError"),
+        (OWN.replace('"mine"', '"full"'), "taken"),
+    ],
+)
+def test_bad_plugins_are_one_line(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(text)
+    place = spec_of(tmp_path, 'plugins = ["own.py"]\n' + SPEC)
+    check(line("sweep", str(place), "--out", str(tmp_path / "out")), words)
+
+
+def test_folder_of_others_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "letter.txt").write_text("x")
+    place = str(spec_of(tmp_path))
+    check(line("sweep", place, "--out", str(tmp_path / "out")), "other files")
