@@ -47,7 +47,6 @@ def _general(
 
 
 for command in (
-    plan, predict, simulate, capacity, reproduce, calibrate, validate, doctor,
     plan, predict, simulate, capacity, sweep, reproduce, calibrate, validate, doctor,
     models, gpus, techniques, stacks,
 ):  # fmt: skip

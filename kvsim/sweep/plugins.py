@@ -10,7 +10,8 @@ from kvsim.errors import InputError, brief
 from kvsim.files import read_text
 from kvsim.files.kinds import Kind
 from kvsim.techniques import TECHNIQUES
-from kvsim.techniques.base import Technique
+from kvsim.techniques.registry import terms
+from kvsim.techniques.terms import Term
 
 PLUGIN = Kind("plugin", "a Python file with techniques", 1_000_000, 8)
 
@@ -66,16 +67,19 @@ def _install(plugin: Plugin) -> None:
         found
         for found in vars(module).values()
         if isinstance(found, type)
-        and issubclass(found, Technique)
+        and issubclass(found, Term)
         and found.__module__ == plugin.module
         and isinstance(getattr(found, "name", None), str)
     ]
-    taken = [technique.name for technique in own if technique.name in TECHNIQUES]
+    taken = [term.name for term in own if term.name in terms()]
     if not own or taken:
         del sys.modules[plugin.module]
         wrong = f"the name {taken[0]!r} is taken" if taken else "it has no technique"
         raise InputError(
-            f"plugins: {plugin.path}: {wrong}; expected classes that extend Technique with a name "
+            f"plugins: {plugin.path}: {wrong}; expected classes that extend Term with a name "
             f"of their own"
         )
-    TECHNIQUES.update({technique.name: technique for technique in own})
+    for term in own:
+        terms()[term.name] = term
+        if term.preset:
+            TECHNIQUES[term.name] = term

@@ -20,6 +20,7 @@ from kvsim.sweep.chunks import Chunk, chunks_of, compute
 from kvsim.sweep.spec import Spec, read
 from kvsim.sweep.workers import here, pool
 from kvsim.techniques import TECHNIQUES, parse
+from kvsim.techniques.registry import terms
 from tests.support.commands import check, line, run
 
 SPEC = """
@@ -150,6 +151,7 @@ def test_own_technique_travels(tmp_path: Path) -> None:
         result = run("sweep", str(spec_of(tmp_path, text)), "--out", str(out), "--workers", "2")
     finally:
         TECHNIQUES.pop("mine", None)
+        terms().pop("mine", None)
     assert result.code == 0, result
     table = pq.read_table(out).to_pandas()
     full, mine = (table[table.technique == name].tpot_s.to_numpy() for name in ("full", "mine"))
