@@ -105,6 +105,7 @@ def prediction(p: Prediction) -> Row:
         "weights": d.weights,
         "technique": label(t),
         "params": params(t),
+        "notation": str(t),
         "batch": number(p.batch),
         "prompt": p.prompt,
         "generate": p.generate,

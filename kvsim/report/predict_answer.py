@@ -8,7 +8,6 @@ from kvsim.prediction.remedies import remedies
 from kvsim.report import evidence, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row
-from kvsim.report.names import given
 from kvsim.report.reasons import why
 
 SAME = 0.02  # relative difference below which two techniques are called equal
@@ -46,7 +45,7 @@ def answered(rows: Sequence[Row], found: Sequence[Prediction], left_out: Sequenc
 def figures(row: Row) -> Row:
     """The numbers of a verdict under their contract names."""
     keys = ("batch", "ttft_s", "tpot_s", "decode_tok_s", "output_tok_s", "gpu_bytes", "host_bytes")
-    return {"technique": given(row), **{key: row[key] for key in keys}}
+    return {"technique": row["notation"], **{key: row[key] for key in keys}}
 
 
 def _fastest(rows: Sequence[Row]) -> Row:

@@ -42,7 +42,7 @@ FIELDS = (
     "decode_tok_s gpu_bytes host_bytes fits max_batch bound_by basis breakdown"
 )
 PREDICT = set(FIELDS.split())
-PREDICT_MORE = {"tp", "weights", "output_tok_s", "usd_per_million_tokens", "notes"}
+PREDICT_MORE = {"tp", "weights", "notation", "output_tok_s", "usd_per_million_tokens", "notes"}
 PLAN = {"choice", "predicted", "baseline", "alternatives", "binding", "prices", "solver"}
 PLAN_MORE = {
     "answer",
