@@ -8,6 +8,7 @@ docs   build the documentation, warnings as errors, into build/site
 bench  time kvsim itself
 gpu    what can be measured while a GPU is there, with the Python that runs this file; goes on
        where it was: --minutes N, --state DIR, --out DIR, --report
+robust the whole table of bad inputs and 150 kills, about an hour
 """
 
 import itertools
@@ -35,11 +36,13 @@ TASKS = {
     "lint": LINT,
     "test": [*LINT, ["-Im", "pytest", "-n", "2"]],
     "docs": [["-m", "mkdocs", "build", "--strict"]],
+    "robust": [["-m", "tests.robust"], ["-m", "tests.robust.kills"]],
     "bench": [[str(path)] for path in sorted((ROOT / "benchmarks").glob("*.py"))],
 }
 REQUIREMENTS = {
     "lint": "requirements-test.txt",
     "test": "requirements-test.txt",
+    "robust": "requirements-test.txt",
     "docs": "requirements-docs.txt",
 }
 REAL_RUNS = ["-Im", "pytest", "-n", "2", "-q", "tests/validate"]

@@ -43,7 +43,7 @@ def check_target(place: Path | str, option: str, endings: tuple[str, ...] = ()) 
         raise InputError(f"{said}; expected a name that ends with {' or '.join(endings)}")
     try:
         problem = _problem(path) if path.name and path.name.isprintable() else "not a file's name"
-    except (OSError, ValueError) as error:  # a name that is too long or holds a NUL
+    except (OSError, ValueError, RuntimeError) as error:  # too long, holds a NUL, links in a loop
         problem = getattr(error, "strerror", None) or "not a path"
     if problem:
         raise InputError(f"{said}, {problem}; expected a file in an existing, writable folder")
@@ -78,7 +78,7 @@ def replacing(path: Path) -> Iterator[Path]:
         remove_orphans(target.parent)
         before = target.stat() if target.exists() else None
         draft, file = create_draft(target, NEW)
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RuntimeError) as problem:
         if isinstance(problem, InputError):
             raise
         raise unwritable(path, problem) from None

@@ -118,6 +118,8 @@ def _header(source: Source) -> tuple[list[str], str]:
         text = line.decode()
     except UnicodeDecodeError:
         raise InputError(f"{source.name}, line 1: not UTF-8; expected a header in UTF-8") from None
+    if "\r" in text:
+        raise InputError(f"{source.name}, line 1: lines end with CR alone; expected newlines")
     delimiter = max(DELIMITERS, key=text.count)
     names = [name.strip() for name in next(csv.reader([text], delimiter=delimiter), [])]
     if not names or all(_number(name) for name in names):

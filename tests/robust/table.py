@@ -1,0 +1,16 @@
+"""All cases together."""
+
+from collections.abc import Iterator
+
+from tests.robust.cases import Case, inputs, numbers, outputs
+
+
+def table() -> list[Case]:
+    """Every case, by a name of its own."""
+
+    def every() -> Iterator[Case]:
+        yield from inputs()
+        yield from outputs()
+        yield from numbers()
+
+    return list({case.name: case for case in every()}.values())
