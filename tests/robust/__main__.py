@@ -14,7 +14,7 @@ def main() -> int:
     """Run the cases whose names hold a text; 1 if one breaks the rule."""
     part = sys.argv[1] if len(sys.argv) > 1 else ""
     chosen = [case for case in table() if part in case.name]
-    preload()
+    preload("torch")
     begin, broken = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as scratch:
         for number, case in enumerate(chosen, 1):

@@ -13,7 +13,7 @@ from pathlib import Path
 SECONDS = 10  # of CPU that a case may take
 WALL = 120  # seconds until a case counts as hanging; the machine may be busy
 BYTES = 2 * 10**9  # memory that a case may take
-PRELOADED = ("numpy", "pandas", "pyarrow.parquet", "pulp", "plotly.graph_objects", "numba", "torch")
+PRELOADED = ("numpy", "pandas", "pyarrow.parquet", "pulp", "plotly.graph_objects", "numba")
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Ended:
     peak: int
 
 
-def preload() -> None:
+def preload(*more: str) -> None:
     """Import once what children share; the first call of a command pays nothing then."""
     import importlib
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    for name in (*PRELOADED, "kvsim.cli", "kvsim.serving.simulate", "kvsim.planner.plan"):
+    for name in (*PRELOADED, *more, "kvsim.cli", "kvsim.serving.simulate", "kvsim.planner.plan"):
         try:
             importlib.import_module(name)
         except ImportError:

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from tests.robust.kills import stops
+from tests.robust.runner import preload
 
 
 def test_a_stopped_command_breaks_nothing(tmp_path: Path) -> None:
-    for outcome in stops(8, tmp_path / "kill", ("convert", "generate")):
+    preload()
+    for outcome in stops(4, tmp_path / "kill", ("convert",)):
         assert not outcome.faults, outcome
