@@ -15,6 +15,7 @@ PUBLISHED = {
     "quantspec": {1: 0.9456, 2: 0.9398, 4: 0.9041, 6: 0.8454},
     "streamingllm": {1: 0.8683, 2: 0.8213, 3: 0.7732},
     "snapkv": {1: 0.8119, 2: 0.7536, 3: 0.7141},
+    "mtp": {1: 0.875},  # DeepSeek-V3 technical report, section 5.4.3: 85 to 90 %
 }
 Acceptance = float | str
 

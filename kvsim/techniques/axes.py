@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Self
 from kvsim.engine.formats import FP16, Format
 from kvsim.graph import Buffers, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.layers import LayerPass, Parts, attend, resident_kv
+from kvsim.techniques.layers import LayerPass, Parts, attend
 from kvsim.techniques.terms import Axis, Part
 
 Evicts = Literal["never", "after the prompt", "always"]
@@ -142,6 +142,10 @@ class Storage(Part):
         """Ops after attention."""
         return []
 
+    def restore(self, at: LayerPass, tokens: Number) -> list[Op]:
+        """What makes keys of so many chosen tokens per KV head readable."""
+        return []
+
     def extra_bytes(self, at: LayerPass) -> Number:
         """What attention reads besides, or instead of, numbers in the format it reads. [B]"""
         return 0.0
@@ -156,20 +160,28 @@ class Storage(Part):
         k, v = stored.packed_sides(m.k_width, m.v_width, tokens)
         return at.p.batch * k * stored.k_number, at.p.batch * v * stored.v_number
 
-    def resident(self, at: LayerPass) -> dict[str, Number]:
-        """What one layer keeps on the GPU if all of it is there; ``kv`` is the cache. [B]"""
-        return {"kv": resident_kv(at, self.read)}
+    def sides(self, at: LayerPass) -> tuple[Number, Number]:
+        """Keys and values that one layer keeps if all of it is on the GPU, tails left out. [B]"""
+        return _sides(at, self.read)
 
     def tail(self, at: LayerPass) -> Number:
-        """Part of ``kv`` that stays on the GPU wherever the rest is. [B]"""
+        """What stays on the GPU in full precision wherever the rest is. [B]"""
         m, size = at.d.shard, at.d.stack.cache_overhead * at.p.batch
         return size * self.read.tail_bytes(m.k_width, m.v_width)
 
     def home(self, at: LayerPass) -> tuple[Number, Number]:
         """Keys and values in host memory if all that can move is there. [B]"""
-        m, size = at.d.shard, at.d.stack.cache_overhead * at.p.batch
-        k, v = self.stored.resident_sides(m.k_width, m.v_width, at.kept)
-        return size * k, size * v
+        return self.sides(at) if self.read == self.stored else _sides(at, self.stored)
+
+    def resident(self, at: LayerPass) -> dict[str, Number]:
+        """What one layer keeps on the GPU if all of it is there; ``kv`` is the cache. [B]"""
+        return {"kv": sum(self.sides(at), self.tail(at))}
+
+
+def _sides(at: LayerPass, stored: Format) -> tuple[Number, Number]:
+    m, size = at.d.shard, at.d.stack.cache_overhead * at.p.batch
+    k, v = stored.resident_sides(m.k_width, m.v_width, at.kept)
+    return size * k, size * v
 
 
 @dataclass(frozen=True)
@@ -318,7 +330,7 @@ class Drafting(Part):
         """What a layer keeps for the drafts. [B]"""
         return {}
 
-    def weights(self, at: LayerPass) -> Buffers:
+    def beside_weights(self, at: LayerPass) -> Buffers:
         """Weights that a layer has for the drafts beside its own. [B]"""
         return {}
 

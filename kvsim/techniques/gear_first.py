@@ -159,6 +159,15 @@ class GearFirst(Storage):
             "outliers": self.outliers * numbers * (ops.HALF + POSITION),
         }
 
+    def sides(self, at: LayerPass) -> tuple[Number, Number]:
+        """Half of the packed numbers each."""
+        half = self.resident(at)["kv"] / 2
+        return half, half
+
+    def tail(self, at: LayerPass) -> Number:
+        """Fresh tokens are few, and counted with the others."""
+        return 0.0
+
     def once(self, at: LayerPass) -> Buffers:
         """One layer's prompt until it is packed, and the error of its keys or values in fp32."""
         error = SINGLE * self._numbers(at.d, at.p.tokens) / 2 if at.p.prefill else 0.0

@@ -126,10 +126,14 @@ class Mikv(Storage):
             "balancer": ops.HALF * p.batch * m.k_width * self._packs,
         }
 
-    def home(self, at: LayerPass) -> tuple[Number, Number]:
-        """Both precisions."""
+    def sides(self, at: LayerPass) -> tuple[Number, Number]:
+        """Half of the packed tokens each."""
         half = self.resident(at)["kv"] / 2
         return half, half
+
+    def tail(self, at: LayerPass) -> Number:
+        """Nothing that is not counted apart."""
+        return 0.0
 
     def once(self, at: LayerPass) -> Buffers:
         """One layer's prompt and its score matrix, where the stack's attention keeps none."""

@@ -264,11 +264,9 @@ class Place(Placement):
         whole = at.storage.resident(at)
         if not self.loads and not self.cpu_share:
             return {"gpu": whole}
-        tail, (k, v) = at.storage.tail(at), at.storage.home(at)
-        width = at.d.shard.kv_width
-        k_part = at.d.shard.k_width / width
-        away = self.k_host * k_part + self.v_host * (1 - k_part) + self.cpu_share
-        gpu = whole | {"kv": (1 - away) * (whole["kv"] - tail) + tail}
+        here, (k, v) = at.storage.sides(at), at.storage.home(at)
+        stay = 1 - self.k_host - self.cpu_share, 1 - self.v_host - self.cpu_share
+        gpu = whole | {"kv": stay[0] * here[0] + stay[1] * here[1] + at.storage.tail(at)}
         loaded = self.k_host * k + self.v_host * v
         host: dict[str, Number] = {}
         if self.recomputes:

@@ -54,7 +54,7 @@ def _layer_buffers(at: LayerPass, size: float) -> Buffers:
     stack, stored = at.d.stack, at.storage.stored
     cache = layer_cache(at)
     weights = at.placement.weights(stack.weight_copies * size)
-    found = merge(weights, at.drafting.weights(at), cache)
+    found = merge(weights, at.drafting.beside_weights(at), cache)
     if stack.old_cache and not at.p.prefill:
         # torch.cat writes the cache anew; packed keys only grow in blocks
         tokens = at.p.batch * at.cached

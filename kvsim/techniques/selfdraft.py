@@ -137,7 +137,7 @@ class Selfdraft(Drafting):
         small = ops.kv_bytes(m, at.p.batch * tokens) + drafts
         return {"gpu": {"kv": drafts, "draft kv": small}}
 
-    def weights(self, at: LayerPass) -> Buffers:
+    def beside_weights(self, at: LayerPass) -> Buffers:
         """The draft's MLP beside the model's own."""
         d, mlp = at.d, self._mlp
         if not self.gamma or mlp is None or d.weights == "int4" or at.shape.routed:

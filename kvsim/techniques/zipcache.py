@@ -173,10 +173,14 @@ class Zipcache(Storage):
             "saliency": 4.0 * heads * self.window,
         }
 
-    def home(self, at: LayerPass) -> tuple[Number, Number]:
-        """The packed tokens."""
+    def sides(self, at: LayerPass) -> tuple[Number, Number]:
+        """Half of the packed tokens each."""
         half = self.resident(at)["kv"] / 2
         return half, half
+
+    def tail(self, at: LayerPass) -> Number:
+        """Nothing that is not counted apart."""
+        return 0.0
 
     def once(self, at: LayerPass) -> Buffers:
         """One layer's whole prompt until it is packed."""

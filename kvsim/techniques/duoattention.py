@@ -1,0 +1,72 @@
+"""DuoAttention: retrieval heads keep everything, streaming heads sinks and a window."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kvsim.engine import attention, ops
+from kvsim.graph import Buffers, Number, Op
+from kvsim.techniques.axes import Selection
+from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.settings import param
+
+
+@dataclass(frozen=True)
+class Duoattention(Selection):
+    """A share of each layer's KV heads are retrieval heads; the others stream, in prefill too.
+
+    Tokens kept and read are means over the heads of a layer.
+
+    References
+    ----------
+    .. [1] G. Xiao et al., "DuoAttention: efficient long-context LLM inference with retrieval and
+       streaming heads", ICLR 2025, sections 2.3 and 3.1: half of the heads of grouped-query
+       models, a quarter of those of multi-head ones; 64 sinks and 256 recent tokens.
+    """
+
+    name = "duoattention"
+    evicts = "always"
+    per_head = True
+
+    retrieval: Number = param(0.5, "share of retrieval heads", high=1, whole=False)
+    sink: Number = param(64, "first tokens that streaming heads keep [tokens]", high=1e7)
+    recent: Number = param(256, "recent tokens that they keep [tokens]", low=1, high=1e7)
+
+    def _mean(self, tokens: Number) -> Number:
+        """Mean over the heads of what each keeps of so many tokens."""
+        streamed = np.minimum(tokens, self.sink + self.recent)
+        return self.retrieval * tokens + (1 - self.retrieval) * streamed
+
+    def kept(self, at: LayerPass) -> Number:
+        """The mean over heads."""
+        return self._mean(at.cached)
+
+    def prompt_kept(self, at: LayerPass) -> Number:
+        """The mean over heads."""
+        return self._mean(at.p.length)
+
+    def limit(self, at: LayerPass) -> Number:
+        """The mean over heads."""
+        return self._mean(at.cached)
+
+    def attend(self, at: LayerPass) -> list[Op]:
+        """In prefill streaming heads compute their window's scores alone."""
+        if not at.p.prefill:
+            return super().attend(at)
+        found = super().attend(at)
+        whole = attention.query_key_pairs(at.d, at.p, None)
+        near = attention.query_key_pairs(at.d, at.p, self.sink + self.recent)
+        share = self.retrieval + (1 - self.retrieval) * near / np.maximum(whole, 1.0)
+        return [replace(op, flops=op.flops * share) if op.name == "attn" else op for op in found]
+
+    def after(self, at: LayerPass) -> list[Op]:
+        """After the prompt streaming heads keep their part of it."""
+        if not at.p.prefill:
+            return []
+        dropped = np.asarray(at.p.length) > self.prompt_kept(at)
+        kept = ops.kv_bytes(at.d.shard, at.p.batch * self.prompt_kept(at)) * dropped
+        return [Op("compact", kernel="gather", bytes={"hbm": 2 * kept})]
+
+    def once(self, at: LayerPass) -> Buffers:
+        """One layer's whole cache while the prompt is read."""
+        return ops.prompt_kv(at.d, at.p)

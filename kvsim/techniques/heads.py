@@ -1,0 +1,111 @@
+"""Drafts by small heads on the model's own hidden states: EAGLE and multi-token prediction."""
+
+from dataclasses import dataclass, replace
+
+from kvsim.engine import ops
+from kvsim.engine.buffers import layer_weights
+from kvsim.graph import Buffers, Group, Op, Point, Step
+from kvsim.machines.deployment import WEIGHTS, Deployment
+from kvsim.models.model import LayerShape
+from kvsim.techniques.acceptance import PUBLISHED, Acceptance, acceptance_param, accepted_drafts
+from kvsim.techniques.axes import Drafting, Placement, Selection, Storage
+from kvsim.techniques.layers import LayerPass, Parts
+from kvsim.techniques.selfdraft import can_roll_back
+from kvsim.techniques.settings import param
+from kvsim.techniques.steps import layer_ops
+
+
+@dataclass(frozen=True)
+class Rounds(Drafting):
+    """Drafting whose acceptance the user gives, or a paper published for that many drafts."""
+
+    name = "rounds"
+
+    gamma: int = param(4, "tokens drafted per round", high=16)
+    acceptance: Acceptance = acceptance_param()
+
+    @property
+    def drafts(self) -> int:
+        """Gamma."""
+        return self.gamma
+
+    @property
+    def _unknown(self) -> bool:
+        published = self.gamma in PUBLISHED.get(self.name, {})
+        return self.gamma > 0 and self.acceptance == "auto" and not published
+
+    @property
+    def accepted(self) -> float:
+        """Of gamma drafts; none where nothing is known, and then it is refused."""
+        if self._unknown:
+            return 0.0
+        return accepted_drafts(self.name, self.acceptance, self.gamma, self.name)
+
+    @property
+    def assumes(self) -> str:
+        """An acceptance that was measured elsewhere."""
+        if self.acceptance != "auto" or not self.gamma:
+            return ""
+        known = "nothing published" if self._unknown else f"{self.accepted / self.gamma:.2f}"
+        return f"an acceptance ({known})"
+
+    def refuses(self, d: Deployment, beside: Parts) -> str:
+        """Nothing is taken for granted about how many drafts are accepted."""
+        if self._unknown:
+            return (
+                f"no acceptance is published for {self.gamma} such drafts; set acceptance=SHARE, "
+                f"accepted over drafted tokens, or shares by position as 0.8/0.6"
+            )
+        return can_roll_back(beside.selection) if self.gamma else ""
+
+
+@dataclass(frozen=True)
+class Head(Rounds):
+    """Base: one decoder layer of the model's shape over a product that joins its inputs."""
+
+    name = "head"
+
+    def inputs(self) -> int:
+        """Vectors of the hidden width that the product joins."""
+        raise NotImplementedError
+
+    def vocab(self, d: Deployment) -> int:
+        """Tokens that a draft chooses among."""
+        return d.shard.vocab
+
+    def shape(self, d: Deployment) -> LayerShape:
+        """The kind of its layer."""
+        return LayerShape()
+
+    def steps(self, d: Deployment, p: Point) -> tuple[Step, ...]:
+        """One pass of the head per draft."""
+        points = [replace(p, context=p.context + i, new=1.0) for i in range(self.gamma)]
+        return tuple(self._pass(d, q) for q in points)
+
+    def prompt_steps(self, d: Deployment, p: Point) -> tuple[Step, ...]:
+        """The head reads the prompt too."""
+        return (self._pass(d, p),) if self.gamma else ()
+
+    def _pass(self, d: Deployment, p: Point) -> Step:
+        m = d.shard
+        parts = Parts(Selection(), Storage(), Placement(), Drafting())
+        layer = layer_ops(LayerPass(d, p, self.shape(d), parts))
+        joins = (self.inputs() * m.hidden, m.hidden)
+        join = ops.gemm(d, "join_inputs", p.tokens, joins, WEIGHTS["fp16"])
+        rows = p.batch if p.prefill else p.tokens
+        logits = ops.gemm(d, "draft_head", rows, (m.hidden, self.vocab(d)), WEIGHTS["fp16"])
+        moved = ops.HALF * rows * (self.vocab(d) + 2 * m.hidden)
+        choice = Op("draft_choice", bytes={"hbm": moved}, fixed=d.stack.step)
+        return Step((Group(((join, *layer),), 1),), (logits, choice))
+
+    def beside(self, d: Deployment, p: Point) -> Buffers:
+        """The layer, its joining product, a head of its own vocabulary, and a cache. [B]"""
+        if not self.gamma:
+            return {}
+        m = d.shard
+        size = layer_weights(d, self.shape(d)) + ops.HALF * self.inputs() * m.hidden**2
+        if self.vocab(d) != m.vocab:
+            size += ops.HALF * m.hidden * self.vocab(d)
+        tokens = p.max_length if d.stack.static_cache else p.length
+        cache = d.stack.cache_overhead * ops.kv_bytes(m, p.batch * (tokens + self.gamma))
+        return {"gpu": {"draft weights": d.stack.weight_copies * size, "draft kv": cache}}

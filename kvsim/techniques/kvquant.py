@@ -1,0 +1,75 @@
+"""KVQuant: keys packed per channel before their positions are turned in, outliers apart."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvsim.engine import ops
+from kvsim.engine.formats import UNGROUPED, Format
+from kvsim.graph import Buffers, Number, Op
+from kvsim.machines.deployment import Deployment
+from kvsim.techniques.axes import Storage
+from kvsim.techniques.layers import LayerPass, pack, resident_kv
+from kvsim.techniques.settings import param
+from kvsim.techniques.terms import Term
+
+OUTLIER = 4.0  # fp16 value and 16-bit position of an outlier: 0.32 bits per number at 1 % [B]
+TOKEN = 4.0  # scale and offset of one token's values [B]
+
+
+@dataclass(frozen=True)
+class Kvquant(Storage):
+    """Non-uniform levels that were calibrated beforehand, per channel for keys and per token for V.
+
+    Attention turns positions into the keys as it unpacks them. A share of numbers with the largest
+    magnitude stays in fp16, and so does the first token.
+
+    References
+    ----------
+    .. [1] C. Hooper et al., "KVQuant: towards 10 million context length LLM inference with KV cache
+       quantization", NeurIPS 2024, section 3; 1 % of outliers are 0.32 bits per number.
+    """
+
+    name = "kvquant"
+
+    bits: float = param(4, "bits per cached number", choices=(2, 3, 4))
+    outliers: Number = param(0.01, "share of numbers kept in fp16", high=0.5, whole=False)
+
+    @property
+    def stored(self) -> Format:
+        """Levels are tables of the model, not of the cache."""
+        return Format(self.bits, UNGROUPED)
+
+    def _more(self, at: LayerPass, tokens: Number) -> Number:
+        """Outliers, and each token's scale of values. [B]"""
+        m = at.d.shard
+        return at.p.batch * tokens * (self.outliers * m.kv_width * OUTLIER + TOKEN)
+
+    def arrive(self, at: LayerPass) -> list[Op]:
+        """New tokens are packed, their outliers found."""
+        numbers = at.d.shard.kv_width * at.staying
+        found = (ops.HALF * numbers + self._more(at, at.p.new)) * (np.asarray(self.outliers) > 0)
+        return [*pack(at), Op("outliers", kernel="topk", bytes={"hbm": found})]
+
+    def extra_bytes(self, at: LayerPass) -> Number:
+        """Outliers and scales beside the packed numbers."""
+        return 0.0 if at.p.prefill else self._more(at, at.kept)
+
+    def moved(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
+        """Packed numbers with half of what is beside them each."""
+        k, v = super().moved(at, tokens)
+        more = self._more(at, tokens) / 2
+        return k + more, v + more
+
+    def resident(self, at: LayerPass) -> dict[str, Number]:
+        """The packed cache, and its outliers and scales."""
+        return {"kv": resident_kv(at, self.stored), "outliers": self._more(at, at.kept)}
+
+    def once(self, at: LayerPass) -> Buffers:
+        """One layer's whole prompt until it is packed."""
+        return ops.prompt_kv(at.d, at.p)
+
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+        """The paper's widths."""
+        return [Kvquant(bits) for bits in (3, 4)]

@@ -1,0 +1,33 @@
+"""Multi-token prediction: DeepSeek-V3's module drafts the token after the next."""
+
+from dataclasses import dataclass
+
+from kvsim.machines.deployment import Deployment
+from kvsim.models.model import LayerShape
+from kvsim.techniques.acceptance import acceptance_param
+from kvsim.techniques.heads import Head
+from kvsim.techniques.settings import param
+
+
+@dataclass(frozen=True)
+class Mtp(Head):
+    """One decoder layer with a product that joins hidden state and embedding, the head shared.
+
+    References
+    ----------
+    .. [1] DeepSeek-AI, "DeepSeek-V3 technical report", 2024, sections 2.2 and 5.4.3: 85 to 90 % of
+       second tokens are accepted; their mean stands for one draft per round.
+    """
+
+    name = "mtp"
+
+    gamma: int = param(1, "tokens drafted per round", high=16)
+    acceptance: float | str = acceptance_param()
+
+    def inputs(self) -> int:
+        """Hidden state and embedding."""
+        return 2
+
+    def shape(self, d: Deployment) -> LayerShape:
+        """The kind of the model's last layer."""
+        return d.model.layout[-1][0][-1]

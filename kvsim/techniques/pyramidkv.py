@@ -1,0 +1,47 @@
+"""PyramidKV: SnapKV with budgets that shrink from the first layer to the last."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvsim.graph import Number
+from kvsim.machines.deployment import Deployment
+from kvsim.techniques.settings import param
+from kvsim.techniques.snapkv import Snapkv
+from kvsim.techniques.terms import Term
+
+
+@dataclass(frozen=True)
+class Pyramidkv(Snapkv):
+    """Budgets fall linearly with depth; their mean is ``budget``.
+
+    The last layer keeps the mean over ``beta``, the first twice the mean less that.
+
+    References
+    ----------
+    .. [1] Z. Cai et al., "PyramidKV: dynamic KV cache compression based on pyramidal information
+       funneling", 2024, section 4.2, equations 3 and 4; beta 20, window 8.
+    """
+
+    name = "pyramidkv"
+
+    budget: Number = param(1024, "prompt tokens kept, mean over layers [tokens]", low=1, high=1e7)
+    window: int = param(8, "observing queries [tokens]", low=1, high=1e5)
+    beta: float = param(20, "mean budget over the last layer's", low=1, high=1e3, whole=False)
+
+    def breaks(self, d: Deployment) -> tuple[int, ...]:
+        """Every layer differs."""
+        return tuple(range(1, d.model.layers))
+
+    def at(self, index: int, d: Deployment) -> Snapkv:  # type: ignore[override]
+        """One layer's budget, a window at least."""
+        least = self.budget / self.beta
+        depth = index / max(1, d.model.layers - 1)
+        budget = 2 * self.budget - least - depth * (2 * self.budget - 2 * least)
+        return Snapkv(np.maximum(np.round(budget), self.window), self.window)
+
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+        """An eighth, a quarter and a half of the prompt."""
+        part = np.ceil(np.array([0.125, 0.25, 0.5]) * prompt)[:, None, None]
+        return [Pyramidkv(np.maximum(part, self.window))]

@@ -1,0 +1,78 @@
+"""Quest: pages of the cache chosen by bounds on their keys, for every query."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvsim.engine import ops
+from kvsim.graph import Buffers, Number, Op
+from kvsim.machines.deployment import Deployment
+from kvsim.techniques.axes import Selection
+from kvsim.techniques.chosen import Chosen
+from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.settings import param
+from kvsim.techniques.terms import Term
+
+
+@dataclass(frozen=True)
+class Quest(Chosen):
+    """Query-aware sparsity: the least and the greatest key of a page bound its scores.
+
+    Nothing is dropped. The first layers are dense; pages are chosen by every KV head for itself.
+
+    References
+    ----------
+    .. [1] J. Tang et al., "Quest: query-aware sparsity for efficient long-context LLM inference",
+       ICML 2024, section 3, algorithm 1; pages of 16, two dense layers.
+    """
+
+    name = "quest"
+
+    budget: Number = param(1024, "tokens attended to [tokens]", low=1, high=1e7)
+    page: int = param(16, "tokens of a page", low=1, high=1e4)
+    dense: int = param(2, "first layers that attend to everything", high=1000)
+
+    def breaks(self, d: Deployment) -> tuple[int, ...]:
+        """The first sparse layer."""
+        return (self.dense,) if self.dense else ()
+
+    def at(self, index: int, d: Deployment) -> Selection:  # type: ignore[override]
+        """Dense layers read everything."""
+        return self if index >= self.dense else Selection()
+
+    def tokens(self, at: LayerPass) -> Number:
+        """Whole pages within the budget."""
+        return np.maximum(np.floor(self.budget / self.page), 1.0) * self.page
+
+    def run(self) -> int:
+        """A page."""
+        return self.page
+
+    def _bounds(self, at: LayerPass, tokens: Number) -> Number:
+        """Two keys per page. [B]"""
+        return 2 * ops.HALF * at.d.shard.k_width * at.p.batch * np.ceil(tokens / self.page)
+
+    def estimate(self, at: LayerPass) -> list[Op]:
+        """Per channel the greater of both products, summed over a head."""
+        m, p = at.d.shard, at.p
+        pages = np.ceil(at.kept / self.page)
+        flops = 4.0 * p.tokens * m.heads * m.head_dim * pages
+        moved = self._bounds(at, at.kept) + 4.0 * p.tokens * m.heads * pages
+        return [Op("bounds", kernel="attention", flops=flops, bytes={"hbm": moved}, size=p.new)]
+
+    def summarise(self, at: LayerPass) -> list[Op]:
+        """Bounds of new pages; a decoded token updates one."""
+        m, p = at.d.shard, at.p
+        read = ops.HALF * m.k_width * p.tokens
+        written = self._bounds(at, p.new if p.prefill else 1.0)
+        return [Op("page_bounds", bytes={"hbm": read + written})]
+
+    def resident(self, at: LayerPass) -> Buffers:
+        """Bounds of every page."""
+        return {"gpu": {"page bounds": self._bounds(at, at.cached)}}
+
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+        """A sixteenth, an eighth and a quarter of the context."""
+        part = np.ceil(np.array([0.0625, 0.125, 0.25]) * (prompt + generate))[:, None, None]
+        return [Quest(np.maximum(part, self.page))]

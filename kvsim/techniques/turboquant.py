@@ -1,0 +1,66 @@
+"""TurboQuant: every token's vectors rotated at random, then rounded number by number."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvsim.engine import ops
+from kvsim.engine.formats import FP16, Format
+from kvsim.graph import Buffers, Op
+from kvsim.machines.deployment import Deployment
+from kvsim.techniques.axes import Storage
+from kvsim.techniques.layers import LayerPass, pack
+from kvsim.techniques.settings import param
+from kvsim.techniques.terms import Term
+
+
+@dataclass(frozen=True)
+class Turboquant(Storage):
+    """A head's vector per token at few bits, with its norm in fp16 and no other parameters.
+
+    Queries and outputs are rotated with the cache: attention works on rotated vectors.
+
+    References
+    ----------
+    .. [1] A. Zandieh et al., "TurboQuant: online vector quantization with near-optimal distortion
+       rate", arXiv:2504.19874, algorithm 1 and section 4.
+    """
+
+    name = "turboquant"
+
+    bits: float = param(4, "bits per number of a key", choices=(2, 3, 4, 8, 16))
+    value_bits: float | str = param("same", "bits of values", choices=(2, 3, 4, 8, 16, "same"))
+    group: int = param(128, "numbers of a vector with one norm", low=8, high=1024)
+
+    @property
+    def stored(self) -> Format:
+        """One fp16 number per vector: half of a scale and a zero point."""
+        values = self.bits if isinstance(self.value_bits, str) else self.value_bits
+        if self.bits == values == 16:
+            return FP16
+        return Format(self.bits, 2 * self.group, value_bits=values)
+
+    def arrive(self, at: LayerPass) -> list[Op]:
+        """New queries, keys and values are rotated, the latter packed."""
+        return [] if self.exact else [self._rotate(at, "rotate", True), *pack(at)]
+
+    def after(self, at: LayerPass) -> list[Op]:
+        """Outputs are turned back; the prompt attends to vectors as they were."""
+        return [] if self.exact or at.p.prefill else [self._rotate(at, "rotate_back", False)]
+
+    def _rotate(self, at: LayerPass, name: str, cached: bool) -> Op:
+        m, p = at.d.shard, at.p
+        heads = m.heads * m.head_dim * (not p.prefill)
+        numbers = p.tokens * (heads + cached * m.kv_width)
+        moved = 2 * ops.HALF * numbers + ops.HALF * m.head_dim**2
+        return Op(
+            name, kernel="gemm", flops=2.0 * m.head_dim * numbers, bytes={"hbm": moved},
+            size=p.tokens,
+        )  # fmt: skip
+
+    def once(self, at: LayerPass) -> Buffers:
+        """One layer's whole prompt until it is packed."""
+        return {} if self.exact else ops.prompt_kv(at.d, at.p)
+
+    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+        """The widths it was published for, and the next."""
+        return [Turboquant(3), Turboquant(4), Turboquant(4, 3)]
