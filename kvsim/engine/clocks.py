@@ -1,5 +1,6 @@
 """The clocks of a run: when streams are free, when ops ended, now and in the step before."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,16 +17,28 @@ class State:
     streams: dict[str, Number]
     host: Number = 0.0
     ends: list[dict[str, Number]] = field(default_factory=lambda: [{}, {}, {}])  # newest last
-    issued: dict[str, Number] = field(default_factory=dict)  # ends of the next layer's early ops
+    issued: dict[str, Number] = field(default_factory=dict)  # ends of early ops not yet used
+    loads: dict[str, list[dict[str, Number]]] = field(default_factory=dict)
+    """By early op, ends in the latest layers that have it, newest last."""
 
     def clocks(self, lagged: set[str]) -> list[Number]:
         """Everything that ops of later layers can depend on, the GPU's clock first."""
         recent = [v for ends in self.ends for k, v in ends.items() if k in lagged]
-        return [self.streams["gpu"], *self.streams.values(), *recent, *self.issued.values()]
+        loads = [v for found in self.loads.values() for ends in found for v in ends.values()]
+        return [
+            self.streams["gpu"], *self.streams.values(), *recent, *self.issued.values(), *loads
+        ]  # fmt: skip
+
+    def loaded(self, names: Iterable[str], lagged: set[str]) -> None:
+        """A layer with these early ops has been played."""
+        ends = {k: v for k, v in self.ends[-1].items() if k in lagged}
+        for name in names:
+            self.loads[name] = [*self.loads.get(name, [])[-1:], dict(ends)]
 
     def shift(self, by: Number, host: Number) -> None:
         """Move every clock into the future."""
-        for clocks in (self.streams, self.issued, *self.ends):
+        loads = [ends for found in self.loads.values() for ends in found]
+        for clocks in (self.streams, self.issued, *self.ends, *loads):
             for name in clocks:
                 clocks[name] = clocks[name] + by
         self.host = self.host + host

@@ -119,6 +119,8 @@ class _Timeline:
             self.blocks.append((len(self.layers), len(timed), group.count))
             self.layers += timed * group.count
             self.sharing += [_shared(layer, d) for layer in group.layers] * group.count
+        self.early = [tuple(t.op.name for t in layer if t.op.ahead) for layer in self.layers]
+        self.following = _following(self.early)
         every = [t for layer in self.layers for t in layer]
         self.lagged = {name for t in every for name, lag, _ in t.waits if lag}
         self.recalled = {name for t in every for name, _, past in t.waits if past}
@@ -162,8 +164,10 @@ class _Timeline:
         if not across:
             for copies in set(COPIES) & state.streams.keys():
                 state.streams[copies] = np.maximum(state.streams[copies], state.streams["gpu"])
-        if not state.issued:
-            self._issue(state, self.layers[0], True, 0, past)
+        for name in dict.fromkeys(name for names in self.early for name in names):
+            if name not in state.issued:
+                first = next(i for i, names in enumerate(self.early) if name in names)
+                self._issue_early(state, name, first, past)
         for first, period, count in self.blocks:
             index, stop = first, first + period * count
             before: list[Number] = []
@@ -218,31 +222,30 @@ class _Timeline:
 
     def _play_layer(self, state: State, index: int, past: dict[str, History], wrap: bool) -> None:
         begin = state.streams["gpu"]
-        state.ends = [*state.ends[-2:], state.issued]
-        state.issued = {}
-        if index + 1 < len(self.layers):
-            self._issue(state, self.layers[index + 1], True, index + 1, past)
-        elif wrap:
-            self._issue(state, self.layers[0], True, 0, {})
-        self._issue(state, self.layers[index], False, index, past)
+        arrived = {name: state.issued.pop(name) for name in self.early[index]}
+        state.ends = [*state.ends[-2:], arrived]
+        for name, target in self.following[index].items():  # the next layer that has such a load
+            if target > index:
+                self._issue_early(state, name, target, past)
+            elif wrap:
+                self._issue_early(state, name, target, {})
+        for timed in self.layers[index]:
+            if not timed.op.ahead:
+                waits = self._waits(timed, state.ends, index, past)
+                self._run(state, timed, state.ends[-1], waits)
+        state.loaded(self.early[index], self.lagged)
         state.streams["gpu"] = np.maximum(state.streams["gpu"], begin + self.sharing[index])
         if self.d.stack.tile_sync:
             latest = _latest(state.streams.values()) + self.d.stack.tile
             state.streams = dict.fromkeys(state.streams, latest)
             state.host = latest + self.d.stack.sync
 
-    def _issue(
-        self,
-        state: State,
-        layer: list[_Timed],
-        ahead: bool,
-        index: int,
-        past: dict[str, History],
-    ) -> None:
-        recent = [*state.ends, state.issued] if ahead else state.ends
-        for timed in layer:
-            if timed.op.ahead is ahead:
-                self._run(state, timed, recent[-1], self._waits(timed, recent, index, past))
+    def _issue_early(self, state: State, name: str, target: int, past: dict[str, History]) -> None:
+        """Issue a load of a later layer; lags count the layers that have such a load."""
+        timed = next(t for t in self.layers[target] if t.op.ahead and t.op.name == name)
+        before = state.loads.get(name, [])
+        recent = [*([{}] * 3), *before, {}, state.issued]
+        self._run(state, timed, state.issued, self._waits(timed, recent, target, past))
 
     def _waits(
         self,
@@ -284,6 +287,16 @@ class _Timeline:
         state.streams[op.stream] = _where(active, end, free)
         if op.sync:
             state.host = _where(active, np.maximum(state.host, end) + stack.sync, state.host)
+
+
+def _following(early: list[tuple[str, ...]]) -> list[dict[str, int]]:
+    """For every layer and each of its early ops, the next layer that has it, around the end."""
+    found: list[dict[str, int]] = [{} for _ in early]
+    nearest: dict[str, int] = {}
+    for index in (*range(len(early) - 1, -1, -1), *range(len(early) - 1, -1, -1)):
+        found[index] = {name: nearest.get(name, index) for name in early[index]}
+        nearest |= dict.fromkeys(early[index], index)
+    return found
 
 
 class _Recorded(_Timeline):

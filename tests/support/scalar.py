@@ -77,15 +77,21 @@ class Run:
     ends: dict[tuple[int, str], float] = field(default_factory=dict)  # layer since the start, op
     heads: list[float] = field(default_factory=list)  # when the head of each step ended
 
-    def issue(self, op: Op, took: float, layer: int, layers: int) -> None:
-        """Run one op of a layer, counted since the run's start; a step has ``layers`` layers."""
+    def issue(
+        self, op: Op, took: float, layer: int, layers: int, loads: list[int] | None = None
+    ) -> None:
+        """Run one op of a layer, counted since the run's start; a step has ``layers`` layers.
+
+        ``loads`` are the layers that have had such an early op, this one last: its waits go back
+        as many loads as they say.
+        """
         stack = self.d.stack
         if not took:  # not launched: it ends when the GPU comes to it
             self.ends[layer, op.name] = self.streams["gpu"]
             return
         start = self.streams[op.stream]
         for wait in op.after:
-            start = max(start, self.ends.get(_awaited(wait, layer, layers), 0.0))
+            start = max(start, self.ends.get(_awaited(wait, layer, layers, loads), 0.0))
         if op.stream == "gpu":
             around = stack.kernel(op.kernel).host * (op.launches if op.launches < 1 else 1.0)
             self.host += op.launches * stack.launch + around
@@ -99,10 +105,12 @@ class Run:
             self.host = max(self.host, start + took) + stack.sync
 
 
-def _awaited(wait: str, layer: int, layers: int) -> tuple[int, str]:
+def _awaited(wait: str, layer: int, layers: int, loads: list[int] | None = None) -> tuple[int, str]:
     name, _, back = wait.partition("@")
     if back == "step-1":
         return layer - layers, name
+    if loads and back:
+        return (loads[int(back) - 1] if len(loads) >= 1 - int(back) else -1), name
     return layer + int(back or 0), name
 
 
@@ -115,10 +123,26 @@ def play(step: Step, d: Deployment, steps: int, more: bool) -> Run:
     streams: dict[Stream, float] = {"gpu": 0.0}
     run = Run(d, streams | {op.stream: 0.0 for layer in layers for op in layer})
 
-    def issue(ahead: bool, number: int) -> None:
+    loads: dict[str, list[int]] = {}
+
+    def load(name: str, number: int) -> None:
+        """Issue an early op in the next layer from ``number`` on that has it."""
+        while name not in {op.name for op in layers[number % count] if op.ahead}:
+            number += 1
+        op = next(op for op in layers[number % count] if op.ahead and op.name == name)
+        if number not in loads.setdefault(name, []):
+            loads[name].append(number)
+            run.issue(op, took[id(op)], number, count, loads[name])
+
+    def load_after(number: int, last: int) -> None:
+        """Each early op of a layer makes room for the next of its kind, up to a last layer."""
         for op in layers[number % count]:
-            if op.ahead is ahead:
-                run.issue(op, took[id(op)], number, count)
+            if op.ahead:
+                later = range(number + 1, last + 1)
+                if any(op.name == x.name and x.ahead for i in later for x in layers[i % count]):
+                    load(op.name, number + 1)
+
+    early = list(dict.fromkeys(op.name for layer in layers for op in layer if op.ahead))
 
     for first in range(0, steps * count, count):
         if not d.stack.across_steps:  # copies of this step follow the whole last step
@@ -126,13 +150,16 @@ def play(step: Step, d: Deployment, steps: int, more: bool) -> Run:
                 if copies in run.streams:
                     run.streams[copies] = max(run.streams[copies], run.streams["gpu"])
         if first == 0 or not d.stack.across_steps:
-            issue(True, first)
+            for name in early:
+                load(name, first)
         for number in range(first, first + count):
             begin = run.streams["gpu"]
             follows = more or first + count < steps * count
-            if number + 1 < first + count or (d.stack.across_steps and follows):
-                issue(True, number + 1)
-            issue(False, number)
+            ahead = count if d.stack.across_steps and follows else 0
+            load_after(number, first + count - 1 + ahead)
+            for op in layers[number % count]:
+                if not op.ahead:
+                    run.issue(op, took[id(op)], number, count)
             shared = shares[id(layers[number % count])]
             run.streams["gpu"] = max(run.streams["gpu"], begin + shared)
             if d.stack.tile_sync:
