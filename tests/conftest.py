@@ -1,13 +1,12 @@
 """What has to be decided before any test module is imported."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-if not Path("/dev/nvidiactl").exists():  # Triton chooses its interpreter when first imported
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+# Triton chooses its interpreter when first imported; kernels on a GPU are `make.py gpu`'s to check
+os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(autouse="KVSIM_ULPS" in os.environ)

@@ -26,6 +26,7 @@ def find_device(name: str) -> torch.device:
         there = f"{count} GPUs" if count else "no GPU"
         raise InputError(f"--device: {name} is not there, PyTorch sees {there}; try --device cpu")
     torch.cuda.set_device(int(place[1] or 0))  # kernels and streams are made on the current one
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan anew for every length of a cache
     return torch.device("cuda", int(place[1] or 0))
 
 

@@ -175,7 +175,7 @@ SMI = (
 def test_what_a_driver_says_is_read_and_judged(
     power: str, gen: str, width: str, others: int, expected: list[str]
 ) -> None:
-    facts = devices.smi_facts(SMI.format(power=power, gen=gen, width=width))
+    facts = devices.smi_facts(lambda fields: SMI.format(power=power, gen=gen, width=width))
     assert facts["driver_version"] == "550.1"
     found = devices.suspicions(devices.Device("NVIDIA H100 80GB HBM3", 0, facts, others))
     assert len(found) == len(expected)
@@ -183,7 +183,7 @@ def test_what_a_driver_says_is_read_and_judged(
 
 
 def test_a_driver_that_says_nothing_is_no_problem() -> None:
-    assert devices.smi_facts("") == {}
+    assert devices.smi_facts(lambda fields: "") == {}
     assert devices.suspicions(devices.Device("x", 0, {})) == []
 
 
@@ -204,3 +204,59 @@ def test_this_machine_is_described() -> None:
     assert 2**18 <= place.cache <= 2**31
     waits: Callable[[], int] = devices.compute_threads
     assert waits() >= 1
+
+
+def test_a_field_that_the_driver_does_not_know_loses_that_one_alone() -> None:
+    def ask(fields: Sequence[str]) -> str:
+        if "clocks_throttle_reasons.active" in fields:
+            return 'Field "clocks_throttle_reasons.active" is not a valid field to query.'
+        return ", ".join("550.1" for _ in fields)
+
+    facts = devices.smi_facts(ask)
+    assert len(facts) == len(devices.QUERY) - 1 and facts["driver_version"] == "550.1"
+
+
+@pytest.mark.parametrize(
+    ("name", "bus", "alarm"),
+    [
+        ("NVIDIA H200", 0, False), ("NVIDIA A100-SXM4-80GB", 0, False), ("NVIDIA A10", 0, True),
+        ("NVIDIA RTX A6000", 384, True), ("NVIDIA new card", 4096, False),
+    ],
+)  # fmt: skip
+def test_ecc_is_an_alarm_where_it_costs_bandwidth(name: str, bus: int, alarm: bool) -> None:
+    facts = {"ecc.mode.current": "Enabled", "memory kind": devices.memory_kind(name, bus)}
+    assert bool(devices.suspicions(devices.Device(name, 0, facts))) == alarm
+
+
+def test_samples_go_on_under_another_patch_of_the_driver() -> None:
+    headers = [
+        devices.header(devices.Device("NVIDIA H200", 1, {"driver_version": version}), True)
+        for version in ("580.159.03", "580.159.04", "590.10")
+    ]
+    assert headers[0] == headers[1] != headers[2]
+
+
+def test_a_gpu_waits_as_long_as_the_host_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None: ...
+        def synchronize(self) -> None: ...
+        def elapsed_time(self, end: "Event") -> float:
+            return 1.0
+
+    @contextmanager
+    def on(device: object) -> Iterator[None]:
+        yield
+
+    now = iter(range(100))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(timing, "keep_busy", slept.append)
+    time = timing.cuda_timer(torch.device("cuda"), lambda: 0.02 * next(now))
+    for _ in range(2):
+        time([lambda: None] * 4)
+    assert slept == pytest.approx([timing.SLEEP, timing.BEHIND * 0.02])

@@ -3,7 +3,7 @@
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from kvsim.files import system_text
 from kvsim.validate.machine import free_memory
 from kvsim.validate.micro.place import Place
 from kvsim.validate.processor import Processor, memory_limit
+from kvsim.validate.times.clock import keep_busy
 
 CPUINFO = Path("/proc/cpuinfo")
 STATM = Path("/proc/self/statm")
@@ -28,6 +29,9 @@ QUERY = (
     "clocks_throttle_reasons.active",
 )  # fmt: skip
 """What ``nvidia-smi --query-gpu`` is asked."""
+HBM_BUS = 1024  # bits that a bus of HBM has at least
+HBM_CARDS = r"HBM|\b(P100|V100|A30|A100|A800|H20|H100|H200|H800|GH200|B100|B200|GB200|B300)\b"
+LOOKED_AT = 0.5  # how long a card is kept busy while its driver is asked [s]
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,8 @@ def header(device: Device, quick: bool) -> dict[str, str | int | bool]:
     """What samples must have in common to be one measurement."""
     kept = ("driver_version", "threads", "torch", "cuda", "power.limit")
     facts = {key: device.facts[key] for key in kept if key in device.facts}
+    if "driver_version" in facts:  # machines of one kind differ in its patch
+        facts["driver_version"] = facts["driver_version"].partition(".")[0]
     return {"device": device.name, "memory": device.memory, "quick": quick, **facts}
 
 
@@ -121,7 +127,7 @@ def suspicions(device: Device) -> list[str]:
         now, most = (_figure(f, f"pcie.link.{what}.{end}") for end in ("current", "max"))
         if now and most and now < most:
             found.append(f"the PCIe link runs at {name} {now:.0f} of {most:.0f}")
-    if f.get("ecc.mode.current") == "Enabled" and "HBM" not in device.name:
+    if f.get("ecc.mode.current") == "Enabled" and f.get("memory kind") == "GDDR":
         found.append("ECC is on; on cards without HBM it costs bandwidth")
     if device.others:
         found.append(f"{device.others} other processes are on the card")
@@ -157,25 +163,50 @@ def _cpu() -> Device:
 def _cuda(device: torch.device) -> Device:
     index = device.index or 0
     properties = torch.cuda.get_device_properties(index)
-    facts = smi_facts(_smi(index, f"--query-gpu={','.join(QUERY)}"))
+    # the driver counts every card, PyTorch those that CUDA_VISIBLE_DEVICES leaves
+    card = f"GPU-{properties.uuid}" if hasattr(properties, "uuid") else str(index)
+    keep_busy(LOOKED_AT)  # clocks and link rest with an idle card
+    facts = smi_facts(lambda fields: _smi(card, f"--query-gpu={','.join(fields)}"))
+    facts["memory kind"] = memory_kind(properties.name, getattr(properties, "memory_bus_width", 0))
+    facts["attention"] = "flash, else memory-efficient, else plain; never cuDNN"
     facts |= {"kind": "cuda", "torch": torch.__version__, "cuda": str(torch.version.cuda)}
     facts |= {"numa nodes": str(Processor.here().nodes)}
-    pids = re.findall(r"\d+", _smi(index, "--query-compute-apps=pid"))
+    pids = re.findall(r"\d+", _smi(card, "--query-compute-apps=pid"))
     others = sum(int(pid) != os.getpid() for pid in pids)
     return Device(properties.name, int(properties.total_memory), facts, others)
 
 
-def smi_facts(answer: str) -> dict[str, str]:
-    """One line of ``nvidia-smi --query-gpu`` by field; fields a card lacks are left out."""
+def smi_facts(ask: Callable[[Sequence[str]], str]) -> dict[str, str]:
+    """What the driver says, by field; fields that the card or the driver lacks are left out.
+
+    Parameters
+    ----------
+    ask : asks ``nvidia-smi`` for some fields; one that it does not know spoils the whole answer.
+    """
+    found = _values(QUERY, ask(QUERY))
+    if not found:
+        for field in QUERY:
+            found |= _values([field], ask([field]))
+    return found
+
+
+def _values(fields: Sequence[str], answer: str) -> dict[str, str]:
     values = [value.strip() for value in answer.strip().split(",")]
-    if len(values) != len(QUERY):
+    if len(values) != len(fields) or "not a valid field" in answer:
         return {}
-    known = zip(QUERY, values, strict=True)
+    known = zip(fields, values, strict=True)
     return {key: value for key, value in known if value and not value.startswith("[")}
 
 
-def _smi(index: int, query: str) -> str:
-    command = ["nvidia-smi", f"--id={index}", query, "--format=csv,noheader,nounits"]
+def memory_kind(name: str, bus: int) -> str:
+    """``HBM`` or ``GDDR``, by the width of the bus in bits, else by the card's name."""
+    if bus:
+        return "HBM" if bus >= HBM_BUS else "GDDR"
+    return "HBM" if re.search(HBM_CARDS, name) else "GDDR"
+
+
+def _smi(card: str, query: str) -> str:
+    command = ["nvidia-smi", f"--id={card}", query, "--format=csv,noheader,nounits"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):

@@ -8,11 +8,11 @@ from typing import Protocol
 import torch
 
 from kvsim.validate.micro.place import Call
-from kvsim.validate.times.clock import computing_clock
+from kvsim.validate.times.clock import BEHIND, computing_clock, keep_busy
 
 GROUP = 2e-4  # shortest stretch between two looks at a clock [s]
 FEWEST, MOST = 5, 41  # runs of a work
-SLEEP = 2_000_000  # clock cycles the GPU waits, so that the host can queue work ahead of it
+SLEEP = 1e-3  # the GPU waits this long at least, so that the host can queue work ahead of it [s]
 
 
 class Timer(Protocol):
@@ -38,16 +38,23 @@ def host_timer(
     return time
 
 
-def cuda_timer(device: torch.device) -> Timer:
-    """Events on the current stream; the host queues all calls while the GPU is kept waiting."""
+def cuda_timer(device: torch.device, clock: Callable[[], float] = perf_counter) -> Timer:
+    """Events on the current stream; the host queues all calls while the GPU is kept waiting.
+
+    It waits for longer than the host took for as many calls before.
+    """
+    each = 0.0  # what the host takes for one call [s]
 
     def time(calls: Sequence[Call]) -> float:
+        nonlocal each
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         with torch.cuda.device(device):
-            torch.cuda._sleep(SLEEP)  # type: ignore[no-untyped-call]
+            keep_busy(max(SLEEP, BEHIND * each * len(calls)))
             start.record()
+            begin = clock()
             for call in calls:
                 call()
+            each = (clock() - begin) / len(calls)
             end.record()
             end.synchronize()
         return float(start.elapsed_time(end)) / 1e3

@@ -30,6 +30,7 @@ from kvsim.validate.micro.techniques import stated
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
+from kvsim.validate.processor import available_memory
 from kvsim.validate.times.timed import Counted, Timing, run_by_op, run_counted, run_timed
 
 MODELS = (("smollm2-135m", 0), ("smollm2-1.7b", 3))
@@ -39,6 +40,8 @@ BATCHES, PROMPTS = (1, 4), (128, 384, 1024)
 GPU_BATCHES, GPU_PROMPTS = (1, 8, 64), (1024, 8192, 65536)
 MOST_TOKENS = {"cpu": 2048, "cuda": 524288}  # of a batch's prompts [tokens]
 GENERATE = 9
+PINNED = 2.0  # pinned memory over what is asked for: PyTorch rounds up to powers of two
+ROOM = 0.8  # of the free memory may be taken
 REPEATS = 5
 CPU_REPEATS = 3  # a run takes seconds there
 
@@ -166,7 +169,13 @@ def compare_times(
         weights = random_weights(arch, device, dtype)
         for work in grid.works(device):
             decoder = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=d)
-            runs = {t: list[Timing]() for t in asked or representative(arch.model, work)}
+            runs: dict[Technique, list[Timing]] = {}
+            for t in asked or representative(arch.model, work):
+                try:
+                    _check_room(d, t, work, device)
+                    runs[t] = []
+                except InputError as problem:
+                    yield _left_out(d, name, work, t, problem)
             # the first warms up: kernels are compiled and chosen in it; the last times ops
             for turn in range(grid.repeats + 2):
                 if runs:
@@ -185,6 +194,27 @@ def compare_times(
                     yield _left_out(d, name, work, t, problem)
                 else:
                     yield _compared(d, name, work, counted, found[-1], found[1:-1])
+
+
+def _check_room(d: Deployment, t: Technique, work: RandomPrompts, device: torch.device) -> None:
+    """Refuse a run that the machine's memory cannot hold: being killed cannot be caught.
+
+    Raises
+    ------
+    InputError
+        Saying what is needed and what is free.
+    """
+    p = Prediction(t, d, np.array([float(work.batch)]), work.prompt, work.generate)
+    on_gpu, on_host = float(p.gpu_bytes[0]), float(p.host_bytes[0])
+    if device.type == "cpu":
+        on_host += on_gpu
+    else:
+        on_host *= PINNED
+    free = available_memory()
+    if on_host > ROOM * free:
+        raise InputError(
+            f"{on_host / 2**30:.1f} GiB of host memory are needed, {free / 2**30:.1f} are free"
+        )
 
 
 def _left_out(
