@@ -19,6 +19,7 @@ from kvsim.validate import micro  # noqa: E402
 from kvsim.validate.micro import device as devices  # noqa: E402
 from kvsim.validate.micro import gemm, plan, suite, timing  # noqa: E402
 from kvsim.validate.micro.place import Call, Place, Work  # noqa: E402
+from kvsim.validate.times.clock import BEHIND  # noqa: E402
 
 CPU = torch.device("cpu")
 SMALL = Place(CPU, True, 2**14, 2**22)  # a cache of 16 KB keeps all works small
@@ -259,4 +260,4 @@ def test_a_gpu_waits_as_long_as_the_host_needs(monkeypatch: pytest.MonkeyPatch) 
     time = timing.cuda_timer(torch.device("cuda"), lambda: 0.02 * next(now))
     for _ in range(2):
         time([lambda: None] * 4)
-    assert slept == pytest.approx([timing.SLEEP, timing.BEHIND * 0.02])
+    assert slept == pytest.approx([timing.SLEEP, BEHIND * 0.02])
