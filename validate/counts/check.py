@@ -13,6 +13,7 @@ from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.validate.counts.compare import Comparison, compare
 from kvsim.validate.impl import IMPLEMENTATIONS, implement
+from kvsim.validate.impl.base import SmallRun
 from kvsim.validate.machine import check_memory, refusals
 from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.decoder import Decoder
@@ -81,23 +82,13 @@ class CannotRun:
 
 def representative(m: Model, work: RandomPrompts) -> list[Technique]:
     """Every technique that can be run, with settings that make it act within the workload."""
-    prompt, group = work.prompt, max(g for g in (8, 16, 32) if m.head_dim % g == 0 or g == 8)
+    group = max(g for g in (8, 16, 32) if m.head_dim % g == 0 or g == 8)
     narrow = 4 if m.hidden % 128 == 0 and m.ffn % 128 == 0 else 16
-    part = max(1, prompt // 4)
-    settings = {
-        "offload": ["", f"schedule=column,parts={work.batch}"],
-        "kvpr": [f"split={prompt // 2}"],
-        "kcache": [f"n={part}"],
-        "specache": [f"group={group},residual={group},k={part}"],
-        "quantspec": [f"gamma=2,group={group},residual={2 * group},weight_bits={narrow}"],
-        "kivi": [f"group={group},residual={group}"],
-        "h2o": [f"heavy={part},recent={part}"],
-        "streamingllm": [f"sink=4,recent={2 * part}"],
-        "snapkv": [f"budget={2 * part},window=8"],
-        "magicdec": [f"budget={2 * part},gamma=2"],
-    }
+    small = SmallRun(work.batch, work.prompt, group, narrow)
     return [
-        parse(f"{name}:{text}") for name in IMPLEMENTATIONS for text in settings.get(name, [""])
+        parse(f"{name}:{text}")
+        for name, kind in IMPLEMENTATIONS.items()
+        for text in kind.small_settings(small)
     ]
 
 

@@ -1,38 +1,34 @@
-"""The real implementations, under the names their techniques have in ``kvsim.techniques``."""
+"""The real implementations, found in the files of this folder.
+
+``some_name.py`` runs the technique ``some-name``: its class of that name is the implementation.
+Files of other names hold what implementations share.
+"""
 
 from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pkgutil import iter_modules
 
 from kvsim.errors import unknown
+from kvsim.techniques import TECHNIQUES
 from kvsim.techniques.base import Technique
 from kvsim.validate.impl.base import Implementation
-from kvsim.validate.impl.full import Full
-from kvsim.validate.impl.h2o import H2o
-from kvsim.validate.impl.kcache import Kcache
-from kvsim.validate.impl.kivi import Kivi
-from kvsim.validate.impl.kvpr import Kvpr
-from kvsim.validate.impl.magicdec import Magicdec
-from kvsim.validate.impl.offload import Offload
-from kvsim.validate.impl.quantspec import Quantspec
-from kvsim.validate.impl.snapkv import Snapkv
-from kvsim.validate.impl.specache import Specache
-from kvsim.validate.impl.streamingllm import Streamingllm
-from kvsim.validate.impl.zipcache import Zipcache
 from kvsim.validate.model.decoder import Decoder
 
-IMPLEMENTATIONS: dict[str, type[Implementation]] = {
-    "full": Full,
-    "offload": Offload,
-    "kvpr": Kvpr,
-    "kcache": Kcache,
-    "specache": Specache,
-    "zipcache": Zipcache,
-    "quantspec": Quantspec,
-    "magicdec": Magicdec,
-    "kivi": Kivi,
-    "h2o": H2o,
-    "streamingllm": Streamingllm,
-    "snapkv": Snapkv,
-}
+
+def _found() -> dict[str, type[Implementation]]:
+    files = {module.name for module in iter_modules(__path__)}
+    return {name: _class(name) for name in TECHNIQUES if name.replace("-", "_") in files}
+
+
+def _class(name: str) -> type[Implementation]:
+    module = import_module(f"{__name__}.{name.replace('-', '_')}")
+    kinds = {key.lower(): kind for key, kind in vars(module).items() if isinstance(kind, type)}
+    found = kinds[name.replace("-", "")]
+    assert issubclass(found, Implementation)
+    return found
+
+
+IMPLEMENTATIONS: dict[str, type[Implementation]] = _found()
 
 
 def check_known(techniques: Iterable[Technique]) -> None:

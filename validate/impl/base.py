@@ -34,6 +34,7 @@ tiers are noted by ``self.tally.copy`` in the pass that uses them.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -55,11 +56,26 @@ Resident = dict[Tier, dict[str, list[Tensor]]]
 """Tensors by tier and by the buffer name that the technique's ``cache`` or ``once`` uses."""
 
 
+@dataclass(frozen=True)
+class SmallRun:
+    """A run that a check does, and settings that suit its model."""
+
+    batch: int  # [sequences]
+    prompt: int  # [tokens]
+    group: int  # numbers that share a scale, a divisor of the head dimension
+    weight_bits: int  # 4 where the model's widths allow it, otherwise 16
+
+
 class Implementation:
     """One technique on one decoder, for one batch of prompts."""
 
     differences: ClassVar[dict[str, str]] = {}
     """Ops and buffers that really differ from what the technique states, and why."""
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Settings under which the technique acts in a small run, as the notation writes them."""
+        return [""]
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.base import Technique
-from kvsim.validate.impl.base import Resident, put, query_ranges
+from kvsim.validate.impl.base import Resident, SmallRun, put, query_ranges
 from kvsim.validate.impl.eviction import Evicting, by_kv_head, scores, weigh
 from kvsim.validate.model.attention import Pass, visible
 from kvsim.validate.model.decoder import Decoder
@@ -22,6 +22,12 @@ class H2o(Evicting):
     differences: ClassVar[dict[str, str]] = {
         "graduate": "the token that leaves the ring moves to a slot of the heavy hitters"
     }
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """A quarter of the prompt by score, a quarter of the latest."""
+        part = max(1, run.prompt // 4)
+        return [f"heavy={part},recent={part}"]
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int

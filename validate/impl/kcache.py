@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.base import Technique
-from kvsim.validate.impl.base import Implementation, Resident, put
+from kvsim.validate.impl.base import Implementation, Resident, SmallRun, put
 from kvsim.validate.impl.eviction import scores
 from kvsim.validate.kernels.gather import gather, rows_at
 from kvsim.validate.model.attention import Pass, attend, visible
@@ -21,6 +21,11 @@ class Kcache(Implementation):
     token's own value is on the GPU anyway and is taken from there: nothing waits for its copy to
     the host. Where N values for every head of a group are no fewer than all, all are copied once.
     """
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """A quarter of the values is fetched."""
+        return [f"n={max(1, run.prompt // 4)}"]
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int

@@ -7,6 +7,7 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.base import Technique
 from kvsim.techniques.kivi import Kivi as Settings
+from kvsim.validate.impl.base import SmallRun
 from kvsim.validate.impl.packed import Packed
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
@@ -26,6 +27,11 @@ class Kivi(Packed):
     differences: ClassVar[dict[str, str]] = {
         "quantise": "keys are packed by whole residuals; the prediction spreads that evenly",
     }
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Groups that fit the head."""
+        return [f"group={run.group},residual={run.group}"]
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int

@@ -12,7 +12,7 @@ from kvsim.models.model import LayerShape
 from kvsim.techniques.base import Technique
 from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.recompute import recomputed
-from kvsim.validate.impl.base import Resident
+from kvsim.validate.impl.base import Resident, SmallRun
 from kvsim.validate.impl.hostcache import Arrival, HostCache, Visit
 from kvsim.validate.impl.rows import Rows
 from kvsim.validate.model.attention import Pass
@@ -27,6 +27,11 @@ class Kvpr(HostCache):
     Keys and values of the first tokens are recomputed from the layer's stored inputs on a stream
     of their own, while those of the others are still being copied.
     """
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Half of the prompt is recomputed."""
+        return [f"split={run.prompt // 2}"]
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int

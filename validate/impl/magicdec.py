@@ -8,7 +8,7 @@ from kvsim.errors import InputError
 from kvsim.techniques.base import Technique
 from kvsim.techniques.magicdec import Magicdec as Settings
 from kvsim.techniques.selfdraft import SINK, WINDOW
-from kvsim.validate.impl.base import Resident
+from kvsim.validate.impl.base import Resident, SmallRun
 from kvsim.validate.impl.full import Full
 from kvsim.validate.impl.probes import Probes
 from kvsim.validate.impl.speculation import Speculative
@@ -29,6 +29,11 @@ class Magicdec(Speculative, Full):
     .. [1] R. Sadhukhan et al., "MagicDec", ICLR 2025, section 4.
     .. [2] Y. Li et al., "SnapKV", NeurIPS 2024, section 4: the selection of draft ``snapkv``.
     """
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Two drafts over half of the prompt."""
+        return [f"budget={2 * max(1, run.prompt // 4)},gamma=2"]
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int

@@ -8,7 +8,7 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.base import Technique
 from kvsim.techniques.quantspec import Quantspec as Settings
-from kvsim.validate.impl.base import Resident
+from kvsim.validate.impl.base import Resident, SmallRun
 from kvsim.validate.impl.packed import Packed
 from kvsim.validate.impl.speculation import Speculative
 from kvsim.validate.kernels.weights import int4_matrix
@@ -35,6 +35,12 @@ class Quantspec(Speculative, Packed):
     differences: ClassVar[dict[str, str]] = {
         "quantise": "half a buffer is packed at once; the prediction spreads it over the rounds",
     }
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Two drafts, and groups that fit the head."""
+        groups = f"group={run.group},residual={2 * run.group}"
+        return [f"gamma=2,{groups},weight_bits={run.weight_bits}"]
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int

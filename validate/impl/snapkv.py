@@ -7,6 +7,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
 from kvsim.techniques.base import Technique
+from kvsim.validate.impl.base import SmallRun
 from kvsim.validate.impl.eviction import Evicting, by_kv_head, scores
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
@@ -19,6 +20,11 @@ class Snapkv(Evicting):
 
     Kept are the observing queries' own tokens and those with the highest scores, by KV head.
     """
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Half of the prompt stays."""
+        return [f"budget={2 * max(1, run.prompt // 4)},window=8"]
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int

@@ -9,7 +9,7 @@ from torch import Tensor
 from kvsim.graph import Tier
 from kvsim.techniques.base import Technique
 from kvsim.techniques.specache import Specache as Settings
-from kvsim.validate.impl.base import Resident
+from kvsim.validate.impl.base import Resident, SmallRun
 from kvsim.validate.impl.kivi import check_residual, pack_keys, pack_values
 from kvsim.validate.impl.packed import Packed
 from kvsim.validate.kernels.attention import PartialAttention
@@ -42,6 +42,11 @@ class Specache(Packed):
     differences: ClassVar[dict[str, str]] = {
         "quantise": "keys are packed a residual at a time; the prediction spreads that evenly",
     }
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """A quarter of the pairs is fetched."""
+        return [f"group={run.group},residual={run.group},k={max(1, run.prompt // 4)}"]
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.base import Technique
-from kvsim.validate.impl.base import Resident
+from kvsim.validate.impl.base import Resident, SmallRun
 from kvsim.validate.impl.eviction import Evicting
 from kvsim.validate.model.attention import Pass, attend, visible
 from kvsim.validate.model.decoder import Decoder
@@ -20,6 +20,11 @@ class Streamingllm(Evicting):
     again, from the keys they had in the prompt. Learned positions (OPT) are added to the hidden
     states and cannot move: there, tokens keep those of the text.
     """
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Half of the prompt stays."""
+        return [f"sink=4,recent={2 * max(1, run.prompt // 4)}"]
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
