@@ -21,6 +21,8 @@ from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.base import Technique
 from kvsim.traces.attention import Acceptance
 
+FIRST_DRAFTS = (0, 1, 2, 4, 7, 11, 16)  # per round; those beside the best are tried after
+
 ENGINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "vllm": ("full", "fp8", "eagle", "mtp", "draft"),
@@ -89,7 +91,7 @@ class Admission:
 
     def settings(self, t: Technique, d: Deployment, prompt: int, generate: int) -> list[Technique]:
         """Settings of a technique worth considering, array-valued ones along the first axis."""
-        found = list(t.options(d, prompt, generate))
+        found = [x for x in t.options(d, prompt, generate) if self._worth(x)]
         if "gamma" not in t.settings:
             return found
         every: list[Technique] = []
@@ -98,9 +100,27 @@ class Admission:
             if positions is None:
                 every += [x for x in found if _without_drafts(x) == _without_drafts(some)]
             else:
-                gammas = range(MOST_DRAFTS + 1)
+                gammas = FIRST_DRAFTS
                 every += [_drafting(some, g, positions.rate(g)) for g in gammas]
         return every
+
+    def neighbours(self, t: Technique, d: Deployment, context: float) -> list[Technique]:
+        """The same technique with a draft more, or less."""
+        positions = self.positions(t, d, context) if "gamma" in t.settings else None
+        if positions is None:
+            return []
+        some = (t.drafts + step for step in (-2, -1, 1, 2))
+        return [_drafting(t, g, positions.rate(g)) for g in some if 0 <= g <= MOST_DRAFTS]
+
+    def _worth(self, t: Technique) -> bool:
+        """Whether the placement programme leaves anything to these settings.
+
+        It knows every share, streams weights at any batch and balances what is recomputed.
+        """
+        s = t.settings
+        placed = t.name in ("offload", "kvpr") and not self.only
+        balanced = isinstance(s.get("split"), str)
+        return not (placed and (s["schedule"] == "column" or balanced))
 
     def positions(self, t: Technique, d: Deployment, context: float) -> Positions | None:
         """Accepted drafts of a technique by position, if anybody measured them."""

@@ -17,7 +17,7 @@ from kvsim.planner.question import Question
 from kvsim.planner.workload import Limits
 from kvsim.prediction.generate import Prediction
 
-BATCHES = 12  # of the relaxation
+BATCHES = 8  # of the relaxation
 TRIED = 3  # batches whose mixes are replayed
 TRIES = 80  # replays of the local search, per batch
 TIGHTER = 1e-4  # of a memory: shares are written with six digits
@@ -46,13 +46,18 @@ class Bounded:
 
 
 class Placements:
-    """The programme for one question, at all batches."""
+    """The programme for one question, at all batches.
 
-    def __init__(self, q: Question) -> None:
+    Parameters
+    ----------
+    also : batches to look at besides a geometric grid.
+    """
+
+    def __init__(self, q: Question, also: tuple[float, ...] = ()) -> None:
         self.q = q
         w, d = q.workload, q.deployment
         options = [o for o in options_for(d, halves=not w.service) if self._admitted(o.name)]
-        self.coefficients = Coefficients(d, w, self._batches(), options)
+        self.coefficients = Coefficients(d, w, np.union1d(self._batches(), also), options)
         kinds = {o.kind for o in options}
         self.families = [f & kinds for f in FAMILIES if f & kinds != {"full"}] or [FAMILIES[0]]
         self._bounds: Array | None = None

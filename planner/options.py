@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
@@ -24,6 +25,7 @@ class Options:
     """A table: one row per technique, settings and batch."""
 
     technique: list[Technique] = field(default_factory=list)
+    name: NDArray[np.str_] = field(default_factory=lambda: np.zeros(0, dtype=np.str_))
     evidence: list[Evidence] = field(default_factory=list)
     batch: Column = field(default_factory=lambda: np.zeros(0))
     columns: dict[str, Column] = field(default_factory=dict)
@@ -35,6 +37,7 @@ class Options:
     def add(self, other: "Options") -> None:
         """Append the rows of another table."""
         self.technique += other.technique
+        self.name = np.concatenate([self.name, other.name])
         self.evidence += other.evidence
         self.evaluated += other.evaluated
         self.batch = np.concatenate([self.batch, other.batch])
@@ -45,12 +48,12 @@ class Options:
 
     def rows_of(self, name: str) -> Rows:
         """Rows of one technique."""
-        return np.flatnonzero([t.name == name for t in self.technique])
+        return np.flatnonzero(self.name == name)
 
     @property
     def names(self) -> list[str]:
         """Techniques, each once."""
-        return list(dict.fromkeys(t.name for t in self.technique))
+        return list(dict.fromkeys(self.name.tolist()))
 
 
 def evaluate(
@@ -71,6 +74,7 @@ def evaluate(
     }
     return Options(
         [s for s in settings for _ in range(batch.size)],
+        np.full(len(settings) * batch.size, t.name),
         [e for e in known for _ in range(batch.size)],
         np.tile(batch, len(settings)),
         measured | admitted,
@@ -128,15 +132,21 @@ def tabulate(
     return table
 
 
-def elsewhere(
-    table: Options, d: Deployment, w: Workload, admission: Admission, names: Iterable[str]
+def settled(
+    techniques: Iterable[Technique],
+    d: Deployment,
+    w: Workload,
+    gpu: Iterable[float],
+    host: float,
+    admission: Admission,
 ) -> Options:
-    """The same settings and batches of some techniques on other hardware."""
-    other, some = Options(), set(names)
-    for t, batch in table.evaluated:
-        if t.name in some:
-            other.add(evaluate(t, d, w, batch, admission))
-    return other
+    """The table of some techniques with their settings as they are."""
+    table, sizes = Options(), tuple(gpu)
+    for t in techniques:
+        candidates = batches(t, d, w, sizes, host)
+        if candidates.size and not t.refuses(d):
+            table.add(evaluate(t, d, w, candidates, admission))
+    return table
 
 
 def between(table: Options, row: int, d: Deployment, w: Workload, admission: Admission) -> Options:

@@ -6,10 +6,10 @@ import numpy as np
 
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Link
-from kvsim.planner.options import elsewhere
-from kvsim.planner.question import FULL, Question, Search, gain
+from kvsim.planner.options import settled
+from kvsim.planner.question import Question, Search, gain
 from kvsim.planner.workload import GIB
-from kvsim.techniques import TECHNIQUES
+from kvsim.techniques.base import Technique
 
 MORE = 1.1  # times a bandwidth or a time
 REACH = 1.25  # techniques this far behind may win where something changes by a tenth
@@ -38,27 +38,32 @@ class Binding:
 def prices(q: Question, search: Search, row: int) -> dict[str, float]:
     """Relative gain of the objective for a little more of each thing, as solved again."""
     value = search.value(row)
-    memory = {"gpu_memory": q.limits.gpu_memory + GIB}
-    found = {"one more GiB of GPU memory": _with(search, q.with_limits(**memory), value)}
-    host = {"host_memory": q.limits.host_memory + 16 * GIB}
-    found["16 GiB more host memory"] = _with(search, q.with_limits(**host), value)
+    leaders = near(search, row)
+    more = q.with_limits(gpu_memory=q.limits.gpu_memory + GIB)
+    found = {"one more GiB of GPU memory": _again(more, leaders, value)}
+    more = q.with_limits(host_memory=q.limits.host_memory + 16 * GIB)
+    found["16 GiB more host memory"] = _again(more, leaders, value)
     for name, label in (("ttft", "a 10 % looser TTFT"), ("tpot", "a 10 % looser TPOT")):
         limit = getattr(q.limits, name)
         if np.isfinite(limit):
             found[label] = _with(search, q.with_limits(**{name: MORE * limit}), value)
-    names = near(search, row)
     for label, links in (
         ("10 % more host link bandwidth", ("h2d", "d2h")),
         ("10 % more host memory bandwidth", ("dram",)),
         ("10 % more GPU memory bandwidth", ("hbm",)),
     ):
         d = faster(q.deployment, links)
-        table = elsewhere(search.table, d, q.workload, q.admission, names)
-        other = Search(replace(q, deployment=d), table)
-        other.refine()
-        better = other.optimum(q.limits.finite())
-        found[label] = 0.0 if better is None else gain(value, other.value(better))
+        found[label] = _again(replace(q, deployment=d), leaders, value)
     return found
+
+
+def _again(q: Question, leaders: list[Technique], value: float) -> float:
+    """What some techniques gain under another question."""
+    room = (q.limits.gpu_memory,), q.limits.host_memory
+    other = Search(q, settled(leaders, q.deployment, q.workload, *room, q.admission))
+    other.refine()
+    better = other.optimum(q.limits.finite())
+    return 0.0 if better is None else gain(value, other.value(better))
 
 
 def bindings(q: Question, search: Search, row: int, found: dict[str, float]) -> list[Binding]:
@@ -86,10 +91,10 @@ def _without(q: Question, search: Search, row: int, name: str) -> Binding:
     """Solved without a limit; where memory is unlimited, batches grow with it."""
     other, free = search, q.with_limits(**{name: np.inf})
     if name.endswith("memory"):
-        names = tuple(name for name in near(search, row) if name in TECHNIQUES) or (FULL,)
-        most = replace(q.limits, **{name: UNLIMITED * getattr(q.limits, name)})
-        larger = replace(free, limits=replace(free.limits, **{name: getattr(most, name)}))
-        other = Search(larger, larger.table(names=names))
+        larger = q.with_limits(**{name: UNLIMITED * getattr(q.limits, name)})
+        room = (larger.limits.gpu_memory,), larger.limits.host_memory
+        some = near(search, row)
+        other = Search(larger, settled(some, q.deployment, q.workload, *room, q.admission))
         other.refine()
     found = other.optimum(free.limits.finite())
     if found is None:
@@ -98,17 +103,15 @@ def _without(q: Question, search: Search, row: int, name: str) -> Binding:
     return Binding(name, better, str(other.table.technique[found]))
 
 
-def near(search: Search, row: int) -> list[str]:
-    """Techniques that a change by a tenth may make the best."""
+def near(search: Search, row: int) -> list[Technique]:
+    """The best settings of techniques that a change by a tenth may make the best."""
     value, limits = search.value(row), search.q.limits.finite()
-    names = []
+    goal, found = search.table.columns[search.q.objective], {row: None}
     for name in search.table.names:
         best = search.best(limits, name)
-        if best is not None and gain(search.table.columns[search.q.objective][best], value) < (
-            REACH - 1
-        ):
-            names.append(name)
-    return names or [search.table.technique[row].name]
+        if best is not None and gain(float(goal[best]), value) < REACH - 1:
+            found[best] = None
+    return [search.table.technique[i] for i in found]
 
 
 def faster(d: Deployment, links: tuple[str, ...]) -> Deployment:

@@ -14,7 +14,7 @@ from kvsim.planner.options import Options
 from kvsim.planner.outlook import Binding, bindings, prices
 from kvsim.planner.question import Question, Search
 from kvsim.planner.rivals import Alternative, Knee, Waves, alternatives, baseline, knees, waves
-from kvsim.planner.workload import GIB, Limits, Workload
+from kvsim.planner.workload import Limits, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
 
@@ -94,7 +94,8 @@ def make_plan(
 def answer(q: Question) -> Plan:
     """The plan for a question."""
     started = perf_counter()
-    search = Search(q, q.table((q.limits.gpu_memory, q.limits.gpu_memory + GIB)))
+    search = Search(q, q.table())
+    search.drafts()
     search.refine()
     limits = q.limits.finite()
     placements = _placements(q, search)
@@ -135,8 +136,10 @@ def answer(q: Question) -> Plan:
 
 def _placements(q: Question, search: Search) -> Placements:
     """The programme's mixes beside the table, where their bound is better than what it has."""
-    placements = Placements(q)
-    best = search.best(q.limits.finite())
+    limits = q.limits.finite()
+    best = search.best(limits)
+    known = [row for row in (best, search.chosen(limits)) if row is not None]
+    placements = Placements(q, tuple(float(search.table.batch[row]) for row in known))
     value = np.inf if best is None else search.value(best)
     for found in placements.better_than(value, placements.bounds()):
         search.include(found.prediction)

@@ -8,12 +8,13 @@ from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
 from kvsim.planner.choose import best, simplest, within
-from kvsim.planner.options import Options, between, measures, tabulate
+from kvsim.planner.options import Options, between, measures, settled, tabulate
 from kvsim.planner.workload import Limits, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.techniques.base import Technique
 
 OBJECTIVES = ("throughput", "latency", "cost")
+FAR = 1.0  # behind the best: batches of what is slower need not be finer
 REFINEMENTS = 2  # each divides the distance between neighbouring batches by nine
 FULL = "full"  # nothing is done to the cache
 REPLAYS = 32  # rows that are computed at every token, at most
@@ -73,13 +74,37 @@ class Search:
     def refine(self) -> None:
         """Finer batches around the best row of each technique."""
         for _ in range(REFINEMENTS):
+            top = self.best(self.q.limits.hard())
             for name in self.table.names:
                 row = self.best(self.q.limits.hard(), name)
-                if row is not None:
+                if row is not None and top is not None and self._near(row, top):
                     q = self.q
                     extra = between(self.table, row, q.deployment, q.workload, q.admission)
                     if extra.technique:
                         self.table.add(extra)
+
+    def drafts(self) -> None:
+        """Fewer and more drafts per round, as long as they are better."""
+        q = self.q
+        room = (q.limits.gpu_memory,), q.limits.host_memory
+        for name in self.table.names:
+            known: set[str] = set()
+            while True:
+                row = self.best(q.limits.hard(), name)
+                t = None if row is None else self.table.technique[row]
+                if t is None or str(t) in known:
+                    break
+                known.add(str(t))
+                some = q.admission.neighbours(t, q.deployment, q.workload.length)
+                if not some:
+                    break
+                table = settled(some, q.deployment, q.workload, *room, q.admission)
+                self.table.add(table)
+
+    def _near(self, row: int, top: int) -> bool:
+        """Whether finer batches may make a row's technique matter."""
+        goal = self.table.columns[self.q.objective]
+        return gain(float(goal[row]), float(goal[top])) < FAR
 
     def best(self, limits: dict[str, float], name: str = "") -> int | None:
         """The best row within the limits, of one technique if named."""
@@ -115,7 +140,7 @@ class Search:
         return simplest(
             columns[self.q.objective],
             columns["latency"],
-            [(x.name, x.exact) for x in t.technique],
+            [(name, x.exact) for name, x in zip(t.name.tolist(), t.technique, strict=True)],
             [rank(x) for x in t.technique],
             t.batch,
             rows,
@@ -128,7 +153,8 @@ class Search:
         known = admission.evidence(t, self.q.deployment, self.q.workload.length)
         columns = measures(found)
         columns |= {"loss": np.array([admission.loss(known)]), "assumed": np.zeros(1)}
-        self.table.add(Options([t], [known], found.batch, columns, [(t, found.batch)]))
+        name = np.array([t.name])
+        self.table.add(Options([t], name, [known], found.batch, columns, [(t, found.batch)]))
         row = len(self.table) - 1
         self._replays[row] = found
         return row

@@ -7,6 +7,7 @@ one verdict never mixes them. Eviction must also pass a test of retrieval.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, get_args
 
 from kvsim.models.model import Model
@@ -178,9 +179,14 @@ def _reaches(mine: Harshness, found: Run | Row, length: float) -> bool:
 
 def _alike(name: str, m: Model) -> bool:
     """Whether a published model keeps its cache as this one does."""
+    return _kind_of(name) == attention_kind(m)
+
+
+@cache
+def _kind_of(name: str) -> str:
     from kvsim.models.configs import load_model
 
-    return attention_kind(load_model(name)) == attention_kind(m)
+    return attention_kind(load_model(name))
 
 
 def attention_kind(m: Model) -> str:

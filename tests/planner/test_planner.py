@@ -266,16 +266,17 @@ def test_memory_that_binds_says_what_lifting_it_brings() -> None:
 
 
 def test_prices_are_what_the_hardware_would_bring() -> None:
-    d = deployment("llama2-13b", "rtx4090", host=400)
-    plan = planned(d, limits={"ttft": 200.0})
-    larger = planned(d, limits={"ttft": 200.0, "gpu_memory": d.hardware.gpu_memory + GIB})
-    host = planned(d, limits={"ttft": 200.0, "host_memory": d.hardware.host_memory + 16 * GIB})
-    looser = planned(d, limits={"ttft": 200.0 * MORE})
+    d, some, ttft = deployment("llama2-7b", "a6000"), [parse("full"), parse("kivi:bits=4")], 6.0
+    plan = planned(d, some, limits={"ttft": ttft})
+    larger = planned(d, some, limits={"ttft": ttft, "gpu_memory": d.hardware.gpu_memory + GIB})
+    host = {"ttft": ttft, "host_memory": d.hardware.host_memory + 16 * GIB}
+    roomier = planned(d, some, limits=host)
+    looser = planned(d, some, limits={"ttft": ttft * MORE})
     links = [
-        planned(faster(d, names), limits={"ttft": 200.0})
+        planned(faster(d, names), some, limits={"ttft": ttft})
         for names in (("h2d", "d2h"), ("dram",), ("hbm",))
     ]
-    expected = [gained(plan, other) for other in (larger, host, looser, *links)]
+    expected = [gained(plan, other) for other in (larger, roomier, looser, *links)]
     got = list(plan.prices.values())
     assert min(got) >= 0 and max(got) > 0.01
     assert got == pytest.approx(expected, abs=0.01)
