@@ -49,10 +49,13 @@ GROUPS = {
     "What and where": "--model --gpu --gpus --stack --tp --weights --device",
     "Workload": "--prompt --generate --batch --offline --trace --rate --per-class --technique "
     "--techniques --compare --replicas --route --layers --points --acceptance --draw-acceptance",
-    "Goal and limits": "--objective --ttft --tpot --gpu-memory --host-memory --percentile",
+    "Goal and limits": "--objective --ttft --tpot --gpu-memory --gpu-memory-utilization "
+    "--host-memory --percentile",
     "What may be chosen": "--only --without --engine --lossy --max-loss --quality",
     "Engine": "--max-seqs --max-tokens --block-tokens --blocks --prefill --priority --preemption "
-    "--admission --prefix-caching --host-cache",
+    "--admission --prefix-caching",
+    "Memories for prefix blocks": "--host-cache --nvme-cache --remote-cache --prefix-load "
+    "--cache-block --cache-ttl --nvme-read --nvme-write --nic",
     "Reading a trace": "--format --columns --time-unit --hash-block-tokens --chars-per-token "
     "--sort --skip-bad",
     "Output": "--json --csv --report --out --emit --resume --check --max-error --text --fit "

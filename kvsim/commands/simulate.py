@@ -6,7 +6,21 @@ from typing import Annotated
 
 import typer
 
-from kvsim.commands.arguments import count, either, gib, number, option, seconds
+from kvsim.commands.arguments import count, either, number, option, seconds
+from kvsim.commands.cacheoptions import (
+    CacheBlock,
+    CacheTtl,
+    GpuShare,
+    HostCache,
+    Nic,
+    NvmeCache,
+    NvmeRead,
+    NvmeWrite,
+    PrefixLoad,
+    RemoteCache,
+    memories,
+    usable_memory,
+)
 from kvsim.commands.options import (
     GpuOption,
     HostOption,
@@ -46,7 +60,7 @@ def simulate(
     ] = "",
     replicas: Annotated[str, option("--replicas", "N", "Replicas of the model.")] = "1",
     route: Annotated[
-        str, option("--route", "HOW", "round-robin, least-loaded or prefix-aware.")
+        str, option("--route", "HOW", "round-robin, least-loaded, prefix-aware or cache-and-load.")
     ] = "round-robin",
     rate: Annotated[str, option("--rate", "X", "The trace X times as fast.")] = "1",
     max_seqs: MaxSeqsOption = "256",
@@ -64,9 +78,15 @@ def simulate(
     prefix_caching: Annotated[
         bool, typer.Option("--prefix-caching", help="Keep computed prompt blocks.")
     ] = False,
-    host_cache: Annotated[
-        str | None, option("--host-cache", "GIB", "Host memory for swapped and evicted cache.")
-    ] = None,
+    host_cache: HostCache = None,
+    nvme_cache: NvmeCache = None,
+    remote_cache: RemoteCache = None,
+    cache_ttl: CacheTtl = None,
+    cache_block: CacheBlock = None,
+    prefix_load: PrefixLoad = "split",
+    nvme_read: NvmeRead = None,
+    nvme_write: NvmeWrite = None,
+    nic: Nic = None,
     acceptance: Annotated[
         Path | None,
         typer.Option(
@@ -88,6 +108,7 @@ def simulate(
     gpu_memory: Annotated[
         str | None, option("--gpu-memory", "GIB", "GPU memory to use; all if not given.")
     ] = None,
+    gpu_memory_utilization: GpuShare = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -138,8 +159,21 @@ def simulate(
         preemption=preemption,
         admission=admission,
         prefix_caching=prefix_caching,
-        host_cache=0.0 if host_cache is None else gib("--host-cache", host_cache),
+        **memories(
+            {
+                "host_cache": host_cache,
+                "nvme_cache": nvme_cache,
+                "remote_cache": remote_cache,
+                "cache_ttl": cache_ttl,
+                "cache_block": cache_block,
+                "nvme_read": nvme_read,
+                "nvme_write": nvme_write,
+                "nic": nic,
+            },
+            prefix_load,
+        ),
     )
+    usable = usable_memory(gpu_memory, gpu_memory_utilization, where.hardware.gpu_memory)
     targets = Targets(
         ttft=seconds("--ttft", either(ttft, "none"), 60),
         tpot=seconds("--tpot", either(tpot, "none"), 1),
@@ -169,7 +203,7 @@ def simulate(
             rules=rules,
             longest=int((requests.prompt + requests.generate).max()),
             longest_prompt=int(requests.prompt.max()),
-            gpu_memory=None if gpu_memory is None else gib("--gpu-memory", gpu_memory),
+            gpu_memory=usable,
         )
         rates = None if seed is None else drawn_rate(costs, requests.generate, seed, measured)
         job = Job(requests, costs, count("--replicas", replicas), route, rates, targets)

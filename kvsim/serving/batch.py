@@ -15,15 +15,13 @@ from kvsim.serving.memory import (
     give_back,
     make_host_room,
     pin,
-    remove,
     unpin,
 )
 from kvsim.serving.queues import queue_front, queue_swapped
 from kvsim.serving.records import (
     FINISHED,
-    HOST,
+    GPU,
     NEVER,
-    NONE,
     POOLS,
     RUNNING,
     SWAPPED,
@@ -34,41 +32,9 @@ from kvsim.serving.records import (
     World,
 )
 from kvsim.serving.tables import TO_GPU, TO_HOST
+from kvsim.serving.tiers import store
 
 ROUNDING = 1e-9  # lengths are whole up to this: rounds may yield fractions of a token
-
-
-@compiled
-def hits_of(world: World, replica: Replica, request: Request) -> int:
-    """Leading prompt blocks that some memory of the replica still holds."""
-    pool = POOLS * replica.index
-    for k in range(request.blocks):
-        block = world.ids[request.first_block + k]
-        on_gpu = find(world, world.pools[pool], block) != NONE
-        if not on_gpu and find(world, world.pools[pool + HOST], block) == NONE:
-            return k
-    return int(request.blocks)
-
-
-@inlined
-def use_hits(world: World, replica: Replica, request: Request, hits: int) -> None:
-    """Pin the leading blocks of a prompt.
-
-    Those on the GPU first, and those on the host leave it before room is made for them, so that
-    no block of the prompt gives way to another.
-    """
-    gpu, host = world.pools[POOLS * replica.index], world.pools[POOLS * replica.index + HOST]
-    prefix = world.ids[request.first_block : request.first_block + hits]
-    for block in prefix:
-        if find(world, gpu, block) != NONE:
-            pin(world, replica, block)
-    for block in prefix:
-        away = find(world, host, block)
-        if away != NONE:
-            remove(world, host, away)
-    for block in prefix:
-        if find(world, gpu, block) == NONE:
-            pin(world, replica, block)
 
 
 @compiled
@@ -77,11 +43,14 @@ def join(world: World, replica: Replica, index: int, shared: int) -> Sequence:
     sequence = world.sequences[replica.first_sequence + replica.running]
     replica.running += 1
     sequence.request = index
-    sequence.shared = shared
+    sequence.shared = sequence.found = shared
+    sequence.load_from = sequence.load_to = 0
+    sequence.skip = sequence.skip_at = 0
+    sequence.ready = 0.0
     sequence.todo = sequence.done = sequence.chunk = 0
     sequence.finish = NEVER
     sequence.held = sequence.host_held = 0
-    sequence.base = sequence.growth = 0.0
+    sequence.intercept = sequence.growth = 0.0
     sequence.paused = False
     world.requests[index].status = RUNNING
     return sequence
@@ -94,7 +63,7 @@ def start_decoding(replica: Replica, sequence: Sequence, request: Request, round
     sequence.growth = (request.generate - request.made) / rounds
     sequence.finish = replica.rounds + rounds
     length = request.prompt + request.generate - 1.0
-    sequence.base = length - sequence.growth * sequence.finish
+    sequence.intercept = length - sequence.growth * sequence.finish
     replica.context += length_of(replica, sequence)
     replica.growth += sequence.growth
     replica.end = min(replica.end, sequence.finish)
@@ -110,8 +79,10 @@ def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
     if np.isnan(request.first):
         request.first = replica.clock
     sequence.todo = 0
-    if request.blocks > sequence.shared:
+    if request.blocks > sequence.found:
         share(world, replica, sequence)
+    if world.limits.tiers and request.blocks > 0:
+        store(world, replica, request)
     held = own_bytes(world, sequence, request.prompt + request.made - 1.0)
     give_back(replica, sequence.held - held)
     sequence.held = held
@@ -131,9 +102,15 @@ def share(world: World, replica: Replica, sequence: Sequence) -> None:
     given = min(fresh * world.limits.prefix_bytes, sequence.held)
     sequence.held -= given  # its own copies become the shared blocks, or are dropped
     give_back(replica, given)
-    for k in range(sequence.shared, request.blocks):
-        pin(world, replica, world.ids[request.first_block + k])
-    sequence.shared = request.blocks
+    for k in range(sequence.found, request.blocks):
+        if k < sequence.load_from or k >= sequence.load_to:
+            pin(world, replica, world.ids[request.first_block + k])
+    gpu = world.pools[POOLS * replica.index + GPU]
+    for k in range(request.blocks):
+        entry = world.entries[find(world, gpu, world.ids[request.first_block + k])]
+        entry.ready = min(entry.ready, replica.clock)
+    sequence.shared = sequence.found = request.blocks
+    sequence.load_from = sequence.load_to = 0
 
 
 @compiled
@@ -142,7 +119,9 @@ def leave(world: World, replica: Replica, sequence: Sequence) -> None:
     request = world.requests[sequence.request]
     give_back(replica, sequence.held)
     replica.host_private -= sequence.host_held
-    for k in range(sequence.shared - 1, -1, -1):  # the end of a prefix is dropped first
+    for k in range(sequence.load_to - 1, sequence.load_from - 1, -1):
+        unpin(world, replica, world.ids[request.first_block + k])
+    for k in range(sequence.found - 1, -1, -1):  # the end of a prefix is dropped first
         unpin(world, replica, world.ids[request.first_block + k])
 
 
@@ -195,6 +174,7 @@ def preempt(world: World, replica: Replica) -> None:
     leave(world, replica, sequence)
     replica.running -= 1
     replica.reading -= not decoding
+    replica.unread -= sequence.todo
     recount(world, replica)
     if decoding and limits.swap and make_host_room(world, replica, swapped):
         replica.host_swapped += swapped

@@ -3,7 +3,9 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
 from numba import njit, types
@@ -35,9 +37,20 @@ def compiled_apart(function: F) -> F:
 def _kept_where_possible(function: Callable[..., object]) -> Any:
     """Compiled with a cache on disk, or without one where Numba finds no place for it."""
     try:
-        return njit(cache=True, **OPTIONS)(function)
+        dispatcher: Any = njit(cache=True, **OPTIONS)(function)
     except (RuntimeError, OSError):
         return njit(**OPTIONS)(function)
+    kept: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+    if hasattr(kept, "_source_stamp"):  # a caller holds the code of what it calls in other files
+        kept._source_stamp = _stamp()
+    return dispatcher
+
+
+@cache
+def _stamp() -> tuple[tuple[float, int], ...]:
+    """What changes when any file of this folder does."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return tuple((place.stat().st_mtime, place.stat().st_size) for place in files)
 
 
 def inlined(function: F) -> F:
@@ -59,6 +72,8 @@ def prepare(kinds: Mapping[Any, Any]) -> None:
     with cheaper_passes(), announced():
         while _registered:
             dispatcher = _registered.pop(0)
+            if not hasattr(dispatcher, "py_func"):
+                continue  # NUMBA_DISABLE_JIT is set
             hints = get_type_hints(dispatcher.py_func, include_extras=True)
             hints.pop("return")
             dispatcher.compile(tuple(kinds[hint] for hint in hints.values()))

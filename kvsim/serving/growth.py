@@ -27,7 +27,7 @@ def blocks_of(limits: Limits, tokens: float) -> int:
 @compiled
 def length_of(replica: Replica, sequence: Sequence) -> float:
     """Tokens cached of a decoding sequence. [tokens]"""
-    return sequence.base + sequence.growth * replica.rounds
+    return sequence.intercept + sequence.growth * replica.rounds
 
 
 @compiled

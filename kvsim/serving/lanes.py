@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from kvsim.errors import InputError
 from kvsim.serving.compiled import announced, compiled_apart, prepare
 from kvsim.serving.costs import StepCosts
+from kvsim.serving.growth import blocks_of
 from kvsim.serving.queues import queue
 from kvsim.serving.record import widen
-from kvsim.serving.records import BINS, GAPS, REFUSED, Bin, Integers, Replica, World, make
+from kvsim.serving.records import BINS, GAPS, REFUSED, Bin, Integers, Replica, Request, World, make
 from kvsim.serving.schedule import has_work, step
-from kvsim.serving.simulate import Run, fits
+from kvsim.serving.simulate import Run
 from kvsim.serving.tables import Tables
 from kvsim.serving.world import kinds_of, limits_of, sizes_of, world_of
 from kvsim.traces.requests import Requests
@@ -97,6 +98,13 @@ def _one_replica(world: World) -> World:
         bins=one,
         gaps=world.gaps.reshape(-1, GAPS).sum(axis=0),
     )
+
+
+@compiled_apart
+def fits(world: World, request: Request) -> bool:
+    """Whether an empty cache has room for all of a request."""
+    size = world.sizes[blocks_of(world.limits, request.prompt + request.generate - 1.0)]
+    return size.prompt <= world.limits.gpu and size.host <= world.limits.host
 
 
 @compiled_apart

@@ -1,8 +1,8 @@
 """Memory of a replica: sequences' own caches, and prompt blocks that several share.
 
-A shared block is in use (pinned), kept on the GPU in case its prefix comes again, kept on the host,
-or absent. Kept blocks give way, least recently used first, when their memory is needed: to the
-host if it has space, else for good.
+A shared block on the GPU is in use (pinned) or kept in case its prefix comes again. Kept blocks
+give way, least recently used first, when their memory is needed. Other memories keep copies:
+``tiers``.
 """
 
 from kvsim.serving.compiled import compiled, inlined
@@ -20,7 +20,7 @@ def bucket(pool: Pool, block: int) -> int:
 @compiled
 def find(world: World, pool: Pool, block: int) -> int:
     """Entry of a block, or NONE."""
-    if pool.size == 0:
+    if pool.room == 0:
         return NONE
     at = int(world.buckets[bucket(pool, block)])
     while at != NONE and world.entries[at].block != block:
@@ -63,7 +63,8 @@ def insert(world: World, pool: Pool, block: int) -> int:
     entry = world.entries[at]
     pool.free = entry.chain
     where = bucket(pool, block)
-    entry.block, entry.users = block, 0
+    entry.block, entry.users, entry.ready = block, 0, 0.0
+    pool.stored += 1
     entry.chain = world.buckets[where]
     world.buckets[where] = at
     return at
@@ -84,6 +85,7 @@ def remove(world: World, pool: Pool, at: int) -> None:
         world.entries[before].chain = entry.chain
     entry.chain = pool.free
     pool.free = at
+    pool.dropped += 1
 
 
 @compiled
@@ -114,7 +116,7 @@ def make_host_room(world: World, replica: Replica, size: int) -> bool:
     if free < size:
         return False
     host = world.pools[POOLS * replica.index + HOST]
-    while free - host.count * world.limits.prefix_bytes < size:
+    while free - host.count * world.limits.unit_bytes < size:
         remove(world, host, host.oldest)
     return True
 
@@ -127,13 +129,9 @@ def make_room(world: World, replica: Replica, size: int) -> None:
     each = world.limits.prefix_bytes
     pool = world.pools[POOLS * replica.index + GPU]
     while replica.cached > 0 and available(world, replica) - replica.cached < size:
-        entry = world.entries[pool.oldest]
         remove(world, pool, pool.oldest)
         replica.cached -= each
         replica.freed += each
-        if make_host_room(world, replica, each):
-            host = world.pools[POOLS * replica.index + HOST]
-            append(world, host, insert(world, host, entry.block))
 
 
 @compiled
@@ -152,10 +150,6 @@ def pin(world: World, replica: Replica, block: int) -> None:
     pool = world.pools[POOLS * replica.index + GPU]
     found = find(world, pool, block)
     if found == NONE:
-        host = world.pools[POOLS * replica.index + HOST]
-        away = find(world, host, block)
-        if away != NONE:
-            remove(world, host, away)
         make_room(world, replica, each)
         replica.taken += each
         found = insert(world, pool, block)
@@ -171,14 +165,19 @@ def pin(world: World, replica: Replica, block: int) -> None:
 
 @compiled
 def unpin(world: World, replica: Replica, block: int) -> None:
-    """One sequence less uses a block; without any it is kept as the most recently used."""
+    """One sequence less uses a block; without any it is kept, if it has arrived."""
     pool = world.pools[POOLS * replica.index + GPU]
     found = find(world, pool, block)
     world.entries[found].users -= 1
     if world.entries[found].users == 0:
-        replica.pinned -= world.limits.prefix_bytes
-        replica.cached += world.limits.prefix_bytes
+        each = world.limits.prefix_bytes
+        replica.pinned -= each
         append(world, pool, found)
+        if world.entries[found].ready <= replica.clock:
+            replica.cached += each
+        else:  # it was still on its way here
+            remove(world, pool, found)
+            replica.freed += each
 
 
 @inlined
@@ -211,3 +210,13 @@ def reuse(world: World, replica: Replica, request: Request, blocks: int) -> int:
         other = behind.link
     request.kept = 0
     return size
+
+
+@compiled
+def hits_of(world: World, replica: Replica, request: Request) -> int:
+    """Leading prompt blocks that the replica's GPU holds now."""
+    for k in range(request.blocks):
+        found = find(world, world.pools[POOLS * replica.index], world.ids[request.first_block + k])
+        if found == NONE or world.entries[found].ready > replica.clock:
+            return k
+    return int(request.blocks)

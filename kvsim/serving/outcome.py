@@ -2,11 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from kvsim.graph import Array
-from kvsim.serving.records import FINEST_GAP, FINISHED, GAP_RATIO, REFUSED
+from kvsim.serving.records import (
+    FINEST_GAP,
+    FINISHED,
+    GAP_RATIO,
+    HOST,
+    LINKS,
+    MEMORIES,
+    NVME,
+    POOLS,
+    REFUSED,
+)
 from kvsim.serving.simulate import Run
 from kvsim.serving.tables import RESOURCES
 
@@ -99,6 +110,30 @@ class Outcome:
         return int(self.run.replicas.emitted.sum())
 
     @property
+    def prefix_hits(self) -> dict[str, float]:
+        """Share of all prompt tokens that requests found in each memory when they first began."""
+        found = self.run.replicas.found.sum(axis=0)
+        tokens = max(int(self.run.requests.prompt.sum()), 1)
+        return {name: float(n / tokens) for name, n in zip(MEMORIES, found, strict=True)}
+
+    @property
+    def link_bytes(self) -> dict[str, float]:
+        """What stored and loaded prefix blocks put on each link of all GPUs. [B]"""
+        moved = self.run.replicas.link_bytes.sum(axis=0) * self.run.costs.deployment.tp
+        return {name: float(size) for name, size in zip(LINKS, moved, strict=True)}
+
+    @property
+    def stored_bytes(self) -> dict[str, int]:
+        """Prefix blocks that the memories besides the GPUs' hold at the end. [B]"""
+        pools: Any = self.run.world.pools
+        each = int(self.run.world.limits.unit_bytes) * self.run.costs.deployment.tp
+        held = {
+            name: int(pools.count[place:-1:POOLS].sum()) * each
+            for name, place in (("host", HOST), ("nvme", NVME))
+        }
+        return held | {"remote": int(pools.count[-1]) * each}
+
+    @property
     def usd(self) -> float | None:
         """Price of the fleet for the run, if the hardware has one. [USD]"""
         d = self.run.costs.deployment
@@ -149,6 +184,9 @@ class Outcome:
             "kv_peak_share": float(run.replicas.peak.max() / max(limits.gpu, 1)),
             "preemptions": int(run.replicas.preemptions.sum()),
             "prefix_hit_share": float(run.progress.hits.sum() / prompts) if prompts else None,
+            "prefix_hits": self.prefix_hits,
+            "link_bytes": self.link_bytes,
+            "stored_bytes": self.stored_bytes,
             "usd": usd,
             "usd_per_million_tokens": usd / made * 1e6 if usd is not None and made else None,
             "table_error": run.costs.error,
@@ -173,6 +211,7 @@ def faults(run: Run, whole: bool = True) -> list[str]:
     whole : the run was played to its end, so that nobody may be left.
     """
     p, requests, replicas = run.progress, run.requests, run.replicas
+    pools: Any = run.world.pools
     done = p.status == FINISHED
     made = int(requests.generate[done].sum()) + int(p.made[~done].sum())
     rules: dict[str, Callable[[], object]] = {
@@ -187,9 +226,25 @@ def faults(run: Run, whole: bool = True) -> list[str]:
             not whole or made == int(replicas.emitted.sum())
         ),
         "more cache is in use than there is": lambda: (replicas.lowest >= 0).all(),
+        "blocks were lost or made in a memory": lambda: (
+            pools.stored - pools.dropped == _held(run)
+        ).all(),
         "memory is left over after the last request": lambda: not whole or (_left(run) == 0).all(),
     }
     return [fault for fault, holds in rules.items() if not holds()]
+
+
+def _held(run: Run) -> np.ndarray:
+    """Entries of each memory that are in use or kept. (pools,)"""
+    pools: Any = run.world.pools
+    entries: Any = run.world.entries
+    free = np.zeros(pools.shape[0], np.int64)
+    for index, pool in enumerate(pools):
+        at = pool.free
+        while at >= 0:
+            free[index] += 1
+            at = entries[at].chain
+    return np.asarray(pools.room - free)
 
 
 def _left(run: Run) -> np.ndarray:

@@ -23,7 +23,7 @@ def let_the_paused_wait(world: World, replica: Replica) -> float:
         if sequence.todo == 0:
             if sequence.paused:
                 sequence.finish += 1
-                sequence.base -= sequence.growth
+                sequence.intercept -= sequence.growth
             else:
                 context += length_of(replica, sequence)
     return context
@@ -36,6 +36,7 @@ def read_on(world: World, replica: Replica) -> None:
     for i in range(replica.first_reader, replica.running):
         sequence = world.sequences[replica.first_sequence + i]
         sequence.done += sequence.chunk
+        replica.unread -= sequence.chunk
         if sequence.todo > 0 and sequence.chunk == sequence.todo:
             finish_prompt(world, replica, sequence)
         elif sequence.todo > 0:
@@ -107,7 +108,8 @@ def play_rounds(tables: Tables, world: World, replica: Replica, until: float) ->
     decoding = spend.Decoding(batch, context / batch, growth / batch)
     rounds = replica.end - replica.rounds
     if rounds > 1:
-        rounds = spend.rounds_within(tables, decoding, rounds, until - replica.clock)
+        seconds = min(until, replica.next_ready) - replica.clock
+        rounds = spend.rounds_within(tables, decoding, rounds, seconds)
     if rounds > 1 and not all_surely_grow(world, replica, rounds):
         rounds = rounds_in_memory(world, replica, rounds)
     spend.add_rounds(tables, replica.cost, decoding, rounds)

@@ -1,12 +1,19 @@
 """First-in, first-out queues of a replica's requests, linked through the requests."""
 
 from kvsim.serving.compiled import compiled
-from kvsim.serving.records import NONE, Replica, World
+from kvsim.serving.records import NONE, Replica, Request, World
+
+
+@compiled
+def unread(request: Request) -> int:
+    """Tokens that a request which waits has to read, if none are found. [tokens]"""
+    return request.prompt + request.made
 
 
 @compiled
 def queue(world: World, replica: Replica, index: int) -> None:
     """Wait behind all others."""
+    replica.unread += unread(world.requests[index])
     world.requests[index].link = NONE
     if replica.waiting == 0:
         replica.wait_head = index
@@ -19,6 +26,7 @@ def queue(world: World, replica: Replica, index: int) -> None:
 @compiled
 def queue_front(world: World, replica: Replica, index: int) -> None:
     """Wait in front of all others."""
+    replica.unread += unread(world.requests[index])
     world.requests[index].link = replica.wait_head if replica.waiting > 0 else NONE
     if replica.waiting == 0:
         replica.wait_tail = index
@@ -30,6 +38,7 @@ def queue_front(world: World, replica: Replica, index: int) -> None:
 def unqueue(world: World, replica: Replica) -> int:
     """Take the first one that waits."""
     index = replica.wait_head
+    replica.unread -= unread(world.requests[index])
     replica.wait_head = world.requests[index].link
     replica.waiting -= 1
     return index

@@ -10,14 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.graph import Array
-from kvsim.serving.rules import Rules
 from kvsim.serving.tables import COSTS, RESOURCES
-from kvsim.traces.requests import Requests
 
 Integers = NDArray[np.int64]
 Int32 = Annotated[int, "i4"]
 Int8 = Annotated[int, "i1"]
 PerCost = Annotated[Array, ("f8", (len(COSTS),))]
+LINKS = ("h2d", "d2h", "nvme_read", "nvme_write", "nic_in", "nic_out")
+H2D, D2H, NVME_READ, NVME_WRITE, NIC_IN, NIC_OUT = range(len(LINKS))
+PerLink = Annotated[Array, ("f8", (len(LINKS),))]
+MEMORIES = ("gpu", "host", "nvme", "remote")
+GPU, HOST, NVME, REMOTE = range(len(MEMORIES))
+POOLS = 3  # of each replica; the remote store is one for all, behind theirs
+PerMemory = Annotated[Array, ("i8", (len(MEMORIES),))]
 PerResource = Annotated[Array, ("f8", (len(RESOURCES),))]
 
 NONE = -1  # no request, no entry, no replica
@@ -54,13 +59,19 @@ class Limits:
     keeps: bool  # preempted sequences find again what nothing has overwritten
     gpu: int  # memory for caches of each GPU [B]
     host: int  # host memory for the running sequences of each GPU [B]
-    host_cache: int  # host memory for evicted blocks and swapped sequences [B]
+    host_cache: int  # host memory for stored blocks and swapped sequences [B]
     prefix_tokens: int  # prompt tokens of a shared block; 0 without prefix caching [tokens]
     prefix_bytes: int  # memory of a shared block; 0 without prefix caching [B]
     steepest: int  # most that one more KV block of a sequence takes of the GPU [B]
     host_steepest: int  # and of the host [B]
-    h2d: float  # rate at which each GPU swaps in and fetches evicted blocks [B/s]
+    h2d: float  # rate at which each GPU swaps in [B/s]
     d2h: float  # and swaps out [B/s]
+    tiers: bool  # whether any memory besides the GPU keeps shared blocks
+    unit: int  # shared blocks that are stored and loaded together
+    unit_bytes: int  # [B]
+    ttl: float  # stored blocks are forgotten so long after their last use [s]
+    load: int  # of LOADS: what to do with stored blocks
+    link_rate: PerLink  # [B/s]
 
 
 class Request:
@@ -91,13 +102,19 @@ class Sequence:
     """A running request: its place in the batch."""
 
     request: int
-    base: float  # tokens cached after round x of its replica: base + growth x [tokens]
+    intercept: float  # tokens cached after round x of its replica: this + growth x [tokens]
     growth: float  # tokens per round
     finish: int  # round that completes it; NEVER while its prompt is read
     todo: int  # prompt tokens to read; 0 while it decodes [tokens]
     done: int  # prompt tokens read or found [tokens]
     chunk: int  # prompt tokens it reads in this pass [tokens]
     shared: int  # shared blocks it uses
+    found: int  # of them, the leading ones of its prompt
+    load_from: int  # and those from here to before load_to, which come from another memory
+    load_to: int
+    skip: int  # prompt tokens that are still to come from another memory [tokens]
+    skip_at: int  # where they begin [tokens]
+    ready: float  # when they are here [s]
     held: int  # GPU cache of its own [B]
     host_held: int  # its part in host memory [B]
     paused: bool  # decodes, but not in this pass
@@ -116,6 +133,8 @@ class Replica:
     end: int  # round that completes the next sequence
     context: float  # tokens cached of all decoding sequences [tokens]
     growth: float  # and what a round adds to them [tokens]
+    unread: int  # prompt tokens of all requests here that are not read yet [tokens]
+    next_ready: float  # when the next sequence that waits for stored blocks has them [s]
     waiting: int  # requests that have not started, or start again
     wait_head: int
     wait_tail: int
@@ -136,6 +155,10 @@ class Replica:
     lowest: int  # least free memory ever found: below 0 would be a fault [B]
     just_done: int  # sequences that the last step completed
     bin_width: float  # [s]
+    link_free: PerLink  # when what was put on each link so far has passed [s]
+    link_bytes: PerLink  # what has passed or is to pass [B]
+    found: PerMemory  # prompt tokens found in each memory, at requests' first start [tokens]
+    estimate: PerCost  # of recomputing stored blocks [s]
     # the pass that is being put together
     budget: int  # tokens it may still take [tokens]
     decoding: int  # sequences that decode in it
@@ -149,22 +172,31 @@ class Replica:
 
 
 class Pool:
-    """The shared blocks in one memory of a replica, with those in no use by last use."""
+    """The shared blocks in one memory, with those in no use by last use.
 
-    first: int  # its entries are World.entries[first:][:size]
-    size: int
+    An entry of the GPU's pool is one shared block; of another, one unit of them, under the id of
+    its last block.
+    """
+
+    first: int  # its entries are World.entries[first:][:room]
+    room: int
     first_bucket: int
     mask: int  # number of its buckets, less one
     free: int  # first unused entry, linked by ``chain``
     oldest: int  # least recently used entry without users
     newest: int
     count: int  # entries in the list from oldest to newest
+    limit: int  # most entries its memory holds
+    stored: int  # entries ever made
+    dropped: int  # and given up
 
 
 class Entry:
     """A shared block in a pool."""
 
     block: int  # its id in the trace
+    ready: float  # when it has arrived in this memory [s]
+    used: float  # last use [s]
     chain: Int32  # next entry in its bucket
     users: Int32  # running sequences that use it
     newer: Int32
@@ -200,17 +232,13 @@ class World(NamedTuple):
     requests: Records[Request]
     replicas: Records[Replica]
     sequences: Records[Sequence]
-    pools: Records[Pool]  # of replica r, World.pools[POOLS * r + GPU] and [POOLS * r + HOST]
+    pools: Records[Pool]  # of replica r, World.pools[POOLS * r + GPU] and so on; last, REMOTE
     entries: Records[Entry]
     buckets: NDArray[np.int32]
     ids: Integers  # hash blocks of all prompts
     sizes: Records[Sizes]
     bins: Records[Bin]  # of replica r, World.bins[BINS * r:][:BINS]
     gaps: Array  # tokens by the time since the one before, GAPS of each replica
-
-
-GPU, HOST = 0, 1
-POOLS = 2
 
 
 def layout(record: type) -> np.dtype[Any]:
@@ -229,48 +257,3 @@ def make(record: type, count: int, **values: Any) -> Any:
     for name, value in values.items():
         found[name] = value
     return found
-
-
-def request_records(requests: Requests, rate: Array, prefix_tokens: int) -> tuple[Any, Integers]:
-    """All requests waiting to arrive, and the hash blocks of their prompts.
-
-    Parameters
-    ----------
-    prefix_tokens : tokens of a shared block; 0 leaves the blocks out. [tokens]
-    """
-    ids = np.zeros(0, np.int64)
-    first, full = np.zeros((2, len(requests)), np.int64)
-    if prefix_tokens and requests.block_ids is not None and requests.block_start is not None:
-        ids, first = requests.block_ids, requests.block_start[:-1]
-        full = np.minimum(np.diff(requests.block_start), requests.prompt // prefix_tokens)
-    records = make(
-        Request, len(requests), arrival=requests.arrival, rate=rate, started=np.nan, first=np.nan,
-        last=np.nan, first_block=first, blocks=full, prompt=requests.prompt,
-        generate=requests.generate, replica=NONE, link=NONE,
-    )  # fmt: skip
-    return records, np.array(ids)  # a copy that is not read-only, as compiled code expects
-
-
-def replica_records(replicas: int, rules: Rules, gpu: int) -> Any:
-    """Idle replicas with empty caches."""
-    number = np.arange(replicas)
-    ends = dict.fromkeys(("wait_head", "wait_tail", "swap_head", "swap_tail"), NONE)
-    return make(
-        Replica, replicas, index=number, first_sequence=number * rules.max_seqs, end=NEVER,
-        freed=gpu, lowest=NEVER, bin_width=0.01, **ends,
-    )  # fmt: skip
-
-
-def pool_records(sizes: list[int]) -> tuple[Any, Any, NDArray[np.int32]]:
-    """Empty pools of so many entries each: the pools, their entries and their buckets."""
-    size = np.array(sizes, np.int64)
-    buckets = 2 ** np.ceil(np.log2(np.maximum(2 * size, 1))).astype(np.int64)
-    first = np.cumsum(size) - size
-    pools = make(
-        Pool, size.size, first=first, size=size, first_bucket=np.cumsum(buckets) - buckets,
-        mask=buckets - 1, free=np.where(size > 0, first, NONE), oldest=NONE, newest=NONE,
-    )  # fmt: skip
-    entries = make(Entry, int(size.sum()), newer=NONE, older=NONE)
-    entries["chain"] = np.arange(1, len(entries) + 1)
-    entries["chain"][(first + size - 1)[size > 0]] = NONE
-    return pools, entries, np.full(int(buckets.sum()), NONE, np.int32)

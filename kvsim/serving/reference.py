@@ -5,40 +5,37 @@ NumPy's own interpolation. No pass is ever skipped or summed up. This is the doc
 the compiled simulator: tests compare the two request by request.
 """
 
-from dataclasses import dataclass, field
-from math import ceil, inf, isnan
+from dataclasses import dataclass
+from math import ceil, inf
 from typing import Any
 
 from kvsim.serving.costs import StepCosts
+from kvsim.serving.records import LINKS
 from kvsim.serving.reference_memory import (
     EPS,
-    PlainMemory,
     PlainRequest,
     PlainSequence,
     line,
     plane,
 )
+from kvsim.serving.reference_prompts import PlainPrompts
+from kvsim.serving.reference_tiers import PlainStore
 from kvsim.traces.requests import Requests
 
 
 @dataclass(eq=False)
-class PlainReplica(PlainMemory):
+class PlainReplica(PlainPrompts):
     """One replica and its scheduler."""
 
-    clock: float = 0.0
-    waiting: list[PlainRequest] = field(default_factory=list)
-    swapped: list[PlainRequest] = field(default_factory=list)
     just_done: int = 0
     passes: int = 0
-    budget: int = 0
-    preempted: int = 0
     copying: float = 0.0
 
-    def step(self) -> None:
+    def step(self, until: float = inf) -> None:
         """One pass."""
         limits = self.limits
         self.budget, self.preempted, self.copying = limits.max_tokens, 0, 0.0
-        self.just_done = 0
+        self.just_done, self.next_ready = 0, inf
         for s in self.batch:
             s.chunk, s.runs = 0, False
         if limits.chunked and limits.decode_first:
@@ -48,12 +45,14 @@ class PlainReplica(PlainMemory):
             self.read_prompts()
             self.decode(not any(s.chunk for s in self.batch))
         else:
-            if not (limits.decode_first and self.batch):
+            if not (limits.decode_first and any(not s.todo for s in self.batch)):
                 self.read_prompts()
             if not any(s.chunk for s in self.batch):
                 self.decode(True)
         if any(s.chunk or s.runs for s in self.batch):
             self.play()
+        elif self.next_ready < inf:
+            self.clock = max(min(self.next_ready, until), self.clock) + self.copying
         else:
             if self.batch:
                 self.preempt()
@@ -105,7 +104,10 @@ class PlainReplica(PlainMemory):
         """Give back the memory of a sequence."""
         self.batch.remove(s)
         self.freed(s.held, s.request if s.request.kept else None)
-        for block in reversed(s.request.ids[: s.shared]):
+        ids = s.request.ids
+        leading = [b for b, used in zip(ids, s.found, strict=False) if b == used]
+        loaded = s.found[len(leading) :]
+        for block in [*reversed(loaded), *reversed(leading)]:
             self.unpin(block)
 
     def swap_in(self, r: PlainRequest) -> bool:
@@ -120,67 +122,6 @@ class PlainReplica(PlainMemory):
         size = int(self.t.gpu_bytes[self.blocks(length)])
         self.host_swapped -= size
         self.copying += size / self.t.h2d
-        return True
-
-    def read_prompts(self) -> None:
-        """Go on with prompts that have begun, then begin others in order."""
-        for s in self.batch:
-            part = min(s.todo, self.budget)
-            if part > 0 and self.grow(s, s.done + part):
-                s.chunk = part
-                self.budget -= part
-        while self.waiting and not self.swapped and not self.preempted:
-            if len(self.batch) == self.limits.max_seqs or self.budget <= 0 or not self.begin():
-                return
-
-    def hits(self, r: PlainRequest) -> list[int]:
-        """Leading prompt blocks that some memory still holds."""
-        if not self.limits.prefix_bytes or not self.limits.prefix_tokens:
-            return []
-        found = []
-        for block in r.ids[: r.prompt // self.limits.prefix_tokens]:
-            if block not in self.users and block not in self.kept and block not in self.away:
-                break
-            found.append(block)
-        return found
-
-    def begin(self) -> bool:
-        """Begin the prompt that has waited longest, unless it has to wait."""
-        r = self.waiting[0]
-        hits = self.hits(r)
-        away = [b for b in hits if b in self.away]
-        length = r.prompt + r.made
-        found, again = min(len(hits) * self.limits.prefix_tokens, length - 1), 0
-        if not hits:
-            again = min(self.remains(r), (length - 1) // self.limits.block_tokens)
-            found = again * self.limits.block_tokens
-        part = min(length - found, self.budget)
-        if not self.limits.chunked and part < length - found:
-            if any(s.chunk for s in self.batch):
-                return False
-            part = length - found
-        blocks = self.blocks(length if self.limits.whole_prompt else found + part)
-        own = max(int(self.t.prompt_bytes[blocks]) - len(hits) * self.limits.prefix_bytes, 0)
-        new = [b for b in hits if b not in self.users]
-        if own + len(new) * self.limits.prefix_bytes > self.available():
-            return False
-        if int(self.t.host_bytes[blocks]) > self.host_room():
-            return False
-        self.waiting.pop(0)
-        for block in hits:
-            if block not in away:
-                self.pin(block)
-        self.away = [b for b in self.away if b not in away]
-        for block in away:
-            self.pin(block)
-        s = PlainSequence(r, length - found, found, len(hits), chunk=part)
-        self.batch.append(s)
-        s.held = self.take_up(r, again)
-        assert self.grow(s, found + part)
-        if isnan(r.started):
-            r.started, r.hits = self.clock, found
-        self.budget -= part
-        self.copying += len(away) * self.limits.prefix_bytes / self.t.h2d
         return True
 
     def play(self) -> None:
@@ -216,37 +157,52 @@ class PlainReplica(PlainMemory):
             self.just_done += 1
             self.drop(s)
 
-    def finish_prompt(self, s: PlainSequence) -> None:
-        """A prompt yields its first token, and its full blocks are shared."""
-        r = s.request
-        r.made += 1
-        if isnan(r.first):
-            r.first = self.clock
-        s.todo = 0
-        if self.limits.prefix_bytes and self.limits.prefix_tokens:
-            full = min(len(r.ids), r.prompt // self.limits.prefix_tokens)
-            given = min((full - s.shared) * self.limits.prefix_bytes, s.held)
-            s.held -= given
-            self.freed(given)
-            for block in r.ids[s.shared : full]:
-                self.pin(block)
-            s.shared = full
-        s.length = r.prompt + r.made - 1
-        self.freed(s.held - self.own(s, s.length))
-        s.held = self.own(s, s.length)
-        more = r.generate - r.made
-        s.left = ceil(more / r.rate - EPS)
-        s.growth = more / s.left if more else 0.0
-
     def load(self, now: float) -> int:
         """Unfinished requests; what a pass in progress will complete is not complete yet."""
         unfinished = len(self.batch) + len(self.waiting) + len(self.swapped)
         return unfinished + (self.just_done if self.clock > now else 0)
 
+    def score(self, r: PlainRequest, route: str) -> tuple[int, int]:
+        """The replica with the lowest is chosen."""
+        if not (self.batch or self.waiting or self.swapped):
+            self.clock = max(self.clock, r.arrival)
+        if route == "least-loaded":
+            return 0, self.load(r.arrival)
+        found = self.found_blocks(r)
+        if route == "prefix-aware":
+            return -found, self.load(r.arrival)
+        to_read = self.unread() - found * int(self.limits.prefix_tokens)
+        return to_read, self.load(r.arrival)
+
     def advance(self, until: float) -> None:
         """Play passes until one ends at or after that time."""
         while self.clock < until and (self.batch or self.waiting or self.swapped):
-            self.step()
+            self.step(until)
+
+
+def fleet_of(
+    costs: StepCosts, limits: Any, requests: Requests, replicas: int
+) -> list[PlainReplica]:
+    """Idle replicas, with one remote store for all."""
+    rules, tp = costs.rules, costs.deployment.tp
+    ids = requests.block_ids
+    different = 0 if ids is None or not ids.size or not limits.prefix_bytes else int(ids.max()) + 1
+
+    def store(size: float) -> PlainStore:
+        return PlainStore(
+            min(int(size / tp) // int(limits.unit_bytes), different) if different else 0
+        )
+
+    remote, names = store(rules.remote_cache), LINKS
+    return [
+        PlainReplica(
+            costs.tables, limits,
+            stores={"host": store(rules.host_cache), "nvme": store(rules.nvme_cache),
+                    "remote": remote},
+            rates=dict(zip(names, map(float, limits.link_rate), strict=True)),
+        )
+        for _ in range(replicas)
+    ]  # fmt: skip
 
 
 def simulate_plainly(
@@ -259,7 +215,7 @@ def simulate_plainly(
     until: float = inf,
 ) -> tuple[list[PlainRequest], list[PlainReplica]]:
     """What becomes of every request, and the replicas at the end."""
-    fleet = [PlainReplica(costs.tables, limits) for _ in range(replicas)]
+    fleet = fleet_of(costs, limits, requests, replicas)
     out = []
     turn = 0
     for i in range(len(requests)):
@@ -276,17 +232,14 @@ def simulate_plainly(
         if not fleet[0].could_hold(r):
             r.status = "refused"
             continue
+        if route != "round-robin" or costs.rules.remote_cache:
+            for replica in fleet:
+                replica.advance(r.arrival)
         if route == "round-robin":
             chosen = fleet[turn]
             turn = (turn + 1) % replicas
         else:
-            for replica in fleet:
-                replica.advance(r.arrival)
-            prefix = route == "prefix-aware"
-            chosen = max(
-                fleet,
-                key=lambda f: (len(f.hits(r)) if prefix else 0, -f.load(r.arrival)),
-            )
+            chosen = min(fleet, key=lambda f: f.score(r, route))
         chosen.advance(r.arrival)
         chosen.clock = max(chosen.clock, r.arrival)
         r.replica = fleet.index(chosen)

@@ -45,6 +45,10 @@ class PlainSequence:
     length: float = 0.0
     growth: float = 0.0
     left: int = 0
+    found: list[int] = field(default_factory=list)  # blocks of its prompt that it uses
+    skip: int = 0  # prompt tokens that come from another memory
+    skip_at: int = 0
+    ready: float = 0.0
     chunk: int = 0
     runs: bool = False
 
@@ -59,7 +63,8 @@ class PlainMemory:
     free: list[tuple[int, PlainRequest | None]] = field(default_factory=list)  # used from the front
     users: dict[int, int] = field(default_factory=dict)  # shared blocks in use
     kept: list[int] = field(default_factory=list)  # unused ones on the GPU, oldest first
-    away: list[int] = field(default_factory=list)  # on the host, oldest first
+    arrives: dict[int, float] = field(default_factory=dict)  # when blocks are on the GPU [s]
+    clock: float = 0.0
     host_swapped: int = 0
 
     def __post_init__(self) -> None:
@@ -107,41 +112,34 @@ class PlainMemory:
         return int(self.limits.host - sum(s.host_held for s in self.batch))
 
     def make_room(self, size: int) -> None:
-        """Kept blocks give way, least recently used first, to the host or for good."""
+        """Kept blocks give way, least recently used first."""
         while self.kept and self.available() - len(self.kept) * self.limits.prefix_bytes < size:
-            block = self.kept.pop(0)
+            self.arrives.pop(self.kept.pop(0))
             self.freed(self.limits.prefix_bytes)
-            if self.make_host_room(self.limits.prefix_bytes):
-                self.away.append(block)
 
-    def make_host_room(self, size: int) -> bool:
-        """Blocks on the host give way; whether that suffices."""
-        room = int(self.limits.host_cache) - self.host_swapped
-        if room < size:
-            return False
-        while room - len(self.away) * self.limits.prefix_bytes < size:
-            self.away.pop(0)
-        return True
-
-    def pin(self, block: int) -> None:
+    def pin(self, block: int, arrives: float = 0.0) -> None:
         """One more sequence uses a block."""
         if block not in self.users:
             if block in self.kept:
                 self.kept.remove(block)
             else:
-                if block in self.away:
-                    self.away.remove(block)
                 self.make_room(self.limits.prefix_bytes)
                 self.taken(self.limits.prefix_bytes)
+                self.arrives[block] = arrives
             self.users[block] = 0
         self.users[block] += 1
 
     def unpin(self, block: int) -> None:
-        """One sequence less uses a block, which is kept."""
+        """One sequence less uses a block, which is kept if it has arrived."""
         self.users[block] -= 1
-        if not self.users[block]:
-            del self.users[block]
+        if self.users[block]:
+            return
+        del self.users[block]
+        if self.arrives[block] <= self.clock:
             self.kept.append(block)
+        else:
+            del self.arrives[block]
+            self.freed(self.limits.prefix_bytes)
 
     def blocks(self, tokens: float) -> int:
         """KV blocks of so many tokens."""

@@ -1,7 +1,7 @@
 """How an engine schedules requests: the settings users know from their serving engine."""
 
 from dataclasses import dataclass, fields
-from math import isfinite
+from math import inf, isfinite, isnan
 
 from kvsim import limits
 from kvsim.errors import InputError
@@ -10,6 +10,13 @@ PREFILLS = ("chunked", "whole")
 PRIORITIES = ("decode", "prefill")
 PREEMPTIONS = ("recompute", "swap")
 ADMISSIONS = ("prompt", "chunk")
+LOADS = ("split", "faster", "load", "recompute")
+SPLIT, FASTER, LOAD, RECOMPUTE = range(len(LOADS))
+NVME_READ_RATE, NVME_WRITE_RATE = 6.8e9, 4.0e9
+"""Typical, and assumed where nothing else is given: one PCIe 4.0 x4 drive's sequential rates, as in
+the datasheet of Samsung's PM9A3 (6,800 and 4,000 MB/s). [B/s]"""
+NIC_RATE = 25e9
+"""Typical, and assumed likewise: one 200 Gb/s port in each direction (HDR InfiniBand). [B/s]"""
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,15 @@ class Rules:
     admission: str = "prompt"  # memory that must be free for a prompt to begin: all it needs, or
     # only what its first part needs
     prefix_caching: bool = False  # computed prompt blocks stay until their memory is needed
-    host_cache: float = 0.0  # host memory that evicted prompt blocks and swapped sequences use [B]
+    host_cache: float = 0.0  # host memory that stored prompt blocks and swapped sequences use [B]
+    nvme_cache: float = 0.0  # NVMe space for stored prompt blocks, of each replica [B]
+    remote_cache: float = 0.0  # remote store for prompt blocks, one for all replicas [B]
+    cache_ttl: float = inf  # stored blocks are forgotten so long after their last use [s]
+    cache_block: int = 0  # tokens stored and loaded together; 0: the trace's prefix block [tokens]
+    prefix_load: str = "split"  # what is done with stored blocks of a prompt
+    nvme_read: float = NVME_READ_RATE  # [B/s]
+    nvme_write: float = NVME_WRITE_RATE  # [B/s]
+    nic: float = NIC_RATE  # of each replica, in each direction [B/s]
 
     def __post_init__(self) -> None:
         choices = {
@@ -46,6 +61,7 @@ class Rules:
             "priority": PRIORITIES,
             "preemption": PREEMPTIONS,
             "admission": ADMISSIONS,
+            "prefix_load": LOADS,
         }
         for f in fields(self):
             value, option = getattr(self, f.name), f"--{f.name.replace('_', '-')}"
@@ -53,10 +69,46 @@ class Rules:
                 if value not in choices[f.name]:
                     expected = " or ".join(choices[f.name])
                     raise InputError(f"{option}: got {value!r}; expected {expected}")
-            elif f.name == "host_cache":
+            elif f.name in ("cache_ttl", "nvme_read", "nvme_write", "nic"):
+                if isnan(value) or value <= 0:
+                    raise InputError(f"{option}: got {value!r}; expected a number above 0")
+            elif f.name in ("host_cache", "nvme_cache", "remote_cache"):
                 if not (isfinite(value) and value >= 0):
                     raise InputError(f"{option}: got {value!r}; expected 0 or more bytes")
-            elif f.name != "prefix_caching":
+            elif f.name != "prefix_caching" and not (f.name == "cache_block" and value == 0):
                 if isinstance(value, bool) or not isinstance(value, int):
                     raise InputError(f"{option}: got {value!r}; expected a whole number")
                 limits.check(option, value)
+        self._refuse_what_does_nothing()
+
+    def _refuse_what_does_nothing(self) -> None:
+        """Settings of memories that nothing is stored in.
+
+        Raises
+        ------
+        InputError
+            Naming the setting and what it needs.
+        """
+        for name in ("nvme_cache", "remote_cache"):
+            if getattr(self, name) and not self.prefix_caching:
+                option = f"--{name.replace('_', '-')}"
+                raise InputError(f"{option}: stores prefix blocks only; add --prefix-caching")
+        needs = {
+            "cache_ttl": ("--host-cache, --nvme-cache or --remote-cache", self.tiers),
+            "cache_block": ("--host-cache, --nvme-cache or --remote-cache", self.tiers),
+            "prefix_load": ("--host-cache, --nvme-cache or --remote-cache", self.tiers),
+            "nvme_read": ("--nvme-cache", self.nvme_cache > 0),
+            "nvme_write": ("--nvme-cache", self.nvme_cache > 0),
+            "nic": ("--remote-cache", self.remote_cache > 0),
+        }
+        defaults = {f.name: f.default for f in fields(self)}
+        for name, (other, there) in needs.items():
+            if getattr(self, name) != defaults[name] and not there:
+                option = f"--{name.replace('_', '-')}"
+                raise InputError(f"{option}: does nothing without {other}; add it or leave it out")
+
+    @property
+    def tiers(self) -> bool:
+        """Whether any memory besides the GPU keeps prefix blocks."""
+        stored = self.host_cache + self.nvme_cache + self.remote_cache
+        return self.prefix_caching and stored > 0

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvsim.serving.batch import hits_of, join, preempt, swap_in, use_hits
+from kvsim.serving.batch import join, preempt, swap_in
 from kvsim.serving.compiled import compiled, inlined
 from kvsim.serving.growth import (
     all_surely_grow,
@@ -11,17 +11,18 @@ from kvsim.serving.growth import (
     hold_rounds,
     length_of,
 )
-from kvsim.serving.memory import available, find, remains, reuse, take
+from kvsim.serving.memory import available, find, hits_of, pin, remains, reuse, take
 from kvsim.serving.play import play_pass, play_rounds
 from kvsim.serving.queues import unqueue, unqueue_swapped
 from kvsim.serving.records import (
     GPU,
-    NONE,
     POOLS,
     Replica,
+    Sequence,
     World,
 )
-from kvsim.serving.tables import TO_GPU, Tables
+from kvsim.serving.tables import Tables
+from kvsim.serving.tiers import load
 
 PASSES = 100_000  # between two looks at what else happens, such as Ctrl-C
 
@@ -82,21 +83,21 @@ def decode(world: World, replica: Replica) -> None:
 
 
 @compiled
-def begin(world: World, replica: Replica) -> bool:
+def begin(tables: Tables, world: World, replica: Replica) -> bool:
     """Begin the prompt that has waited longest, unless it has to wait.
 
-    Its shared blocks that some memory still holds need not be computed.
+    Its leading blocks that the GPU still holds need not be computed, and of those that follow,
+    the ones that are loaded from another memory.
     """
     limits, index = world.limits, replica.wait_head
     request = world.requests[index]
-    hits, kept, away = 0, 0, 0  # shared blocks found, of them unused on the GPU, on the host
+    hits, kept = 0, 0  # shared blocks found on the GPU, and of them those in no use
+    gpu = world.pools[POOLS * replica.index + GPU]
     if request.blocks > 0:
         hits = hits_of(world, replica, request)
         for k in range(hits):
-            block = world.ids[request.first_block + k]
-            found = find(world, world.pools[POOLS * replica.index + GPU], block)
-            away += found == NONE
-            kept += found != NONE and world.entries[found].users == 0
+            found = find(world, gpu, world.ids[request.first_block + k])
+            kept += world.entries[found].users == 0
     length = request.prompt + request.made
     known, again = min(hits * limits.prefix_tokens, length - 1), 0
     if hits == 0:  # only full blocks can be found again
@@ -109,7 +110,7 @@ def begin(world: World, replica: Replica) -> bool:
         part = length - known  # longer than the budget: in a pass of its own
     size = world.sizes[blocks_of(limits, length if limits.whole_prompt else known + part)]
     own = max(size.prompt - hits * limits.prefix_bytes, 0)
-    if own + (kept + away) * limits.prefix_bytes > available(world, replica):
+    if own + kept * limits.prefix_bytes > available(world, replica):
         return False
     if replica.host_private + size.host > limits.host:
         return False
@@ -117,37 +118,60 @@ def begin(world: World, replica: Replica) -> bool:
     replica.first_reader = min(replica.first_reader, replica.running)
     replica.reading += 1
     sequence = join(world, replica, index, hits)
-    sequence.todo, sequence.done = length - known, known
-    use_hits(world, replica, request, hits)
+    for k in range(hits):
+        pin(world, replica, world.ids[request.first_block + k])
     sequence.held = reuse(world, replica, request, again)
-    grow(world, replica, sequence, known + part)
+    sequence.done, sequence.todo = known, length - known
+    if limits.tiers and again == 0 and hits < request.blocks:
+        part = load(tables, world, replica, sequence)
+    replica.unread += sequence.todo
+    grow(world, replica, sequence, float(known + part + sequence.skip))
     if np.isnan(request.started):
         request.started = replica.clock
-        request.hits = known
+        request.hits = known + sequence.skip
+        replica.found[GPU] += known
     sequence.chunk = part
     replica.budget -= part
     replica.prompt_tokens += part
-    replica.cost[TO_GPU] += away * limits.prefix_bytes / limits.h2d
-    replica.copying += away * limits.prefix_bytes / limits.h2d
     return True
 
 
 @compiled
-def read_prompts(world: World, replica: Replica) -> None:
+def read_prompts(tables: Tables, world: World, replica: Replica) -> None:
     """Go on with the prompts that have begun, then begin others."""
     if replica.reading > 0:
         for i in range(replica.first_reader, replica.running):
             sequence = world.sequences[replica.first_sequence + i]
-            part = min(sequence.todo, replica.budget)
-            if part > 0 and grow(world, replica, sequence, sequence.done + part):
-                sequence.chunk = part
-                replica.budget -= part
-                replica.prompt_tokens += part
+            if sequence.todo > 0:
+                read_more(world, replica, sequence)
     while replica.ousted + replica.swapped == 0 and replica.waiting > 0:
         if replica.running == world.limits.max_seqs or replica.budget <= 0:
             break
-        if not begin(world, replica):
+        if not begin(tables, world, replica):
             break
+
+
+@compiled
+def read_more(world: World, replica: Replica, sequence: Sequence) -> None:
+    """Go on with a prompt, unless what comes next is still on its way here."""
+    if sequence.skip > 0 and sequence.done == sequence.skip_at:
+        if sequence.ready > replica.clock:
+            replica.next_ready = min(replica.next_ready, sequence.ready)
+            return
+        sequence.done += sequence.skip
+        sequence.skip = 0
+    part = min(sequence.todo, replica.budget)
+    if sequence.skip > 0:
+        part = min(part, sequence.skip_at - sequence.done)
+    elif not world.limits.chunked and part < sequence.todo:
+        if replica.prompt_tokens > 0:
+            return
+        part = sequence.todo
+    length = float(sequence.done + part + sequence.skip)
+    if part > 0 and grow(world, replica, sequence, length):
+        sequence.chunk = part
+        replica.budget -= part
+        replica.prompt_tokens += part
 
 
 @inlined
@@ -159,23 +183,26 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
     replica.left_out = replica.running - replica.reading
     replica.copying = 0.0
     replica.grown = False
+    replica.next_ready = np.inf
     if limits.chunked and limits.decode_first:
         replica.force = True
         decode(world, replica)
-        read_prompts(world, replica)
+        read_prompts(tables, world, replica)
     elif limits.chunked:
-        read_prompts(world, replica)
+        read_prompts(tables, world, replica)
         replica.force = replica.prompt_tokens == 0
         decode(world, replica)
     else:
-        if not (limits.decode_first and replica.running > 0):
-            read_prompts(world, replica)
+        if not (limits.decode_first and replica.running > replica.reading):
+            read_prompts(tables, world, replica)
         if replica.prompt_tokens == 0:
             replica.force = True
             decode(world, replica)
     replica.just_done = 0
     if replica.decoding + replica.prompt_tokens == 0:
-        if replica.running > 0:  # nothing but parts of prompts that find no memory
+        if replica.next_ready < np.inf:  # nothing but blocks on their way here
+            replica.clock = max(min(replica.next_ready, until), replica.clock)
+        elif replica.running > 0:  # nothing but parts of prompts that find no memory
             preempt(world, replica)
         replica.clock += replica.copying
     elif replica.prompt_tokens + replica.ousted + replica.left_out > 0 or replica.copying > 0:

@@ -1,6 +1,6 @@
 """A trace on a fleet of equal replicas, request by request."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,10 +8,8 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.graph import Array
-from kvsim.serving.batch import hits_of
 from kvsim.serving.compiled import compiled, inlined, prepare
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.growth import blocks_of
 from kvsim.serving.queues import queue
 from kvsim.serving.records import (
     BINS,
@@ -19,18 +17,20 @@ from kvsim.serving.records import (
     GAPS,
     NONE,
     REFUSED,
+    Integers,
     Request,
     World,
     make,
 )
-from kvsim.serving.schedule import advance
+from kvsim.serving.schedule import advance, has_work
 from kvsim.serving.tables import Tables
+from kvsim.serving.tiers import found_blocks
 from kvsim.serving.world import Course, kinds_of, world_of
 from kvsim.traces.requests import Requests
 
 PIECE = 16384  # requests between two looks at what else happens, such as Ctrl-C
-ROUTES = ("round-robin", "least-loaded", "prefix-aware")
-ROUND_ROBIN, LEAST_LOADED, PREFIX_AWARE = range(len(ROUTES))
+ROUTES = ("round-robin", "least-loaded", "prefix-aware", "cache-and-load")
+ROUND_ROBIN, LEAST_LOADED, PREFIX_AWARE, CACHE_AND_LOAD = range(len(ROUTES))
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,9 @@ def simulate(
 
     Parameters
     ----------
-    route : which replica a request goes to: in turn, where the fewest are unfinished, or where
-        most of its prefix is (the least loaded of those).
+    route : which replica a request goes to: in turn, where the fewest are unfinished, where most of
+        its prefix is, or where the fewest prompt tokens are to be read before its first token; the
+        least loaded of equals.
     rate : tokens per decoding round of each request; None for the technique's mean. (n,)
     until : passes that would begin later are not played. [s]
     told : called now and then with the number of requests that are done.
@@ -98,71 +99,89 @@ def simulate(
     each = np.full(len(requests), costs.rate) if rate is None else rate
     world = world_of(requests, costs, replicas, each)
     course = make(Course, 1, route=ROUTES.index(route), until=until)[0]
+    course.together = route != ROUTES[ROUND_ROBIN] or costs.rules.remote_cache > 0
     progress: Any = world.requests
     prepare(kinds_of(world, costs.tables))
-    while True:
-        left = play(costs.tables, world, course, int(course.next) + PIECE)
+    for order in _orders(world, course):
+        course.next = 0
+        while not play(costs.tables, world, course, order):
+            pass
         told(int(np.count_nonzero(progress.status >= FINISHED)))
-        if not left:
-            break
+    while not finish(costs.tables, world, course):
+        told(int(np.count_nonzero(progress.status >= FINISHED)))
+    told(int(np.count_nonzero(progress.status >= FINISHED)))
     return Run(requests, costs, world)
 
 
-@compiled
-def play(tables: Tables, world: World, course: Course, pause: int) -> bool:
-    """Requests in order of arrival, and passes between them; whether something is left to do.
+def _orders(world: World, course: Any) -> Iterator[Integers]:
+    """Requests that arrive in time, in pieces; replicas that never meet are played one by one."""
+    progress: Any = world.requests
+    sizes: Any = world.sizes
+    longest = progress.prompt.astype(np.int64) + progress.generate - 1
+    need = sizes[-(-longest // world.limits.block_tokens)]
+    too_large = (need.prompt > world.limits.gpu) | (need.host > world.limits.host)
+    in_time = progress.arrival < course.until
+    progress.status[too_large & in_time] = REFUSED
+    coming = np.flatnonzero(~too_large & in_time)
+    if course.route == ROUND_ROBIN:
+        progress.replica[coming] = np.arange(coming.size) % world.replicas.size
+    piece = PIECE if course.together else PIECE * world.replicas.size
+    for first in range(0, coming.size, piece):
+        order = coming[first : first + piece]
+        if not course.together:
+            order = order[np.argsort(progress.replica[order], kind="stable")]
+        yield order
 
-    It stops for a while before the request ``pause`` arrives, and after many passes on end.
+
+@compiled
+def play(tables: Tables, world: World, course: Course, order: Integers) -> bool:
+    """Let requests arrive in a given order, with the passes between them; whether all have.
+
+    It also stops after many passes on end.
     """
-    requests, replicas = world.requests, world.replicas
-    while True:
-        if course.next >= pause:
-            return True
-        now = course.until
-        if course.next < requests.size:
-            now = min(requests[course.next].arrival, now)
-        chosen = NONE
-        if now < course.until:
-            request = requests[course.next]
-            if not fits(world, request):
-                request.status = REFUSED
-                course.next += 1
-                continue
-            if course.route == ROUND_ROBIN:
-                chosen = course.turn
-        first, last = (chosen, chosen + 1) if chosen != NONE else (0, replicas.size)
-        for index in range(first, last):
-            if not advance(tables, world, replicas[index], now):
-                return True
-        if now >= course.until:
+    while course.next < order.size:
+        request = world.requests[order[course.next]]
+        now = request.arrival
+        if course.together:
+            for index in range(world.replicas.size):
+                if not advance(tables, world, world.replicas[index], now):
+                    return False
+        if request.replica == NONE:
+            request.replica = best(world, request, course.route)
+        replica = world.replicas[request.replica]
+        if not advance(tables, world, replica, now):
             return False
-        if chosen == NONE:
-            chosen = best(world, request, course.route == PREFIX_AWARE)
-        course.turn = (chosen + 1) % replicas.size
-        replica = replicas[chosen]
         replica.clock = max(replica.clock, now)
-        request.replica = chosen
-        queue(world, replica, course.next)
+        queue(world, replica, order[course.next])
         course.next += 1
+    return True
 
 
 @compiled
-def fits(world: World, request: Request) -> bool:
-    """Whether an empty cache has room for all of a request."""
-    size = world.sizes[blocks_of(world.limits, request.prompt + request.generate - 1)]
-    return size.prompt <= world.limits.gpu and size.host <= world.limits.host
+def finish(tables: Tables, world: World, course: Course) -> bool:
+    """Play what is left when all requests have arrived; whether nothing is."""
+    for index in range(world.replicas.size):
+        if not advance(tables, world, world.replicas[index], course.until):
+            return False
+    return True
 
 
 @inlined
-def best(world: World, request: Request, prefix: bool) -> int:
-    """The replica with the most of the prefix, if that counts, then with the fewest unfinished."""
-    chosen, most_hits, least = 0, NONE, 0
+def best(world: World, request: Request, route: int) -> int:
+    """The replica that a request goes to, the one with the fewest unfinished of equals."""
+    chosen, least, least_load = 0, 0, 0
     for index in range(world.replicas.size):
         replica = world.replicas[index]
-        hits = hits_of(world, replica, request) if prefix else 0
+        if not has_work(replica):
+            replica.clock = max(replica.clock, request.arrival)
         load = replica.running + replica.waiting + replica.swapped
         if replica.clock > request.arrival:  # what its pass will complete is not complete yet
             load += replica.just_done
-        if hits > most_hits or (hits == most_hits and load < least):
-            chosen, most_hits, least = index, hits, load
+        score = 0
+        if route != LEAST_LOADED and request.blocks > 0:
+            score = -found_blocks(world, replica, request)
+        if route == CACHE_AND_LOAD:
+            score = replica.unread + score * world.limits.prefix_tokens
+        if index == 0 or score < least or (score == least and load < least_load):
+            chosen, least, least_load = index, score, load
     return chosen

@@ -9,12 +9,15 @@ from kvsim.errors import InputError
 from kvsim.graph import Array
 from kvsim.serving import spend
 from kvsim.serving.costs import StepCosts
+from kvsim.serving.idle import pool_records, replica_records, request_records
 from kvsim.serving.record import Span
 from kvsim.serving.records import (
     BINS,
     GAPS,
+    POOLS,
     Bin,
     Entry,
+    Integers,
     Limits,
     Pool,
     Replica,
@@ -24,20 +27,19 @@ from kvsim.serving.records import (
     World,
     layout,
     make,
-    pool_records,
-    replica_records,
-    request_records,
 )
+from kvsim.serving.rules import LOADS, Rules
 from kvsim.serving.tables import COSTS, Tables
+from kvsim.serving.tiers import Plan
 from kvsim.traces.requests import Requests
 
 
 class Course:
     """How far a run has come."""
 
-    route: int
-    turn: int  # replica whose turn it is
-    next: int  # request that arrives next
+    route: int  # of simulate.ROUTES
+    together: bool  # whether all replicas are played up to every arrival
+    next: int  # place in the order of arrivals
     until: float  # [s]
 
 
@@ -51,7 +53,7 @@ def world_of(requests: Requests, costs: StepCosts, replicas: int, rate: Array) -
     """
     limits = limits_of(costs, requests)
     records, ids = request_records(requests, rate, int(limits.prefix_tokens))
-    pools, entries, buckets = pool_records(_pool_sizes(limits, ids) * replicas)
+    pools, entries, buckets = pool_records(_pool_sizes(costs, limits, ids, replicas))
     return World(
         limits=limits,
         requests=records,
@@ -76,14 +78,18 @@ def sizes_of(costs: StepCosts) -> Any:
     )  # fmt: skip
 
 
-def _pool_sizes(limits: Any, ids: np.ndarray) -> list[int]:
-    """Shared blocks that the GPU and the host of a replica can hold at most."""
-    each, different = int(limits.prefix_bytes), int(ids.max()) + 1 if ids.size else 0
-    if not each:
-        return [0, 0]
-    return [
-        min(int(getattr(limits, memory)) // each + 1, different) for memory in ("gpu", "host_cache")
-    ]
+def _pool_sizes(costs: StepCosts, limits: Any, ids: np.ndarray, replicas: int) -> list[int]:
+    """Entries of each replica's memories, and of the remote one, at most."""
+    different = int(ids.max()) + 1 if ids.size else 0
+    if not limits.prefix_bytes:
+        return [0] * (POOLS * replicas + 1)
+    rules, tp = costs.rules, costs.deployment.tp
+    gpu = min(int(limits.gpu) // int(limits.prefix_bytes) + 1, different)
+    host, nvme, remote = (
+        min(int(size / tp) // int(limits.unit_bytes), different)
+        for size in (rules.host_cache, rules.nvme_cache, rules.remote_cache)
+    )
+    return [gpu, host, nvme] * replicas + [remote]
 
 
 def limits_of(costs: StepCosts, requests: Requests) -> Any:
@@ -101,6 +107,7 @@ def limits_of(costs: StepCosts, requests: Requests) -> Any:
             f"sequence of {costs.technique} needs in a round"
         )
     host_cache = int(rules.host_cache / costs.deployment.tp)
+    unit = _unit(rules, requests)
     prefix_bytes = _prefix_bytes(costs, requests) if rules.prefix_caching else 0
     limits = make(
         Limits,
@@ -123,8 +130,46 @@ def limits_of(costs: StepCosts, requests: Requests) -> Any:
         host_steepest=int(np.diff(tables.host_bytes).max()),
         h2d=tables.h2d,
         d2h=tables.d2h,
+        tiers=rules.tiers and prefix_bytes > 0,
+        unit=unit,
+        unit_bytes=unit * prefix_bytes,
+        ttl=rules.cache_ttl,
+        load=LOADS.index(rules.prefix_load),
+        link_rate=np.array(
+            [
+                tables.h2d,
+                tables.d2h,
+                *(
+                    rate / costs.deployment.tp
+                    for rate in (rules.nvme_read, rules.nvme_write, rules.nic, rules.nic)
+                ),
+            ]
+        ),
     )
     return limits[0]
+
+
+def _unit(rules: Rules, requests: Requests) -> int:
+    """Shared blocks that are stored and loaded together.
+
+    Raises
+    ------
+    InputError
+        If the connector's blocks are not made of whole blocks of the trace.
+    """
+    if rules.tiers and not requests.block_tokens:
+        raise InputError(
+            "--prefix-caching: the trace names no prefix blocks, so nothing would be stored; leave "
+            "out the caches or use a trace that has hash blocks"
+        )
+    if not rules.cache_block:
+        return 1
+    if rules.cache_block % max(requests.block_tokens, 1):
+        raise InputError(
+            f"--cache-block: got {rules.cache_block}; expected a multiple of "
+            f"{requests.block_tokens}, the trace's tokens per prefix block"
+        )
+    return rules.cache_block // requests.block_tokens
 
 
 def _prefix_bytes(costs: StepCosts, requests: Requests) -> int:
@@ -155,11 +200,13 @@ def kinds_of(world: World, tables: Tables) -> dict[Any, Any]:
     found = {
         World: numba.typeof(world),
         Tables: numba.typeof(tables),
+        Integers: numba.typeof(world.ids),
         spend.Cost: numba.types.NestedArray(real, (len(COSTS),)),
         spend.Costs: numba.typeof(tables.costs.token),
         spend.Below: numba.typeof(tables.below.tokens),
         spend.Decoding: numba.types.NamedTuple((whole, real, real), spend.Decoding),
         spend.Prompts: numba.types.NamedUniTuple(whole, 2, spend.Prompts),
+        Plan: numba.types.NamedUniTuple(whole, len(Plan._fields), Plan),
         Span: numba.types.NamedTuple((real, whole, real, whole), Span),
         tuple[int, int]: numba.types.UniTuple(whole, 2),
         tuple[float, float]: numba.types.UniTuple(real, 2),

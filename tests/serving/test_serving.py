@@ -20,12 +20,20 @@ from kvsim.prediction.memory import decode_point
 from kvsim.serving import spend
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome, faults
-from kvsim.serving.records import FINISHED, REFUSED
-from kvsim.serving.reference import simulate_plainly
+from kvsim.serving.records import (
+    FINISHED,
+    HOST,
+    LINKS,
+    MEMORIES,
+    NVME,
+    POOLS,
+    REFUSED,
+)
+from kvsim.serving.reference import PlainReplica, simulate_plainly
 from kvsim.serving.reference_memory import PlainRequest
 from kvsim.serving.rounds import drawn_rate
-from kvsim.serving.rules import ADMISSIONS, PREEMPTIONS, PREFILLS, PRIORITIES, Rules
-from kvsim.serving.simulate import ROUTES, simulate
+from kvsim.serving.rules import ADMISSIONS, LOADS, PREEMPTIONS, PREFILLS, PRIORITIES, Rules
+from kvsim.serving.simulate import ROUTES, Run, simulate
 from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
 
@@ -82,6 +90,8 @@ def test_every_request_has_the_times_of_the_plain_simulator(seed: int) -> None:
             blocks=int(need * random.uniform(0.9, 4)),
             host_cache=float(random.choice([0.0, 2e6, 1e9])),
         )  # fmt: skip
+        if prefix:
+            rules = with_tiers(rules, random)
         costs = replace(base, rules=rules)
         object.__setattr__(costs, "_checked", base._checked)
         rate = np.full(len(requests), costs.rate)
@@ -91,9 +101,47 @@ def test_every_request_has_the_times_of_the_plain_simulator(seed: int) -> None:
         until = float(random.choice([np.inf, requests.arrival[-1]]))
         run = simulate(requests, costs, replicas, route, rate, until)
         limits = limits_of(costs, requests)
-        expected, _ = simulate_plainly(requests, costs, limits, replicas, route, rate, until)
+        expected, fleet = simulate_plainly(requests, costs, limits, replicas, route, rate, until)
         compare(run.progress, expected, f"workload {number}")
+        compare_memories(run, fleet, f"workload {number}")
         assert faults(run, whole=until == np.inf) == [], number
+
+
+def with_tiers(rules: Rules, random: np.random.Generator) -> Rules:
+    """More memories for prefix blocks, on links so slow that copies matter."""
+    rules = replace(
+        rules,
+        nvme_cache=float(random.choice([0.0, 5e6, 1e9])),
+        remote_cache=float(random.choice([0.0, 8e6, 1e9])),
+    )
+    if rules.nvme_cache:
+        rates = 10 ** random.uniform(7, 9.5, 2)
+        rules = replace(rules, nvme_read=float(rates[0]), nvme_write=float(rates[1]))
+    if rules.remote_cache:
+        rules = replace(rules, nic=float(10 ** random.uniform(7, 9.5)))
+    if rules.tiers:
+        rules = replace(
+            rules,
+            prefix_load=str(random.choice(LOADS)),
+            cache_block=int(random.choice([0, 32, 64, 96])),
+            cache_ttl=float(random.choice([0.1, 1.0, np.inf])),
+        )
+    return rules
+
+
+def compare_memories(run: Run, fleet: list[PlainReplica], where: str) -> None:
+    """Equal units in every memory, equal bytes on every link."""
+    pools: Any = run.world.pools
+    for index, plain in enumerate(fleet):
+        places = {"host": POOLS * index + HOST, "nvme": POOLS * index + NVME, "remote": -1}
+        for name, place in places.items():
+            kept, want = pools[place], plain.stores[name]
+            counts = (len(want.units), want.stored, want.dropped)
+            assert (kept.count, kept.stored, kept.dropped) == counts, (where, name)
+        moved = [plain.link_bytes.get(link, 0.0) for link in LINKS]
+        np.testing.assert_allclose(run.replicas[index].link_bytes, moved, err_msg=where)
+        found = [plain.whose.get(name, 0) for name in MEMORIES]
+        np.testing.assert_array_equal(run.replicas[index].found, found, where)
 
 
 def compare(progress: Any, expected: list[PlainRequest], where: str) -> None:
@@ -167,7 +215,7 @@ def test_a_request_larger_than_the_cache_is_refused_and_the_others_are_served() 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_seqs": 0}, "--max-seqs: got 0; expected 1 to"),
+        ({"max_seqs": 0}, "--max-seqs: got 0; expected a whole number from 1 to"),
         ({"max_tokens": -1}, "--max-tokens: got -1"),
         ({"block_tokens": True}, "--block-tokens: got True; expected a whole number"),
         ({"blocks": 10**12}, "--blocks: got 1000000000000"),

@@ -1,0 +1,75 @@
+"""Options of the memories that keep prefix blocks besides the GPU's."""
+
+from typing import Annotated, Any
+
+from kvsim.commands.arguments import count, gib, number, option, seconds
+from kvsim.errors import InputError
+
+GB = 1e9  # [B]
+
+HostCache = Annotated[
+    str | None, option("--host-cache", "GIB", "Host memory for stored and swapped cache.")
+]
+NvmeCache = Annotated[
+    str | None, option("--nvme-cache", "GIB", "NVMe space of each replica for stored cache.")
+]
+RemoteCache = Annotated[
+    str | None, option("--remote-cache", "GIB", "A store for cache that all replicas share.")
+]
+CacheTtl = Annotated[
+    str | None,
+    option("--cache-ttl", "TIME", "Stored blocks are forgotten so long after their last use."),
+]
+CacheBlock = Annotated[
+    str | None, option("--cache-block", "N", "Tokens that are stored and loaded together.")
+]
+PrefixLoad = Annotated[
+    str,
+    option(
+        "--prefix-load",
+        "HOW",
+        "Stored blocks of a prompt: load, recompute, the faster, or split: recompute the first "
+        "ones while the others are loaded.",
+    ),
+]
+NvmeRead = Annotated[str | None, option("--nvme-read", "GB/S", "Rate of each replica's drive.")]
+NvmeWrite = Annotated[str | None, option("--nvme-write", "GB/S", "Rate of each replica's drive.")]
+Nic = Annotated[str | None, option("--nic", "GB/S", "Each replica's network, in one direction.")]
+GpuShare = Annotated[
+    str | None, option("--gpu-memory-utilization", "X", "Share of GPU memory to use, 0 to 1.")
+]
+
+
+def memories(given: dict[str, str | None], prefix_load: str) -> dict[str, Any]:
+    """Settings of ``Rules`` from what was given under their names."""
+    found: dict[str, Any] = {"prefix_load": prefix_load}
+    for name, text in given.items():
+        if text is None:
+            continue
+        option_name = f"--{name.replace('_', '-')}"
+        if name == "cache_ttl":
+            found[name] = seconds(option_name, text, 1e7)
+        elif name == "cache_block":
+            found[name] = count(option_name, text)
+        elif name.endswith("_cache"):
+            found[name] = gib(option_name, text)
+        else:
+            found[name] = number(option_name, text) * GB
+    return found
+
+
+def usable_memory(gpu_memory: str | None, share: str | None, whole: float) -> float | None:
+    """Memory of each GPU that the engine may use; None for all. [B]
+
+    Raises
+    ------
+    InputError
+        If both are given.
+    """
+    if share is None:
+        return None if gpu_memory is None else gib("--gpu-memory", gpu_memory)
+    if gpu_memory is not None:
+        raise InputError(
+            "--gpu-memory-utilization: --gpu-memory says the same in GiB; give one of them"
+        )
+    return number("--gpu-memory-utilization", share, share=True) * whole

@@ -1,0 +1,134 @@
+"""How a replica reads prompts in plain Python: what the compiled scheduler must equal."""
+
+from dataclasses import dataclass, field
+from math import ceil, inf, isnan
+
+from kvsim.serving.reference_memory import EPS, PlainRequest, PlainSequence
+from kvsim.serving.reference_tiers import PlainTiers
+
+
+@dataclass(eq=False)
+class PlainPrompts(PlainTiers):
+    """A replica's queue of prompts."""
+
+    waiting: list[PlainRequest] = field(default_factory=list)
+    swapped: list[PlainRequest] = field(default_factory=list)
+    budget: int = 0
+    preempted: int = 0
+    next_ready: float = inf
+
+    def read_prompts(self) -> None:
+        """Go on with prompts that have begun, then begin others in order."""
+        for s in self.batch:
+            if s.todo:
+                self.read_more(s)
+        while self.waiting and not self.swapped and not self.preempted:
+            if len(self.batch) == self.limits.max_seqs or self.budget <= 0 or not self.begin():
+                return
+
+    def read_more(self, s: PlainSequence) -> None:
+        """Go on with a prompt, unless what comes next is still on its way."""
+        if s.skip and s.done == s.skip_at:
+            if s.ready > self.clock:
+                self.next_ready = min(self.next_ready, s.ready)
+                return
+            s.done, s.skip = s.done + s.skip, 0
+        part = min(s.todo, self.budget)
+        if s.skip:
+            part = min(part, s.skip_at - s.done)
+        elif not self.limits.chunked and part < s.todo:
+            if any(other.chunk for other in self.batch):
+                return
+            part = s.todo
+        if part > 0 and self.grow(s, s.done + part + s.skip):
+            s.chunk = part
+            self.budget -= part
+
+    def hits(self, r: PlainRequest) -> list[int]:
+        """Leading prompt blocks that the GPU holds now."""
+        found = []
+        if self.limits.prefix_bytes and self.limits.prefix_tokens:
+            for block in r.ids[: r.prompt // self.limits.prefix_tokens]:
+                if self.arrives.get(block, inf) > self.clock:
+                    break
+                found.append(block)
+        return found
+
+    def found_blocks(self, r: PlainRequest) -> int:
+        """Leading prompt blocks that the replica's own memories hold now."""
+        blocks, n = len(self.hits(r)), int(self.limits.unit)
+        units = self.units_of(r) if self.limits.tiers else []
+        for j in range(blocks // n, len(units)):
+            if self.source_of(units[j]) in (None, "remote"):
+                break
+            blocks = (j + 1) * n
+        return blocks
+
+    def begin(self) -> bool:
+        """Begin the prompt that has waited longest, unless it has to wait."""
+        r = self.waiting[0]
+        hits = self.hits(r)
+        length = r.prompt + r.made
+        known, again = min(len(hits) * self.limits.prefix_tokens, length - 1), 0
+        if not hits:
+            again = min(self.remains(r), (length - 1) // self.limits.block_tokens)
+            known = again * self.limits.block_tokens
+        part = min(length - known, self.budget)
+        if not self.limits.chunked and part < length - known:
+            if any(s.chunk for s in self.batch):
+                return False
+            part = length - known
+        blocks = self.blocks(length if self.limits.whole_prompt else known + part)
+        own = max(int(self.t.prompt_bytes[blocks]) - len(hits) * self.limits.prefix_bytes, 0)
+        new = [b for b in hits if b not in self.users]
+        if own + len(new) * self.limits.prefix_bytes > self.available():
+            return False
+        if int(self.t.host_bytes[blocks]) > self.host_room():
+            return False
+        self.waiting.pop(0)
+        for block in hits:
+            self.pin(block)
+        s = PlainSequence(r, length - known, known, len(hits), found=list(hits))
+        self.batch.append(s)
+        s.held = self.take_up(r, again)
+        if self.limits.tiers and not again:
+            part = self.begin_to_load(s, part, self.budget)
+            if not part:
+                self.next_ready = min(self.next_ready, s.ready)
+        assert self.grow(s, known + part + s.skip)
+        s.chunk = part
+        if isnan(r.started):
+            r.started, r.hits = self.clock, known + s.skip
+            self.whose["gpu"] = self.whose.get("gpu", 0) + known
+        self.budget -= part
+        return True
+
+    def finish_prompt(self, s: PlainSequence) -> None:
+        """A prompt yields its first token, and its full blocks are shared."""
+        r = s.request
+        r.made += 1
+        if isnan(r.first):
+            r.first = self.clock
+        s.todo = 0
+        if self.limits.prefix_bytes and self.limits.prefix_tokens:
+            full = min(len(r.ids), r.prompt // self.limits.prefix_tokens)
+            given = min((full - s.shared) * self.limits.prefix_bytes, s.held)
+            s.held -= given
+            self.freed(given)
+            for block in r.ids[:full]:
+                if block not in s.found:
+                    self.pin(block)
+                self.arrives[block] = min(self.arrives[block], self.clock)
+            s.shared, s.found = full, r.ids[:full]
+            if self.limits.tiers:
+                self.store(r)
+        s.length = r.prompt + r.made - 1
+        self.freed(s.held - self.own(s, s.length))
+        s.held = self.own(s, s.length)
+        more = r.generate - r.made
+        s.left = ceil(more / r.rate - EPS)
+        s.growth = more / s.left if more else 0.0
+
+    def unread(self) -> int:
+        """Prompt tokens of all requests here that are not read yet."""
+        return sum(r.prompt + r.made for r in self.waiting) + sum(s.todo for s in self.batch)

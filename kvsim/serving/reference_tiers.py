@@ -1,0 +1,219 @@
+"""Stored prefix blocks in plain Python: what ``tiers`` must equal."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvsim.serving.reference_memory import PlainMemory, PlainRequest, PlainSequence, line, plane
+
+NEAREST_FIRST = ("host", "nvme", "remote")
+LINK = {"nvme": "nvme_read", "remote": "nic_in"}
+
+
+@dataclass(eq=False)
+class PlainStore:
+    """A memory that keeps units of prefix blocks, the least recently used first."""
+
+    limit: int
+    units: dict[int, tuple[float, float]] = field(default_factory=dict)  # arrival, last use [s]
+    stored: int = 0
+    dropped: int = 0
+
+    def drop(self, unit: int) -> None:
+        """Forget a unit."""
+        del self.units[unit]
+        self.dropped += 1
+
+
+@dataclass(eq=False)
+class PlainTiers(PlainMemory):
+    """A replica's other memories and the links to them."""
+
+    stores: dict[str, PlainStore] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)  # [B/s]
+    link_free: dict[str, float] = field(default_factory=dict)  # [s]
+    link_bytes: dict[str, float] = field(default_factory=dict)
+    host_swapped: int = 0
+    whose: dict[str, int] = field(default_factory=dict)  # tokens found in each memory
+
+    def make_host_room(self, size: int) -> bool:
+        """Stored units give way to a swapped sequence; whether that suffices."""
+        room = int(self.limits.host_cache) - self.host_swapped
+        if room < size:
+            return False
+        host = self.stores["host"]
+        while room - len(host.units) * int(self.limits.unit_bytes) < size:
+            host.drop(next(iter(host.units)))
+        return True
+
+    def units_of(self, r: PlainRequest) -> list[int]:
+        """Full units of a prompt, each under the id of its last block."""
+        n = int(self.limits.unit)
+        full = r.prompt // self.limits.prefix_tokens
+        return r.ids[:full][n - 1 :: n]
+
+    def held_in(self, name: str, unit: int) -> bool:
+        """Whether a memory has a unit or is to get it, and has not forgotten it."""
+        store = self.stores[name]
+        if unit in store.units and self.clock - store.units[unit][1] > self.limits.ttl:
+            store.drop(unit)
+        return unit in store.units
+
+    def source_of(self, unit: int) -> str | None:
+        """The nearest memory that a unit can be loaded from now."""
+        for name in NEAREST_FIRST:
+            if self.held_in(name, unit) and self.stores[name].units[unit][0] <= self.clock:
+                return name
+        return None
+
+    def passed(self, link: str, size: float) -> float:
+        """When bytes put on a link now would have passed."""
+        if not size:
+            return self.clock
+        return max(self.clock, self.link_free.get(link, 0.0)) + size / self.rates[link]
+
+    def transfer(self, link: str, size: float) -> float:
+        """Put bytes on a link; one drive reads or writes, not both at once."""
+        if not size:
+            return self.clock
+        end = self.passed(link, size)
+        for each in ("nvme_read", "nvme_write") if link.startswith("nvme") else (link,):
+            self.link_free[each] = end
+        self.link_bytes[link] = self.link_bytes.get(link, 0.0) + size
+        return end
+
+    def put(self, name: str, unit: int, arrives: float) -> None:
+        """A unit is the most recently used one of a memory from now on."""
+        store = self.stores[name]
+        limit = store.limit
+        if name == "host":
+            free = int(self.limits.host_cache) - self.host_swapped
+            limit = min(limit, free // int(self.limits.unit_bytes))
+        if not limit:
+            return
+        if unit in store.units:
+            arrives = store.units.pop(unit)[0]
+        else:
+            while len(store.units) >= limit:
+                store.drop(next(iter(store.units)))
+            store.stored += 1
+        store.units[unit] = (arrives, self.clock)
+
+    def store(self, r: PlainRequest) -> None:
+        """Copy a prompt's units to the memories that do not hold them."""
+        each = int(self.limits.unit_bytes)
+        lacking: dict[str, int] = dict.fromkeys(("d2h", *NEAREST_FIRST), 0)
+        for unit in self.units_of(r):
+            missing = {
+                n for n in NEAREST_FIRST if self.stores[n].limit and not self.held_in(n, unit)
+            }
+            if missing and not self.held_in("host", unit):
+                lacking["d2h"] += each
+            for name in missing:
+                lacking[name] += each
+        down = self.transfer("d2h", lacking["d2h"])
+        arrives = {
+            "host": down,
+            "nvme": max(down, self.transfer("nvme_write", lacking["nvme"])),
+            "remote": max(down, self.transfer("nic_out", lacking["remote"])),
+        }
+        for unit in reversed(self.units_of(r)):
+            for name in NEAREST_FIRST:
+                self.put(name, unit, arrives[name])
+
+    def sizes_by_link(self, units: list[int]) -> dict[str, float]:
+        """Bytes that loading some units puts on each link."""
+        each = int(self.limits.unit_bytes)
+        sizes: dict[str, float] = {"h2d": 0.0, "nvme_read": 0.0, "nic_in": 0.0}
+        for unit in units:
+            sizes["h2d"] += each
+            source = self.source_of(unit)
+            if source in LINK:
+                sizes[LINK[source]] += each
+        return sizes
+
+    def load_s(self, units: list[int]) -> float:
+        """From now until units would be here."""
+        sizes = self.sizes_by_link(units)
+        return max(self.passed(link, size) for link, size in sizes.items()) - self.clock
+
+    def recompute_s(self, first: int, last: int) -> float:
+        """Reading a part of a prompt in passes of its own."""
+        t, total = self.t, 0.0
+        size = int(self.limits.max_tokens) if self.limits.chunked else last
+        while first < last:
+            part = min(size, last - first)
+            nodes, cost = t.nodes, t.seconds
+            for values, more in ((cost.token, part), (cost.head, 0)):
+                total += line(nodes.tokens, values, more) - line(nodes.tokens, values, 0)
+            total += plane(nodes.chunks, nodes.starts, cost.chunk, part, first)
+            first += part
+        return total
+
+    def first_loaded(self, units: list[int], first: int, begins: int, length: int) -> int:
+        """Recompute the units before, and load those from it on."""
+        last = len(units)
+        how = ("split", "faster", "load", "recompute")[self.limits.load]
+        tokens = int(self.limits.unit * self.limits.prefix_tokens)
+        if how == "load":
+            return first
+        if how == "recompute":
+            return last
+
+        def recomputed(unit: int) -> float:
+            return self.recompute_s(begins, max(unit * tokens, begins))
+
+        def loaded(unit: int) -> float:
+            return self.load_s(units[unit:last])
+
+        def until_read(unit: int) -> float:
+            if unit == last:
+                return self.recompute_s(begins, length)
+            behind = self.recompute_s(min(last * tokens, length - 1), length)
+            return max(recomputed(unit), loaded(unit)) + behind
+
+        crossing = first
+        if how == "split" and self.limits.chunked:
+            while crossing < last and recomputed(crossing) < loaded(crossing):
+                crossing += 1
+        return min((max(crossing - 1, first), crossing, last), key=until_read)
+
+    def begin_to_load(self, s: PlainSequence, part: int, budget: int) -> int:
+        """Begin to load stored units behind the blocks on the GPU; tokens to read in this pass."""
+        r, n, tokens = s.request, int(self.limits.unit), int(self.limits.prefix_tokens)
+        units = self.units_of(r)
+        first = last = s.shared // n
+        while last < len(units) and self.source_of(units[last]) is not None:
+            last += 1
+        if first == last:
+            return part
+        length = s.done + s.todo
+        chosen = self.first_loaded(units[:last], first, s.done, length)
+        begin, end = max(chosen * n, s.shared), last * n
+        skip_at = max(begin * tokens, s.done)
+        skip = min(end * tokens, length - 1) - skip_at
+        if chosen == last or skip <= 0:
+            return part
+        part = min(skip_at - s.done, budget)
+        new = [b for b in r.ids[begin:end] if b not in self.users]
+        size = int(self.t.prompt_bytes[self.blocks(s.done + part + skip)])
+        own = max(size - (s.shared + end - begin) * int(self.limits.prefix_bytes), 0)
+        if own + len(new) * int(self.limits.prefix_bytes) > self.available() + s.held:
+            return min(s.todo, budget) if self.limits.chunked else s.todo
+        ends = [
+            self.transfer(link, size)
+            for link, size in self.sizes_by_link(units[chosen:last]).items()
+        ]
+        for j in range(last - 1, chosen - 1, -1):
+            source: Any = self.source_of(units[j])
+            self.put(source, units[j], 0.0)
+            if r.started != r.started:
+                low, high = max(j * n * tokens, skip_at), min((j + 1) * n * tokens, length - 1)
+                self.whose[source] = self.whose.get(source, 0) + max(high - low, 0)
+        s.ready = max(ends)
+        for block in r.ids[begin:end]:
+            self.pin(block, s.ready)
+        s.found += r.ids[begin:end]
+        s.shared += end - begin
+        s.skip, s.skip_at = skip, skip_at
+        s.todo -= skip
+        return part
