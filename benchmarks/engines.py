@@ -2,6 +2,7 @@
 
     KVSIM_SHARED=... python benchmarks/engines.py           # the table, fits included
     KVSIM_SHARED=... python benchmarks/engines.py --write   # and the stacks and ledger that ship
+    KVSIM_SHARED=... python benchmarks/engines.py --host    # host times and stacks of 2024 alone
 
 Rows: ``ops/*.csv`` of the folder named by KVSIM_SHARED. Each row is predicted by a fit that did not
 see its shape; "unseen device" by the numbers of the other cards alone.
@@ -12,16 +13,18 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import sys
+import tomllib
 from datetime import date
 from pathlib import Path
 
 import numpy as np
+from engines_2024 import OLD, spread, write_old
 
-from kvsim.evidence import ledger
+from kvsim.evidence import ledger, loadtests
 from kvsim.evidence.ops.fit import ClassFit, fit_table
 from kvsim.evidence.ops.rows import OpTable, read_ops
 from kvsim.evidence.ops.shapes import predicted
-from kvsim.evidence.ops.write import card_text, errors_of, typical, typical_text
+from kvsim.evidence.ops.write import card_text, errors_of, stack_text, typical, typical_text
 from kvsim.machines.hardware import Stack
 from kvsim.machines.profiles import load_hardware, load_stack, with_numbers
 
@@ -33,7 +36,7 @@ NEAR = {
     "b200": ("gb200",),
     "h100": ("h100-pcie", "h100-nvl"),
     "h200": ("gh200",),
-    "rtx-pro-6000": ("l40s", "l40", "l4", "rtx4090", "rtx5090", "rtx6000-ada"),
+    "rtx-pro-6000": ("l40s", "l40", "l4", "rtx5090", "rtx6000-ada"),
 }
 """Cards with rows, and those without that run the same kernels (architecture, kind of memory)."""
 
@@ -54,6 +57,9 @@ Numbers = dict[str, float]
 
 def main() -> None:
     folder = Path(os.environ["KVSIM_SHARED"])
+    if "--host" in sys.argv:
+        _write_host(folder)
+        return
     base = load_stack("fused")
     fits: Fits = {}
     for engine in ENGINES:
@@ -67,7 +73,8 @@ def main() -> None:
     unseen = _unseen(fits, base)
     _print_table(fits, unseen, base)
     if "--write" in sys.argv:
-        _write(fits, unseen)
+        _write(folder, fits, unseen)
+        _write_host(folder)
 
 
 def _unseen(fits: Fits, base: Stack) -> dict[tuple[str, str, str], np.ndarray]:
@@ -124,7 +131,7 @@ def _pair(values: object) -> str:
     return f"{low:.3g} / {high:.3g} %"
 
 
-def _write(fits: Fits, unseen: dict[tuple[str, str, str], np.ndarray]) -> None:
+def _write(folder: Path, fits: Fits, unseen: dict[tuple[str, str, str], np.ndarray]) -> None:
     """The shipped stacks by card, their typical numbers, and the ledger's lines of operators."""
     stacks = Path("hwprofiles/stacks")
     today = str(date.today())
@@ -159,7 +166,72 @@ def _write(fits: Fits, unseen: dict[tuple[str, str, str], np.ndarray]) -> None:
             "version": "; ".join(versions),
         }
         (stacks / f"{engine}.toml").write_text(typical_text(head, cards, OWN, today))
-    ledger.update(Path("kvsim/evidence/ledger.csv"), entries)
+    ledger.update(LEDGER, entries)
+
+
+def _write_host(folder: Path) -> None:
+    """What load tests tell beside the kernels: the engines' host times, and the stacks of 2024."""
+    stacks = Path("hwprofiles/stacks")
+    today = str(date.today())
+    entries = []
+    for engine in ENGINES:
+        own, entry = _host_times(folder, engine, today)
+        _add(stacks / f"{engine}.toml", own)
+        entries.append(entry)
+    _write_rtx4090(folder, stacks / "vllm" / "rtx4090.toml", today)
+    for name, engine in OLD.items():
+        entries.append(write_old(folder, name, engine, stacks / f"{name}.toml", today))
+    ledger.update(LEDGER, entries)
+
+
+def _add(place: Path, own: dict[str, tuple[float, str]]) -> None:
+    """Put numbers into a stack's file."""
+    document = tomllib.loads(place.read_text())
+    sources = document.pop("source")
+    head = {k: v for k, v in document.items() if not isinstance(v, dict)}
+    numbers = {}
+    for folder, entries in document.items():
+        for key, value in entries.items() if isinstance(entries, dict) else ():
+            inner = value.items() if isinstance(value, dict) else [("", value)]
+            numbers |= {".".join(filter(None, (folder, key, last))): x for last, x in inner}
+    numbers |= {key: value for key, (value, _) in own.items()}
+    sources |= {key: text for key, (_, text) in own.items()}
+    place.write_text(stack_text(head, numbers, sources))
+
+
+LEDGER = Path("kvsim/evidence/ledger.csv")
+
+
+def _host_times(
+    folder: Path, engine: str, today: str
+) -> tuple[dict[str, tuple[float, str]], ledger.LedgerEntry]:
+    """Host times of an engine by its load tests, and their error held out by model."""
+    rows = loadtests.read_load_tests(folder / "ops" / "serving.csv", engine)
+    stack = load_stack(engine)
+    fit = loadtests.fit_host(rows, stack)
+    measured = np.array([r.latency for r in rows])
+    unseen = loadtests.held_out_by_model(rows, stack)
+    devices = ", ".join(sorted({r.device for r in rows}))
+    said = f"fitted on {today} to {len(rows)} load tests on {devices} (aic-core-0.12.0)"
+    models = len({r.model for r in rows})
+    entry = ledger.entry_of(
+        unseen, measured, engine=engine, version="", kind="request", device=ledger.ANY,
+        technique="full", held_out="model" if models > 1 else "half", source="aic-core-0.12.0",
+    )  # fmt: skip
+    off = np.abs(unseen / measured - 1)
+    seen = np.abs(loadtests.latencies(rows, loadtests.changed(
+        stack, fit.values, {r.device for r in rows})) / measured - 1)  # fmt: skip
+    print(f"request latency, {engine}: {len(rows)} load tests, fitted {spread(seen)}, "
+          f"held out by {entry.held_out} {spread(off)}; {fit.values}")  # fmt: skip
+    own = {k: (v, f"{said}: {v:.3g} +- {fit.errors[k]:.2g}") for k, v in fit.values.items()}
+    return own, entry
+
+
+def _write_rtx4090(folder: Path, place: Path, today: str) -> None:
+    """Products of the RTX 4090's own 33 rows; everything else from the card near it."""
+    hardware, near = load_hardware("rtx4090"), load_stack("vllm@rtx-pro-6000")
+    table = read_ops([folder / "ops" / "gemm_other.csv"], "vllm", hardware)
+    place.write_text(card_text(table, fit_table(table, hardware, near), near.name, today))
 
 
 OWN: dict[str, tuple[float, str]] = {

@@ -33,11 +33,28 @@ def calibrate(
         Path | None,
         typer.Option("--from-run", metavar="LOG", help="Fit to a run's log; see docs/logs.md."),
     ] = None,
+    from_ops: Annotated[
+        list[Path] | None,
+        typer.Option("--from-ops", metavar="F.csv", help="Fit to measured operators; repeatable."),
+    ] = None,
+    from_serving: Annotated[
+        Path | None,
+        typer.Option("--from-serving", metavar="F.csv", help="Fit host times to load tests."),
+    ] = None,
+    engine: Annotated[
+        str | None, option("--engine", "NAME", "Rows of this engine, with either table.")
+    ] = None,
+    version: Annotated[
+        str | None, option("--version", "V", "With --from-ops: of the engine; else the newest.")
+    ] = None,
+    hold_out: Annotated[
+        str, option("--hold-out", "SHARE", "With --from-ops: shapes held out in turn; 0: none.")
+    ] = "0.25",
     model: Annotated[
         str | None, option("--model", "NAME|PATH", "With --from-run: what was served.")
     ] = None,
     gpu: Annotated[
-        str | None, option("--gpu", "NAME|PATH", "With --from-run: what it ran on.")
+        str | None, option("--gpu", "NAME|PATH", "With --from-run or --from-ops: what it ran on.")
     ] = None,
     technique: Annotated[str, option("--technique", "SPEC", "What the run used.")] = "full",
     fit_first: Annotated[
@@ -59,9 +76,34 @@ def calibrate(
     weights: WeightsOption = "fp16",
     json: JsonOption = False,
 ) -> None:
-    """Measure this machine, or fit a stack to a serving run."""
-    if (device is None) == (from_run is None):
-        raise InputError("calibrate: expected either --device cpu|cuda:N or --from-run LOG")
+    """Measure this machine, or fit a stack to a serving run or to measured tables."""
+    given = [device is not None, from_run is not None, bool(from_ops), from_serving is not None]
+    if sum(given) != 1:
+        raise InputError(
+            "calibrate: expected one of --device cpu|cuda:N, --from-run LOG, --from-ops F.csv "
+            "and --from-serving F.csv"
+        )
+    if from_ops or from_serving:
+        from kvsim.commands import operators
+        from kvsim.commands.arguments import number
+
+        if engine is None:
+            raise InputError("calibrate: --engine is missing; name the rows' engine, such as vllm")
+        if from_ops:
+            share = number("--hold-out", hold_out, share=True)
+            if not (share == 0 or 0.05 <= share <= 0.5):
+                raise InputError(f"--hold-out: got {hold_out}; expected 0, or from 0.05 to 0.5")
+            row = operators.calibrate_operators(from_ops, engine, gpu, version, share, out, stack)
+        else:
+            assert from_serving is not None
+            row = operators.calibrate_load_tests(from_serving, engine, stack, out)
+        if json:
+            from kvsim.report.json import print_json
+
+            print_json(row)
+        else:
+            operators.show(row, str(out))
+        return
     if device is not None:
         calibrate_machine(device, out, quick, json)
         return

@@ -19,19 +19,24 @@ class Rule:
         The option that decides.
     present
         Whether the other must be given, or must not be.
+    instead
+        Options that serve as well as the other.
     """
 
     options: tuple[str, ...]
     other: str
     present: bool
+    instead: tuple[str, ...] = ()
 
     def fault(self, given: set[str]) -> str:
         """What is wrong with the options that a user gave; empty if nothing is."""
         for option in self.options:
-            if option in given and (self.other in given) is not self.present:
+            there = bool(given & {self.other, *self.instead})
+            if option in given and there is not self.present:
                 if self.present:
-                    mend = f"add {self.other}, or leave {option} away"
-                    return f"{option}: does nothing without {self.other}; {mend}"
+                    others = " or ".join((self.other, *self.instead))
+                    mend = f"add {others}, or leave {option} away"
+                    return f"{option}: does nothing without {others}; {mend}"
                 return f"{option} and {self.other}: both are given; expected one of them"
         return ""
 
@@ -61,10 +66,13 @@ EFFECTS: dict[str, tuple[Rule, ...]] = {
     "kvsim reproduce": (excludes("--fit", "--report", "--json"), needs("--fit", "--stack")),
     "kvsim calibrate": (
         needs(
-            "--from-run", "--model", "--gpu", "--technique", "--fit-first", "--max-seqs",
-            "--max-tokens", "--block-tokens", "--blocks", "--prefix-caching", "--stack", "--tp",
-            "--weights",
+            "--from-run", "--model", "--technique", "--fit-first", "--max-seqs",
+            "--max-tokens", "--block-tokens", "--blocks", "--prefix-caching", "--tp", "--weights",
         ),
+        Rule(("--gpu",), "--from-run", True, ("--from-ops",)),
+        Rule(("--stack",), "--from-run", True, ("--from-ops", "--from-serving")),
+        Rule(("--engine",), "--from-ops", True, ("--from-serving",)),
+        needs("--from-ops", "--version", "--hold-out"),
         needs("--device", "--quick"),
         excludes("--from-run", "--device"),
     ),

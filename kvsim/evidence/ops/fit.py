@@ -75,24 +75,31 @@ def class_name(rows: OpRows) -> str:
     return names[rows.kind] + apart
 
 
-def fit_table(table: OpTable, hardware: Hardware, base: Stack) -> list[ClassFit]:
-    """Every class of a table that has rows enough, over the stack it starts from."""
+def fit_table(
+    table: OpTable, hardware: Hardware, base: Stack, count: int = FOLDS
+) -> list[ClassFit]:
+    """Every class of a table that has rows enough, over the stack it starts from.
+
+    Parameters
+    ----------
+    count : parts of the shapes that are held out in turn; 0 to hold out nothing.
+    """
     return [
-        fit_class(rows, hardware, base)
+        fit_class(rows, hardware, base, count)
         for rows in table.rows
         if len(rows) >= FEWEST and (rows.kind != "prefill_attention" or rows.dtype == "fp16")
     ]
 
 
-def fit_class(rows: OpRows, hardware: Hardware, base: Stack) -> ClassFit:
+def fit_class(rows: OpRows, hardware: Hardware, base: Stack, count: int = FOLDS) -> ClassFit:
     """Numbers of one kernel class, and each row predicted by a fit without its shape."""
     name = class_name(rows)
     prefix = "sums." if name == "sums" else f"kernel.{name}."
     fixed = {prefix + key: value for key, value in FIXED.get(rows.kind, {}).items()}
     stack = with_numbers(base, _neutral(name) | fixed)
-    parts = folds(rows)
-    unseen = np.empty(len(rows))
-    for part in np.unique(parts):
+    parts = folds(rows, count)
+    unseen = np.full(len(rows), np.nan)
+    for part in np.unique(parts) if count else ():
         out = parts == part
         known = _fitted(rows.where(~out), hardware, stack, prefix)
         unseen[out] = predicted(rows.where(out), hardware, with_numbers(stack, known.values))
@@ -107,12 +114,12 @@ def _neutral(name: str) -> dict[str, float]:
     return {f"kernel.{name}.{key}": value for key, value in start.items()}
 
 
-def folds(rows: OpRows) -> Array:
+def folds(rows: OpRows, count: int = FOLDS) -> Array:
     """The part in which each row is held out; rows of one weight matrix are held out together."""
     kept = {"gemm": ("n", "k"), "moe": ("hidden", "expert_ffn", "tp", "active", "experts")}
     names = kept.get(rows.kind, tuple(rows.shape))
     keys = zip(*(rows.shape[name] for name in names), strict=True)
-    return np.array([crc32(repr(tuple(map(float, k))).encode()) % FOLDS for k in keys])
+    return np.array([crc32(repr(tuple(map(float, k))).encode()) % max(count, 1) for k in keys])
 
 
 def _fitted(rows: OpRows, hardware: Hardware, stack: Stack, prefix: str) -> Fit:

@@ -1,0 +1,207 @@
+"""Stacks from measured operators and load tests: numbers recovered, bad rows named, the ledger."""
+
+import csv
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvsim.errors import InputError
+from kvsim.evidence import ledger, loadtests
+from kvsim.evidence.ops import fit, rows, shapes
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack, with_numbers
+from kvsim.models.configs import load_model
+from tests.support.commands import run
+
+TRUTH = {
+    "gemm": {"memory": 0.83, "compute": 0.71, "floor_s": 4e-6, "half_size": 60.0, "added": 0.2,
+             "half_columns": 400.0, "input_passes": 4.0},
+    "attention": {"memory": 0.78, "floor_s": 9e-6, "padding": 80.0, "split_s": 7e-6, "wide": 1.4,
+                  "narrow": 1.2, "ungrouped": 1.3},
+}  # fmt: skip
+HEADER = ["device", "engine", "version", "op", "dtype", "ms", "m", "n", "k"]
+
+
+def numbers(name: str) -> dict[str, float]:
+    return {f"kernel.{name}.{key}": value for key, value in TRUTH[name].items()}
+
+
+def synthetic(name: str, noise: float = 0.02) -> rows.OpRows:
+    """Rows that a known stack predicts, with some noise."""
+    rng = np.random.default_rng(0)
+    if name == "gemm":
+        grid = np.array(np.meshgrid([1, 16, 64, 256, 1024, 4096], [1024, 4096, 16384],
+                                    [2048, 4096, 8192])).reshape(3, -1).astype(float)  # fmt: skip
+        shape, kind = dict(zip(("m", "n", "k"), grid, strict=True)), "gemm"
+    else:
+        grid = np.array(np.meshgrid([1, 8, 64], [15, 255, 2047, 16383], [8, 32], [64, 128, 256]))
+        batch, context, heads, head_dim = grid.reshape(4, -1).astype(float)
+        shape = {"batch": batch, "context": context, "heads": heads,
+                 "kv_heads": np.full(batch.size, 8.0), "head_dim": head_dim}  # fmt: skip
+        kind = "decode_attention"
+    count = len(next(iter(shape.values())))
+    bare = rows.OpRows(kind, "fp16", shape, np.ones(count), ("line",) * count)
+    stack = with_numbers(load_stack("fused"), numbers(name))
+    took = shapes.predicted(bare, load_hardware("h100"), stack)
+    return rows.OpRows(kind, "fp16", shape, took * rng.normal(1, noise, count), bare.lines)
+
+
+@pytest.mark.parametrize("name", ["gemm", "attention"])
+def test_known_numbers_are_recovered_within_their_uncertainty(name: str) -> None:
+    found = fit.fit_class(synthetic(name), load_hardware("h100"), load_stack("fused"))
+    for key, value in numbers(name).items():
+        assert abs(found.fit.values[key] - value) <= 4 * found.fit.errors[key], key
+    held_out = np.abs(found.held_out / found.rows.took - 1)
+    assert np.median(held_out) < 0.03
+    assert not set(found.fit.values) & set(found.fit.unknown)
+
+
+def table(path: Path, lines: list[dict[str, object]]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, HEADER)
+        writer.writeheader()
+        writer.writerows(lines)
+    return path
+
+
+def gemm_lines(count: int = 54) -> list[dict[str, object]]:
+    s = synthetic("gemm")
+    return [
+        {"device": "h100", "engine": "mine", "version": "1.2", "op": "gemm", "dtype": "bfloat16",
+         "ms": 1e3 * s.took[i], **{k: int(v[i]) for k, v in s.shape.items()}}
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def test_rows_that_are_no_evidence_are_counted_by_reason(tmp_path: Path) -> None:
+    good = gemm_lines()
+    bad = [
+        good[0],
+        good[1] | {"ms": 1e-6},
+        good[2] | {"ms": -1},
+        good[3] | {"ms": "soon"},
+        good[4] | {"dtype": "fp3"},
+        good[5] | {"op": "conv"},
+        good[6] | {"m": 0},
+        good[7] | {"n": 1.5},
+        good[8] | {"engine": "other"},
+        good[9] | {"version": "1.1"},
+        good[10] | {"m": "1e15"},
+    ]
+    found = rows.read_ops([table(tmp_path / "a.csv", good + bad)], "mine", load_hardware("h100"))
+    assert [len(r) for r in found.rows] == [len(good)] and found.version == "1.2"
+    assert dict(found.rejected) == {
+        "a duplicate": 1, "faster than memory allows": 1,
+        "whose time is not a positive number": 2, "of an unknown number format 'fp3'": 1,
+        "of an unknown op 'conv'": 1, "whose m is no whole number": 1,
+        "whose n is no whole number": 1, "of another engine or device": 1,
+        "of another version": 1, "whose m is absurdly large": 1,
+    }  # fmt: skip
+
+
+def test_rows_warm_in_l2_are_left_out(tmp_path: Path) -> None:
+    shape = {"batch": 8, "context": 511, "heads": 32, "kv_heads": 8, "head_dim": 128}
+    line = {"device": "h100", "engine": "mine", "version": "1", "op": "decode_attention",
+            "kv_dtype": "bfloat16", "ms": 1.0} | shape  # fmt: skip
+    for name, extra, l2 in (("told", {"l2": "warm"}, 0.0), ("derived", {}, 50e6)):
+        path = tmp_path / f"{name}.csv"
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(line | extra))
+            writer.writeheader()
+            writer.writerow(line | extra)
+        with pytest.raises(InputError, match="1 warm in the L2 cache"):
+            rows.read_ops([path], "mine", load_hardware("h100"), l2=l2)
+
+
+def test_from_ops_writes_a_stack_that_predicts(tmp_path: Path) -> None:
+    source, out = table(tmp_path / "ops.csv", gemm_lines()), tmp_path / "mine.toml"
+    done = run("calibrate", "--from-ops", str(source), "--engine", "mine", "--out", str(out))
+    assert done.code == 0, done.err
+    assert "gemm: 54 rows" in done.out
+    stack = load_stack(out)
+    assert stack.kernel("gemm").memory == pytest.approx(0.83, abs=0.03)
+    assert stack.kernel("prompt") == load_stack("fused").kernel("prompt")  # no rows: as it was
+    assert "54 rows of mine 1.2 on h100 (ops.csv)" in stack.source
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--engine", "none"], "no row of 'none'"),
+        ([], "--engine is missing"),
+        (["--engine", "mine", "--hold-out", "0.9"], "--hold-out: got 0.9"),
+        (["--engine", "mine", "--version", "9"], "no usable row of mine on h100"),
+        (["--engine", "mine", "--gpu", "a100-80g"], "no usable row of mine on a100-80g"),
+    ],
+)
+def test_bad_requests_write_nothing(tmp_path: Path, options: list[str], said: str) -> None:
+    source, out = table(tmp_path / "ops.csv", gemm_lines()), tmp_path / "mine.toml"
+    done = run("calibrate", "--from-ops", str(source), "--out", str(out), *options)
+    assert done.code == 2 and said in done.err and not out.exists()
+
+
+def test_load_tests_give_back_host_times(tmp_path: Path) -> None:
+    stack = with_numbers(
+        load_stack("vllm").on("h100"), {"time.step_s": 2e-3, "time.sequence_s": 4e-5}
+    )
+    names = ("device", "engine", "model", "precision", "tp", "isl", "osl", "concurrency")
+    lines = []
+    for prompt in (128, 1024):
+        for sequences in (1, 8, 64, 256):
+            one = loadtests.LoadTest(
+                "", "h100", "llama3.1-8b", "bf16", 1, prompt, 512, sequences, 1.0
+            )
+            took = float(loadtests.latencies([one], stack)[0])
+            row = ("h100", "mine", "llama3.1-8b", "bf16", 1, prompt, 512, sequences)
+            tpot = 1e3 * took / 512
+            lines.append(dict(zip(names, row, strict=True)) | {"ttft_ms": tpot, "tpot_ms": tpot})
+    path = tmp_path / "serving.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+    out = tmp_path / "host.toml"
+    done = run("calibrate", "--from-serving", str(path), "--engine", "mine", "--stack", "vllm",
+               "--out", str(out))  # fmt: skip
+    assert done.code == 0, done.err
+    assert load_stack(out).step == pytest.approx(2e-3, rel=0.02)
+    assert load_stack(out).sequence == pytest.approx(4e-5, rel=0.02)
+
+
+def test_the_nearest_entry_says_how_far_it_is() -> None:
+    entries = [
+        ledger.LedgerEntry(
+            "vllm", "1", "decode", "h100", "full", 40, 0.04, 0.1, 0.9, 1.1, "shape", ""
+        )
+    ]  # fmt: skip
+    stack, model = load_stack("vllm"), load_model("llama3-8b")
+    here = Deployment(model, load_hardware("h100"), stack)
+    exact = ledger.evidence_for(here, "full", entries=entries)
+    assert exact.exact and (exact.low, exact.high) == (0.9, 1.1) and "40 rows" in exact.words
+    other = ledger.evidence_for(here, "kivi:bits=2", entries=entries)
+    assert not other.exact and "no row with kivi" in other.words
+    assert other.low < exact.low and other.high > exact.high
+    far = Deployment(model, load_hardware("a6000"), load_stack("ideal"))
+    assert ledger.evidence_for(far, "kivi", entries=entries).high > other.high
+    none = ledger.evidence_for(here, "full", entries=[])
+    assert none.entry is None and "guess" in none.words
+
+
+def test_the_shipped_ledger_and_stacks_belong_together() -> None:
+    engines = {e.engine for e in ledger.shipped()}
+    assert {"vllm", "sglang", "trtllm", "vllm-2024"} <= engines
+    for e in ledger.shipped():
+        assert 0 < e.low <= e.high and 0 <= e.median <= e.p90 and e.rows >= ledger.FEWEST
+
+
+@pytest.mark.skipif("KVSIM_SHARED" not in os.environ, reason="needs KVSIM_SHARED, measured rows")
+def test_shipped_numbers_are_those_of_the_rows() -> None:
+    folder = Path(os.environ["KVSIM_SHARED"]) / "ops"
+    hardware = load_hardware("h100")
+    found = rows.read_ops([folder / "decode_attention.csv"], "vllm", hardware)
+    stack = load_stack("vllm@h100")
+    for one in found.rows:
+        off = np.abs(shapes.predicted(one, hardware, stack) / one.took - 1)
+        assert np.median(off) < 0.04
