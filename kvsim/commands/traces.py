@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from kvsim.commands.arguments import number, option
+from kvsim.commands.importing import import_
 from kvsim.commands.traceoptions import (
     CharsPerToken,
     Columns,
@@ -25,6 +26,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+app.command("import")(import_)
 
 File = Annotated[
     str, typer.Argument(metavar="FILE", help="A trace, gz or zst too; or sample:NAME.")

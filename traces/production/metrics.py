@@ -1,0 +1,242 @@
+"""Histograms over time, as Prometheus keeps them of vLLM and SGLang, and a trace that is like them.
+
+Read are answers of Prometheus' HTTP API to a range query (`/api/v1/query_range`, resultType matrix)
+and texts of an engine's `/metrics`, taken one after another. A request counts when it has finished;
+the trace's arrivals are earlier by what it took, which the histograms do not tell.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvsim.errors import InputError
+from kvsim.traces import prefixes
+from kvsim.traces.requests import Floats, Integers, Requests
+
+LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+([^\s]+)(?:\s+-?\d+)?")
+LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+BLOCK = 16  # tokens of the prefix blocks that are drawn
+DEPTH = 0.5  # of a prompt that is used again, where it is used again
+DISTANCE = 20.0  # requests since the prefix was seen
+MOST_REQUESTS = 10**8
+TILTS = (0.02, 50.0)
+
+
+@dataclass(frozen=True)
+class EngineMetrics:
+    """What an engine calls its metrics; histograms without ``_bucket``, counters by any name."""
+
+    prompt: str
+    generate: str
+    hits: tuple[str, ...]
+    queries: tuple[str, ...]
+
+
+ENGINES = {
+    "vllm": EngineMetrics(
+        "vllm:request_prompt_tokens", "vllm:request_generation_tokens",
+        ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits"),
+        ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_queries"),
+    ),
+    "sglang": EngineMetrics(
+        "sglang:prompt_tokens_histogram", "sglang:generation_tokens_histogram",
+        ("sglang:cached_tokens_total",), ("sglang:prompt_tokens_total",),
+    ),
+}  # fmt: skip
+
+Series = tuple[str, Mapping[str, str], Floats, Floats]
+"""A name, its labels, times [s] and values."""
+
+
+@dataclass(frozen=True)
+class LengthHistogram:
+    """Lengths of the requests that finished between two looks.
+
+    Attributes
+    ----------
+    times
+        Of the looks. (t + 1,) [s]
+    edges
+        Upper bounds of the buckets, the last one infinite. (b,) [tokens]
+    counts
+        Requests per step and bucket. (t, b)
+    total
+        Sum of all lengths; 0 if it is not known. [tokens]
+    """
+
+    times: Floats
+    edges: Floats
+    counts: Floats
+    total: float
+
+
+def of_matrix(document: Any, where: str) -> list[Series]:
+    """The series of a range query's answer.
+
+    Raises
+    ------
+    InputError
+        If it is not one.
+    """
+    try:
+        if document["data"]["resultType"] != "matrix":
+            raise ValueError
+        found: list[Series] = []
+        for entry in document["data"]["result"]:
+            labels = {str(k): str(v) for k, v in entry["metric"].items()}
+            values = np.array([(float(t), float(v)) for t, v in entry["values"]], float)
+            found.append((labels.pop("__name__", ""), labels, values[:, 0], values[:, 1]))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        raise InputError(
+            f"{where}: no answer of a range query (/api/v1/query_range); expected a matrix in data"
+        ) from None
+    return found
+
+
+def of_texts(texts: list[str], where: list[str], every: float) -> list[Series]:
+    """The series of several texts of /metrics, taken at equal distances. [s]
+
+    Raises
+    ------
+    InputError
+        If a line is none of the format.
+    """
+    values: dict[tuple[str, tuple[tuple[str, str], ...]], dict[int, float]] = {}
+    for i, (text, place) in enumerate(zip(texts, where, strict=True)):
+        for number, line in enumerate(text.splitlines(), 1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            found = LINE.fullmatch(line.strip())
+            try:
+                value = float(found[3]) if found else float("nan")
+            except ValueError:
+                found = None
+            if not found:
+                raise InputError(f"{place}, line {number}: no metric; expected NAME{{..}} VALUE")
+            labels = tuple(sorted(LABEL.findall(found[2] or "")))
+            values.setdefault((found[1], labels), {})[i] = value
+    return [
+        (name, dict(labels), np.array(sorted(at), float) * every,
+         np.array([at[i] for i in sorted(at)]))
+        for (name, labels), at in values.items()
+    ]  # fmt: skip
+
+
+def drawn(series: list[Series], where: str, seed: int) -> tuple[Requests, list[str]]:
+    """A trace like what an engine's metrics count, and what is not known of it.
+
+    Raises
+    ------
+    InputError
+        If there are no histograms of lengths, or nothing was counted.
+    """
+    engine = next((e for e in ENGINES.values() if _some(series, f"{e.prompt}_bucket")), None)
+    if engine is None:
+        names = " or ".join(f"{e.prompt}_bucket" for e in ENGINES.values())
+        raise InputError(f"{where}: no histogram of prompts; expected {names}")
+    prompt, generate = (_histogram(series, n, where) for n in (engine.prompt, engine.generate))
+    each = np.rint(np.diff(np.cumsum(prompt.counts.sum(axis=1)), prepend=0.0)).astype(np.int64)
+    count = int(each.sum())
+    if not 0 < count <= MOST_REQUESTS:
+        raise InputError(
+            f"{where}: {count:,} requests finished between the first look and the last; expected "
+            f"1 to {MOST_REQUESTS:,}"
+        )
+    random = np.random.default_rng(seed)
+    start = np.repeat(prompt.times[:-1], each)
+    arrival = np.sort(start + random.random(count) * np.repeat(np.diff(prompt.times), each))
+    lengths = [_lengths(h, each, random) for h in (prompt, generate)]
+    hits, queries = (_counted(series, names) for names in (engine.hits, engine.queries))
+    share = min(hits / queries, 1.0) if queries else 0.0
+    notes = [
+        "requests are counted when they finish; arrivals are drawn at those times",
+        "prompt and generated lengths are drawn independently: the histograms do not tell",
+    ]
+    if share <= 0:
+        return Requests(arrival - arrival[0], lengths[0], lengths[1]), notes
+    depth = max(share, DEPTH)
+    drawn_prefixes = prefixes.reuse(BLOCK, share / depth, depth, DISTANCE)
+    ids, begin = drawn_prefixes.draw(random, lengths[0])
+    notes.append(f"prefixes: {share:.1%} of prompt tokens were hits; which ones is not known")
+    return Requests(arrival - arrival[0], lengths[0], lengths[1], ids, begin, BLOCK), notes
+
+
+def _some(series: list[Series], name: str) -> list[Series]:
+    return [s for s in series if s[0] == name]
+
+
+def _increments(times: Floats, values: Floats, grid: Floats) -> Floats:
+    """What a counter grew by between the times of a grid; it begins again at 0 after a restart."""
+    grown = np.diff(values, prepend=values[:1])
+    grown = np.where(grown < 0, values, grown)
+    total = np.interp(grid, times, np.cumsum(grown))
+    return np.asarray(np.diff(total))
+
+
+def _histogram(series: list[Series], name: str, where: str) -> LengthHistogram:
+    """A histogram over time, all instances together."""
+    found = _some(series, f"{name}_bucket")
+    if not found:
+        raise InputError(f"{where}: {name}_bucket is missing; query it too")
+    grid = np.unique(np.concatenate([times for _, _, times, _ in found]))
+    if len(grid) < 2:
+        raise InputError(
+            f"{where}: one look at the metrics; expected a range query, or several texts"
+        )
+    by_edge: dict[float, Floats] = {}
+    for _, labels, times, values in found:
+        try:
+            edge = float(labels["le"].replace("+Inf", "inf"))
+        except (KeyError, ValueError):
+            raise InputError(f"{where}: {name}_bucket without a number as le") from None
+        grown = _increments(times, values, grid)
+        by_edge[edge] = by_edge.get(edge, np.zeros(len(grid) - 1)) + grown
+    edges = np.array(sorted(by_edge))
+    cumulative = np.maximum.accumulate(np.stack([by_edge[e] for e in edges], axis=1), axis=1)
+    counts = np.diff(cumulative, axis=1, prepend=0.0)
+    return LengthHistogram(grid, edges, counts, _counted(series, (f"{name}_sum",)))
+
+
+def _counted(series: list[Series], names: tuple[str, ...]) -> float:
+    """What counters of one of some names grew by."""
+    for name in names:
+        found = _some(series, name)
+        if found:
+            ends = (np.array([times[0], times[-1]]) for _, _, times, _ in found)
+            return float(
+                sum(_increments(t, v, e)[0] for (_, _, t, v), e in zip(found, ends, strict=True))
+            )
+    return 0.0
+
+
+def _lengths(h: LengthHistogram, each: Integers, random: np.random.Generator) -> Integers:
+    """Lengths of every step's requests, in its histogram's shares; their mean is the known one."""
+    lower = np.maximum(np.concatenate([[0.0], h.edges[:-1]]) + 1, 1)
+    upper = np.where(np.isfinite(h.edges), h.edges, 2 * lower)
+    buckets = []
+    for step, count in enumerate(each):
+        shares = h.counts[step] if h.counts[step].sum() > 0 else h.counts.sum(axis=0)
+        upto = np.cumsum(shares) / shares.sum()
+        evenly = (np.arange(count) + random.random()) / max(count, 1)
+        found = np.searchsorted(upto, evenly % 1.0, side="left")
+        buckets.append(random.permutation(np.minimum(found, len(upper) - 1)))
+    bucket = np.concatenate(buckets)
+    within = random.random(bucket.size)
+    low, high = lower[bucket], np.maximum(upper[bucket], lower[bucket])
+
+    def tilted(power: float) -> Floats:
+        return np.asarray(low * (high / low) ** (within**power))
+
+    mean = h.total / h.counts.sum() if h.total and h.counts.sum() else 0.0
+    first, last = TILTS
+    while mean and last / first > 1.001:  # a larger power makes requests shorter
+        middle = (first * last) ** 0.5
+        if tilted(middle).mean() > mean:
+            first = middle
+        else:
+            last = middle
+    power = (first * last) ** 0.5 if mean else 1.0
+    return np.maximum(np.rint(tilted(power)), 1).astype(np.int64)
