@@ -5,9 +5,11 @@ from functools import cache
 from math import log
 
 from kvsim.evidence import published
+from kvsim.evidence.ledger import evidence_for
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware
 from kvsim.machines.profiles import load_hardware
+from kvsim.report.json import Row
 
 ASSUMED = "assumed"
 HOST = {
@@ -29,8 +31,38 @@ def _rows() -> tuple[tuple[str, str], ...]:
     )
 
 
+def ranges(d: Deployment, technique: str, ttft: float | None, tpot: float | None) -> Row:
+    """Where times lie with 80 % probability, as the ledger's nearest entry says. [s]
+
+    Empty where nothing of the kind was ever measured: a guess is no range.
+    """
+    found: Row = {}
+    for name, kind, value in (("ttft_s", "prefill", ttft), ("tpot_s", "decode", tpot)):
+        known = evidence_for(d, technique, kind)
+        if known.entry is not None and value:
+            found[name] = {"low": value * known.low, "high": value * known.high}
+    return found
+
+
 def on_card(d: Deployment, technique: str) -> list[str]:
     """What was measured on this card of this technique, and where the nearest rows are."""
+    return [*_published(d, technique), *_ledger(d, technique)]
+
+
+def _ledger(d: Deployment, technique: str) -> list[str]:
+    """The ledger's nearest entries for both times, with their distance in words."""
+    lines = []
+    for name, kind in (("TPOT", "decode"), ("TTFT", "prefill")):
+        known = evidence_for(d, technique, kind)
+        if known.entry is not None:
+            lines.append(
+                f"{name}: {known.words}; 80 % of measured times lie between "
+                f"{known.low:.2f} and {known.high:.2f} of the prediction."
+            )
+    return lines
+
+
+def _published(d: Deployment, technique: str) -> list[str]:
     card = d.hardware.name
     here = [name for hardware, name in _rows() if hardware == card]
     own = here.count(technique)

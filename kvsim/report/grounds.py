@@ -20,7 +20,7 @@ def grounds(basis: Row) -> str:
     kind = " ".join(filter(None, (basis["kind"], basis["calibrated"])))
     return (
         f"Basis: {kind}; hardware {basis['hardware']}, stack {basis['stack']}. "
-        f"Error on rows not seen: {error(basis)}"
+        f"Error where this stack was measured, on rows not seen: {error(basis)}"
     )
 
 

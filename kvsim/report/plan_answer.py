@@ -13,6 +13,7 @@ from kvsim.report import evidence, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row, number
 from kvsim.report.names import given, label, params
+from kvsim.report.predict_answer import within
 from kvsim.report.reasons import why
 
 SAME = 0.005  # relative gain below which nothing is gained
@@ -71,11 +72,17 @@ def _machine(p: Prediction) -> str:
 
 
 def _times(p: Prediction) -> str:
-    parts = [f"TTFT {units.seconds(number(p.ttft_s))}"]
+    row = {"ttft_s": number(p.ttft_s), "tpot_s": number(p.tpot_s)}
+    row["ranges"] = _ranges(p)  # type: ignore[assignment]
+    parts = [f"TTFT {within(row, 'ttft_s')}"]
     if p.generate > 1:
-        parts.append(f"TPOT {units.seconds(number(p.tpot_s))}")
+        parts.append(f"TPOT {within(row, 'tpot_s')}")
     parts.append(f"{units.rate(number(p.output_tok_s))} output tok/s")
     return ", ".join(parts)
+
+
+def _ranges(p: Prediction) -> Row:
+    return evidence.ranges(p.deployment, p.technique.name, number(p.ttft_s), number(p.tpot_s))
 
 
 def _run(plan: Plan) -> str:
@@ -211,4 +218,5 @@ def _figures(p: Prediction) -> Row:
         "output_tok_s": number(p.output_tok_s),
         "gpu_bytes": number(p.gpu_bytes),
         "host_bytes": number(p.host_bytes),
+        "ranges": _ranges(p),
     }

@@ -16,6 +16,7 @@ from kvsim.prediction.generate import Prediction, one
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.report import units
 from kvsim.report.answer import show_rest, show_verdict
+from kvsim.report.evidence import ranges
 from kvsim.report.grounds import grounds, noted
 from kvsim.report.json import Row, number
 from kvsim.report.names import label, params, settings, short_names, spec
@@ -121,6 +122,7 @@ def prediction(p: Prediction) -> Row:
         "fits": bool(p.fits[0]),
         "max_batch": number(p.max_batch),
         "bound_by": bound_by(t, d, middle),
+        "ranges": ranges(d, t.name, number(p.ttft_s), number(p.tpot_s)),
         "basis": basis(d),
         "breakdown": {
             "prefill_s": _numbers(breakdown((t.prefill(d, read),), d)),

@@ -45,7 +45,11 @@ def answered(rows: Sequence[Row], found: Sequence[Prediction], left_out: Sequenc
 def figures(row: Row) -> Row:
     """The numbers of a verdict under their contract names."""
     keys = ("batch", "ttft_s", "tpot_s", "decode_tok_s", "output_tok_s", "gpu_bytes", "host_bytes")
-    return {"technique": row["notation"], **{key: row[key] for key in keys}}
+    return {
+        "technique": row["notation"],
+        **{key: row[key] for key in keys},
+        "ranges": row["ranges"],
+    }
 
 
 def _fastest(rows: Sequence[Row]) -> Row:
@@ -56,11 +60,20 @@ def _fastest(rows: Sequence[Row]) -> Row:
 
 def times_of(row: Row) -> str:
     """TTFT, TPOT and throughput of a row, as a clause."""
-    parts = [f"TTFT {units.seconds(row['ttft_s'])}"]
+    parts = [f"TTFT {within(row, 'ttft_s')}"]
     if row["tpot_s"]:
-        parts.append(f"{units.seconds(row['tpot_s'])} per token (TPOT)")
+        parts.append(f"{within(row, 'tpot_s')} per token (TPOT)")
         parts.append(f"{units.rate(row['decode_tok_s'])} decode tok/s")
     return ", ".join(parts)
+
+
+def within(row: Row, name: str) -> str:
+    """A time, with its range where one is known."""
+    told = units.seconds(row[name])
+    known = row["ranges"].get(name)
+    if known is None:
+        return told
+    return f"{told} ({units.seconds(known['low'])} to {units.seconds(known['high'])})"
 
 
 def _memory(row: Row) -> str:

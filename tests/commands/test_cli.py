@@ -42,7 +42,15 @@ FIELDS = (
     "decode_tok_s gpu_bytes host_bytes fits max_batch bound_by basis breakdown"
 )
 PREDICT = set(FIELDS.split())
-PREDICT_MORE = {"tp", "weights", "notation", "output_tok_s", "usd_per_million_tokens", "notes"}
+PREDICT_MORE = {
+    "tp",
+    "ranges",
+    "weights",
+    "notation",
+    "output_tok_s",
+    "usd_per_million_tokens",
+    "notes",
+}
 PLAN = {"choice", "predicted", "baseline", "alternatives", "binding", "prices", "solver"}
 PLAN_MORE = {
     "answer",
@@ -169,7 +177,7 @@ def test_csv_is_the_json() -> None:
     read = list(csv.DictReader(io.StringIO(done(*GRID, "--csv"))))
     assert len(read) == len(rows)
     for got, expected in zip(read, rows, strict=True):
-        assert set(got) == set(expected) - {"breakdown", "notes"}
+        assert set(got) == set(expected) - {"breakdown", "notes", "ranges"}
         for key, text in got.items():
             if isinstance(expected[key], (int, float)) and not isinstance(expected[key], bool):
                 assert float(text) == expected[key]
