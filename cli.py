@@ -11,6 +11,7 @@ from kvsim.commands.capacity import capacity
 from kvsim.commands.doctor import doctor
 from kvsim.commands.effects import checked
 from kvsim.commands.ends import ended
+from kvsim.commands.explore import explore
 from kvsim.commands.lists import gpus, models, stacks, techniques
 from kvsim.commands.plan import plan
 from kvsim.commands.predict import predict
@@ -47,7 +48,8 @@ def _general(
 
 
 for command in (
-    plan, predict, simulate, capacity, sweep, reproduce, calibrate, validate, doctor,
+    plan, predict, simulate, capacity, sweep, explore,
+    reproduce, calibrate, validate, doctor,
     models, gpus, techniques, stacks,
 ):  # fmt: skip
     app.command()(command)

@@ -38,6 +38,10 @@ EXAMPLES = {
         "kvsim validate --model smollm2-135m --layers 2 --techniques kvpr:split=48",
         "kvsim validate --gpu mine.toml --device cuda:0 --report validate.html",
     ),
+    "sweep": (
+        "kvsim sweep grid.toml --out grid",
+        "kvsim sweep grid.toml --out grid --resume",
+    ),
     "doctor": ("kvsim doctor mine.toml", "kvsim doctor trace.csv --json"),
     "models": ("kvsim models", "kvsim models llama3.1-8b"),
     "gpus": ("kvsim gpus", "kvsim gpus h100"),

@@ -41,6 +41,7 @@ class Page:
     command: str = ""
     script: str = ""  # what a page of its own kind adds
     extra: str = ""
+    plotted: bool = False  # whether that script draws with plotly
     sources: Sequence[str] = field(default_factory=tuple)
 
     def html(self) -> str:
@@ -54,7 +55,7 @@ class Page:
             *(f"<p>{escape(note)}</p>" for note in self.notes),
         ]
         style, script = _asset("page.css"), _asset("page.js")
-        drawn = f"<script>{_plotly()}</script>" if self.pictures else ""
+        drawn = f"<script>{_plotly()}</script>" if self.pictures or self.plotted else ""
         return (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -1,0 +1,51 @@
+"""`kvsim explore`: a page with sliders."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvsim.commands.arguments import option, tokens
+from kvsim.commands.options import (
+    GpuOption,
+    HostOption,
+    ModelOption,
+    StackOption,
+    TpOption,
+    WeightsOption,
+    command_line,
+    deployment,
+    say_written,
+)
+from kvsim.files import check_target
+
+
+def explore(
+    model: ModelOption,
+    gpu: GpuOption,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="F.html", help="Where to write the page.")
+    ] = Path("explore.html"),
+    technique: Annotated[
+        str, option("--technique", "SPEC,...", "Techniques to compare; all that can run if none.")
+    ] = "",
+    generate: Annotated[str, option("--generate", "N", "Tokens to generate.")] = "128",
+    stack: StackOption = "fused",
+    tp: TpOption = "1",
+    weights: WeightsOption = "fp16",
+    host_memory: HostOption = None,
+) -> None:
+    """Write a page with sliders: batch, prompt, bits, drafts, link."""
+    from kvsim.machines.basis import basis
+    from kvsim.report import explore as pages
+    from kvsim.report import names
+    from kvsim.techniques import TECHNIQUES, parse, parse_several
+
+    check_target(out, "--out")
+    where = deployment(model, gpu, stack, tp, weights, host_memory)
+    some = parse_several(technique) or [parse(name) for name in TECHNIQUES]
+    title = f"{names.deployment(where)}: explore"
+    pages.write_page(
+        out, where, some, tokens("--generate", generate), title, command_line(), basis(where)
+    )
+    say_written(out)
