@@ -11,7 +11,7 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
-from kvsim.machines.hardware import Link
+from kvsim.machines.hardware import GIB, Link
 from kvsim.prediction.generate import Prediction
 from kvsim.report import page
 from kvsim.report.answer import Answer, verdict
@@ -21,7 +21,7 @@ from kvsim.techniques.base import Technique
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PROMPTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-LINKS = (0.5, 1.0, 2.0, 4.0)  # times the profile's host link
+LINKS = (0.5, 1.0, 2.0)  # times the profile's host link
 KNOBS = {
     "bits": (2, 4, 8),
     "k": (16, 64, 256),
@@ -30,7 +30,7 @@ KNOBS = {
 }
 """Settings with a slider, and the values that are computed."""
 CONTEXTS = 4  # points of the sum over the generated tokens
-DIGITS = 4
+DIGITS = 3
 
 
 def grid(d: Deployment, techniques: Sequence[Technique], generate: int) -> Row:
@@ -67,7 +67,6 @@ def grid(d: Deployment, techniques: Sequence[Technique], generate: int) -> Row:
             }
             for t, knobs in variants
         ],
-        "capacity": d.hardware.gpu_memory,
     }
 
 
@@ -116,7 +115,7 @@ def _table(t: Technique, d: Deployment, prompts: Sequence[int], generate: int) -
     rows: Row = {"ttft": [], "tpot": [], "gpu": []}
     for prompt in prompts:
         p = Prediction(t, d, batches[whole], prompt, generate, CONTEXTS)
-        for key, values in (("ttft", p.ttft_s), ("tpot", p.tpot_s), ("gpu", p.gpu_bytes)):
+        for key, values in (("ttft", p.ttft_s), ("tpot", p.tpot_s), ("gpu", p.gpu_bytes / GIB)):
             spread = np.full(batches.size, np.nan)
             spread[whole] = np.where(p.fits, values, np.nan)
             rows[key].append([None if np.isnan(v) else float(f"{v:.{DIGITS}g}") for v in spread])
@@ -131,7 +130,7 @@ def write_page(
     found = grid(d, techniques, generate)
     assets = files("kvsim.report") / "assets"
     controls = (assets / "explore.html").read_text(encoding="utf-8")
-    data = json.dumps(found, allow_nan=False).replace("</", "<\\/")
+    data = json.dumps(found, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
     extra = f'{controls}<script type="application/json" id="grid">{data}</script>'
     count = len({v["name"] for v in found["variants"]})
     said = f"{count} techniques on {d.hardware.name}: move the sliders, the answer follows."

@@ -31,7 +31,7 @@
     const body = document.getElementById("found");
     body.replaceChildren(...rows.map((row) => {
       const line = document.createElement("tr"), ratio = full && full.rate && row.rate ? row.rate / full.rate : null;
-      const cells = [row.rate, row.tpot && row.tpot * 1e3, row.ttft, row.gpu && row.gpu / 2 ** 30, ratio];
+      const cells = [row.rate, row.tpot && row.tpot * 1e3, row.ttft, row.gpu, ratio];
       const name = document.createElement("td");
       name.className = "text";
       name.textContent = row.name + (row.exact ? "" : " (lossy)");
@@ -44,7 +44,7 @@
       return line;
     }));
     const where = `batch ${batch}, prompt ${grid.prompts[p].toLocaleString("en")}`;
-    const told = (row) => `${row.name}: ${three(row.rate)} decode tok/s, TPOT ${three(row.tpot * 1e3)} ms, ${three(row.gpu / 2 ** 30)} GiB`;
+    const told = (row) => `${row.name}: ${three(row.rate)} decode tok/s, TPOT ${three(row.tpot * 1e3)} ms, ${three(row.gpu)} GiB`;
     document.getElementById("said").textContent = !best.rate ? `Nothing fits at ${where}.`
       : `At ${where} the fastest is ${told(best)}.` + (lossless && lossless !== best ? ` The fastest lossless is ${told(lossless)}.` : "")
         + (full && !full.rate ? " Full KV does not fit." : "");
