@@ -147,6 +147,8 @@ def simulate(
     if report is not None:
         check_target(report, "--report")
     kinds = parse_several(compare) if compare else [parse(technique)]
+    if not kinds:
+        raise InputError(f"--compare: got {compare!r}; expected techniques, as full,kivi:bits=4")
     places = _places(out, [str(kind) for kind in kinds], bool(compare))
     where = deployment(model, gpu, stack, tp, weights, host_memory)
     rules = Rules(

@@ -49,7 +49,10 @@ def reading(
     """
     from kvsim.traces.read import ReadOptions
 
-    named = dict(item.partition("=")[::2] for item in columns.split(",")) if columns else {}
+    pairs = [item.partition("=")[::2] for item in columns.split(",")] if columns else []
+    named = dict(pairs)
+    if len(named) < len(pairs):
+        raise InputError(f"--columns: got {columns[:60]!r}; expected each role once")
     if not all(named.values()):
         raise InputError(f"--columns: got {columns[:60]!r}; expected arrival=NAME,prompt=NAME,..")
     return ReadOptions(

@@ -5,7 +5,6 @@ number, device and technique. An answer shows the nearest line, says how far tha
 widens its interval with the distance.
 """
 
-import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import cache
@@ -15,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsim.files import replace_text
+from kvsim.files import own_output, read_records, replace_text
+from kvsim.files.kinds import TABLE
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 
@@ -154,8 +154,8 @@ def coverage(predicted: Array, measured: Array, low: float, high: float) -> floa
 @cache
 def shipped() -> tuple[LedgerEntry, ...]:
     """The ledger that comes with kvsim."""
-    text = (files("kvsim") / "evidence" / "ledger.csv").read_text()
-    return tuple(_entry(row) for row in csv.DictReader(text.splitlines()))
+    table = files("kvsim") / "evidence" / "ledger.csv"
+    return tuple(_entry(row) for _, row in read_records(str(table), TABLE))
 
 
 def _entry(row: dict[str, str]) -> LedgerEntry:
@@ -181,6 +181,8 @@ def update(path: Path, entries: Iterable[LedgerEntry]) -> None:
 
     kept = {}
     if path.exists():
-        kept = {key(e): e for e in map(_entry, csv.DictReader(path.read_text().splitlines()))}
+        with own_output():
+            rows = [row for _, row in read_records(path, TABLE)]
+        kept = {key(e): e for e in map(_entry, rows)}
     kept |= {key(e): e for e in entries}
     replace_text(path, written(kept.values()))

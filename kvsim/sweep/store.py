@@ -9,8 +9,8 @@ from pathlib import Path
 
 from kvsim import __version__
 from kvsim.errors import InputError
-from kvsim.files import make_folder, read_json, replace_text, replacing
-from kvsim.files.kinds import JSON
+from kvsim.files import make_folder, opened, read_json, replace_text, replacing
+from kvsim.files.kinds import JSON, TRACE
 from kvsim.sweep.plugins import Plugin
 from kvsim.sweep.spec import Spec
 
@@ -81,7 +81,7 @@ def _files(spec: Spec) -> list[str]:
 
 def _digest(name: str) -> str:
     found = sha256()
-    with Path(name).open("rb") as file:
+    with opened(name, TRACE) as file:
         while piece := file.read(1 << 20):
             found.update(piece)
     return found.hexdigest()

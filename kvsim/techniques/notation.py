@@ -6,7 +6,6 @@ setting without a name belongs to the plain term that has it (``bits`` to ``grou
 ``host_share`` to ``place``). The path of a plan's JSON file stands for the technique it chose.
 """
 
-import json
 import re
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import InputError, unknown
+from kvsim.files import read_json
+from kvsim.files.kinds import PLAN
 from kvsim.techniques.base import Layers, Technique
 from kvsim.techniques.registry import terms
 from kvsim.techniques.terms import Term
@@ -23,7 +24,6 @@ BARE = ("grouped", "place")  # terms whose settings may stand without their name
 RANGE = re.compile(r"\s*(\d+)\s*(?:(-)\s*(\d*))?\s*:(?!\w*=)")
 MOST_LAYERS = 10_000
 LONGEST = 2_000  # characters of a technique
-FILE_LIMIT = 10_000_000  # characters of a plan
 
 
 @dataclass(frozen=True)
@@ -249,15 +249,7 @@ def _from_plan(path: Path) -> Technique:
         If the file cannot be read or is not a plan.
     """
     shown = repr(str(path))
-    try:
-        if path.stat().st_size > FILE_LIMIT:
-            raise InputError(f"{shown} has more than {FILE_LIMIT // 10**6} MB; expected a plan")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise InputError(f"cannot read {shown}: {reason}; check the path of the plan") from None
-    except (ValueError, RecursionError):
-        raise InputError(f"{shown} is not JSON; expected what `kvsim plan --json` prints") from None
+    content = read_json(path, PLAN)
     choice = content.get("choice") if isinstance(content, dict) else None
     layers = choice.get("layers") if isinstance(choice, dict) else None
     if not isinstance(layers, list) or not layers:

@@ -93,15 +93,15 @@ def opened_once(name: str) -> tuple[Architecture, TensorSource]:
         (("--model", "llama2-7b"), "--model|'llama2-7b' has no weights|smollm2-135m"),
         (("--model", "./bare"), "bare|no *.safetensors"),
         (("--model", "./none.gguf"), "none.gguf|no such file"),
-        (("--layers", "3"), "--layers|whole model"),
-        (("--report", "page.html"), "--report|about times"),
-        (("--max-error", "0.1"), "--max-error|about times"),
+        (("--layers", "3"), "--layers and --quality|both are given"),
+        (("--report", "page.html"), "--report and --quality|both are given"),
+        (("--max-error", "0.1"), "--max-error and --quality|both are given"),
         (("--out", "none/trace.json"), "--out|none/trace.json|existing, writable folder"),
-        (("--prompt", "0"), "--prompt|1 to 1000000"),
+        (("--prompt", "0"), "--prompt|from 1 to 10,000,000"),
         (("--prompt", "nan"), "--prompt|'nan'|whole number"),
         (("--prompt", "9000"), "--prompt|9000|8192 positions"),
         (("--generate", "5"), "--generate|too few rounds|16"),
-        (("--batch", "-1"), "--batch|1 to 1000000"),
+        (("--batch", "-1"), "--batch|from 1 to 1,000,000"),
         (("--device", "tpu"), "--device|'tpu'|cpu"),
     ],
 )
@@ -124,7 +124,7 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
 
 def test_options_about_quality_need_it() -> None:
     for name in ("--text", "--out"):
-        check(line("validate", name, "file"), f"{name}|--quality; give that too")
+        check(line("validate", name, "file"), f"{name}: does nothing without --quality")
 
 
 @pytest.mark.parametrize("broken", [False, True])

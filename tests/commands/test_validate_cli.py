@@ -122,7 +122,7 @@ def refused(*args: str) -> str:
         (("--batch", "nan"), "expected one whole number"),
         (("--generate", "1e3"), "expected one whole number"),
         (("--layers", "31"), "expected 1 to 30"),
-        (("--layers", "-1"), "expected 1 to 30"),
+        (("--layers", "-1"), "from 0 to 1,000"),
         (("--model", "smollm"), "smollm2-135m"),
         (("--model", "nowhere/at/all"), "nowhere/at/all"),
         (("--model", "missing.gguf"), "there is no such file"),
@@ -190,6 +190,15 @@ def test_bad_configurations(
     folder = copied(checkpoint, tmp_path, lambda tensors: None)
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert message in refused("--model", folder, *SMALL)
+
+
+def test_weights_that_are_no_numbers_are_named(checkpoint: Path, tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, Any]) -> None:
+        tensors["model.norm.weight"][3] = torch.nan
+
+    ended = run("validate", "--model", copied(checkpoint, tmp_path, spoil), *SMALL)
+    assert ended.code == 2 and ended.out == ""
+    assert "tensor model.norm.weight holds NaN or infinity; fetch the checkpoint" in ended.err
 
 
 def test_files_that_are_no_checkpoints(checkpoint: Path, tmp_path: Path) -> None:

@@ -351,6 +351,8 @@ def test_a_log_has_one_writer(tmp_path: Path) -> None:
 
 # Nothing goes around them.
 
+SESSION = ROOT / "validate" / "session"
+"""What make.py gpu runs for developers; no command of kvsim comes there."""
 METHODS = {
     "open", "fdopen", "read_text", "read_bytes", "write_text", "write_bytes", "memmap", "fromfile",
     "tofile", "savez", "savetxt", "loadtxt", "genfromtxt", "mkstemp", "NamedTemporaryFile",
@@ -362,6 +364,10 @@ METHODS = {
 PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 EXECUTES = {"eval", "exec", "__import__"}
 ALLOWED: dict[str, set[str]] = {
+    "commands/help.py": {"write_text"},  # of a formatter
+    "evidence/logs.py": {"read_table"},  # after check_input
+    "sweep/chunks.py": {"write_table"},  # into memory
+    "sweep/store.py": {"write_bytes"},  # a draft
     "commands/ends.py": {"open"},  # the null device, in place of a closed stream
     "commands/machine.py": {"open"},  # Log.open
     "report/page.py": {"read_text"},  # what ships with kvsim
@@ -408,7 +414,8 @@ def test_nothing_unpickles_or_executes() -> None:
             assert not PICKLES & set(names), f"{path}:{node.lineno}"  # type: ignore[attr-defined]
         for line, name, call in calls(path):
             where = f"{path}:{line}"
-            assert not (isinstance(call.func, ast.Name) and name in EXECUTES), where
+            asked_for = path.match("kvsim/sweep/plugins.py")  # a user's own technique, by --plugin
+            assert asked_for or not (isinstance(call.func, ast.Name) and name in EXECUTES), where
             assert "allow_pickle" not in {k.arg for k in call.keywords}, where
             whole = ast.unparse(call.func)
             assert whole not in ("torch.load", "np.load", "numpy.load", "pd.read_pickle"), where
@@ -418,7 +425,7 @@ def test_nothing_else_opens_files() -> None:
     room = (ROOT / "kvsim" / "files").resolve()
     found: dict[str, set[str]] = {}
     for path in sources():
-        if path.is_relative_to(room):
+        if path.is_relative_to(room) or path.is_relative_to(SESSION):
             continue
         here = path.relative_to(ROOT).as_posix().removeprefix("kvsim/")
         own = {node.name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))

@@ -16,11 +16,13 @@ def column(name: str, array: Any, unit: str) -> Column:
     """
     if pa.types.is_binary(array.type) or pa.types.is_string(array.type):
         return _from_text(name, array, unit)
+    if pa.types.is_date(array.type):
+        array = array.cast(pa.timestamp("ns"), safe=False)
     exact = pa.types.is_timestamp(array.type)
     if exact:
         array = array.cast(pa.timestamp("ns", array.type.tz)).cast(pa.int64())
     missing = array.is_null().to_numpy(zero_copy_only=False)
-    if array.type in (pa.bool_(), pa.null()) or pa.types.is_nested(array.type):
+    if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
         kind = "null" if array.type == pa.null() else str(array.type)
         values = np.full(len(array), np.nan)
         rule = "missing" if array.type == pa.null() else "type"

@@ -62,7 +62,7 @@ def chunks(source: Source, layout: Layout) -> Iterator[Chunk]:
                 if layout.blocks
                 else None,
             )
-    except (pa.ArrowInvalid, OSError) as problem:
+    except (pa.ArrowException, OSError) as problem:
         raise source.damaged(problem) from None
 
 
@@ -72,7 +72,7 @@ def _open(source: Source) -> Any:
 
     try:
         return parquet.ParquetFile(source.path)
-    except (pa.ArrowInvalid, OSError):
+    except (pa.ArrowException, OSError):
         what = "is cut off or damaged; fetch or write the file again"
         raise InputError(f"{source.name}: the parquet data {what}") from None
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError, unknown
-from kvsim.files import check_input
-from kvsim.files.kinds import WEIGHTS
+from kvsim.validate.model.gguf_header import check_header
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 FIELDS = {
@@ -51,10 +50,11 @@ class Gguf:
 
         self.where = str(path)
         try:
-            reader = GGUFReader(check_input(path, WEIGHTS))
+            check_header(path)
+            reader = GGUFReader(path)
         except InputError:
             raise
-        except (ValueError, IndexError, KeyError, OSError) as error:
+        except (ValueError, IndexError, KeyError, OSError, RecursionError, TypeError) as error:
             problem = " ".join(str(error).split())[:200]
             expected = "expected a GGUF file; fetch it again"
             raise InputError(f"{path}: not readable as GGUF ({problem}), {expected}") from None

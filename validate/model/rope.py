@@ -76,8 +76,13 @@ def read_rope(config: Mapping[str, Any], dim: int, max_context: int, where: str)
     InputError
         For kinds of stretching that are not known, and for numbers that cannot be right.
     """
-    given: dict[str, Any] = config.get("rope_scaling") or {}
-    given = {**given, **(config.get("rope_parameters") or {})}
+    given: dict[str, Any] = {}
+    for field in ("rope_scaling", "rope_parameters"):
+        said = config.get(field) or {}
+        if not isinstance(said, Mapping):
+            problem = f"is {shown(said)}, expected an object of fields"
+            raise InputError(f"{where}: field {field!r} {problem}; correct it")
+        given |= said
     theta = _number(given, "rope_theta", config.get("rope_theta", 10000.0), where)
     kind = given.get("rope_type", given.get("type", "default"))
     if kind not in KINDS:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvsim.errors import InputError
+from kvsim.errors import InputError, brief
 from kvsim.files import check_input
 from kvsim.files.kinds import TOKENIZER
 from kvsim.validate.model.checkpoint import Safetensors
@@ -18,11 +18,34 @@ class Tokeniser:
 
     backend: Any  # tokenizers.Tokenizer
     start: tuple[int, ...]
+    where: str
 
     def __call__(self, text: str) -> list[int]:
         """Tokens of a text, without a start."""
-        tokens: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        try:
+            tokens: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        except Exception as problem:  # the library raises nothing narrower
+            raise InputError(
+                f"{self.where}: cannot split the text ({brief(problem, 100)})"
+            ) from None
         return tokens
+
+    def check(self, tokens: list[int], vocabulary: int) -> None:
+        """Refuse tokens that the model has no embedding of.
+
+        Raises
+        ------
+        InputError
+            If there is one, or none at all.
+        """
+        if not tokens:
+            raise InputError(f"{self.where}: makes no tokens of the text; fetch it again")
+        if max(*tokens, *self.start, 0) >= vocabulary:
+            most = max(*tokens, *self.start, 0)
+            raise InputError(
+                f"{self.where}: token {most} is beyond the model's vocabulary of {vocabulary}; it "
+                f"belongs to another model"
+            )
 
 
 def read_tokeniser(source: TensorSource) -> Tokeniser:
@@ -48,7 +71,13 @@ def read_tokeniser(source: TensorSource) -> Tokeniser:
     except Exception as problem:  # the library raises nothing narrower
         reason = " ".join(str(problem).split())[:100]
         raise InputError(f"{path}: not a tokeniser ({reason}); fetch it again") from None
-    return Tokeniser(backend, tuple(backend.encode("").ids[:1]))
+    try:
+        start = tuple(backend.encode("").ids[:1])
+    except Exception as problem:  # the library raises nothing narrower
+        raise InputError(
+            f"{path}: not a tokeniser ({brief(problem, 100)}); fetch it again"
+        ) from None
+    return Tokeniser(backend, start, str(path))
 
 
 def _from_gguf(tokenizers: Any, gguf: Gguf) -> Tokeniser:
@@ -61,11 +90,15 @@ def _from_gguf(tokenizers: Any, gguf: Gguf) -> Tokeniser:
             f"GGUF, expected gpt2 merges split as smollm or gpt-2; give the model's Hugging Face "
             f"directory"
         )
-    merges = [tuple(merge.split(" ")) for merge in about["merges"]]
-    words = {word: token for token, word in enumerate(about["tokens"])}
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(words, merges))
+    try:
+        merges = [tuple(merge.split(" ")) for merge in about["merges"]]
+        words = {word: token for token, word in enumerate(about["tokens"])}
+        backend = tokenizers.Tokenizer(tokenizers.models.BPE(words, merges))
+        start = (int(about["bos_token_id"]),) if about.get("add_bos_token") else ()
+    except Exception as problem:  # a field that is missing or of another type; a bad merge
+        reason = f"its tokeniser cannot be read: {brief(problem, 100)}"
+        raise InputError(f"{gguf.where}: {reason}; fetch it again") from None
     split = tokenizers.pre_tokenizers
     parts = [split.Digits(individual_digits=True)] if splits == "smollm" else []
     backend.pre_tokenizer = split.Sequence([*parts, split.ByteLevel(add_prefix_space=False)])
-    start = (int(about["bos_token_id"]),) if about.get("add_bos_token") else ()
-    return Tokeniser(backend, start)
+    return Tokeniser(backend, start, gguf.where)

@@ -262,12 +262,17 @@ def load_weights(
     Raises
     ------
     InputError
-        As ``find_tensors``.
+        As ``find_tensors``; or naming a tensor that holds NaN or infinity.
     """
     found = find_tensors(arch, source)
 
     def get(name: str, shape: tuple[int, ...]) -> Tensor:
-        return source.read(found[name]).to(device, dtype)
+        tensor = source.read(found[name]).to(device, dtype)
+        if not bool(torch.isfinite(tensor.sum(dtype=torch.float64))):
+            raise InputError(
+                f"{source.where}: tensor {name} holds NaN or infinity; fetch the checkpoint again"
+            )
+        return tensor
 
     return build(arch, get)
 
