@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from engines_2024 import OLD, spread, write_old
 
-from kvsim.evidence import ledger, loadtests
+from kvsim.evidence import ledger, loadtests, published, published_errors
 from kvsim.evidence.ops.fit import ClassFit, fit_table
 from kvsim.evidence.ops.rows import OpTable, read_ops
 from kvsim.evidence.ops.shapes import predicted
@@ -175,10 +175,14 @@ def _write_host(folder: Path) -> None:
     today = str(date.today())
     entries = []
     for engine in ENGINES:
-        own, entry = _host_times(folder, engine, today)
+        own, found = _host_times(folder, engine, today)
         _add(stacks / f"{engine}.toml", own)
-        entries.append(entry)
+        entries += found
     _write_rtx4090(folder, stacks / "vllm" / "rtx4090.toml", today)
+    pairs = [(row, published.predict(row)) for p in published.papers() for row in published.read(p)]
+    entries += published_errors.entries(pairs)
+    for (what, which), (count, mean, worst) in published_errors.by_mechanism(pairs).items():
+        print(f"{what:10s} {which:24s} {count:4d} rows {100 * mean:5.1f} / {100 * worst:.1f} %")
     for name, engine in OLD.items():
         entries.append(write_old(folder, name, engine, stacks / f"{name}.toml", today))
     ledger.update(LEDGER, entries)
@@ -204,7 +208,7 @@ LEDGER = Path("kvsim/evidence/ledger.csv")
 
 def _host_times(
     folder: Path, engine: str, today: str
-) -> tuple[dict[str, tuple[float, str]], ledger.LedgerEntry]:
+) -> tuple[dict[str, tuple[float, str]], list[ledger.LedgerEntry]]:
     """Host times of an engine by its load tests, and their error held out by model."""
     rows = loadtests.read_load_tests(folder / "ops" / "serving.csv", engine)
     stack = load_stack(engine)
@@ -213,18 +217,26 @@ def _host_times(
     unseen = loadtests.held_out_by_model(rows, stack)
     devices = ", ".join(sorted({r.device for r in rows}))
     said = f"fitted on {today} to {len(rows)} load tests on {devices} (aic-core-0.12.0)"
-    models = len({r.model for r in rows})
-    entry = ledger.entry_of(
-        unseen, measured, engine=engine, version="", kind="request", device=ledger.ANY,
-        technique="full", held_out="model" if models > 1 else "half", source="aic-core-0.12.0",
-    )  # fmt: skip
+    held_out = "model" if len({r.model for r in rows}) > 1 else "half"
+    entries = []
+    for device in [ledger.ANY, *sorted({r.device for r in rows})]:
+        for precision, technique in (("bf16", "full"), ("fp8", "fp8")):
+            here = np.array(
+                [r.precision == precision and device in (r.device, ledger.ANY) for r in rows]
+            )
+            if here.sum() >= ledger.FEWEST:
+                entries.append(ledger.entry_of(
+                    unseen[here], measured[here], engine=engine, version="", kind="request",
+                    device=device, technique=technique, held_out=held_out,
+                    source="aic-core-0.12.0",
+                ))  # fmt: skip
     off = np.abs(unseen / measured - 1)
     seen = np.abs(loadtests.latencies(rows, loadtests.changed(
         stack, fit.values, {r.device for r in rows})) / measured - 1)  # fmt: skip
     print(f"request latency, {engine}: {len(rows)} load tests, fitted {spread(seen)}, "
-          f"held out by {entry.held_out} {spread(off)}; {fit.values}")  # fmt: skip
+          f"held out by {held_out} {spread(off)}; {fit.values}")  # fmt: skip
     own = {k: (v, f"{said}: {v:.3g} +- {fit.errors[k]:.2g}") for k, v in fit.values.items()}
-    return own, entry
+    return own, entries
 
 
 def _write_rtx4090(folder: Path, place: Path, today: str) -> None:

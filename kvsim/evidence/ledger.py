@@ -33,6 +33,8 @@ KINDS = {
 # How much wider a logarithmic interval is per step of distance. Measured: rows of paper tables that
 # nobody fitted are 3 to 6 times worse on another technique, about twice on another engine or card.
 WIDER = {"technique": 3.0, "engine": 2.0, "device": 2.0}
+ALIKE = {"full", "fp8"}  # techniques that run an engine's own attention kernels
+WIDER_ALIKE = 1.3
 
 
 @dataclass(frozen=True)
@@ -78,26 +80,33 @@ def evidence_for(
     kind : one of ``KINDS``, or a kernel class.
     entries : the ledger; the shipped one if left out.
     """
-    known = [e for e in (shipped() if entries is None else entries) if e.kind == kind]
+    kinds = (kind, "request") if kind in ("decode", "prefill") else (kind,)
+    known = [e for e in (shipped() if entries is None else entries) if e.kind in kinds]
     engine, device = d.stack.name.partition("@")[0], d.hardware.name
     name = technique.partition(":")[0]
     if not known:
         return _nothing(f"no measured {KINDS.get(kind, kind)} of any engine")
 
     def distance(e: LedgerEntry) -> tuple[float, int]:
-        off = [(name, e.technique, "technique"), (engine, e.engine, "engine")]
-        total = sum(log(WIDER[what]) for wanted, got, what in off if wanted != got)
+        total = log(_wider(name, e.technique)) + (log(WIDER["engine"]) if e.engine != engine else 0)
         total += 0.0 if e.device == device else 0.1 if e.device == ANY else log(WIDER["device"])
-        return total, -e.rows
+        return total + (0.0 if e.kind == kind else 0.05), -e.rows
 
     nearest = min(known, key=distance)
     same = (nearest.technique == name, nearest.engine == engine, nearest.device == device)
-    wider = 1.0 if same[0] else WIDER["technique"]
+    wider = _wider(name, nearest.technique)
     wider *= 1.0 if same[1] else WIDER["engine"]
     wider *= 1.0 if same[2] or nearest.device == ANY else WIDER["device"]
     low, high = (_within(exp(wider * log(x))) for x in (nearest.low, nearest.high))
     words = _words(nearest, same, engine, device, name)
     return KnownError(nearest, words, min(low, 1.0), max(high, 1.0), all(same))
+
+
+def _wider(wanted: str, got: str) -> float:
+    """How much wider an interval is where rows are of another technique."""
+    if wanted == got:
+        return 1.0
+    return WIDER_ALIKE if {wanted, got} <= ALIKE else WIDER["technique"]
 
 
 def _words(
