@@ -61,6 +61,7 @@ class Placements:
         kinds = {o.kind for o in options}
         self.families = [f & kinds for f in FAMILIES if f & kinds != {"full"}] or [FAMILIES[0]]
         self._bounds: Array | None = None
+        self._proved: dict[tuple[int, frozenset[str]], float] = {}
         self.solves = 0
         self.replays = 0
 
@@ -135,8 +136,10 @@ class Placements:
         known = [x for x in found if x is not None]
         if not known:
             return None
-        best = min(known, key=lambda x: x.replay)
-        return replace(best, bound=min(x.bound for x in known))
+        bound = min(self._proved.get((index, family), np.inf) for family in self.families)
+        if self._bounds is not None:  # whole layers prove more than the relaxation
+            self._bounds[index] = max(self._bounds[index], bound)
+        return replace(min(known, key=lambda x: x.replay), bound=bound)
 
     def _of_family(self, index: int, family: frozenset[str]) -> Improved | None:
         """The programme's mix, in its best order, polished by replay."""
@@ -150,7 +153,9 @@ class Placements:
             except InfeasibleError:
                 break
             self.solves += 1
-            first = first or mix
+            if first is None:
+                first = mix
+                self._proved[index, family] = mix.bound
             start, over = self._best_order(p, mix, index)
             if start is not None:
                 break
