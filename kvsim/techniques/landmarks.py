@@ -1,4 +1,4 @@
-"""ShadowKV's pieces: chunks chosen by their mean key, and keys as a product of low rank."""
+"""ShadowKV's selection: chunks chosen by the mean of their keys."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,9 @@ import numpy as np
 
 from kvsim.engine import ops
 from kvsim.graph import Buffers, Number, Op
-from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes import Storage
 from kvsim.techniques.chosen import Chosen
-from kvsim.techniques.layers import LayerPass, Parts
+from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.settings import param
-
-SINGLE = 4.0  # bytes of an fp32 number [B]
 
 
 @dataclass(frozen=True)
@@ -70,65 +66,3 @@ class Landmarks(Chosen):
         m, p = at.d.shard, at.p
         stay = ops.kv_bytes(m, p.batch * np.minimum(self.outliers * self.chunk, p.prompt))
         return {"gpu": {"landmarks": self._means(at, at.cached), "outlier chunks": stay}}
-
-
-@dataclass(frozen=True)
-class Lowrank(Storage):
-    """Keys before their positions as a product of two thin matrices, values in fp16.
-
-    The decomposition of the prompt takes 6 s w^2 + 20 w^3 operations for s tokens of width w.
-
-    References
-    ----------
-    .. [1] H. Sun et al., "ShadowKV", ICML 2025, section 3.1.
-    .. [2] G. Golub and C. Van Loan, "Matrix computations", figure 8.6.1: R-SVD.
-    """
-
-    name = "lowrank"
-    preset = False
-
-    rank: int = param(160, "rank of the prompt's keys", low=1, high=4096)
-
-    @property
-    def exact(self) -> bool:
-        """The product approximates the keys."""
-        return False
-
-    def refuses(self, d: Deployment, beside: Parts) -> str:
-        """A product pays if it is smaller, and if few tokens are multiplied out."""
-        m = d.shard
-        if self.rank >= m.k_width:
-            return f"rank {self.rank} is no less than the {m.k_width} numbers of a token's keys"
-        if not beside.selection.chooses:
-            return f"{self.name} multiplies out the keys that are read; choose some, as quest does"
-        return ""
-
-    def _left(self, at: LayerPass, tokens: Number) -> Number:
-        """A row per token of the prompt. [B]"""
-        return ops.HALF * self.rank * at.p.batch * np.minimum(tokens, at.p.prompt)
-
-    def after(self, at: LayerPass) -> list[Op]:
-        """The prompt's keys are decomposed."""
-        if not at.p.prefill:
-            return []
-        m, p = at.d.shard, at.p
-        flops = p.batch * (6.0 * p.new * m.k_width**2 + 20.0 * m.k_width**3)
-        moved = (ops.HALF + 2 * SINGLE) * m.k_width * p.tokens + self._left(at, p.new)
-        return [Op("svd", kernel="gemm", flops=flops, bytes={"hbm": moved}, dtype="fp32")]
-
-    def restore(self, at: LayerPass, tokens: Number) -> list[Op]:
-        """Keys of so many tokens per KV head, with their positions."""
-        m, p = at.d.shard, at.p
-        keys = p.batch * m.cached_heads * tokens
-        right = ops.HALF * self.rank * m.k_width * p.batch
-        moved = ops.HALF * keys * (self.rank + m.head_dim) + right
-        flops = 2.0 * keys * self.rank * m.head_dim
-        return [Op("restore_keys", kernel="gemm", flops=flops, bytes={"hbm": moved}, size=tokens)]
-
-    def sides(self, at: LayerPass) -> tuple[Number, Number]:
-        """Factors in place of the prompt's keys; generated keys and all values as they are."""
-        m, p, overhead = at.d.shard, at.p, at.d.stack.cache_overhead
-        generated = np.maximum(at.kept - p.prompt, 0.0)
-        right = ops.HALF * self.rank * m.k_width * p.batch
-        keys = self._left(at, at.kept) + right + ops.HALF * m.k_width * p.batch * generated
-        return overhead * keys, overhead * ops.HALF * m.v_width * p.batch * at.kept

@@ -12,7 +12,7 @@ from kvsim.graph import Array, Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.eviction import score_upkeep
-from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.layers import LayerPass, Parts
 from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Term
 
@@ -71,6 +71,12 @@ class Mikv(Storage):
     def scored(self) -> bool:
         """The whole score matrix is added up."""
         return True
+
+    def refuses(self, d: Deployment, beside: Parts) -> str:
+        """It ranks tokens by the same scores as H2O, to keep them all."""
+        if beside.selection.evicts == "always" and beside.selection.scored:
+            return f"mikv stores at low precision what {beside.selection.name} drops; keep one"
+        return ""
 
     def number(self, at: LayerPass) -> tuple[Number, Number]:
         """The average of both precisions."""

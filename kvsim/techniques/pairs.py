@@ -45,6 +45,8 @@ class Pairs(Selection):
         place, storage = beside.placement, beside.storage
         if not storage.stored.packs or not storage.read.packs:
             return f"{self.name} fetches in fp16 what the GPU has packed, and {storage.name} is not"
+        if storage.upper is not None:
+            return f"{self.name} packs tokens one by one, and {storage.name} in halves of a buffer"
         if np.any(np.asarray(place.v_host) + place.on_cpu > 0):
             return f"{self.name} keeps its own copy on the host; the packed cache stays on the GPU"
         if beside.drafting.drafts and self.speculative:

@@ -29,5 +29,6 @@ def _terms() -> Iterator[type[Term]]:
     for module in iter_modules(folder.__path__):
         name = module.name.replace("_", "-")
         for kind in vars(import_module(f"{folder.__name__}.{module.name}")).values():
-            if isclass(kind) and issubclass(kind, Term) and getattr(kind, "name", "") == name:
+            public = isclass(kind) and not kind.__name__.startswith("_")
+            if public and issubclass(kind, Term) and getattr(kind, "name", "") == name:
                 yield kind

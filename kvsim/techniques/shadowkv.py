@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvsim.graph import Number
-from kvsim.techniques.landmarks import Landmarks, Lowrank
+from kvsim.techniques.landmarks import Landmarks
+from kvsim.techniques.lowrank import Lowrank
 from kvsim.techniques.place import Place
 from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Part, Term

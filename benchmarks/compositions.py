@@ -1,0 +1,116 @@
+"""Every pair of terms of two axes on five models; docs/techniques.md is written from it.
+
+``python -m benchmarks.compositions`` holds all pairs to what a composition promises (equal to the
+scalar twin at 1e-12, finite, bounded, memory that grows with the batch) or prints why they are
+refused; ``--speed`` evaluates large grids; ``--docs`` writes the table.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.prediction.generate import grid_seconds
+from kvsim.techniques import TECHNIQUES, parse
+from kvsim.techniques.registry import terms
+from tests.support.pairs import AXES, MODELS, check, pairs, refusal
+
+DOCS = Path(__file__).parents[1] / "docs" / "techniques.md"
+ASKED = {"full": 1_000_000, "of three axes": 200_000}
+PRESET = 300_000
+THREE = "snapkv:budget=1024 + kivi:bits=4 + offload:host_share=0.5"
+MOST_LAYERS = 50  # times that 80 different layers may take of a uniform 80
+
+
+def main() -> None:
+    if "--docs" in sys.argv:
+        DOCS.write_text(document(), encoding="utf-8")
+    elif "--speed" in sys.argv:
+        _speed()
+    else:
+        _contract()
+
+
+def _contract() -> None:
+    for kind in MODELS:
+        found = [check(text, kind) for text in pairs()]
+        refused = sum(map(bool, found))
+        print(f"{kind:8s} {len(found)} pairs: {len(found) - refused} hold, {refused} are refused")
+
+
+def _speed() -> None:
+    d = Deployment(load_model("llama2-7b"), load_hardware("h100"), load_stack("fused"))
+    batch, context = 8.0 * np.arange(1, 513), np.round(np.linspace(100, 131_072, 512))
+    cases = {name: name for name in TECHNIQUES if not parse(name).refuses(d)}
+    for name, text in (cases | {"of three axes": THREE}).items():
+        began = time.process_time()
+        grid_seconds(parse(text), d, batch, context)
+        rate = batch.size * context.size / (time.process_time() - began)
+        asked = ASKED.get(name, PRESET)
+        print(
+            f"{name:14s} {rate:12,.0f} points/s of {asked:9,d}{'' if rate >= asked else '  slow'}"
+        )
+    wide = Deployment(load_model("llama3-70b"), load_hardware("h100"), load_stack("fused"))
+    uniform = _seconds("snapkv:budget=1000", wide)
+    layers = "; ".join(f"{i}: snapkv:budget={1000 + i}" for i in range(80))
+    print(
+        f"80 different layers take {_seconds(layers, wide) / uniform:.1f} times a uniform 80's time"
+    )
+
+
+def _seconds(text: str, d: Deployment) -> float:
+    t, batch, context = parse(text), 8.0 * np.arange(1, 33), np.linspace(2e3, 1e5, 32)
+    began = time.process_time()
+    for _ in range(3):
+        grid_seconds(t, d, batch, context)
+    return time.process_time() - began
+
+
+def document() -> str:
+    """The page of names, axes and refusals."""
+    lines = [
+        "# Techniques and how they compose",
+        "",
+        "Written by `python -m benchmarks.compositions --docs`; do not edit.",
+        "",
+        "A technique has four axes: *selection* (which cached tokens stay and are read), *storage*",
+        "(formats of keys and values), *placement* (GPU, host, CPU) and *drafting* (who proposes",
+        "tokens). Terms are joined by `+`; ranges of layers, counted from 0, are separated by `;`:",
+        "",
+        "```",
+        f"kvsim predict --model llama3-8b --gpu a6000 \\\n  --technique '{THREE}'",
+        "kvsim predict --model llama2-7b --gpu a6000 \\",
+        "  --technique '0-1: full; 2-31: kcache:n=64 + bits=4'",
+        "```",
+        "",
+        "Drafting holds for the whole model: write it with the terms of all layers, or in a clause",
+        "without layers. A setting without a name belongs to `grouped` (`bits`, `value_bits`) or",
+        "`place` (`host_share`, `cpu_share`, `weights_host`, ...). The JSON file of a plan stands for",
+        "the technique that it chose.",
+        "",
+        "## Names",
+        "",
+        "| name | sets | meaning |",
+        "|---|---|---|",
+    ]
+    for name, kind in terms().items():
+        axes = ", ".join(part.axis for part in kind().says()) or "nothing: the defaults"
+        about = (kind.__doc__ or "").partition("\n\n")[0]
+        lines.append(f"| `{name}` | {axes} | {' '.join(about.split())} |")
+    lines += ["", "## Pairs that are refused", "", "On a grouped-query model, with the reason."]
+    lines += ["", "| pair | reason |", "|---|---|"]
+    for text in pairs():
+        reason = refusal(text, "GQA")
+        if reason:
+            lines.append(f"| `{text}` | {reason} |")
+    many = len(pairs())
+    lines += ["", f"Of {many} pairs ({', '.join(f'{len(v)} for {k}' for k, v in AXES.items())})."]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
