@@ -89,7 +89,7 @@ def document() -> str:
         "",
         "Drafting holds for the whole model: write it with the terms of all layers, or in a clause",
         "without layers. A setting without a name belongs to `grouped` (`bits`, `value_bits`) or",
-        "`place` (`host_share`, `cpu_share`, `weights_host`, ...). The JSON file of a plan stands for",
+        "`place` (`host_share`, `cpu_share`, ...). The JSON file of a plan stands for",
         "the technique that it chose.",
         "",
         "## Names",
