@@ -91,8 +91,10 @@ def test_order_of_layers_that_load_does_not_matter() -> None:
     d, p = deployment("MHA"), point(BATCH, CONTEXT)
     turns = "; ".join(f"{i}: {'full' if i % 2 else 'offload'}" for i in range(32))
     blocks = "0-15: full; 16-31: offload"
-    times = [np.asarray(steady(parse(text).cycle(d, p).steps[0], d)) for text in (turns, blocks)]
-    assert np.allclose(*(took[:, 1:] for took in times), rtol=1e-9)  # where the link is the limit
+    one, other = (
+        np.asarray(steady(parse(text).cycle(d, p).steps[0], d)) for text in (turns, blocks)
+    )
+    assert np.allclose(one[:, 1:], other[:, 1:], rtol=1e-9)  # where the link is the limit
 
 
 def test_keys_and_values_have_bits_of_their_own() -> None:
