@@ -5,7 +5,6 @@ number; several are a list. Errors are ``kvsim.errors.InputError`` and ``Infeasi
 text is the line that the command prints.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,8 @@ from kvsim.commands.admission import admission, largest_loss
 from kvsim.commands.arguments import count, counts, gib, number, seconds, token_counts
 from kvsim.commands.options import deployment
 from kvsim.commands.plan import deployments_of, limits_of, workload_of
+from kvsim.commands.values import Given, Several, line_of, text
+from kvsim.commands.values import given as given_text
 from kvsim.errors import InputError
 from kvsim.report.predict import Predictions, predicted
 from kvsim.report.sweep import Sweep, swept
@@ -26,33 +27,6 @@ if TYPE_CHECKING:
     from kvsim.report.simulate_answer import Simulations
 
 __all__ = ["calibrate_run", "plan", "predict", "simulate", "sweep"]
-
-Given = str | float | Path
-"""One value, as text or as a number."""
-
-Several = Given | Iterable[Given]
-"""One value or several."""
-
-
-def text(value: Several) -> str:
-    """A value as the command line takes it; several are separated by commas."""
-    if isinstance(value, (str, Path)):
-        return str(value)
-    if isinstance(value, Iterable):
-        return ",".join(text(item) for item in value)
-    number = float(value)
-    return str(int(number)) if number.is_integer() else repr(number)
-
-
-def _line(command: str, **options: Several | bool | None) -> str:
-    """The command line that gives the same."""
-    parts = ["kvsim", command]
-    for name, value in options.items():
-        if value is True:
-            parts.append(f"--{name.replace('_', '-')}")
-        elif value is not None and value is not False:
-            parts.append(f"--{name.replace('_', '-')} {text(value)}")
-    return " ".join(parts)
 
 
 def predict(
@@ -89,12 +63,12 @@ def predict(
         For unknown names, and for sizes no system could mean.
     """
     return predicted(
-        deployment(text(model), text(gpu), text(stack), text(tp), weights, _given(host_memory)),
+        deployment(text(model), text(gpu), text(stack), text(tp), weights, given_text(host_memory)),
         parse_several(text(technique)),
         counts("batch", text(batch)),
         token_counts("prompt", text(prompt)),
         token_counts("generate", text(generate)),
-        _line("predict", model=model, gpu=gpu, technique=technique, batch=batch, prompt=prompt,
+        line_of("predict", model=model, gpu=gpu, technique=technique, batch=batch, prompt=prompt,
               generate=generate, stack=stack, tp=tp, weights=weights, host_memory=host_memory),
     )  # fmt: skip
 
@@ -118,12 +92,12 @@ def sweep(
     points take a second or two. ``kvsim sweep`` has grids over everything, on disk.
     """
     return swept(
-        deployment(text(model), text(gpu), text(stack), text(tp), weights, _given(host_memory)),
+        deployment(text(model), text(gpu), text(stack), text(tp), weights, given_text(host_memory)),
         parse_several(text(technique)),
         np.array(counts("batch", text(batch)), dtype=float),
         token_counts("prompt", text(prompt)),
         token_counts("generate", text(generate))[0],
-        _line("predict", model=model, gpu=gpu, technique=technique, batch=batch, prompt=prompt,
+        line_of("predict", model=model, gpu=gpu, technique=technique, batch=batch, prompt=prompt,
               generate=generate, stack=stack, tp=tp, weights=weights, host_memory=host_memory),
     )  # fmt: skip
 
@@ -183,7 +157,9 @@ def plan(
         "acceptance": acceptance, "ttft": ttft, "tpot": tpot, "gpu_memory": gpu_memory,
         "host_memory": host_memory, "stack": stack, "tp": tp, "weights": weights,
     }  # fmt: skip
-    given = {name: _given(value) for name, value in options.items() if not isinstance(value, bool)}
+    given = {
+        name: given_text(value) for name, value in options.items() if not isinstance(value, bool)
+    }
     some = deployments_of(
         text(model), text(gpu), text(stack), text(tp), text(weights), given["host_memory"]
     )
@@ -196,7 +172,7 @@ def plan(
     )
     workload = workload_of(given["prompt"], given["generate"], given["batch"], offline)
     found = plan_among([Question(d, workload, objective, limits, admitted) for d in some])
-    return planned(found, _line("plan", **options))
+    return planned(found, line_of("plan", **options))
 
 
 def simulate(
@@ -244,7 +220,9 @@ def simulate(
     from kvsim.serving.rules import Rules
     from kvsim.traces.read import load
 
-    where = deployment(text(model), text(gpu), text(stack), text(tp), weights, _given(host_memory))
+    where = deployment(
+        text(model), text(gpu), text(stack), text(tp), weights, given_text(host_memory)
+    )
     rules = Rules(
         max_seqs=max_seqs,
         max_tokens=max_tokens,
@@ -264,7 +242,7 @@ def simulate(
     rows = [found["row"] for found in results]
     asked = [f"{name} {text(v)}" for name, v in (("TTFT", ttft), ("TPOT", tpot)) if v is not None]
     answer = answered(rows, where, text(trace), " and ".join(asked), [])
-    command = _line(
+    command = line_of(
         "simulate", trace=trace, model=model, gpu=gpu, compare=technique, replicas=replicas,
         route=route, rate=rate, max_seqs=max_seqs, max_tokens=max_tokens,
         prefix_caching=prefix_caching, host_cache=host_cache, ttft=ttft, tpot=tpot, stack=stack,
@@ -309,17 +287,13 @@ def calibrate_run(
         max_seqs=max_seqs, max_tokens=max_tokens, block_tokens=block_tokens, blocks=blocks,
         prefix_caching=prefix_caching,
     )  # fmt: skip
-    command = _line(
+    command = line_of(
         "calibrate", from_run=log, model=model, gpu=gpu, technique=technique,
         fit_first=fit_first, max_seqs=max_seqs, max_tokens=max_tokens, out=out,
     )  # fmt: skip
     run = read_run(Path(text(log)))
     place = None if out is None else Path(text(out))
     return calibrated(run, techniques[0], where, rules, fit_first, text(stack), place, command)
-
-
-def _given(value: Several | None) -> str | None:
-    return None if value is None else text(value)
 
 
 def _time(name: str, value: Given | None, most_bare: float) -> float:

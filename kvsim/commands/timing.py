@@ -45,6 +45,7 @@ def validate_times(
     from kvsim.files.kinds import PROFILE
     from kvsim.machines.profiles import load_stack
     from kvsim.report import validate_times as report
+    from kvsim.report import validate_times_page
     from kvsim.report.json import print_json
     from kvsim.validate.impl import check_known
     from kvsim.validate.machine import find_device
@@ -85,7 +86,7 @@ def validate_times(
             text = read_text(beside, PROFILE)
             replace_text(beside, with_error(text, known))
     if report_to:
-        report.write_page(report_to, answer, command_line())
+        validate_times_page.write_page(report_to, answer, command_line())
         say_written(report_to)
     if json:
         print_json(answer)

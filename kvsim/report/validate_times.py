@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from math import isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.report import page, units
+from kvsim.report import units
 from kvsim.report.answer import Answer, verdict
-from kvsim.report.colours import mark
 from kvsim.report.json import Row
 from kvsim.report.screen import Screen
 from kvsim.report.table import Table, of_cells
@@ -96,7 +94,7 @@ def show(a: Row) -> None:
     out.table(technique_table(a))
     out.blank()
     out.table(op_table(a))
-    for text in [*_missing(a), *a["suspicious"], *said(a)]:
+    for text in [*left_out(a), *a["suspicious"], *said(a)]:
         out.say(text)
 
 
@@ -111,7 +109,7 @@ def op_table(a: Row) -> Table:
     return of_cells(heads, worst_ops(a), 3, "002000", "The ops that cost most in error")
 
 
-def _missing(a: Row) -> list[str]:
+def left_out(a: Row) -> list[str]:
     """What could not run, in words."""
     return [f"left out: {m['technique']} at {m['point']}: {m['reason']}" for m in a["left_out"]]
 
@@ -197,29 +195,6 @@ def worst_ops(a: Row) -> list[list[str]]:
     ]
 
 
-def write_page(path: Path, a: Row, command: str = "") -> None:
-    """Predicted against measured as a page of its own."""
-    rounds = [
-        (f"One round of {r['technique'].partition(':')[0]}, {r['point']}", _round(r))
-        for r in a["rounds"]
-    ]
-    page.write(
-        path,
-        page.Page(
-            f"{a['device']}: predicted against measured", answered(a),
-            [technique_table(a), op_table(a)],
-            [("Predicted against measured times", _scatter(a)), *rounds],
-            notes=[LEGEND, ROUNDS, *_missing(a), *a["suspicious"]], command=command,
-        ),
-    )  # fmt: skip
-
-
-ROUNDS = (
-    "Rounds: each technique at its last point. Copies are named by their direction where measured; "
-    "on a CPU, other jobs show as gaps and long ops."
-)
-
-
 def answered(a: Row) -> Answer:
     """How far times are off on this machine, in words."""
     s = a["summary"]
@@ -234,7 +209,7 @@ def answered(a: Row) -> Answer:
             [order(s)],
         ),
         figures={key: s[key] for key in ("points", "median", "nine_in_ten", "noise")},
-        left_out=_missing(a),
+        left_out=left_out(a),
     )
 
 
@@ -249,69 +224,3 @@ def order(s: Row) -> str:
         f"The predicted winner wins at {units.percent(s['same_winner'])} of the points; "
         f"{units.percent(s['same_order'])} of the pairs have the predicted order."
     )
-
-
-def _round(r: Row) -> Any:
-    """A row per stream and side, a colour per op."""
-    from plotly.colors import qualitative
-    from plotly.graph_objects import Bar, Figure
-
-    colours = qualitative.Dark24
-
-    bars = [(side, *span) for side in SIDES for span in r[side]]
-    names = list(dict.fromkeys(name for _, _, name, _, _ in bars))
-    figure = Figure()
-    for i, name in enumerate(names):
-        here = [bar for bar in bars if bar[2] == name]
-        begins = [max(0.0, begin) for *_, begin, _ in here]
-        figure.add_trace(
-            Bar(
-                y=[f"{stream} {side}" for side, stream, *_ in here],
-                base=[1e3 * begin for begin in begins],
-                x=[1e3 * (bar[4] - begin) for bar, begin in zip(here, begins, strict=True)],
-                orientation="h", name=name, marker_color=colours[i % len(colours)],
-                hovertemplate="%{y}: %{x:.3f} ms from %{base:.3f} ms",
-            )
-        )  # fmt: skip
-    rows = [f"{s} {side}" for s in STREAMS for side in SIDES if _has(bars, side, s)]
-    figure.update_layout(
-        barmode="overlay", height=150 + 40 * len(rows),
-        xaxis={"title": "ms"}, yaxis={"categoryorder": "array", "categoryarray": rows[::-1]},
-        margin={"t": 40, "b": 40},
-    )  # fmt: skip
-    return figure
-
-
-def _has(bars: Sequence[tuple[Any, ...]], side: str, stream: str) -> bool:
-    return any(bar[:2] == (side, stream) for bar in bars)
-
-
-def _scatter(a: Row) -> Any:
-    from plotly.graph_objects import Figure, Scatter
-
-    figure = Figure()
-    names = dict.fromkeys(p["technique"].partition(":")[0] for p in a["points"])
-    spans: list[float] = []
-    for name in names:
-        here = [p for p in a["points"] if p["technique"].partition(":")[0] == name]
-        found = [(p, m) for p in here for m in p["whole"] if m["name"] in TIMES]
-        x, y = ([1e3 * m[key] for _, m in found] for key in ("measured", "predicted"))
-        spans += [*x, *y]
-        text = [
-            f"{m['name']} {p['model']} {p['batch']} x {p['prompt']}: {100 * m['error']:+.1f} %"
-            for p, m in found
-        ]
-        error = {"type": "data", "array": [1e3 * m["noise"] * m["measured"] for _, m in found]}
-        look = mark(name)
-        dots = {"color": look.colour, "symbol": look.symbol}
-        figure.add_scatter(
-            x=x, y=y, mode="markers", name=name, text=text, error_x=error, marker=dots
-        )
-    ends = [min(spans), max(spans)]
-    figure.add_trace(Scatter(x=ends, y=ends, mode="lines", name="equal", line={"color": "#bbb"}))
-    figure.update_layout(
-        xaxis={"title": "measured [ms]", "type": "log", "dtick": "D2"},
-        yaxis={"title": "predicted [ms]", "type": "log", "dtick": "D2"},
-        height=650,
-    )  # fmt: skip
-    return figure

@@ -17,6 +17,7 @@ from kvsim.machines.deployment import Deployment  # noqa: E402
 from kvsim.machines.profiles import load_hardware, load_stack  # noqa: E402
 from kvsim.prediction.memory import decode_point  # noqa: E402
 from kvsim.report import validate_times as report  # noqa: E402
+from kvsim.report import validate_times_page as pages  # noqa: E402
 from kvsim.techniques import parse  # noqa: E402
 from kvsim.techniques.base import Technique  # noqa: E402
 from kvsim.validate.counts.check import SLACK, RandomPrompts  # noqa: E402
@@ -92,7 +93,7 @@ def test_points_are_compared_op_by_op_and_end_to_end(tmp_path: Path) -> None:
     answer = report.answer(found, [], summarise(found), "here", ["noisy"])
     assert [r["technique"] for r in answer["rounds"]] == [str(t) for t in asked]
     json.dumps(answer, allow_nan=False)
-    report.write_page(tmp_path / "F.html", answer)
+    pages.write_page(tmp_path / "F.html", answer)
     assert "predicted against measured" in (tmp_path / "F.html").read_text()
 
 
@@ -117,7 +118,7 @@ def test_what_cannot_run_at_a_point_is_left_out_and_said(
     assert missing[1].reason == "CUDA out of memory. Tried to allocate 40 GiB"
     answer = report.answer(found, missing, summarise(found), "here", [])
     report.show(answer)
-    report.write_page(tmp_path / "F.html", answer)
+    pages.write_page(tmp_path / "F.html", answer)
     for told in (capsys.readouterr().out, (tmp_path / "F.html").read_text()):
         assert "left out: kivi:" in told and "left out: magicdec:" in told
 
