@@ -19,7 +19,7 @@ EngineOption = Annotated[
 ]
 LossyOption = Annotated[
     bool,
-    typer.Option("--lossy", help="Admit techniques whose loss of quality nobody measured."),
+    typer.Option("--lossy", help="Admit techniques whose loss of quality was not measured."),
 ]
 MaxLossOption = Annotated[
     str | None, option("--max-loss", "0..1", "Largest relative loss of quality; needs evidence.")

@@ -120,7 +120,7 @@ def simulate(
     ] = False,
     report: Annotated[str | None, option("--report", "F.html", "Write an HTML page there.")] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Prove that nothing is lost or served early.")
+        bool, typer.Option("--check", help="Verify that no request is lost or starts too early.")
     ] = False,
     format: Format = "",
     columns: Columns = "",

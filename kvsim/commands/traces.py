@@ -117,7 +117,7 @@ def generate(
     seed: Annotated[str, option("--seed", "N", "The same seed gives the same trace.")] = "0",
     json: Json = False,
 ) -> None:
-    """Draw a trace: from chosen distributions, or alike another one."""
+    """Generate a synthetic trace: from chosen distributions, or like another one."""
     from kvsim.report import traces
     from kvsim.traces import likeness, specs
     from kvsim.traces.read import load
@@ -161,4 +161,4 @@ def _progress(rows: int) -> None:
 
 
 def _quiet(rows: int) -> None:
-    """Nobody watches."""
+    """Report no progress."""

@@ -146,7 +146,7 @@ def validate(
             "batch": work.batch, "prompt": work.prompt, "generate": work.generate,
             "techniques": [shown.outcome(outcome) for outcome in found],
             "left_out": [{"technique": str(f.technique), "reason": f.reason} for f in failed],
-            "passed": passed,
+            "passed": passed, "answer": shown.answered(found).row(),
         }  # fmt: skip
         print_json(answer)
     else:

@@ -34,7 +34,7 @@ class Answer:
     evidence
         What was measured on this card, or which card comes nearest.
     assumed
-        Numbers that the result rests on and that nobody measured.
+        Numbers that the result rests on and that were not measured.
     left_out
         Techniques that cannot run there, with the reason.
     """

@@ -1,4 +1,4 @@
-"""The pictures of pages: plotly figures made from predictions, a technique always marked alike."""
+"""The pictures of pages: plotly figures made from predictions, with one mark per technique."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any

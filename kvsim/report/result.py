@@ -1,4 +1,4 @@
-"""What a command found, for the terminal, pages, JSON and Python alike."""
+"""What a command found, the same for the terminal, pages, JSON and Python."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -87,7 +87,7 @@ def show(result: Simulations, trace: str, checked: bool) -> None:
         worst = max(row["table_error"].values(), default=0.0)
         out.say(f"{name}: interpolation error below {units.percent(max(worst, 1e-4))}.")
     if checked:
-        out.say("Checked: nothing lost, nothing served early, memory never exceeded.")
+        out.say("Checked: no request is lost or starts too early, and memory is never exceeded.")
     out.say(grounds(first["basis"]))
 
 

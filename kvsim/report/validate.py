@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from kvsim.report.answer import Answer, show_verdict
+from kvsim.report.answer import verdict as paragraph
 from kvsim.report.json import Row
 from kvsim.report.names import settings_of, short_names
 from kvsim.report.screen import Screen
@@ -59,10 +61,29 @@ def verdict(item: Line | Buffer) -> str:
     return "equal" if item.equal else "named" if item.holds else "DIFFERS"
 
 
+def answered(found: list[CheckedTechnique]) -> Answer:
+    """Whether real runs agree with predictions, in words."""
+    failed = [str(o.technique) for o in found if not o.passed]
+    items = [x for o in found for x in (*o.comparison.lines, *o.comparison.buffers)]
+    equal = sum(item.equal for item in items)
+    told = f"{len(found) - len(failed)} of {len(found)} techniques agree with their predictions"
+    return Answer(
+        verdict=paragraph(
+            [
+                f"{'No' if failed else 'Yes'}: {told}; {equal:,} of {len(items):,} counts of ops "
+                f"and buffers are equal to the last digit.",
+                f"These do not: {', '.join(failed[:3])}." if failed else "",
+            ]
+        ),
+        figures={"techniques": len(found), "failed": len(failed), "counts": len(items)},
+    )
+
+
 def print_outcomes(title: str, found: list[CheckedTechnique]) -> None:
-    """A summary, then every op and buffer of every technique."""
+    """The verdict, a summary, then every op and buffer of every technique."""
     out = Screen()
     out.title(title)
+    show_verdict(out, answered(found))
     names = short_names([str(o.technique) for o in found])
     summary = [
         [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.report import units
-from kvsim.report.answer import Answer, verdict
+from kvsim.report.answer import Answer, show_verdict, verdict
 from kvsim.report.json import Row
 from kvsim.report.screen import Screen
 from kvsim.report.table import Table, of_cells
@@ -90,6 +90,7 @@ def show(a: Row) -> None:
     """Errors by technique, then the worst ops and what the whole amounts to."""
     out = Screen()
     out.title(f"{a['device']}: predicted against measured")
+    show_verdict(out, answered(a))
     out.say(LEGEND)
     out.table(technique_table(a))
     out.blank()
