@@ -64,7 +64,8 @@ def verdict(item: Line | Buffer) -> str:
 def answered(found: list[CheckedTechnique]) -> Answer:
     """Whether real runs agree with predictions, in words."""
     failed = [str(o.technique) for o in found if not o.passed]
-    items = [x for o in found for x in (*o.comparison.lines, *o.comparison.buffers)]
+    items: list[Line | Buffer] = [x for o in found for x in o.comparison.lines]
+    items += [x for o in found for x in o.comparison.buffers]
     equal = sum(item.equal for item in items)
     told = f"{len(found) - len(failed)} of {len(found)} techniques agree with their predictions"
     return Answer(
