@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from time import perf_counter
 
@@ -59,7 +60,8 @@ class Placements:
         options = [o for o in options_for(d, halves=not w.service) if self._admitted(o.name)]
         self.coefficients = Coefficients(d, w, np.union1d(self._batches(), also), options)
         kinds = {o.kind for o in options}
-        self.families = [f & kinds for f in FAMILIES if f & kinds != {"full"}] or [FAMILIES[0]]
+        moving = [f & kinds for f in FAMILIES if f & kinds - {"full"}]
+        self.families = moving or ([frozenset(kinds)] if kinds else [])
         self._bounds: Array | None = None
         self._proved: dict[tuple[int, frozenset[str]], float] = {}
         self.solves = 0
@@ -68,9 +70,20 @@ class Placements:
     def _admitted(self, name: str) -> bool:
         """By the techniques that the user considers."""
         needed = {"full": "full", "copied": "offload", "recomputed": "kvpr", "cpu": "fastdecode"}
-        kind = needed[name.rstrip("0123456789")]
-        names = {t.name for t in self.q.admission.candidates()}
-        return kind in names or kind == "full"
+        return needed[name.rstrip("0123456789")] in self._names
+
+    @cached_property
+    def _names(self) -> set[str]:
+        return {t.name for t in self.q.admission.candidates()}
+
+    @property
+    def _streams(self) -> bool:
+        """Whether weights may be streamed: where the user considers what does that."""
+        return bool(self._names & {"offload", "flexgen", "kvpr"})
+
+    def _programme(self, index: int, limits: Limits, family: frozenset[str]) -> Programme:
+        p = self.coefficients.programme(index, limits, family)
+        return p if self._streams else replace(p, most_streamed=0.0)
 
     def _batches(self) -> Array:
         w, d, limits = self.q.workload, self.q.deployment, self.q.limits
@@ -79,7 +92,7 @@ class Placements:
         most = 1.0
         for s in (Shares(), Shares(host=1.0)):
             room = limits.gpu_memory, limits.host_memory
-            for streamed in (0.0, 1.0):
+            for streamed in (0.0, 1.0) if self._streams else (0.0,):
                 found = w.largest(placed(s, w.prompt, streamed), d, *room)
                 most = max(most, float(np.max(found)))
         count = min(BATCHES, int(np.log(most) / np.log(GROWTH)) + 2)
@@ -101,7 +114,7 @@ class Placements:
         found = np.full(self.coefficients.batches.size, np.inf)
         for i, family in product(range(found.size), self.families):
             try:
-                p = self.coefficients.programme(i, self.q.limits, family)
+                p = self._programme(i, self.q.limits, family)
                 found[i] = min(found[i], solve(p, whole=False).bound)
                 self.solves += 1
             except InfeasibleError:
@@ -147,7 +160,7 @@ class Placements:
         mix: Mix | None = None
         first: Mix | None = None
         for _ in range(REPAIRS):
-            p = self.coefficients.programme(index, limits, family)
+            p = self._programme(index, limits, family)
             try:
                 mix = solve(p)
             except InfeasibleError:

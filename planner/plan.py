@@ -9,6 +9,7 @@ from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
 from kvsim.planner.advice import Advice, NoPlanError, better, explain, quick, score
+from kvsim.planner.flips import Flip, flips, front
 from kvsim.planner.improve import Placements, turn
 from kvsim.planner.options import Options
 from kvsim.planner.outlook import Binding, bindings, prices
@@ -38,7 +39,9 @@ class Solved:
     @property
     def gap(self) -> float | None:
         """How far the choice may be from the best placement at its batch, relative."""
-        return None if self.bound is None else max(0.0, self.replay / self.bound - 1)
+        if self.bound is None:
+            return None
+        return round(max(0.0, self.replay / self.bound - 1), 6)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,16 @@ class Plan:
     def limits(self) -> Limits:
         """What the plan stays within."""
         return self.question.limits
+
+    def flips(self) -> list[Flip]:
+        """Where another technique would be chosen; asks the planner again."""
+        return flips(self.question, Search(self.question, self.table), self.choice.technique)
+
+    def front(self) -> list[Prediction]:
+        """Plans that no other beats in both TPOT and throughput, by TPOT."""
+        search = Search(self.question, self.table)
+        limits = self.limits.finite(without="tpot")
+        return [search.replay(row) for row in front(self.table, limits)]
 
 
 def make_plan(

@@ -86,6 +86,7 @@ class Programme:
     once_host: Array
     streamed: tuple[Array, float, float]
     memory: tuple[float, float]
+    most_streamed: float = 1.0  # of the weights
     times: Mapping[str, tuple[Array, float]] = field(default_factory=dict)
     loss: Array | None = None
     budget: float = np.inf
@@ -148,7 +149,7 @@ def build(p: Programme, whole: bool = True, cuts: tuple[Array, ...] = ()) -> Bui
 
     n = {(o, k): layers_of(f"n_{p.names[o]}_{k}", k, kind) for o, k in product(options, shapes)}
     y = {(v, k): layers_of(f"y_{v}_{k}", k, pulp.LpContinuous) for v, k in product(corners, shapes)}
-    w = problem.add_variable("w", 0, 1)
+    w = problem.add_variable("w", 0, p.most_streamed)
     t = [problem.add_variable(f"T_{q}", 0) for q in p.phases]
     most = float(p.layers.sum())
     costly = [o for o in options if (p.once_gpu[:, o] > 0).any() or (p.once_host[:, o] > 0).any()]

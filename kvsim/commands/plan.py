@@ -101,6 +101,12 @@ def plan(
         str, option("--weights", "F,..|auto", "fp16, fp8, int8, int4; several are compared.")
     ] = "fp16",
     emit: EmitOption = None,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Plans from the lowest TPOT to most throughput too.")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Where another technique would be chosen, too.")
+    ] = False,
     json: JsonOption = False,
     report: Annotated[str | None, option("--report", "FILE", "Write an HTML page there.")] = None,
 ) -> None:
@@ -114,15 +120,31 @@ def plan(
     admitted = admission(only, without, engine, lossy, quality, acceptance)
     page_path = None if report is None else Path(report)
     if trace is not None:
+        if pareto or explain:
+            lonely = "--pareto" if pareto else "--explain"
+            raise InputError(f"{lonely} and --trace: both are given; it is for equal requests")
         if rest:
             raise InputError("--trace with several --tp or --weights: expected one of each")
         speed = number("--rate", either(rate, "1"))
         rules = count("--max-seqs", max_seqs), count("--max-tokens", max_tokens)
-        args = trace, speed, rules, per_class, objective, limits, admitted, page_path, json, wanted
-        _for_trace(first, *args)
+        traced = (
+            trace,
+            speed,
+            rules,
+            per_class,
+            objective,
+            limits,
+            admitted,
+            page_path,
+            json,
+            wanted,
+        )
+        _for_trace(first, *traced)
         return
     workload = workload_of(prompt, generate, batch, offline)
-    _for_equal([first, *rest], workload, objective, limits, admitted, page_path, json, wanted)
+    more = [name for name, given in (("pareto", pareto), ("explain", explain)) if given]
+    args = workload, objective, limits, admitted, page_path, json, wanted, more
+    _for_equal([first, *rest], *args)
 
 
 def deployments_of(
@@ -192,6 +214,7 @@ def _for_equal(
     report: Path | None,
     json: bool,
     wanted: list[str],
+    more: list[str],
 ) -> None:
     from kvsim.planner.advice import NoPlanError
     from kvsim.planner.plan import plan_among
@@ -217,11 +240,19 @@ def _for_equal(
 
         share = limits.gpu_memory / result.choice.deployment.hardware.gpu_memory
         answer["settings"] = settings(wanted, of_prediction(result.choice, share))
+    if "pareto" in more:
+        answer["pareto"] = shown.front(result)
+    if "explain" in more:
+        answer["flips"] = shown.flips(result)
     if json:
         print_json(answer)
-    else:
-        shown.show(heading, answer)
-        show(answer.get("settings", []))
+        return
+    shown.show(heading, answer)
+    if "pareto" in more:
+        shown.show_front(answer["pareto"])
+    for flip in answer.get("flips", []):
+        typer.echo(flip["words"])
+    show(answer.get("settings", []))
 
 
 def _for_trace(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.machines.basis import basis
 from kvsim.planner.advice import Advice, NoPlanError
+from kvsim.planner.flips import Flip
 from kvsim.planner.outlook import LABELS
 from kvsim.planner.plan import Plan
 from kvsim.prediction.generate import Prediction
@@ -19,7 +20,7 @@ from kvsim.report.quantities import legend
 from kvsim.report.result import Result
 from kvsim.report.screen import Screen
 from kvsim.report.table import Column, Table, of, words
-from kvsim.report.units import percent, seconds, times
+from kvsim.report.units import percent, rounded, seconds, times
 from kvsim.techniques.base import Technique
 
 if TYPE_CHECKING:
@@ -223,6 +224,33 @@ def _layers(p: Prediction) -> list[Row]:
         rows.append({"first": some.first, "count": last - some.first + 1, "technique": t.name,
                      "params": params(t), "notation": str(t)})  # fmt: skip
     return rows
+
+
+def front(result: Plan) -> list[Row]:
+    """Plans between the lowest TPOT and the highest throughput."""
+    return [_brief(p) for p in result.front()]
+
+
+def flips(result: Plan) -> list[Row]:
+    """Where another technique would be chosen."""
+    return [{**vars(f), "words": _flipped(f, result)} for f in result.flips()]
+
+
+def _flipped(f: Flip, result: Plan) -> str:
+    more = "From" if f.factor > 1 else "Down from"
+    value = f"{f.value:,.0f}" if f.what in ("prompt", "batch") else f"{f.value / 1e9:.3g} GB/s"
+    instead = f"{f.technique} is chosen" if f.technique else "nothing here meets the limits"
+    return f"{more} {value} ({f.what}, {rounded(f.factor, 2)} times) on, {instead}."
+
+
+def show_front(rows: list[Row]) -> None:
+    """The front as a table."""
+    columns = [words("technique", lambda row: row["technique"]), of("batch", 1), of("ttft_s"),
+               of("tpot_s"), of("output_tok_s"), of("gpu_bytes", 3)]  # fmt: skip
+    out = Screen()
+    out.blank()
+    out.say("Between the lowest TPOT and the highest throughput:")
+    out.table(Table(columns, rows))
 
 
 def searched(solver: Row) -> str:

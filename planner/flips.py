@@ -1,0 +1,135 @@
+"""Where another plan would be chosen - longer prompts, other batches and links - and the front."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Link
+from kvsim.planner.advice import on
+from kvsim.planner.options import Options, settled
+from kvsim.planner.question import Question, Search
+from kvsim.techniques.base import Technique
+
+FACTORS = (2.0, 4.0, 8.0, 0.5, 0.25, 0.125)
+NARROWED = 4  # halvings of the interval in which the choice changes
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A change beyond which another technique is chosen.
+
+    Attributes
+    ----------
+    what
+        In words: "prompt", "host link bandwidth".
+    factor
+        Times the value asked about.
+    value
+        That value; tokens, sequences, or a rate. [tokens, sequences, B/s]
+    technique
+        What is chosen there, or nothing where nothing fits.
+    """
+
+    what: str
+    factor: float
+    value: float
+    technique: str
+
+
+def flips(q: Question, search: Search, chosen: Technique) -> list[Flip]:
+    """The nearest change of each kind, up or down, at which the choice changes.
+
+    The best settings of every technique compete, each at its own best batch.
+    """
+    rivals = _rivals(search)
+    w, d = q.workload, q.deployment
+    kinds: list[tuple[str, float, Callable[[float], Question]]] = [
+        ("prompt", w.prompt, lambda x: _with_prompt(q, x)),
+        ("host link bandwidth", d.bandwidth["h2d"], lambda x: on(q, faster(d, ("h2d", "d2h"), x))),
+        ("host memory bandwidth", d.hardware.links["dram"].bandwidth,
+         lambda x: on(q, faster(d, ("dram",), x))),
+    ]  # fmt: skip
+    if w.batch is not None:
+        batch = w.batch
+        kinds.append(("batch", batch, lambda x: _with_batch(q, max(1, round(batch * x)))))
+    found = []
+    for what, value, ask in kinds:
+        for direction in (FACTORS[:3], FACTORS[3:]):
+            flip = _first(ask, direction, rivals, chosen.name)
+            if flip is not None:
+                factor, name = flip
+                found.append(Flip(what, factor, value * factor, name))
+    return found
+
+
+def _first(
+    ask: Callable[[float], Question], factors: tuple[float, ...], rivals: list[Technique], name: str
+) -> tuple[float, str] | None:
+    """The factor nearest to 1 in one direction with another choice, and that choice."""
+    near = 1.0
+    for far in factors:
+        other = _winner(ask(far), rivals)
+        if other != name:
+            for _ in range(NARROWED):
+                middle = float(np.sqrt(near * far))
+                tried = _winner(ask(middle), rivals)
+                if tried == name:
+                    near = middle
+                else:
+                    far, other = middle, tried
+            return far, other
+        near = far
+    return None
+
+
+def _winner(q: Question, rivals: list[Technique]) -> str:
+    room = (q.limits.gpu_memory,), q.limits.host_memory
+    table = settled(rivals, q.deployment, q.workload, *room, q.admission)
+    search = Search(q, table)
+    row = search.chosen(q.limits.finite()) if len(table) else None
+    return "" if row is None else str(table.name[row])
+
+
+def _rivals(search: Search) -> list[Technique]:
+    """The best settings of every technique that the user admits."""
+    limits, found = search.q.limits, []
+    for name in search.table.names:
+        row = search.best(limits.finite(), name)
+        if row is not None:
+            found.append(search.table.technique[row])
+    return found
+
+
+def _with_prompt(q: Question, factor: float) -> Question:
+    prompt = max(1, round(q.workload.prompt * factor))
+    return replace(q, workload=replace(q.workload, prompt=prompt))
+
+
+def _with_batch(q: Question, batch: int) -> Question:
+    return replace(q, workload=replace(q.workload, batch=batch))
+
+
+def faster(d: Deployment, links: tuple[str, ...], factor: float) -> Deployment:
+    """The deployment with some links several times as fast."""
+    changed = {
+        name: Link(link.bandwidth * factor, link.latency) if name in links else link
+        for name, link in d.hardware.links.items()
+    }
+    return replace(d, hardware=replace(d.hardware, links=changed))
+
+
+def front(table: Options, limits: dict[str, float]) -> list[int]:
+    """Rows within the limits that nothing beats in both TPOT and throughput, the fastest first."""
+    columns = table.columns
+    ok = np.ones(len(table), dtype=bool)
+    for name, limit in limits.items():
+        ok &= columns[name] <= limit * (1 + 1e-9)
+    rows = np.flatnonzero(ok)
+    order = rows[np.lexsort((columns["throughput"][rows], columns["tpot"][rows]))]
+    found: list[int] = []
+    for row in order:
+        if not found or columns["throughput"][row] < columns["throughput"][found[-1]]:
+            found.append(int(row))
+    return found

@@ -1,0 +1,61 @@
+"""Where the choice changes, and the plans between the lowest TPOT and the highest throughput."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.planner.admit import Admission
+from kvsim.planner.choose import Column
+from kvsim.planner.flips import faster, front
+from kvsim.planner.options import Options
+from kvsim.planner.plan import Plan, make_plan
+from kvsim.planner.workload import Limits, Workload
+from kvsim.techniques import parse
+
+SOME = Admission((parse("full"), parse("fastdecode")))
+
+
+def planned(d: Deployment, w: Workload) -> Plan:
+    h = d.hardware
+    return make_plan(d, w, "throughput", Limits(h.gpu_memory, h.host_memory), SOME)
+
+
+def test_beyond_a_flip_another_technique_is_chosen() -> None:
+    d = Deployment(load_model("llama2-7b"), load_hardware("a6000"), load_stack("fused"))
+    w = Workload(2048, 32)
+    plan = planned(d, w)
+    found = plan.flips()
+    assert plan.choice.technique.name == "full" and found
+    for flip in found:
+        near, far = (1 + (flip.factor - 1) * x for x in (0.8, 1.05))
+        if flip.what == "host memory bandwidth":
+            before, after = (planned(faster(d, ("dram",), x), w) for x in (near, far))
+            assert before.choice.technique.name == "full" != after.choice.technique.name
+
+
+def test_the_front_holds_what_nothing_beats() -> None:
+    random = np.random.default_rng(0)
+    columns: dict[str, Column] = {
+        k: random.random(50) for k in ("tpot", "throughput", "gpu_memory")
+    }
+    table = Options([parse("full")] * 50, columns=columns)
+    rows = front(table, {"gpu_memory": 0.5})
+    inside = np.flatnonzero(columns["gpu_memory"] <= 0.5)
+    for i in inside:
+        better = (columns["tpot"][inside] <= columns["tpot"][i]) & (
+            columns["throughput"][inside] <= columns["throughput"][i]
+        )
+        assert (i in rows) == (better.sum() == 1)  # itself
+    assert list(columns["tpot"][rows]) == sorted(columns["tpot"][rows])
+
+
+def test_a_front_of_a_plan_begins_with_one_sequence() -> None:
+    d = Deployment(load_model("llama2-7b"), load_hardware("a6000"), load_stack("fused"))
+    rows = planned(d, replace(Workload(1024, 16), service=True)).front()
+    assert rows[0].batch[0] == 1
+    rates = [float(p.output_tok_s[0]) for p in rows]
+    assert rates == pytest.approx(sorted(rates), rel=1e-2)
