@@ -42,6 +42,7 @@ def test_every_machine_has_a_suite_within_its_time(cores: int, cache: int, quick
     for name, least in LEAST_REQUIRED.items():
         assert len(found.kept[name]) >= min(least, len(planned[name]))
     assert {w.case["cached"] for w in found.kept["memory"]} == {"yes", "no"}
+    assert {w.op.dtype for w in found.kept["gemm"]} == {"fp16", "fp32"}
     uncached = [w for w in found.kept["memory"] if w.case["cached"] == "no"]
     assert {w.case["way"] for w in uncached} == {"read", "write", "copy"}
     for work in uncached:  # a copy has two of them

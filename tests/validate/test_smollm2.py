@@ -49,13 +49,17 @@ def test_one_bit_is_usable_with_specaches_zero_point_alone() -> None:
     assert own > 10 * unaided  # the zero point by itself, without a fetched pair
 
 
+TIES = 0.05
+"""Of logits around 20: codes that are ties differ between two runs, on another CPU at least."""
+
+
 def test_quantspec_writes_what_its_target_writes() -> None:
     settings, half = "group=8,residual=16", 8
     given = [english(400)[:50], english(400)[100:137]]
     target = Generation(smollm2(), parse(f"quantspec:gamma=0,{settings}"), given, 30, keep=True)
     run = Generation(smollm2(), parse(f"quantspec:gamma=2,{settings}"), given, 30, keep=True)
     run.complete(), target.complete()
-    assert_same_run(run, target)
+    assert_same_run(run, target, TIES)
     impl: Any = run.impl
     for prompt, cached in zip(given, run.cached, strict=True):
         assert (impl.packed_keys(cached) - impl.packed_keys(len(prompt))) / half >= 3, "flushes"

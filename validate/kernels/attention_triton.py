@@ -35,13 +35,26 @@ def widen(
         at = row[:, None] * (HEAD_DIM // 2) + column[None, :] // 2
         byte = tl.load(lower + at, mask=mask, other=0).to(tl.int32)
         steps += (((byte >> (column[None, :] % 2 * 4)) & 15).to(tl.float32) - 8.0) / 16.0
-    if BY_TOKEN:
-        at = row[:, None] * table + column[None, :] // GROUP
+    width: tl.constexpr = column.shape[0]
+    if BY_TOKEN and width % GROUP == 0:
+        # one scale and zero point per group of channels: loaded once, not once per number
+        parts: tl.constexpr = width // GROUP
+        part = tl.arange(0, parts)
+        rows = tl.max(mask.to(tl.int32), axis=1) > 0
+        inside = rows[:, None] & (part * GROUP < HEAD_DIM)[None, :]
+        at = row[:, None] * table + part[None, :]
+        step = tl.load(scale + at, mask=inside, other=0.0).to(tl.float32)
+        base = tl.load(zero + at, mask=inside, other=0.0).to(tl.float32)
+        grouped = tl.reshape(steps, (row.shape[0], parts, GROUP))
+        wide = tl.reshape(grouped * step[:, :, None] + base[:, :, None], (row.shape[0], width))
     else:
-        at = group_row[:, None] * HEAD_DIM + column[None, :]
-    step = tl.load(scale + at, mask=mask, other=0.0).to(tl.float32)
-    base = tl.load(zero + at, mask=mask, other=0.0).to(tl.float32)
-    wide = steps * step + base
+        if BY_TOKEN:
+            at = row[:, None] * table + column[None, :] // GROUP
+        else:
+            at = group_row[:, None] * HEAD_DIM + column[None, :]
+        step = tl.load(scale + at, mask=mask, other=0.0).to(tl.float32)
+        base = tl.load(zero + at, mask=mask, other=0.0).to(tl.float32)
+        wide = steps * step + base
     if FACTOR:
         at = factor_row[:, None] * HEAD_DIM + column[None, :]
         wide *= tl.load(factor + at, mask=mask, other=0.0).to(tl.float32)
@@ -178,8 +191,10 @@ def runs(
 
     result = sums / tl.where(total > 0, total, 1.0)[:, None]
     at = (tl.program_id(0) * splits + tl.program_id(1)) * ROWS + query
-    tl.store(out + at[:, None] * WIDTH + column[None, :], result)
-    tl.store(lse + at, tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), -1e30))
+    used = query < PER_KV * NEW  # the others only fill a matrix product up
+    tl.store(out + at[:, None] * WIDTH + column[None, :], result, mask=used[:, None])
+    spread = tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), -1e30)
+    tl.store(lse + at, spread, mask=used)
 
 
 @jit

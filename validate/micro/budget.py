@@ -15,9 +15,9 @@ from kvsim.errors import InputError
 from kvsim.validate.micro.place import MOST_TURNS, Place, Work
 from kvsim.validate.micro.timing import FEWEST, GROUP
 
-LEAST = 6  # works that a benchmark keeps, whatever they take
+LEAST = 4  # works that a benchmark keeps, whatever they take
 LEAST_REQUIRED: Mapping[str, int] = {
-    "memory": 2, "host": 1, "gemm": 8, "host_gemm": 3, "h2d": 3, "d2h": 3,
+    "memory": 2, "host": 1, "gemm": 5, "host_gemm": 3, "h2d": 3, "d2h": 3,
 }  # fmt: skip
 """Benchmarks that no profile is without, and the works (or pairs) that each needs at least."""
 SETUP = 2e-3  # around each work: allocations, threads that start [s]
@@ -101,33 +101,35 @@ class Selection:
 def select(suite: Suite, cost: Callable[[Work], float], limit: float) -> Selection:
     """As many works as fit a limit: the costliest benchmarks lose their costliest works first.
 
-    Works whose case names the same ``pair``, or ways to use the same bytes, stay or go together.
+    Works whose case names the same ``pair``, or ways to use the same bytes, stay or go together;
+    every number format of a benchmark keeps some.
 
     Parameters
     ----------
     limit : what all of them may take together. [s]
     """
-    units = {name: _units(works) for name, works in suite.items()}
-    costs = {name: [sum(map(cost, unit)) for unit in them] for name, them in units.items()}
-    dropped = {name: set[int]() for name in units}
-
-    def kept(name: str) -> list[int]:
-        return [i for i in range(len(units[name])) if i not in dropped[name]]
-
-    totals = {name: sum(each) for name, each in costs.items()}
+    parts = {
+        (name, dtype): _units([work for work in works if work.op.dtype == dtype])
+        for name, works in suite.items()
+        for dtype in dict.fromkeys(work.op.dtype for work in works)
+    }
+    costs = {part: [sum(map(cost, unit)) for unit in units] for part, units in parts.items()}
+    kept = {part: list(range(len(units))) for part, units in parts.items()}
+    totals = {part: sum(each) for part, each in costs.items()}
     while sum(totals.values()) > limit:
-        spare = [name for name in units if len(kept(name)) > _least(name)]
+        spare = [part for part in parts if len(kept[part]) > LEAST_REQUIRED.get(part[0], LEAST)]
         if not spare:
             break
-        name = max(spare, key=lambda n: totals[n])
-        worst = max(kept(name), key=lambda i: costs[name][i])
-        dropped[name].add(worst)
-        totals[name] -= costs[name][worst]
-    return Selection(
-        {name: [w for i in kept(name) for w in units[name][i]] for name in units},
-        {name: sum(len(units[name][i]) for i in gone) for name, gone in dropped.items() if gone},
-        sum(totals.values()),
-    )
+        part = max(spare, key=lambda p: totals[p])
+        worst = max(kept[part], key=lambda i: costs[part][i])
+        kept[part].remove(worst)
+        totals[part] -= costs[part][worst]
+    chosen: dict[str, list[Work]] = {name: [] for name in suite}
+    for part, units in parts.items():
+        chosen[part[0]] += [work for i in kept[part] for work in units[i]]
+    gone = {name: len(suite[name]) - len(works) for name, works in chosen.items()}
+    left_out = {name: count for name, count in gone.items() if count}
+    return Selection(chosen, left_out, sum(totals.values()))
 
 
 def _units(works: Sequence[Work]) -> list[list[Work]]:
@@ -136,10 +138,6 @@ def _units(works: Sequence[Work]) -> list[list[Work]]:
         same = work.case.get("bytes") if "way" in work.case else None
         found.setdefault(work.case.get("pair", same or (i,)), []).append(work)
     return list(found.values())
-
-
-def _least(name: str) -> int:
-    return LEAST_REQUIRED.get(name, LEAST)
 
 
 def check_complete(suite: Suite, place: Place) -> None:
