@@ -36,8 +36,9 @@ def widen(
         byte = tl.load(lower + at, mask=mask, other=0).to(tl.int32)
         steps += (((byte >> (column[None, :] % 2 * 4)) & 15).to(tl.float32) - 8.0) / 16.0
     width: tl.constexpr = column.shape[0]
-    if BY_TOKEN and width % GROUP == 0:
-        # one scale and zero point per group of channels: loaded once, not once per number
+    if BY_TOKEN and width % GROUP == 0 and BITS <= 2:
+        # one scale and zero point per group of channels, loaded once and not once per number;
+        # with more bits it would take more registers than there are
         parts: tl.constexpr = width // GROUP
         part = tl.arange(0, parts)
         rows = tl.max(mask.to(tl.int32), axis=1) > 0
