@@ -101,7 +101,7 @@ def capacity(
     max_tokens: MaxTokensOption = "2048",
     spread: Annotated[
         str | None,
-        option("--spread", "X", "How far predictions are off; the stack's if not given."),
+        option("--spread", "X", "Spread of log(measured / predicted); the ledger's if not given."),
     ] = None,
     emit: EmitOption = None,
     json: JsonOption = False,
@@ -110,9 +110,8 @@ def capacity(
     """Find the cheapest fleet that serves a trace within targets."""
     from kvsim.emit.replica import of_costs
     from kvsim.files.writing import check_target
-    from kvsim.machines.profiles import load_stack
     from kvsim.planner.fleet.capacity import CapacityQuestion, make_capacity
-    from kvsim.planner.fleet.certainty import Spread, stated
+    from kvsim.planner.fleet.certainty import Spread
     from kvsim.planner.fleet.play import FleetTargets
     from kvsim.planner.fleet.traffic import traffic_of
     from kvsim.report import capacity as answers
@@ -138,11 +137,7 @@ def capacity(
         raise InputError("--max-power: the GPUs' power is unknown; add --watts GPU=W,...")
     rentable = _rentable(model, names, tp, weights, stack, host_memory, price, reserved, watts)
     used = number("--gpu-memory-utilization", gpu_memory_utilization, share=True)
-    off = (
-        stated(load_stack(stack).error)
-        if spread is None
-        else Spread(number("--spread", spread), "given with --spread")
-    )
+    off = None if spread is None else Spread(number("--spread", spread), "given with --spread")
     found = load(trace)
     for note in found.notes:
         print(f"kvsim: {note}", file=sys.stderr)

@@ -13,6 +13,13 @@ QUANTISED = {
     "int4": "weights of 4 bits: serve a checkpoint that is quantised so (GPTQ or AWQ)",
     "int4-g32": "weights of 4 bits in groups of 32: serve a checkpoint that is quantised so",
 }
+TURBOQUANT = {
+    (8, 4): "turboquant_k8v4",
+    (4, 4): "turboquant_4bit_nc",
+    (3, 4): "turboquant_k3v4_nc",
+    (3, 3): "turboquant_3bit_nc",
+}
+"""vLLM's formats by the bits of keys and values."""
 
 
 @dataclass
@@ -79,10 +86,22 @@ def _shell(command: str, options: list[tuple[str, str]]) -> str:
 
 
 def _no_technique(s: Served, draft: Draft, known: tuple[str, ...]) -> None:
-    """Techniques that the engine has no setting for."""
-    if s.technique.name not in ("full", *known):
-        title = MANUALS[draft.engine].title
-        draft.lacks(f"{s.technique}: {title} has no setting for it; it needs code of its own")
+    """Parts of the technique that the engine has no setting for."""
+    title = MANUALS[draft.engine].title
+    for name, term in s.terms.items():
+        if name not in ("full", *known):
+            draft.lacks(f"{term}: {title} has no setting for it; it needs code of its own")
+    if not s.technique.uniform:
+        draft.lacks(f"layers that differ ({s.technique}): {title} treats all alike")
+
+
+def _turboquant(s: Served) -> str:
+    """vLLM's name of the format, if it has these bits."""
+    term = s.terms.get("turboquant")
+    if term is None:
+        return ""
+    keys, values = term.settings["bits"], term.settings["value_bits"]
+    return TURBOQUANT.get((keys, keys if values == "same" else values), "")
 
 
 def _quantised(s: Served, draft: Draft) -> None:
@@ -99,20 +118,21 @@ def _vllm(s: Served, draft: Draft) -> str:
     draft.add("--block-size", s.block_tokens)
     if s.prefix_caching:
         draft.add("--enable-prefix-caching")
-    if s.technique.name == "fp8":
-        draft.add("--kv-cache-dtype", "fp8")
+    turbo = _turboquant(s)
+    if "fp8" in s.terms or turbo:
+        draft.add("--kv-cache-dtype", turbo or "fp8")
     if s.weights == "fp8":
         draft.add("--quantization", "fp8")
     if s.host_cache:
         draft.add("--kv-offloading-size", f"{s.host_gib:g}")
         draft.add("--kv-offloading-backend", "native")
     methods = {"eagle": "eagle3", "mtp": "mtp", "draft": "draft_model"}
-    if s.technique.name in methods:
-        config: dict[str, object] = {"method": methods[s.technique.name]}
-        if s.technique.name != "mtp":
+    for name in methods.keys() & s.terms.keys():
+        config: dict[str, object] = {"method": methods[name]}
+        if name != "mtp":
             config["model"] = "DRAFT_MODEL"
         draft.add("--speculative-config", dumps({**config, "num_speculative_tokens": s.drafts}))
-    _no_technique(s, draft, ("fp8", *methods))
+    _no_technique(s, draft, ("fp8", *methods, *(("turboquant",) if turbo else ())))
     _quantised(s, draft)
     return _shell(f"vllm serve {s.model}", draft.options)
 
@@ -125,7 +145,7 @@ def _sglang(s: Served, draft: Draft) -> str:
     draft.add("--chunked-prefill-size", s.max_tokens)
     draft.add("--mem-fraction-static", f"{s.static_share:g}")
     draft.add("--page-size", s.block_tokens)
-    if s.technique.name == "fp8":
+    if "fp8" in s.terms:
         draft.add("--kv-cache-dtype", "fp8_e4m3")
     if s.weights == "fp8":
         draft.add("--quantization", "fp8")
@@ -133,9 +153,9 @@ def _sglang(s: Served, draft: Draft) -> str:
         draft.add("--enable-hierarchical-cache")
         draft.add("--hicache-size", s.host_gb)
     algorithms = {"eagle": "EAGLE3", "mtp": "NEXTN", "draft": "STANDALONE"}
-    if s.technique.name in algorithms:
-        draft.add("--speculative-algorithm", algorithms[s.technique.name])
-        if s.technique.name != "mtp":
+    for name in algorithms.keys() & s.terms.keys():
+        draft.add("--speculative-algorithm", algorithms[name])
+        if name != "mtp":
             draft.add("--speculative-draft-model-path", "DRAFT_MODEL")
         draft.add("--speculative-num-steps", s.drafts)
         draft.add("--speculative-eagle-topk", 1)
@@ -156,14 +176,15 @@ def _trtllm(s: Served, draft: Draft) -> str:
     command = _shell(f"trtllm-serve {s.model}", draft.options)
     draft.used.append(flag("trtllm", "kv_cache_config.enable_block_reuse"))
     entries = ["  enable_block_reuse: true"]
-    if s.technique.name == "fp8":
+    if "fp8" in s.terms:
         draft.used.append(flag("trtllm", "kv_cache_config.dtype"))
         entries.append("  dtype: fp8")
     if s.host_cache:
         draft.used.append(flag("trtllm", "kv_cache_config.host_cache_size"))
         entries.append(f"  host_cache_size: {int(s.host_cache)}")
-    if s.technique.name in ("eagle", "mtp", "draft"):
-        draft.lacks(f"{s.technique.name}: its speculative_config differs by model; see the manual")
+    for name in ("eagle", "mtp", "draft"):
+        if name in s.terms:
+            draft.lacks(f"{name}: its speculative_config differs by model; see the manual")
     _no_technique(s, draft, ("fp8", "eagle", "mtp", "draft"))
     if s.weights != "fp16":
         draft.lacks(f"weights in {s.weights}: serve a checkpoint that is quantised so")
@@ -191,13 +212,14 @@ def _lmcache(s: Served, draft: Draft) -> str:
 
 def _hf(s: Served, draft: Draft) -> str:
     arguments: list[tuple[str, str]] = []
-    if s.technique.name == "offload":
+    offload, kivi = s.terms.get("offload"), s.terms.get("kivi")
+    if offload is not None:
         draft.add("cache_implementation", '"offloaded"')
         arguments.append(("cache_implementation", '"offloaded"'))
-        if float(s.technique.settings.get("host_share", 1)) < 1:
+        if float(offload.settings["host_share"]) < 1:
             draft.lacks("host_share: all layers but the current one go to host memory")
-    if s.technique.name == "kivi":
-        bits = int(s.technique.settings.get("bits", 4))
+    if kivi is not None:
+        bits = int(kivi.settings["bits"])
         draft.add("cache_implementation", '"quantized"')
         draft.add("cache_config.nbits", bits)
         draft.add("cache_config.backend", '"quanto"')
@@ -224,7 +246,7 @@ def _llamacpp(s: Served, draft: Draft) -> str:
     if s.tp > 1:
         draft.add("--split-mode", "row")
     _no_technique(s, draft, ())
-    if s.technique.name in ("fp8", "kivi"):
+    if s.terms.keys() & {"fp8", "kivi"}:
         draft.lacks("its own formats q8_0 and q4_0 (--cache-type-k, --cache-type-v) are others")
     if s.host_cache:
         draft.lacks("host memory for evicted blocks")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvsim.machines.hardware import GIB
 from kvsim.techniques.base import Technique
+from kvsim.techniques.terms import Term
 
 GB = 1e9
 
@@ -52,7 +53,12 @@ class Served:
     @property
     def drafts(self) -> int:
         """Tokens drafted per round; 0 for techniques that draft none."""
-        return int(self.technique.settings.get("gamma", 0))
+        return int(self.technique.drafts)
+
+    @property
+    def terms(self) -> dict[str, Term]:
+        """What the technique is composed of, by name."""
+        return {term.name: term for term in self.technique.terms}
 
     @property
     def host_gib(self) -> float:

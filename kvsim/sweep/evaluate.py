@@ -15,7 +15,6 @@ from kvsim.models.model import Model
 from kvsim.planner.admit import Admission
 from kvsim.planner.fleet.arrays import FleetLimits
 from kvsim.planner.fleet.capacity import CapacityQuestion, make_capacity
-from kvsim.planner.fleet.certainty import stated
 from kvsim.planner.fleet.play import FleetTargets
 from kvsim.planner.fleet.shortlist import Rentable
 from kvsim.planner.fleet.traffic import traffic_of
@@ -201,7 +200,6 @@ def fleets(case: Case) -> Columns:
     question = CapacityQuestion(
         traffic=traffic_of(requests), rentable=rentable, admission=Admission(), targets=targets,
         limits=FleetLimits(), rules=Rules(prefix_caching=requests.block_ids is not None),
-        spread=stated(case.stack.error),
     )  # fmt: skip
     try:
         answer = make_capacity(question)

@@ -8,10 +8,11 @@ import numpy as np
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.planner.admit import Admission
 from kvsim.planner.fleet.arrays import FleetLimits, Schedule
-from kvsim.planner.fleet.certainty import Certainty, Spread, certainty
+from kvsim.planner.fleet.certainty import Certainty, Spread, certainty, known
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.market import Market, measured
-from kvsim.planner.fleet.play import FleetTargets, Played, play
+from kvsim.planner.fleet.play import FleetTargets, Played
+from kvsim.planner.fleet.reachable import reachable
 from kvsim.planner.fleet.search import Found, Proven, Search
 from kvsim.planner.fleet.shortlist import Rated, Rentable, Terms, shortlist
 from kvsim.planner.fleet.traffic import Traffic
@@ -19,8 +20,6 @@ from kvsim.serving.rules import Rules
 
 LOADS = (0.5, 1.5, 2.0)
 BATCH_LIMITS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-ROOM = 1.2  # a target that cannot be met is replaced by what can, and so much more
-LIGHT = 8  # times the replicas that a trace needs, to see what waiting leaves
 PARTS = 8  # halvings of the load that limits allow
 
 
@@ -35,7 +34,7 @@ class CapacityQuestion:
     utilisation
         Share of each GPU's memory that the engine uses.
     spread
-        How far the stack's predictions have been off.
+        How far predictions have been off; what the ledger of errors has if None.
     """
 
     traffic: Traffic
@@ -44,7 +43,7 @@ class CapacityQuestion:
     targets: FleetTargets
     limits: FleetLimits
     rules: Rules
-    spread: Spread
+    spread: Spread | None = None
     largest_loss: float = 0.0
     utilisation: float = 0.9
     schedule: Schedule | None = None
@@ -125,7 +124,7 @@ def make_capacity(
     market = measured(rated, q.traffic, q.targets, tell)
     targets, shortfall = q.targets, ""
     if not (market.offers.capacity > 0).any(axis=1).all():
-        targets, shortfall = _reachable(rated, q, tell)
+        targets, shortfall = reachable(rated, q.traffic, q.targets, tell)
         q = replace(q, targets=targets)
         market = measured(_shortlist(q, tell), q.traffic, targets, tell)
     load = 1.0
@@ -136,6 +135,8 @@ def make_capacity(
         reason = f"the limits allow a fleet for {load:.0%} of the trace's load"
         shortfall = f"{shortfall}; {reason}" if shortfall else reason
     whole = market
+    used = [market.configurations[j] for j in np.flatnonzero(found.fleet.replicas)]
+    spread = q.spread or known(used)
     market, search, found = _trimmed(q, market, search, found, load)
     return CapacityAnswer(
         question=question,
@@ -146,8 +147,8 @@ def make_capacity(
         found=found,
         at_load={x: search.played(found.fleet.running, found.fleet.share, x) for x in LOADS},
         after_loss=_losses(search, found.fleet),
-        alternatives=_alternatives(q, whole, load, tell),
-        sure=certainty(search, found.fleet, targets, q.spread),
+        alternatives=_alternatives(q, whole, load, spread, tell),
+        sure=certainty(search, found.fleet, targets, spread),
     )
 
 
@@ -169,47 +170,6 @@ def _search(
         q.schedule, load, slowdown, tell,
     )  # fmt: skip
     return search, search.run()
-
-
-def _reachable(
-    rated: list[Rated], q: CapacityQuestion, tell: Callable[[str], None]
-) -> tuple[FleetTargets, str]:
-    """The nearest targets that some configuration meets with hardly any load, and in words."""
-    tell("looking for targets that can be met")
-    best: tuple[float, FleetTargets, Configuration] | None = None
-    for x in rated:
-        reached = _at_rest(x, q)
-        over = max(reached.ttft / q.targets.ttft, reached.tpot / q.targets.tpot)
-        if best is None or over < best[0]:
-            best = over, reached, x.configuration
-    assert best is not None
-    _, reached, configuration = best
-    loose = FleetTargets(
-        max(q.targets.ttft, ROOM * reached.ttft),
-        max(q.targets.tpot, ROOM * reached.tpot),
-        q.targets.share,
-    )
-    missed = [
-        f"{name} p{100 * q.targets.share:g} of {1e3 * asked:.4g} ms cannot be met: "
-        f"{configuration.name} comes nearest with {1e3 * can:.4g} ms and hardly any load"
-        for name, asked, can in (
-            ("TTFT", q.targets.ttft, reached.ttft),
-            ("TPOT", q.targets.tpot, reached.tpot),
-        )
-        if can > asked
-    ]
-    return loose, "; ".join(missed) or "the targets are met by no replica under load"
-
-
-def _at_rest(rated: Rated, q: CapacityQuestion) -> FleetTargets:
-    """What a configuration reaches when its replicas wait for requests."""
-    needed = float(rated.needed[np.isfinite(rated.needed)].sum())
-    count = min(max(int(np.ceil(LIGHT * needed)), LIGHT), 8 * LIGHT)
-    shape = (len(q.traffic.demand.rate), q.traffic.classes, 1)
-    running = np.full((shape[0], 1), count)
-    light = min(count / max(LIGHT * needed, 1e-9), 1.0)
-    played = play(q.traffic, [rated.configuration], running, np.ones(shape), max(light, 1e-3))
-    return played.reached(q.targets.share)
 
 
 def _most_load(
@@ -269,7 +229,11 @@ def _losses(search: Search, fleet: Proven) -> dict[int, Played]:
 
 
 def _alternatives(
-    q: CapacityQuestion, market: Market, load: float, tell: Callable[[str], None]
+    q: CapacityQuestion,
+    market: Market,
+    load: float,
+    spread: Spread,
+    tell: Callable[[str], None],
 ) -> list[Alternative]:
     """Other fleets for the same question."""
     one = replace(q.limits, configurations=1)
@@ -283,7 +247,7 @@ def _alternatives(
             (f"{gpu} alone", market.where(lambda x, gpu=gpu: x.gpu == gpu), one, 1.0)  # type: ignore[misc]
             for gpu in gpus
         ]
-    some.append(("95 % certain", market, q.limits, q.spread.slowdown))
+    some.append(("95 % certain", market, q.limits, spread.slowdown))
     answers = []
     for label, part, limits, slowdown in some:
         tell(f"for comparison: {label}")

@@ -6,15 +6,17 @@ the probability that the factor is below that is the answer. Whether the trace i
 another question, which half, one and a half and twice the load speak to.
 """
 
-import re
 from dataclasses import dataclass
-from math import erf, inf, log, pi, sqrt
+from math import erf, inf, log, sqrt
 
+from kvsim.evidence.ledger import KnownError, evidence_for
+from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.play import FleetTargets, Played
 from kvsim.planner.fleet.search import Proven, Search
 
-UNKNOWN = 0.3  # of stacks without a known error: rooflines without a fit are off by 0.3 to 0.9
 SURE = 0.95
+KINDS = ("decode", "prefill", "request")
+WITHIN_80 = 1.2816  # standard deviations on either side that hold 80 % of a normal distribution
 SLOWEST, FASTEST = 4.0, 0.25
 FINE = 1.01
 
@@ -42,13 +44,23 @@ class Spread:
         return high
 
 
-def stated(error: str) -> Spread:
-    """The spread that a stack's own words on its error say; the largest of its mean errors."""
-    means = [float(x) / 100 for x in re.findall(r"by ([\d.]+) %(?: on average| and )", error)]
-    if not means:
-        return Spread(UNKNOWN, f"no measurement of this stack; {UNKNOWN:.0%} assumed")
-    mean = max(means)
-    return Spread(mean * sqrt(pi / 2), f"mean error {mean:.1%} of the stack on rows not fitted")
+def known(configurations: list[Configuration]) -> Spread:
+    """The widest spread that the ledger of errors has for what some replicas run.
+
+    Times to the first token and per token count where they were measured, else whole requests.
+    """
+    found = []
+    for x in configurations:
+        each = [evidence_for(x.costs.deployment, x.technique, kind) for kind in KINDS]
+        measured = [e for e in each[:-1] if e.entry is not None] or each[-1:]
+        found.append(max(measured, key=_width))
+    widest = max(found, key=_width)
+    return Spread(_width(widest) / WITHIN_80, widest.words)
+
+
+def _width(error: KnownError) -> float:
+    """How far the logarithm of an 80 % interval reaches to either side."""
+    return max(log(error.high), -log(error.low))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z_-]+")
 RUN_BY = {
     "fp8": {"vllm", "sglang", "trtllm", "lmcache"},
     "offload": {"hf"},
+    "turboquant": {"vllm", "lmcache"},
     "kivi": {"hf"},
     "eagle": {"vllm", "sglang", "lmcache"},
     "mtp": {"vllm", "sglang", "lmcache"},
@@ -95,6 +96,18 @@ def test_hugging_face_has_caches_for_two_techniques() -> None:
     share = emit("hf", served("offload:host_share=0.5"))
     assert 'cache_implementation="offloaded"' in share.text
     assert any("host_share" in what for what in share.missing)
+
+
+def test_each_part_of_a_composition_is_written_or_missing() -> None:
+    found = emit("vllm", served("fp8 + eagle:gamma=3"))
+    assert "--kv-cache-dtype fp8" in found.text
+    assert '"method": "eagle3"' in found.text and '"num_speculative_tokens": 3' in found.text
+    assert not found.missing
+    mixed = emit("vllm", served("0-3: full; 4-31: snapkv"))
+    assert any("snapkv" in what for what in mixed.missing)
+    assert any("layers that differ" in what for what in mixed.missing)
+    assert "turboquant_k8v4" in emit("vllm", served("turboquant:bits=8,value_bits=4")).text
+    assert emit("vllm", served("turboquant:bits=2")).missing
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4", "int4-g32"])

@@ -41,9 +41,9 @@ def instance(seed: int) -> Instance:
     return offers, demand, limits
 
 
-def cheapest(offers: Offers, demand: Demand, limits: FleetLimits, most: int) -> float | None:
+def cheapest(offers: Offers, demand: Demand, limits: FleetLimits, most: list[int]) -> float | None:
     """Price of the cheapest fleet with at most so many replicas of each kind, by trying all."""
-    fleets = list(product(range(most + 1), repeat=len(offers)))
+    fleets = list(product(*(range(count + 1) for count in most)))
     for fleet in sorted(fleets, key=lambda replicas: float(np.dot(replicas, offers.rent))):
         if _within(offers, demand, limits, np.array(fleet)):
             return float(np.dot(fleet, offers.rent))

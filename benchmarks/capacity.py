@@ -1,0 +1,171 @@
+"""The fleet programme and `kvsim capacity`, held against searches of all fleets and of neighbours.
+
+    python benchmarks/capacity.py programme        # 200 random small instances, all fleets tried
+    python benchmarks/capacity.py fleet TRACE [MODEL ...]
+    python benchmarks/capacity.py sweep [POINTS]   # predictions per second of process time
+
+Asked of `programme`: equal. Of `fleet` (Azure's conversation trace, llama3-8b and llama3-70b,
+candidates a6000, l40s, a100-80g, h100, TTFT p99 at most 2 s, TPOT p99 at most 100 ms): a fleet in
+60 s of one core, its targets met when it plays the trace, and none of 50 neighbours (one replica
+less, one of another kind) cheaper and within the targets; each neighbour is simulated with three
+divisions of the classes. Of `sweep`: 1,000,000 predictions in 30 s.
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.errors import InfeasibleError
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.planner.admit import Admission
+from kvsim.planner.fleet.arrays import Counts, Demand, FleetLimits
+from kvsim.planner.fleet.capacity import CapacityAnswer, CapacityQuestion, make_capacity
+from kvsim.planner.fleet.dispatch import utilisation
+from kvsim.planner.fleet.play import FleetTargets, play
+from kvsim.planner.fleet.programme import solve
+from kvsim.planner.fleet.shortlist import Rentable
+from kvsim.planner.fleet.traffic import traffic_of
+from kvsim.serving.rules import Rules
+from kvsim.sweep.chunks import chunks_of, compute
+from kvsim.sweep.spec import read
+from kvsim.techniques import TECHNIQUES
+from kvsim.traces.read import load
+from tests.support.fleets import cheapest, instance
+
+INSTANCES, MOST = 200, 7
+GPUS = ("a6000", "l40s", "a100-80g", "h100")
+MODELS = ("llama3-8b", "llama3-70b")
+TARGETS = FleetTargets(2.0, 0.1, 0.99)
+NEIGHBOURS = 50
+GRID = """
+[grid]
+model = ["llama2-7b", "llama3-8b", "llama3-70b"]
+gpu = ["a6000", "l40s", "a100-80g", "h100"]
+technique = "all"
+batch = {{ from = 1, to = 1024, count = {side} }}
+context = {{ from = 128, to = 65536, count = {side}, spacing = "log" }}
+"""
+
+
+def programme() -> None:
+    differ = infeasible = 0
+    for seed in range(INSTANCES):
+        offers, demand, limits = instance(seed)
+        try:
+            found: float | None = solve(offers, demand, limits).cost
+        except InfeasibleError:
+            found = None
+        # every fleet that is no dearer, or if there is none every small one
+        most = [MOST if found is None else int(found / rent + 1e-9) for rent in offers.rent]
+        best = cheapest(offers, demand, limits, most)
+        infeasible += best is None
+        if (best is None) != (found is None) or (best and found and abs(found / best - 1) > 1e-6):
+            differ += 1
+            print(f"seed {seed}: {found} instead of {best}")
+    print(f"programme: {INSTANCES} instances, {infeasible} without a fleet; {differ} differ (0)")
+
+
+def fleet(trace: str, models: list[str]) -> None:
+    requests = load(trace).requests
+    for model in models or list(MODELS):
+        rentable = [
+            Rentable(d, gpu, (d.hardware.price or 0.0) * tp)
+            for gpu in GPUS
+            for tp in (1, 2, 4, 8)
+            for d in [Deployment(load_model(model), load_hardware(gpu), load_stack("fused"), tp=tp)]
+        ]
+        question = CapacityQuestion(
+            traffic=traffic_of(requests), rentable=rentable, admission=Admission(),
+            targets=TARGETS, limits=FleetLimits(late=0.01), rules=Rules(),
+        )  # fmt: skip
+        began = time.process_time()
+        answer = make_capacity(question)
+        seconds = time.process_time() - began
+        reached = answer.fleet.played.reached(TARGETS.share)
+        names = [x.name for x in answer.market.configurations]
+        said = ", ".join(f"{answer.fleet.replicas[j]} x {names[j]}" for j in answer.used)
+        print(
+            f"{model}: {said}, {answer.fleet.cost:.2f} USD/h; {seconds:.1f} s of process (60); "
+            f"TTFT p99 {reached.ttft:.3f} s (2), TPOT p99 {1e3 * reached.tpot:.1f} ms (100); "
+            f"relaxation {answer.found.bound:.2f} USD/h, gap to it "
+            f"{answer.fleet.cost / answer.found.bound - 1:.1%}"
+        )
+        better, tried = neighbours(question, answer)
+        print(
+            f"{model}: {tried} neighbours simulated, {len(better)} cheaper and within (0) {better}"
+        )
+
+
+def neighbours(question: CapacityQuestion, answer: CapacityAnswer) -> tuple[list[str], int]:
+    """Cheaper fleets that differ by one replica and meet the targets, and how many were tried."""
+    offers, traffic = answer.found.offers, question.traffic
+    replicas = answer.fleet.replicas
+    cost = float(offers.rent @ replicas)
+    near: dict[tuple[int, ...], float] = {}
+    for j in np.flatnonzero(replicas):
+        for other in (None, *range(len(replicas))):
+            some = replicas.copy()
+            some[j] -= 1
+            if other is not None:
+                some[other] += 1
+            if some.any():
+                near[tuple(some.tolist())] = float(offers.rent @ some)
+    better = []
+    chosen = sorted(near, key=lambda n: (near[n] >= cost, -near[n]))[:NEIGHBOURS]
+    for counts in chosen:
+        some = np.array(counts)
+        if near[counts] < cost - 1e-9 and any(
+            play(
+                traffic, answer.market.configurations, np.tile(some, (len(traffic.demand.rate), 1)),
+                np.tile(share, (len(traffic.demand.rate), 1, 1)),
+            ).meets(TARGETS)
+            for share in divisions(answer, traffic.demand, some)
+        ):  # fmt: skip
+            better.append(str(counts))
+    return better, len(chosen)
+
+
+def divisions(answer: CapacityAnswer, demand: Demand, replicas: Counts) -> list[np.ndarray]:
+    """Shares of the classes: the programme's, by capacity, and evenly by replica. (c, j)"""
+    offers = answer.found.offers
+    found, share = utilisation(offers, demand, replicas, 1.0)
+    by_capacity = offers.capacity * replicas
+    evenly = np.tile(replicas.astype(float), (offers.classes, 1))
+    some = [by_capacity + 1e-12 * evenly, evenly] + ([share] if np.isfinite(found) else [])
+    return [s / s.sum(axis=1, keepdims=True) for s in some if (s.sum(axis=1) > 0).all()]
+
+
+def sweep(points: int) -> None:
+    side = int(np.ceil((points / (12 * len(TECHNIQUES))) ** 0.5))
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "grid.toml"
+        place.write_text(GRID.format(side=side))
+        spec = read(place, lambda _: list(TECHNIQUES))
+    began, wall = time.process_time(), time.perf_counter()
+    size = sum(len(compute(chunk)[1]) for chunk in chunks_of(spec, ()))
+    print(
+        f"sweep: {spec.points:,} points, {size / 1e6:.0f} MB of Parquet in "
+        f"{time.process_time() - began:.1f} s of process time, {time.perf_counter() - wall:.1f} s "
+        f"(30) in one process"
+    )
+
+
+def main() -> None:
+    what = sys.argv[1] if len(sys.argv) > 1 else ""
+    if what == "programme":
+        programme()
+    elif what == "fleet" and len(sys.argv) > 2:
+        fleet(sys.argv[2], sys.argv[3:])
+    elif what == "sweep":
+        sweep(int(sys.argv[2]) if len(sys.argv) > 2 else 10**6)
+    else:
+        raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main()
