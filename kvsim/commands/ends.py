@@ -47,8 +47,10 @@ def _code_of(problem: BaseException, kept: Ledger) -> int:
     if isinstance(problem, KeyboardInterrupt | typer.Abort | Stopped):
         number = problem.number if isinstance(problem, Stopped) else signal.SIGINT
         return _stopped(number, kept)
-    if isinstance(problem, SystemExit):
-        raise problem
+    if isinstance(problem, SystemExit):  # the parser's own way for a reader that went away
+        if not isinstance(problem.__context__, BrokenPipeError):
+            raise problem
+        return _silence(128 + signal.SIGPIPE)
     if isinstance(problem, InfeasibleError):
         return _say(str(problem), LIMIT)
     if isinstance(problem, InputError):
