@@ -67,6 +67,7 @@ class Op:
     kernel: str = "pointwise"  # kernel class, a row of the stack's table
     flops: Number = 0.0  # floating-point operations [FLOP]
     bytes: Mapping[Channel, Number] = field(default_factory=dict)  # bytes by channel [B]
+    unpacked: Number = 0.0  # cached numbers that the kernel widens by arithmetic [numbers]
     rows: Number = 0.0  # rows gathered one by one from scattered addresses
     size: Number = np.inf  # rows of a product, attention's new tokens; fills the units
     columns: Number = np.inf  # output columns of a product, a prompt's queries in all heads

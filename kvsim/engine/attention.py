@@ -108,10 +108,14 @@ def ops(
             moved = moved + p.batch * shares.padding * m.kv_width * stored.number
         if shares.split:
             fixed = shares.split * tokens / (tokens + SPLIT)
+    unpacked: Number = 0.0
+    if not p.prefill and (stored.kernel == "lowbit" or "fp8" not in d.hardware.flops):
+        unpacked = p.batch * stored.unpacked(m.k_width, m.v_width, tokens)
     op = Op(
         name, "gpu", kernel, flops, {"hbm": moved}, size=p.new,
         columns=p.tokens * m.heads if p.prefill else m.heads,
         slower=head_factor(shares, m.head_dim, m.queries_per_kv), fixed=fixed, after=after,
+        unpacked=unpacked,
     )  # fmt: skip
     apart = stack.packed_layer + stack.merge_token * p.new * tokens
     if stored.kernel == "lowbit" and not p.prefill and (stack.packed_layer or stack.merge_token):

@@ -156,6 +156,11 @@ class Format:
         sides = zip((k_width, v_width), self._both, strict=True)
         return sum(w * (2.0 + _number(b, self.group)) for w, b in sides if b < 16)
 
+    def unpacked(self, k_width: float, v_width: float, tokens: Number) -> Number:
+        """Packed numbers of one sequence that attention widens. [numbers]"""
+        sides = zip(self.packed_sides(k_width, v_width, tokens), self._both, strict=True)
+        return sum((numbers for numbers, bits in sides if bits < 16), 0.0)
+
     def read(self, k_width: float, v_width: float, tokens: Number, new: Number = 0.0) -> Number:
         """Bytes that attention over ``tokens`` cached tokens of one sequence reads. [B]
 

@@ -221,7 +221,10 @@ def quantise(
     if not stored.packs:
         return []
     moved = tokens * stored.packing(d.shard.k_width, d.shard.v_width)
-    return [Op(name, kernel="quantise", bytes={"hbm": moved}, launches=1.0 / every)]
+    widened = tokens * (d.shard.k_width + d.shard.v_width) if name.startswith("de") else 0.0
+    return [
+        Op(name, kernel="quantise", bytes={"hbm": moved}, launches=1.0 / every, unpacked=widened)
+    ]
 
 
 def pack_prompt(

@@ -54,6 +54,10 @@ def resource_seconds(op: Op, d: Deployment) -> dict[str, Number]:
         else:
             copied = op.stream in COPIES and name not in COPIES
             needs[name] = slower * peak / (1.0 if copied else kernel.memory)
+    if d.stack.unpack_arithmetic and not _nothing(op.unpacked):
+        # work per number, whatever the number of queries; one instruction per lane and clock is
+        # half of the rate that counts a product and a sum
+        needs["unpack"] = d.stack.unpack_arithmetic * op.unpacked / (d.flops("fp32") / 2)
     return needs
 
 

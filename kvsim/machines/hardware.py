@@ -134,6 +134,7 @@ class Stack:
     static_cache: bool = False  # every step attends to and moves the cache's maximum length
     append_passes: float = 0.0  # passes over the cache to append a token (torch.cat: 2)
     repeat_kv: bool = False  # grouped heads are copied out to full width before attention
+    unpack_arithmetic: float = 0.0  # vector operations per cached number that a kernel unpacks
     unpack_bytes: float = 0.0  # moved per packed number to unpack it outside the kernel [B]
     plain_passes: float = 0.0  # further passes of one new token over a whole fp16 cache
     merge_token: float = 0.0  # to join split attention's parts, per query and packed token [s]

@@ -22,6 +22,7 @@ LIMITS = {
     "d2h": "GPU-to-host link",
     "link": "GPU-to-GPU link",
     "compute": "arithmetic",
+    "unpack": "arithmetic that unpacks the cache",
     "cpu": "host arithmetic",
 }
 

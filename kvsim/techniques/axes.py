@@ -125,6 +125,18 @@ class Storage(Part):
         """The same cache read at half its bits, where it is stored in halves."""
         return None
 
+    def notes(self, at: LayerPass) -> tuple[str, ...]:
+        """Which kernels a low-bit answer stands for."""
+        if self.read.kernel != "lowbit":
+            return ()
+        stack = at.d.stack
+        each = f"{stack.unpack_arithmetic:g} vector operations" if stack.unpack_arithmetic else ""
+        work = f"{each} per number unpacked" if each else "unpacking that memory traffic hides"
+        return (
+            f"{self.name}: stack {stack.name} stands for low-bit attention kernels with {work}; "
+            f"kernels that are not tuned so lose on cards with much bandwidth",
+        )
+
     @property
     def by_token(self) -> bool:
         """Whether one token's numbers can be dropped, moved or fetched alone."""

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvsim.engine import ops
-from kvsim.graph import Number, Op
+from kvsim.engine import attention, ops
+from kvsim.graph import Buffers, Number, Op
 from kvsim.techniques.layers import LayerPass
 
 
@@ -36,6 +36,15 @@ def score_upkeep(at: LayerPass, tokens: Number) -> list[Op]:
     sums = at.p.batch * at.d.shard.heads * tokens
     moved = ops.SCORE * at.p.new * sums + 8.0 * sums  # sums are read and written
     return [Op("scores", kernel="pointwise", bytes={"hbm": moved})]
+
+
+def score_matrix(at: LayerPass) -> Buffers:
+    """The prompt's scores of one layer, where the stack's attention keeps none itself. [B]"""
+    d, p = at.d, at.p
+    there = p.prefill and not attention.score_bytes(d, p)
+    alive = np.minimum(p.tokens, d.stack.prefill_chunk) * p.length
+    scores = ops.HALF * d.shard.heads * alive if there else 0.0
+    return {"gpu": {"score matrix": scores}}
 
 
 def observe(at: LayerPass, window: Number, budget: Number) -> Op:

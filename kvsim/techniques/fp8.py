@@ -32,5 +32,7 @@ class Fp8(Storage):
         return pack(at)
 
     def refuses(self, d: Deployment, beside: Parts) -> str:
-        """Engines refuse fp8 caches on GPUs without fp8 conversion."""
-        return "" if "fp8" in d.hardware.flops else f"{d.hardware.name} has no fp8 units"
+        """Engines keep fp8 caches from Ampere on; without fp8 units numbers are widened on read."""
+        if d.hardware.flops.keys() & {"fp8", "bf16"}:
+            return ""
+        return f"{d.hardware.name} is older than Ampere, where engines keep no fp8 caches"

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvsim.engine import ops
+from kvsim.engine.buffers import merge, scale
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Selection
-from kvsim.techniques.eviction import compact, score_upkeep
+from kvsim.techniques.eviction import compact, score_matrix, score_upkeep
 from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Term
@@ -76,8 +77,10 @@ class H2o(Selection):
         return {"gpu": {"scores": sums * (p.max_length > self.budget)}}
 
     def once(self, at: LayerPass) -> Buffers:
-        """One layer's whole cache while the prompt is read."""
-        return ops.prompt_kv(at.d, at.p)
+        """One layer's whole cache and its scores while the prompt is read."""
+        ranks = 1.0 * (np.asarray(at.p.max_length) > self.budget)
+        scores = scale(score_matrix(at), ranks)
+        return merge(ops.prompt_kv(at.d, at.p), scores)
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """A tenth, a fifth and two fifths of the longest context, half of it heavy."""

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvsim.engine import attention, ops
+from kvsim.engine import ops
 from kvsim.engine.buffers import merge
 from kvsim.engine.formats import Format, averaged, bytes_per_number, mixed_bits
 from kvsim.graph import Array, Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Storage
-from kvsim.techniques.eviction import score_upkeep
+from kvsim.techniques.eviction import score_matrix, score_upkeep
 from kvsim.techniques.layers import LayerPass, Parts
 from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Term
@@ -143,11 +143,7 @@ class Mikv(Storage):
 
     def once(self, at: LayerPass) -> Buffers:
         """One layer's prompt and its score matrix, where the stack's attention keeps none."""
-        d, p = at.d, at.p
-        there = p.prefill and not attention.score_bytes(d, p)
-        alive = np.minimum(p.tokens, d.stack.prefill_chunk) * p.length
-        scores = ops.HALF * d.shard.heads * alive if there else 0.0
-        return merge(ops.prompt_kv(d, p), {"gpu": {"score matrix": scores}})
+        return merge(ops.prompt_kv(at.d, at.p), score_matrix(at))
 
     def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """Shares around the paper's, at its widths and at those ZipCache compares with."""

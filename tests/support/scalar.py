@@ -37,6 +37,9 @@ def op_seconds(op: Op, d: Deployment) -> float:
         peak = d.hardware.cpu_flops if op.stream == "cpu" else rates.get(op.dtype, rates["fp16"])
         filled = 1.0 if isinf(size) else max(size, 1.0) / (max(size, 1.0) + kernel.half_size)
         needs.append(float(op.slower) * flops / (peak * kernel.compute * filled * wide))
+    if d.stack.unpack_arithmetic and op.unpacked:
+        rate = d.hardware.flops["fp32"] / 2
+        needs.append(d.stack.unpack_arithmetic * float(op.unpacked) / rate)
     each = d.hardware.links[op.stream].latency if op.stream in COPIES else 0.0
     each = d.stack.gap if op.stream == "gpu" else each
     floor = kernel.floor * min(1.0, op.launches)
@@ -215,6 +218,7 @@ def pick(step: Step, index: tuple[int, ...], shape: tuple[int, ...]) -> Step:
             op,
             flops=number(op.flops),
             bytes={channel: number(n) for channel, n in op.bytes.items()},
+            unpacked=number(op.unpacked),
             rows=number(op.rows),
             size=number(op.size),
             columns=number(op.columns),

@@ -1,6 +1,7 @@
 """Compositions: pairs of axes, layers, limits, and the notation with its errors."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from kvsim.engine.timeline import makespan, steady
 from kvsim.errors import InputError
 from kvsim.graph import Number
+from kvsim.machines.profiles import load_hardware
 from kvsim.techniques import TECHNIQUES, parse, parse_several
 from tests.support.pairs import MODELS, check, deployment, pairs, passes, point
 from tests.support.steps import BATCH, CONTEXT
@@ -105,6 +107,38 @@ def test_keys_and_values_have_bits_of_their_own() -> None:
 
     assert kv("grouped:bits=4,value_bits=8") == pytest.approx((kv("bits=4") + kv("bits=8")) / 2)
     assert kv("grouped:bits=16,value_bits=4") == pytest.approx((kv("full") + kv("bits=4")) / 2)
+
+
+def test_unpacking_is_arithmetic_per_number() -> None:
+    """A plain kernel's work does not grow with queries per KV head, and packing can cost time."""
+    d, p = deployment("GQA"), point(32.0, 30000.0)
+    plain = replace(d, stack=replace(d.stack, unpack_arithmetic=60.0))
+    full, kivi = parse("full"), parse("kivi:bits=4")
+    tuned = float(np.ravel(steady(kivi.cycle(d, p).steps[0], d))[0])
+    slow = float(np.ravel(steady(kivi.cycle(plain, p).steps[0], plain))[0])
+    whole = float(np.ravel(steady(full.cycle(plain, p).steps[0], plain))[0])
+    assert tuned < whole < slow
+    (op,) = (x for x in kivi.attend(plain, p, d.shard.layout[0][0][0]) if x.name == "attn")
+    assert float(np.ravel(op.unpacked)[0]) <= 32 * 30001 * d.shard.kv_width
+    assert "tuned" in kivi.notes(d, p)[0]
+
+
+def test_the_prompts_scores_are_resident_where_h2o_ranks_them() -> None:
+    d = deployment("MHA")
+    p = point(8.0, 0.0)
+    prompt = replace(p, context=0.0, new=4000.0, prompt=4000.0, max_length=4100.0, prefill=True)
+    held = parse("h2o").resident(d, prompt)["gpu"]["score matrix"]
+    alive = min(8 * 4000, d.stack.prefill_chunk)
+    assert float(np.ravel(held)[0]) == 2 * 32 * alive * 4000
+    assert (
+        float(np.ravel(parse("h2o:heavy=9e6").resident(d, prompt)["gpu"]["score matrix"])[0]) == 0
+    )
+
+
+def test_fp8_is_storage_alone_on_ampere() -> None:
+    for gpu, refused in (("a6000", False), ("a100-40g", False), ("t4", True), ("h100", False)):
+        d = replace(deployment("MHA"), hardware=load_hardware(gpu))
+        assert bool(parse("fp8").refuses(d)) is refused
 
 
 def test_acceptance_by_position_gives_tokens_per_round() -> None:

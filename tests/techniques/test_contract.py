@@ -227,7 +227,7 @@ def test_refusals_name_one_reason() -> None:
                 assert "\n" not in reason
                 assert reason.strip() == reason
     assert {("MLA", "kcache"), ("MLA", "fastdecode"), ("MLA", "quest")} <= refused
-    without = deployment("MHA", "a6000")
+    without = deployment("MHA", "t4")
     unsaid = {"draft", "eagle"}  # whose acceptance nobody has published for these models
     assert {name for name in TECHNIQUES if parse(name).refuses(without)} == {"fp8", *unsaid}
     for d, name in ((without, "fp8"), (deployment("MLA"), "kcache")):
