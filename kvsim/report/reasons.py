@@ -10,6 +10,7 @@ REASONS = {
     "GPU-to-GPU link": "the GPUs wait for each other's sums",
     "arithmetic": "the GPU computes all the time; a larger batch brings no more",
     "host arithmetic": "the CPU computes attention",
+    "arithmetic that unpacks the cache": "the GPU widens packed numbers all the time",
     "kernel launches": "the host issues kernels more slowly than the GPU runs them",
     "fixed time": "small kernels spend their time starting",
 }
