@@ -38,11 +38,14 @@ from kvsim.serving.rules import Rules
 from kvsim.serving.simulate import simulate
 from kvsim.techniques import parse
 from kvsim.traces import specs
-from kvsim.traces.likeness import Workload
+try:
+    from kvsim.traces.likeness import TrafficModel
+except ImportError:
+    from kvsim.traces.likeness import Workload as TrafficModel
 from kvsim.traces.read import load
 source, count, replicas, runs, use = sys.argv[2], *map(int, sys.argv[3:7])
 if source == "generated":
-    workload = Workload(specs.arrivals("poisson"), 5.0 * replicas, specs.DEFAULT)
+    workload = TrafficModel(specs.arrivals("poisson"), 5.0 * replicas, specs.DEFAULT)
     requests = workload.draw(1, count, None)
 else:
     requests = load(source).requests.head(count).scaled(20.0)

@@ -45,6 +45,7 @@ RANGES = {
     "--hash-block-tokens": Range(1, 10**6, "tokens"),
     "--blocks": Range(0, 10**9, "KV blocks"),
     "--replicas": Range(1, 10**4, "replicas"),
+    "--prefill-replicas": Range(1, 10**4, "replicas"),
     "--layers": Range(0, 1000, "layers"),
     "--fit-first": Range(5, 10**8, "requests"),
     "--seed": Range(0, 2**63 - 1, ""),

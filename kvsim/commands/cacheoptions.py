@@ -1,9 +1,12 @@
 """Options of the memories that keep prefix blocks besides the GPU's."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from kvsim.commands.arguments import count, gib, number, option, seconds
 from kvsim.errors import InputError
+
+if TYPE_CHECKING:
+    from kvsim.serving.pools import TwoPools
 
 GB = 1e9  # [B]
 
@@ -38,6 +41,37 @@ Nic = Annotated[str | None, option("--nic", "GB/S", "Each replica's network, in 
 GpuShare = Annotated[
     str | None, option("--gpu-memory-utilization", "X", "Share of GPU memory to use, 0 to 1.")
 ]
+
+PrefillReplicas = Annotated[
+    str | None,
+    option("--prefill-replicas", "N", "Of --replicas: they read prompts, the others decode."),
+]
+Transfer = Annotated[
+    str | None,
+    option("--transfer", "HOW", "How caches go to the others: layers (as they are made) or whole."),
+]
+
+
+def two_pools(
+    replicas: int, prefill: str | None, transfer: str | None, nic: str | None
+) -> "TwoPools | None":
+    """Replicas by what they do; None where all do both.
+
+    Raises
+    ------
+    InputError
+        If a pool would be empty, or a way of transfer is given without pools.
+    """
+    from kvsim.serving.pools import TRANSFERS, TwoPools
+    from kvsim.serving.rules import NIC_RATE
+
+    if prefill is None:
+        if transfer is not None:
+            raise InputError("--transfer: does nothing without --prefill-replicas; add it")
+        return None
+    first = count("--prefill-replicas", prefill)
+    rate = NIC_RATE if nic is None else number("--nic", nic) * GB
+    return TwoPools(first, replicas - first, transfer or TRANSFERS[0], rate)
 
 
 def memories(given: dict[str, str | None], prefix_load: str) -> dict[str, Any]:

@@ -52,7 +52,8 @@ EXAMPLES = {
 GROUPS = {
     "What and where": "--model --gpu --gpus --stack --tp --weights --device",
     "Workload": "--prompt --generate --batch --offline --trace --rate --per-class --technique "
-    "--techniques --compare --replicas --route --layers --points --acceptance --draw-acceptance",
+    "--techniques --compare --replicas --route --prefill-replicas --transfer --layers --points "
+    "--acceptance --draw-acceptance",
     "Goal and limits": "--objective --ttft --tpot --gpu-memory --gpu-memory-utilization "
     "--host-memory --percentile",
     "What may be chosen": "--only --without --engine --lossy --max-loss --quality",

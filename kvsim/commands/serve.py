@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kvsim.report.json import Row
     from kvsim.serving.costs import StepCosts
     from kvsim.serving.outcome import Targets
+    from kvsim.serving.pools import TwoPools
     from kvsim.traces.requests import Requests
 
 
@@ -25,6 +26,7 @@ class Job:
     route: str
     rates: "Array | None"  # tokens per decoding round of each request, None for the mean (n,)
     targets: "Targets"
+    pools: "TwoPools | None" = None
 
     def result(self, place: Path | None, resume: bool, check: bool) -> "Row":
         """What came of the run; with a place, every request's times are written there.
@@ -39,20 +41,29 @@ class Job:
         from kvsim.report import runfile
         from kvsim.report.simulate import result
         from kvsim.serving.outcome import Outcome, faults
+        from kvsim.serving.pools import simulate_pools
         from kvsim.serving.simulate import simulate
 
         name = str(self.costs.technique)
         mark = runfile.mark_of(
-            self.requests, self.costs, self.rates, self.replicas, self.route, self.targets
+            self.requests,
+            self.costs,
+            self.rates,
+            self.replicas,
+            self.route,
+            self.targets,
+            *([self.pools] if self.pools else []),
         )
         if place is not None and resume:
             before = runfile.taken_up(place, mark)
             if before is not None:
                 return before
         progress = ProgressLine(name, len(self.requests))
-        run = simulate(
-            self.requests, self.costs, self.replicas, self.route, self.rates, told=progress
-        )
+        what = self.requests, self.costs
+        if self.pools is None:
+            run = simulate(*what, self.replicas, self.route, self.rates, told=progress)
+        else:
+            run = simulate_pools(*what, self.pools, self.route, self.rates, told=progress)
         progress.close()
         wrong = faults(run) if check else []
         if wrong:

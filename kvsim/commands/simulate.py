@@ -16,9 +16,12 @@ from kvsim.commands.cacheoptions import (
     NvmeCache,
     NvmeRead,
     NvmeWrite,
+    PrefillReplicas,
     PrefixLoad,
     RemoteCache,
+    Transfer,
     memories,
+    two_pools,
     usable_memory,
 )
 from kvsim.commands.options import (
@@ -87,6 +90,8 @@ def simulate(
     nvme_read: NvmeRead = None,
     nvme_write: NvmeWrite = None,
     nic: Nic = None,
+    prefill_replicas: PrefillReplicas = None,
+    transfer: Transfer = None,
     acceptance: Annotated[
         Path | None,
         typer.Option(
@@ -170,11 +175,13 @@ def simulate(
                 "cache_block": cache_block,
                 "nvme_read": nvme_read,
                 "nvme_write": nvme_write,
-                "nic": nic,
+                "nic": None if prefill_replicas and remote_cache is None else nic,
             },
             prefix_load,
         ),
     )
+    fleet = count("--replicas", replicas)
+    pools = two_pools(fleet, prefill_replicas, transfer, nic)
     usable = usable_memory(gpu_memory, gpu_memory_utilization, where.hardware.gpu_memory)
     targets = Targets(
         ttft=seconds("--ttft", either(ttft, "none"), 60),
@@ -208,7 +215,7 @@ def simulate(
             gpu_memory=usable,
         )
         rates = None if seed is None else drawn_rate(costs, requests.generate, seed, measured)
-        job = Job(requests, costs, count("--replicas", replicas), route, rates, targets)
+        job = Job(requests, costs, fleet, route, rates, targets, pools)
         results.append(job.result(place, resume, check))
     if not results:
         raise InputError(f"--compare: none can run there; {left_out[0]}")

@@ -23,6 +23,7 @@ from kvsim.serving.records import (
     GPU,
     NEVER,
     POOLS,
+    ROUNDING,
     RUNNING,
     SWAPPED,
     WAITING,
@@ -33,8 +34,6 @@ from kvsim.serving.records import (
 )
 from kvsim.serving.tables import TO_GPU, TO_HOST
 from kvsim.serving.tiers import store
-
-ROUNDING = 1e-9  # lengths are whole up to this: rounds may yield fractions of a token
 
 
 @compiled
@@ -200,6 +199,9 @@ def swap_in(world: World, replica: Replica, index: int) -> bool:
         request.status = SWAPPED
         recount(world, replica)
         return False
+    if request.handed:
+        request.handed = False
+        return True
     replica.host_swapped -= swapped
     replica.cost[TO_GPU] += swapped / limits.h2d
     replica.copying += swapped / limits.h2d

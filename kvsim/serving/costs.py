@@ -101,6 +101,12 @@ class StepCosts:
         object.__setattr__(costs, "_checked", self._checked)
         return costs
 
+    def with_rules(self, rules: Rules) -> "StepCosts":
+        """The same under rules that leave passes as they are; the tables stay."""
+        costs = replace(self, rules=rules)
+        object.__setattr__(costs, "_checked", self._checked)
+        return costs
+
     def with_density(self, density: int) -> "StepCosts":
         """The same with tables of a given density that nobody checks: for fits."""
         costs = replace(self)

@@ -7,15 +7,7 @@ from kvsim.serving.memory import (
     available,
     take,
 )
-from kvsim.serving.records import (
-    NEVER,
-    Limits,
-    Replica,
-    Sequence,
-    World,
-)
-
-ROUNDING = 1e-9  # lengths are whole up to this: rounds may yield fractions of a token
+from kvsim.serving.records import NEVER, ROUNDING, Limits, Replica, Sequence, World
 
 
 @compiled

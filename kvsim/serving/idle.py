@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.graph import Array
-from kvsim.serving.records import NEVER, NONE, Entry, Integers, Pool, Replica, Request, make
+from kvsim.serving.records import NEVER, NONE, Entry, Integers, Pool, Replica, Request, World, make
 from kvsim.serving.rules import Rules
 from kvsim.traces.requests import Requests
 
@@ -55,3 +55,12 @@ def pool_records(sizes: list[int]) -> tuple[Any, Any, NDArray[np.int32]]:
     entries["chain"] = np.arange(1, len(entries) + 1)
     entries["chain"][(first + size - 1)[size > 0]] = NONE
     return pools, entries, np.full(int(buckets.sum()), NONE, np.int32)
+
+
+def fits(world: World) -> NDArray[np.bool_]:
+    """Which requests an empty cache has space for. (n,)"""
+    requests: Any = world.requests
+    sizes: Any = world.sizes
+    longest = requests.prompt.astype(np.int64) + requests.generate - 1
+    need = sizes[-(-longest // world.limits.block_tokens)]
+    return np.asarray((need.prompt <= world.limits.gpu) & (need.host <= world.limits.host))

@@ -1,7 +1,9 @@
 """First-in, first-out queues of a replica's requests, linked through the requests."""
 
+import numpy as np
+
 from kvsim.serving.compiled import compiled
-from kvsim.serving.records import NONE, Replica, Request, World
+from kvsim.serving.records import NONE, ROUNDING, SWAPPED, Replica, Request, World
 
 
 @compiled
@@ -32,6 +34,15 @@ def queue_front(world: World, replica: Replica, index: int) -> None:
         replica.wait_tail = index
     replica.wait_head = index
     replica.waiting += 1
+
+
+@compiled
+def hand_over(world: World, replica: Replica, index: int) -> None:
+    """Wait to decode, with the cache that another replica made."""
+    request = world.requests[index]
+    request.status = SWAPPED
+    request.left = int(np.ceil((request.generate - request.made) / request.rate - ROUNDING))
+    queue_swapped(world, replica, index)
 
 
 @compiled

@@ -27,6 +27,7 @@ PerResource = Annotated[Array, ("f8", (len(RESOURCES),))]
 
 NONE = -1  # no request, no entry, no replica
 NEVER = 2**62
+ROUNDING = 1e-9  # lengths are whole up to this: rounds may yield fractions of a token
 WAITING, RUNNING, SWAPPED, FINISHED, REFUSED = range(5)
 
 BINS = 512
@@ -95,6 +96,7 @@ class Request:
     preempted: Int32  # times it was preempted
     replica: Int32
     link: Int32  # next request in its queue
+    handed: bool  # it comes with its cache, from a replica that read its prompt
     status: Int8
 
 

@@ -119,6 +119,9 @@ class PlainReplica(PlainPrompts):
         if not self.grow(s, s.length + s.growth):
             self.batch.pop()
             return False
+        if r.handed:
+            r.handed = False
+            return True
         size = int(self.t.gpu_bytes[self.blocks(length)])
         self.host_swapped -= size
         self.copying += size / self.t.h2d
@@ -213,6 +216,7 @@ def simulate_plainly(
     route: str,
     rate: Any,
     until: float = inf,
+    refused: list[bool] | None = None,
 ) -> tuple[list[PlainRequest], list[PlainReplica]]:
     """What becomes of every request, and the replicas at the end."""
     fleet = fleet_of(costs, limits, requests, replicas)
@@ -229,7 +233,7 @@ def simulate_plainly(
         out.append(r)
         if r.arrival >= until:
             continue
-        if not fleet[0].could_hold(r):
+        if refused[i] if refused else not fleet[0].could_hold(r):
             r.status = "refused"
             continue
         if route != "round-robin" or costs.rules.remote_cache:

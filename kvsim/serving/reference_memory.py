@@ -30,6 +30,7 @@ class PlainRequest:
     left: int = 0  # rounds, while it is swapped out or decodes
     kept: int = 0  # cache it left behind [B]
     kept_blocks: int = 0
+    handed: bool = False  # it comes with its cache
 
 
 @dataclass(eq=False)

@@ -10,7 +10,8 @@ from kvsim.errors import InputError
 from kvsim.graph import Array
 from kvsim.serving.compiled import compiled, inlined, prepare
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.queues import queue
+from kvsim.serving.idle import fits
+from kvsim.serving.queues import hand_over, queue
 from kvsim.serving.records import (
     BINS,
     FINISHED,
@@ -98,8 +99,17 @@ def simulate(
         raise InputError(f"--replicas: got {replicas}; expected 1 to 100,000")
     each = np.full(len(requests), costs.rate) if rate is None else rate
     world = world_of(requests, costs, replicas, each)
-    course = make(Course, 1, route=ROUTES.index(route), until=until)[0]
-    course.together = route != ROUTES[ROUND_ROBIN] or costs.rules.remote_cache > 0
+    play_world(world, costs, (ROUTES.index(route), until), told)
+    return Run(requests, costs, world)
+
+
+def play_world(
+    world: World, costs: StepCosts, how: tuple[int, float], told: Callable[[int], None]
+) -> None:
+    """Let all requests of a world arrive and be served, by a route and until a time [s]."""
+    route, until = how
+    course = make(Course, 1, route=route, until=until)[0]
+    course.together = route != ROUND_ROBIN or costs.rules.remote_cache > 0
     progress: Any = world.requests
     prepare(kinds_of(world, costs.tables))
     for order in _orders(world, course):
@@ -110,19 +120,14 @@ def simulate(
     while not finish(costs.tables, world, course):
         told(int(np.count_nonzero(progress.status >= FINISHED)))
     told(int(np.count_nonzero(progress.status >= FINISHED)))
-    return Run(requests, costs, world)
 
 
 def _orders(world: World, course: Any) -> Iterator[Integers]:
     """Requests that arrive in time, in pieces; replicas that never meet are played one by one."""
     progress: Any = world.requests
-    sizes: Any = world.sizes
-    longest = progress.prompt.astype(np.int64) + progress.generate - 1
-    need = sizes[-(-longest // world.limits.block_tokens)]
-    too_large = (need.prompt > world.limits.gpu) | (need.host > world.limits.host)
     in_time = progress.arrival < course.until
-    progress.status[too_large & in_time] = REFUSED
-    coming = np.flatnonzero(~too_large & in_time)
+    progress.status[~fits(world) & in_time] = REFUSED
+    coming = np.flatnonzero((progress.status != REFUSED) & in_time)
     if course.route == ROUND_ROBIN:
         progress.replica[coming] = np.arange(coming.size) % world.replicas.size
     piece = PIECE if course.together else PIECE * world.replicas.size
@@ -152,7 +157,10 @@ def play(tables: Tables, world: World, course: Course, order: Integers) -> bool:
         if not advance(tables, world, replica, now):
             return False
         replica.clock = max(replica.clock, now)
-        queue(world, replica, order[course.next])
+        if request.handed:
+            hand_over(world, replica, order[course.next])
+        else:
+            queue(world, replica, order[course.next])
         course.next += 1
     return True
 

@@ -121,12 +121,10 @@ def store(world: World, replica: Replica, request: Request) -> None:
     for j in range(units):
         unit = world.ids[request.first_block + (j + 1) * world.limits.unit - 1]
         host = holds(world, replica, HOST, unit) != NONE
-        nvme = pool_of(world, replica, NVME).limit == 0 or (
-            holds(world, replica, NVME, unit) != NONE
-        )
-        remote = pool_of(world, replica, REMOTE).limit == 0 or (
-            holds(world, replica, REMOTE, unit) != NONE
-        )
+        nvme = pool_of(world, replica, NVME).limit == 0
+        nvme = nvme or holds(world, replica, NVME, unit) != NONE
+        remote = pool_of(world, replica, REMOTE).limit == 0
+        remote = remote or holds(world, replica, REMOTE, unit) != NONE
         if not host and (pool_of(world, replica, HOST).limit > 0 or not nvme or not remote):
             down += each
         drive += each * (not nvme)
