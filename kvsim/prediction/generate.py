@@ -108,12 +108,14 @@ class Prediction:
         reason = self.technique.refuses(self.deployment)
         if reason:
             raise InputError(f"{self.technique.name} cannot run here: {reason}")
-        parts = self.technique.tiles()
+        settled = self.technique.for_batches(self.batch)
+        object.__setattr__(self, "technique", settled)
+        parts = settled.tiles()
         uneven = self.batch[self.batch % parts != 0]
         if uneven.size:
             raise InputError(
                 f"{self.technique.name}: batch {uneven[0]:.0f} does not divide into {parts} parts; "
-                f"choose a multiple of {parts}" + _fewer_parts(self.technique)
+                f"choose a multiple of {parts}, or ask for it alone" + _fewer_parts(self.technique)
             )
 
     @property

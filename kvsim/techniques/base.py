@@ -13,7 +13,7 @@ import numpy as np
 
 from kvsim.engine.buffers import merge
 from kvsim.errors import InputError
-from kvsim.graph import Buffers, Cycle, Op, Point, Step
+from kvsim.graph import Array, Buffers, Cycle, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
 from kvsim.techniques.axes import Drafting, Placement, Selection, Storage
@@ -259,6 +259,19 @@ class Technique:
     def tiles(self) -> int:
         """Parts of the batch that pass through a layer one after another; it divides by them."""
         return int(np.lcm.reduce([parts.placement.tiles for parts in self.parts]))
+
+    def for_batches(self, batches: Array) -> "Technique":
+        """The same in as many parts, up to those set, as divide every batch.
+
+        Batches that would need different numbers of parts leave it as it is.
+        """
+        most = self.tiles()
+        if most == 1 or not (np.asarray(batches) % most).any():
+            return self
+        if not any("parts" in term.settings for term in self.terms):
+            return self
+        fitting = {next(k for k in range(most, 0, -1) if b % k == 0) for b in batches.tolist()}
+        return self.changed(parts=fitting.pop()) if len(fitting) == 1 else self
 
     # passes
 

@@ -141,8 +141,8 @@ def test_shares(option: str, value: str) -> None:
         (PLAN, "--batch 1,2", "--batch|'1,2'|one whole number|auto"),
         (PREDICT, "--technique fp8", "fp8|t4"),
         (PREDICT, "--technique kcache --model deepseek-v2-lite", "kcache|MLA"),
-        (PREDICT, "--technique flexgen --batch 12", "flexgen|12|8|multiple"),
-        (PREDICT, "--technique offload:schedule=column --batch 4", "offload|4|8|parts"),
+        (PREDICT, "--technique flexgen --batch 8,12", "flexgen|12|8|multiple"),
+        (PREDICT, "--technique offload:schedule=column --batch 4,8", "offload|4|8|parts"),
     ],
 )
 def test_what_does_not_go_together(command: str, options: str, words: str) -> None:

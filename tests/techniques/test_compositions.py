@@ -11,6 +11,7 @@ from kvsim.engine.timeline import makespan, steady
 from kvsim.errors import InputError
 from kvsim.graph import Number
 from kvsim.machines.profiles import load_hardware
+from kvsim.prediction.generate import Prediction
 from kvsim.techniques import TECHNIQUES, parse, parse_several
 from tests.support.pairs import MODELS, check, deployment, pairs, passes, point
 from tests.support.steps import BATCH, CONTEXT
@@ -107,6 +108,17 @@ def test_keys_and_values_have_bits_of_their_own() -> None:
 
     assert kv("grouped:bits=4,value_bits=8") == pytest.approx((kv("bits=4") + kv("bits=8")) / 2)
     assert kv("grouped:bits=16,value_bits=4") == pytest.approx((kv("full") + kv("bits=4")) / 2)
+
+
+@pytest.mark.parametrize(("batch", "parts"), [(1, 1), (12, 6), (16, 8), (7, 7), (11, 1)])
+def test_columns_take_as_many_parts_as_divide_the_batch(batch: int, parts: int) -> None:
+    d = deployment("MHA")
+    found = Prediction(parse("flexgen"), d, np.array([float(batch)]), 500, 4)
+    assert found.technique.tiles() == parts
+    explicit = Prediction(parse(f"flexgen:parts={parts}"), d, np.array([float(batch)]), 500, 4)
+    assert np.array_equal(found.tpot_s, explicit.tpot_s)
+    with pytest.raises(InputError, match="does not divide into 8 parts"):
+        Prediction(parse("flexgen"), d, np.array([8.0, 9.0]), 500, 4)
 
 
 def test_unpacking_is_arithmetic_per_number() -> None:
