@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.engine.roofline import all_ops, seconds
-from kvsim.engine.timeline import Span, spans
+from kvsim.engine.spans import Span, spans
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
 from kvsim.prediction.generate import Prediction

@@ -12,7 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvsim.engine.timeline import Span, beside, steady  # noqa: E402
+from kvsim.engine.spans import Span, beside  # noqa: E402
+from kvsim.engine.timeline import steady  # noqa: E402
 from kvsim.machines.deployment import Deployment  # noqa: E402
 from kvsim.machines.profiles import load_hardware, load_stack  # noqa: E402
 from kvsim.prediction.memory import decode_point  # noqa: E402

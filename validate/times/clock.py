@@ -7,7 +7,7 @@ from time import perf_counter, thread_time
 
 import torch
 
-from kvsim.engine.timeline import Span
+from kvsim.engine.spans import Span
 from kvsim.validate.tally import Kind, Marks, Silent
 
 Elapsed = Callable[[], float]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kvsim.engine.roofline import seconds
-from kvsim.engine.timeline import Span, beside, spans
+from kvsim.engine.spans import Span, beside, spans
 from kvsim.errors import InputError, brief
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware, Stack

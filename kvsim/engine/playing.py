@@ -1,0 +1,255 @@
+"""When each op of a step runs: a max-plus timeline, element by element over a whole grid.
+
+Streams are in-order queues. An op starts when its stream is free, the ops it waits for have
+ended and, on the GPU, the host has issued it. A channel that several streams use at once is
+shared: a layer takes no less time than the channel needs for everything the layer moves.
+
+Layers are played one by one until a block of layers has shifted every clock by the same amount;
+from there on max-plus systems repeat that shift, so the remaining repetitions are added at once.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.engine.clocks import TOLERANCE, History, State
+from kvsim.engine.roofline import COPIES, all_ops, channel_seconds, host_seconds, seconds
+from kvsim.graph import Number, Op, Step
+from kvsim.machines.deployment import Deployment
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """An op with its durations, computed once per step."""
+
+    op: Op
+    duration: Number
+    active: NDArray[np.bool] | bool  # where it has work
+    waits: tuple[tuple[str, int, bool], ...]  # op name, layers back, in the previous step
+
+
+class Timeline:
+    """A step's ops with their durations, ready to be played."""
+
+    def __init__(self, step: Step, d: Deployment) -> None:
+        self.d = d
+        self.step = step
+        self.head = [self._time(op) for op in step.head]
+        self.layers: list[list[Timed]] = []
+        self.sharing: list[Number] = []  # time each layer's busiest shared channel needs
+        self.blocks: list[tuple[int, int, int]] = []  # first layer, period, repetitions
+        for group in step.groups:
+            timed = [[self._time(op) for op in layer] for layer in group.layers]
+            self.blocks.append((len(self.layers), len(timed), group.count))
+            self.layers += timed * group.count
+            self.sharing += [shared(layer, d) for layer in group.layers] * group.count
+        self.early = [tuple(t.op.name for t in layer if t.op.ahead) for layer in self.layers]
+        self.following = _following(self.early)
+        every = [t for layer in self.layers for t in layer]
+        self.lagged = {name for t in every for name, lag, _ in t.waits if lag}
+        self.recalled = {name for t in every for name, _, past in t.waits if past}
+        self.synced = any(t.op.sync for t in [*every, *self.head])
+        issuing = d.stack.launch > 0 or d.stack.eager
+        self.hosted = issuing or d.stack.tile_sync or self.synced
+
+    def _time(self, op: Op) -> Timed:
+        duration = seconds(op, self.d)
+        positive = np.asarray(duration) > 0
+        same = bool(positive.all()) or not positive.any()
+        active = bool(positive.all()) if same else positive
+        return Timed(op, duration, active, tuple(_wait(w) for w in op.after))
+
+    def busy(self) -> dict[str, Number]:
+        """Time each stream works in one step. [s]"""
+        total: dict[str, Number] = {}
+        for timed in [*(t for layer in self.layers for t in layer), *self.head]:
+            stream = timed.op.stream
+            total[stream] = total.get(stream, 0.0) + timed.duration
+        return total
+
+    def play(self, steps: int, endless: bool = False) -> tuple[State, list[Number]]:
+        """Clocks after a number of steps from idle, and the end of each step's head. [s]
+
+        If ``endless``, the last step too issues the early ops of one that follows it.
+        """
+        every = [op for op, _ in all_ops(self.step)]
+        streams: dict[str, Number] = {"gpu": 0.0}
+        state = State(streams | {op.stream: 0.0 for op in every})
+        ends: list[Number] = []
+        past: dict[str, History] = {}
+        for number in range(steps):
+            past = self._play_step(state, past, again=endless or number + 1 < steps)
+            ends.append(state.streams["gpu"])
+        return state, ends
+
+    def _play_step(self, state: State, past: dict[str, History], again: bool) -> dict[str, History]:
+        across = self.d.stack.across_steps
+        record = {name: History() for name in self.recalled}
+        if not across:
+            for copies in set(COPIES) & state.streams.keys():
+                state.streams[copies] = np.maximum(state.streams[copies], state.streams["gpu"])
+        for name in dict.fromkeys(name for names in self.early for name in names):
+            if name not in state.issued:
+                first = next(i for i, names in enumerate(self.early) if name in names)
+                self._issue_early(state, name, first, past)
+        for first, period, count in self.blocks:
+            index, stop = first, first + period * count
+            before: list[Number] = []
+            host_before: Number = 0.0
+            while index < stop:
+                for i in range(index, index + period):
+                    self._play_layer(state, i, past, again and across)
+                    for name, history in record.items():
+                        if name in state.ends[-1]:
+                            history.values[i] = state.ends[-1][name]
+                index += period
+                now = state.clocks(self.lagged)
+                host_shift = state.host - host_before
+                repetitions = (stop - index) // period - 1
+                skipped = range(index, index + repetitions * period)
+                if before and skipped and self._repeats(before, now, host_shift, past, skipped):
+                    shift = now[0] - before[0]
+                    for history in record.values():
+                        history.jumps.append((skipped, period, shift))
+                    state.shift(repetitions * shift, repetitions * host_shift)
+                    index = skipped.stop
+                    now = []
+                before, host_before = now, state.host
+        for timed in self.head:
+            self._run(state, timed, state.ends[-1], [])
+        return record
+
+    def _repeats(
+        self,
+        before: list[Number],
+        now: list[Number],
+        host_shift: Number,
+        past: dict[str, History],
+        layers: range,
+    ) -> bool:
+        """Whether in these layers each block will add what the last one added."""
+        if len(before) != len(now):
+            return False
+        shift = now[0] - before[0]
+        for old, new in zip(before, now, strict=True):
+            if not np.all(np.abs(new - old - shift) <= TOLERANCE * np.abs(new)):
+                return False
+        slack = TOLERANCE * np.abs(now[0])
+        most = shift + slack
+        if not np.all(host_shift <= most):
+            return False
+        behind = host_shift < shift - slack  # until a synchronisation sets the host's clock
+        ops = (t for layer in self.layers[layers.start : layers.stop] for t in layer)
+        if self.synced and any(np.any(behind & t.active) for t in ops if t.op.sync):
+            return False
+        return all(past[name].keeps_up(layers, most) for name in self.recalled if past)
+
+    def _play_layer(self, state: State, index: int, past: dict[str, History], wrap: bool) -> None:
+        begin = state.streams["gpu"]
+        arrived = {name: state.issued.pop(name) for name in self.early[index]}
+        state.ends = [*state.ends[-2:], arrived]
+        for name, target in self.following[index].items():  # the next layer that has such a load
+            if target > index:
+                self._issue_early(state, name, target, past)
+            elif wrap:
+                self._issue_early(state, name, target, {})
+        for timed in self.layers[index]:
+            if not timed.op.ahead:
+                waits = self._waits(timed, state.ends, index, past)
+                self._run(state, timed, state.ends[-1], waits)
+        state.loaded(self.early[index], self.lagged)
+        state.streams["gpu"] = np.maximum(state.streams["gpu"], begin + self.sharing[index])
+        if self.d.stack.tile_sync:
+            done = latest(state.streams.values()) + self.d.stack.tile
+            state.streams = dict.fromkeys(state.streams, done)
+            state.host = done + self.d.stack.sync
+
+    def _issue_early(self, state: State, name: str, target: int, past: dict[str, History]) -> None:
+        """Issue a load of a later layer; lags count the layers that have such a load."""
+        timed = next(t for t in self.layers[target] if t.op.ahead and t.op.name == name)
+        before = state.loads.get(name, [])
+        recent = [*([{}] * 3), *before, {}, state.issued]
+        self._run(state, timed, state.issued, self._waits(timed, recent, target, past))
+
+    def _waits(
+        self,
+        timed: Timed,
+        recent: list[dict[str, Number]],
+        index: int,
+        past: dict[str, History],
+    ) -> list[Number]:
+        found = []
+        for name, lag, previous_step in timed.waits:
+            if previous_step:
+                if name in past:
+                    found.append(past[name][index])
+            elif name in recent[-1 - lag]:
+                found.append(recent[-1 - lag][name])
+        return found
+
+    def _run(
+        self, state: State, timed: Timed, ends: dict[str, Number], waits: list[Number]
+    ) -> None:
+        """Play one op. Where it has no work it is not launched: it neither waits nor delays."""
+        op, active, stack = timed.op, timed.active, self.d.stack
+        ends[op.name] = state.streams["gpu"]
+        if active is False:
+            return
+        free = state.streams[op.stream]
+        start = latest([free, *waits])
+        if self.hosted and op.stream == "gpu":
+            state.host = state.host + host_seconds(op, self.d) * active
+            start = np.maximum(start, state.host)
+        running = timed.duration
+        if op.kernel == "relay" and stack.overlap < 1:
+            begin = np.maximum(start, state.streams["gpu"])
+            start = begin + (1 - stack.overlap) * running
+            state.streams["gpu"] = _where(active, start, state.streams["gpu"])
+            running = stack.overlap * running
+        end = start + running
+        ends[op.name] = _where(active, end, ends[op.name])
+        state.streams[op.stream] = _where(active, end, free)
+        if op.sync:
+            state.host = _where(active, np.maximum(state.host, end) + stack.sync, state.host)
+
+
+def _following(early: list[tuple[str, ...]]) -> list[dict[str, int]]:
+    """For every layer and each of its early ops, the next layer that has it, around the end."""
+    found: list[dict[str, int]] = [{} for _ in early]
+    nearest: dict[str, int] = {}
+    for index in (*range(len(early) - 1, -1, -1), *range(len(early) - 1, -1, -1)):
+        found[index] = {name: nearest.get(name, index) for name in early[index]}
+        nearest |= dict.fromkeys(early[index], index)
+    return found
+
+
+def _where(active: NDArray[np.bool] | bool, yes: Number, no: Number) -> Number:
+    """Choose by element, without an array pass where all elements agree."""
+    return yes if active is True else np.where(active, yes, no)
+
+
+def _wait(text: str) -> tuple[str, int, bool]:
+    """Read "attn", "attn@-2" or "topk@step-1"."""
+    name, _, lag = text.partition("@")
+    return name, -int(lag or 0) if not lag.startswith("step") else 0, lag.startswith("step")
+
+
+def shared(layer: tuple[Op, ...], d: Deployment) -> Number:
+    """Time the busiest of the channels that several streams use needs for one layer. [s]"""
+    streams: dict[str, set[str]] = {}
+    busy: dict[str, Number] = {}
+    for op in layer:
+        for channel, needs in channel_seconds(op, d).items():
+            streams.setdefault(channel, set()).add(op.stream)
+            busy[channel] = busy.get(channel, 0.0) + needs
+    return latest([0.0, *(busy[c] for c, users in streams.items() if len(users) > 1)])
+
+
+def latest(clocks: Iterable[Number]) -> Number:
+    """The latest of some clocks, element by element. [s]"""
+    found, *rest = clocks
+    for clock in rest:
+        found = np.maximum(found, clock)
+    return found

@@ -1,0 +1,201 @@
+"""A published or measured row beside its prediction, and a stack fitted to some of them."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from kvsim.engine.formats import (
+    SCALES,
+    compression_ratio,
+    mixed_bits,
+    mixed_parameters,
+    separable_parameters,
+)
+from kvsim.engine.roofline import seconds
+from kvsim.errors import InputError
+from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio
+from kvsim.graph import Array
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Hardware, Stack
+from kvsim.machines.profiles import load_hardware, load_stack, number_of, with_numbers
+from kvsim.models.configs import load_model
+from kvsim.models.model import LayerShape, Model
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import decode_point, largest_batch, prefill_point
+from kvsim.techniques import parse
+from kvsim.techniques.base import Technique
+from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.place import Place
+from kvsim.techniques.recompute import recomputed
+from kvsim.techniques.residency import layer_cache
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """One measured number and the run it belongs to."""
+
+    where: str  # file and line
+    paper: str
+    table: str
+    model: str
+    hardware: str
+    stack: str
+    technique: str
+    settings: str  # as the registry reads them
+    options: Mapping[str, str]
+    batch: int | None  # None: the largest that fits
+    prompt: int
+    generate: int
+    metric: str
+    published: float
+    use: str
+    note: str
+
+    def deployment(self, numbers: Mapping[str, float] | None = None) -> Deployment:
+        """Where it ran; ``numbers`` replace some of the stack's."""
+        stack = with_numbers(_stack(self.stack), numbers or {})
+        tp = int(self.options.get("tp", 1))
+        weights = self.options.get("weights", "fp16")
+        return Deployment(_model(self.model), _hardware(self.hardware), stack, weights, tp)
+
+    def ran_on(self, stack: Stack) -> bool:
+        """Whether it belongs to a stack, named or given by path."""
+        return _stack(self.stack).name == stack.name
+
+    def prediction(self, d: Deployment, technique: str) -> Prediction:
+        """The run with a technique."""
+        t = parse(technique)
+        batch = self.batch or float(_most(t, d, self.prompt, self.generate))
+        return Prediction(t, d, np.array([float(max(batch, 1))]), self.prompt, self.generate)
+
+
+ONE_STEP = 2  # tokens of a row that speaks of one decoding step at its context
+
+
+_model: Callable[[str], Model] = cache(load_model)
+_hardware: Callable[[str], Hardware] = cache(load_hardware)
+_stack: Callable[[str], Stack] = cache(load_stack)
+
+
+def _most(t: Technique, d: Deployment, prompt: int, generate: int) -> float:
+    h = d.hardware
+    return float(np.ravel(largest_batch(t, d, prompt, generate, h.gpu_memory, h.host_memory))[0])
+
+
+def _op_s(row: PublishedRow, d: Deployment, technique: str) -> float:
+    """Time of one op of the first layer in the round's first pass. [s]"""
+    p = decode_point(float(row.batch or 1), row.prompt, row.generate, 0.0)
+    step = parse(technique).cycle(d, p).steps[0]
+    ops = [op for op in step.groups[0].layers[0] if op.name == row.options["op"]]
+    if not ops:
+        raise InputError(f"no op {row.options['op']!r} in a layer of {technique}; correct params")
+    return float(np.ravel(seconds(ops[0], d))[0])
+
+
+def _step_s(row: PublishedRow, d: Deployment, technique: str) -> float:
+    if "op" in row.options:
+        return _op_s(row, d, technique)
+    prediction = row.prediction(d, technique)
+    once = prediction.between_s if row.generate == ONE_STEP else 0.0
+    return float((prediction.tpot_s - once)[0])
+
+
+def _speedup(row: PublishedRow, d: Deployment) -> float:
+    if "op" in row.options:
+        return _op_s(row, d, row.options["baseline"]) / _op_s(row, d, row.settings)
+    return _tok_s(row, d, row.settings) / _tok_s(row, d, row.options["baseline"])
+
+
+def _tok_s(row: PublishedRow, d: Deployment, technique: str) -> float:
+    return float(row.prediction(d, technique).batch[0]) / _step_s(row, d, technique)
+
+
+def _kv_bytes(row: PublishedRow, d: Deployment, technique: str) -> float:
+    """Keys and values on the GPU at the end of the prompt. [B]"""
+    p = prefill_point(1.0, row.prompt, 0)
+    t = parse(technique)
+    at = LayerPass(d, p, LayerShape(), t.parts[0])
+    buffers = layer_cache(at)["gpu"]
+    return sum(float(np.ravel(v)[0]) for k, v in buffers.items() if k in KEYS_AND_VALUES)
+
+
+KEYS_AND_VALUES = ("kv", "keys", "values", "fetched pairs")
+
+
+def _compression(row: PublishedRow, d: Deployment) -> float:
+    """The closed forms by which the ZipCache paper counts mixed, uniform and windowed caches."""
+    given = parse(row.settings).settings
+    width, batch = float(row.options.get("width", d.model.k_width)), float(row.batch or 1)
+    if row.technique == "kivi":
+        window = given["residual"] / row.prompt
+        return float(16 / (mixed_bits(window, 16, given["bits"]) + SCALES / given["group"]))
+    if "salient" not in given:
+        return _kv_bytes(row, d, "full") / _kv_bytes(row, d, row.settings)
+    bits = mixed_bits(given["salient"], given["high"], given["low"])
+    mixed = 0 < given["salient"] < 1
+    parameters = (mixed_parameters if mixed else separable_parameters)(batch, width, row.prompt)
+    return float(compression_ratio(batch, width, row.prompt, bits, parameters))
+
+
+def _split(row: PublishedRow, d: Deployment) -> float:
+    (parts,) = parse(row.settings).parts
+    p = decode_point(float(row.batch or 1), row.prompt, row.generate, row.generate - 1.0)
+    assert isinstance(parts.placement, Place)
+    at = LayerPass(d, p, LayerShape(), parts)
+    return float(np.ravel(recomputed(parts.placement, at))[0])
+
+
+METRICS: dict[str, Callable[[PublishedRow, Deployment], float]] = {
+    "decode_tok_s": lambda r, d: _tok_s(r, d, r.settings),
+    "decode_latency_s": lambda r, d: float(r.prediction(d, r.settings).decode_s[0]),
+    "step_ms": lambda r, d: 1e3 * _step_s(r, d, r.settings),
+    "ttft_ms": lambda r, d: 1e3 * float(r.prediction(d, r.settings).ttft_s[0]),
+    "tpot_ms": lambda r, d: 1e3 * float(r.prediction(d, r.settings).tpot_s[0]),
+    "prefill_ms": lambda r, d: 1e3 * float(r.prediction(d, r.settings).prefill_s[0]),
+    "speedup": _speedup,
+    "peak_gib": lambda r, d: d.tp * float(r.prediction(d, r.settings).gpu_bytes[0]) / 2**30,
+    "kv_ratio": lambda r, d: _kv_bytes(r, d, r.settings) / _kv_bytes(r, d, "full"),
+    "compression": _compression,
+    "max_batch": lambda r, d: _most(parse(r.settings), d, r.prompt, r.generate),
+    "fits": lambda r, d: float(r.prediction(d, r.settings).fits[0]),
+    "split": _split,
+}
+
+
+def predict(row: PublishedRow, numbers: Mapping[str, float] | None = None) -> float:
+    """The predicted value of a row's metric.
+
+    Raises
+    ------
+    InputError
+        If the row's run makes no sense, naming the row.
+    """
+    try:
+        return METRICS[row.metric](row, row.deployment(numbers))
+    except InputError as error:
+        raise InputError(f"{row.where}: {error}") from None
+
+
+def fit_stack(rows: Iterable[PublishedRow], stack: Stack) -> Fit:
+    """Fit a stack's free numbers to its rows of use ``fit``.
+
+    Raises
+    ------
+    InputError
+        If the stack frees nothing, or the rows are fewer than the numbers.
+    """
+    chosen = [row for row in rows if row.use == "fit" and row.ran_on(stack)]
+    if not stack.free:
+        raise InputError(
+            f"stack {stack.name} frees no number; write a stack that extends it, with "
+            f'"time.step_s" = [0, 0.01] or alike under [free], and give it as --stack'
+        )
+    parameters = [Parameter(k, number_of(stack, k), *b) for k, b in stack.free.items()]
+    measured = np.array([row.published for row in chosen])
+
+    def predicted(numbers: dict[str, float]) -> Array:
+        return np.array([predict(row, numbers) for row in chosen])
+
+    return fit_ratio(predicted, measured, parameters)
