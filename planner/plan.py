@@ -119,7 +119,7 @@ def answer(q: Question) -> Plan:
     assert best is not None
     choice = search.replay(row)
     seconds = perf_counter() - started
-    found = prices(q, search, row)
+    found = prices(q, search, best)  # of the best there is: what is simpler gives up a little
     top = search.value(best)
     return Plan(
         question=q,
@@ -129,7 +129,7 @@ def answer(q: Question) -> Plan:
         alternatives=alternatives(q, search, row),
         knees=knees(q, search, row),
         waves=waves(q, choice),
-        binding=bindings(q, search, row, found),
+        binding=bindings(q, search, best, found),
         prices=found,
         advice=better(q, choice),
         solver=Solved(

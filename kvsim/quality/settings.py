@@ -20,6 +20,10 @@ MORE, LESS = 1, -1  # a larger number is gentler; a smaller one is
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "kcache": "selection",
+        "quest": "selection",
+        "shadowkv": "selection",
+        "duoattention": "eviction",
+        "pyramidkv": "eviction",
         "infllm": "eviction",
         "h2o": "eviction",
         "streamingllm": "eviction",
@@ -56,7 +60,7 @@ GENTLER: Mapping[str, Mapping[str, int]] = MappingProxyType(
 """By technique: the settings that quality depends on, and which way is gentler."""
 
 HOSTS = ("offload", "kvpr", "flexgen")  # pack what they copy in one way
-BUDGETS = ("h2o", "streamingllm", "snapkv", "infllm")
+BUDGETS = ("h2o", "streamingllm", "snapkv", "pyramidkv", "infllm")
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,8 @@ def harshness(t: Technique, length: float, budget: float | None = None) -> Harsh
         share = kept(t) / length if budget is None else budget
         return Harshness(name, family, {"budget": min(share, 1.0)})
     kind = "packed on the host" if name in HOSTS else name
+    if kind not in GENTLER:  # nothing is known of what is gentler: only the same setting counts
+        kind = str(t)
     signs = GENTLER.get(kind, {})
     numbers = {key: sign * float(np.max(t.settings[key])) for key, sign in signs.items()}
     return Harshness(kind, family, numbers)
@@ -100,6 +106,6 @@ def kept(t: Technique) -> float:
         return s["heavy"] + s["recent"]
     if t.name == "streamingllm":
         return s["sink"] + s["recent"]
-    if t.name == "snapkv":
+    if t.name in ("snapkv", "pyramidkv"):
         return s["budget"]
     return s["initial"] + s["local"] + s["k"] * s["block"]
