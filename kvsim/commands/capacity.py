@@ -20,6 +20,7 @@ from kvsim.commands.admission import (
 from kvsim.commands.arguments import count, either, gib, number, option, seconds, words
 from kvsim.commands.emit import EmitOption, engines, settings, show
 from kvsim.commands.options import (
+    DEFAULT_STACK,
     HostOption,
     JsonOption,
     MaxSeqsOption,
@@ -53,7 +54,7 @@ def capacity(
     rate: Annotated[str, option("--rate", "X", "The trace X times as fast.")] = "1",
     tp: Annotated[str, option("--tp", "N,...", "GPUs per replica to consider.")] = DEGREES,
     weights: WeightsOption = "fp16",
-    stack: StackOption = "fused",
+    stack: StackOption = DEFAULT_STACK,
     only: OnlyOption = None,
     without: WithoutOption = None,
     engine: EngineOption = None,

@@ -7,6 +7,7 @@ import typer
 
 from kvsim.commands.arguments import option, tokens
 from kvsim.commands.options import (
+    DEFAULT_STACK,
     GpuOption,
     HostOption,
     ModelOption,
@@ -30,7 +31,7 @@ def explore(
         str, option("--technique", "SPEC,...", "Techniques to compare; all that can run if none.")
     ] = "",
     generate: Annotated[str, option("--generate", "N", "Tokens to generate.")] = "128",
-    stack: StackOption = "fused",
+    stack: StackOption = DEFAULT_STACK,
     tp: TpOption = "1",
     weights: WeightsOption = "fp16",
     host_memory: HostOption = None,

@@ -21,6 +21,7 @@ from kvsim.commands.admission import (
 from kvsim.commands.arguments import count, either, gib, number, option, seconds, tokens, words
 from kvsim.commands.emit import EmitOption, engines, settings, show
 from kvsim.commands.options import (
+    DEFAULT_STACK,
     GpuOption,
     HostOption,
     JsonOption,
@@ -93,7 +94,7 @@ def plan(
         str | None, option("--gpu-memory", "GIB", "GPU memory to use; 90 % if not given.")
     ] = None,
     host_memory: HostOption = None,
-    stack: StackOption = "fused",
+    stack: StackOption = DEFAULT_STACK,
     tp: Annotated[
         str, option("--tp", "N,..|auto", "Tensor-parallel GPUs: 1, 2, 4, 8; several are compared.")
     ] = "1",

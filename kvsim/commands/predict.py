@@ -8,6 +8,7 @@ import typer
 from kvsim import limits
 from kvsim.commands.arguments import counts, option, token_counts
 from kvsim.commands.options import (
+    DEFAULT_STACK,
     GpuOption,
     HostOption,
     JsonOption,
@@ -33,7 +34,7 @@ def predict(
     batch: Annotated[str, option("--batch", "N,...", "Batch sizes, as 1,8.")] = "1",
     prompt: Annotated[str, option("--prompt", "N,...", "Prompt tokens, as 2048,32k.")] = "2048",
     generate: Annotated[str, option("--generate", "N,...", "Tokens to generate.")] = "128",
-    stack: StackOption = "fused",
+    stack: StackOption = DEFAULT_STACK,
     tp: TpOption = "1",
     weights: WeightsOption = "fp16",
     host_memory: HostOption = None,

@@ -25,6 +25,7 @@ from kvsim.commands.cacheoptions import (
     usable_memory,
 )
 from kvsim.commands.options import (
+    DEFAULT_STACK,
     GpuOption,
     HostOption,
     JsonOption,
@@ -106,7 +107,7 @@ def simulate(
         str | None, option("--ttft", "TIME", "Target of a good request, as 2s or 500ms.")
     ] = None,
     tpot: Annotated[str | None, option("--tpot", "TIME", "Target of a good request.")] = None,
-    stack: StackOption = "fused",
+    stack: StackOption = DEFAULT_STACK,
     tp: TpOption = "1",
     weights: WeightsOption = "fp16",
     host_memory: HostOption = None,

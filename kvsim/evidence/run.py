@@ -53,14 +53,20 @@ def fit_run(run: MeasuredRun, t: Technique, d: Deployment, rules: Rules, count: 
             f"--fit-first: got {count}; expected from 5 to {len(run.requests) - 1}, so that some "
             f"of the {len(run.requests)} requests remain to check the fit"
         )
-    arrival = run.requests.arrival[:count]
+    arrival, more = run.requests.arrival[:count], run.requests.generate[:count] - 1
+    several = more > 0
+
+    def times(first: Array, last: Array) -> Array:
+        """TTFT, latency and, of requests with several tokens, TPOT. [s]"""
+        tpot = (last - first)[several] / more[several]
+        return np.concatenate([first - arrival, last - arrival, tpot])
 
     def predict(numbers: dict[str, float]) -> Array:
         where = replace(d, stack=with_numbers(d.stack, numbers))
         p = simulated(run, t, where, rules, coarse=True).run.progress
-        return np.concatenate([p.first[:count] - arrival, p.last[:count] - arrival])
+        return times(p.first[:count], p.last[:count])
 
-    measured = np.concatenate([run.first[:count] - arrival, run.last[:count] - arrival])
+    measured = times(run.first[:count], run.last[:count])
     return fit_ratio(predict, measured, FREE, smooth=False)
 
 
