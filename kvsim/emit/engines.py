@@ -12,6 +12,8 @@ QUANTISED = {
     "int8": "weights of 8 bits: serve a checkpoint that is quantised so (W8A16)",
     "int4": "weights of 4 bits: serve a checkpoint that is quantised so (GPTQ or AWQ)",
     "int4-g32": "weights of 4 bits in groups of 32: serve a checkpoint that is quantised so",
+    "mxfp4": "weights in MXFP4: serve a checkpoint that is stored so",
+    "nvfp4": "weights in NVFP4: serve a checkpoint that is stored so",
 }
 TURBOQUANT = {
     (8, 4): "turboquant_k8v4",

@@ -36,6 +36,10 @@ WEIGHTS = {
     "int4-g32": WeightFormat(4, 32, 4, "fp16", "gemm-int4"),
     # symmetric groups of 128, as GPTQ for Marlin
     "int4": WeightFormat(4, 128, 2, "fp16", "gemm-int4"),
+    # OCP Microscaling v1.0: an 8-bit exponent per 32 numbers; widened in the kernel
+    "mxfp4": WeightFormat(4, 32, 1, "fp16", "gemm-int4"),
+    # NVIDIA's: an fp8 scale per 16 numbers; widened in the kernel
+    "nvfp4": WeightFormat(4, 16, 1, "fp16", "gemm-int4"),
 }
 """Formats of ``--weights``. Embeddings, LM head and norms stay in fp16."""
 

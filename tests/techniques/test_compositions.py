@@ -258,8 +258,8 @@ BAD = {
     "selfdraft:gamma=3,acceptance=0.8/0.6": (1, "positions"),
     "selfdraft:reads=all,weight_bits=4": (1, "set acceptance"),
     "quest:budget=0": (7, "from 1"),
-    "plan.json": (0, "No such file"),
-    "nowhere/plan.json": (0, "check the path"),
+    "plan.json": (0, "no such file"),
+    "nowhere/plan.json": (0, "no such file"),
     "x" * 3000: (0, "at most 2000"),
 }
 

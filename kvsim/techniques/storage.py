@@ -1,0 +1,108 @@
+"""How keys and values are stored: the axis and its default, fp16."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvsim.engine.formats import FP16, Format
+from kvsim.graph import Number, Op
+from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.terms import Axis, Part
+
+
+@dataclass(frozen=True)
+class Storage(Part):
+    """How keys and values are stored: format, packing, and what attention does about it."""
+
+    name = "fp16"
+    axis: ClassVar[Axis] = "storage"
+
+    @property
+    def stored(self) -> Format:
+        """Format of cached numbers where they live."""
+        return FP16
+
+    @property
+    def read(self) -> Format:
+        """Format that the GPU's attention reads; fp16 if numbers are widened on their way to it."""
+        return self.stored
+
+    @property
+    def upper(self) -> "Storage | None":
+        """The same cache read at half its bits, where it is stored in halves."""
+        return None
+
+    def notes(self, at: LayerPass) -> tuple[str, ...]:
+        """Which kernels a low-bit answer stands for."""
+        if self.read.kernel != "lowbit":
+            return ()
+        stack = at.d.stack
+        each = f"{stack.unpack_arithmetic:g} vector operations" if stack.unpack_arithmetic else ""
+        work = f"{each} per number unpacked" if each else "unpacking that memory traffic hides"
+        return (
+            f"{self.name}: stack {stack.name} stands for low-bit attention kernels with {work}; "
+            f"kernels that are not tuned so lose on cards with much bandwidth",
+        )
+
+    @property
+    def by_token(self) -> bool:
+        """Whether one token's numbers can be dropped, moved or fetched alone."""
+        return True
+
+    @property
+    def scored(self) -> bool:
+        """Whether the prompt's attention scores are needed, and so leave the chip."""
+        return False
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing is packed."""
+        return not self.stored.packs
+
+    def arrive(self, at: LayerPass) -> list[Op]:
+        """Ops before attention: packing of the tokens that the pass adds."""
+        return []
+
+    def after(self, at: LayerPass) -> list[Op]:
+        """Ops after attention."""
+        return []
+
+    def restore(self, at: LayerPass, tokens: Number) -> list[Op]:
+        """What makes keys of so many chosen tokens per KV head readable."""
+        return []
+
+    def extra_bytes(self, at: LayerPass) -> Number:
+        """What attention reads besides, or instead of, numbers in the format it reads. [B]"""
+        return 0.0
+
+    def number(self, at: LayerPass) -> tuple[Number, Number]:
+        """Average size of a stored number of a key, and of a value. [B]"""
+        return self.stored.k_number, self.stored.v_number
+
+    def moved(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
+        """Bytes of keys and of values of so many cached tokens per sequence, as stored. [B]"""
+        m, stored = at.d.shard, self.stored
+        k, v = stored.packed_sides(m.k_width, m.v_width, tokens)
+        return at.p.batch * k * stored.k_number, at.p.batch * v * stored.v_number
+
+    def sides(self, at: LayerPass) -> tuple[Number, Number]:
+        """Keys and values that one layer keeps if all of it is on the GPU, tails left out. [B]"""
+        return _sides(at, self.read)
+
+    def tail(self, at: LayerPass) -> Number:
+        """What stays on the GPU in full precision wherever the rest is. [B]"""
+        m, size = at.d.shard, at.d.stack.cache_overhead * at.p.batch
+        return size * self.read.tail_bytes(m.k_width, m.v_width)
+
+    def home(self, at: LayerPass) -> tuple[Number, Number]:
+        """Keys and values in host memory if all that can move is there. [B]"""
+        return self.sides(at) if self.read == self.stored else _sides(at, self.stored)
+
+    def resident(self, at: LayerPass) -> dict[str, Number]:
+        """What one layer keeps on the GPU if all of it is there; ``kv`` is the cache. [B]"""
+        return {"kv": sum(self.sides(at), self.tail(at))}
+
+
+def _sides(at: LayerPass, stored: Format) -> tuple[Number, Number]:
+    m, size = at.d.shard, at.d.stack.cache_overhead * at.p.batch
+    k, v = stored.resident_sides(m.k_width, m.v_width, at.kept)
+    return size * k, size * v
