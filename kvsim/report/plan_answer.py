@@ -16,6 +16,8 @@ from kvsim.report.names import given, label, params
 from kvsim.report.predict_answer import within
 from kvsim.report.reasons import why
 
+SPOKEN = {"full": "full KV", "place": "mixed placement"}
+"""Names that a sentence needs instead of those of the command line."""
 SAME = 0.005  # relative gain below which nothing is gained
 FEWEST = 1.02  # of full KV's rate, to say that a technique is faster
 

@@ -73,7 +73,7 @@ def within(row: Row, name: str) -> str:
     known = row["ranges"].get(name)
     if known is None:
         return told
-    return f"{told} ({units.seconds(known['low'])} to {units.seconds(known['high'])})"
+    return f"{told} ({units.between(known['low'], known['high'])})"
 
 
 def _memory(row: Row) -> str:

@@ -38,6 +38,13 @@ def seconds(value: float | None, digits: int = 3) -> str:
     return f"{rounded(value / 3600, digits)} h"
 
 
+def between(low: float, high: float) -> str:
+    """A range of times, as 90.1–177 ms."""
+    start, end = seconds(low), seconds(high)
+    same = start.partition(" ")[2] == end.partition(" ")[2]
+    return f"{start.partition(' ')[0] if same else start}–{end}"
+
+
 def gib(size: Any, digits: int = 1) -> str:
     """Bytes as GiB, without the unit, which stands in the heading."""
     return DASH if size is None else f"{float(size) / GIB:,.{digits}f}"

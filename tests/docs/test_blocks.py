@@ -26,7 +26,7 @@ def test_questions_are_answered_in_the_first_sixty_words() -> None:
 
 
 ANSWERS = {
-    "long-context": ("Run offload on rtx4090 with int4 weights", "TPOT", "Full KV does not fit"),
+    "long-context": ("on rtx4090 with int4 weights", "TPOT", "Full KV does not fit"),
     "offload": ("Stay with full KV", "slower", "host-to-GPU link"),
     "quantised-cache": ("full KV's", "saves", "of GPU memory"),
     "speculation": ("faster than full up to batch", "slower from"),
