@@ -96,7 +96,7 @@ def _run(plan: Plan) -> str:
     batch = units.whole(number(p.batch))
     unit = "sequence" if batch == "1" else "sequences"
     together = f"{batch} {unit} at once" if plan.question.workload.service else f"batch {batch}"
-    name = label(p.technique) if p.technique.name != "full" else "full KV"
+    name = SPOKEN.get(p.technique.name, label(p.technique))
     return f"Run {name} on {_machine(p)}, {together}: {_times(p)}, {memory} of {capacity}{also}."
 
 

@@ -62,7 +62,7 @@ def times_of(row: Row) -> str:
     """TTFT, TPOT and throughput of a row, as a clause."""
     parts = [f"TTFT {within(row, 'ttft_s')}"]
     if row["tpot_s"]:
-        parts.append(f"{within(row, 'tpot_s')} per token (TPOT)")
+        parts.append(f"TPOT {within(row, 'tpot_s')}")
         parts.append(f"{units.rate(row['decode_tok_s'])} decode tok/s")
     return ", ".join(parts)
 
@@ -84,7 +84,7 @@ def _memory(row: Row) -> str:
 def _one(row: Row, p: Prediction) -> str:
     what = f"{row['technique']} on {row['gpu']} at batch {units.whole(row['batch'])}"
     if row["fits"]:
-        needed = [f"{what}: {times_of(row)}, in {_memory(row)}.", why(row["bound_by"])]
+        needed = [f"{what}: {times_of(row)}, {units.size(row['gpu_bytes'])}.", why(row["bound_by"])]
     else:
         needed = [f"{what} does not fit: it needs {_memory(row)}.", _most(row)]
     return verdict(needed, [_most(row), _pool(p), _longest(p)] if row["fits"] else [])

@@ -35,7 +35,7 @@ ANSWERS = {
     "how-many-gpus": ("Rent", "per hour"),
     "max-num-seqs": ("sequences at once", "Targets kept"),
     "kv-pool": ("KV tokens", "such sequences fit"),
-    "huggingface": ("offload on h100", "per token"),
+    "huggingface": ("offload on h100", "TPOT"),
     "cheapest-gpu": ("Rent", "per hour"),
     "quality": ("It loses", "relative"),
     "tensor-parallel": ("Run full KV on h100", "output tok/s"),
