@@ -10,12 +10,13 @@ import numpy as np
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.placement import ROUNDING, Coefficients, Option, Shares
 from kvsim.planner.programme import Mix, Programme
-from kvsim.techniques.base import Layers, Technique
+from kvsim.techniques.base import Technique
 from kvsim.techniques.fastdecode import Fastdecode
 from kvsim.techniques.full import Full
 from kvsim.techniques.kvpr import Kvpr
 from kvsim.techniques.offload import Offload
 from kvsim.techniques.place import Place
+from kvsim.techniques.ranges import Layers
 from kvsim.techniques.terms import Term
 
 MOVES = (8, 2, 1)  # layers that move from one use to another

@@ -12,48 +12,19 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvsim.engine.buffers import merge
-from kvsim.errors import InputError
 from kvsim.graph import Array, Buffers, Cycle, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
-from kvsim.techniques.axes import Drafting, Placement, Selection, Storage
+from kvsim.techniques.axes import Drafting
 from kvsim.techniques.layers import LayerPass, Parts
 from kvsim.techniques.layout import Layout, laid_out
+from kvsim.techniques.ranges import Layers, parts_of
 from kvsim.techniques.residency import resident
 from kvsim.techniques.settings import plain
 from kvsim.techniques.steps import forward, joined, part_of
-from kvsim.techniques.terms import Part, Term
+from kvsim.techniques.terms import Term
 
 AnyTerm = TypeVar("AnyTerm", bound=Term)
-PLAIN: dict[str, Part] = {
-    "selection": Selection(),
-    "storage": Storage(),
-    "placement": Placement(),
-    "drafting": Drafting(),
-}
-
-
-@dataclass(frozen=True)
-class Layers:
-    """The terms of a range of layers, counted from 0; without a last one, up to the model's."""
-
-    terms: tuple[Term, ...]
-    first: int = 0
-    last: int | None = None
-
-    def __str__(self) -> str:
-        """As the notation writes it."""
-        return self.written(map(str, self.terms))
-
-    def written(self, terms: Iterable[str]) -> str:
-        """The range, if it is not all layers, and its terms."""
-        text = " + ".join(terms)
-        if self.first == 0 and self.last is None:
-            return text
-        last = "" if self.last is None else self.last
-        return (
-            f"{self.first}: {text}" if self.first == self.last else f"{self.first}-{last}: {text}"
-        )
 
 
 @dataclass(frozen=True)
@@ -71,7 +42,7 @@ class Technique:
 
     def __post_init__(self) -> None:
         for some in self.layers:
-            self._parts(some)
+            parts_of((*some.terms, *self.whole))
 
     # what it consists of
 
@@ -88,20 +59,7 @@ class Technique:
     @cached_property
     def parts(self) -> tuple[Parts, ...]:
         """The parts of each range of layers."""
-        return tuple(self._parts(some) for some in self.layers)
-
-    def _parts(self, some: Layers) -> Parts:
-        found: dict[str, tuple[Part, Term]] = {}
-        for term in (*some.terms, *self.whole):
-            for part in term.says():
-                if part.axis in found and found[part.axis][1] is not term:
-                    other = found[part.axis][1]
-                    raise InputError(
-                        f"{other.name} and {term.name} both set {AXIS_WORDS[part.axis]}; keep one"
-                    )
-                found[part.axis] = part, term
-        chosen: dict[str, Any] = {axis: part for axis, (part, _) in found.items()}
-        return Parts(**(PLAIN | chosen))
+        return tuple(parts_of((*some.terms, *self.whole)) for some in self.layers)
 
     @property
     def drafting(self) -> Drafting:
@@ -334,14 +292,6 @@ class Technique:
         if expected != layers:
             return f"it says what {expected} layers do, and the model has {layers}"
         return ""
-
-
-AXIS_WORDS = {
-    "selection": "which tokens are kept or read",
-    "storage": "how numbers are stored",
-    "placement": "where the cache lives",
-    "drafting": "who drafts",
-}
 
 
 def compose(*terms: Term) -> Technique:

@@ -16,7 +16,8 @@ from typing import Any
 from kvsim.errors import InputError, unknown
 from kvsim.files import read_json
 from kvsim.files.kinds import PLAN
-from kvsim.techniques.base import Layers, Technique
+from kvsim.techniques.base import Technique
+from kvsim.techniques.ranges import Layers
 from kvsim.techniques.registry import terms
 from kvsim.techniques.terms import Term
 

@@ -19,7 +19,8 @@ from kvsim.planner.programme import Mix, Programme, best_first, build, lower_bou
 from kvsim.planner.question import Question
 from kvsim.planner.workload import GIB, Limits, Workload
 from kvsim.techniques import compose
-from kvsim.techniques.base import Layers, Technique
+from kvsim.techniques.base import Technique
+from kvsim.techniques.ranges import Layers
 
 GOLDEN = Path(__file__).parent / "golden"
 RELATIVE = 1e-6

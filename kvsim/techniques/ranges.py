@@ -1,0 +1,67 @@
+"""A range of layers and its terms, and the one part of each axis that they make."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kvsim.errors import InputError
+from kvsim.techniques.axes import Drafting, Placement, Selection, Storage
+from kvsim.techniques.layers import Parts
+from kvsim.techniques.terms import Part, Term
+
+PLAIN: dict[str, Part] = {
+    "selection": Selection(),
+    "storage": Storage(),
+    "placement": Placement(),
+    "drafting": Drafting(),
+}
+AXIS_WORDS = {
+    "selection": "which tokens are kept or read",
+    "storage": "how numbers are stored",
+    "placement": "where the cache lives",
+    "drafting": "who drafts",
+}
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The terms of a range of layers, counted from 0; without a last one, up to the model's."""
+
+    terms: tuple[Term, ...]
+    first: int = 0
+    last: int | None = None
+
+    def __str__(self) -> str:
+        """As the notation writes it."""
+        return self.written(map(str, self.terms))
+
+    def written(self, terms: Iterable[str]) -> str:
+        """The range, if it is not all layers, and its terms."""
+        text = " + ".join(terms)
+        if self.first == 0 and self.last is None:
+            return text
+        last = "" if self.last is None else self.last
+        return (
+            f"{self.first}: {text}" if self.first == self.last else f"{self.first}-{last}: {text}"
+        )
+
+
+def parts_of(terms: Iterable[Term]) -> Parts:
+    """One part of each axis, the defaults where no term says anything.
+
+    Raises
+    ------
+    InputError
+        If two terms set the same axis.
+    """
+    found: dict[str, tuple[Part, Term]] = {}
+    for term in terms:
+        for part in term.says():
+            if part.axis in found and found[part.axis][1] is not term:
+                other = found[part.axis][1]
+                raise InputError(
+                    f"{other.name} and {term.name} both set {AXIS_WORDS[part.axis]}; keep one"
+                )
+            found[part.axis] = part, term
+    chosen: dict[str, Any] = {axis: part for axis, (part, _) in found.items()}
+    return Parts(**(PLAIN | chosen))
