@@ -170,17 +170,18 @@ def compile_all(capability: int, few: bool) -> Compiled:
     return compiled
 
 
-def spills(kernel: Any, capability: int) -> int:
-    """Bytes that a kernel moves to local memory for want of registers. [B]"""
+def spills(kernel: Any) -> int:
+    """Bytes of stack of a kernel: what it moves to memory for want of registers. [B]"""
+    tool = Path(triton.knobs.nvidia.ptxas.path).with_name("cuobjdump")
     with TemporaryDirectory() as folder:
-        source, made = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
-        source.write_text(kernel.asm["ptx"])
-        suffix = "a" if capability == 90 else ""
-        command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name=sm_{capability}{suffix}"]
-        said = subprocess.run(
-            [*command, str(source), "-o", str(made)], capture_output=True, text=True, check=True
-        ).stderr
-    return sum(int(n) for n in re.findall(r"(\d+) bytes spill", said))
+        made = Path(folder) / "kernel.cubin"
+        made.write_bytes(kernel.asm["cubin"])
+        command = [str(tool), "--dump-resource-usage", str(made)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"STACK:(\d+)", said)
+    if not found:
+        raise RuntimeError(f"{tool} says nothing of a stack: {said[-200:]}")
+    return sum(map(int, found))
 
 
 def main() -> None:
@@ -191,7 +192,7 @@ def main() -> None:
         compiled = compile_all(capability, "--few" in sys.argv)
         for key, kernel in compiled.found.items():
             where, shared = compiled.where[key], kernel.metadata.shared
-            spilt = spills(kernel, capability)
+            spilt = spills(kernel)
             line = f"sm_{capability} {where}: {shared} B shared, {spilt} B spilt"
             print(line)
             if shared > SHARED or (spilt and "float16" in where):
