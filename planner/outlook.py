@@ -37,8 +37,8 @@ class Binding:
 
 def prices(q: Question, search: Search, row: int) -> dict[str, float]:
     """Relative gain of the objective for a little more of each thing, as solved again."""
-    value = search.value(row)
     leaders = near(search, row)
+    value = reference(q, search, row, leaders)
     more = q.with_limits(gpu_memory=q.limits.gpu_memory + GIB)
     found = {"one more GiB of GPU memory": _again(more, leaders, value)}
     more = q.with_limits(host_memory=q.limits.host_memory + 16 * GIB)
@@ -46,7 +46,7 @@ def prices(q: Question, search: Search, row: int) -> dict[str, float]:
     for name, label in (("ttft", "a 10 % looser TTFT"), ("tpot", "a 10 % looser TPOT")):
         limit = getattr(q.limits, name)
         if np.isfinite(limit):
-            found[label] = _with(search, q.with_limits(**{name: MORE * limit}), value)
+            found[label] = _again(q.with_limits(**{name: MORE * limit}), leaders, value)
     for label, links in (
         ("10 % more host link bandwidth", ("h2d", "d2h")),
         ("10 % more host memory bandwidth", ("dram",)),
@@ -57,13 +57,25 @@ def prices(q: Question, search: Search, row: int) -> dict[str, float]:
     return found
 
 
+def reference(q: Question, search: Search, row: int, leaders: list[Technique]) -> float:
+    """The objective to compare with: found with the same batches as what it is compared with."""
+    again = _best(q, leaders)
+    return search.value(row) if again is None else min(search.value(row), again)
+
+
 def _again(q: Question, leaders: list[Technique], value: float) -> float:
     """What some techniques gain under another question."""
+    better = _best(q, leaders)
+    return 0.0 if better is None else gain(value, better)
+
+
+def _best(q: Question, leaders: list[Technique]) -> float | None:
+    """The best objective of some techniques."""
     room = (q.limits.gpu_memory,), q.limits.host_memory
     other = Search(q, settled(leaders, q.deployment, q.workload, *room, q.admission))
     other.refine()
-    better = other.optimum(q.limits.finite())
-    return 0.0 if better is None else gain(value, other.value(better))
+    row = other.optimum(q.limits.finite())
+    return None if row is None else other.value(row)
 
 
 def bindings(q: Question, search: Search, row: int, found: dict[str, float]) -> list[Binding]:
@@ -80,11 +92,6 @@ def bindings(q: Question, search: Search, row: int, found: dict[str, float]) -> 
             technique = str(search.table.technique[other])
             limits.append(Binding(name, gain(value, search.value(other)), technique))
     return limits
-
-
-def _with(search: Search, q: Question, value: float) -> float:
-    other = search.optimum(q.limits.finite())
-    return 0.0 if other is None else gain(value, search.value(other))
 
 
 def _without(q: Question, search: Search, row: int, name: str) -> Binding:
