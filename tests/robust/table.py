@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from tests.robust.cases import Case, inputs, numbers, outputs
+from tests.robust.contents import contents
 
 
 def table() -> list[Case]:
@@ -12,5 +13,6 @@ def table() -> list[Case]:
         yield from inputs()
         yield from outputs()
         yield from numbers()
+        yield from contents()
 
     return list({case.name: case for case in every()}.values())
