@@ -35,7 +35,10 @@ def configurations() -> Iterator[Case]:
     for name, value in CONFIG.items():
         if type(value) is not int:
             continue
-        for odd in (0, -1, 1.5, 10**12, "x", None, [], {}, True, float("nan"), float("inf")):
+        odds: tuple[Any, ...] = (
+            0, -1, 1.5, 10**12, "x", None, [], {}, True, float("nan"), float("inf"),
+        )  # fmt: skip
+        for odd in odds:
             if odd is None or (name.endswith("token_id")):
                 continue
             text = json.dumps(CONFIG | {name: odd})
@@ -89,7 +92,7 @@ def stacks() -> Iterator[Case]:
 
 
 def _extending(other: str) -> str:
-    return f'title = "t"\nbasis = "ideal"\nerror = ""\nextends = "{other}"\n'
+    return f'title = "t"\nbasis = "datasheet"\nerror = ""\nextends = "{other}"\n'
 
 
 def traces() -> Iterator[Case]:
@@ -102,7 +105,10 @@ def traces() -> Iterator[Case]:
     }  # fmt: skip
     for name, row in rows.items():
         files: dict[str, Made] = {"t.csv": f"{TRACE}{row}\n".encode()}
-        for command in (("traces", "inspect", "t.csv"), ("simulate", *WHERE, "--trace", "t.csv")):
+        commands: tuple[tuple[str, ...], ...] = (
+            ("traces", "inspect", "t.csv"), ("simulate", *WHERE, "--trace", "t.csv"),
+        )  # fmt: skip
+        for command in commands:
             yield Case(f"trace {command[0]} {name}", command, REFUSED, ("t.csv",), files)
     own: dict[str, Made] = {"t.csv": TRACE.encode()}
     for columns in ("prompt=a,prompt=b", ",", "=", "x=y", "prompt=", "prompt=nope"):
@@ -110,8 +116,8 @@ def traces() -> Iterator[Case]:
         yield Case(f"--columns {columns}", arguments, REFUSED, WORDS, own)
     for compare in (",", ",,", " ", "full,full", "full,", "x"):
         code = (0, REFUSED) if compare == "full," else REFUSED
-        arguments = ("simulate", *WHERE, "--trace", "t.csv", "--compare", compare)
-        yield Case(f"--compare {compare!r}", arguments, code, WORDS, own)
+        several = ("simulate", *WHERE, "--trace", "t.csv", "--compare", compare)
+        yield Case(f"--compare {compare!r}", several, code, WORDS, own)
     cost = ("capacity", *MODEL, "--gpus", ",", "--ttft", "2s", "--tpot", "1s", "--trace", "t.csv")
     yield Case("--gpus ,", cost, REFUSED, WORDS, own)
 
