@@ -131,7 +131,7 @@ def _run(mutant: Mutant, tests: tuple[str, ...]) -> None:
     code = 1
     try:
         null = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):
+        for number in (1, 2):
             os.dup2(null, number)
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
