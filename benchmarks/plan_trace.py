@@ -21,7 +21,7 @@ from kvsim.planner.classes import classes_of
 from kvsim.planner.load import Carried, Targets, carry, loads_of
 from kvsim.planner.trace import make_trace_plan, options_of
 from kvsim.planner.verify import simulated
-from kvsim.planner.workload import Limits
+from kvsim.planner.workload import PlanLimits
 from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
 from kvsim.traces.read import load
@@ -59,8 +59,8 @@ def load_of_full(d: Deployment, requests: Requests) -> float:
     return carry(loads, Targets(Rules().max_seqs)).load
 
 
-def limits_of(d: Deployment, loss: float, ttft: float, tpot: float) -> Limits:
-    return Limits(d.hardware.gpu_memory, d.hardware.host_memory, ttft, tpot, loss)
+def limits_of(d: Deployment, loss: float, ttft: float, tpot: float) -> PlanLimits:
+    return PlanLimits(d.hardware.gpu_memory, d.hardware.host_memory, ttft, tpot, loss)
 
 
 def compare(
@@ -86,7 +86,7 @@ def compare(
 
 
 def best_of_all(
-    d: Deployment, requests: Requests, objective: str, limits: Limits
+    d: Deployment, requests: Requests, objective: str, limits: PlanLimits
 ) -> tuple[float, str]:
     options = options_of(d, requests, limits, Rules(), Admission())
     classes = classes_of(requests)

@@ -31,7 +31,7 @@ from kvsim.planner.mixes import Arrangement, Use, orders
 from kvsim.planner.placement import FAMILIES, Coefficients, Option, Shares, options_for
 from kvsim.planner.plan import make_plan
 from kvsim.planner.programme import Mix, Programme, best_first, lower_bound, solve
-from kvsim.planner.workload import ENGINE_SHARE, TPOT, TTFT, Limits, Workload
+from kvsim.planner.workload import ENGINE_SHARE, TPOT, TTFT, PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.acceptance import from_rates
 from kvsim.quality.evidence import evidence
@@ -65,8 +65,8 @@ def deployment(model: str, gpu: str, stack: str = "fused") -> Deployment:
     return Deployment(load_model(model), load_hardware(gpu), load_stack(stack))
 
 
-def whole(d: Deployment) -> Limits:
-    return Limits(d.hardware.gpu_memory, d.hardware.host_memory)
+def whole(d: Deployment) -> PlanLimits:
+    return PlanLimits(d.hardware.gpu_memory, d.hardware.host_memory)
 
 
 def tokens(_: int) -> None:
@@ -89,7 +89,7 @@ def defaults(cases: int) -> None:
     for gpu, model, prompt, generate in rows[:: max(1, len(rows) // cases)]:
         d = deployment(model, gpu)
         h = d.hardware
-        limits = Limits(ENGINE_SHARE * h.gpu_memory, h.host_memory, TTFT, TPOT)
+        limits = PlanLimits(ENGINE_SHARE * h.gpu_memory, h.host_memory, TTFT, TPOT)
         try:
             plan = make_plan(d, Workload(prompt, generate, service=True), "throughput", limits)
         except NoPlanError as problem:
@@ -148,7 +148,7 @@ def bounds(cases: int) -> None:
         d, w = deployment(model, gpu), Workload(prompt, generate, batch)
         c = Coefficients(d, w, np.array([float(batch)]), options_for(d, halves=True))
         for family in FAMILIES:
-            p = c.programme(0, Limits(np.inf, np.inf), family)
+            p = c.programme(0, PlanLimits(np.inf, np.inf), family)
             for _ in range(max(1, cases // (2 * len(scenes)))):
                 a, corners, streamed = random_mix(c, p, random)
                 bound = lower_bound(p, corners, streamed)
@@ -200,7 +200,7 @@ def optimum(cases: int) -> None:
         w = Workload(int(random.integers(256, 8192)), 2, int(batch))
         c = Coefficients(d, w, np.array([batch]), some)
         full = float(w.predict(parse("full"), d, c.batches).gpu_bytes[0])
-        limits = Limits(full * float(random.uniform(0.6, 1.1)), d.hardware.host_memory)
+        limits = PlanLimits(full * float(random.uniform(0.6, 1.1)), d.hardware.host_memory)
         p = c.programme(0, limits, frozenset({"full", "copied", "recomputed"}))
         known: dict[tuple[str, ...], float] = {}
         args = c, d, w, limits, {o.name: o for o in some}, known
@@ -222,7 +222,7 @@ def replayed(
     c: Coefficients,
     d: Deployment,
     w: Workload,
-    limits: Limits,
+    limits: PlanLimits,
     options: dict[str, Option],
     known: dict[tuple[str, ...], float],
 ) -> float:

@@ -22,7 +22,7 @@ from kvsim.report.sweep import Sweep, swept
 from kvsim.techniques import parse_several
 
 if TYPE_CHECKING:
-    from kvsim.report.calibrate_run import Calibration
+    from kvsim.report.calibrate_run import CalibratedRun
     from kvsim.report.plan import Planned
     from kvsim.report.simulate_answer import Simulations
 
@@ -267,7 +267,7 @@ def calibrate_run(
     stack: Given = "fused",
     tp: Given = 1,
     weights: str = "fp16",
-) -> "Calibration":
+) -> "CalibratedRun":
     """Fit a stack to the request log of a serving run; write it if ``out`` is given.
 
     Raises

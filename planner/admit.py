@@ -16,7 +16,7 @@ from kvsim.quality.acceptance import (
     published,
 )
 from kvsim.quality.evidence import Evidence, evidence
-from kvsim.quality.measured import Run
+from kvsim.quality.measured import QualityRun
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.base import Technique
 from kvsim.traces.attention import Acceptance
@@ -63,7 +63,7 @@ class Admission:
     without: tuple[str, ...] = ()
     engine: str = ""
     unmeasured: bool = False
-    runs: tuple[Run, ...] | None = None
+    runs: tuple[QualityRun, ...] | None = None
     rate: float | None = None
     seen_at: int = 0
     accepted: tuple[Acceptance, ...] = ()

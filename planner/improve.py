@@ -15,7 +15,7 @@ from kvsim.planner.options import CONTEXTS, GROWTH
 from kvsim.planner.placement import FAMILIES, Coefficients, Shares, options_for, placed
 from kvsim.planner.programme import Mix, Programme, solve
 from kvsim.planner.question import Question
-from kvsim.planner.workload import Limits
+from kvsim.planner.workload import PlanLimits
 from kvsim.prediction.generate import Prediction
 
 BATCHES = 8  # of the relaxation
@@ -81,7 +81,7 @@ class Placements:
         """Whether weights may be streamed: where the user considers what does that."""
         return bool(self._names & {"offload", "flexgen", "kvpr"})
 
-    def _programme(self, index: int, limits: Limits, family: frozenset[str]) -> Programme:
+    def _programme(self, index: int, limits: PlanLimits, family: frozenset[str]) -> Programme:
         p = self.coefficients.programme(index, limits, family)
         return p if self._streams else replace(p, most_streamed=0.0)
 
@@ -256,7 +256,7 @@ def _clearly_better(value: float) -> float:
     return value if np.isinf(value) else value - 1e-3 * abs(value)
 
 
-def _lower(limits: Limits, over: tuple[float, float]) -> Limits:
+def _lower(limits: PlanLimits, over: tuple[float, float]) -> PlanLimits:
     """Less memory than there is, so that what replay needs besides fits."""
     gpu, host = (x if np.isfinite(x) else 0.0 for x in over)
     return replace(

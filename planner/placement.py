@@ -20,7 +20,7 @@ from kvsim.graph import Array, Number, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
 from kvsim.planner.programme import Programme
-from kvsim.planner.workload import Limits, Workload
+from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.memory import (
     decode_point,
     phases,
@@ -288,7 +288,7 @@ class Coefficients:
         kept = d.stack.weight_copies * total
         return found, kept - 2 * largest, d.tp * kept
 
-    def programme(self, index: int, limits: Limits, family: frozenset[str]) -> Programme:
+    def programme(self, index: int, limits: PlanLimits, family: frozenset[str]) -> Programme:
         """The programme at one of the batches, for the options of a family."""
         w, batch = self.workload, float(self.batches[index])
         usable = [
@@ -331,7 +331,9 @@ class Coefficients:
         first = int(np.flatnonzero(programme.option_of == programme.option_of[v])[0])
         return option, option.corners[v - first]
 
-    def _times(self, limits: Limits, reads: float, each: Array) -> dict[str, tuple[Array, float]]:
+    def _times(
+        self, limits: PlanLimits, reads: float, each: Array
+    ) -> dict[str, tuple[Array, float]]:
         """TTFT and TPOT as sums of passes."""
         w, found = self.workload, {}
         rounds = max(w.generate - 1, 1)

@@ -14,8 +14,8 @@ from kvsim.planner.improve import Placements, turn
 from kvsim.planner.options import Options
 from kvsim.planner.outlook import Binding, bindings, prices
 from kvsim.planner.question import Question, Search
-from kvsim.planner.rivals import Alternative, Knee, Waves, alternatives, baseline, knees, waves
-from kvsim.planner.workload import Limits, Workload
+from kvsim.planner.rivals import Knee, Rival, Waves, alternatives, baseline, knees, waves
+from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
 
@@ -45,14 +45,14 @@ class Solved:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ChosenPlan:
     """The answer: a replayed choice, what it is compared with, and what holds it back."""
 
     question: Question
     choice: Prediction
     evidence: Evidence
     baseline: Prediction | None  # full KV at its own best batch; None if it does not fit
-    alternatives: list[Alternative]
+    alternatives: list[Rival]
     knees: list[Knee]
     waves: Waves | None
     binding: list[Binding]
@@ -68,7 +68,7 @@ class Plan:
         return self.question.objective
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> PlanLimits:
         """What the plan stays within."""
         return self.question.limits
 
@@ -87,10 +87,10 @@ def make_plan(
     d: Deployment,
     w: Workload,
     objective: str,
-    limits: Limits,
+    limits: PlanLimits,
     admission: Admission | None = None,
     errors: tuple[float, float] | None = None,
-) -> Plan:
+) -> ChosenPlan:
     """Choose technique, settings and batch for a workload.
 
     Raises
@@ -104,7 +104,7 @@ def make_plan(
     return answer(q if errors is None else replace(q, errors=errors))
 
 
-def answer(q: Question) -> Plan:
+def answer(q: Question) -> ChosenPlan:
     """The plan for a question."""
     started = perf_counter()
     search = Search(q, q.table())
@@ -121,7 +121,7 @@ def answer(q: Question) -> Plan:
     seconds = perf_counter() - started
     found = prices(q, search, best)  # of the best there is: what is simpler gives up a little
     top = search.value(best)
-    return Plan(
+    return ChosenPlan(
         question=q,
         choice=choice,
         evidence=search.table.evidence[row],
@@ -159,7 +159,7 @@ def _placements(q: Question, search: Search) -> Placements:
     return placements
 
 
-def plan_among(questions: list[Question]) -> Plan:
+def plan_among(questions: list[Question]) -> ChosenPlan:
     """The best plan over questions that differ in weights or GPUs, the simplest first.
 
     Between deployments too, what is simpler wins within the known error.
@@ -181,7 +181,7 @@ def plan_among(questions: list[Question]) -> Plan:
             first.append((score(q, found), i, found))
     ranked = sorted(first, key=lambda x: -x[0])[:FINALISTS]
     order = [i for _, i, _ in ranked] or list(range(len(questions)))
-    plans: list[tuple[float, int, Plan]] = []
+    plans: list[tuple[float, int, ChosenPlan]] = []
     problem: NoPlanError | None = None
     for i in order:
         try:

@@ -9,7 +9,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
 from kvsim.planner.choose import best, simplest, within
 from kvsim.planner.options import Options, between, measures, settled, tabulate
-from kvsim.planner.workload import Limits, Workload
+from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.techniques.base import Technique
 
@@ -34,7 +34,7 @@ class Question:
     deployment: Deployment
     workload: Workload
     objective: str
-    limits: Limits
+    limits: PlanLimits
     admission: Admission = field(default_factory=Admission)
     errors: tuple[float, float] = (BETWEEN, INSIDE)
 

@@ -21,7 +21,7 @@ KNEES = (0.01, 0.05, 0.10)  # of the objective given up for an earlier first tok
 
 
 @dataclass(frozen=True)
-class Alternative:
+class Rival:
     """The best of another technique, and why it is not the choice."""
 
     prediction: Prediction
@@ -63,7 +63,7 @@ def baseline(q: Question, search: Search) -> Prediction | None:
     return None if row is None else other.replay(row)
 
 
-def alternatives(q: Question, search: Search, chosen: int) -> list[Alternative]:
+def alternatives(q: Question, search: Search, chosen: int) -> list[Rival]:
     """The best of other techniques: three that are allowed, three that are not yet."""
     table, limits = search.table, q.limits
     allowed = (table.columns["loss"] <= limits.loss) & (table.columns["assumed"] <= limits.assumed)
@@ -82,7 +82,7 @@ def alternatives(q: Question, search: Search, chosen: int) -> list[Alternative]:
             found[bool(allowed[row])].append((late, float(table.columns[q.objective][row]), row))
     shown = [row for options in found.values() for _, _, row in sorted(options)[:SHOWN]]
     return [
-        Alternative(
+        Rival(
             prediction=search.replay(row),
             evidence=table.evidence[row],
             allowed=bool(allowed[row]),

@@ -13,7 +13,7 @@ from kvsim.planner.classes import Classes, classes_of
 from kvsim.planner.load import ONE, Carried, Targets, carry, loads_of
 from kvsim.planner.question import BETWEEN, FULL, check_objective, rank
 from kvsim.planner.verify import Simulated, measured, simulated
-from kvsim.planner.workload import Limits
+from kvsim.planner.workload import PlanLimits
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
 from kvsim.traces.requests import Requests
@@ -33,7 +33,7 @@ class TracePlan:
     """The answer: the best of what was simulated, and what it is compared with."""
 
     objective: str
-    limits: Limits
+    limits: PlanLimits
     classes: Classes
     choice: Simulated
     baseline: Simulated | None  # full KV
@@ -47,7 +47,7 @@ def make_trace_plan(
     d: Deployment,
     requests: Requests,
     objective: str,
-    limits: Limits,
+    limits: PlanLimits,
     admission: Admission,
     rules: Rules,
     per_class: bool = False,
@@ -88,7 +88,7 @@ class _Search:
         d: Deployment,
         requests: Requests,
         objective: str,
-        limits: Limits,
+        limits: PlanLimits,
         rules: Rules,
         admission: Admission,
         tell: Tell,
@@ -229,7 +229,7 @@ class _Search:
 
 
 def options_of(
-    d: Deployment, requests: Requests, limits: Limits, rules: Rules, admission: Admission
+    d: Deployment, requests: Requests, limits: PlanLimits, rules: Rules, admission: Admission
 ) -> list[StepCosts]:
     """Step costs of all settings that the user admits and that leave room for a cache.
 

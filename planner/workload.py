@@ -51,7 +51,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Limits:
+class PlanLimits:
     """What a plan must stay within; infinite where the user set nothing."""
 
     gpu_memory: float  # per GPU [B]

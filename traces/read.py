@@ -11,7 +11,7 @@ from kvsim.traces import containers, formats
 from kvsim.traces.containers import parquet
 from kvsim.traces.formats.base import TIME_UNITS, Layout
 from kvsim.traces.requests import Floats, Integers, Requests
-from kvsim.traces.rules import LONGEST_TIME, Chunk, Column, LeftOut, Policy
+from kvsim.traces.rules import LONGEST_TIME, LeftOut, Policy, RowChunk, TraceColumn
 from kvsim.traces.source import Source, find
 from kvsim.traces.units import unit_changes
 
@@ -25,7 +25,7 @@ class ReadOptions:
     format
         A name from `formats.FORMATS`; empty: from the columns.
     columns
-        Column of each role (arrival, prompt, generate, blocks), for files of no known format.
+        TraceColumn of each role (arrival, prompt, generate, blocks), for files of no known format.
     time_unit
         Unit of arrivals: s, ms, us, ns or date; empty: the format's, or s.
     block_tokens
@@ -73,7 +73,7 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Part:
+class TracePart:
     """Consecutive requests: arrivals as the file has them, prefix blocks with the file's ids."""
 
     arrival: Floats
@@ -101,7 +101,7 @@ class Reader:
         self._origin: float | None = None  # first arrival, in the file's unit
         self._last = -np.inf
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[TracePart]:
         """The requests in the order of the file; arrivals in seconds from the first one."""
         layout = self.layout
         policy = Policy(
@@ -130,7 +130,7 @@ class Reader:
             notes.append(f"{name}: token counts are estimates, {rate}")
         return tuple(notes)
 
-    def _part(self, chunk: Chunk, kept: NDArray[np.bool_]) -> Part:
+    def _part(self, chunk: RowChunk, kept: NDArray[np.bool_]) -> TracePart:
         places = chunk.positions[kept]
         arrival = self._arrivals(chunk.arrival, kept, chunk.place, places)
         per = self.layout.chars_per_token or 1.0
@@ -139,12 +139,12 @@ class Reader:
             for column in (chunk.prompt, chunk.generate)
         )
         if chunk.blocks is None:
-            return Part(arrival, prompt, generate, None, None)
+            return TracePart(arrival, prompt, generate, None, None)
         ids = chunk.blocks.ids[np.repeat(kept, chunk.blocks.counts)]
-        return Part(arrival, prompt, generate, ids, chunk.blocks.counts[kept])
+        return TracePart(arrival, prompt, generate, ids, chunk.blocks.counts[kept])
 
     def _arrivals(
-        self, column: Column, kept: NDArray[np.bool_], place: str, places: Integers
+        self, column: TraceColumn, kept: NDArray[np.bool_], place: str, places: Integers
     ) -> Floats:
         if column.nanoseconds is not None:
             exact = column.nanoseconds[kept]

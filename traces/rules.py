@@ -42,7 +42,7 @@ class Broken(NamedTuple):
 
 
 @dataclass
-class Column:
+class TraceColumn:
     """A column of a chunk as numbers; where `broken` has a row, its value means nothing.
 
     Dates are kept in `nanoseconds` besides: as doubles they would be 256 ns apart.
@@ -69,7 +69,7 @@ class Blocks:
 
 
 @dataclass
-class Chunk:
+class RowChunk:
     """Some rows of a trace as they were found.
 
     `torn` are rows of which no column could be read, by their place in the file; `positions`
@@ -78,9 +78,9 @@ class Chunk:
 
     place: str
     positions: Integers
-    arrival: Column
-    prompt: Column
-    generate: Column
+    arrival: TraceColumn
+    prompt: TraceColumn
+    generate: TraceColumn
     blocks: Blocks | None = None
     torn: dict[int, Broken] = field(default_factory=dict)
 
@@ -124,7 +124,7 @@ class Policy:
     failed: str
     block_tokens: int
 
-    def keep(self, chunk: Chunk, left_out: LeftOut) -> NDArray[np.bool_]:
+    def keep(self, chunk: RowChunk, left_out: LeftOut) -> NDArray[np.bool_]:
         """Which rows of a chunk are requests; the others are counted or an error.
 
         Raises
@@ -134,7 +134,7 @@ class Policy:
         """
         _check(chunk, self.block_tokens, bool(self.failed))
         broken: dict[int, Broken] = {}
-        columns: list[Column | Blocks] = [chunk.arrival, chunk.prompt, chunk.generate]
+        columns: list[TraceColumn | Blocks] = [chunk.arrival, chunk.prompt, chunk.generate]
         for part in columns + ([chunk.blocks] if chunk.blocks else []):
             for row, what in part.broken.items():
                 if row not in broken or broken[row].rule == "failed":
@@ -157,7 +157,7 @@ class Policy:
         return f"{self.file}, {place} {position}{column}: {got}{reason} [rule: {what.rule}]"
 
 
-def _check(chunk: Chunk, block_tokens: int, zero_is_failed: bool) -> None:
+def _check(chunk: RowChunk, block_tokens: int, zero_is_failed: bool) -> None:
     """Mark the values that break a rule."""
     with np.errstate(invalid="ignore"):
         for column in (chunk.prompt, chunk.generate):

@@ -14,7 +14,7 @@ from kvsim.errors import InputError
 from kvsim.files import check_target, replacing
 from kvsim.traces.containers.parquet import BLOCK_TOKENS
 from kvsim.traces.formats import FORMATS
-from kvsim.traces.read import Part
+from kvsim.traces.read import TracePart
 from kvsim.traces.requests import Requests
 
 ENDINGS = (".parquet", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
@@ -68,17 +68,17 @@ def write(path: Path, requests: Requests) -> None:
                 file.write("".join(rows(requests[first : first + ROWS])).encode())
 
 
-def pieces(requests: Requests) -> Iterator[Part]:
+def pieces(requests: Requests) -> Iterator[TracePart]:
     """A trace in pieces, as a reader hands them out."""
     for first in range(0, len(requests), ROWS):
         some = requests[first : first + ROWS]
         counts = None if some.block_start is None else np.diff(some.block_start)
-        yield Part(some.arrival, some.prompt, some.generate, some.block_ids, counts)
+        yield TracePart(some.arrival, some.prompt, some.generate, some.block_ids, counts)
 
 
 def write_parquet(
     path: Path,
-    parts: Iterable[Part],
+    parts: Iterable[TracePart],
     block_tokens: int,
     told: Callable[[int], None] = lambda rows: None,
 ) -> int:

@@ -101,7 +101,7 @@ SILENT = Silent()
 
 
 @dataclass
-class Pass:
+class CountedPass:
     """One forward pass and its ops."""
 
     kind: Kind
@@ -112,12 +112,12 @@ class Tally(Silent):
     """Counts every op; safe to call from the threads that stand for streams on a CPU."""
 
     def __init__(self) -> None:
-        self.passes: list[Pass] = []
+        self.passes: list[CountedPass] = []
         self._lock = Lock()
 
     def begin(self, kind: Kind) -> None:
         """A forward pass starts: what follows belongs to it."""
-        self.passes.append(Pass(kind))
+        self.passes.append(CountedPass(kind))
 
     @contextmanager
     def op(self, name: str) -> Iterator[Marks]:

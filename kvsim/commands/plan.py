@@ -39,7 +39,7 @@ from kvsim.files import check_target
 if TYPE_CHECKING:
     from kvsim.machines.deployment import Deployment
     from kvsim.planner.admit import Admission
-    from kvsim.planner.workload import Limits, Workload
+    from kvsim.planner.workload import PlanLimits, Workload
 
 FORMATS = ("fp16", "fp8", "int8", "int4", "int4-g32")
 COUNTS = ("1", "2", "4", "8")
@@ -172,9 +172,9 @@ def limits_of(
     loss: float,
     offline: bool,
     whole: bool,
-) -> "Limits":
+) -> "PlanLimits":
     """What a plan must stay within, as the options and the hardware say."""
-    from kvsim.planner.workload import ENGINE_SHARE, GIB, TPOT, TTFT, Limits
+    from kvsim.planner.workload import ENGINE_SHARE, GIB, TPOT, TTFT, PlanLimits
 
     h, none = d.hardware, float("inf")
     usable = h.gpu_memory * (1.0 if whole else ENGINE_SHARE)
@@ -183,7 +183,7 @@ def limits_of(
         if usable > h.gpu_memory:
             most = f"at most the {h.gpu_memory / GIB:.3f} GiB of {h.name}"
             raise InputError(f"--gpu-memory: got {gpu_memory}; expected {most}")
-    return Limits(
+    return PlanLimits(
         gpu_memory=usable,
         host_memory=h.host_memory,
         ttft=(none if offline else TTFT) if ttft is None else seconds("--ttft", ttft, BARE_TTFT),
@@ -210,7 +210,7 @@ def _for_equal(
     deployments: "list[Deployment]",
     workload: "Workload",
     objective: str,
-    limits: "Limits",
+    limits: "PlanLimits",
     admission: "Admission",
     report: Path | None,
     json: bool,
@@ -263,7 +263,7 @@ def _for_trace(
     engine: tuple[int, int],
     per_class: bool,
     objective: str,
-    limits: "Limits",
+    limits: "PlanLimits",
     admission: "Admission",
     report: Path | None,
     json: bool,

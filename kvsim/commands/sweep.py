@@ -31,7 +31,7 @@ def sweep(
     from kvsim.sweep import chunks as parts
     from kvsim.sweep import plugins
     from kvsim.sweep.spec import read
-    from kvsim.sweep.store import Store
+    from kvsim.sweep.store import ResultStore
     from kvsim.sweep.workers import cluster, here, pool
     from kvsim.techniques import TECHNIQUES
 
@@ -48,11 +48,11 @@ def sweep(
     asked = read(Path(spec), techniques)
     own = plugins.read(asked.plugins)
     parts.check(asked)
-    store = Store(Path(out), asked, own, resume)
+    store = ResultStore(Path(out), asked, own, resume)
     total = parts.count(asked)
     before = frozenset(store.done)
     left = (chunk for chunk in parts.chunks_of(asked, own) if chunk.index not in before)
-    progress = _Progress(total, len(store.done))
+    progress = _SweepProgress(total, len(store.done))
     if scheduler is not None:
         done = cluster(left, scheduler)
     elif several > 1:
@@ -66,7 +66,7 @@ def sweep(
     print(f"kvsim: {asked.points:,} points in {total:,} chunks: {out}", file=sys.stderr)
 
 
-class _Progress:
+class _SweepProgress:
     """How many chunks are done, and how long the rest may take."""
 
     def __init__(self, total: int, before: int) -> None:

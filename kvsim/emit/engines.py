@@ -25,7 +25,7 @@ TURBOQUANT = {
 
 
 @dataclass
-class Draft:
+class DraftModel:
     """Settings as they come together.
 
     Attributes
@@ -73,7 +73,7 @@ def emit(engine: str, s: Served) -> Emitted:
     """
     if engine not in WRITERS:
         raise unknown("engine", engine, WRITERS)
-    draft = Draft(engine)
+    draft = DraftModel(engine)
     text = WRITERS[engine](s, draft)
     return Emitted(engine, text, tuple(draft.used), tuple(draft.missing))
 
@@ -87,7 +87,7 @@ def _shell(command: str, options: list[tuple[str, str]]) -> str:
     return " \\\n".join(parts)
 
 
-def _no_technique(s: Served, draft: Draft, known: tuple[str, ...]) -> None:
+def _no_technique(s: Served, draft: DraftModel, known: tuple[str, ...]) -> None:
     """Parts of the technique that the engine has no setting for."""
     title = MANUALS[draft.engine].title
     for name, term in s.terms.items():
@@ -106,12 +106,12 @@ def _turboquant(s: Served) -> str:
     return TURBOQUANT.get((keys, keys if values == "same" else values), "")
 
 
-def _quantised(s: Served, draft: Draft) -> None:
+def _quantised(s: Served, draft: DraftModel) -> None:
     if s.weights in QUANTISED:
         draft.lacks(QUANTISED[s.weights])
 
 
-def _vllm(s: Served, draft: Draft) -> str:
+def _vllm(s: Served, draft: DraftModel) -> str:
     draft.add("--tensor-parallel-size", s.tp)
     draft.add("--max-model-len", s.max_model_len)
     draft.add("--max-num-seqs", s.max_seqs)
@@ -139,7 +139,7 @@ def _vllm(s: Served, draft: Draft) -> str:
     return _shell(f"vllm serve {s.model}", draft.options)
 
 
-def _sglang(s: Served, draft: Draft) -> str:
+def _sglang(s: Served, draft: DraftModel) -> str:
     draft.add("--model-path", s.model)
     draft.add("--tp-size", s.tp)
     draft.add("--context-length", s.max_model_len)
@@ -167,7 +167,7 @@ def _sglang(s: Served, draft: Draft) -> str:
     return _shell("python -m sglang.launch_server", draft.options)
 
 
-def _trtllm(s: Served, draft: Draft) -> str:
+def _trtllm(s: Served, draft: DraftModel) -> str:
     draft.add("--tp_size", s.tp)
     draft.add("--max_seq_len", s.max_model_len)
     draft.add("--max_batch_size", s.max_seqs)
@@ -193,7 +193,7 @@ def _trtllm(s: Served, draft: Draft) -> str:
     return "# kv.yaml\nkv_cache_config:\n" + "\n".join(entries) + "\n\n" + command
 
 
-def _lmcache(s: Served, draft: Draft) -> str:
+def _lmcache(s: Served, draft: DraftModel) -> str:
     """vLLM with LMCache as the store of evicted blocks."""
     below = emit("vllm", s)
     draft.missing += below.missing
@@ -212,7 +212,7 @@ def _lmcache(s: Served, draft: Draft) -> str:
     return f"{file}\nLMCACHE_CONFIG_FILE=lmcache.yaml {command}"
 
 
-def _hf(s: Served, draft: Draft) -> str:
+def _hf(s: Served, draft: DraftModel) -> str:
     arguments: list[tuple[str, str]] = []
     offload, kivi = s.terms.get("offload"), s.terms.get("kivi")
     if offload is not None:
@@ -239,7 +239,7 @@ def _hf(s: Served, draft: Draft) -> str:
     )
 
 
-def _llamacpp(s: Served, draft: Draft) -> str:
+def _llamacpp(s: Served, draft: DraftModel) -> str:
     draft.add("--model", "MODEL.gguf")
     draft.add("--ctx-size", s.max_model_len * s.max_seqs)
     draft.add("--parallel", s.max_seqs)
@@ -257,7 +257,7 @@ def _llamacpp(s: Served, draft: Draft) -> str:
     return _shell("llama-server", draft.options)
 
 
-WRITERS: dict[str, Callable[[Served, Draft], str]] = {
+WRITERS: dict[str, Callable[[Served, DraftModel], str]] = {
     "vllm": _vllm,
     "sglang": _sglang,
     "trtllm": _trtllm,

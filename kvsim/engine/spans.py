@@ -13,7 +13,7 @@ from kvsim.machines.deployment import Deployment
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class OpSpan:
     """When one op runs."""
 
     stream: str
@@ -22,7 +22,7 @@ class Span:
     end: float  # [s]
 
 
-def spans(step: Step, d: Deployment) -> list[Span]:
+def spans(step: Step, d: Deployment) -> list[OpSpan]:
     """When ops of one of many equal steps run, in scalars; what began earlier begins below 0.
 
     Every layer is played, so that each op is seen.
@@ -31,13 +31,13 @@ def spans(step: Step, d: Deployment) -> list[Span]:
     _, ends = timeline.play(2, endless=True)
     begin, end = (float(np.ravel(clock)[0]) for clock in ends)
     return [
-        Span(s.stream, s.name, s.begin - begin, min(s.end, end) - begin)
+        OpSpan(s.stream, s.name, s.begin - begin, min(s.end, end) - begin)
         for s in timeline.found
         if s.begin < end and s.end > begin
     ]
 
 
-def beside(found: Iterable[Span], stream: str = "gpu") -> float:
+def beside(found: Iterable[OpSpan], stream: str = "gpu") -> float:
     """Share of all copies' time that runs while a stream works; NaN without copies."""
     every = list(found)
     busy = [s for s in every if s.stream == stream]
@@ -52,7 +52,7 @@ class Recorded(Timeline):
 
     def __init__(self, step: Step, d: Deployment) -> None:
         super().__init__(step, d)
-        self.found: list[Span] = []
+        self.found: list[OpSpan] = []
 
     def _repeats(self, *_: object) -> bool:
         return False
@@ -64,4 +64,4 @@ class Recorded(Timeline):
         took = float(np.ravel(timed.duration)[0])
         if took > 0:
             end = float(np.ravel(ends[timed.op.name])[0])
-            self.found.append(Span(timed.op.stream, timed.op.name, end - took, end))
+            self.found.append(OpSpan(timed.op.stream, timed.op.name, end - took, end))

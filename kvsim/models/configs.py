@@ -20,7 +20,7 @@ MOST_LAYERS = 1000
 MEND = "give a config.json, a directory that holds one, or a name from the catalogue"
 
 
-class Entry(TypedDict):
+class CatalogueEntry(TypedDict):
     """Where a model of the catalogue comes from."""
 
     hf_id: str
@@ -70,7 +70,7 @@ def model_names() -> list[str]:
     return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
 
 
-def catalogue_entry(name: str) -> Entry:
+def catalogue_entry(name: str) -> CatalogueEntry:
     """Where the shape of a catalogue model comes from, by name or Hugging Face id."""
     found = _catalogue_name(name)
     if found is None:

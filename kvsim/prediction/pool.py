@@ -15,7 +15,7 @@ LONGEST = 2**24  # prompt beyond which nobody asks [tokens]
 
 
 @dataclass(frozen=True)
-class Pool:
+class KvPool:
     """What is left of one GPU for caches, beside weights, workspace and context.
 
     Attributes
@@ -48,7 +48,7 @@ class Pool:
 
 def pool(
     t: Technique, d: Deployment, prompt: int, generate: int, share: float = ENGINE_SHARE
-) -> Pool:
+) -> KvPool:
     """The pool of a technique whose sequences have that many tokens.
 
     Techniques that keep no cache on the GPU have no pool there: its tokens are 0.
@@ -60,7 +60,7 @@ def pool(
     each = (two - one) / parts
     free = max(0.0, share * d.hardware.gpu_memory - (one - parts * each))
     tokens = int(free / each * length) if each > 0 else 0
-    return Pool(share, free, tokens, length)
+    return KvPool(share, free, tokens, length)
 
 
 def _last(batch: float, prompt: int, generate: int) -> Point:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Literal, get_args
 
 from kvsim.models.model import Model
-from kvsim.quality.measured import Run, shipped
+from kvsim.quality.measured import QualityRun, shipped
 from kvsim.quality.published import Row, published
 from kvsim.quality.settings import Harshness, harshness
 from kvsim.techniques.base import Technique, compose
@@ -80,7 +80,9 @@ class Evidence:
         return f"{text}; {self.missing}" if self.missing else text
 
 
-def evidence(t: Technique, m: Model, length: float, runs: Sequence[Run] | None = None) -> Evidence:
+def evidence(
+    t: Technique, m: Model, length: float, runs: Sequence[QualityRun] | None = None
+) -> Evidence:
     """What is known of a technique's loss on a model with contexts of some length.
 
     Parameters
@@ -135,7 +137,7 @@ def together(pieces: Sequence[Evidence]) -> Evidence:
     )  # fmt: skip
 
 
-def _measured(mine: Harshness, known: Sequence[Run], length: float) -> Evidence | None:
+def _measured(mine: Harshness, known: Sequence[QualityRun], length: float) -> Evidence | None:
     covers = [r for r in known if mine.at_least_as_gentle(r.setting) and _reaches(mine, r, length)]
     against = [r for r in known if r.setting.at_least_as_gentle(mine)]
     if not covers and not against:
@@ -172,7 +174,7 @@ def _published(mine: Harshness, rows: Sequence[Row], length: float, kind: Kind) 
     return Evidence(kind, worst.loss, low, high, worst.unit, where, worst.source, missing)
 
 
-def _reaches(mine: Harshness, found: Run | Row, length: float) -> bool:
+def _reaches(mine: Harshness, found: QualityRun | Row, length: float) -> bool:
     """Whether evidence at one context speaks for another."""
     return mine.family == "packing" or not found.context or length <= REACH * found.context
 

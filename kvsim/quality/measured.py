@@ -16,7 +16,7 @@ READ = re.compile(r"(\d+) windows of (\d+) tokens, (\d+) scored")
 
 
 @dataclass(frozen=True)
-class Run:
+class QualityRun:
     """One setting on one checkpoint.
 
     Attributes
@@ -37,7 +37,7 @@ class Run:
     source: str
 
 
-def runs_of(trace: AttentionTrace) -> tuple[Run, ...]:
+def runs_of(trace: AttentionTrace) -> tuple[QualityRun, ...]:
     """The settings that a trace measured.
 
     Raises
@@ -53,7 +53,7 @@ def runs_of(trace: AttentionTrace) -> tuple[Run, ...]:
         )
     windows, prompt, scored = map(int, read.groups())
     return tuple(
-        Run(
+        QualityRun(
             model=trace.model,
             setting=harshness(parse(q.technique), prompt),
             technique=q.technique,
@@ -67,12 +67,12 @@ def runs_of(trace: AttentionTrace) -> tuple[Run, ...]:
 
 
 @cache
-def shipped() -> tuple[Run, ...]:
+def shipped() -> tuple[QualityRun, ...]:
     """Every run that comes with kvsim."""
     return tuple(run for path in measured().values() for run in runs_of(load(path)))
 
 
-def with_own(own: Iterable[AttentionTrace]) -> tuple[Run, ...]:
+def with_own(own: Iterable[AttentionTrace]) -> tuple[QualityRun, ...]:
     """The user's runs, and what ships for models that the user has not measured."""
     mine = [run for trace in own for run in runs_of(trace)]
     models = {run.model for run in mine}

@@ -22,7 +22,7 @@ from kvsim.techniques.base import Technique
 
 
 @dataclass(frozen=True, repr=False)
-class Calibration(Result):
+class CalibratedRun(Result):
     """A stack fitted to a run.
 
     Attributes
@@ -59,7 +59,7 @@ class Calibration(Result):
 def calibrated(
     run: MeasuredRun, t: Technique, d: Deployment, rules: Rules, first: int, stack: str,
     out: Path | None, command: str,
-) -> Calibration:  # fmt: skip
+) -> CalibratedRun:  # fmt: skip
     """Fit a stack to a run's first requests, check it on the others, and write it if asked.
 
     Parameters
@@ -85,7 +85,7 @@ def calibrated(
         replace_text(out, fitted_text(d.stack, stack, kept, rows, told, str(date.today())))
     row = fit_row(fit, seen, unseen, first, count)
     answer = _answered(row, d, "" if out is None else str(out))
-    return Calibration(command, answer, [row], row | {"answer": answer.row()})
+    return CalibratedRun(command, answer, [row], row | {"answer": answer.row()})
 
 
 def _answered(row: Row, d: Deployment, place: str) -> Answer:
@@ -120,7 +120,7 @@ def fit_row(
     }
 
 
-def show_fit(found: Calibration, path: str) -> None:
+def show_fit(found: CalibratedRun, path: str) -> None:
     """The verdict, fitted numbers, which of them the run does not determine, and the errors."""
     out = Screen()
     show_verdict(out, found.answer)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.machines.basis import basis
-from kvsim.planner.fleet.capacity import Alternative, CapacityAnswer
+from kvsim.planner.fleet.capacity import CapacityAnswer, OtherFleet
 from kvsim.planner.fleet.certainty import SURE
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.play import FleetTargets, Played
@@ -162,7 +162,7 @@ def _schedule(answer: CapacityAnswer) -> list[Row] | None:
     ]
 
 
-def _alternative(a: Alternative, cost: float) -> Row:
+def _alternative(a: OtherFleet, cost: float) -> Row:
     if a.found is None:
         return {"name": a.label, "fleet": None, "usd_per_hour": None, "reason": a.reason}
     return {

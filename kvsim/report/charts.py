@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.engine.roofline import all_ops, seconds
-from kvsim.engine.spans import Span, spans
+from kvsim.engine.spans import OpSpan, spans
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
 from kvsim.prediction.generate import Prediction
@@ -73,26 +73,26 @@ def speed(rows: Sequence[Row]) -> "Figure":
     return finished(figure, 420, "TPOT [ms]", "decode tok/s", xaxis=LOG, yaxis=LOG)
 
 
-def round_spans(p: Prediction) -> tuple[list[Span], float]:
+def round_spans(p: Prediction) -> tuple[list[OpSpan], float]:
     """The ops of one decoding round in the middle of the generation, and how long it takes. [s]"""
     d = p.deployment
     cycle = p.technique.cycle(
         d, decode_point(float(p.batch[0]), p.prompt, p.generate, p.generate // 2)
     )
-    found: list[Span] = []
+    found: list[OpSpan] = []
     start = 0.0
     for step in cycle.steps:
         here = spans(step, d)
         end = max(span.end for span in here)
         first = min(min(span.begin for span in here), 0.0)
         found += [
-            Span(s.stream, s.name, start + s.begin - first, start + s.end - first) for s in here
+            OpSpan(s.stream, s.name, start + s.begin - first, start + s.end - first) for s in here
         ]
         start += end - first
     return found, start
 
 
-def critical(found: Sequence[Span]) -> list[Span]:
+def critical(found: Sequence[OpSpan]) -> list[OpSpan]:
     """The chain of ops that decides when the round ends, walked back from its end."""
     last = max(found, key=lambda span: span.end)
     chain = [last]

@@ -27,7 +27,7 @@ NAMES = (
 
 
 @dataclass(frozen=True)
-class Mark:
+class Marker:
     """How a technique is drawn."""
 
     colour: str
@@ -36,11 +36,11 @@ class Mark:
     pattern: str
 
 
-def mark(technique: str) -> Mark:
+def mark(technique: str) -> Marker:
     """The mark of a technique; a composition has that of its first part."""
     name = technique.partition(":")[0].partition(" ")[0].partition("+")[0]
     place = NAMES.index(name) if name in NAMES else len(NAMES) + crc32(name.encode()) % 5
-    return Mark(
+    return Marker(
         PALETTE[place % len(PALETTE)],
         SYMBOLS[place],
         DASHES[place // len(PALETTE) % len(DASHES)],

@@ -7,7 +7,7 @@ from kvsim.machines.basis import basis
 from kvsim.planner.advice import Advice, NoPlanError
 from kvsim.planner.flips import Flip
 from kvsim.planner.outlook import LABELS
-from kvsim.planner.plan import Plan
+from kvsim.planner.plan import ChosenPlan
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
 from kvsim.report.answer import Answer, show_rest, show_verdict
@@ -39,7 +39,7 @@ class Planned(Result):
         All of it under its contract names, as ``--json`` has it.
     """
 
-    plan: Plan
+    plan: ChosenPlan
     row: Row
 
     @property
@@ -64,14 +64,14 @@ class Planned(Result):
         return [f"Not modelled: {'; '.join(self.row['not_modelled'])}."]
 
 
-def planned(result: Plan, command: str = "") -> Planned:
+def planned(result: ChosenPlan, command: str = "") -> Planned:
     """A plan as a result."""
     row = plan(result)
     rows = [entry | {"standing": standing} for standing, entry in entries(row)]
     return Planned(command, Answer(**row["answer"]), rows, result, row)
 
 
-def plan(result: Plan) -> Row:
+def plan(result: ChosenPlan) -> Row:
     """The answer of ``kvsim plan``."""
     chosen, q = prediction(result.choice), result.question
     spec = {"technique": chosen["technique"], "params": chosen["params"]}
@@ -226,17 +226,17 @@ def _layers(p: Prediction) -> list[Row]:
     return rows
 
 
-def front(result: Plan) -> list[Row]:
+def front(result: ChosenPlan) -> list[Row]:
     """Plans between the lowest TPOT and the highest throughput."""
     return [_brief(p) for p in result.front()]
 
 
-def flips(result: Plan) -> list[Row]:
+def flips(result: ChosenPlan) -> list[Row]:
     """Where another technique would be chosen."""
     return [{**vars(f), "words": _flipped(f, result)} for f in result.flips()]
 
 
-def _flipped(f: Flip, result: Plan) -> str:
+def _flipped(f: Flip, result: ChosenPlan) -> str:
     more = "From" if f.factor > 1 else "Down from"
     value = f"{f.value:,.0f}" if f.what in ("prompt", "batch") else f"{f.value / 1e9:.3g} GB/s"
     instead = f"{f.technique} is chosen" if f.technique else "nothing here meets the limits"

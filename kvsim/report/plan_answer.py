@@ -6,8 +6,8 @@ from math import isfinite
 from kvsim.planner.admit import ENGINES
 from kvsim.planner.advice import NoPlanError
 from kvsim.planner.outlook import LABELS, Binding
-from kvsim.planner.plan import Plan
-from kvsim.planner.rivals import Alternative
+from kvsim.planner.plan import ChosenPlan
+from kvsim.planner.rivals import Rival
 from kvsim.prediction.generate import Prediction
 from kvsim.report import evidence, units
 from kvsim.report.answer import Answer, verdict
@@ -22,7 +22,7 @@ SAME = 0.005  # relative gain below which nothing is gained
 FEWEST = 1.02  # of full KV's rate, to say that a technique is faster
 
 
-def answered(plan: Plan, bound_by: str) -> Answer:
+def answered(plan: ChosenPlan, bound_by: str) -> Answer:
     """The answer of ``kvsim plan``.
 
     Parameters
@@ -87,7 +87,7 @@ def _ranges(p: Prediction) -> Row:
     return evidence.ranges(p.deployment, p.technique.name, number(p.ttft_s), number(p.tpot_s))
 
 
-def _run(plan: Plan) -> str:
+def _run(plan: ChosenPlan) -> str:
     p = plan.choice
     memory = units.size(number(p.gpu_bytes))
     capacity = units.size(p.deployment.hardware.gpu_memory)
@@ -100,7 +100,7 @@ def _run(plan: Plan) -> str:
     return f"Run {name} on {_machine(p)}, {together}: {_times(p)}, {memory} of {capacity}{also}."
 
 
-def _against_full(plan: Plan) -> str:
+def _against_full(plan: ChosenPlan) -> str:
     """How the choice compares with full KV, where it is something else."""
     base, p = plan.baseline, plan.choice
     if base is None:
@@ -114,7 +114,7 @@ def _against_full(plan: Plan) -> str:
     return f"That is {units.times(ratio)} full KV at batch {batch}."
 
 
-def _quality(plan: Plan) -> str:
+def _quality(plan: ChosenPlan) -> str:
     if plan.choice.technique.exact:
         return ""
     found = plan.evidence
@@ -123,7 +123,7 @@ def _quality(plan: Plan) -> str:
     return f"It loses {units.percent(found.loss)} of {found.unit} ({found.kind})."
 
 
-def _targets(plan: Plan) -> str:
+def _targets(plan: ChosenPlan) -> str:
     """The targets that the plan was asked to keep."""
     asked = [
         f"{name.upper()} {units.seconds(getattr(plan.limits, name))}"
@@ -133,7 +133,7 @@ def _targets(plan: Plan) -> str:
     return f"Targets kept: {', '.join(asked)}." if asked else ""
 
 
-def _changes(plan: Plan) -> Iterator[str]:
+def _changes(plan: ChosenPlan) -> Iterator[str]:
     """What would bring more: each tried, with its figures."""
     if plan.waves is not None:
         waves = plan.waves
@@ -161,7 +161,7 @@ def _changes(plan: Plan) -> Iterator[str]:
             )
 
 
-def _binding(plan: Plan, b: Binding) -> str:
+def _binding(plan: ChosenPlan, b: Binding) -> str:
     gain, name = units.percent(b.gain_without), b.technique.partition(":")[0]
     what = "throughput" if plan.objective == "throughput" else plan.objective
     if b.limit == "loss":
@@ -176,18 +176,18 @@ def _binding(plan: Plan, b: Binding) -> str:
     return f"Without the limit on {LABELS[b.limit]}{told}: {gain} more {what}, with {name}."
 
 
-def _runner_up(plan: Plan) -> str:
+def _runner_up(plan: ChosenPlan) -> str:
     found = [a for a in plan.alternatives if a.allowed] or list(plan.alternatives)
     if not found:
         return ""
-    best: Alternative = found[0]
+    best: Rival = found[0]
     p = best.prediction
     needs = f" (needs {' '.join(best.needs)})" if best.needs else ""
     text = best.reason if best.reason.startswith(("is ", "its ")) else f"not chosen: {best.reason}"
     return f"{_name(p)}{needs} at batch {units.whole(number(p.batch))}: {_times(p)}; {text}."
 
 
-def _settings(plan: Plan) -> Iterator[str]:
+def _settings(plan: ChosenPlan) -> Iterator[str]:
     """In the form an engine takes, or that none has it."""
     p = plan.choice
     name = label(p.technique)

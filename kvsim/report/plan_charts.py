@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.planner.plan import Plan
+from kvsim.planner.plan import ChosenPlan
 from kvsim.prediction.generate import Prediction
 from kvsim.report.charts import LOG, finished, lanes, lanes_title, memories, roofline
 from kvsim.report.colours import mark
@@ -18,7 +18,7 @@ STEPS = 5  # contexts and batches of the winner map: 2 ** -2 .. 2 ** 2 of what w
 TOLD = 5e-4  # smallest gain that is drawn
 
 
-def pictures(plan: Plan) -> list[tuple[str, "Figure"]]:
+def pictures(plan: ChosenPlan) -> list[tuple[str, "Figure"]]:
     """All of them with their titles, the map first."""
     p = plan.choice
     name = f"{p.technique.name}, {float(p.batch[0]):.0f} sequences"
@@ -40,7 +40,7 @@ def pictures(plan: Plan) -> list[tuple[str, "Figure"]]:
     return drawn
 
 
-def technique_map(plan: Plan) -> "Figure":
+def technique_map(plan: ChosenPlan) -> "Figure":
     """Throughput over TPOT of each technique's best options; lossless filled, lossy open."""
     from plotly.graph_objects import Figure
 
@@ -94,7 +94,7 @@ def _front(rows: np.ndarray, columns: dict[str, np.ndarray]) -> list[int]:
     return kept
 
 
-def winners(plan: Plan) -> "Figure":
+def winners(plan: ChosenPlan) -> "Figure":
     """The technique that decodes fastest at other batches and prompts, of those compared here."""
     from plotly.graph_objects import Figure
 
@@ -139,7 +139,7 @@ def _speeds(p: Prediction) -> np.ndarray:
     return np.where(p.fits, np.nan_to_num(p.decode_tok_s), 0.0)
 
 
-def prices(plan: Plan) -> "Figure":
+def prices(plan: ChosenPlan) -> "Figure":
     """What a little more of each thing would bring."""
     from plotly.graph_objects import Figure
 

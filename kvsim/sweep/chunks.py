@@ -29,7 +29,7 @@ SEPARATOR = "+"  # of several GPUs that a fleet may be of
 
 
 @dataclass(frozen=True)
-class Chunk:
+class SweepChunk:
     """Points with one value of every axis but those that are evaluated together.
 
     Attributes
@@ -59,7 +59,7 @@ class Chunk:
         return max(self.batch.size, 1)
 
 
-def chunks_of(spec: Spec, plugins: tuple[Plugin, ...]) -> Iterator[Chunk]:
+def chunks_of(spec: Spec, plugins: tuple[Plugin, ...]) -> Iterator[SweepChunk]:
     """All chunks in order; models, profiles and traces are read once each.
 
     Raises
@@ -75,7 +75,7 @@ def chunks_of(spec: Spec, plugins: tuple[Plugin, ...]) -> Iterator[Chunk]:
         named = {name: str(value) for name, value in values.items()}
         gpus = named["gpu"].split(SEPARATOR) if spec.kind == "capacity" else [named["gpu"]]
         for batch, context in _points(spec):
-            yield Chunk(
+            yield SweepChunk(
                 index=index,
                 kind=spec.kind,
                 values=values,
@@ -129,7 +129,7 @@ def count(spec: Spec) -> int:
     return several * len(spec.combinations())
 
 
-def compute(chunk: Chunk) -> tuple[str, bytes]:
+def compute(chunk: SweepChunk) -> tuple[str, bytes]:
     """The version of kvsim that computed a chunk, and the bytes of its file."""
     install(chunk.plugins)
     case = Case(
@@ -139,7 +139,7 @@ def compute(chunk: Chunk) -> tuple[str, bytes]:
     return __version__, _parquet(chunk, EVALUATE[chunk.kind](case))
 
 
-def _parquet(chunk: Chunk, found: Columns) -> bytes:
+def _parquet(chunk: SweepChunk, found: Columns) -> bytes:
     """A table with one row group: the axes, then the results; the same bytes for the same rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq

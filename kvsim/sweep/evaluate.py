@@ -19,7 +19,7 @@ from kvsim.planner.fleet.play import FleetTargets
 from kvsim.planner.fleet.shortlist import Rentable
 from kvsim.planner.fleet.traffic import traffic_of
 from kvsim.planner.plan import make_plan
-from kvsim.planner.workload import ENGINE_SHARE, Limits, Workload
+from kvsim.planner.workload import ENGINE_SHARE, PlanLimits, Workload
 from kvsim.prediction.generate import round_seconds
 from kvsim.prediction.memory import phases, prefill_point, tier_bytes
 from kvsim.serving.costs import StepCosts
@@ -144,7 +144,7 @@ def planned(case: Case) -> Columns:
     """The best lossless technique, its settings and batch for equal requests."""
     try:
         d = case.deployment()
-        limits = Limits(
+        limits = PlanLimits(
             gpu_memory=ENGINE_SHARE * d.hardware.gpu_memory,
             host_memory=d.hardware.host_memory,
             ttft=case.number("ttft_target_s"),

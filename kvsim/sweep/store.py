@@ -17,7 +17,7 @@ from kvsim.sweep.spec import Spec
 MANIFEST = "_sweep.json"  # readers of Parquet folders pass over names that begin so
 
 
-class Store:
+class ResultStore:
     """The folder and what it holds."""
 
     def __init__(self, folder: Path, spec: Spec, plugins: tuple[Plugin, ...], resume: bool) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvsim import __version__
 from kvsim.errors import InputError, brief
-from kvsim.sweep.chunks import Chunk, compute
+from kvsim.sweep.chunks import SweepChunk, compute
 
 AHEAD = 3  # chunks per worker that are under way or waiting
 TRIES = 3  # of a chunk whose worker is lost
@@ -25,13 +25,13 @@ LOOK = 2.0  # between two looks at whether there are workers [s]
 Done = tuple[int, bytes]
 
 
-def here(chunks: Iterator[Chunk]) -> Iterator[Done]:
+def here(chunks: Iterator[SweepChunk]) -> Iterator[Done]:
     """One after another in this process."""
     for chunk in chunks:
         yield chunk.index, compute(chunk)[1]
 
 
-def pool(chunks: Iterator[Chunk], workers: int) -> Iterator[Done]:
+def pool(chunks: Iterator[SweepChunk], workers: int) -> Iterator[Done]:
     """In processes of this machine.
 
     Raises
@@ -40,10 +40,10 @@ def pool(chunks: Iterator[Chunk], workers: int) -> Iterator[Done]:
         If the same chunk ends its process several times.
     """
     lost: Counter[int] = Counter()
-    again: list[Chunk] = []
+    again: list[SweepChunk] = []
     finished = False
     while not finished:
-        under_way: dict[Future[tuple[str, bytes]], Chunk] = {}
+        under_way: dict[Future[tuple[str, bytes]], SweepChunk] = {}
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
             try:
                 while True:
@@ -72,7 +72,7 @@ def pool(chunks: Iterator[Chunk], workers: int) -> Iterator[Done]:
                 raise
 
 
-def cluster(chunks: Iterator[Chunk], scheduler: str) -> Iterator[Done]:
+def cluster(chunks: Iterator[SweepChunk], scheduler: str) -> Iterator[Done]:
     """On the workers of a Dask cluster.
 
     Raises
@@ -122,12 +122,12 @@ def _check(client: Any, scheduler: str) -> None:
             )
 
 
-def _dask(client: Any, chunks: Iterator[Chunk], scheduler: str) -> Iterator[Done]:
+def _dask(client: Any, chunks: Iterator[SweepChunk], scheduler: str) -> Iterator[Done]:
     import distributed
 
-    under_way: dict[Any, Chunk] = {}
+    under_way: dict[Any, SweepChunk] = {}
     lost: Counter[int] = Counter()
-    again: list[Chunk] = []
+    again: list[SweepChunk] = []
     seen = monotonic()
     while True:
         threads = sum(client.nthreads().values())

@@ -13,7 +13,7 @@ from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.market import Market, measured
 from kvsim.planner.fleet.play import FleetTargets, Played
 from kvsim.planner.fleet.reachable import reachable
-from kvsim.planner.fleet.search import Found, Proven, Search
+from kvsim.planner.fleet.search import FleetSearch, Found, Proven
 from kvsim.planner.fleet.shortlist import Rated, Rentable, Terms, shortlist
 from kvsim.planner.fleet.traffic import Traffic
 from kvsim.serving.rules import Rules
@@ -50,7 +50,7 @@ class CapacityQuestion:
 
 
 @dataclass(frozen=True)
-class Alternative:
+class OtherFleet:
     """Another fleet for the same question; None if there is none, with the reason."""
 
     label: str
@@ -85,7 +85,7 @@ class CapacityAnswer:
     found: Found
     at_load: dict[float, Played]
     after_loss: dict[int, Played]
-    alternatives: list[Alternative]
+    alternatives: list[OtherFleet]
     sure: Certainty
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -164,8 +164,8 @@ def _search(
     load: float = 1.0,
     slowdown: float = 1.0,
     tell: Callable[[str], None] = lambda _: None,
-) -> tuple[Search, Found]:
-    search = Search(
+) -> tuple[FleetSearch, Found]:
+    search = FleetSearch(
         q.traffic, market.configurations, market.offers, q.targets, limits or q.limits,
         q.schedule, load, slowdown, tell,
     )  # fmt: skip
@@ -174,7 +174,7 @@ def _search(
 
 def _most_load(
     q: CapacityQuestion, market: Market, tell: Callable[[str], None]
-) -> tuple[float, Search, Found]:
+) -> tuple[float, FleetSearch, Found]:
     """The largest share of the load for which the limits allow a fleet.
 
     Raises
@@ -200,8 +200,8 @@ def _most_load(
 
 
 def _trimmed(
-    q: CapacityQuestion, market: Market, search: Search, found: Found, load: float
-) -> tuple[Market, Search, Found]:
+    q: CapacityQuestion, market: Market, search: FleetSearch, found: Found, load: float
+) -> tuple[Market, FleetSearch, Found]:
     """The same fleet with batch limits that it just does not reach."""
     most = {g.kind: 0 for g in found.fleet.played.groups}
     for g in found.fleet.played.groups:
@@ -217,7 +217,7 @@ def _trimmed(
     return market, search, replace(found, fleet=replace(found.fleet, played=played))
 
 
-def _losses(search: Search, fleet: Proven) -> dict[int, Played]:
+def _losses(search: FleetSearch, fleet: Proven) -> dict[int, Played]:
     """The trace without one replica of each kind; kinds whose last one it is leave theirs."""
     lost = {}
     for j in np.flatnonzero(fleet.replicas):
@@ -234,7 +234,7 @@ def _alternatives(
     load: float,
     spread: Spread,
     tell: Callable[[str], None],
-) -> list[Alternative]:
+) -> list[OtherFleet]:
     """Other fleets for the same question."""
     one = replace(q.limits, configurations=1)
     some: list[tuple[str, Market, FleetLimits, float]] = [
@@ -256,7 +256,7 @@ def _alternatives(
                 raise InfeasibleError("none on the shortlist")
             _, other = _search(q, part, limits, load, slowdown, tell)
         except (InfeasibleError, InputError) as problem:
-            answers.append(Alternative(label, None, part.configurations, str(problem)))
+            answers.append(OtherFleet(label, None, part.configurations, str(problem)))
             continue
-        answers.append(Alternative(label, other, part.configurations))
+        answers.append(OtherFleet(label, other, part.configurations))
     return answers

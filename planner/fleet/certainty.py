@@ -12,7 +12,7 @@ from math import erf, inf, log, sqrt
 from kvsim.evidence.ledger import KnownError, evidence_for
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.play import FleetTargets, Played
-from kvsim.planner.fleet.search import Proven, Search
+from kvsim.planner.fleet.search import FleetSearch, Proven
 
 SURE = 0.95
 KINDS = ("decode", "prefill", "request")
@@ -84,7 +84,9 @@ class Certainty:
         return {name: self.spread.below(factor) for name, factor in factors.items()}
 
 
-def certainty(search: Search, fleet: Proven, targets: FleetTargets, spread: Spread) -> Certainty:
+def certainty(
+    search: FleetSearch, fleet: Proven, targets: FleetTargets, spread: Spread
+) -> Certainty:
     """Find the slowdown up to which a fleet meets each target."""
 
     def played(slowdown: float) -> Played:

@@ -32,7 +32,7 @@ WHOLE = 1e-6  # how far from a whole number a solver's whole number may be
 
 
 @dataclass
-class Programme:
+class FleetProgramme:
     """The programme and the variables that an answer is read from."""
 
     problem: pulp.LpProblem
@@ -50,7 +50,7 @@ def build(
     schedule: Schedule | None = None,
     cuts: tuple[Counts, ...] = (),
     losses: tuple[Losses, ...] = (),
-) -> Programme:
+) -> FleetProgramme:
     """The programme.
 
     Parameters
@@ -61,7 +61,7 @@ def build(
     problem = pulp.LpProblem("fleet", pulp.LpMinimize)
     kinds = range(len(offers))
     replicas = [problem.add_variable(f"replicas_{j}", lowBound=0, cat="Integer") for j in kinds]
-    programme = Programme(problem, replicas, {}, [], {})
+    programme = FleetProgramme(problem, replicas, {}, [], {})
     if schedule is None:
         problem.setObjective(pulp.lpSum(float(offers.rent[j]) * replicas[j] for j in kinds))
         served = [(0, demand.peaks, demand.mean, replicas)]
@@ -93,7 +93,9 @@ def build(
     return programme
 
 
-def _schedule(programme: Programme, offers: Offers, demand: Demand, schedule: Schedule) -> None:
+def _schedule(
+    programme: FleetProgramme, offers: Offers, demand: Demand, schedule: Schedule
+) -> None:
     """Replicas that run in each window, reserved or started on demand, and what they cost."""
     problem, kinds, windows = programme.problem, range(len(offers)), range(len(demand.rate))
     day = float(demand.hours.sum())
@@ -127,7 +129,7 @@ def _schedule(programme: Programme, offers: Offers, demand: Demand, schedule: Sc
 
 
 def _at_least(
-    programme: Programme, window: int, running: list[pulp.LpVariable], m: int, j: int
+    programme: FleetProgramme, window: int, running: list[pulp.LpVariable], m: int, j: int
 ) -> pulp.LpVariable:
     """1 if at least ``m`` replicas of kind ``j`` run, so that the m-th can be lost."""
     known = programme.at_least.get((m * len(running) + j, window))
@@ -141,7 +143,7 @@ def _at_least(
     return variable
 
 
-def _limit(programme: Programme, offers: Offers, limits: FleetLimits) -> None:
+def _limit(programme: FleetProgramme, offers: Offers, limits: FleetLimits) -> None:
     """Limits on all that is rented."""
     problem, replicas = programme.problem, programme.replicas
 
@@ -213,7 +215,7 @@ def _relaxed(
 
 
 def _read(
-    programme: Programme,
+    programme: FleetProgramme,
     offers: Offers,
     demand: Demand,
     schedule: Schedule | None,

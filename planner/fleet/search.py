@@ -78,7 +78,7 @@ class Found:
     seconds: float
 
 
-class Search:
+class FleetSearch:
     """One trace, one set of limits; it remembers what it simulated."""
 
     def __init__(

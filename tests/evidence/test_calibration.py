@@ -24,7 +24,7 @@ from kvsim.models.configs import load_model
 torch = pytest.importorskip("torch")
 
 from kvsim.validate.micro import gemm, plan  # noqa: E402
-from kvsim.validate.micro.place import Place  # noqa: E402
+from kvsim.validate.micro.place import Bench  # noqa: E402
 
 NOISE = 0.05  # of a run
 RUNS = 9
@@ -106,8 +106,8 @@ SOFTWARE = {
 }
 WAYS = {"read": 1.0, "copy": 0.93, "write": 0.88}
 PLACES = {
-    "gpu": Place(torch.device("cuda"), False, 50 * 2**20, 2**33),
-    "cpu": Place(torch.device("cpu"), False, 2**25, 2**31),
+    "gpu": Bench(torch.device("cuda"), False, 50 * 2**20, 2**33),
+    "cpu": Bench(torch.device("cpu"), False, 2**25, 2**31),
 }
 
 

@@ -12,16 +12,16 @@ from kvsim.planner.admit import Admission
 from kvsim.planner.choose import Column
 from kvsim.planner.flips import faster, front
 from kvsim.planner.options import Options
-from kvsim.planner.plan import Plan, make_plan
-from kvsim.planner.workload import Limits, Workload
+from kvsim.planner.plan import ChosenPlan, make_plan
+from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.techniques import parse
 
 SOME = Admission((parse("full"), parse("fastdecode")))
 
 
-def planned(d: Deployment, w: Workload) -> Plan:
+def planned(d: Deployment, w: Workload) -> ChosenPlan:
     h = d.hardware
-    return make_plan(d, w, "throughput", Limits(h.gpu_memory, h.host_memory), SOME)
+    return make_plan(d, w, "throughput", PlanLimits(h.gpu_memory, h.host_memory), SOME)
 
 
 def test_beyond_a_flip_another_technique_is_chosen() -> None:

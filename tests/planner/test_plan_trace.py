@@ -31,7 +31,7 @@ from kvsim.planner.load import (
 from kvsim.planner.question import BETWEEN
 from kvsim.planner.trace import TracePlan, make_trace_plan, options_of
 from kvsim.planner.verify import simulated
-from kvsim.planner.workload import Limits
+from kvsim.planner.workload import PlanLimits
 from kvsim.report import plan_trace
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import faults
@@ -72,8 +72,8 @@ def some() -> list[Technique]:
     return [Fixed(text) for text in SOME.split()]  # type: ignore[misc]
 
 
-def limits_of(d: Deployment, loss: float, ttft: float = np.inf, tpot: float = np.inf) -> Limits:
-    return Limits(d.hardware.gpu_memory, d.hardware.host_memory, ttft, tpot, loss, 1.0)
+def limits_of(d: Deployment, loss: float, ttft: float = np.inf, tpot: float = np.inf) -> PlanLimits:
+    return PlanLimits(d.hardware.gpu_memory, d.hardware.host_memory, ttft, tpot, loss, 1.0)
 
 
 # classes
@@ -225,12 +225,12 @@ def test_programme_is_the_golden_one(fastest: bool, tmp_path: Path) -> None:
 # the whole plan
 
 
-def admitted(limits: Limits) -> Admission:
+def admitted(limits: PlanLimits) -> Admission:
     return Admission(tuple(some()), unmeasured=limits.loss >= 1)
 
 
 def planned(
-    d: Deployment, requests: Requests, objective: str, limits: Limits, per_class: bool = False
+    d: Deployment, requests: Requests, objective: str, limits: PlanLimits, per_class: bool = False
 ) -> TracePlan:
     return make_trace_plan(d, requests, objective, limits, admitted(limits), Rules(), per_class)
 
@@ -242,7 +242,7 @@ def share_of(d: Deployment, requests: Requests) -> Requests:
     return requests.scaled(0.75 / full.load)
 
 
-def best_of_all(d: Deployment, requests: Requests, objective: str, limits: Limits) -> float:
+def best_of_all(d: Deployment, requests: Requests, objective: str, limits: PlanLimits) -> float:
     """Every candidate simulated."""
     options = options_of(d, requests, limits, Rules(), admitted(limits))
     classes = classes_of(requests)

@@ -20,9 +20,9 @@ from kvsim.planner.advice import NoPlanError
 from kvsim.planner.choose import best, nearest, relaxed, simplest
 from kvsim.planner.options import batches, measures, tabulate
 from kvsim.planner.outlook import MORE, faster
-from kvsim.planner.plan import Plan, make_plan
+from kvsim.planner.plan import ChosenPlan, make_plan
 from kvsim.planner.question import OBJECTIVES
-from kvsim.planner.workload import GIB, Limits, Workload
+from kvsim.planner.workload import GIB, PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import MOST_SEQUENCES
 from kvsim.report import plan as rows
@@ -172,17 +172,17 @@ def planned(
     objective: str = "throughput",
     w: Workload = CHAT,
     limits: Mapping[str, float] = NONE,
-) -> Plan:
+) -> ChosenPlan:
     memory = {"gpu_memory": d.hardware.gpu_memory, "host_memory": d.hardware.host_memory}
     admission = Admission(tuple(among) or FAST, unmeasured=limits.get("loss", 0) >= 1)
-    return make_plan(d, w, objective, Limits(**{**memory, **limits}), admission, EXACT)
+    return make_plan(d, w, objective, PlanLimits(**{**memory, **limits}), admission, EXACT)
 
 
-def value(plan: Plan) -> float:
+def value(plan: ChosenPlan) -> float:
     return float(measures(plan.choice)[plan.objective][0])
 
 
-def gained(before: Plan, after: Plan) -> float:
+def gained(before: ChosenPlan, after: ChosenPlan) -> float:
     return value(after) / value(before) - 1  # of throughput, which is negative in the table
 
 

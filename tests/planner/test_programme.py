@@ -17,7 +17,7 @@ from kvsim.planner.mixes import Arrangement, Use, orders
 from kvsim.planner.placement import FAMILIES, Coefficients, Option, Shares, options_for
 from kvsim.planner.programme import Mix, Programme, best_first, build, lower_bound, solve
 from kvsim.planner.question import Question
-from kvsim.planner.workload import GIB, Limits, Workload
+from kvsim.planner.workload import GIB, PlanLimits, Workload
 from kvsim.techniques import compose
 from kvsim.techniques.base import Technique
 from kvsim.techniques.ranges import Layers
@@ -207,7 +207,7 @@ def test_optimum_is_that_of_every_assignment_replayed(seed: int, layers: int) ->
     c = Coefficients(d, w, np.array([batch]), GRID)
     h = d.hardware
     full = float(w.predict(_technique([GRID[0]] * layers, w.prompt), d, c.batches).gpu_bytes[0])
-    limits = Limits(full * float(random.uniform(0.7, 1.0)), h.host_memory)
+    limits = PlanLimits(full * float(random.uniform(0.7, 1.0)), h.host_memory)
     p = c.programme(0, limits, frozenset({"full", "copied", "recomputed"}))
 
     def replayed(some: tuple[str, ...]) -> float:
@@ -251,7 +251,7 @@ def test_bounds_are_below_every_replay(case: tuple[str, str, int, int, int]) -> 
     w = Workload(prompt, generate, batch)
     c = Coefficients(d, w, np.array([float(batch)]), options_for(d, halves=True))
     for family in FAMILIES:
-        p = c.programme(0, Limits(np.inf, np.inf), family)
+        p = c.programme(0, PlanLimits(np.inf, np.inf), family)
         for _ in range(3):
             corners = np.zeros((len(p.option_of), p.layers.size))
             uses: list[tuple[Use, ...]] = []
@@ -287,7 +287,7 @@ def test_weights_that_do_not_fit_are_streamed_at_any_batch() -> None:
         load_model("llama3.1-70b"), replace(h, host_memory=256 * GIB), load_stack("fused")
     )
     for batch in (1, 3, 7):
-        q = Question(d, Workload(2048, 8, batch), "throughput", Limits(h.gpu_memory, 256 * GIB))
+        q = Question(d, Workload(2048, 8, batch), "throughput", PlanLimits(h.gpu_memory, 256 * GIB))
         placements = Placements(q)
         found = list(placements.better_than(np.inf, placements.bounds()))
         assert found and found[-1].prediction.gpu_bytes[0] <= h.gpu_memory

@@ -21,7 +21,7 @@ from kvsim.evidence.machine.samples import read_samples
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.validate import micro
 from kvsim.validate.micro import suite
-from kvsim.validate.micro.place import Benchmark, Place, Work
+from kvsim.validate.micro.place import Bench, Benchmark, Work
 
 MOST = 4  # works of a benchmark
 CACHE = 2**14  # a small one makes small works [B]
@@ -31,7 +31,7 @@ def shorten() -> None:
     """A few works of every benchmark, timed as short as can be."""
 
     def few(works: Benchmark) -> Benchmark:
-        def cut(place: Place) -> Iterator[Work]:
+        def cut(place: Bench) -> Iterator[Work]:
             cheap = [w for w in works(replace(place, cache=CACHE)) if float(w.op.flops) < 1e9]
             yield from (w for w in cheap if w.op.dtype == "fp32")
             yield from [w for w in cheap if w.op.dtype != "fp32"][:MOST]

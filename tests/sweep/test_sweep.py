@@ -16,7 +16,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
-from kvsim.sweep.chunks import Chunk, chunks_of, compute
+from kvsim.sweep.chunks import SweepChunk, chunks_of, compute
 from kvsim.sweep.spec import Spec, read
 from kvsim.sweep.workers import here, pool
 from kvsim.techniques import TECHNIQUES, parse
@@ -130,7 +130,7 @@ def test_resume_computes_only_what_is_missing(
         (out / name).unlink()
     computed: list[int] = []
 
-    def noted(chunk: Chunk) -> tuple[str, bytes]:
+    def noted(chunk: SweepChunk) -> tuple[str, bytes]:
         computed.append(chunk.index)
         return compute(chunk)
 

@@ -17,15 +17,15 @@ from kvsim.validate.micro.budget import (  # noqa: E402
     check_complete,
     select,
 )
-from kvsim.validate.micro.place import Place  # noqa: E402
+from kvsim.validate.micro.place import Bench  # noqa: E402
 
 CPU = torch.device("cpu")
 MIB, GIB = 2**20, 2**30
 
 
-def server(cores: int, cache: int, quick: bool, memory: int = 64 * GIB) -> tuple[Place, Speed]:
+def server(cores: int, cache: int, quick: bool, memory: int = 64 * GIB) -> tuple[Bench, Speed]:
     """A CPU as ``device.place`` and a rough probe would find it."""
-    place = Place(CPU, quick, cache, min(memory // 2, max(2 * GIB, 8 * cache)))
+    place = Bench(CPU, quick, cache, min(memory // 2, max(2 * GIB, 8 * cache)))
     bandwidth = 8e9 * min(cores, 24) ** 0.8
     return place, Speed(fill=min(4e9, bandwidth), moved=bandwidth, flops=2.5e10 * cores)
 
@@ -73,7 +73,7 @@ def test_time_that_is_up_ends_a_benchmark_with_what_it_has(
 ) -> None:
     from pathlib import Path
 
-    small = Place(CPU, True, 2**14, 2**22)
+    small = Bench(CPU, True, 2**14, 2**22)
     parts = {name: micro.SUITE[name] for name in ("launch", "memory", "topk")}
     monkeypatch.setattr(micro, "SUITE", parts)
     monkeypatch.setattr(micro, "RUNS", {})

@@ -18,11 +18,11 @@ from kvsim.graph import Op  # noqa: E402
 from kvsim.validate import micro  # noqa: E402
 from kvsim.validate.micro import device as devices  # noqa: E402
 from kvsim.validate.micro import gemm, plan, suite, timing  # noqa: E402
-from kvsim.validate.micro.place import Call, Place, Work  # noqa: E402
+from kvsim.validate.micro.place import Bench, Call, Work  # noqa: E402
 from kvsim.validate.times.clock import BEHIND  # noqa: E402
 
 CPU = torch.device("cpu")
-SMALL = Place(CPU, True, 2**14, 2**22)  # a cache of 16 KB keeps all works small
+SMALL = Bench(CPU, True, 2**14, 2**22)  # a cache of 16 KB keeps all works small
 
 
 def works(name: str) -> list[Work]:
@@ -55,7 +55,7 @@ def test_products_and_attention_know_their_flops_and_bytes() -> None:
 
 def test_works_of_a_gpu_can_be_planned_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm, "formats", lambda place: ["fp16", "fp8"])
-    here = Place(torch.device("cuda"), False, 50 * 2**20, 2**33)
+    here = Bench(torch.device("cuda"), False, 50 * 2**20, 2**33)
     planned = dict(plan(here))
     assert {w.case["memory"] for w in planned["h2d"]} == {"pinned", "pageable"}
     assert {w.case["way"] for w in planned["launch"]} == {"eager", "graph", "sync"}
@@ -63,7 +63,7 @@ def test_works_of_a_gpu_can_be_planned_without_one(monkeypatch: pytest.MonkeyPat
 
 
 def test_inputs_rotate_beyond_the_cache_and_within_memory() -> None:
-    place = Place(CPU, True, cache=1000, memory=10**6)
+    place = Bench(CPU, True, cache=1000, memory=10**6)
     one = torch.zeros(50)  # 200 B
     sets = place.turns(one, [one], lambda: torch.zeros(50))
     assert len(sets) == 10 and len({t.data_ptr() for t in sets}) == 10
@@ -126,7 +126,7 @@ def test_the_clock_of_a_gpu_is_kept_waiting_then_read_between_events(
     assert said == ["sleep", "record", "call", "call", "record", "synchronise"]
 
 
-def broken(place: Place) -> Iterator[Work]:
+def broken(place: Bench) -> Iterator[Work]:
     @contextmanager
     def fails() -> Iterator[Sequence[Call]]:
         raise RuntimeError("no kernel image\nand more")

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvsim.engine.spans import Span, beside  # noqa: E402
+from kvsim.engine.spans import OpSpan, beside  # noqa: E402
 from kvsim.engine.timeline import steady  # noqa: E402
 from kvsim.machines.deployment import Deployment  # noqa: E402
 from kvsim.machines.profiles import load_hardware, load_stack  # noqa: E402
@@ -175,8 +175,8 @@ def test_a_round_is_seen_op_by_op_on_both_sides() -> None:
 
 
 def test_the_share_of_copies_beside_compute() -> None:
-    busy = [Span("gpu", "a", 0.0, 2.0), Span("gpu", "b", 3.0, 4.0)]
-    copies = [Span("h2d", "x", 1.0, 3.5), Span("d2h", "y", 4.0, 4.5)]
+    busy = [OpSpan("gpu", "a", 0.0, 2.0), OpSpan("gpu", "b", 3.0, 4.0)]
+    copies = [OpSpan("h2d", "x", 1.0, 3.5), OpSpan("d2h", "y", 4.0, 4.5)]
     assert beside([*busy, *copies]) == pytest.approx(1.5 / 3.0)
     assert np.isnan(beside(busy))
 

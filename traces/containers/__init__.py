@@ -5,7 +5,7 @@ from typing import Protocol
 
 from kvsim.traces.containers import delimited, document, lines, parquet
 from kvsim.traces.formats.base import Layout
-from kvsim.traces.rules import Chunk
+from kvsim.traces.rules import RowChunk
 from kvsim.traces.source import Source
 
 
@@ -15,7 +15,7 @@ class Container(Protocol):
     def columns(self, source: Source) -> list[str]:
         """Names of the columns, from the header or the first record."""
 
-    def chunks(self, source: Source, layout: Layout) -> Iterator[Chunk]:
+    def chunks(self, source: Source, layout: Layout) -> Iterator[RowChunk]:
         """The rows of a file, in order."""
 
 
@@ -32,6 +32,6 @@ def columns(source: Source) -> list[str]:
     return CONTAINERS[source.kind].columns(source)
 
 
-def chunks(source: Source, layout: Layout) -> Iterator[Chunk]:
+def chunks(source: Source, layout: Layout) -> Iterator[RowChunk]:
     """The rows of a file, in order."""
     return CONTAINERS[source.kind].chunks(source, layout)

@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvsim.traces.rules import Blocks, Broken, Column
+from kvsim.traces.rules import Blocks, Broken, TraceColumn
 
 
-def column(name: str, array: Any, unit: str) -> Column:
+def column(name: str, array: Any, unit: str) -> TraceColumn:
     """Text, numbers or timestamps as numbers; nulls and what is none of them are marked.
 
     Dates and timestamps become nanoseconds since 1970, exact in `nanoseconds`.
@@ -26,9 +26,9 @@ def column(name: str, array: Any, unit: str) -> Column:
         kind = "null" if array.type == pa.null() else str(array.type)
         values = np.full(len(array), np.nan)
         rule = "missing" if array.type == pa.null() else "type"
-        return Column(name, values, dict.fromkeys(range(len(array)), Broken(rule, name, kind)))
+        return TraceColumn(name, values, dict.fromkeys(range(len(array)), Broken(rule, name, kind)))
     numbers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    found = Column(name, np.asarray(numbers, dtype=float))
+    found = TraceColumn(name, np.asarray(numbers, dtype=float))
     if exact:
         found.nanoseconds = array.fill_null(0).to_numpy(zero_copy_only=False)
     for row in np.flatnonzero(missing).tolist():
@@ -50,16 +50,16 @@ def blocks(name: str, array: Any) -> Blocks:
     return Blocks(ids.astype(np.int64), counts.astype(np.int64), broken)
 
 
-def _from_text(name: str, array: Any, unit: str) -> Column:
+def _from_text(name: str, array: Any, unit: str) -> TraceColumn:
     text = _cast_where_possible(array, pa.string())
     trimmed = pc.utf8_trim_whitespace(text)
     if unit == "date":
         numbers = _dates(trimmed)
         exact = numbers.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-        found = Column(name, exact.astype(float), nanoseconds=exact)
+        found = TraceColumn(name, exact.astype(float), nanoseconds=exact)
     else:
         numbers = _cast_where_possible(trimmed, pa.float64())
-        found = Column(name, numbers.fill_null(np.nan).to_numpy(zero_copy_only=False))
+        found = TraceColumn(name, numbers.fill_null(np.nan).to_numpy(zero_copy_only=False))
     for row in np.flatnonzero(numbers.is_null().to_numpy(zero_copy_only=False)).tolist():
         if not text[row].is_valid:
             raw = array[row].as_py()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kvsim.errors import InputError
 from kvsim.traces.formats.base import Layout
 from kvsim.traces.requests import Integers
-from kvsim.traces.rules import Broken, Chunk, Column
+from kvsim.traces.rules import Broken, RowChunk, TraceColumn
 from kvsim.traces.source import BLOCK, Source
 
 DELIMITERS = ",;\t"
@@ -30,7 +30,7 @@ def columns(source: Source) -> list[str]:
     return names
 
 
-def chunks(source: Source, layout: Layout) -> Iterator[Chunk]:
+def chunks(source: Source, layout: Layout) -> Iterator[RowChunk]:
     """The rows below the header; blank lines are none."""
     import pyarrow as pa
     from pyarrow import csv as arrow
@@ -72,16 +72,16 @@ def chunks(source: Source, layout: Layout) -> Iterator[Chunk]:
         yield _chunk(np.empty(0, dtype=np.int64), nothing, layout, pending)
 
 
-def _chunk(lines: Integers, batch: Any, layout: Layout, torn: dict[int, Broken]) -> Chunk:
+def _chunk(lines: Integers, batch: Any, layout: Layout, torn: dict[int, Broken]) -> RowChunk:
     from kvsim.traces.containers.arrays import column
 
-    def read(name: str, unit: str = "") -> Column:
+    def read(name: str, unit: str = "") -> TraceColumn:
         return column(name, batch.column(name), unit)
 
     here = layout.arrival
-    arrival = read(here, layout.unit) if here else Column("", np.zeros(batch.num_rows))
+    arrival = read(here, layout.unit) if here else TraceColumn("", np.zeros(batch.num_rows))
     prompt, generate = read(layout.prompt), read(layout.generate)
-    return Chunk("line", lines, arrival, prompt, generate, torn=torn)
+    return RowChunk("line", lines, arrival, prompt, generate, torn=torn)
 
 
 def _lines(behind: int, count: int, torn: list[int]) -> Integers:

@@ -8,7 +8,7 @@ from typing import Any
 from kvsim.errors import InputError
 from kvsim.traces.containers.records import MANY, Builder, decoder, unpacked
 from kvsim.traces.formats.base import Layout
-from kvsim.traces.rules import Chunk
+from kvsim.traces.rules import RowChunk
 from kvsim.traces.source import LONGEST, Source
 
 SPACE = re.compile(r"[ \t\r\n]*")
@@ -29,7 +29,7 @@ def columns(source: Source) -> list[str]:
     raise InputError(f"{source.name}: an empty list; expected a trace with at least one request")
 
 
-def chunks(source: Source, layout: Layout) -> Iterator[Chunk]:
+def chunks(source: Source, layout: Layout) -> Iterator[RowChunk]:
     """The rows, in order."""
     if layout.unpack:
         yield from unpacked(source.name, layout, _items(source), "item")

@@ -9,7 +9,7 @@ from kvsim.errors import InputError
 from kvsim.traces.containers.records import Builder, decoder, unpacked
 from kvsim.traces.formats.base import Layout
 from kvsim.traces.requests import Integers
-from kvsim.traces.rules import Broken, Chunk, Column
+from kvsim.traces.rules import Broken, RowChunk, TraceColumn
 from kvsim.traces.source import LONGEST, Source
 
 
@@ -34,7 +34,7 @@ def columns(source: Source) -> list[str]:
     return []
 
 
-def chunks(source: Source, layout: Layout) -> Iterator[Chunk]:
+def chunks(source: Source, layout: Layout) -> Iterator[RowChunk]:
     """The rows; blank lines are none."""
     if layout.unpack:
         yield from unpacked(source.name, layout, _decoded(source), "line")
@@ -84,7 +84,7 @@ def _decoded(source: Source) -> Iterator[tuple[int, Any]]:
             ) from None
 
 
-def _at_once(block: bytes, layout: Layout, behind: int, count: int) -> Chunk | None:
+def _at_once(block: bytes, layout: Layout, behind: int, count: int) -> RowChunk | None:
     """A block through Arrow, or None if a single line needs a closer look."""
     import pyarrow as pa
     from pyarrow import json as arrow
@@ -105,7 +105,7 @@ def _at_once(block: bytes, layout: Layout, behind: int, count: int) -> Chunk | N
     if table.num_rows != count or any(column.null_count for column in table.columns):
         return None
 
-    def column(name: str, unit: str = "") -> Column:
+    def column(name: str, unit: str = "") -> TraceColumn:
         array = table.column(name).chunk(0)
         return arrays.column(name, array.cast(pa.binary()) if unit == "date" else array, unit)
 
@@ -117,11 +117,13 @@ def _at_once(block: bytes, layout: Layout, behind: int, count: int) -> Chunk | N
     if lists is not None and lists.broken:
         return None
     lines: Integers = np.arange(behind + 1, behind + count + 1, dtype=np.int64)
-    arrival = column(layout.arrival, layout.unit) if layout.arrival else Column("", np.zeros(count))
-    return Chunk("line", lines, arrival, column(layout.prompt), column(layout.generate), lists)
+    arrival = (
+        column(layout.arrival, layout.unit) if layout.arrival else TraceColumn("", np.zeros(count))
+    )
+    return RowChunk("line", lines, arrival, column(layout.prompt), column(layout.generate), lists)
 
 
-def _one_by_one(block: bytes, layout: Layout, behind: int) -> Chunk:
+def _one_by_one(block: bytes, layout: Layout, behind: int) -> RowChunk:
     decode = decoder().decode
     builder = Builder("line", layout)
     for number, line in enumerate(block.split(b"\n"), behind + 1):

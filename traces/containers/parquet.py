@@ -7,7 +7,7 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.traces.formats.base import Layout
-from kvsim.traces.rules import Chunk, Column
+from kvsim.traces.rules import RowChunk, TraceColumn
 from kvsim.traces.source import Source
 
 BLOCK_TOKENS = "kvsim.block_tokens"  # key of the file's metadata
@@ -25,7 +25,7 @@ def block_tokens(source: Source) -> int:
     return int(stated) if stated.isdigit() else 0
 
 
-def chunks(source: Source, layout: Layout) -> Iterator[Chunk]:
+def chunks(source: Source, layout: Layout) -> Iterator[RowChunk]:
     """The rows, in order.
 
     Raises
@@ -46,16 +46,16 @@ def chunks(source: Source, layout: Layout) -> Iterator[Chunk]:
     try:
         for batch in file.iter_batches(ROWS, columns=layout.columns()):
 
-            def column(name: str, unit: str = "", batch: Any = batch) -> Column:
+            def column(name: str, unit: str = "", batch: Any = batch) -> TraceColumn:
                 return arrays.column(name, _plain(batch.column(name)), unit)
 
             rows = np.arange(behind + 1, behind + batch.num_rows + 1, dtype=np.int64)
             behind += batch.num_rows
             here = layout.arrival
-            yield Chunk(
+            yield RowChunk(
                 "row",
                 rows,
-                column(here, layout.unit) if here else Column("", np.zeros(batch.num_rows)),
+                column(here, layout.unit) if here else TraceColumn("", np.zeros(batch.num_rows)),
                 column(layout.prompt),
                 column(layout.generate),
                 arrays.blocks(layout.blocks, batch.column(layout.blocks))

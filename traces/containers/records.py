@@ -8,7 +8,7 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.traces.formats.base import Layout, Record
-from kvsim.traces.rules import Blocks, Broken, Chunk, Column
+from kvsim.traces.rules import Blocks, Broken, RowChunk, TraceColumn
 
 MANY = 50_000  # rows per chunk
 
@@ -43,21 +43,21 @@ class Builder:
         self.positions.append(position)
         self.rows.append(record)
 
-    def chunk(self) -> Chunk:
+    def chunk(self) -> RowChunk:
         """What was gathered."""
         layout = self.layout
         times = [row.get(layout.arrival) for row in self.rows] if layout.arrival else None
-        return Chunk(
+        return RowChunk(
             self.place,
             np.array(self.positions, dtype=np.int64),
-            Column("", np.zeros(len(self.rows))) if times is None else self._times(times),
+            TraceColumn("", np.zeros(len(self.rows))) if times is None else self._times(times),
             _numbers(layout.prompt, [row.get(layout.prompt) for row in self.rows]),
             _numbers(layout.generate, [row.get(layout.generate) for row in self.rows]),
             _blocks(layout.blocks, self.rows) if layout.blocks else None,
             self.torn,
         )
 
-    def _times(self, times: list[object]) -> Column:
+    def _times(self, times: list[object]) -> TraceColumn:
         if self.layout.unit != "date":
             return _numbers(self.layout.arrival, times)
         import pyarrow as pa
@@ -70,7 +70,7 @@ class Builder:
 
 def unpacked(
     name: str, layout: Layout, records: Iterable[tuple[int, object]], place: str
-) -> Iterator[Chunk]:
+) -> Iterator[RowChunk]:
     """Chunks of the rows that a format makes of its records, numbered over the whole file."""
     unpack: Callable[[Record], Iterator[Record]] = layout.unpack or (lambda record: iter([record]))
     builder = Builder("request", layout)
@@ -91,9 +91,9 @@ def unpacked(
     yield builder.chunk()
 
 
-def _numbers(name: str, values: list[object]) -> Column:
+def _numbers(name: str, values: list[object]) -> TraceColumn:
     numbers = np.full(len(values), np.nan)
-    found = Column(name, numbers)
+    found = TraceColumn(name, numbers)
     for row, value in enumerate(values):
         if type(value) is float or type(value) is int:
             try:

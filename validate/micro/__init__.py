@@ -21,7 +21,7 @@ from kvsim.validate.micro import (
     techniques,
     topk,
 )
-from kvsim.validate.micro.place import Benchmark, Place, Work
+from kvsim.validate.micro.place import Bench, Benchmark, Work
 
 SUITE: dict[str, Benchmark] = {
     "launch": launch.works,
@@ -47,14 +47,14 @@ SUITE: dict[str, Benchmark] = {
 
 Say = Callable[[str], None]
 Done = Mapping[str, Sequence[Sample]]
-Runs = Callable[[Place, Done, float, Say], Iterator[tuple[str, list[Sample]]]]
+Runs = Callable[[Bench, Done, float, Say], Iterator[tuple[str, list[Sample]]]]
 
 RUNS: dict[str, Runs] = {TECHNIQUES: techniques.samples}
 """Samples from whole runs, after the suite: told what is done, when to end (by the clock
 ``monotonic``) and where to speak, they give one part after another."""
 
 
-def plan(place: Place) -> Iterator[tuple[str, list[Work]]]:
+def plan(place: Bench) -> Iterator[tuple[str, list[Work]]]:
     """Every benchmark's works; none is allocated yet."""
     for name, works in SUITE.items():
         yield name, list(works(place))

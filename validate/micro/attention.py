@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvsim.graph import Op
-from kvsim.validate.micro.place import Call, Place, Work
+from kvsim.validate.micro.place import Bench, Call, Work
 from kvsim.validate.model.attention import Seen, attend
 from kvsim.validate.tally import Marks
 
@@ -59,7 +59,7 @@ class Shape:
         }  # fmt: skip
 
 
-def shapes(place: Place) -> Iterator[Shape]:
+def shapes(place: Bench) -> Iterator[Shape]:
     """Decoding over batches and contexts, drafts to verify, prompts."""
     longest = 16384 if place.on_cpu else 131072
     contexts = place.either((256, 2048, longest), (256, 1024, 4096, longest // 2, longest))
@@ -73,7 +73,7 @@ def shapes(place: Place) -> Iterator[Shape]:
             yield Shape(place.either(1, 2), *heads, tokens, new=tokens)
 
 
-def works(place: Place) -> Iterator[Work]:
+def works(place: Bench) -> Iterator[Work]:
     """As a decoder runs them."""
     for shape in shapes(place):
         moved = float(NUMBER * shape.kv_numbers + shape.query_bytes)
@@ -87,7 +87,7 @@ def works(place: Place) -> Iterator[Work]:
 
 
 @contextmanager
-def _calls(place: Place, shape: Shape) -> Iterator[Sequence[Call]]:
+def _calls(place: Bench, shape: Shape) -> Iterator[Sequence[Call]]:
     s = shape
 
     def inputs() -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ from time import perf_counter
 import torch
 
 from kvsim.errors import InputError
-from kvsim.validate.micro.place import MOST_TURNS, Place, Work
+from kvsim.validate.micro.place import MOST_TURNS, Bench, Work
 from kvsim.validate.micro.timing import FEWEST, GROUP
 
 LEAST = 4  # works that a benchmark keeps, whatever they take
@@ -36,7 +36,7 @@ class Speed:
     flops: float  # of products in 16 bits [FLOP/s]
 
     @classmethod
-    def of(cls, place: Place) -> "Speed":
+    def of(cls, place: Bench) -> "Speed":
         """Measured in some tenths of a second."""
         numbers = place.random(PROBED // 2)
         wide = min(1024, place.cache)
@@ -56,7 +56,7 @@ class Speed:
         return cls(fill, moved, 2 * 256 * wide**2 / took(lambda: x @ w.t()))
 
 
-def _wait(place: Place) -> None:
+def _wait(place: Bench) -> None:
     if not place.on_cpu:
         torch.cuda.synchronize(place.device)
 
@@ -65,7 +65,7 @@ def _wait(place: Place) -> None:
 class Cost:
     """Seconds of a work, given rough rates."""
 
-    place: Place
+    place: Bench
     speed: Speed
 
     def __call__(self, work: Work) -> float:
@@ -80,7 +80,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Selection:
+class Budgeted:
     """What a suite measures, and what it leaves out."""
 
     kept: dict[str, list[Work]]
@@ -98,7 +98,7 @@ class Selection:
         return text
 
 
-def select(suite: Suite, cost: Callable[[Work], float], limit: float) -> Selection:
+def select(suite: Suite, cost: Callable[[Work], float], limit: float) -> Budgeted:
     """As many works as fit a limit: the costliest benchmarks lose their costliest works first.
 
     Works whose case names the same ``pair``, or ways to use the same bytes, stay or go together;
@@ -129,7 +129,7 @@ def select(suite: Suite, cost: Callable[[Work], float], limit: float) -> Selecti
         chosen[part[0]] += [work for i in kept[part] for work in units[i]]
     gone = {name: len(suite[name]) - len(works) for name, works in chosen.items()}
     left_out = {name: count for name, count in gone.items() if count}
-    return Selection(chosen, left_out, sum(totals.values()))
+    return Budgeted(chosen, left_out, sum(totals.values()))
 
 
 def _units(works: Sequence[Work]) -> list[list[Work]]:
@@ -140,7 +140,7 @@ def _units(works: Sequence[Work]) -> list[list[Work]]:
     return list(found.values())
 
 
-def check_complete(suite: Suite, place: Place) -> None:
+def check_complete(suite: Suite, place: Bench) -> None:
     """Refuse a suite that no profile could be made of, before anything is measured.
 
     Raises

@@ -11,13 +11,13 @@ from torch import Tensor
 from kvsim.graph import Channel, Number, Op
 from kvsim.validate.micro import gemm, memory
 from kvsim.validate.micro.link import copier, ends, lanes, send
-from kvsim.validate.micro.place import Call, Place, Work
+from kvsim.validate.micro.place import Bench, Call, Work
 
 INPUTS, OUTPUTS = 4096, 4096
 COPIES = (2**24, 2**25, 3 * 2**24, 2**26, 5 * 2**24)
 
 
-def works(place: Place) -> Iterator[Work]:
+def works(place: Bench) -> Iterator[Work]:
     """Products that take longer than the copy, and reads of the device's memory."""
     rows = 32 if place.on_cpu else 4096
     for copied in place.either(COPIES[:2], COPIES):
@@ -31,7 +31,7 @@ def works(place: Place) -> Iterator[Work]:
                 yield Work(case, _copied(copied) if way == "copy" else op, make, "lanes")
 
 
-def _busy(place: Place, compute: str, rows: int, repeats: int) -> Op:
+def _busy(place: Bench, compute: str, rows: int, repeats: int) -> Op:
     """All of what computes."""
     if compute == "memory":
         return Op("memory_read", bytes={"hbm": 2.0 * place.cache * repeats}, launches=repeats)
@@ -46,7 +46,7 @@ def _copied(copied: int) -> Op:
 
 @contextmanager
 def _calls(
-    place: Place, way: str, compute: str, rows: int, copied: int, repeats: int
+    place: Bench, way: str, compute: str, rows: int, copied: int, repeats: int
 ) -> Iterator[Sequence[Call]]:
     with lanes(place) as transfers:
         copy = copier(*ends(place, "h2d", copied, True))
@@ -61,7 +61,7 @@ def _calls(
         yield [calls[way]]
 
 
-def _compute(place: Place, kind: str, rows: int, repeats: int) -> Call:
+def _compute(place: Bench, kind: str, rows: int, repeats: int) -> Call:
     if kind == "memory":
         numbers: Tensor = place.random(2 * place.cache // 4, dtype=torch.float32)
         one = memory.use("read", numbers)

@@ -12,7 +12,7 @@ import torch
 from kvsim.errors import InputError
 from kvsim.files import system_text
 from kvsim.validate.machine import free_memory
-from kvsim.validate.micro.place import Place
+from kvsim.validate.micro.place import Bench
 from kvsim.validate.processor import Processor, memory_limit
 from kvsim.validate.times.clock import keep_busy
 
@@ -49,7 +49,7 @@ def describe(device: torch.device) -> Device:
     return _cuda(device) if device.type == "cuda" else _cpu()
 
 
-def place(device: torch.device, quick: bool) -> Place:
+def place(device: torch.device, quick: bool) -> Bench:
     """Where the suite runs; on a CPU one core is left for what stands for the link.
 
     Raises
@@ -65,7 +65,7 @@ def place(device: torch.device, quick: bool) -> Place:
         )
     if device.type == "cpu":
         cache = Processor.here().cache
-        return Place(device, quick, cache, min(free // 2, max(CPU_MOST, 8 * cache)))
+        return Bench(device, quick, cache, min(free // 2, max(CPU_MOST, 8 * cache)))
     total = torch.cuda.mem_get_info(device)[1]
     if free < (1 - BUSY) * total:
         raise InputError(
@@ -73,7 +73,7 @@ def place(device: torch.device, quick: bool) -> Place:
             f"measurements beside it would be wrong, end it or choose another GPU"
         )
     cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
-    return Place(device, quick, cache, min(free // 4, MOST))
+    return Bench(device, quick, cache, min(free // 4, MOST))
 
 
 def context_memory(device: torch.device) -> int:
@@ -101,7 +101,7 @@ def header(device: Device, quick: bool) -> dict[str, str | int | bool]:
     return {"device": device.name, "memory": device.memory, "quick": quick, **facts}
 
 
-def conditions(device: Device, place: Place) -> list[str]:
+def conditions(device: Device, place: Bench) -> list[str]:
     """What a reader of the numbers must know about how they came about."""
     said = [", ".join(f"{key} {value}" for key, value in device.facts.items())]
     if place.on_cpu:

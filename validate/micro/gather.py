@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from kvsim.graph import Op
-from kvsim.validate.micro.place import Call, Place, Work
+from kvsim.validate.micro.place import Bench, Call, Work
 
 NUMBER = 2  # [B]
 
 
-def works(place: Place) -> Iterator[Work]:
+def works(place: Bench) -> Iterator[Work]:
     """Rows of one head's keys or values, a sixteenth of those there are."""
     for dim in place.either((128,), (64, 128)):
         for rows in place.either((64, 2048, 8192, 32768), (64, 256, 1024, 4096, 16384, 65536)):
@@ -25,7 +25,7 @@ def works(place: Place) -> Iterator[Work]:
 
 
 @contextmanager
-def _calls(place: Place, rows: int, dim: int) -> Iterator[Sequence[Call]]:
+def _calls(place: Bench, rows: int, dim: int) -> Iterator[Sequence[Call]]:
     def inputs() -> tuple[Tensor, Tensor]:
         index = torch.randint(16 * rows, (rows,), device=place.device)
         return place.random(16 * rows, dim), index

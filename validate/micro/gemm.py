@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
 from kvsim.graph import Op
-from kvsim.validate.micro.place import Call, Place, Work
+from kvsim.validate.micro.place import Bench, Call, Work
 
 SHAPES = ((576, 576), (576, 3072), (2048, 2048), (4096, 4096), (4096, 11008))
 """Inputs and outputs: SmolLM2-135M's output and MLP, a 1B model's, Llama-2-7B's output and MLP."""
@@ -18,7 +18,7 @@ OTHER_ROWS = (32, 64, 256, 1024, 4096)  # torch._int_mm takes more than 16
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 
 
-def works(place: Place) -> Iterator[Work]:
+def works(place: Bench) -> Iterator[Work]:
     """All shapes in the 16-bit format, the largest ones in the others that the device has."""
     for dtype in formats(place):
         shapes = SHAPES if dtype == "fp16" else SHAPES[2:4]
@@ -30,7 +30,7 @@ def works(place: Place) -> Iterator[Work]:
                     yield work
 
 
-def formats(place: Place) -> list[str]:
+def formats(place: Bench) -> list[str]:
     """Number formats that it multiplies in."""
     if place.on_cpu:
         return ["fp16", "fp32"]
@@ -41,7 +41,7 @@ def formats(place: Place) -> list[str]:
     return found + (["fp8"] if (major, minor) >= (8, 9) else [])
 
 
-def product(place: Place, dtype: str, rows: int, inputs: int, outputs: int) -> Work:
+def product(place: Bench, dtype: str, rows: int, inputs: int, outputs: int) -> Work:
     """Hidden states (rows, inputs) times a matrix (outputs, inputs)."""
     each = BYTES[dtype]
     wide = 2 if dtype == "fp8" else 4 if dtype == "int8" else each  # per number of the result
@@ -56,7 +56,7 @@ def product(place: Place, dtype: str, rows: int, inputs: int, outputs: int) -> W
 
 @contextmanager
 def _calls(
-    place: Place, dtype: str, rows: int, inputs: int, outputs: int
+    place: Bench, dtype: str, rows: int, inputs: int, outputs: int
 ) -> Iterator[Sequence[Call]]:
     def operands() -> tuple[Tensor, Tensor]:
         x, w = place.random(rows, inputs), place.random(outputs, inputs)
@@ -72,7 +72,7 @@ def _calls(
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def _stored(numbers: Tensor, dtype: str, place: Place) -> Tensor:
+def _stored(numbers: Tensor, dtype: str, place: Bench) -> Tensor:
     if dtype == "int8":
         return (100 * numbers).to(torch.int8)
     if dtype == "fp8":

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from kvsim.graph import Op
 from kvsim.validate.micro import attention, memory
-from kvsim.validate.micro.place import Call, Place, Work
+from kvsim.validate.micro.place import Bench, Call, Work
 
 HERE = torch.device("cpu")
 CACHE = 2**25  # a usual last-level cache [B]
 
 
-def reads(place: Place) -> Iterator[Work]:
+def reads(place: Bench) -> Iterator[Work]:
     """Host memory, far beyond its caches."""
     for work in memory.works(on_host(place)):
         if work.case["cached"] == "no":
@@ -25,14 +25,14 @@ def reads(place: Place) -> Iterator[Work]:
             yield replace(work, op=op)
 
 
-def products(place: Place) -> Iterator[Work]:
+def products(place: Bench) -> Iterator[Work]:
     """Square products in fp32."""
     for width in place.either((256, 512, 1024), (256, 512, 768, 1024, 1536, 2048)):
         op = Op("product", "cpu", "cpu", flops=2.0 * width**3, dtype="fp32")
         yield Work({"width": width}, op, partial(_product, width))
 
 
-def attends(place: Place) -> Iterator[Work]:
+def attends(place: Bench) -> Iterator[Work]:
     """Decode attention over fp32 keys and values: what FastDecode leaves to the host."""
     here = on_host(place)
     for shape in attention.shapes(here):
@@ -42,7 +42,7 @@ def attends(place: Place) -> Iterator[Work]:
             yield Work(shape.case, op, partial(_attend, here, shape))
 
 
-def on_host(place: Place) -> Place:
+def on_host(place: Bench) -> Bench:
     """The same limits for the host's memory."""
     return replace(place, device=HERE, cache=place.cache if place.on_cpu else CACHE)
 
@@ -54,7 +54,7 @@ def _product(width: int) -> Iterator[Sequence[Call]]:
 
 
 @contextmanager
-def _attend(place: Place, s: attention.Shape) -> Iterator[Sequence[Call]]:
+def _attend(place: Bench, s: attention.Shape) -> Iterator[Sequence[Call]]:
     def inputs() -> tuple[Tensor, Tensor, Tensor]:
         wide = torch.float32
         k, v = (place.random(s.batch, s.kv_heads, s.tokens, s.dim, dtype=wide) for _ in "kv")

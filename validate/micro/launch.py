@@ -7,10 +7,10 @@ from functools import partial
 import torch
 
 from kvsim.graph import Op
-from kvsim.validate.micro.place import Call, Place, Work
+from kvsim.validate.micro.place import Bench, Call, Work
 
 
-def works(place: Place) -> Iterator[Work]:
+def works(place: Bench) -> Iterator[Work]:
     """Sums of a few numbers; graphs and synchronisation only where something runs ahead."""
     for count in place.either((20, 100, 200), (20, 50, 100, 200, 500)):
         yield _work(place, "eager", count, "host")
@@ -21,14 +21,14 @@ def works(place: Place) -> Iterator[Work]:
             yield _work(place, "sync", 1, "host")
 
 
-def _work(place: Place, way: str, count: int, clock: str) -> Work:
+def _work(place: Bench, way: str, count: int, clock: str) -> Work:
     case = {"way": way, "kernels": count}
     op = Op("launch", bytes={"hbm": 16.0 * count}, launches=float(count))
     return Work(case, op, partial(_calls, place, way, count), clock)
 
 
 @contextmanager
-def _calls(place: Place, way: str, count: int) -> Iterator[Sequence[Call]]:
+def _calls(place: Bench, way: str, count: int) -> Iterator[Sequence[Call]]:
     few = torch.ones(4, device=place.device)
 
     def issue() -> None:

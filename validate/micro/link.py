@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvsim.graph import Channel, Op, Stream
-from kvsim.validate.micro.place import Call, Place, Work
+from kvsim.validate.micro.place import Bench, Call, Work
 from kvsim.validate.transfer import Lane, Transfers
 
 SIZES = (2**12, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26)
@@ -19,24 +19,24 @@ LARGE = 2**28
 QUICK_SIZES = (2**12, 2**16, 2**20, 2**24)
 
 
-def h2d(place: Place) -> Iterator[Work]:
+def h2d(place: Bench) -> Iterator[Work]:
     """Host to device."""
     yield from _one_way(place, "h2d")
 
 
-def d2h(place: Place) -> Iterator[Work]:
+def d2h(place: Bench) -> Iterator[Work]:
     """Device to host."""
     yield from _one_way(place, "d2h")
 
 
-def duplex(place: Place) -> Iterator[Work]:
+def duplex(place: Bench) -> Iterator[Work]:
     """Both directions at once; what is told are the bytes of one."""
     for moved in place.either((2**24,), (2**22, 2**24, 2**26)):
         op = _op("duplex", "h2d", moved)
         yield Work({"bytes": moved}, op, partial(_both, place, moved), "lanes")
 
 
-def _one_way(place: Place, link: Channel) -> Iterator[Work]:
+def _one_way(place: Bench, link: Channel) -> Iterator[Work]:
     sizes = place.either(QUICK_SIZES, SIZES) + (() if place.on_cpu or place.quick else (LARGE,))
     for memory in ("pinned",) if place.on_cpu else ("pinned", "pageable"):
         for moved in sizes:
@@ -54,7 +54,7 @@ def _op(name: str, link: Channel, moved: float) -> Op:
 
 
 @contextmanager
-def _calls(place: Place, link: Channel, moved: int, pinned: bool) -> Iterator[Sequence[Call]]:
+def _calls(place: Bench, link: Channel, moved: int, pinned: bool) -> Iterator[Sequence[Call]]:
     with lanes(place) as transfers:
         lane = transfers.h2d if link == "h2d" else transfers.d2h
 
@@ -67,7 +67,7 @@ def _calls(place: Place, link: Channel, moved: int, pinned: bool) -> Iterator[Se
 
 
 @contextmanager
-def _both(place: Place, moved: int) -> Iterator[Sequence[Call]]:
+def _both(place: Bench, moved: int) -> Iterator[Sequence[Call]]:
     with lanes(place) as transfers:
         to, back = (copier(*ends(place, link, moved, True)) for link in ("h2d", "d2h"))
 
@@ -80,7 +80,7 @@ def _both(place: Place, moved: int) -> Iterator[Sequence[Call]]:
         yield [call]
 
 
-def ends(place: Place, link: Channel, moved: int, pinned: bool) -> tuple[Tensor, Tensor]:
+def ends(place: Bench, link: Channel, moved: int, pinned: bool) -> tuple[Tensor, Tensor]:
     """Target and source of a copy."""
     there = torch.ones(moved, dtype=torch.uint8, device=place.device)
     here = torch.ones(moved, dtype=torch.uint8, pin_memory=pinned and not place.on_cpu)
@@ -102,7 +102,7 @@ def send(transfers: Transfers, lane: Lane, work: Callable[[], None]) -> Call:
 
 
 @contextmanager
-def lanes(place: Place) -> Iterator[Transfers]:
+def lanes(place: Bench) -> Iterator[Transfers]:
     """Lanes for as long as something is timed."""
     transfers = Transfers(place.device)
     try:

@@ -11,13 +11,13 @@ from kvsim.graph import Op
 from kvsim.validate.kernels.attention import View, attend
 from kvsim.validate.kernels.stores import By, Store
 from kvsim.validate.micro.attention import HEADS, Shape
-from kvsim.validate.micro.place import Call, Place, Work
+from kvsim.validate.micro.place import Bench, Call, Work
 
 GROUP = 32
 MOST_ON_CPU = 2**24  # numbers that the plain twin widens in a tenth of a second
 
 
-def works(place: Place) -> Iterator[Work]:
+def works(place: Bench) -> Iterator[Work]:
     """Decoding and verification over batches and contexts."""
     longest = 8192 if place.on_cpu else 65536
     contexts = place.either((256, longest), (256, 1024, 4096, longest))
@@ -30,7 +30,7 @@ def works(place: Place) -> Iterator[Work]:
                 yield from _work(place, Shape(1, *heads, tokens, new=5), bits)
 
 
-def _work(place: Place, shape: Shape, bits: int) -> Iterator[Work]:
+def _work(place: Bench, shape: Shape, bits: int) -> Iterator[Work]:
     moved = shape.kv_numbers * Format(bits, GROUP).number + shape.query_bytes
     if place.fits(moved) and not (place.on_cpu and shape.kv_numbers > MOST_ON_CPU):
         op = Op(
@@ -41,7 +41,7 @@ def _work(place: Place, shape: Shape, bits: int) -> Iterator[Work]:
 
 
 @contextmanager
-def _calls(place: Place, shape: Shape, bits: int) -> Iterator[Sequence[Call]]:
+def _calls(place: Bench, shape: Shape, bits: int) -> Iterator[Sequence[Call]]:
     s = shape
     counts = torch.full((s.batch,), s.tokens, dtype=torch.int32, device=place.device)
 
@@ -59,7 +59,7 @@ def _calls(place: Place, shape: Shape, bits: int) -> Iterator[Sequence[Call]]:
     yield [call(*each) for each in place.turns(first, read, inputs)]
 
 
-def store(place: Place, s: Shape, bits: int, by: By) -> Store:
+def store(place: Bench, s: Shape, bits: int, by: By) -> Store:
     """Packed keys (by channel) or values (by token) of every sequence and KV head."""
     codes = place.codes(s.batch, s.kv_heads, s.tokens, s.dim * bits // 8)
     table = (-(-s.tokens // GROUP), s.dim) if by == "channel" else (s.tokens, s.dim // GROUP)

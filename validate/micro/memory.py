@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvsim.graph import Op
-from kvsim.validate.micro.place import Call, Place, Work
+from kvsim.validate.micro.place import Bench, Call, Work
 
 WAYS = ("read", "write", "copy")
 
@@ -16,7 +16,7 @@ WAYS = ("read", "write", "copy")
 LARGE = 2**28  # caches from which on fewer multiples of them are measured [B]
 
 
-def works(place: Place) -> Iterator[Work]:
+def works(place: Bench) -> Iterator[Work]:
     """Sizes beyond the cache, and one that fits it.
 
     From four caches up where memory allows it, else what lies between two caches and the most that
@@ -32,7 +32,7 @@ def works(place: Place) -> Iterator[Work]:
         yield from _sized(place, moved)
 
 
-def _sized(place: Place, moved: int) -> Iterator[Work]:
+def _sized(place: Bench, moved: int) -> Iterator[Work]:
     cached = "yes" if moved < place.cache else "no"
     for way in WAYS:
         count = 2 * moved if way == "copy" else moved

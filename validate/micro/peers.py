@@ -7,10 +7,10 @@ from functools import partial
 import torch
 
 from kvsim.graph import Op
-from kvsim.validate.micro.place import Call, Place, Work
+from kvsim.validate.micro.place import Bench, Call, Work
 
 
-def works(place: Place) -> Iterator[Work]:
+def works(place: Bench) -> Iterator[Work]:
     """From the device to another one."""
     if place.on_cpu or torch.cuda.device_count() < 2:
         return
@@ -21,7 +21,7 @@ def works(place: Place) -> Iterator[Work]:
 
 
 @contextmanager
-def _calls(place: Place, other: int, moved: int) -> Iterator[Sequence[Call]]:
+def _calls(place: Bench, other: int, moved: int) -> Iterator[Sequence[Call]]:
     source = torch.ones(moved, dtype=torch.uint8, device=place.device)
     target = torch.ones(moved, dtype=torch.uint8, device=torch.device("cuda", other))
     yield [lambda: target.copy_(source, non_blocking=True)]

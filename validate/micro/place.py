@@ -37,7 +37,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Place:
+class Bench:
     """A device, and how much of it benchmarks may use.
 
     On a CPU the "GPU" is its compute threads and the "link" a copy between two pools by one more.
@@ -106,5 +106,5 @@ def _drawn(device: torch.device, dtype: torch.dtype) -> Tensor:
     return drawn.to(device, dtype)
 
 
-Benchmark = Callable[[Place], Iterator[Work]]
+Benchmark = Callable[[Bench], Iterator[Work]]
 """A file of the suite: its works, from the smallest on."""

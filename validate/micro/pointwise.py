@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
 from kvsim.graph import Op
-from kvsim.validate.micro.place import Call, Place, Work
+from kvsim.validate.micro.place import Bench, Call, Work
 from kvsim.validate.model.rope import rotate
 from kvsim.validate.model.weights import Norm
 
@@ -29,7 +29,7 @@ class _Inputs:
     norm: Norm
 
 
-def works(place: Place) -> Iterator[Work]:
+def works(place: Bench) -> Iterator[Work]:
     """One layer's, over tokens."""
     for layer in LAYERS:
         hidden, heads, kv_heads, dim, ffn = layer
@@ -44,7 +44,7 @@ def works(place: Place) -> Iterator[Work]:
 
 @contextmanager
 def _calls(
-    place: Place, tokens: int, hidden: int, heads: int, kv_heads: int, dim: int, ffn: int
+    place: Bench, tokens: int, hidden: int, heads: int, kv_heads: int, dim: int, ffn: int
 ) -> Iterator[Sequence[Call]]:
     def inputs() -> _Inputs:
         angles = place.random(1, 1, tokens, dim)

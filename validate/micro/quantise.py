@@ -11,13 +11,13 @@ from kvsim.graph import Op
 from kvsim.validate.kernels.quantise import quantise
 from kvsim.validate.kernels.stores import By, Store
 from kvsim.validate.micro.lowbit import GROUP, MOST_ON_CPU
-from kvsim.validate.micro.place import Call, Place, Work
+from kvsim.validate.micro.place import Bench, Call, Work
 
 NUMBER = 2  # [B]
 HEADS = ((3, 64), (32, 128))
 
 
-def works(place: Place) -> Iterator[Work]:
+def works(place: Bench) -> Iterator[Work]:
     """Prompts and single tokens, by channel for keys and by token for values."""
     for bits in place.either((4,), (2, 4, 8)):
         for kv_heads, dim in HEADS:
@@ -34,7 +34,7 @@ def works(place: Place) -> Iterator[Work]:
 
 
 @contextmanager
-def _calls(place: Place, way: str, bits: int, shape: tuple[int, ...]) -> Iterator[Sequence[Call]]:
+def _calls(place: Bench, way: str, bits: int, shape: tuple[int, ...]) -> Iterator[Sequence[Call]]:
     if way == "widen":
 
         def packed() -> Store:

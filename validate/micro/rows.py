@@ -10,13 +10,13 @@ from torch import Tensor
 from kvsim.graph import Op
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.micro.link import lanes, send
-from kvsim.validate.micro.place import Call, Place, Work
+from kvsim.validate.micro.place import Bench, Call, Work
 
 NUMBER = 2  # [B]
 SCARCE = 16  # rows there are per row that is fetched
 
 
-def works(place: Place) -> Iterator[Work]:
+def works(place: Bench) -> Iterator[Work]:
     """Rows of several widths; ``gathered`` is the kernel that techniques use."""
     for dim in place.either((64,), (32, 64, 128)):
         for rows in place.either((128, 1024, 8192, 32768), (128, 512, 2048, 8192, 32768)):
@@ -34,7 +34,7 @@ def works(place: Place) -> Iterator[Work]:
 
 
 @contextmanager
-def _calls(place: Place, way: str, rows: int, dim: int) -> Iterator[Sequence[Call]]:
+def _calls(place: Bench, way: str, rows: int, dim: int) -> Iterator[Sequence[Call]]:
     with lanes(place) as transfers:
 
         def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -12,13 +12,13 @@ from kvsim.validate import micro
 from kvsim.validate.machine import refusals
 from kvsim.validate.micro.budget import (
     LEAST_REQUIRED,
+    Budgeted,
     Cost,
-    Selection,
     Speed,
     check_complete,
     select,
 )
-from kvsim.validate.micro.place import Place, Work
+from kvsim.validate.micro.place import Bench, Work
 from kvsim.validate.micro.timing import Timer, measure, timers
 
 LIMIT = {True: 60.0, False: 300.0}
@@ -31,7 +31,7 @@ SHARE = 0.6  # of a work's time that its runs take; the rest is allocation and w
 Say = Callable[[str], None]
 
 
-def plan_suite(place: Place, log: Log) -> Selection:
+def plan_suite(place: Bench, log: Log) -> Budgeted:
     """What will be measured of what the log does not hold yet.
 
     Raises
@@ -46,7 +46,7 @@ def plan_suite(place: Place, log: Log) -> Selection:
 
 
 @torch.inference_mode()
-def run_suite(place: Place, log: Log, say: Say) -> None:
+def run_suite(place: Bench, log: Log, say: Say) -> None:
     """Measure what the log does not hold yet.
 
     Parameters
@@ -80,7 +80,7 @@ def run_suite(place: Place, log: Log, say: Say) -> None:
 class _Clock:
     """How much of a suite's time is left."""
 
-    place: Place
+    place: Bench
     limit: float  # [s]
     left: int  # measurements
 

@@ -23,7 +23,7 @@ from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques.base import Technique
 from kvsim.validate.counts.check import SLACK, RandomPrompts, representative
 from kvsim.validate.machine import refusals
-from kvsim.validate.micro.place import Place
+from kvsim.validate.micro.place import Bench
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
@@ -39,7 +39,7 @@ UNTIMED = ("h2d", "d2h", "cpu")  # what runs beside compute is seen by who waits
 
 
 def samples(
-    place: Place,
+    place: Bench,
     done: Mapping[str, Sequence[Sample]],
     deadline: float,
     say: Callable[[str], None],

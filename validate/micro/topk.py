@@ -12,10 +12,10 @@ from kvsim.graph import Op
 from kvsim.validate.kernels.attention import score_dtype
 from kvsim.validate.kernels.topk import softmax_top_k
 from kvsim.validate.micro.attention import HEADS
-from kvsim.validate.micro.place import Call, Place, Work
+from kvsim.validate.micro.place import Bench, Call, Work
 
 
-def works(place: Place) -> Iterator[Work]:
+def works(place: Bench) -> Iterator[Work]:
     """Batches of scores over contexts, 64 tokens chosen per KV head."""
     for heads, kv_heads, _ in HEADS[:2]:
         for batch in place.either((1, 8), (1, 4, 16)):
@@ -29,7 +29,7 @@ def works(place: Place) -> Iterator[Work]:
 
 @contextmanager
 def _calls(
-    place: Place, batch: int, heads: int, kv_heads: int, tokens: int
+    place: Bench, batch: int, heads: int, kv_heads: int, tokens: int
 ) -> Iterator[Sequence[Call]]:
     eligible = torch.full((batch,), tokens, dtype=torch.int32, device=place.device)
     dtype = score_dtype(torch.empty(0, dtype=place.half))

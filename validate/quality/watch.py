@@ -16,7 +16,7 @@ from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 
 
-class Shares:
+class AttentionShares:
     """Means per layer of what is noted step by step."""
 
     def __init__(self, layers: int) -> None:
@@ -42,7 +42,7 @@ class WatchedFull(Full):
     ) -> None:
         super().__init__(technique, decoder, lengths, generate)
         self.counts = powers(self.prompt)
-        self.mass = Shares(self.model.layers)
+        self.mass = AttentionShares(self.model.layers)
 
     def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """As full KV; then the shares once more, in the open."""
@@ -66,7 +66,7 @@ class WatchedSpecache(Specache):
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
     ) -> None:
         super().__init__(technique, decoder, lengths, generate)
-        self.found = Shares(self.model.layers)  # (pairs, mass)
+        self.found = AttentionShares(self.model.layers)  # (pairs, mass)
 
     def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Compare what was fetched for this step, then go on."""
@@ -97,7 +97,7 @@ class WatchedZipcache(Zipcache):
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
     ) -> None:
         super().__init__(technique, decoder, lengths, generate)
-        self.found = Shares(self.model.layers)
+        self.found = AttentionShares(self.model.layers)
         shape = (self.batch, self.model.heads, self.prompt, self.model.head_dim)
         self._queries = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
 

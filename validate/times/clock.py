@@ -7,7 +7,7 @@ from time import perf_counter, thread_time
 
 import torch
 
-from kvsim.engine.spans import Span
+from kvsim.engine.spans import OpSpan
 from kvsim.validate.tally import Kind, Marks, Silent
 
 Elapsed = Callable[[], float]
@@ -32,10 +32,10 @@ class TimedPass:
         """By op; the device must have finished. [s]"""
         return {name: sum(each() for each in spans) for name, spans in self.ops.items()}
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[OpSpan]:
         """When ops and copies ran, from the pass's start; what began earlier begins below 0."""
         return [
-            Span(stream, name, _between(self.start, begin), _between(self.start, end))
+            OpSpan(stream, name, _between(self.start, begin), _between(self.start, end))
             for stream, name, begin, end in self.found
         ]
 

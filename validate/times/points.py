@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kvsim.engine.roofline import seconds
-from kvsim.engine.spans import Span, beside, spans
+from kvsim.engine.spans import OpSpan, beside, spans
 from kvsim.errors import InputError, brief
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware, Stack
@@ -66,7 +66,7 @@ class Measured:
 class Round:
     """Ops and copies of one decoding round."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[OpSpan, ...]
 
     @property
     def overlap(self) -> float:
