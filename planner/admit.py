@@ -89,14 +89,16 @@ class Admission:
             return [t for t in self.techniques if not self.only or t.name in self.only]
         return [parse(name) for name in self._left()]
 
-    def settings(self, t: Technique, d: Deployment, prompt: int, generate: int) -> list[Technique]:
+    def settings(
+        self, technique: Technique, deployment: Deployment, prompt: int, generate: int
+    ) -> list[Technique]:
         """Settings of a technique worth considering, array-valued ones along the first axis."""
-        found = [x for x in t.options(d, prompt, generate) if self._worth(x)]
-        if "gamma" not in t.settings:
+        found = [x for x in technique.options(deployment, prompt, generate) if self._worth(x)]
+        if "gamma" not in technique.settings:
             return found
         every: list[Technique] = []
         for some in _once(found):
-            positions = self.positions(some, d, prompt + generate / 2)
+            positions = self.positions(some, deployment, prompt + generate / 2)
             if positions is None:
                 every += [x for x in found if _without_drafts(x) == _without_drafts(some)]
             else:
@@ -104,39 +106,49 @@ class Admission:
                 every += [_drafting(some, g, positions.rate(g)) for g in gammas]
         return every
 
-    def neighbours(self, t: Technique, d: Deployment, context: float) -> list[Technique]:
+    def neighbours(
+        self, technique: Technique, deployment: Deployment, context: float
+    ) -> list[Technique]:
         """The same technique with a draft more, or less."""
-        positions = self.positions(t, d, context) if "gamma" in t.settings else None
+        positions = (
+            self.positions(technique, deployment, context)
+            if "gamma" in technique.settings
+            else None
+        )
         if positions is None:
             return []
-        some = (t.drafts + step for step in (-2, -1, 1, 2))
-        return [_drafting(t, g, positions.rate(g)) for g in some if 0 <= g <= MOST_DRAFTS]
+        some = (technique.drafts + step for step in (-2, -1, 1, 2))
+        return [_drafting(technique, g, positions.rate(g)) for g in some if 0 <= g <= MOST_DRAFTS]
 
-    def _worth(self, t: Technique) -> bool:
+    def _worth(self, technique: Technique) -> bool:
         """Whether the placement programme leaves anything to these settings.
 
         It knows every share, streams weights at any batch and balances what is recomputed.
         """
-        s = t.settings
-        placed = t.name in ("offload", "kvpr") and not self.only
+        s = technique.settings
+        placed = technique.name in ("offload", "kvpr") and not self.only
         balanced = isinstance(s.get("split"), str)
         return not (placed and (s["schedule"] == "column" or balanced))
 
-    def positions(self, t: Technique, d: Deployment, context: float) -> Positions | None:
+    def positions(
+        self, technique: Technique, deployment: Deployment, context: float
+    ) -> Positions | None:
         """Accepted drafts of a technique by position, if anybody measured them."""
         for found in self.accepted:
             other = parse(found.technique)
-            if other.name == t.name and _without_drafts(other) == _without_drafts(t):
+            if other.name == technique.name and _without_drafts(other) == _without_drafts(
+                technique
+            ):
                 return from_measured(found)
         if self.rate is not None:
-            seen = self.seen_at or int(parse(t.name).settings["gamma"])
+            seen = self.seen_at or int(parse(technique.name).settings["gamma"])
             return from_rate(self.rate, seen, f"your rate of {self.rate:g} at {seen} drafts")
-        draft = str(t.settings.get("draft", t.name))
-        return published(d.model.name, draft, context)
+        draft = str(technique.settings.get("draft", technique.name))
+        return published(deployment.model.name, draft, context)
 
-    def evidence(self, t: Technique, d: Deployment, length: float) -> Evidence:
+    def evidence(self, technique: Technique, deployment: Deployment, length: float) -> Evidence:
         """What is known of a setting's loss on a model."""
-        return evidence(t, d.model, length, self.runs)
+        return evidence(technique, deployment.model, length, self.runs)
 
     def loss(self, found: Evidence) -> float:
         """As a limit sees it: nothing known is no loss where the unknown is welcome."""
@@ -151,12 +163,12 @@ def _once(found: Iterable[Technique]) -> list[Technique]:
     return list(kinds.values())
 
 
-def _without_drafts(t: Technique) -> dict[str, Any]:
-    return {k: v for k, v in t.settings.items() if k not in ("gamma", "acceptance")}
+def _without_drafts(technique: Technique) -> dict[str, Any]:
+    return {k: v for k, v in technique.settings.items() if k not in ("gamma", "acceptance")}
 
 
-def _drafting(t: Technique, gamma: int, rate: float) -> Technique:
-    return t.with_rounds(gamma, rate)
+def _drafting(technique: Technique, gamma: int, rate: float) -> Technique:
+    return technique.with_rounds(gamma, rate)
 
 
 def read_acceptance(text: str) -> tuple[float | None, int, tuple[Acceptance, ...]]:

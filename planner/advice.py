@@ -93,12 +93,12 @@ def quick(q: Question, some: tuple[str, ...] = QUICK) -> Prediction | None:
     return None if row is None else search.replay(row)
 
 
-def on(q: Question, d: Deployment) -> Question:
+def on(q: Question, deployment: Deployment) -> Question:
     """The same question on another deployment, with the same share of its memory."""
-    before, after = q.deployment.hardware, d.hardware
+    before, after = q.deployment.hardware, deployment.hardware
     share = q.limits.gpu_memory / before.gpu_memory
     host = q.limits.host_memory if before is after else after.host_memory
-    return replace(q, deployment=d).with_limits(
+    return replace(q, deployment=deployment).with_limits(
         gpu_memory=share * after.gpu_memory, host_memory=host
     )
 
@@ -122,9 +122,9 @@ def changes(q: Question) -> Iterator[Advice]:
 NARROW = "narrower weights change the output; kvsim has no evidence of how much"
 
 
-def _try(q: Question, d: Deployment) -> Prediction | None:
+def _try(q: Question, deployment: Deployment) -> Prediction | None:
     try:
-        return quick(on(q, d))
+        return quick(on(q, deployment))
     except (InputError, InfeasibleError):
         return None
 
@@ -141,13 +141,13 @@ def better(q: Question, choice: Prediction) -> list[Advice]:
     return found
 
 
-def score(q: Question, p: Prediction) -> float:
+def score(q: Question, prediction: Prediction) -> float:
     """The objective of a prediction, more is better; throughput and cost are per GPU."""
     if q.objective == "latency":
-        return 1 / float(p.request_s[0])
+        return 1 / float(prediction.request_s[0])
     if q.objective == "cost":
-        return 1 / float(p.usd_per_million()[0])
-    return float(p.output_tok_s[0]) / p.deployment.tp
+        return 1 / float(prediction.usd_per_million()[0])
+    return float(prediction.output_tok_s[0]) / prediction.deployment.tp
 
 
 def explain(q: Question, search: Search) -> NoPlanError:

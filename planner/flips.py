@@ -111,13 +111,13 @@ def _with_batch(q: Question, batch: int) -> Question:
     return replace(q, workload=replace(q.workload, batch=batch))
 
 
-def faster(d: Deployment, links: tuple[str, ...], factor: float) -> Deployment:
+def faster(deployment: Deployment, links: tuple[str, ...], factor: float) -> Deployment:
     """The deployment with some links several times as fast."""
     changed = {
         name: Link(link.bandwidth * factor, link.latency) if name in links else link
-        for name, link in d.hardware.links.items()
+        for name, link in deployment.hardware.links.items()
     }
-    return replace(d, hardware=replace(d.hardware, links=changed))
+    return replace(deployment, hardware=replace(deployment.hardware, links=changed))
 
 
 def front(table: Options, limits: dict[str, float]) -> list[int]:

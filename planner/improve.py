@@ -122,12 +122,12 @@ class Placements:
         self._bounds = found
         return Bounded(self.coefficients.batches, found, perf_counter() - started)
 
-    def bound_of(self, p: Prediction) -> float | None:
+    def bound_of(self, prediction: Prediction) -> float | None:
         """Seconds in which no placement serves a prediction's batch; None where there is none."""
-        known = np.flatnonzero(self.coefficients.batches == p.batch[0])
+        known = np.flatnonzero(self.coefficients.batches == prediction.batch[0])
         if known.size and self._bounds is not None and np.isfinite(self._bounds[known[0]]):
             return float(self._bounds[known[0]])
-        w = replace(self.q.workload, batch=int(p.batch[0]))
+        w = replace(self.q.workload, batch=int(prediction.batch[0]))
         found = Placements(replace(self.q, workload=w)).bounds().bounds[0]
         return float(found) if np.isfinite(found) else None
 
@@ -192,15 +192,18 @@ class Placements:
         except InputError:
             return None
 
-    def _within(self, p: Prediction) -> tuple[float, float]:
+    def _within(self, prediction: Prediction) -> tuple[float, float]:
         """Bytes beyond the two memories; infinite where a time is missed."""
         limits = self.q.limits
-        late = float(p.ttft_s[0]) > limits.ttft or float(np.nan_to_num(p.tpot_s)[0]) > limits.tpot
+        late = (
+            float(prediction.ttft_s[0]) > limits.ttft
+            or float(np.nan_to_num(prediction.tpot_s)[0]) > limits.tpot
+        )
         if late:
             return np.inf, np.inf
         return (
-            max(0.0, float(p.gpu_bytes[0]) - limits.gpu_memory),
-            max(0.0, float(p.host_bytes[0]) - limits.host_memory),
+            max(0.0, float(prediction.gpu_bytes[0]) - limits.gpu_memory),
+            max(0.0, float(prediction.host_bytes[0]) - limits.host_memory),
         )
 
     def _best_order(
@@ -246,9 +249,9 @@ class Placements:
         return a
 
 
-def turn(p: Prediction) -> float:
+def turn(prediction: Prediction) -> float:
     """Seconds in which every sequence of the batch is served once. [s]"""
-    return float(p.batch[0]) * p.generate / float(p.output_tok_s[0])
+    return float(prediction.batch[0]) * prediction.generate / float(prediction.output_tok_s[0])
 
 
 def _clearly_better(value: float) -> float:

@@ -113,7 +113,7 @@ class Carried:
         return tuple(dict.fromkeys(self.option_of))
 
 
-def loads_of(options: list[StepCosts], c: Classes, ttft: float = np.inf) -> Loads:
+def loads_of(options: list[StepCosts], classes: Classes, ttft: float = np.inf) -> Loads:
     """Coefficients from the engine's own step costs, straight lines in the batch.
 
     The line of a round goes through a batch of one and the largest that memory and rules allow.
@@ -122,18 +122,18 @@ def loads_of(options: list[StepCosts], c: Classes, ttft: float = np.inf) -> Load
     ----------
     ttft : the target. [s]
     """
-    lengths = np.unique(c.prompts)
-    columns = [_load(costs.with_density(DENSITY), c, lengths, ttft) for costs in options]
+    lengths = np.unique(classes.prompts)
+    columns = [_load(costs.with_density(DENSITY), classes, lengths, ttft) for costs in options]
     names = vars(columns[0])
     return Loads(**{k: np.stack([getattr(x, k) for x in columns], axis=-1) for k in names})
 
 
-def _load(costs: StepCosts, c: Classes, lengths: NDArray[np.int64], target: float) -> Loads:
+def _load(costs: StepCosts, classes: Classes, lengths: NDArray[np.int64], target: float) -> Loads:
     t = costs.tables
-    middle = c.prompt + c.generate / 2
+    middle = classes.prompt + classes.generate / 2
     blocks = np.ceil(middle / costs.rules.block_tokens).astype(np.int64)
     gpu, host = t.gpu_bytes[blocks].astype(float), t.host_bytes[blocks].astype(float)
-    weight = c.decoded_per_s / max(c.decoded_per_s.sum(), 1e-300)
+    weight = classes.decoded_per_s / max(classes.decoded_per_s.sum(), 1e-300)
     fit = min(costs.capacity / max(float(weight @ gpu), 1.0),
               costs.room.host_capacity / max(float(weight @ host), 1.0))  # fmt: skip
     most = int(np.clip(fit, 2, max(costs.rules.max_seqs, 2)))
@@ -142,11 +142,11 @@ def _load(costs: StepCosts, c: Classes, lengths: NDArray[np.int64], target: floa
     at_many = np.array([spend.round_s(t, many, x) for x in middle])
     each = np.maximum(at_many - at_few, 0.0) / max(many - few, 1)
     fixed = max(float(weight @ (at_few - each)), 0.0)
-    ttft = np.array([_prompt_s(costs, x) for x in c.prompt])
-    seats = c.decoded_per_s / costs.rate
+    ttft = np.array([_prompt_s(costs, x) for x in classes.prompt])
+    seats = classes.decoded_per_s / costs.rate
     return Loads(
         fixed=np.array(fixed),
-        work=c.per_s * ttft + seats * each,
+        work=classes.per_s * ttft + seats * each,
         seats=seats,
         gpu=seats * gpu,
         host=seats * host,
@@ -154,20 +154,20 @@ def _load(costs: StepCosts, c: Classes, lengths: NDArray[np.int64], target: floa
         host_room=np.array(float(max(costs.room.host_capacity, 1))),
         tokens=np.array(costs.rate),
         longest=np.array(float(max(t.gpu_bytes[-1], t.prompt_bytes[-1]))),
-        late=_late(costs, c, lengths, target),
+        late=_late(costs, classes, lengths, target),
     )
 
 
-def _late(costs: StepCosts, c: Classes, lengths: NDArray[np.int64], target: float) -> Array:
+def _late(costs: StepCosts, classes: Classes, lengths: NDArray[np.int64], target: float) -> Array:
     """Share of all requests that are of a class and whose prompt alone exceeds the target. (c,)
 
     ``lengths`` are those of the prompts, each once and in order.
     """
     within = bisect_right(lengths, target, key=lambda prompt: _prompt_s(costs, float(prompt)))
     if within == lengths.size:
-        return np.zeros(len(c))
-    exceeds = c.of[c.prompts >= lengths[within]]
-    return np.bincount(exceeds, minlength=len(c)) / c.of.size
+        return np.zeros(len(classes))
+    exceeds = classes.of[classes.prompts >= lengths[within]]
+    return np.bincount(exceeds, minlength=len(classes)) / classes.of.size
 
 
 def _prompt_s(costs: StepCosts, prompt: float) -> float:
@@ -185,7 +185,7 @@ def _prompt_s(costs: StepCosts, prompt: float) -> float:
 
 
 def build(
-    x: Loads,
+    loads: Loads,
     targets: Targets,
     lanes: Lanes = ONE,
     fastest: bool = False,
@@ -199,10 +199,10 @@ def build(
     cuts : solutions whose set of options is not to be chosen again.
     """
     problem = pulp.LpProblem("trace", pulp.LpMinimize)
-    allowed = _allowed(x, targets)
-    classes = len(x.work)
+    allowed = _allowed(loads, targets)
+    classes = len(loads.work)
     used = sorted({o for _, o in allowed})
-    top = _most_laps(x, targets, allowed, fastest)
+    top = _most_laps(loads, targets, allowed, fastest)
     take = {(c, o): problem.add_variable(f"take_{c}_{o}", cat=pulp.LpBinary) for c, o in allowed}
     use = {o: problem.add_variable(f"use_{o}", cat=pulp.LpBinary) for o in used}
     rounds = {o: problem.add_variable(f"rounds_{o}", lowBound=0) for o in used}
@@ -211,7 +211,9 @@ def build(
     def over_classes(values: Array) -> pulp.LpAffineExpression:
         return pulp.lpSum(float(values[c, o]) * v for (c, o), v in take.items())
 
-    load = pulp.lpSum(float(x.fixed[o]) * r for o, r in rounds.items()) + over_classes(x.work)
+    load = pulp.lpSum(float(loads.fixed[o]) * r for o, r in rounds.items()) + over_classes(
+        loads.work
+    )
     for c in range(classes):
         problem.addConstraint(
             pulp.lpSum(v for (i, _), v in take.items() if i == c) == 1, f"one_{c}"
@@ -225,15 +227,15 @@ def build(
         problem.addConstraint(use[o] <= served, f"used_{o}")
         problem.addConstraint(rounds[o] >= laps - top * (1 - use[o]), f"round_{o}")
         if np.isfinite(targets.tpot):
-            most = targets.tpot * float(x.tokens[o])
-            slack = _most_load(x, top)
+            most = targets.tpot * float(loads.tokens[o])
+            slack = _most_load(loads, top)
             problem.addConstraint(load <= most * laps + slack * (1 - use[o]), f"tpot_{o}")
     if np.isfinite(targets.ttft):
-        problem.addConstraint(over_classes(x.late) <= 1 - QUANTILES[ATTAINED], "ttft")
-    problem.addConstraint(over_classes(x.gpu / x.room) <= laps, "memory")
-    problem.addConstraint(over_classes(x.host / x.host_room) <= laps, "host_memory")
-    problem.addConstraint(over_classes(x.seats / targets.max_seqs) <= laps, "seats")
-    longest = pulp.lpSum(float(x.longest[o] / x.room[o]) * use[o] for o in used)
+        problem.addConstraint(over_classes(loads.late) <= 1 - QUANTILES[ATTAINED], "ttft")
+    problem.addConstraint(over_classes(loads.gpu / loads.room) <= laps, "memory")
+    problem.addConstraint(over_classes(loads.host / loads.host_room) <= laps, "host_memory")
+    problem.addConstraint(over_classes(loads.seats / targets.max_seqs) <= laps, "seats")
+    longest = pulp.lpSum(float(loads.longest[o] / loads.room[o]) * use[o] for o in used)
     problem.addConstraint(longest <= 1, "longest")
     for i, cut in enumerate(cuts):
         again = [use[o] for o in cut.options]
@@ -241,51 +243,57 @@ def build(
         problem.addConstraint(pulp.lpSum(again) - others <= len(again) - 1, f"cut_{i}")
     if fastest:
         problem.addConstraint(load <= 1, "carries")
-        problem.setObjective(-_speed(problem, x, take, laps, top))
+        problem.setObjective(-_speed(problem, loads, take, laps, top))
     else:
         problem.setObjective(load)
     return problem, take, laps, load
 
 
 def _speed(
-    problem: pulp.LpProblem, x: Loads, take: Variables, laps: pulp.LpVariable, top: float
+    problem: pulp.LpProblem, loads: Loads, take: Variables, laps: pulp.LpVariable, top: float
 ) -> pulp.LpAffineExpression:
     """Tokens per second of one sequence, the mean of all, over its greatest value."""
-    weight = x.seats * x.tokens / max(float((x.seats * x.tokens).sum(axis=0).max()), 1e-300)
+    weight = (
+        loads.seats
+        * loads.tokens
+        / max(float((loads.seats * loads.tokens).sum(axis=0).max()), 1e-300)
+    )
     parts = []
     for (c, o), v in take.items():
         speed = problem.add_variable(f"speed_{c}_{o}", lowBound=0)
         problem.addConstraint(speed <= top * v, f"taken_{c}_{o}")
         problem.addConstraint(speed <= laps, f"slowest_{c}_{o}")
-        parts.append(float(weight[c, o] * x.tokens[o] / (top * x.tokens.max())) * speed)
+        parts.append(float(weight[c, o] * loads.tokens[o] / (top * loads.tokens.max())) * speed)
     return pulp.lpSum(parts)
 
 
-def _allowed(x: Loads, targets: Targets) -> list[tuple[int, int]]:
+def _allowed(loads: Loads, targets: Targets) -> list[tuple[int, int]]:
     """Classes and options whose rounds with nobody in them are within the TPOT target."""
-    ok = (x.fixed / x.tokens < targets.tpot) & (x.longest <= x.room)
-    return [(c, int(o)) for c in range(len(x.work)) for o in np.flatnonzero(ok)]
+    ok = (loads.fixed / loads.tokens < targets.tpot) & (loads.longest <= loads.room)
+    return [(c, int(o)) for c in range(len(loads.work)) for o in np.flatnonzero(ok)]
 
 
-def _most_laps(x: Loads, targets: Targets, allowed: list[tuple[int, int]], fastest: bool) -> float:
+def _most_laps(
+    loads: Loads, targets: Targets, allowed: list[tuple[int, int]], fastest: bool
+) -> float:
     """Laps per second that no solution exceeds."""
-    shortest = max(float(np.min(x.fixed, initial=np.inf)), SHORTEST_LAP)
+    shortest = max(float(np.min(loads.fixed, initial=np.inf)), SHORTEST_LAP)
     if fastest:  # a lap takes at least its fixed time, and carries the whole trace
         return 1.0 / shortest
-    needed = [x.gpu / x.room, x.host / x.host_room, x.seats / targets.max_seqs]
+    needed = [loads.gpu / loads.room, loads.host / loads.host_room, loads.seats / targets.max_seqs]
     used = sorted({o for _, o in allowed})
     most = sum(float(np.max(n[:, used], initial=0)) for n in needed)
-    room = np.maximum(targets.tpot * x.tokens - x.fixed, SHORTEST_LAP)
-    in_time = float(np.max(x.work.sum(axis=0) / room)) if np.isfinite(targets.tpot) else 0.0
-    return max(len(x.work) * most, 1.0 / shortest, in_time)
+    room = np.maximum(targets.tpot * loads.tokens - loads.fixed, SHORTEST_LAP)
+    in_time = float(np.max(loads.work.sum(axis=0) / room)) if np.isfinite(targets.tpot) else 0.0
+    return max(len(loads.work) * most, 1.0 / shortest, in_time)
 
 
-def _most_load(x: Loads, top: float) -> float:
-    return float(top * x.fixed.sum() + x.work.max(axis=1).sum())
+def _most_load(loads: Loads, top: float) -> float:
+    return float(top * loads.fixed.sum() + loads.work.max(axis=1).sum())
 
 
 def carry(
-    x: Loads,
+    loads: Loads,
     targets: Targets,
     lanes: Lanes = ONE,
     fastest: bool = False,
@@ -299,15 +307,15 @@ def carry(
         If no options serve all classes within the targets.
     """
     started = time.perf_counter()
-    if not _allowed(x, targets):
+    if not _allowed(loads, targets):
         raise InfeasibleError("no technique's rounds are within the targets")
-    problem, take, laps, load = build(x, targets, lanes, fastest, cuts)
+    problem, take, laps, load = build(loads, targets, lanes, fastest, cuts)
     status = problem.solve(pulp.HiGHS(msg=False, threads=1, gapRel=GAPS[lanes == ONE]))
     if pulp.LpStatus[status] != "Optimal":
         raise InfeasibleError("no techniques carry the trace within the targets")
     chosen = {c: o for (c, o), v in take.items() if (v.value() or 0) > 0.5}
     return Carried(
-        option_of=tuple(chosen[c] for c in range(len(x.work))),
+        option_of=tuple(chosen[c] for c in range(len(loads.work))),
         laps=float(laps.value() or 0),
         load=float(pulp.value(load)),
         seconds=time.perf_counter() - started,

@@ -57,9 +57,9 @@ class Arrangement:
         most = max(len(uses) for uses in self.uses)
         return most if most < 2 or not self.spread else 2 * most
 
-    def technique(self, d: Deployment, prompt: int) -> Technique:
+    def technique(self, deployment: Deployment, prompt: int) -> Technique:
         """As layers of a model."""
-        places = [self._term(u, prompt) for u in self._sequence(d)]
+        places = [self._term(u, prompt) for u in self._sequence(deployment)]
         layers, first = [], 0
         for place, some in groupby(places):
             count = len(list(some))
@@ -87,9 +87,9 @@ class Arrangement:
             parts=u.parts,
         )  # fmt: skip
 
-    def _sequence(self, d: Deployment) -> list[Use]:
+    def _sequence(self, deployment: Deployment) -> list[Use]:
         """The use of every layer."""
-        order = [s for block, count in d.shard.layout for s in block * count]
+        order = [s for block, count in deployment.shard.layout for s in block * count]
         shapes = list(dict.fromkeys(order))
         queues = [iter(self._ordered(self.uses[k])) for k in range(len(shapes))]
         return [next(queues[shapes.index(shape)]) for shape in order]
@@ -183,9 +183,9 @@ def neighbours(a: Arrangement, step: int) -> Iterator[Arrangement]:
             yield replace(a, streamed=min(max(other, 0.0), 1.0))
 
 
-def _with(a: Arrangement, k: int, changed: dict[int, Use]) -> Arrangement:
-    uses = tuple(changed.get(i, use) for i, use in enumerate(a.uses[k]))
-    return replace(a, uses=(*a.uses[:k], uses, *a.uses[k + 1 :]))
+def _with(a: Arrangement, count: int, changed: dict[int, Use]) -> Arrangement:
+    uses = tuple(changed.get(i, use) for i, use in enumerate(a.uses[count]))
+    return replace(a, uses=(*a.uses[:count], uses, *a.uses[count + 1 :]))
 
 
 def _rounded(share: float) -> float:

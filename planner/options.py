@@ -57,54 +57,64 @@ class Options:
 
 
 def evaluate(
-    t: Technique, d: Deployment, w: Workload, batch: Column, admission: Admission
+    technique: Technique,
+    deployment: Deployment,
+    workload: Workload,
+    batch: Column,
+    admission: Admission,
 ) -> Options:
     """All settings of an array-valued technique at all batches, in one vectorised evaluation."""
-    prediction = w.predict(t, d, batch, CONTEXTS)
-    settings = t.rows()
+    prediction = workload.predict(technique, deployment, batch, CONTEXTS)
+    settings = technique.rows()
     shape = (len(settings), batch.size)
     measured = {
         name: np.array(np.broadcast_to(values, shape)).ravel()
         for name, values in measures(prediction).items()
     }
-    known = [admission.evidence(s, d, w.length) for s in settings]
+    known = [admission.evidence(s, deployment, workload.length) for s in settings]
     admitted = {
         "loss": np.repeat([admission.loss(e) for e in known], batch.size),
         "assumed": np.repeat([1.0 if s.assumes else 0.0 for s in settings], batch.size),
     }
     return Options(
         [s for s in settings for _ in range(batch.size)],
-        np.full(len(settings) * batch.size, t.name),
+        np.full(len(settings) * batch.size, technique.name),
         [e for e in known for _ in range(batch.size)],
         np.tile(batch, len(settings)),
         measured | admitted,
-        [(t, batch)],
+        [(technique, batch)],
     )
 
 
-def measures(p: Prediction) -> dict[str, Column]:
+def measures(prediction: Prediction) -> dict[str, Column]:
     """What limits and objectives are about, all to be small."""
     return {
-        "gpu_memory": p.gpu_bytes,
-        "host_memory": p.host_bytes,
-        "ttft": p.ttft_s,
-        "tpot": np.nan_to_num(p.tpot_s),
-        "latency": p.request_s,
-        "throughput": -p.output_tok_s / p.deployment.tp,
-        "cost": p.usd_per_million(),
+        "gpu_memory": prediction.gpu_bytes,
+        "host_memory": prediction.host_bytes,
+        "ttft": prediction.ttft_s,
+        "tpot": np.nan_to_num(prediction.tpot_s),
+        "latency": prediction.request_s,
+        "throughput": -prediction.output_tok_s / prediction.deployment.tp,
+        "cost": prediction.usd_per_million(),
     }
 
 
-def batches(t: Technique, d: Deployment, w: Workload, gpu: Iterable[float], host: float) -> Column:
+def batches(
+    technique: Technique,
+    deployment: Deployment,
+    workload: Workload,
+    gpu: Iterable[float],
+    host: float,
+) -> Column:
     """Batches worth evaluating: a geometric grid, and the largest that each GPU memory allows.
 
     The grid ends above the largest, so that what a larger memory would bring is known, but for the
     most that can be evaluated.
     """
-    parts = t.tiles()
-    if w.batch is not None:
-        return np.array([float(w.batch)]) if w.batch % parts == 0 else np.zeros(0)
-    largest = [w.largest(t, d, size, host) for size in gpu]
+    parts = technique.tiles()
+    if workload.batch is not None:
+        return np.array([float(workload.batch)]) if workload.batch % parts == 0 else np.zeros(0)
+    largest = [workload.largest(technique, deployment, size, host) for size in gpu]
     top = max(float(np.max(b)) for b in largest)
     steps = np.arange(0, np.log(max(top / parts, 1)) / np.log(GROWTH) + 2)
     grid = np.ceil(parts * GROWTH**steps / parts) * parts
@@ -113,8 +123,8 @@ def batches(t: Technique, d: Deployment, w: Workload, gpu: Iterable[float], host
 
 
 def tabulate(
-    d: Deployment,
-    w: Workload,
+    deployment: Deployment,
+    workload: Workload,
     gpu: Iterable[float],
     host: float,
     admission: Admission,
@@ -123,19 +133,19 @@ def tabulate(
     """The table of all settings of all techniques that can run there."""
     table, sizes = Options(), tuple(gpu)
     for technique in admission.candidates() if techniques is None else techniques:
-        if technique.refuses(d):
+        if technique.refuses(deployment):
             continue
-        for t in admission.settings(technique, d, w.prompt, w.generate):
-            candidates = batches(t, d, w, sizes, host)
+        for t in admission.settings(technique, deployment, workload.prompt, workload.generate):
+            candidates = batches(t, deployment, workload, sizes, host)
             if candidates.size:
-                table.add(evaluate(t, d, w, candidates, admission))
+                table.add(evaluate(t, deployment, workload, candidates, admission))
     return table
 
 
 def settled(
     techniques: Iterable[Technique],
-    d: Deployment,
-    w: Workload,
+    deployment: Deployment,
+    workload: Workload,
     gpu: Iterable[float],
     host: float,
     admission: Admission,
@@ -143,13 +153,15 @@ def settled(
     """The table of some techniques with their settings as they are."""
     table, sizes = Options(), tuple(gpu)
     for t in techniques:
-        candidates = batches(t, d, w, sizes, host)
-        if candidates.size and not t.refuses(d):
-            table.add(evaluate(t, d, w, candidates, admission))
+        candidates = batches(t, deployment, workload, sizes, host)
+        if candidates.size and not t.refuses(deployment):
+            table.add(evaluate(t, deployment, workload, candidates, admission))
     return table
 
 
-def between(table: Options, row: int, d: Deployment, w: Workload, admission: Admission) -> Options:
+def between(
+    table: Options, row: int, deployment: Deployment, workload: Workload, admission: Admission
+) -> Options:
     """The batches between a row's neighbours, for the same settings."""
     t, batch = table.technique[row], table.batch[row]
     same = [i for i, other in enumerate(table.technique) if other is t]
@@ -162,7 +174,7 @@ def between(table: Options, row: int, d: Deployment, w: Workload, admission: Adm
         [np.linspace(a, b, 10)[1:-1] for a, b in pairwise(edges)] or [np.zeros(0)]
     )
     finer = np.setdiff1d(np.round(finer / parts) * parts, known)
-    if w.batch is not None or not finer.size:
+    if workload.batch is not None or not finer.size:
         return Options()
-    refined = evaluate(t, d, w, finer, admission)
+    refined = evaluate(t, deployment, workload, finer, admission)
     return replace(refined, technique=[t] * finer.size)

@@ -121,10 +121,10 @@ def near(search: Search, row: int) -> list[Technique]:
     return [search.table.technique[i] for i in found]
 
 
-def faster(d: Deployment, links: tuple[str, ...]) -> Deployment:
+def faster(deployment: Deployment, links: tuple[str, ...]) -> Deployment:
     """The deployment with some links a tenth faster."""
     changed = {
         name: Link(link.bandwidth * MORE, link.latency) if name in links else link
-        for name, link in d.hardware.links.items()
+        for name, link in deployment.hardware.links.items()
     }
-    return replace(d, hardware=replace(d.hardware, links=changed))
+    return replace(deployment, hardware=replace(deployment.hardware, links=changed))

@@ -87,7 +87,7 @@ order: layers of both kinds are slower together than either alone.
 """
 
 
-def options_for(d: Deployment, halves: bool) -> list[Option]:
+def options_for(deployment: Deployment, halves: bool) -> list[Option]:
     """Every way to place a cache there.
 
     Parameters
@@ -98,11 +98,13 @@ def options_for(d: Deployment, halves: bool) -> list[Option]:
     boxes = list(pairwise(EDGES))
     for i, (low, high) in enumerate(boxes):
         found.append(Option(f"copied{i}", (Shares(low), Shares(high))))
-    if d.shard.hidden < d.shard.kv_width:  # else a layer input is no smaller than what it replaces
+    if (
+        deployment.shard.hidden < deployment.shard.kv_width
+    ):  # else a layer input is no smaller than what it replaces
         for i, (low, high) in enumerate(boxes):
             some = (Shares(low), Shares(low, low), Shares(high), Shares(high, high))
             found.append(Option(f"recomputed{i}", some))
-    if not d.shard.latent:
+    if not deployment.shard.latent:
         found.append(Option("cpu", (Shares(cpu=1.0),), 2 if halves else 1))
     return found
 
@@ -347,16 +349,16 @@ class Coefficients:
         return found
 
 
-def _resources(parts: Parts, d: Deployment, p: Point, shape: LayerShape) -> Array:
+def _resources(parts: Parts, deployment: Deployment, point: Point, shape: LayerShape) -> Array:
     """Time of each stream, and of the chain, in one layer with all parts of the batch. (r, b, c)"""
-    layer = layer_ops(LayerPass(d, part_of(p, parts), shape, parts))
+    layer = layer_ops(LayerPass(deployment, part_of(point, parts), shape, parts))
     tiles = parts.placement.tiles
-    grid = np.broadcast_shapes(np.shape(p.batch), np.shape(p.context), (1, 1))
+    grid = np.broadcast_shapes(np.shape(point.batch), np.shape(point.context), (1, 1))
     found = np.zeros((len(RESOURCES), *grid))
     for op in layer:
-        found[STREAMS.index(op.stream)] += tiles * np.asarray(seconds(op, d))
+        found[STREAMS.index(op.stream)] += tiles * np.asarray(seconds(op, deployment))
     chain, turn = RESOURCES.index("chain"), RESOURCES.index("turn")
-    found[chain] = found[turn] = tiles * np.asarray(least(layer, d))
+    found[chain] = found[turn] = tiles * np.asarray(least(layer, deployment))
     if tiles > 1:  # the CPU's halves follow one another, and other layers wait for both
         found[turn] = np.maximum(found[chain], found[STREAMS.index("cpu")])
     return found

@@ -84,8 +84,8 @@ class ChosenPlan:
 
 
 def make_plan(
-    d: Deployment,
-    w: Workload,
+    deployment: Deployment,
+    workload: Workload,
     objective: str,
     limits: PlanLimits,
     admission: Admission | None = None,
@@ -100,7 +100,7 @@ def make_plan(
     NoPlanError
         If nothing is within the limits; says which stand in the way, and what would do.
     """
-    q = Question(d, w, objective, limits, admission or Admission())
+    q = Question(deployment, workload, objective, limits, admission or Admission())
     return answer(q if errors is None else replace(q, errors=errors))
 
 

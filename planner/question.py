@@ -52,15 +52,15 @@ class Question:
         return replace(self, limits=replace(self.limits, **changes))
 
 
-def check_objective(objective: str, d: Deployment) -> None:
+def check_objective(objective: str, deployment: Deployment) -> None:
     """Refuse what is no objective, and costs on hardware without a price."""
     if objective not in OBJECTIVES:
         expected = ", ".join(OBJECTIVES)
         raise InputError(f"--objective: got {objective[:40]!r}; expected one of {expected}")
-    if objective == "cost" and d.hardware.price is None:
+    if objective == "cost" and deployment.hardware.price is None:
         raise InputError(
-            f"--objective cost: {d.hardware.name} has no price; expected a GPU with USD/h in "
-            f"`kvsim gpus`, or a profile with price.usd_per_hour"
+            f"--objective cost: {deployment.hardware.name} has no price; expected a GPU with USD/h "
+            f"in `kvsim gpus`, or a profile with price.usd_per_hour"
         )
 
 
@@ -175,10 +175,10 @@ class Search:
         return float(self.table.columns[self.q.objective][row])
 
 
-def rank(t: Technique) -> tuple[int, ...]:
+def rank(technique: Technique) -> tuple[int, ...]:
     """How simple a technique is: lossless before lossy, nothing done to the cache before one."""
-    several = not t.uniform or len(t.terms) > 1
-    return (0 if t.exact else 1, 0 if t.name == FULL else 2 if several else 1)
+    several = not technique.uniform or len(technique.terms) > 1
+    return (0 if technique.exact else 1, 0 if technique.name == FULL else 2 if several else 1)
 
 
 def gain(before: float, after: float) -> float:

@@ -44,7 +44,7 @@ class TracePlan:
 
 
 def make_trace_plan(
-    d: Deployment,
+    deployment: Deployment,
     requests: Requests,
     objective: str,
     limits: PlanLimits,
@@ -69,10 +69,10 @@ def make_trace_plan(
     InfeasibleError
         If nothing simulated is within the limits; says by how much.
     """
-    check_objective(objective, d)
+    check_objective(objective, deployment)
     if not len(requests):
         raise InputError("--trace: no requests; expected at least one")
-    search = _Search(d, requests, objective, limits, rules, admission, tell)
+    search = _Search(deployment, requests, objective, limits, rules, admission, tell)
     search.techniques()
     search.settings()
     if per_class:
@@ -85,7 +85,7 @@ class _Search:
 
     def __init__(
         self,
-        d: Deployment,
+        deployment: Deployment,
         requests: Requests,
         objective: str,
         limits: PlanLimits,
@@ -96,7 +96,7 @@ class _Search:
         self.requests, self.objective, self.limits, self.tell = requests, objective, limits, tell
         self.classes = classes_of(requests)
         self.targets = Targets(rules.max_seqs, limits.ttft, limits.tpot)
-        self.options = options_of(d, requests, limits, rules, admission)
+        self.options = options_of(deployment, requests, limits, rules, admission)
         tell(f"estimating {len(self.options)} settings")
         self.loads = loads_of(self.options, self.classes, limits.ttft)
         self.bounds = self.targets  # of the estimate
@@ -229,7 +229,11 @@ class _Search:
 
 
 def options_of(
-    d: Deployment, requests: Requests, limits: PlanLimits, rules: Rules, admission: Admission
+    deployment: Deployment,
+    requests: Requests,
+    limits: PlanLimits,
+    rules: Rules,
+    admission: Admission,
 ) -> list[StepCosts]:
     """Step costs of all settings that the user admits and that leave room for a cache.
 
@@ -245,16 +249,16 @@ def options_of(
     reason: InputError | None = None
     longest = int((requests.prompt + requests.generate).max())
     for t in admission.candidates():
-        if t.refuses(d):
+        if t.refuses(deployment):
             continue
-        for some in admission.settings(t, d, *mean):
+        for some in admission.settings(t, deployment, *mean):
             for settings in some.rows():
-                known = admission.evidence(settings, d, longest)
+                known = admission.evidence(settings, deployment, longest)
                 if admission.loss(known) > limits.loss or (settings.assumes and limits.assumed < 1):
                     continue
                 costs = StepCosts(
                     technique=settings,
-                    deployment=d,
+                    deployment=deployment,
                     rules=rules,
                     longest=longest,
                     longest_prompt=int(requests.prompt.max()),

@@ -132,15 +132,15 @@ def _play(
     return Simulated(tuple(lane.costs for lane in lanes), lane_of_class, carried, outcome)
 
 
-def _shares(x: Loads, carried: Carried) -> list[float]:
+def _shares(loads: Loads, carried: Carried) -> list[float]:
     """Memory of each lane: its longest request, and of the rest what its sequences need."""
     used = carried.options
     if len(used) == 1:
         return [1.0]
     needs = np.array([
-        sum(float(x.gpu[c, o]) for c, o in enumerate(carried.option_of) if o == lane)
+        sum(float(loads.gpu[c, o]) for c, o in enumerate(carried.option_of) if o == lane)
         for lane in used
     ])  # fmt: skip
-    first = np.array([float(x.longest[o] / x.room[o]) for o in used])
+    first = np.array([float(loads.longest[o] / loads.room[o]) for o in used])
     left = max(1.0 - float(first.sum()), 0.0)
     return [float(s) for s in first + left * needs / max(float(needs.sum()), 1e-300)]

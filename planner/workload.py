@@ -35,14 +35,20 @@ class Workload:
     batch: int | None = None
     service: bool = False
 
-    def predict(self, t: Technique, d: Deployment, batch: Array, contexts: int = 0) -> Prediction:
+    def predict(
+        self, technique: Technique, deployment: Deployment, batch: Array, contexts: int = 0
+    ) -> Prediction:
         """What a technique does for it at some batches."""
         kind = Service if self.service else Prediction
-        return kind(t, d, batch, self.prompt, self.generate, contexts)
+        return kind(technique, deployment, batch, self.prompt, self.generate, contexts)
 
-    def largest(self, t: Technique, d: Deployment, gpu: float, host: float) -> Array:
+    def largest(
+        self, technique: Technique, deployment: Deployment, gpu: float, host: float
+    ) -> Array:
         """Largest batch whose buffers fit. [sequences]"""
-        return largest_batch(t, d, self.prompt, self.generate, gpu, host, served=self.service)
+        return largest_batch(
+            technique, deployment, self.prompt, self.generate, gpu, host, served=self.service
+        )
 
     @property
     def length(self) -> int:

@@ -221,14 +221,14 @@ def _runs(func: Any) -> bool:
     return not (func.is_view or func.name().startswith(("aten::empty", "aten::_unsafe_view")))
 
 
-def _attention_flops(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> int:
+def _attention_flops(queries: Tensor, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> int:
     """Of fused attention with grouped heads, every pair of a query and a key counted."""
-    return 2 * q.shape[:3].numel() * k.shape[2] * (q.shape[3] + v.shape[3])
+    return 2 * queries.shape[:3].numel() * keys.shape[2] * (queries.shape[3] + values.shape[3])
 
 
-def _int4_flops(x: Tensor, packed: Tensor, group: int, scales: Tensor, **_: Any) -> int:
+def _int4_flops(tensor: Tensor, packed: Tensor, group: int, scales: Tensor, **_: Any) -> int:
     """Of a product with 4-bit weights."""
-    return 2 * x.numel() * scales.shape[1]
+    return 2 * tensor.numel() * scales.shape[1]
 
 
 FORMULAS: Mapping[Any, Callable[..., int]] = {

@@ -165,7 +165,7 @@ def deployments_of(
 
 
 def limits_of(
-    d: "Deployment",
+    deployment: "Deployment",
     gpu_memory: str | None,
     ttft: str | None,
     tpot: str | None,
@@ -176,7 +176,7 @@ def limits_of(
     """What a plan must stay within, as the options and the hardware say."""
     from kvsim.planner.workload import ENGINE_SHARE, GIB, TPOT, TTFT, PlanLimits
 
-    h, none = d.hardware, float("inf")
+    h, none = deployment.hardware, float("inf")
     usable = h.gpu_memory * (1.0 if whole else ENGINE_SHARE)
     if gpu_memory is not None:
         usable = gib("--gpu-memory", gpu_memory)

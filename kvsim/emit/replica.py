@@ -38,14 +38,14 @@ def of_costs(costs: StepCosts, utilisation: float) -> Served:
     )
 
 
-def of_prediction(p: Prediction, utilisation: float) -> Served:
+def of_prediction(prediction: Prediction, utilisation: float) -> Served:
     """A plan for equal requests: its batch and lengths, and the engines' usual budget of tokens."""
-    d, rules, batch = p.deployment, Rules(), int(p.batch[0])
-    longest = p.prompt + p.generate
-    weights = _weights(p.technique, d, longest)
+    d, rules, batch = prediction.deployment, Rules(), int(prediction.batch[0])
+    longest = prediction.prompt + prediction.generate
+    weights = _weights(prediction.technique, d, longest)
     return Served(
         model=_model(d),
-        technique=p.technique,
+        technique=prediction.technique,
         weights=d.weights,
         tp=d.tp,
         max_model_len=longest,
@@ -54,25 +54,25 @@ def of_prediction(p: Prediction, utilisation: float) -> Served:
         block_tokens=rules.block_tokens,
         utilisation=utilisation,
         weights_bytes=weights,
-        cache_bytes=max(utilisation * d.hardware.gpu_memory - _beside(p, weights), 0.0),
+        cache_bytes=max(utilisation * d.hardware.gpu_memory - _beside(prediction, weights), 0.0),
         gpu_bytes=d.hardware.gpu_memory,
     )
 
 
-def _beside(p: Prediction, weights: float) -> float:
+def _beside(prediction: Prediction, weights: float) -> float:
     """Weights, workspace and context of each GPU. [B]"""
-    point = decode_point(float(p.batch[0]), np.array(float(p.prompt)), 1.0, 0.0)
-    parts = p.technique.resident(p.deployment, point).get("gpu", {})
+    point = decode_point(float(prediction.batch[0]), np.array(float(prediction.prompt)), 1.0, 0.0)
+    parts = prediction.technique.resident(prediction.deployment, point).get("gpu", {})
     return weights + sum(float(np.max(parts.get(k, 0.0))) for k in ("workspace", "context"))
 
 
-def _weights(technique: Technique, d: Deployment, tokens: int) -> float:
+def _weights(technique: Technique, deployment: Deployment, tokens: int) -> float:
     """Weights on each GPU. [B]"""
     point = decode_point(1.0, np.array(float(tokens - 1)), 1.0, 0.0)
-    return float(np.max(technique.resident(d, point).get("gpu", {}).get("weights", 0.0)))
+    return float(np.max(technique.resident(deployment, point).get("gpu", {}).get("weights", 0.0)))
 
 
-def _model(d: Deployment) -> str:
+def _model(deployment: Deployment) -> str:
     """The model's name at Hugging Face where the catalogue has it."""
-    known = d.model.name in model_names()
-    return str(catalogue_entry(d.model.name)["hf_id"]) if known else d.model.name
+    known = deployment.model.name in model_names()
+    return str(catalogue_entry(deployment.model.name)["hf_id"]) if known else deployment.model.name

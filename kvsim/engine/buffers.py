@@ -39,9 +39,9 @@ def scale(part: Buffers, by: Number) -> Buffers:
     return {tier: {k: by * v for k, v in buffers.items()} for tier, buffers in part.items()}
 
 
-def layer_weights(d: Deployment, shape: LayerShape) -> float:
+def layer_weights(deployment: Deployment, shape: LayerShape) -> float:
     """Stored weights of one layer of a shard; norms and biases are below 0.1 % and left out. [B]"""
-    m, stored = d.shard, d.weight_format
+    m, stored = deployment.shard, deployment.weight_format
     matrices = list(m.attention_matrices().values())
     if shape.routed:
         expert = m.mlp_matrices(m.expert_ffn).values()
@@ -54,14 +54,18 @@ def layer_weights(d: Deployment, shape: LayerShape) -> float:
     return size + sum(stored.bytes(*x) for x in matrices)
 
 
-def sequences_alive(d: Deployment, p: Point) -> Number:
+def sequences_alive(deployment: Deployment, point: Point) -> Number:
     """Sequences in a pass at once: in prefill as many as fit in a part, at least one."""
-    if not p.prefill:
-        return p.batch
-    return np.minimum(p.batch, np.maximum(1.0, d.stack.prefill_chunk / np.maximum(p.new, 1.0)))
+    if not point.prefill:
+        return point.batch
+    return np.minimum(
+        point.batch, np.maximum(1.0, deployment.stack.prefill_chunk / np.maximum(point.new, 1.0))
+    )
 
 
-def resident_once(d: Deployment, part: Point, scratch: Number, packed: bool = False) -> Buffers:
+def resident_once(
+    deployment: Deployment, part: Point, scratch: Number, packed: bool = False
+) -> Buffers:
     """Embedding, LM head, activations and the runtime's own memory. [B]
 
     Parameters
@@ -70,14 +74,14 @@ def resident_once(d: Deployment, part: Point, scratch: Number, packed: bool = Fa
     scratch : what attention needs besides queries, keys, values and scores. [B]
     packed : whether the prompt's cache is packed.
     """
-    m, stack = d.shard, d.stack
+    m, stack = deployment.shard, deployment.stack
     table = WEIGHTS["fp16"].bytes(m.hidden, m.vocab)
     learned = ops.HALF * m.learned_positions * m.hidden
     embedding = (table if m.tied else 2 * table) + learned
     chunk = (packed and stack.packed_chunk) or stack.prefill_chunk
     alive = np.minimum(part.tokens, chunk)
     length = part.max_length if stack.static_cache else part.length
-    scores = SCORE_MEMORY * m.heads * length if attention.score_bytes(d, part) else 0.0
+    scores = SCORE_MEMORY * m.heads * length if attention.score_bytes(deployment, part) else 0.0
     hidden = stack.activation_passes * m.hidden
     attending = ops.HALF * (hidden + m.heads * m.head_dim + m.kv_width) + scores
     width = max(m.ffn, m.experts_active * m.expert_ffn)

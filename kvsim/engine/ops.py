@@ -16,18 +16,20 @@ HALF = 2.0  # bytes of an fp16 number [B]
 SCORE = 2 * HALF  # an fp16 attention score that leaves the chip: written once, read once [B]
 
 
-def kv_bytes(m: Model, tokens: Number) -> Number:
+def kv_bytes(model: Model, tokens: Number) -> Number:
     """Fp16 keys and values of ``tokens`` tokens in one layer. [B]"""
-    return HALF * m.kv_width * tokens
+    return HALF * model.kv_width * tokens
 
 
-def prompt_kv(d: Deployment, p: Point) -> Buffers:
+def prompt_kv(deployment: Deployment, point: Point) -> Buffers:
     """One layer's fp16 keys and values while the prompt is read, if it does not keep them. [B]"""
-    return {"gpu": {"prompt kv": kv_bytes(d.shard, p.tokens) if p.prefill else 0.0}}
+    return {
+        "gpu": {"prompt kv": kv_bytes(deployment.shard, point.tokens) if point.prefill else 0.0}
+    }
 
 
 def gemm(
-    d: Deployment,
+    deployment: Deployment,
     name: str,
     tokens: Number,
     matrix: tuple[int, int],
@@ -36,9 +38,9 @@ def gemm(
 ) -> Op:
     """Hidden states of ``tokens`` tokens times one weight matrix (inputs, outputs)."""
     inputs, outputs = matrix
-    stored = weights or d.weight_format
-    bias = HALF * outputs if d.shard.biased(name) else 0.0
-    read = inputs * d.stack.kernel(stored.kernel).input_passes
+    stored = weights or deployment.weight_format
+    bias = HALF * outputs if deployment.shard.biased(name) else 0.0
+    read = inputs * deployment.stack.kernel(stored.kernel).input_passes
     moved = stored.bytes(inputs, outputs) + bias + HALF * tokens * (read + outputs)
     return Op(
         name,
@@ -48,39 +50,39 @@ def gemm(
         size=tokens,
         columns=outputs,
         dtype=stored.dtype,
-        fixed=unpacking(d, stored, inputs * outputs),
+        fixed=unpacking(deployment, stored, inputs * outputs),
         after=after,
     )
 
 
-def unpacking(d: Deployment, stored: WeightFormat, weights: Number) -> Number:
+def unpacking(deployment: Deployment, stored: WeightFormat, weights: Number) -> Number:
     """Time to widen packed weights that loading them does not hide. [s]"""
     packed = stored.bits < 16 and stored.dtype == "fp16"
-    return d.stack.unpack_ops * weights / (d.flops("fp32") / 2) if packed else 0.0
+    return deployment.stack.unpack_ops * weights / (deployment.flops("fp32") / 2) if packed else 0.0
 
 
-def before_attention(d: Deployment, p: Point, after: tuple[str, ...] = ()) -> list[Op]:
+def before_attention(deployment: Deployment, point: Point, after: tuple[str, ...] = ()) -> list[Op]:
     """Norms, positions, residuals and the activation of the whole layer; then queries and KV."""
-    m = d.shard
+    m = deployment.shard
     active = m.experts_active * m.expert_ffn or m.ffn
-    passes = d.stack.pointwise_passes * ((2 * m.norms + 2) * m.hidden + 3 * active)
+    passes = deployment.stack.pointwise_passes * ((2 * m.norms + 2) * m.hidden + 3 * active)
     small = Op(
         "pointwise",
         kernel="pointwise",
-        bytes={"hbm": HALF * p.tokens * passes},
-        launches=d.stack.pointwise_launches,
-        fixed=d.stack.layer,
+        bytes={"hbm": HALF * point.tokens * passes},
+        launches=deployment.stack.pointwise_launches,
+        fixed=deployment.stack.layer,
     )
     matrices = m.attention_matrices()
-    ops = [small, gemm(d, "qkv", p.tokens, matrices["qkv"], after=after)]
+    ops = [small, gemm(deployment, "qkv", point.tokens, matrices["qkv"], after=after)]
     if "q_up" in matrices:
-        ops.append(gemm(d, "q_up", p.tokens, matrices["q_up"]))
+        ops.append(gemm(deployment, "q_up", point.tokens, matrices["q_up"]))
     return ops
 
 
 def after_attention(
-    d: Deployment,
-    p: Point,
+    deployment: Deployment,
+    point: Point,
     shape: LayerShape,
     weights: WeightFormat | None = None,
     after: tuple[str, ...] = (),
@@ -89,47 +91,56 @@ def after_attention(
 
     ``weights`` overrides the format of the MLP.
     """
-    m = d.shard
+    m = deployment.shard
     return [
-        gemm(d, "out", p.tokens, m.attention_matrices()["out"], after=after),
-        *all_reduce(d, "out_sum", p.tokens),
-        *(_experts(d, p) if shape.routed else _mlp(d, p, m.ffn, weights)),
-        *all_reduce(d, "mlp_sum", p.tokens),
+        gemm(deployment, "out", point.tokens, m.attention_matrices()["out"], after=after),
+        *all_reduce(deployment, "out_sum", point.tokens),
+        *(_experts(deployment, point) if shape.routed else _mlp(deployment, point, m.ffn, weights)),
+        *all_reduce(deployment, "mlp_sum", point.tokens),
     ]
 
 
-def _mlp(d: Deployment, p: Point, width: int, weights: WeightFormat | None = None) -> list[Op]:
+def _mlp(
+    deployment: Deployment, point: Point, width: int, weights: WeightFormat | None = None
+) -> list[Op]:
     return [
-        gemm(d, name, p.tokens, matrix, weights)
-        for name, matrix in d.shard.mlp_matrices(width).items()
+        gemm(deployment, name, point.tokens, matrix, weights)
+        for name, matrix in deployment.shard.mlp_matrices(width).items()
     ]
 
 
-def _experts(d: Deployment, p: Point) -> list[Op]:
+def _experts(deployment: Deployment, point: Point) -> list[Op]:
     """Router, the routed experts that the tokens touch, and the shared ones."""
-    m = d.shard
-    ops = [gemm(d, "router", p.tokens, (m.hidden, m.experts), WEIGHTS["fp16"])]
-    ops += routed_experts(d, p)
-    return [*ops, *_mlp(d, p, m.shared_experts * m.expert_ffn)] if m.shared_experts else ops
+    m = deployment.shard
+    ops = [gemm(deployment, "router", point.tokens, (m.hidden, m.experts), WEIGHTS["fp16"])]
+    ops += routed_experts(deployment, point)
+    return (
+        [*ops, *_mlp(deployment, point, m.shared_experts * m.expert_ffn)]
+        if m.shared_experts
+        else ops
+    )
 
 
-def routed_experts(d: Deployment, p: Point) -> list[Op]:
+def routed_experts(deployment: Deployment, point: Point) -> list[Op]:
     """Experts that the tokens touch, and the traffic that brings the tokens to them and back.
 
     With uniform routing a token leaves an expert idle with probability 1 - active / experts.
     """
-    m = d.shard
-    idle = (1.0 - m.experts_active / m.experts) ** p.tokens
+    m = deployment.shard
+    idle = (1.0 - m.experts_active / m.experts) ** point.tokens
     touched = m.experts * (1.0 - idle)
-    routed = p.tokens * m.experts_active
-    kernel = d.weight_format.kernel.replace("gemm", "experts")
-    passes, traffic = d.stack.kernel(kernel).input_passes, d.stack.kernel(kernel).traffic
+    routed = point.tokens * m.experts_active
+    kernel = deployment.weight_format.kernel.replace("gemm", "experts")
+    passes, traffic = (
+        deployment.stack.kernel(kernel).input_passes,
+        deployment.stack.kernel(kernel).traffic,
+    )
     ops = []
     if traffic:
         through = traffic * HALF * routed * m.hidden
         ops.append(Op("experts_traffic", bytes={"hbm": through}, launches=0.0))
     for name, (inputs, outputs) in m.mlp_matrices(m.expert_ffn).items():
-        moved = touched * d.weight_format.bytes(inputs, outputs)
+        moved = touched * deployment.weight_format.bytes(inputs, outputs)
         ops.append(
             Op(
                 f"experts_{name}",
@@ -138,38 +149,44 @@ def routed_experts(d: Deployment, p: Point) -> list[Op]:
                 bytes={"hbm": moved + HALF * routed * (passes * inputs + outputs)},
                 size=np.maximum(1.0, routed / touched),
                 columns=outputs,
-                dtype=d.weight_format.dtype,
-                fixed=unpacking(d, d.weight_format, touched * inputs * outputs),
+                dtype=deployment.weight_format.dtype,
+                fixed=unpacking(deployment, deployment.weight_format, touched * inputs * outputs),
             )
         )
     return ops
 
 
-def all_reduce(d: Deployment, name: str, tokens: Number) -> list[Op]:
+def all_reduce(deployment: Deployment, name: str, tokens: Number) -> list[Op]:
     """Sum of hidden states over the replica's GPUs.
 
     In a ring, 2 (tp - 1) transfers of 1 / tp of the data; in one shot, everyone reads all others';
     in two shots, everyone sums its part of the data and then reads the others' sums.
     """
-    if d.tp == 1:
+    if deployment.tp == 1:
         return []
-    data, latency = HALF * tokens * d.shard.hidden, d.hardware.links["link"].latency
-    if d.stack.direct_share:
-        return [_quickest_sum(d, name, data)]
-    if d.stack.one_shot_sum:
-        moved, wait = (d.tp - 1) * data, latency
+    data, latency = (
+        HALF * tokens * deployment.shard.hidden,
+        deployment.hardware.links["link"].latency,
+    )
+    if deployment.stack.direct_share:
+        return [_quickest_sum(deployment, name, data)]
+    if deployment.stack.one_shot_sum:
+        moved, wait = (deployment.tp - 1) * data, latency
     else:
-        moved, wait = 2 * (d.tp - 1) / d.tp * data, 2 * (d.tp - 1) * latency
+        moved, wait = (
+            2 * (deployment.tp - 1) / deployment.tp * data,
+            2 * (deployment.tp - 1) * latency,
+        )
     return [Op(name, kernel="allreduce", bytes={"link": moved}, fixed=wait)]
 
 
-def _quickest_sum(d: Deployment, name: str, data: Number) -> Op:
+def _quickest_sum(deployment: Deployment, name: str, data: Number) -> Op:
     """The quickest of a one-shot sum, a two-shot sum and a ring over ``data`` bytes per GPU.
 
     The op carries the bytes that its way moves, and what that way takes beyond them as fixed time.
     """
-    stack, others, rate = d.stack, d.tp - 1, d.bandwidth["link"]
-    once, twice = others * data, 2 * others / d.tp * data
+    stack, others, rate = deployment.stack, deployment.tp - 1, deployment.bandwidth["link"]
+    once, twice = others * data, 2 * others / deployment.tp * data
     hops, share = stack.direct_hop * others, stack.direct_share * rate
     one = stack.direct + hops + once / share
     two = stack.direct + stack.direct_second + 2 * hops + twice / share
@@ -180,10 +197,10 @@ def _quickest_sum(d: Deployment, name: str, data: Number) -> Op:
     return Op(name, kernel="allreduce", bytes={"link": moved}, fixed=took - carried)
 
 
-def runtime(d: Deployment, share: Number = 1.0) -> list[Op]:
+def runtime(deployment: Deployment, share: Number = 1.0) -> list[Op]:
     """Fixed time of a layer that keeps some share of its cache on the host."""
-    fixed = d.stack.offloaded_layer * (np.asarray(share) > 0)
-    return [Op("runtime", fixed=fixed, launches=0.0)] if d.stack.offloaded_layer else []
+    fixed = deployment.stack.offloaded_layer * (np.asarray(share) > 0)
+    return [Op("runtime", fixed=fixed, launches=0.0)] if deployment.stack.offloaded_layer else []
 
 
 def copy(
@@ -212,7 +229,11 @@ def copy(
 
 
 def quantise(
-    d: Deployment, tokens: Number, stored: Format, name: str = "quantise", every: float = 1.0
+    deployment: Deployment,
+    tokens: Number,
+    stored: Format,
+    name: str = "quantise",
+    every: float = 1.0,
 ) -> list[Op]:
     """Keys and values of ``tokens`` tokens read in fp16 and written packed, or the reverse.
 
@@ -220,15 +241,19 @@ def quantise(
     """
     if not stored.packs:
         return []
-    moved = tokens * stored.packing(d.shard.k_width, d.shard.v_width)
-    widened = tokens * (d.shard.k_width + d.shard.v_width) if name.startswith("de") else 0.0
+    moved = tokens * stored.packing(deployment.shard.k_width, deployment.shard.v_width)
+    widened = (
+        tokens * (deployment.shard.k_width + deployment.shard.v_width)
+        if name.startswith("de")
+        else 0.0
+    )
     return [
         Op(name, kernel="quantise", bytes={"hbm": moved}, launches=1.0 / every, unpacked=widened)
     ]
 
 
 def pack_prompt(
-    d: Deployment, batch: Number, tokens: Number, stored: Format, before: Number = 0.0
+    deployment: Deployment, batch: Number, tokens: Number, stored: Format, before: Number = 0.0
 ) -> list[Op]:
     """The part of each prompt's ``tokens`` that a format packs, read in fp16 and written.
 
@@ -238,7 +263,7 @@ def pack_prompt(
     """
     if not stored.packs:
         return []
-    m = d.shard
+    m = deployment.shard
     sides = zip(
         stored.packed_sides(m.k_width, m.v_width, tokens),
         stored.packed_sides(m.k_width, m.v_width, before),
@@ -249,10 +274,10 @@ def pack_prompt(
     return [Op("quantise", kernel="quantise", bytes={"hbm": moved})]
 
 
-def id_lists(d: Deployment, batch: Number, every: float = 1.0) -> list[Op]:
+def id_lists(deployment: Deployment, batch: Number, every: float = 1.0) -> list[Op]:
     """Lists of salient tokens made on the host, for K and V of every sequence and head."""
-    fixed = 2 * d.stack.id_list * batch * d.shard.cached_heads / every
-    return [Op("id_lists", fixed=fixed, launches=0.0)] if d.stack.id_list else []
+    fixed = 2 * deployment.stack.id_list * batch * deployment.shard.cached_heads / every
+    return [Op("id_lists", fixed=fixed, launches=0.0)] if deployment.stack.id_list else []
 
 
 def top_k(name: str, scores: Number, sync: bool = False, every: float = 1.0) -> Op:
@@ -261,18 +286,20 @@ def top_k(name: str, scores: Number, sync: bool = False, every: float = 1.0) -> 
     return Op(name, kernel="topk", bytes=moved, launches=1.0 / every, sync=sync)
 
 
-def head(d: Deployment, p: Point) -> tuple[Op, ...]:
+def head(deployment: Deployment, point: Point) -> tuple[Op, ...]:
     """Embedding look-up, last norm, LM head, sampling and the step's fixed time."""
-    m = d.shard
-    rows = p.batch if p.prefill and not d.stack.prompt_logits else p.tokens
-    logits = gemm(d, "lm_head", rows, (m.hidden, m.vocab), WEIGHTS["fp16"])
+    m = deployment.shard
+    rows = point.batch if point.prefill and not deployment.stack.prompt_logits else point.tokens
+    logits = gemm(deployment, "lm_head", rows, (m.hidden, m.vocab), WEIGHTS["fp16"])
     looked_up = 3 if m.learned_positions else 2  # rows of the embedding and of positions, their sum
     sample = Op(
         "sample",
         kernel="pointwise",
-        bytes={"hbm": HALF * (rows * (m.vocab + 2 * m.hidden) + looked_up * p.tokens * m.hidden)},
-        fixed=d.stack.step + d.stack.sequence * p.batch,
+        bytes={
+            "hbm": HALF * (rows * (m.vocab + 2 * m.hidden) + looked_up * point.tokens * m.hidden)
+        },
+        fixed=deployment.stack.step + deployment.stack.sequence * point.batch,
         # the host handles each sequence once it has its token, or issues the next pass then
-        sync=d.stack.sequence > 0 or d.stack.eager,
+        sync=deployment.stack.sequence > 0 or deployment.stack.eager,
     )
     return logits, sample

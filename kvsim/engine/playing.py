@@ -33,8 +33,8 @@ class Timed:
 class Timeline:
     """A step's ops with their durations, ready to be played."""
 
-    def __init__(self, step: Step, d: Deployment) -> None:
-        self.d = d
+    def __init__(self, step: Step, deployment: Deployment) -> None:
+        self.d = deployment
         self.step = step
         self.head = [self._time(op) for op in step.head]
         self.layers: list[list[Timed]] = []
@@ -44,15 +44,15 @@ class Timeline:
             timed = [[self._time(op) for op in layer] for layer in group.layers]
             self.blocks.append((len(self.layers), len(timed), group.count))
             self.layers += timed * group.count
-            self.sharing += [shared(layer, d) for layer in group.layers] * group.count
+            self.sharing += [shared(layer, deployment) for layer in group.layers] * group.count
         self.early = [tuple(t.op.name for t in layer if t.op.ahead) for layer in self.layers]
         self.following = _following(self.early)
         every = [t for layer in self.layers for t in layer]
         self.lagged = {name for t in every for name, lag, _ in t.waits if lag}
         self.recalled = {name for t in every for name, _, past in t.waits if past}
         self.synced = any(t.op.sync for t in [*every, *self.head])
-        issuing = d.stack.launch > 0 or d.stack.eager
-        self.hosted = issuing or d.stack.tile_sync or self.synced
+        issuing = deployment.stack.launch > 0 or deployment.stack.eager
+        self.hosted = issuing or deployment.stack.tile_sync or self.synced
 
     def _time(self, op: Op) -> Timed:
         duration = seconds(op, self.d)
@@ -236,12 +236,12 @@ def _wait(text: str) -> tuple[str, int, bool]:
     return name, -int(lag or 0) if not lag.startswith("step") else 0, lag.startswith("step")
 
 
-def shared(layer: tuple[Op, ...], d: Deployment) -> Number:
+def shared(layer: tuple[Op, ...], deployment: Deployment) -> Number:
     """Time the busiest of the channels that several streams use needs for one layer. [s]"""
     streams: dict[str, set[str]] = {}
     busy: dict[str, Number] = {}
     for op in layer:
-        for channel, needs in channel_seconds(op, d).items():
+        for channel, needs in channel_seconds(op, deployment).items():
             streams.setdefault(channel, set()).add(op.stream)
             busy[channel] = busy.get(channel, 0.0) + needs
     return latest([0.0, *(busy[c] for c, users in streams.items() if len(users) > 1)])

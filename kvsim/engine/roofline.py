@@ -18,76 +18,78 @@ COPIES = ("h2d", "d2h")
 ARITHMETIC = ("compute", "cpu")
 
 
-def channel_seconds(op: Op, d: Deployment) -> dict[str, Number]:
+def channel_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
     """Time each channel is occupied by an op at the channel's full rate. [s]"""
-    return {name: n / d.bandwidth[name] for name, n in op.bytes.items()}
+    return {name: n / deployment.bandwidth[name] for name, n in op.bytes.items()}
 
 
-def peak_seconds(op: Op, d: Deployment) -> dict[str, Number]:
+def peak_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
     """Time each resource would need for its part of an op's work at its full rate. [s]
 
     ``compute`` is the arithmetic of the GPU, ``cpu`` that of the host.
     """
-    needs = channel_seconds(op, d)
+    needs = channel_seconds(op, deployment)
     if not _nothing(op.flops):
         on_host = op.stream == "cpu"
-        peak = d.hardware.cpu_flops if on_host else d.flops(op.dtype)
+        peak = deployment.hardware.cpu_flops if on_host else deployment.flops(op.dtype)
         needs["cpu" if on_host else "compute"] = op.flops / peak
     return needs
 
 
-def resource_seconds(op: Op, d: Deployment) -> dict[str, Number]:
+def resource_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
     """Time each resource needs for its part of an op's work; the op takes the longest. [s]
 
     A kernel class reaches its share of every channel's rate; a copy only loses on the host link,
     the memories at its ends are far faster.
     """
-    kernel = d.stack.kernel(op.kernel)
+    kernel = deployment.stack.kernel(op.kernel)
     slower = op.slower
     if kernel.half_columns:
         slower = slower * (1.0 + kernel.half_columns / np.maximum(op.columns, 1.0))
     needs: dict[str, Number] = {}
-    for name, peak in peak_seconds(op, d).items():
+    for name, peak in peak_seconds(op, deployment).items():
         if name in ARITHMETIC:
             fill = 1.0 + kernel.half_size / np.maximum(op.size, 1.0)
             needs[name] = slower * peak * fill / kernel.compute
         else:
             copied = op.stream in COPIES and name not in COPIES
             needs[name] = slower * peak / (1.0 if copied else kernel.memory)
-    if d.stack.unpack_arithmetic and not _nothing(op.unpacked):
+    if deployment.stack.unpack_arithmetic and not _nothing(op.unpacked):
         # work per number, whatever the number of queries; one instruction per lane and clock is
         # half of the rate that counts a product and a sum
-        needs["unpack"] = d.stack.unpack_arithmetic * op.unpacked / (d.flops("fp32") / 2)
+        needs["unpack"] = (
+            deployment.stack.unpack_arithmetic * op.unpacked / (deployment.flops("fp32") / 2)
+        )
     return needs
 
 
-def overhead_seconds(op: Op, d: Deployment) -> Number:
+def overhead_seconds(op: Op, deployment: Deployment) -> Number:
     """Time of an op that no bandwidth removes: floors, gaps, copy latency, scattered rows. [s]"""
-    kernel = d.stack.kernel(op.kernel)
+    kernel = deployment.stack.kernel(op.kernel)
     if op.stream == "gpu":
-        each = d.stack.gap
+        each = deployment.stack.gap
     else:
-        each = d.hardware.links[op.stream].latency if op.stream in COPIES else 0.0
+        each = deployment.hardware.links[op.stream].latency if op.stream in COPIES else 0.0
     floor = kernel.floor * min(1.0, op.launches)  # fewer: the work of one step in several
-    return op.fixed + op.rows * d.stack.gather_row + (floor + op.launches * each)
+    return op.fixed + op.rows * deployment.stack.gather_row + (floor + op.launches * each)
 
 
-def host_seconds(op: Op, d: Deployment) -> float:
+def host_seconds(op: Op, deployment: Deployment) -> float:
     """Time of the host to issue an op on the GPU: its launches, and the code around them. [s]"""
-    around = min(1.0, op.launches) * d.stack.kernel(op.kernel).host
-    return op.launches * d.stack.launch + around
+    around = min(1.0, op.launches) * deployment.stack.kernel(op.kernel).host
+    return op.launches * deployment.stack.launch + around
 
 
-def seconds(op: Op, d: Deployment) -> Number:
+def seconds(op: Op, deployment: Deployment) -> Number:
     """Duration of an op on an otherwise idle machine; zero where it has no work. [s]"""
-    needs = list(resource_seconds(op, d).values())
+    needs = list(resource_seconds(op, deployment).values())
     total: Number = 0.0
     for need in needs:
         total = need if _nothing(total) else np.maximum(total, need)
-    added = d.stack.kernel(op.kernel).added
+    added = deployment.stack.kernel(op.kernel).added
     if added and len(needs) > 1:
         total = total + added * (sum(needs) - total)
-    total = total + overhead_seconds(op, d)
+    total = total + overhead_seconds(op, deployment)
     work = [n for n in (op.flops, op.rows, op.fixed, *op.bytes.values()) if not _nothing(n)]
     if any(np.ndim(n) == 0 and n > 0 for n in work):
         return total
@@ -97,8 +99,8 @@ def seconds(op: Op, d: Deployment) -> Number:
     return np.where(busy, total, 0.0)
 
 
-def _nothing(n: Number) -> bool:
-    return not isinstance(n, np.ndarray) and n == 0.0
+def _nothing(number: Number) -> bool:
+    return not isinstance(number, np.ndarray) and number == 0.0
 
 
 def all_ops(step: Step) -> Iterator[tuple[Op, int]]:

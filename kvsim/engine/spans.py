@@ -22,12 +22,12 @@ class OpSpan:
     end: float  # [s]
 
 
-def spans(step: Step, d: Deployment) -> list[OpSpan]:
+def spans(step: Step, deployment: Deployment) -> list[OpSpan]:
     """When ops of one of many equal steps run, in scalars; what began earlier begins below 0.
 
     Every layer is played, so that each op is seen.
     """
-    timeline = Recorded(step, d)
+    timeline = Recorded(step, deployment)
     _, ends = timeline.play(2, endless=True)
     begin, end = (float(np.ravel(clock)[0]) for clock in ends)
     return [
@@ -50,8 +50,8 @@ def beside(found: Iterable[OpSpan], stream: str = "gpu") -> float:
 class Recorded(Timeline):
     """A timeline that notes when every op of every layer runs."""
 
-    def __init__(self, step: Step, d: Deployment) -> None:
-        super().__init__(step, d)
+    def __init__(self, step: Step, deployment: Deployment) -> None:
+        super().__init__(step, deployment)
         self.found: list[OpSpan] = []
 
     def _repeats(self, *_: object) -> bool:

@@ -12,30 +12,30 @@ from kvsim.graph import Group, Number, Op, Step
 from kvsim.machines.deployment import Deployment
 
 
-def makespan(step: Step, d: Deployment) -> Number:
+def makespan(step: Step, deployment: Deployment) -> Number:
     """Time of one step that starts on an idle machine, until its last copy has ended. [s]"""
-    state, _ = Timeline(step, d).play(1)
+    state, _ = Timeline(step, deployment).play(1)
     return latest(state.streams.values())
 
 
-def steady(step: Step, d: Deployment) -> Number:
+def steady(step: Step, deployment: Deployment) -> Number:
     """Time each further step adds when steps follow one another. [s]
 
     Two steps less one, a third about to follow, but never less than the work of the busiest
     stream: a copy stream that falls behind delays nobody within two steps, yet in the long run
     everybody.
     """
-    timeline = Timeline(step, d)
+    timeline = Timeline(step, deployment)
     _, ends = timeline.play(2, endless=True)
     return latest([ends[1] - ends[0], *timeline.busy().values()])
 
 
-def working(step: Step, d: Deployment) -> dict[str, Number]:
+def working(step: Step, deployment: Deployment) -> dict[str, Number]:
     """Time each stream works in one step, waits left out. [s]"""
-    return Timeline(step, d).busy()
+    return Timeline(step, deployment).busy()
 
 
-def least(layer: tuple[Op, ...], d: Deployment) -> Number:
+def least(layer: tuple[Op, ...], deployment: Deployment) -> Number:
     """GPU time that one layer adds at least, wherever it stands and whatever runs ahead of it. [s]
 
     What may run before the layer begins costs nothing here: prefetches, and copies that wait for
@@ -45,7 +45,7 @@ def least(layer: tuple[Op, ...], d: Deployment) -> Number:
     for op in layer:
         if not op.ahead and (op.stream == "gpu" or any(name in kept for name in op.after)):
             kept[op.name] = op
-    stack = replace(d.stack, launch=0.0, sync=0.0, tile_sync=False)
+    stack = replace(deployment.stack, launch=0.0, sync=0.0, tile_sync=False)
     step = Step((Group((tuple(kept.values()),), 1),), ())
-    state, _ = Timeline(step, replace(d, stack=stack)).play(1)
-    return np.maximum(state.streams["gpu"], shared(layer, d))
+    state, _ = Timeline(step, replace(deployment, stack=stack)).play(1)
+    return np.maximum(state.streams["gpu"], shared(layer, deployment))

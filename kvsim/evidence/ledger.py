@@ -67,7 +67,7 @@ class KnownError:
 
 
 def evidence_for(
-    d: Deployment,
+    deployment: Deployment,
     technique: str,
     kind: str = "decode",
     entries: Sequence[LedgerEntry] | None = None,
@@ -82,7 +82,7 @@ def evidence_for(
     """
     kinds = (kind, "request") if kind in ("decode", "prefill") else (kind,)
     known = [e for e in (shipped() if entries is None else entries) if e.kind in kinds]
-    engine, device = d.stack.name.partition("@")[0], d.hardware.name
+    engine, device = deployment.stack.name.partition("@")[0], deployment.hardware.name
     name = technique.partition(":")[0]
     if not known:
         return _nothing(f"no measured {KINDS.get(kind, kind)} of any engine")
@@ -150,8 +150,8 @@ def entry_of(
     )
 
 
-def _short(x: float) -> float:
-    return float(f"{x:.4g}")
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def coverage(predicted: Array, measured: Array, low: float, high: float) -> float:

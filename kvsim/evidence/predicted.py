@@ -64,11 +64,13 @@ class PublishedRow:
         """Whether it belongs to a stack, named or given by path."""
         return _stack(self.stack).name == stack.name
 
-    def prediction(self, d: Deployment, technique: str) -> Prediction:
+    def prediction(self, deployment: Deployment, technique: str) -> Prediction:
         """The run with a technique."""
         t = parse(technique)
-        batch = self.batch or float(_most(t, d, self.prompt, self.generate))
-        return Prediction(t, d, np.array([float(max(batch, 1))]), self.prompt, self.generate)
+        batch = self.batch or float(_most(t, deployment, self.prompt, self.generate))
+        return Prediction(
+            t, deployment, np.array([float(max(batch, 1))]), self.prompt, self.generate
+        )
 
 
 ONE_STEP = 2  # tokens of a row that speaks of one decoding step at its context
@@ -79,44 +81,52 @@ _hardware: Callable[[str], Hardware] = cache(load_hardware)
 _stack: Callable[[str], Stack] = cache(load_stack)
 
 
-def _most(t: Technique, d: Deployment, prompt: int, generate: int) -> float:
-    h = d.hardware
-    return float(np.ravel(largest_batch(t, d, prompt, generate, h.gpu_memory, h.host_memory))[0])
+def _most(technique: Technique, deployment: Deployment, prompt: int, generate: int) -> float:
+    h = deployment.hardware
+    return float(
+        np.ravel(
+            largest_batch(technique, deployment, prompt, generate, h.gpu_memory, h.host_memory)
+        )[0]
+    )
 
 
-def _op_s(row: PublishedRow, d: Deployment, technique: str) -> float:
+def _op_s(row: PublishedRow, deployment: Deployment, technique: str) -> float:
     """Time of one op of the first layer in the round's first pass. [s]"""
     p = decode_point(float(row.batch or 1), row.prompt, row.generate, 0.0)
-    step = parse(technique).cycle(d, p).steps[0]
+    step = parse(technique).cycle(deployment, p).steps[0]
     ops = [op for op in step.groups[0].layers[0] if op.name == row.options["op"]]
     if not ops:
         raise InputError(f"no op {row.options['op']!r} in a layer of {technique}; correct params")
-    return float(np.ravel(seconds(ops[0], d))[0])
+    return float(np.ravel(seconds(ops[0], deployment))[0])
 
 
-def _step_s(row: PublishedRow, d: Deployment, technique: str) -> float:
+def _step_s(row: PublishedRow, deployment: Deployment, technique: str) -> float:
     if "op" in row.options:
-        return _op_s(row, d, technique)
-    prediction = row.prediction(d, technique)
+        return _op_s(row, deployment, technique)
+    prediction = row.prediction(deployment, technique)
     once = prediction.between_s if row.generate == ONE_STEP else 0.0
     return float((prediction.tpot_s - once)[0])
 
 
-def _speedup(row: PublishedRow, d: Deployment) -> float:
+def _speedup(row: PublishedRow, deployment: Deployment) -> float:
     if "op" in row.options:
-        return _op_s(row, d, row.options["baseline"]) / _op_s(row, d, row.settings)
-    return _tok_s(row, d, row.settings) / _tok_s(row, d, row.options["baseline"])
+        return _op_s(row, deployment, row.options["baseline"]) / _op_s(
+            row, deployment, row.settings
+        )
+    return _tok_s(row, deployment, row.settings) / _tok_s(row, deployment, row.options["baseline"])
 
 
-def _tok_s(row: PublishedRow, d: Deployment, technique: str) -> float:
-    return float(row.prediction(d, technique).batch[0]) / _step_s(row, d, technique)
+def _tok_s(row: PublishedRow, deployment: Deployment, technique: str) -> float:
+    return float(row.prediction(deployment, technique).batch[0]) / _step_s(
+        row, deployment, technique
+    )
 
 
-def _kv_bytes(row: PublishedRow, d: Deployment, technique: str) -> float:
+def _kv_bytes(row: PublishedRow, deployment: Deployment, technique: str) -> float:
     """Keys and values on the GPU at the end of the prompt. [B]"""
     p = prefill_point(1.0, row.prompt, 0)
     t = parse(technique)
-    at = LayerPass(d, p, LayerShape(), t.parts[0])
+    at = LayerPass(deployment, p, LayerShape(), t.parts[0])
     buffers = layer_cache(at)["gpu"]
     return sum(float(np.ravel(v)[0]) for k, v in buffers.items() if k in KEYS_AND_VALUES)
 
@@ -124,26 +134,26 @@ def _kv_bytes(row: PublishedRow, d: Deployment, technique: str) -> float:
 KEYS_AND_VALUES = ("kv", "keys", "values", "fetched pairs")
 
 
-def _compression(row: PublishedRow, d: Deployment) -> float:
+def _compression(row: PublishedRow, deployment: Deployment) -> float:
     """The closed forms by which the ZipCache paper counts mixed, uniform and windowed caches."""
     given = parse(row.settings).settings
-    width, batch = float(row.options.get("width", d.model.k_width)), float(row.batch or 1)
+    width, batch = float(row.options.get("width", deployment.model.k_width)), float(row.batch or 1)
     if row.technique == "kivi":
         window = given["residual"] / row.prompt
         return float(16 / (mixed_bits(window, 16, given["bits"]) + SCALES / given["group"]))
     if "salient" not in given:
-        return _kv_bytes(row, d, "full") / _kv_bytes(row, d, row.settings)
+        return _kv_bytes(row, deployment, "full") / _kv_bytes(row, deployment, row.settings)
     bits = mixed_bits(given["salient"], given["high"], given["low"])
     mixed = 0 < given["salient"] < 1
     parameters = (mixed_parameters if mixed else separable_parameters)(batch, width, row.prompt)
     return float(compression_ratio(batch, width, row.prompt, bits, parameters))
 
 
-def _split(row: PublishedRow, d: Deployment) -> float:
+def _split(row: PublishedRow, deployment: Deployment) -> float:
     (parts,) = parse(row.settings).parts
     p = decode_point(float(row.batch or 1), row.prompt, row.generate, row.generate - 1.0)
     assert isinstance(parts.placement, Place)
-    at = LayerPass(d, p, LayerShape(), parts)
+    at = LayerPass(deployment, p, LayerShape(), parts)
     return float(np.ravel(recomputed(parts.placement, at))[0])
 
 

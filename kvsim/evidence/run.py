@@ -27,17 +27,23 @@ COARSE = 4  # nodes per octave of the tables that the fit reads
 
 
 def simulated(
-    run: MeasuredRun, t: Technique, d: Deployment, rules: Rules, coarse: bool = False
+    run: MeasuredRun,
+    technique: Technique,
+    deployment: Deployment,
+    rules: Rules,
+    coarse: bool = False,
 ) -> Outcome:
     """What kvsim says of the run's arrivals."""
     longest = int((run.requests.prompt + run.requests.generate).max())
-    costs = StepCosts(t, d, rules, longest, int(run.requests.prompt.max()))
+    costs = StepCosts(technique, deployment, rules, longest, int(run.requests.prompt.max()))
     if coarse:
         costs = costs.with_density(COARSE)
     return Outcome(simulate(run.requests, costs))
 
 
-def fit_run(run: MeasuredRun, t: Technique, d: Deployment, rules: Rules, count: int) -> Fit:
+def fit_run(
+    run: MeasuredRun, technique: Technique, deployment: Deployment, rules: Rules, count: int
+) -> Fit:
     """Numbers of the stack that bring the first requests' times closest to the measured ones.
 
     All arrivals are played, because those who come later compete with the first; but only the
@@ -62,8 +68,8 @@ def fit_run(run: MeasuredRun, t: Technique, d: Deployment, rules: Rules, count: 
         return np.concatenate([first - arrival, last - arrival, tpot])
 
     def predict(numbers: dict[str, float]) -> Array:
-        where = replace(d, stack=with_numbers(d.stack, numbers))
-        p = simulated(run, t, where, rules, coarse=True).run.progress
+        where = replace(deployment, stack=with_numbers(deployment.stack, numbers))
+        p = simulated(run, technique, where, rules, coarse=True).run.progress
         return times(p.first[:count], p.last[:count])
 
     measured = times(run.first[:count], run.last[:count])

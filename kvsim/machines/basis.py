@@ -3,13 +3,13 @@
 from kvsim.machines.deployment import Deployment
 
 
-def basis(d: Deployment) -> dict[str, str]:
+def basis(deployment: Deployment) -> dict[str, str]:
     """The weakest of the grounds that a prediction stands on, and the error known for it.
 
     ``calibrated``: hardware measured, stack fitted to runs. ``carried over``: a stack whose
     numbers were measured on other cards or read from its code. ``datasheet``: peak rates.
     """
-    stack, hardware = d.stack, d.hardware
+    stack, hardware = deployment.stack, deployment.hardware
     fitted = stack.basis == "calibrated" and hardware.basis == "measured"
     fitted &= stack.device in ("", hardware.device)  # not one machine's software on another
     kind = "carried over" if stack.basis == "calibrated" and not fitted else stack.basis
@@ -17,7 +17,7 @@ def basis(d: Deployment) -> dict[str, str]:
     return {
         "kind": kind,
         "calibrated": where,
-        "hardware": f"{d.hardware.name} ({d.hardware.basis})",
-        "stack": f"{d.stack.name} ({d.stack.basis})",
-        "error": d.stack.error,
+        "hardware": f"{deployment.hardware.name} ({deployment.hardware.basis})",
+        "stack": f"{deployment.stack.name} ({deployment.stack.basis})",
+        "error": deployment.stack.error,
     }

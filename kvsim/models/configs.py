@@ -200,40 +200,46 @@ def read_model(config: Mapping[str, Any], name: str, where: str) -> Model:
     )
 
 
-def _head_dim(f: Fields, hidden: int, heads: int) -> int:
-    if "head_dim" not in f.values and hidden % heads:
+def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
+    if "head_dim" not in fields.values and hidden % heads:
         problem = f"is {hidden}, expected a multiple of the {heads} heads"
-        raise f.error("hidden_size", problem, "correct it or add head_dim")
-    return f.integer("head_dim", default=hidden // heads)
+        raise fields.error("hidden_size", problem, "correct it or add head_dim")
+    return fields.integer("head_dim", default=hidden // heads)
 
 
-def _windows(f: Fields, layers: int, max_context: int) -> list[int | None]:
+def _windows(fields: Fields, layers: int, max_context: int) -> list[int | None]:
     """The sliding window of every layer; a window that the context cannot fill is none."""
-    window = f.integer("sliding_window", default=0) if f.flag("use_sliding_window", True) else 0
-    first = f.integer("max_window_layers", default=0, low=0)
-    period = f.integer("sliding_window_pattern", "_sliding_window_pattern", default=0)
+    window = (
+        fields.integer("sliding_window", default=0)
+        if fields.flag("use_sliding_window", True)
+        else 0
+    )
+    first = fields.integer("max_window_layers", default=0, low=0)
+    period = fields.integer("sliding_window_pattern", "_sliding_window_pattern", default=0)
     local = [i >= first and (period == 0 or (i + 1) % period > 0) for i in range(layers)]
-    types = f.values.get("layer_types")
+    types = fields.values.get("layer_types")
     if types is not None:
         kinds = ("full_attention", "sliding_attention")
         if not isinstance(types, list) or any(kind not in kinds for kind in types):
-            raise f.error("layer_types", f"is {shown(types)}, expected a list of {kinds}")
+            raise fields.error("layer_types", f"is {shown(types)}, expected a list of {kinds}")
         if len(types) != layers:
-            raise f.error("layer_types", f"has {len(types)} entries, expected {layers}")
+            raise fields.error("layer_types", f"has {len(types)} entries, expected {layers}")
         local = [kind == "sliding_attention" for kind in types]
         if any(local) and not window:
-            raise f.error("sliding_window", "is not set, expected one for layer_types", "add it")
+            raise fields.error(
+                "sliding_window", "is not set, expected one for layer_types", "add it"
+            )
     return [window if slides and 0 < window < max_context else None for slides in local]
 
 
-def _routed(f: Fields, layers: int) -> list[bool]:
+def _routed(fields: Fields, layers: int) -> list[bool]:
     """Which layers of a mixture-of-experts model have one: by DeepSeek's or by Qwen's fields."""
-    first = f.integer("first_k_dense_replace", default=0, low=0)
-    every = f.integer("moe_layer_freq", default=1)
-    step = f.integer("decoder_sparse_step", default=1)
-    dense = f.values.get("mlp_only_layers", [])
+    first = fields.integer("first_k_dense_replace", default=0, low=0)
+    every = fields.integer("moe_layer_freq", default=1)
+    step = fields.integer("decoder_sparse_step", default=1)
+    dense = fields.values.get("mlp_only_layers", [])
     if not isinstance(dense, list):
-        raise f.error("mlp_only_layers", f"is {shown(dense)}, expected a list of layers")
+        raise fields.error("mlp_only_layers", f"is {shown(dense)}, expected a list of layers")
     return [
         i >= first and i % every == 0 and (i + 1) % step == 0 and i not in dense
         for i in range(layers)

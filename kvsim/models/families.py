@@ -75,34 +75,34 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def _nothing(f: Fields) -> dict[str, Any]:
+def _nothing(fields: Fields) -> dict[str, Any]:
     return {}
 
 
-def _biases(f: Fields) -> dict[str, Any]:
-    attention = f.flag("attention_bias", False)
-    mlp = f.flag("mlp_bias", False)
+def _biases(fields: Fields) -> dict[str, Any]:
+    attention = fields.flag("attention_bias", False)
+    mlp = fields.flag("mlp_bias", False)
     return {"qkv_bias": attention, "out_bias": attention, "mlp_bias": mlp}
 
 
-def _experts(f: Fields, field: str = "num_experts") -> dict[str, Any]:
-    experts = f.integer(field)
-    active = f.integer("num_experts_per_tok")
+def _experts(fields: Fields, field: str = "num_experts") -> dict[str, Any]:
+    experts = fields.integer(field)
+    active = fields.integer("num_experts_per_tok")
     if active > experts:
-        raise f.error(
+        raise fields.error(
             "num_experts_per_tok",
             f"is {active}, expected at most the {experts} experts",
             "correct one of the two",
         )
-    width = f.integer("moe_intermediate_size", "intermediate_size")
+    width = fields.integer("moe_intermediate_size", "intermediate_size")
     return {"experts": experts, "experts_active": active, "expert_ffn": width}
 
 
-def _qwen2_moe(f: Fields) -> dict[str, Any]:
-    experts = _experts(f)
-    shared = f.integer("shared_expert_intermediate_size")
+def _qwen2_moe(fields: Fields) -> dict[str, Any]:
+    experts = _experts(fields)
+    shared = fields.integer("shared_expert_intermediate_size")
     if shared % experts["expert_ffn"]:
-        raise f.error(
+        raise fields.error(
             "shared_expert_intermediate_size",
             f"is {shared}, expected a multiple of moe_intermediate_size {experts['expert_ffn']}",
         )
@@ -110,23 +110,23 @@ def _qwen2_moe(f: Fields) -> dict[str, Any]:
     return experts | {"qkv_bias": True, "shared_experts": shared_experts, "shared_gate": True}
 
 
-def _deepseek(f: Fields) -> dict[str, Any]:
-    f.must("attention_bias", False, "biases of latent attention are not counted")
-    nope, rope = f.integer("qk_nope_head_dim"), f.integer("qk_rope_head_dim")
-    return _experts(f, "n_routed_experts") | {
-        "shared_experts": f.integer("n_shared_experts", default=0),
-        "q_rank": f.integer("q_lora_rank", default=0),
-        "kv_rank": f.integer("kv_lora_rank"),
+def _deepseek(fields: Fields) -> dict[str, Any]:
+    fields.must("attention_bias", False, "biases of latent attention are not counted")
+    nope, rope = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
+    return _experts(fields, "n_routed_experts") | {
+        "shared_experts": fields.integer("n_shared_experts", default=0),
+        "q_rank": fields.integer("q_lora_rank", default=0),
+        "kv_rank": fields.integer("kv_lora_rank"),
         "head_dim": nope + rope,
         "nope_dim": nope,
         "rope_dim": rope,
-        "value_dim": f.integer("v_head_dim"),
+        "value_dim": fields.integer("v_head_dim"),
     }
 
 
-def _gpt_oss(f: Fields) -> dict[str, Any]:
-    experts = _experts(f, "num_local_experts")
-    return _biases(f) | experts | {"sinks": True, "expert_biases": True}
+def _gpt_oss(fields: Fields) -> dict[str, Any]:
+    experts = _experts(fields, "num_local_experts")
+    return _biases(fields) | experts | {"sinks": True, "expert_biases": True}
 
 
 def _layer_norm(biased: bool) -> dict[str, Any]:
@@ -135,41 +135,43 @@ def _layer_norm(biased: bool) -> dict[str, Any]:
     return biases | {"gated": False, "norm_bias": True}
 
 
-def _opt(f: Fields) -> dict[str, Any]:
-    f.must("do_layer_norm_before", True, "norms after the block are not counted")
-    if f.integer("word_embed_proj_dim", "hidden_size") != f.integer("hidden_size"):
-        raise f.error(
+def _opt(fields: Fields) -> dict[str, Any]:
+    fields.must("do_layer_norm_before", True, "norms after the block are not counted")
+    if fields.integer("word_embed_proj_dim", "hidden_size") != fields.integer("hidden_size"):
+        raise fields.error(
             "word_embed_proj_dim", "differs from hidden_size, expected the same", "choose another"
         )
-    positions = f.integer("max_position_embeddings") + 2  # OPT leaves the first two rows unused
-    return _layer_norm(f.flag("enable_bias", True)) | {"learned_positions": positions}
+    positions = (
+        fields.integer("max_position_embeddings") + 2
+    )  # OPT leaves the first two rows unused
+    return _layer_norm(fields.flag("enable_bias", True)) | {"learned_positions": positions}
 
 
-def _gpt_neox(f: Fields) -> dict[str, Any]:
-    attention = f.flag("attention_bias", True)
+def _gpt_neox(fields: Fields) -> dict[str, Any]:
+    attention = fields.flag("attention_bias", True)
     return _layer_norm(True) | {"qkv_bias": attention, "out_bias": attention}
 
 
-def _phi(f: Fields) -> dict[str, Any]:
-    f.must("qk_layernorm", False, "norms of queries and keys with biases are not counted")
+def _phi(fields: Fields) -> dict[str, Any]:
+    fields.must("qk_layernorm", False, "norms of queries and keys with biases are not counted")
     return _layer_norm(True) | {"head_bias": True, "norms": 1}
 
 
-def _bloom(f: Fields) -> dict[str, Any]:
-    ffn = 4 * f.integer("hidden_size", "n_embed")
+def _bloom(fields: Fields) -> dict[str, Any]:
+    ffn = 4 * fields.integer("hidden_size", "n_embed")
     return _layer_norm(True) | {"ffn": ffn, "embedding_norm": True}
 
 
-def _falcon(f: Fields) -> dict[str, Any]:
-    heads = f.integer("num_attention_heads", "n_head")
-    grouped = f.flag("new_decoder_architecture", False)
-    multi_query = f.flag("multi_query", True) and not grouped
-    norms = f.integer("num_ln_in_parallel_attn", default=2 if grouped else 1)
-    return _layer_norm(f.flag("bias", False)) | {
+def _falcon(fields: Fields) -> dict[str, Any]:
+    heads = fields.integer("num_attention_heads", "n_head")
+    grouped = fields.flag("new_decoder_architecture", False)
+    multi_query = fields.flag("multi_query", True) and not grouped
+    norms = fields.integer("num_ln_in_parallel_attn", default=2 if grouped else 1)
+    return _layer_norm(fields.flag("bias", False)) | {
         # multi_query wins over num_kv_heads: Falcon-7B gives 71 and has one
-        "kv_heads": 1 if multi_query else f.integer("num_kv_heads", default=heads),
-        "ffn": f.integer("ffn_hidden_size", default=4 * f.integer("hidden_size")),
-        "norms": norms if f.flag("parallel_attn", True) else 2,
+        "kv_heads": 1 if multi_query else fields.integer("num_kv_heads", default=heads),
+        "ffn": fields.integer("ffn_hidden_size", default=4 * fields.integer("hidden_size")),
+        "norms": norms if fields.flag("parallel_attn", True) else 2,
     }
 
 
@@ -230,19 +232,21 @@ _LLAMA = (
 _NOT_LLAMA = ("num_experts", "num_local_experts", "n_routed", "kv_lora", "linear_", "mamba", "ssm")
 
 
-def find_family(f: Fields) -> tuple[str, Family, list[str]]:
+def find_family(fields: Fields) -> tuple[str, Family, list[str]]:
     """The ``model_type``, how to read it and what had to be assumed."""
     known = ", ".join(sorted(FAMILIES))
-    name = f.values.get("model_type")
+    name = fields.values.get("model_type")
     if not isinstance(name, str):
         problem = "is missing" if name is None else f"is {shown(name)}"
-        raise f.error("model_type", f"{problem}, expected one of {known}")
+        raise fields.error("model_type", f"{problem}, expected one of {known}")
     if name in FAMILIES:
         return name, FAMILIES[name], []
-    missing = [f"it has no {field}" for field in _LLAMA if field not in f.values]
-    strange = [f"it has {field}" for field in f.values if field.startswith(_NOT_LLAMA)]
+    missing = [f"it has no {field}" for field in _LLAMA if field not in fields.values]
+    strange = [f"it has {field}" for field in fields.values if field.startswith(_NOT_LLAMA)]
     if missing or strange:
         problem = f"is {shown(name)}, which cannot be read as Llama ({(missing + strange)[0]})"
-        raise f.error("model_type", f"{problem}, expected one of {known}", "choose another model")
+        raise fields.error(
+            "model_type", f"{problem}, expected one of {known}", "choose another model"
+        )
     note = f"model_type {shown(name)} is not known: read as Llama-shaped"
     return name, FAMILIES["llama"], [note]

@@ -27,29 +27,29 @@ LIMITS = {
 }
 
 
-def breakdown(steps: Iterable[Step], d: Deployment) -> dict[str, Number]:
+def breakdown(steps: Iterable[Step], deployment: Deployment) -> dict[str, Number]:
     """Time of each op over all layers of some passes, whether overlapped or not. [s]"""
     total: dict[str, Number] = {}
     for step in steps:
         for op, count in all_ops(step):
-            total[op.name] = total.get(op.name, 0.0) + count * seconds(op, d)
+            total[op.name] = total.get(op.name, 0.0) + count * seconds(op, deployment)
     return total
 
 
-def bound_by(t: Technique, d: Deployment, p: Point) -> str:
+def bound_by(technique: Technique, deployment: Deployment, point: Point) -> str:
     """What the busiest stream of a decoding round spends most of its time on (scalar point)."""
     busy: dict[str, dict[str, float]] = {"host": {"kernel launches": 0.0}}
-    for step in t.cycle(d, p).steps:
+    for step in technique.cycle(deployment, point).steps:
         for op, count in all_ops(step):
-            took = float(np.ravel(seconds(op, d))[0])
+            took = float(np.ravel(seconds(op, deployment))[0])
             if took == 0.0:
                 continue
-            needs = {k: float(np.ravel(v)[0]) for k, v in resource_seconds(op, d).items()}
-            needs["fixed time"] = float(np.ravel(overhead_seconds(op, d))[0])
+            needs = {k: float(np.ravel(v)[0]) for k, v in resource_seconds(op, deployment).items()}
+            needs["fixed time"] = float(np.ravel(overhead_seconds(op, deployment))[0])
             limit = LIMITS.get(max(needs, key=needs.__getitem__), "fixed time")
             on = busy.setdefault(op.stream, {})
             on[limit] = on.get(limit, 0.0) + count * took
             if op.stream == "gpu":
-                busy["host"]["kernel launches"] += count * host_seconds(op, d)
+                busy["host"]["kernel launches"] += count * host_seconds(op, deployment)
     busiest = max(busy.values(), key=lambda limits: sum(limits.values()))
     return max(busiest, key=busiest.__getitem__)

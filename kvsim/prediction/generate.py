@@ -48,17 +48,17 @@ def check_workload(batch: Array, prompt: int, generate: int) -> None:
             raise InputError(f"{name}: got {got}; expected whole numbers from 1 to {most}")
 
 
-def round_seconds(t: Technique, d: Deployment, p: Point) -> Number:
+def round_seconds(technique: Technique, deployment: Deployment, point: Point) -> Number:
     """Time per token of decoding rounds that start at the point's context. [s]"""
-    cycle = t.cycle(d, p)
+    cycle = technique.cycle(deployment, point)
     total: Number = 0.0
     for step in cycle.steps:
-        total = total + steady(step, d)
+        total = total + steady(step, deployment)
     return total / cycle.tokens
 
 
 def grid_chunks(
-    t: Technique, d: Deployment, batch: Array, context: Array
+    technique: Technique, deployment: Deployment, batch: Array, context: Array
 ) -> Iterator[tuple[slice, slice, Array]]:
     """Time per token over a grid of any size, part by part in bounded memory. [s]
 
@@ -68,15 +68,17 @@ def grid_chunks(
     for i in range(0, batch.size, height):
         for j in range(0, context.size, width):
             b, c = batch[i : i + height, None], context[None, j : j + width]
-            took = round_seconds(t, d, Point(b, c, 1.0, c, c + 1.0))
+            took = round_seconds(technique, deployment, Point(b, c, 1.0, c, c + 1.0))
             shape = (b.size, c.size)
             yield slice(i, i + height), slice(j, j + width), np.broadcast_to(took, shape)
 
 
-def grid_seconds(t: Technique, d: Deployment, batch: Array, context: Array) -> Array:
+def grid_seconds(
+    technique: Technique, deployment: Deployment, batch: Array, context: Array
+) -> Array:
     """Time per token over a whole grid, shape (batches, contexts). [s]"""
     out = np.empty((batch.size, context.size))
-    for rows, columns, took in grid_chunks(t, d, batch, context):
+    for rows, columns, took in grid_chunks(technique, deployment, batch, context):
         out[rows, columns] = took
     return out
 
@@ -247,8 +249,8 @@ class Prediction:
         return hourly / 3600 / self.output_tok_s * 1e6
 
 
-def _fewer_parts(t: Technique) -> str:
-    return f" or set {t.name}:parts" if "parts" in t.settings else ""
+def _fewer_parts(technique: Technique) -> str:
+    return f" or set {technique.name}:parts" if "parts" in technique.settings else ""
 
 
 def one(prediction: Prediction, index: int) -> Prediction:

@@ -24,22 +24,24 @@ def decode_point(batch: Number, prompt: Number, generate: Number, decoded: Numbe
 
 
 def phases(
-    t: Technique, d: Deployment, batch: Number, prompt: Number, generate: Number
+    technique: Technique, deployment: Deployment, batch: Number, prompt: Number, generate: Number
 ) -> tuple[Buffers, Buffers]:
     """Resident bytes while the prompt is read, and when the last token is decoded."""
     last = decode_point(batch, prompt, generate, generate - 1.0)
-    return t.resident(d, prefill_point(batch, prompt, generate)), t.resident(d, last)
+    return technique.resident(
+        deployment, prefill_point(batch, prompt, generate)
+    ), technique.resident(deployment, last)
 
 
 def served_buffers(
-    t: Technique, d: Deployment, batch: Number, prompt: Number, generate: Number
+    technique: Technique, deployment: Deployment, batch: Number, prompt: Number, generate: Number
 ) -> Buffers:
     """Each buffer at its largest: all sequences at their full length, a group of prompts read.
 
     A group is as many prompts as the technique's batch has parts. [B]
     """
-    read = t.resident(d, prefill_point(float(t.tiles()), prompt, generate))
-    last = t.resident(d, decode_point(batch, prompt, generate, generate - 1.0))
+    read = technique.resident(deployment, prefill_point(float(technique.tiles()), prompt, generate))
+    last = technique.resident(deployment, decode_point(batch, prompt, generate, generate - 1.0))
     merged: dict[Tier, dict[str, Number]] = {}
     for tier in TIERS:
         here, there = last.get(tier, {}), read.get(tier, {})
@@ -59,8 +61,8 @@ def tier_bytes(buffers: Buffers, tier: Tier) -> Array:
 
 
 def largest_batch(
-    t: Technique,
-    d: Deployment,
+    technique: Technique,
+    deployment: Deployment,
     prompt: int,
     generate: int,
     gpu: float,
@@ -80,16 +82,16 @@ def largest_batch(
     def excess(parts: Array) -> Array:
         """Above 0 where some memory overflows; nearly affine in the batch."""
         worst: Array = np.full((), -1.0)
-        batch = parts * t.tiles()
+        batch = parts * technique.tiles()
         tables = (
-            (served_buffers(t, d, batch, prompt, generate),)
+            (served_buffers(technique, deployment, batch, prompt, generate),)
             if served
-            else phases(t, d, batch, prompt, generate)
+            else phases(technique, deployment, batch, prompt, generate)
         )
         for phase in tables:
             worst = np.maximum(worst, tier_bytes(phase, "gpu") / gpu - 1)
-            worst = np.maximum(worst, d.tp * tier_bytes(phase, "host") / host - 1)
+            worst = np.maximum(worst, deployment.tp * tier_bytes(phase, "host") / host - 1)
         return worst
 
-    none, most = np.zeros((1, 1)), np.full((1, 1), float(MOST_SEQUENCES // t.tiles()))
-    return last_within(excess, none, most) * t.tiles()
+    none, most = np.zeros((1, 1)), np.full((1, 1), float(MOST_SEQUENCES // technique.tiles()))
+    return last_within(excess, none, most) * technique.tiles()

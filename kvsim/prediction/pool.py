@@ -47,18 +47,23 @@ class KvPool:
 
 
 def pool(
-    t: Technique, d: Deployment, prompt: int, generate: int, share: float = ENGINE_SHARE
+    technique: Technique,
+    deployment: Deployment,
+    prompt: int,
+    generate: int,
+    share: float = ENGINE_SHARE,
 ) -> KvPool:
     """The pool of a technique whose sequences have that many tokens.
 
     Techniques that keep no cache on the GPU have no pool there: its tokens are 0.
     """
-    parts, length = t.tiles(), prompt + generate
+    parts, length = technique.tiles(), prompt + generate
     one, two = (
-        float(tier_bytes(t.resident(d, _last(parts * n, prompt, generate)), "gpu")) for n in (1, 2)
+        float(tier_bytes(technique.resident(deployment, _last(parts * n, prompt, generate)), "gpu"))
+        for n in (1, 2)
     )
     each = (two - one) / parts
-    free = max(0.0, share * d.hardware.gpu_memory - (one - parts * each))
+    free = max(0.0, share * deployment.hardware.gpu_memory - (one - parts * each))
     tokens = int(free / each * length) if each > 0 else 0
     return KvPool(share, free, tokens, length)
 
@@ -67,15 +72,15 @@ def _last(batch: float, prompt: int, generate: int) -> Point:
     return decode_point(float(batch), prompt, generate, generate - 1.0)
 
 
-def longest_prompt(t: Technique, d: Deployment, batch: int, generate: int) -> int:
+def longest_prompt(technique: Technique, deployment: Deployment, batch: int, generate: int) -> int:
     """The longest prompt whose batch fits in GPU and host memory; 0 if none does. [tokens]"""
-    h = d.hardware
+    h = deployment.hardware
 
     def fits(prompt: int) -> bool:
-        for phase in phases(t, d, np.full((1, 1), float(batch)), prompt, generate):
+        for phase in phases(technique, deployment, np.full((1, 1), float(batch)), prompt, generate):
             if np.max(tier_bytes(phase, "gpu")) > h.gpu_memory:
                 return False
-            if d.tp * np.max(tier_bytes(phase, "host")) > h.host_memory:
+            if deployment.tp * np.max(tier_bytes(phase, "host")) > h.host_memory:
                 return False
         return True
 

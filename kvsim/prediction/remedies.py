@@ -21,26 +21,26 @@ class Remedy:
     prediction: Prediction
 
 
-def remedies(p: Prediction) -> Iterator[Remedy]:
+def remedies(prediction: Prediction) -> Iterator[Remedy]:
     """Changes after which a point of one batch fits, the gentlest of each kind."""
-    d, batch = p.deployment, int(p.batch[0])
-    most = int(p.max_batch[0])
+    d, batch = prediction.deployment, int(prediction.batch[0])
+    most = int(prediction.max_batch[0])
     if 0 < most < batch:
-        yield Remedy(f"--batch {most}", replace(p, batch=np.array([float(most)])))
-    prompt = longest_prompt(p.technique, d, batch, p.generate)
-    if 0 < prompt < p.prompt:
-        yield Remedy(f"--prompt {prompt}", replace(p, prompt=prompt))
+        yield Remedy(f"--batch {most}", replace(prediction, batch=np.array([float(most)])))
+    prompt = longest_prompt(prediction.technique, d, batch, prediction.generate)
+    if 0 < prompt < prediction.prompt:
+        yield Remedy(f"--prompt {prompt}", replace(prediction, prompt=prompt))
     for kind, values in (("weights", WEIGHTS), ("tp", GPUS)):
         for value in values:
-            found = _tried(p, **{kind: value})
+            found = _tried(prediction, **{kind: value})
             if found is not None:
                 yield Remedy(f"--{kind} {value}", found)
                 break
 
 
-def _tried(p: Prediction, **change: object) -> Prediction | None:
+def _tried(prediction: Prediction, **change: object) -> Prediction | None:
     """The prediction with a change of the deployment, if it can run and fits."""
-    d = p.deployment
+    d = prediction.deployment
     if "weights" in change and (
         d.weights != "fp16" or (change["weights"] == "fp8" and "fp8" not in d.hardware.flops)
     ):
@@ -48,7 +48,7 @@ def _tried(p: Prediction, **change: object) -> Prediction | None:
     if "tp" in change and int(str(change["tp"])) <= d.tp:
         return None
     try:
-        other = replace(p, deployment=replace(d, **change))  # type: ignore[arg-type]
+        other = replace(prediction, deployment=replace(d, **change))  # type: ignore[arg-type]
         return other if bool(other.fits[0]) else None
     except InputError:
         return None

@@ -81,7 +81,7 @@ class Evidence:
 
 
 def evidence(
-    t: Technique, m: Model, length: float, runs: Sequence[QualityRun] | None = None
+    technique: Technique, model: Model, length: float, runs: Sequence[QualityRun] | None = None
 ) -> Evidence:
     """What is known of a technique's loss on a model with contexts of some length.
 
@@ -90,30 +90,30 @@ def evidence(
     length : longest context. [tokens]
     runs : measured ones; those that ship if not given.
     """
-    if t.exact:
+    if technique.exact:
         return Evidence("lossless")
-    if len(t.terms) > 1:  # in some layers at most what each would lose in all of them
-        pieces = {str(term): compose(term) for term in t.terms}
-        return together([evidence(piece, m, length, runs) for piece in pieces.values()])
-    mine = harshness(t, length)
-    known = [r for r in (shipped() if runs is None else runs) if r.model == m.name]
+    if len(technique.terms) > 1:  # in some layers at most what each would lose in all of them
+        pieces = {str(term): compose(term) for term in technique.terms}
+        return together([evidence(piece, model, length, runs) for piece in pieces.values()])
+    mine = harshness(technique, length)
+    known = [r for r in (shipped() if runs is None else runs) if r.model == model.name]
     found = _measured(mine, known, length)
     if found is not None:
         return found
     rows = [r for r in published() if r.setting.kind == mine.kind]
-    own = [r for r in rows if r.model == m.name]
+    own = [r for r in rows if r.model == model.name]
     found = _published(mine, own, length, "published")
     if found is not None:
         return found
-    alike = [r for r in rows if r.model != m.name and _alike(r.model, m)]
+    alike = [r for r in rows if r.model != model.name and _alike(r.model, model)]
     found = _published(mine, alike, length, "published elsewhere")
     if found is not None:
         return found
     return Evidence(
         "none",
-        missing=f"nobody measured {t.name} at this setting on {m.name} or a model like it; "
-        f"`kvsim validate --quality --model {m.name} --techniques {t.name} --out mine.json` does, "
-        f"and `plan --quality mine.json` reads it",
+        missing=f"nobody measured {technique.name} at this setting on {model.name} or a model like "
+        f"it; `kvsim validate --quality --model {model.name} --techniques {technique.name} "
+        f"--out mine.json` does, and `plan --quality mine.json` reads it",
     )
 
 
@@ -179,9 +179,9 @@ def _reaches(mine: Harshness, found: QualityRun | Row, length: float) -> bool:
     return mine.family == "packing" or not found.context or length <= REACH * found.context
 
 
-def _alike(name: str, m: Model) -> bool:
+def _alike(name: str, model: Model) -> bool:
     """Whether a published model keeps its cache as this one does."""
-    return _kind_of(name) == attention_kind(m)
+    return _kind_of(name) == attention_kind(model)
 
 
 @cache
@@ -191,8 +191,8 @@ def _kind_of(name: str) -> str:
     return attention_kind(load_model(name))
 
 
-def attention_kind(m: Model) -> str:
+def attention_kind(model: Model) -> str:
     """How a model's heads share keys and values."""
-    if m.latent:
+    if model.latent:
         return "latent (MLA)"
-    return "grouped queries" if m.queries_per_kv > 1 else "one cache per head"
+    return "grouped queries" if model.queries_per_kv > 1 else "one cache per head"

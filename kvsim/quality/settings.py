@@ -78,7 +78,7 @@ class Harshness:
         )
 
 
-def harshness(t: Technique, length: float, budget: float | None = None) -> Harshness:
+def harshness(technique: Technique, length: float, budget: float | None = None) -> Harshness:
     """A technique's settings, for contexts of some length.
 
     Parameters
@@ -86,26 +86,26 @@ def harshness(t: Technique, length: float, budget: float | None = None) -> Harsh
     length : cached tokens, which the budget of an eviction is a share of. [tokens]
     budget : that share where it is known; otherwise it follows from the settings.
     """
-    name = t.name
+    name = technique.name
     family = FAMILIES.get(name, "packing")
     if name in BUDGETS:
-        share = kept(t) / length if budget is None else budget
+        share = kept(technique) / length if budget is None else budget
         return Harshness(name, family, {"budget": min(share, 1.0)})
     kind = "packed on the host" if name in HOSTS else name
     if kind not in GENTLER:  # nothing is known of what is gentler: only the same setting counts
-        kind = str(t)
+        kind = str(technique)
     signs = GENTLER.get(kind, {})
-    numbers = {key: sign * float(np.max(t.settings[key])) for key, sign in signs.items()}
+    numbers = {key: sign * float(np.max(technique.settings[key])) for key, sign in signs.items()}
     return Harshness(kind, family, numbers)
 
 
-def kept(t: Technique) -> float:
+def kept(technique: Technique) -> float:
     """Tokens that an eviction keeps, or attends to. [tokens]"""
-    s = {key: float(np.max(v)) for key, v in t.settings.items() if not isinstance(v, str)}
-    if t.name == "h2o":
+    s = {key: float(np.max(v)) for key, v in technique.settings.items() if not isinstance(v, str)}
+    if technique.name == "h2o":
         return s["heavy"] + s["recent"]
-    if t.name == "streamingllm":
+    if technique.name == "streamingllm":
         return s["sink"] + s["recent"]
-    if t.name in ("snapkv", "pyramidkv"):
+    if technique.name in ("snapkv", "pyramidkv"):
         return s["budget"]
     return s["initial"] + s["local"] + s["k"] * s["block"]

@@ -57,8 +57,8 @@ class CalibratedRun(Result):
 
 
 def calibrated(
-    run: MeasuredRun, t: Technique, d: Deployment, rules: Rules, first: int, stack: str,
-    out: Path | None, command: str,
+    run: MeasuredRun, technique: Technique, deployment: Deployment, rules: Rules, first: int,
+    stack: str, out: Path | None, command: str,
 ) -> CalibratedRun:  # fmt: skip
     """Fit a stack to a run's first requests, check it on the others, and write it if asked.
 
@@ -71,9 +71,9 @@ def calibrated(
     InputError
         If there are too few requests, or the place cannot be written.
     """
-    fit = fromrun.fit_run(run, t, d, rules, first)
-    fitted = replace(d, stack=with_numbers(d.stack, fit.values))
-    found = fromrun.simulated(run, t, fitted, rules)
+    fit = fromrun.fit_run(run, technique, deployment, rules, first)
+    fitted = replace(deployment, stack=with_numbers(deployment.stack, fit.values))
+    found = fromrun.simulated(run, technique, fitted, rules)
     seen = fromrun.errors(run, found, slice(0, first))
     unseen = fromrun.errors(run, found, slice(first, None))
     count = len(run.requests)
@@ -82,20 +82,20 @@ def calibrated(
         rows = f"the first {first} of {count} requests"
         told = f"on the other {count - first} requests of the run: {errors}"
         kept = replace(fit, residuals=fit.residuals[:0])  # hundreds of them tell a reader nothing
-        replace_text(out, fitted_text(d.stack, stack, kept, rows, told, str(date.today())))
+        replace_text(out, fitted_text(deployment.stack, stack, kept, rows, told, str(date.today())))
     row = fit_row(fit, seen, unseen, first, count)
-    answer = _answered(row, d, "" if out is None else str(out))
+    answer = _answered(row, deployment, "" if out is None else str(out))
     return CalibratedRun(command, answer, [row], row | {"answer": answer.row()})
 
 
-def _answered(row: Row, d: Deployment, place: str) -> Answer:
+def _answered(row: Row, deployment: Deployment, place: str) -> Answer:
     errors = ", ".join(f"{key} {100 * v:+.1f} %" for key, v in row["error_not_seen"].items())
     vague = [key for key, n in row["numbers"].items() if not n["known"]]
     return Answer(
         verdict(
             [
                 f"On {row['checked_requests']:,} requests that the fit did not see, predictions "
-                f"for {d.hardware.name} are off by: {errors} (predicted / measured - 1)."
+                f"for {deployment.hardware.name} are off by: {errors} (predicted / measured - 1)."
             ],
             [f"The run does not determine {', '.join(vague)}." if vague else ""],
         ),

@@ -46,11 +46,13 @@ def of_predictions(rows: Sequence[Row], found: Sequence[Prediction]) -> list[tup
     return pictures + memories(rows, found[at].deployment)
 
 
-def memories(rows: Sequence[Row], d: Deployment) -> list[tuple[str, "Figure"]]:
+def memories(rows: Sequence[Row], deployment: Deployment) -> list[tuple[str, "Figure"]]:
     """Resident memory against what there is, a picture per tier that is used."""
-    pictures = [("GPU memory by buffer, against what there is", memory(rows, d, "gpu"))]
+    pictures = [("GPU memory by buffer, against what there is", memory(rows, deployment, "gpu"))]
     if any(row["host_bytes"] for row in rows):
-        pictures.append(("Host memory by buffer, against what there is", memory(rows, d, "host")))
+        pictures.append(
+            ("Host memory by buffer, against what there is", memory(rows, deployment, "host"))
+        )
     return pictures
 
 
@@ -73,11 +75,17 @@ def speed(rows: Sequence[Row]) -> "Figure":
     return finished(figure, 420, "TPOT [ms]", "decode tok/s", xaxis=LOG, yaxis=LOG)
 
 
-def round_spans(p: Prediction) -> tuple[list[OpSpan], float]:
+def round_spans(prediction: Prediction) -> tuple[list[OpSpan], float]:
     """The ops of one decoding round in the middle of the generation, and how long it takes. [s]"""
-    d = p.deployment
-    cycle = p.technique.cycle(
-        d, decode_point(float(p.batch[0]), p.prompt, p.generate, p.generate // 2)
+    d = prediction.deployment
+    cycle = prediction.technique.cycle(
+        d,
+        decode_point(
+            float(prediction.batch[0]),
+            prediction.prompt,
+            prediction.generate,
+            prediction.generate // 2,
+        ),
     )
     found: list[OpSpan] = []
     start = 0.0
@@ -103,17 +111,17 @@ def critical(found: Sequence[OpSpan]) -> list[OpSpan]:
         chain.append(max(before, key=lambda span: span.end))
 
 
-def lanes_title(p: Prediction, name: str) -> str:
+def lanes_title(prediction: Prediction, name: str) -> str:
     """What the lanes show, and how long the round takes."""
-    took = units.seconds(round_spans(p)[1])
+    took = units.seconds(round_spans(prediction)[1])
     return f"One decoding round of {name}: {took}, the critical path outlined"
 
 
-def lanes(p: Prediction) -> "Figure":
+def lanes(prediction: Prediction) -> "Figure":
     """One decoding round: a lane per stream, an op per bar, the critical path outlined."""
     from plotly.graph_objects import Figure
 
-    found, total = round_spans(p)
+    found, total = round_spans(prediction)
     path = {(s.stream, s.name, s.begin) for s in critical(found)}
     cost: dict[str, float] = {}
     for s in found:
@@ -144,14 +152,16 @@ def lanes(p: Prediction) -> "Figure":
     return finished(figure, 360, "ms", "", yaxis={"autorange": "reversed"})
 
 
-def roofline(p: Prediction) -> "Figure":
+def roofline(prediction: Prediction) -> "Figure":
     """Ops of a round by arithmetic intensity, under the two roofs of the card."""
     from plotly.graph_objects import Figure
 
-    d = p.deployment
-    point = decode_point(float(p.batch[0]), p.prompt, p.generate, p.generate // 2)
+    d = prediction.deployment
+    point = decode_point(
+        float(prediction.batch[0]), prediction.prompt, prediction.generate, prediction.generate // 2
+    )
     work: dict[str, np.ndarray] = {}
-    for step in p.technique.cycle(d, point).steps:
+    for step in prediction.technique.cycle(d, point).steps:
         for op, count in all_ops(step):
             took, flops = (float(np.ravel(v)[0]) for v in (seconds(op, d), op.flops))
             moved = float(np.ravel(op.bytes.get("hbm", 0.0))[0])
@@ -177,7 +187,7 @@ def roofline(p: Prediction) -> "Figure":
     return finished(figure, 420, "FLOP per byte of GPU memory", "FLOP/s", xaxis=LOG, yaxis=LOG)
 
 
-def memory(rows: Sequence[Row], d: Deployment, tier: str) -> "Figure":
+def memory(rows: Sequence[Row], deployment: Deployment, tier: str) -> "Figure":
     """Stacked bars of what is resident in a tier, a bar per technique, and the capacity."""
     from plotly.graph_objects import Figure
 
@@ -193,7 +203,7 @@ def memory(rows: Sequence[Row], d: Deployment, tier: str) -> "Figure":
             marker={"color": PALETTE[i % len(PALETTE)], "pattern": {"shape": pattern}},
             hovertemplate="%{x:.3f} GiB",
         )  # fmt: skip
-    most = d.hardware.gpu_memory if tier == "gpu" else d.hardware.host_memory
+    most = deployment.hardware.gpu_memory if tier == "gpu" else deployment.hardware.host_memory
     figure.add_scatter(
         y=labels, x=[most / GIB] * len(some), mode="markers", name="capacity",
         marker={"symbol": "line-ns-open", "size": 18, "color": "#c0453f", "line": {"width": 3}},

@@ -31,29 +31,29 @@ def _rows() -> tuple[tuple[str, str], ...]:
     )
 
 
-def ranges(d: Deployment, technique: str, ttft: float | None, tpot: float | None) -> Row:
+def ranges(deployment: Deployment, technique: str, ttft: float | None, tpot: float | None) -> Row:
     """Where times lie with 80 % probability, as the ledger's nearest entry says. [s]
 
     Empty where nothing of the kind was ever measured: a guess is no range.
     """
     found: Row = {}
     for name, kind, value in (("ttft_s", "prefill", ttft), ("tpot_s", "decode", tpot)):
-        known = evidence_for(d, technique, kind)
+        known = evidence_for(deployment, technique, kind)
         if known.entry is not None and value:
             found[name] = {"low": value * known.low, "high": value * known.high}
     return found
 
 
-def on_card(d: Deployment, technique: str) -> list[str]:
+def on_card(deployment: Deployment, technique: str) -> list[str]:
     """What was measured on this card of this technique, and where the nearest rows are."""
-    return [*_published(d, technique), *_ledger(d, technique)]
+    return [*_published(deployment, technique), *_ledger(deployment, technique)]
 
 
-def _ledger(d: Deployment, technique: str) -> list[str]:
+def _ledger(deployment: Deployment, technique: str) -> list[str]:
     """The ledger's nearest entries for both times, with their distance in words."""
     lines = []
     for name, kind in (("TPOT", "decode"), ("TTFT", "prefill")):
-        known = evidence_for(d, technique, kind)
+        known = evidence_for(deployment, technique, kind)
         if known.entry is not None:
             lines.append(
                 f"{name}: {known.words}; 80 % of measured times lie between "
@@ -62,8 +62,8 @@ def _ledger(d: Deployment, technique: str) -> list[str]:
     return lines
 
 
-def _published(d: Deployment, technique: str) -> list[str]:
-    card = d.hardware.name
+def _published(deployment: Deployment, technique: str) -> list[str]:
+    card = deployment.hardware.name
     here = [name for hardware, name in _rows() if hardware == card]
     own = here.count(technique)
     if own:
@@ -74,7 +74,7 @@ def _published(d: Deployment, technique: str) -> list[str]:
     if here:
         others = ", ".join(f"{n} of {name}" for name, n in Counter(here).most_common(3))
         return [f"No measured time of {technique} on {card}; published times there: {others}."]
-    near = nearest(d.hardware)
+    near = nearest(deployment.hardware)
     count = sum(hardware == near for hardware, _ in _rows())
     return [
         f"No measured time on {card}; the nearest card with any is {near} ({count} published "
@@ -108,18 +108,18 @@ def technique_rows(technique: str) -> str:
     return f"Published times compared with predictions by `kvsim reproduce`: {told}."
 
 
-def nearest(h: Hardware) -> str:
+def nearest(hardware: Hardware) -> str:
     """The card with measured rows whose bandwidth and arithmetic are nearest."""
 
     def distance(name: str) -> float:
         other = load_hardware(name)
-        bandwidth = log(other.links["hbm"].bandwidth / h.links["hbm"].bandwidth)
-        return abs(bandwidth) + abs(log(other.flops["fp16"] / h.flops["fp16"]))
+        bandwidth = log(other.links["hbm"].bandwidth / hardware.links["hbm"].bandwidth)
+        return abs(bandwidth) + abs(log(other.flops["fp16"] / hardware.flops["fp16"]))
 
     return min({name for name, _ in _rows()}, key=distance)
 
 
-def assumed(d: Deployment, host_bytes: float, bound_by: str) -> list[str]:
+def assumed(deployment: Deployment, host_bytes: float, bound_by: str) -> list[str]:
     """Numbers of the host that a result rests on and that are assumed, not known.
 
     Parameters
@@ -132,8 +132,9 @@ def assumed(d: Deployment, host_bytes: float, bound_by: str) -> list[str]:
         "dram.bandwidth_Bps": bound_by == "host memory bandwidth",
         "compute.cpu_fp32_FLOPps": bound_by == "host arithmetic",
     }
+    hardware = deployment.hardware
     return [
-        f"{HOST[key]} of the host of {d.hardware.name}: {d.hardware.sources.get(key, ASSUMED)}"
+        f"{HOST[key]} of the host of {hardware.name}: {hardware.sources.get(key, ASSUMED)}"
         for key, needed in rests.items()
-        if needed and ASSUMED in d.hardware.sources.get(key, ASSUMED).lower()
+        if needed and ASSUMED in deployment.hardware.sources.get(key, ASSUMED).lower()
     ]

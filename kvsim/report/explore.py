@@ -33,7 +33,7 @@ CONTEXTS = 4  # points of the sum over the generated tokens
 DIGITS = 3
 
 
-def grid(d: Deployment, techniques: Sequence[Technique], generate: int) -> Row:
+def grid(deployment: Deployment, techniques: Sequence[Technique], generate: int) -> Row:
     """Times and memory of every variant of every technique over batch, prompt and link.
 
     Raises
@@ -41,14 +41,16 @@ def grid(d: Deployment, techniques: Sequence[Technique], generate: int) -> Row:
     InputError
         If no technique can run there.
     """
-    able = [_unparted(t) for t in techniques if not t.refuses(d)]
+    able = [_unparted(t) for t in techniques if not t.refuses(deployment)]
     if not able:
         raise InputError("--technique: none can run there; see `kvsim techniques`")
     prompts = [
-        p for p in PROMPTS if p + generate <= max(d.model.max_context, PROMPTS[0] + generate)
+        p
+        for p in PROMPTS
+        if p + generate <= max(deployment.model.max_context, PROMPTS[0] + generate)
     ]
     variants = [(t, knobs) for t in able for t, knobs in _variants(t)]
-    moved = {id(t): _uses_link(t, d, generate) for t, _ in variants}
+    moved = {id(t): _uses_link(t, deployment, generate) for t, _ in variants}
     return {
         "batches": BATCHES,
         "prompts": prompts,
@@ -61,7 +63,7 @@ def grid(d: Deployment, techniques: Sequence[Technique], generate: int) -> Row:
                 "exact": t.exact,
                 "knobs": knobs,
                 "links": [
-                    _table(t, _linked(d, factor), prompts, generate)
+                    _table(t, _linked(deployment, factor), prompts, generate)
                     for factor in (LINKS if moved[id(t)] else (1.0,))
                 ],
             }
@@ -70,51 +72,55 @@ def grid(d: Deployment, techniques: Sequence[Technique], generate: int) -> Row:
     }
 
 
-def _unparted(t: Technique) -> Technique:
+def _unparted(technique: Technique) -> Technique:
     """The technique with its batch in one part, so that small batches can be compared."""
-    if t.tiles() == 1 or "parts" not in t.settings:
-        return t
-    return t.changed(parts=1)
+    if technique.tiles() == 1 or "parts" not in technique.settings:
+        return technique
+    return technique.changed(parts=1)
 
 
-def _variants(t: Technique) -> list[tuple[Technique, dict[str, float]]]:
+def _variants(technique: Technique) -> list[tuple[Technique, dict[str, float]]]:
     """A technique with each combination of the settings that have sliders."""
-    names = [name for name in t.settings if name in KNOBS]
+    names = [name for name in technique.settings if name in KNOBS]
     found: list[tuple[Technique, dict[str, float]]] = []
     for values in product(*(KNOBS[name] for name in names)):
         knobs = dict(zip(names, values, strict=True))
         try:
-            found.append((t.changed(**knobs), knobs))
+            found.append((technique.changed(**knobs), knobs))
         except InputError:  # a value that this technique does not take
             continue
-    return found or [(t, {})]
+    return found or [(technique, {})]
 
 
-def _linked(d: Deployment, factor: float) -> Deployment:
+def _linked(deployment: Deployment, factor: float) -> Deployment:
     links = {
         name: Link(link.bandwidth * factor, link.latency) if name in ("h2d", "d2h") else link
-        for name, link in d.hardware.links.items()
+        for name, link in deployment.hardware.links.items()
     }
-    return replace(d, hardware=replace(d.hardware, links=links))
+    return replace(deployment, hardware=replace(deployment.hardware, links=links))
 
 
-def _uses_link(t: Technique, d: Deployment, generate: int) -> bool:
+def _uses_link(technique: Technique, deployment: Deployment, generate: int) -> bool:
     """Whether a faster host link changes anything."""
-    batch = np.array([64.0 * t.tiles()])
+    batch = np.array([64.0 * technique.tiles()])
     before, after = (
-        float(Prediction(t, _linked(d, f), batch, 8192, generate, CONTEXTS).tpot_s[0])
+        float(
+            Prediction(technique, _linked(deployment, f), batch, 8192, generate, CONTEXTS).tpot_s[0]
+        )
         for f in (1.0, 2.0)
     )
     return abs(after / before - 1) > 1e-6
 
 
-def _table(t: Technique, d: Deployment, prompts: Sequence[int], generate: int) -> Row:
+def _table(
+    technique: Technique, deployment: Deployment, prompts: Sequence[int], generate: int
+) -> Row:
     """TTFT, TPOT and memory over prompts and batches, None where a batch does not fit or divide."""
     batches = np.array(BATCHES, dtype=float)
-    whole = batches % t.tiles() == 0
+    whole = batches % technique.tiles() == 0
     rows: Row = {"ttft": [], "tpot": [], "gpu": []}
     for prompt in prompts:
-        p = Prediction(t, d, batches[whole], prompt, generate, CONTEXTS)
+        p = Prediction(technique, deployment, batches[whole], prompt, generate, CONTEXTS)
         for key, values in (("ttft", p.ttft_s), ("tpot", p.tpot_s), ("gpu", p.gpu_bytes / GIB)):
             spread = np.full(batches.size, np.nan)
             spread[whole] = np.where(p.fits, values, np.nan)
@@ -123,17 +129,19 @@ def _table(t: Technique, d: Deployment, prompts: Sequence[int], generate: int) -
 
 
 def write_page(
-    place: Path, d: Deployment, techniques: Sequence[Technique], generate: int, title: str,
+    place: Path, deployment: Deployment, techniques: Sequence[Technique], generate: int, title: str,
     command: str, basis: Row,
 ) -> None:  # fmt: skip
     """The page with sliders, a live verdict, a picture and a table."""
-    found = grid(d, techniques, generate)
+    found = grid(deployment, techniques, generate)
     assets = files("kvsim.report") / "assets"
     controls = (assets / "explore.html").read_text(encoding="utf-8")
     data = json.dumps(found, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
     extra = f'{controls}<script type="application/json" id="grid">{data}</script>'
     count = len({v["name"] for v in found["variants"]})
-    said = f"{count} techniques on {d.hardware.name}: move the sliders, the answer follows."
+    said = (
+        f"{count} techniques on {deployment.hardware.name}: move the sliders, the answer follows."
+    )
     page.write(
         place,
         page.Page(

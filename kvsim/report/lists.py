@@ -45,20 +45,20 @@ def gpus() -> list[Row]:
     return [gpu(load_hardware(name)) for name in hardware_names()]
 
 
-def gpu(h: Hardware) -> Row:
+def gpu(hardware: Hardware) -> Row:
     """One hardware profile."""
     return {
-        "name": h.name,
-        "title": h.title,
-        "basis": h.basis,
-        "gpu_memory_bytes": h.gpu_memory,
-        "hbm_bytes_per_s": h.links["hbm"].bandwidth,
-        "fp16_flop_per_s": h.flops["fp16"],
-        "h2d_bytes_per_s": h.links["h2d"].bandwidth,
-        "d2h_bytes_per_s": h.links["d2h"].bandwidth,
-        "usd_per_hour": h.price,
-        "notes": list(h.notes),
-        "sources": dict(h.sources),
+        "name": hardware.name,
+        "title": hardware.title,
+        "basis": hardware.basis,
+        "gpu_memory_bytes": hardware.gpu_memory,
+        "hbm_bytes_per_s": hardware.links["hbm"].bandwidth,
+        "fp16_flop_per_s": hardware.flops["fp16"],
+        "h2d_bytes_per_s": hardware.links["h2d"].bandwidth,
+        "d2h_bytes_per_s": hardware.links["d2h"].bandwidth,
+        "usd_per_hour": hardware.price,
+        "notes": list(hardware.notes),
+        "sources": dict(hardware.sources),
     }
 
 

@@ -12,21 +12,21 @@ MIXED = "mixed layers"
 NAME_END = re.compile("[ :]")  # of a technique, before its settings
 
 
-def label(t: Technique) -> str:
+def label(technique: Technique) -> str:
     """A technique's name; one word where layers differ."""
-    return t.name if t.uniform else MIXED
+    return technique.name if technique.uniform else MIXED
 
 
-def _counts(t: Technique) -> str:
+def _counts(technique: Technique) -> str:
     """What layers do that differ, and how many of them: 24 fastdecode, 8 full."""
     found: dict[str, int] = {}
-    ends = [some.first for some in t.layers[1:]]
-    for some, end in zip(t.layers, [*ends, None], strict=True):
+    ends = [some.first for some in technique.layers[1:]]
+    for some, end in zip(technique.layers, [*ends, None], strict=True):
         last = some.last + 1 if some.last is not None else end
         count = 0 if last is None else last - some.first
         name = " + ".join(_brief(term) for term in some.terms)
         found[name] = found.get(name, 0) + count
-    blocks = "alternating" if len(t.layers) > 2 * len(found) else "in blocks"
+    blocks = "alternating" if len(technique.layers) > 2 * len(found) else "in blocks"
     parts = [f"{count or 'other'} x {name}" for name, count in found.items()]
     return f"{'; '.join(parts)}; {blocks}"
 
@@ -37,13 +37,13 @@ def _brief(term: Term) -> str:
     return f"{term.name} {' '.join(given)}".strip()
 
 
-def params(t: Technique) -> Row:
+def params(technique: Technique) -> Row:
     """Settings of a technique; where layers differ, how many do what."""
-    if not t.uniform:
-        return {"layers": _counts(t)}
-    if t.name == "place":  # most shares are zero
-        return {k: plain(v) for k, v in t.settings.items() if v not in (0, "auto")}
-    return {k: v if isinstance(v, bool) else plain(v) for k, v in t.settings.items()}
+    if not technique.uniform:
+        return {"layers": _counts(technique)}
+    if technique.name == "place":  # most shares are zero
+        return {k: plain(v) for k, v in technique.settings.items() if v not in (0, "auto")}
+    return {k: v if isinstance(v, bool) else plain(v) for k, v in technique.settings.items()}
 
 
 def settings(row: Row) -> str:
@@ -82,7 +82,8 @@ def settings_of(names: dict[str, str]) -> list[str]:
     return lines
 
 
-def deployment(d: Deployment) -> str:
+def deployment(deployment: Deployment) -> str:
     """A deployment in one line."""
-    gpus = f"{d.tp} x " if d.tp > 1 else ""
-    return f"{d.model.name} on {gpus}{d.hardware.title}, stack {d.stack.name}, {d.weights} weights"
+    gpus = f"{deployment.tp} x " if deployment.tp > 1 else ""
+    where = f"{deployment.model.name} on {gpus}{deployment.hardware.title}"
+    return f"{where}, stack {deployment.stack.name}, {deployment.weights} weights"

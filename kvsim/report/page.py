@@ -124,12 +124,12 @@ def _cell(column: Column, row: Row, below: str) -> str:
     return f"<td{kind}{kept}>{escape(column.show(row))}{small}</td>"
 
 
-def _picture(i: int, title: str, figure: "Figure") -> str:
+def _picture(index: int, title: str, figure: "Figure") -> str:
     drawn = figure.to_json().replace("</", "<\\/")
     return (
         f"<section><h2>{escape(title)}</h2>"
-        f'<div class="picture" id="picture{i}" role="img" aria-label="{escape(title)}"></div>'
-        f'<script type="application/json" data-for="picture{i}">{drawn}</script></section>'
+        f'<div class="picture" id="picture{index}" role="img" aria-label="{escape(title)}"></div>'
+        f'<script type="application/json" data-for="picture{index}">{drawn}</script></section>'
     )
 
 

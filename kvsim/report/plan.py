@@ -171,23 +171,23 @@ def advice(a: Advice) -> Row:
     }
 
 
-def _brief(p: Prediction) -> Row:
+def _brief(prediction: Prediction) -> Row:
     """The figures of a prediction that a comparison needs."""
-    d = p.deployment
+    d = prediction.deployment
     return {
         "gpu": d.hardware.name,
         "tp": d.tp,
         "weights": d.weights,
-        "technique": label(p.technique),
-        "params": params(p.technique),
-        "batch": number(p.batch),
-        "prompt": p.prompt,
-        "ttft_s": number(p.ttft_s),
-        "tpot_s": number(p.tpot_s),
-        "output_tok_s": number(p.output_tok_s),
-        "usd_per_million_tokens": number(p.usd_per_million()),
-        "gpu_bytes": number(p.gpu_bytes),
-        "host_bytes": number(p.host_bytes),
+        "technique": label(prediction.technique),
+        "params": params(prediction.technique),
+        "batch": number(prediction.batch),
+        "prompt": prediction.prompt,
+        "ttft_s": number(prediction.ttft_s),
+        "tpot_s": number(prediction.tpot_s),
+        "output_tok_s": number(prediction.output_tok_s),
+        "usd_per_million_tokens": number(prediction.usd_per_million()),
+        "gpu_bytes": number(prediction.gpu_bytes),
+        "host_bytes": number(prediction.host_bytes),
     }
 
 
@@ -203,11 +203,11 @@ def entries(answer: Row) -> list[tuple[str, Row]]:
     return shown
 
 
-def _layers(p: Prediction) -> list[Row]:
+def _layers(prediction: Prediction) -> list[Row]:
     """What ranges of layers do, as ``kvsim.techniques.parse`` reads it back."""
-    count = p.deployment.model.layers
-    if p.technique.uniform:
-        t = p.technique
+    count = prediction.deployment.model.layers
+    if prediction.technique.uniform:
+        t = prediction.technique
         return [
             {
                 "first": 0,
@@ -218,7 +218,7 @@ def _layers(p: Prediction) -> list[Row]:
             }
         ]
     rows = []
-    for some in p.technique.layers:
+    for some in prediction.technique.layers:
         last = count - 1 if some.last is None else some.last
         t = Technique((replace(some, first=0, last=None),))
         rows.append({"first": some.first, "count": last - some.first + 1, "technique": t.name,

@@ -62,29 +62,34 @@ def _relaxations(none: NoPlanError) -> Iterator[str]:
         yield f"{LABELS[name]} of {amount} would do, all else as it is."
 
 
-def _name(p: Prediction) -> str:
-    t = p.technique
+def _name(prediction: Prediction) -> str:
+    t = prediction.technique
     return "full KV" if t.name == "full" else given({"technique": label(t), "params": params(t)})
 
 
-def _machine(p: Prediction) -> str:
-    d = p.deployment
+def _machine(prediction: Prediction) -> str:
+    d = prediction.deployment
     count = f"{d.tp} x " if d.tp > 1 else ""
     return f"{count}{d.hardware.name} with {d.weights} weights"
 
 
-def _times(p: Prediction) -> str:
-    row = {"ttft_s": number(p.ttft_s), "tpot_s": number(p.tpot_s)}
-    row["ranges"] = _ranges(p)  # type: ignore[assignment]
+def _times(prediction: Prediction) -> str:
+    row = {"ttft_s": number(prediction.ttft_s), "tpot_s": number(prediction.tpot_s)}
+    row["ranges"] = _ranges(prediction)  # type: ignore[assignment]
     parts = [f"TTFT {within(row, 'ttft_s')}"]
-    if p.generate > 1:
+    if prediction.generate > 1:
         parts.append(f"TPOT {within(row, 'tpot_s')}")
-    parts.append(f"{units.rate(number(p.output_tok_s))} output tok/s")
+    parts.append(f"{units.rate(number(prediction.output_tok_s))} output tok/s")
     return ", ".join(parts)
 
 
-def _ranges(p: Prediction) -> Row:
-    return evidence.ranges(p.deployment, p.technique.name, number(p.ttft_s), number(p.tpot_s))
+def _ranges(prediction: Prediction) -> Row:
+    return evidence.ranges(
+        prediction.deployment,
+        prediction.technique.name,
+        number(prediction.ttft_s),
+        number(prediction.tpot_s),
+    )
 
 
 def _run(plan: ChosenPlan) -> str:
@@ -200,25 +205,27 @@ def _settings(plan: ChosenPlan) -> Iterator[str]:
         yield "vLLM: " + " ".join(_vllm(p))
 
 
-def _vllm(p: Prediction) -> Iterator[str]:
-    d = p.deployment
-    yield f"--max-num-seqs {units.whole(number(p.batch)).replace(',', '')}"
-    yield f"--max-model-len {p.prompt + p.generate}"
+def _vllm(prediction: Prediction) -> Iterator[str]:
+    d = prediction.deployment
+    yield f"--max-num-seqs {units.whole(number(prediction.batch)).replace(',', '')}"
+    yield f"--max-model-len {prediction.prompt + prediction.generate}"
     yield "--gpu-memory-utilization 0.9"
     if d.tp > 1:
         yield f"--tensor-parallel-size {d.tp}"
-    if p.technique.name == "fp8":
+    if prediction.technique.name == "fp8":
         yield "--kv-cache-dtype fp8"
 
 
-def _figures(p: Prediction) -> Row:
+def _figures(prediction: Prediction) -> Row:
     return {
-        "technique": given({"technique": p.technique.name, "params": params(p.technique)}),
-        "batch": number(p.batch),
-        "ttft_s": number(p.ttft_s),
-        "tpot_s": number(p.tpot_s),
-        "output_tok_s": number(p.output_tok_s),
-        "gpu_bytes": number(p.gpu_bytes),
-        "host_bytes": number(p.host_bytes),
-        "ranges": _ranges(p),
+        "technique": given(
+            {"technique": prediction.technique.name, "params": params(prediction.technique)}
+        ),
+        "batch": number(prediction.batch),
+        "ttft_s": number(prediction.ttft_s),
+        "tpot_s": number(prediction.tpot_s),
+        "output_tok_s": number(prediction.output_tok_s),
+        "gpu_bytes": number(prediction.gpu_bytes),
+        "host_bytes": number(prediction.host_bytes),
+        "ranges": _ranges(prediction),
     }

@@ -128,15 +128,15 @@ def winners(plan: ChosenPlan) -> "Figure":
     return finished(figure, 400, "batch", "prompt [tokens]", xaxis=LOG, yaxis=LOG)
 
 
-def _batches(p: Prediction, parts: int) -> np.ndarray:
+def _batches(prediction: Prediction, parts: int) -> np.ndarray:
     scale = 2.0 ** np.arange(-(STEPS // 2), STEPS // 2 + 1)
-    wanted = np.unique(np.maximum(1, np.round(float(p.batch[0]) * scale)))
+    wanted = np.unique(np.maximum(1, np.round(float(prediction.batch[0]) * scale)))
     return np.asarray(np.ceil(wanted / parts) * parts)
 
 
-def _speeds(p: Prediction) -> np.ndarray:
+def _speeds(prediction: Prediction) -> np.ndarray:
     """Tokens per second of batches that fit, 0 of others. [tokens/s]"""
-    return np.where(p.fits, np.nan_to_num(p.decode_tok_s), 0.0)
+    return np.where(prediction.fits, np.nan_to_num(prediction.decode_tok_s), 0.0)
 
 
 def prices(plan: ChosenPlan) -> "Figure":

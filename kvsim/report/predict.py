@@ -61,7 +61,7 @@ class Predictions(Result):
 
 
 def predicted(
-    d: Deployment,
+    deployment: Deployment,
     techniques: Sequence[Technique],
     batches: Sequence[int],
     prompts: Sequence[int],
@@ -79,13 +79,13 @@ def predicted(
     found: list[Prediction] = []
     column = np.array(batches, dtype=float)
     for t in techniques:
-        reason = t.refuses(d) if len(techniques) > 1 else ""
+        reason = t.refuses(deployment) if len(techniques) > 1 else ""
         if reason:
             left_out.append(f"{t.name} cannot run here: {reason}")
             continue
         for prompt in prompts:
             for generate in generates:
-                p = Prediction(t, d, column, prompt, generate)
+                p = Prediction(t, deployment, column, prompt, generate)
                 found += [one(p, i) for i in range(column.size)]
     if not found:
         raise InputError(f"--technique: none can run there; {left_out[0]}")
@@ -93,11 +93,11 @@ def predicted(
     return Predictions(command, answered(rows, found, left_out), rows, found)
 
 
-def prediction(p: Prediction) -> Row:
+def prediction(prediction: Prediction) -> Row:
     """The row of a prediction at one batch."""
-    t, d, batch = p.technique, p.deployment, float(p.batch[0])
-    middle = decode_point(batch, p.prompt, p.generate, p.generate // 2)
-    read = prefill_point(batch, p.prompt, p.generate)
+    t, d, batch = prediction.technique, prediction.deployment, float(prediction.batch[0])
+    middle = decode_point(batch, prediction.prompt, prediction.generate, prediction.generate // 2)
+    read = prefill_point(batch, prediction.prompt, prediction.generate)
     return {
         "model": d.model.name,
         "gpu": d.hardware.name,
@@ -107,29 +107,29 @@ def prediction(p: Prediction) -> Row:
         "technique": label(t),
         "params": params(t),
         "notation": str(t),
-        "batch": number(p.batch),
-        "prompt": p.prompt,
-        "generate": p.generate,
-        "ttft_s": number(p.ttft_s),
-        "tpot_s": number(p.tpot_s),
-        "prefill_s": number(p.prefill_s),
-        "decode_s": number(p.decode_s),
-        "decode_tok_s": number(p.decode_tok_s),
-        "output_tok_s": number(p.output_tok_s),
-        "usd_per_million_tokens": number(p.usd_per_million()),
-        "gpu_bytes": number(p.gpu_bytes),
-        "host_bytes": number(p.host_bytes),
-        "fits": bool(p.fits[0]),
-        "max_batch": number(p.max_batch),
+        "batch": number(prediction.batch),
+        "prompt": prediction.prompt,
+        "generate": prediction.generate,
+        "ttft_s": number(prediction.ttft_s),
+        "tpot_s": number(prediction.tpot_s),
+        "prefill_s": number(prediction.prefill_s),
+        "decode_s": number(prediction.decode_s),
+        "decode_tok_s": number(prediction.decode_tok_s),
+        "output_tok_s": number(prediction.output_tok_s),
+        "usd_per_million_tokens": number(prediction.usd_per_million()),
+        "gpu_bytes": number(prediction.gpu_bytes),
+        "host_bytes": number(prediction.host_bytes),
+        "fits": bool(prediction.fits[0]),
+        "max_batch": number(prediction.max_batch),
         "bound_by": bound_by(t, d, middle),
-        "ranges": ranges(d, t.name, number(p.ttft_s), number(p.tpot_s)),
+        "ranges": ranges(d, t.name, number(prediction.ttft_s), number(prediction.tpot_s)),
         "basis": basis(d),
         "breakdown": {
             "prefill_s": _numbers(breakdown((t.prefill(d, read),), d)),
             "round_s": _numbers(breakdown(t.cycle(d, middle).steps, d)),
-            **{f"{tier}_bytes": _numbers(buffers) for tier, buffers in p.buffers.items()},
+            **{f"{tier}_bytes": _numbers(buffers) for tier, buffers in prediction.buffers.items()},
         },
-        "notes": list(notes(p)),
+        "notes": list(notes(prediction)),
     }
 
 
@@ -137,19 +137,21 @@ def _numbers(values: Mapping[str, Any]) -> Row:
     return {k: n for k, v in values.items() if (n := number(v))}
 
 
-def notes(p: Prediction) -> Iterator[str]:
+def notes(prediction: Prediction) -> Iterator[str]:
     """What a reader should know about this prediction."""
-    d = p.deployment
+    d = prediction.deployment
     yield from d.model.notes
-    if p.prompt + p.generate > d.model.max_context:
+    if prediction.prompt + prediction.generate > d.model.max_context:
         yield (
-            f"{p.prompt + p.generate} tokens are beyond the {d.model.max_context} that "
-            f"{d.model.name} was made for"
+            f"{prediction.prompt + prediction.generate} tokens are beyond the "
+            f"{d.model.max_context} that {d.model.name} was made for"
         )
-    last = decode_point(float(p.batch[0]), p.prompt, p.generate, p.generate - 1)
-    yield from p.technique.notes(d, last)
-    if p.technique.assumes:
-        yield f"the speed of {p.technique.name} assumes {p.technique.assumes}"
+    last = decode_point(
+        float(prediction.batch[0]), prediction.prompt, prediction.generate, prediction.generate - 1
+    )
+    yield from prediction.technique.notes(d, last)
+    if prediction.technique.assumes:
+        yield f"the speed of {prediction.technique.name} assumes {prediction.technique.assumes}"
 
 
 def csv(rows: Sequence[Row]) -> str:

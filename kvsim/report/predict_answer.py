@@ -81,22 +81,26 @@ def _memory(row: Row) -> str:
     return f"{units.size(row['gpu_bytes'])} of GPU memory{host}"
 
 
-def _one(row: Row, p: Prediction) -> str:
+def _one(row: Row, prediction: Prediction) -> str:
     what = f"{row['technique']} on {row['gpu']} at batch {units.whole(row['batch'])}"
     if row["fits"]:
         needed = [f"{what}: {times_of(row)}, {units.size(row['gpu_bytes'])}.", why(row["bound_by"])]
     else:
         needed = [f"{what} does not fit: it needs {_memory(row)}.", _most(row)]
-    return verdict(needed, [_most(row), _pool(p), _longest(p)] if row["fits"] else [])
+    return verdict(
+        needed, [_most(row), _pool(prediction), _longest(prediction)] if row["fits"] else []
+    )
 
 
-def _pool(p: Prediction) -> str:
-    room = pool(p.technique, p.deployment, p.prompt, p.generate)
+def _pool(prediction: Prediction) -> str:
+    room = pool(prediction.technique, prediction.deployment, prediction.prompt, prediction.generate)
     return f"At 0.9 of the memory: {room.tokens:,} KV tokens." if room.tokens else ""
 
 
-def _longest(p: Prediction) -> str:
-    longest = longest_prompt(p.technique, p.deployment, int(p.batch[0]), p.generate)
+def _longest(prediction: Prediction) -> str:
+    longest = longest_prompt(
+        prediction.technique, prediction.deployment, int(prediction.batch[0]), prediction.generate
+    )
     return f"Longest prompt: {longest:,} tokens."
 
 
@@ -226,10 +230,10 @@ def _changes(rows: Sequence[Row], found: Sequence[Prediction]) -> list[str]:
     return []
 
 
-def _limits(row: Row, p: Prediction) -> list[str]:
+def _limits(row: Row, prediction: Prediction) -> list[str]:
     """The KV pool as engines print it, and the longest prompt that fits."""
-    d = p.deployment
-    room = pool(p.technique, d, p.prompt, p.generate)
+    d = prediction.deployment
+    room = pool(prediction.technique, d, prediction.prompt, prediction.generate)
     lines = []
     if room.tokens:
         lines.append(
@@ -237,7 +241,7 @@ def _limits(row: Row, p: Prediction) -> list[str]:
             f"{room.blocks:,} blocks of 16; maximum concurrency {room.concurrency:.2f} sequences "
             f"of {room.length:,} tokens (the whole memory holds {units.whole(row['max_batch'])})."
         )
-    longest = longest_prompt(p.technique, d, int(p.batch[0]), p.generate)
+    longest = longest_prompt(prediction.technique, d, int(prediction.batch[0]), prediction.generate)
     lines.append(
         f"Longest prompt that fits at batch {units.whole(row['batch'])}: {longest:,} tokens."
     )

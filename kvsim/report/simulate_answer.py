@@ -46,7 +46,7 @@ class Simulations(Result):
 
 
 def answered(
-    rows: Sequence[Row], d: Deployment, trace: str, targets: str, left_out: Sequence[str]
+    rows: Sequence[Row], deployment: Deployment, trace: str, targets: str, left_out: Sequence[str]
 ) -> Answer:
     """The answer of ``kvsim simulate``.
 
@@ -57,10 +57,10 @@ def answered(
     best = _best(rows, bool(targets))
     full = next((row for row in rows if _name(row) == "full"), None)
     return Answer(
-        verdict=verdict(_needed(best, d, trace, targets), _wanted(rows, best, full)),
+        verdict=verdict(_needed(best, deployment, trace, targets), _wanted(rows, best, full)),
         figures=_figures(best),
-        changes=list(_changes(best, d, targets)),
-        evidence=evidence.on_card(d, _name(best)),
+        changes=list(_changes(best, deployment, targets)),
+        evidence=evidence.on_card(deployment, _name(best)),
         left_out=left_out,
     )
 
@@ -88,9 +88,11 @@ def _best(rows: Sequence[Row], targets: bool) -> Row:
     return next(row for row in rows if worth(row) >= most * (1 - TIE))
 
 
-def _needed(row: Row, d: Deployment, trace: str, targets: str) -> list[str]:
+def _needed(row: Row, deployment: Deployment, trace: str, targets: str) -> list[str]:
     replicas = f"{row['replicas']} x " if row["replicas"] > 1 else ""
-    where = f"{replicas}{d.hardware.name}" + (f" with tp {d.tp}" if d.tp > 1 else "")
+    where = f"{replicas}{deployment.hardware.name}" + (
+        f" with tp {deployment.tp}" if deployment.tp > 1 else ""
+    )
     ttft, tpot = row["ttft_s"]["p99"], row["tpot_s"]["p99"]
     times = f"TTFT p99 {units.seconds(ttft)}, TPOT p99 {units.seconds(tpot)}"
     tok = f"{units.rate(row['output_tok_s'])} output tok/s"
@@ -116,7 +118,7 @@ def _wanted(rows: Sequence[Row], best: Row, full: Row | None) -> list[str]:
     return said
 
 
-def _changes(row: Row, d: Deployment, targets: str) -> Sequence[str]:
+def _changes(row: Row, deployment: Deployment, targets: str) -> Sequence[str]:
     """What the run says of its own limits."""
     said = []
     if row["refused"]:
@@ -125,7 +127,9 @@ def _changes(row: Row, d: Deployment, targets: str) -> Sequence[str]:
             f"--weights, or a technique that keeps the cache elsewhere."
         )
     if targets and row["good_share"] is not None and row["good_share"] < ATTAINED:
-        said.append(f"Find the fleet that meets them: kvsim capacity --gpus {d.hardware.name}.")
+        said.append(
+            f"Find the fleet that meets them: kvsim capacity --gpus {deployment.hardware.name}."
+        )
     if row["preemptions"]:
         said.append(
             f"{row['preemptions']:,} preemptions for want of KV memory: --max-seqs below "

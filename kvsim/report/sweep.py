@@ -66,7 +66,7 @@ class Sweep(Result):
 
 
 def swept(
-    d: Deployment,
+    deployment: Deployment,
     techniques: Sequence[Technique],
     batches: np.ndarray,
     prompts: Sequence[int],
@@ -83,12 +83,12 @@ def swept(
     rows: list[Row] = []
     left_out = []
     for t in techniques:
-        reason = t.refuses(d)
+        reason = t.refuses(deployment)
         if reason:
             left_out.append(f"{t.name} cannot run here: {reason}")
             continue
         for prompt in prompts:
-            p = Prediction(t, d, batches, prompt, generate)
+            p = Prediction(t, deployment, batches, prompt, generate)
             columns = {key: np.broadcast_to(getattr(p, key), batches.shape) for key in KEYS}
             for i, (batch, fits) in enumerate(zip(batches, p.fits, strict=True)):
                 values = {key: float(column[i]) for key, column in columns.items()}
@@ -98,25 +98,25 @@ def swept(
                 )  # fmt: skip
     if not rows:
         raise InputError(f"technique: none can run there; {left_out[0]}")
-    return Sweep(command, _answered(rows, d, left_out), rows)
+    return Sweep(command, _answered(rows, deployment, left_out), rows)
 
 
-def _answered(rows: Sequence[Row], d: Deployment, left_out: Sequence[str]) -> Answer:
+def _answered(rows: Sequence[Row], deployment: Deployment, left_out: Sequence[str]) -> Answer:
     able = [row for row in rows if row["fits"]]
     if not able:
-        return Answer(verdict([f"None of {len(rows)} points fits on {d.hardware.name}."]))
+        return Answer(verdict([f"None of {len(rows)} points fits on {deployment.hardware.name}."]))
     best = max(able, key=lambda row: row["output_tok_s"])
     name = best["technique"].partition(":")[0]
     return Answer(
         verdict(
             [
-                f"Of {len(rows)} points {len(able)} fit on {d.hardware.name}.",
+                f"Of {len(rows)} points {len(able)} fit on {deployment.hardware.name}.",
                 f"Most throughput: {name} at batch {best['batch']:,} with prompts of "
                 f"{best['prompt']:,}: {units.rate(best['output_tok_s'])} output tok/s, TTFT "
                 f"{units.seconds(best['ttft_s'])}, TPOT {units.seconds(best['tpot_s'])}.",
             ]
         ),
         figures=best,
-        evidence=evidence.on_card(d, name),
+        evidence=evidence.on_card(deployment, name),
         left_out=left_out,
     )

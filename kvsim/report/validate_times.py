@@ -86,38 +86,40 @@ def _finite(value: float) -> Any:
     return value if isfinite(value) else None
 
 
-def show(a: Row) -> None:
+def show(answer: Row) -> None:
     """Errors by technique, then the worst ops and what the whole amounts to."""
     out = Screen()
-    out.title(f"{a['device']}: predicted against measured")
-    show_verdict(out, answered(a))
+    out.title(f"{answer['device']}: predicted against measured")
+    show_verdict(out, answered(answer))
     out.say(LEGEND)
-    out.table(technique_table(a))
+    out.table(technique_table(answer))
     out.blank()
-    out.table(op_table(a))
-    for text in [*left_out(a), *a["suspicious"], *said(a)]:
+    out.table(op_table(answer))
+    for text in [*left_out(answer), *answer["suspicious"], *said(answer)]:
         out.say(text)
 
 
-def technique_table(a: Row) -> Table:
+def technique_table(answer: Row) -> Table:
     """A line of errors per technique."""
-    return of_cells(BY_TECHNIQUE, by_technique(a), 1, "0300415676")
+    return of_cells(BY_TECHNIQUE, by_technique(answer), 1, "0300415676")
 
 
-def op_table(a: Row) -> Table:
+def op_table(answer: Row) -> Table:
     """The ops whose prediction misses most time."""
     heads = ("op", "technique", "point", "predicted ms", "measured ms", "off %")
-    return of_cells(heads, worst_ops(a), 3, "002000", "The ops that cost most in error")
+    return of_cells(heads, worst_ops(answer), 3, "002000", "The ops that cost most in error")
 
 
-def left_out(a: Row) -> list[str]:
+def left_out(answer: Row) -> list[str]:
     """What could not run, in words."""
-    return [f"left out: {m['technique']} at {m['point']}: {m['reason']}" for m in a["left_out"]]
+    return [
+        f"left out: {m['technique']} at {m['point']}: {m['reason']}" for m in answer["left_out"]
+    ]
 
 
-def said(a: Row) -> list[str]:
+def said(answer: Row) -> list[str]:
     """The summary in words."""
-    s = a["summary"]
+    s = answer["summary"]
 
     def percent(value: float | None) -> str:
         return "-" if value is None else f"{100 * value:.3g} %"
@@ -134,18 +136,18 @@ def said(a: Row) -> list[str]:
     ]
 
 
-def held_out(a: Row, today: str) -> str:
+def held_out(answer: Row, today: str) -> str:
     """What a stack says of its error on points that nothing was fitted to."""
-    names = dict.fromkeys(p["technique"].partition(":")[0] for p in a["points"])
-    return f"held out, {today}, {', '.join(names)}: {said(a)[0]}"
+    names = dict.fromkeys(p["technique"].partition(":")[0] for p in answer["points"])
+    return f"held out, {today}, {', '.join(names)}: {said(answer)[0]}"
 
 
-def by_technique(a: Row) -> list[list[str]]:
+def by_technique(answer: Row) -> list[list[str]]:
     """A line of errors per technique."""
     lines = []
-    names = dict.fromkeys(p["technique"].partition(":")[0] for p in a["points"])
+    names = dict.fromkeys(p["technique"].partition(":")[0] for p in answer["points"])
     for name in names:
-        here = [p for p in a["points"] if p["technique"].partition(":")[0] == name]
+        here = [p for p in answer["points"] if p["technique"].partition(":")[0] == name]
         errors = {
             key: np.array([m["error"] for p in here for m in p["whole"] if m["name"] == key])
             for key in (*TIMES, COMPUTING, "peak_B", *COPIED)
@@ -179,9 +181,9 @@ def _overlaps(points: Sequence[Row]) -> str:
     return " / ".join(f"{100 * np.median(side):.0f}" if side else "-" for side in known)
 
 
-def worst_ops(a: Row) -> list[list[str]]:
+def worst_ops(answer: Row) -> list[list[str]]:
     """The ops whose prediction misses most time, the worst first."""
-    every = [(p, m) for p in a["points"] for m in p["ops"]]
+    every = [(p, m) for p in answer["points"] for m in p["ops"]]
     every.sort(key=lambda pair: -abs(pair[1]["predicted"] - pair[1]["measured"]))
     return [
         [
@@ -196,13 +198,13 @@ def worst_ops(a: Row) -> list[list[str]]:
     ]
 
 
-def answered(a: Row) -> Answer:
+def answered(answer: Row) -> Answer:
     """How far times are off on this machine, in words."""
-    s = a["summary"]
+    s = answer["summary"]
     return Answer(
         verdict(
             [
-                f"On {a['device']}, {s['points']} predicted times are off by "
+                f"On {answer['device']}, {s['points']} predicted times are off by "
                 f"{units.percent(s['median'])} in the median, nine in ten by at most "
                 f"{units.percent(s['nine_in_ten'])}; the runs' own noise is "
                 f"{units.percent(s['noise'])}."
@@ -210,7 +212,7 @@ def answered(a: Row) -> Answer:
             [order(s)],
         ),
         figures={key: s[key] for key in ("points", "median", "nine_in_ten", "noise")},
-        left_out=left_out(a),
+        left_out=left_out(answer),
     )
 
 

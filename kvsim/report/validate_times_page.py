@@ -19,19 +19,19 @@ from kvsim.report.validate_times import (
 )
 
 
-def write_page(path: Path, a: Row, command: str = "") -> None:
+def write_page(path: Path, answer: Row, command: str = "") -> None:
     """Predicted against measured as a page of its own."""
     rounds = [
         (f"One round of {r['technique'].partition(':')[0]}, {r['point']}", _round(r))
-        for r in a["rounds"]
+        for r in answer["rounds"]
     ]
     page.write(
         path,
         page.Page(
-            f"{a['device']}: predicted against measured", answered(a),
-            [technique_table(a), op_table(a)],
-            [("Predicted against measured times", _scatter(a)), *rounds],
-            notes=[LEGEND, ROUNDS, *left_out(a), *a["suspicious"]], command=command,
+            f"{answer['device']}: predicted against measured", answered(answer),
+            [technique_table(answer), op_table(answer)],
+            [("Predicted against measured times", _scatter(answer)), *rounds],
+            notes=[LEGEND, ROUNDS, *left_out(answer), *answer["suspicious"]], command=command,
         ),
     )  # fmt: skip
 
@@ -77,14 +77,14 @@ def _has(bars: Sequence[tuple[Any, ...]], side: str, stream: str) -> bool:
     return any(bar[:2] == (side, stream) for bar in bars)
 
 
-def _scatter(a: Row) -> Any:
+def _scatter(answer: Row) -> Any:
     from plotly.graph_objects import Figure, Scatter
 
     figure = Figure()
-    names = dict.fromkeys(p["technique"].partition(":")[0] for p in a["points"])
+    names = dict.fromkeys(p["technique"].partition(":")[0] for p in answer["points"])
     spans: list[float] = []
     for name in names:
-        here = [p for p in a["points"] if p["technique"].partition(":")[0] == name]
+        here = [p for p in answer["points"] if p["technique"].partition(":")[0] == name]
         found = [(p, m) for p in here for m in p["whole"] if m["name"] in TIMES]
         x, y = ([1e3 * m[key] for _, m in found] for key in ("measured", "predicted"))
         spans += [*x, *y]

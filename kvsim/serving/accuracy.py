@@ -43,11 +43,11 @@ def samples(passes: Passes, max_seqs: int, longest: int, longest_chunk: int) -> 
     return found
 
 
-def _pass_s(t: Tables, batch: int, context: float, new: float, start: float) -> float:
+def _pass_s(tables: Tables, batch: int, context: float, new: float, start: float) -> float:
     """A pass over decoding sequences and one prompt's last part, as the simulator costs it. [s]"""
     total = np.zeros(len(COSTS))
-    spend.add_pass(t, total, spend.Decoding(batch, context, 0.0), spend.Prompts(int(new), 1))
-    spend.add_chunk(t, total, new, start)
+    spend.add_pass(tables, total, spend.Decoding(batch, context, 0.0), spend.Prompts(int(new), 1))
+    spend.add_chunk(tables, total, new, start)
     return float(total[0])
 
 

@@ -170,15 +170,15 @@ class PlainMemory:
         return bool(on_gpu <= self.limits.gpu and on_host <= self.limits.host)
 
 
-def line(nodes: Any, values: Any, x: float) -> float:
+def line(nodes: Any, values: Any, value: float) -> float:
     """Linear interpolation, and beyond the last node as before it."""
-    if x > nodes[-1]:
+    if value > nodes[-1]:
         slope = (values[-1] - values[-2]) / (nodes[-1] - nodes[-2])
-        return float(values[-1] + slope * (x - nodes[-1]))
-    return float(np.interp(x, nodes, values))
+        return float(values[-1] + slope * (value - nodes[-1]))
+    return float(np.interp(value, nodes, values))
 
 
-def plane(rows: Any, columns: Any, values: Any, x: float, y: float) -> float:
+def plane(rows: Any, columns: Any, values: Any, value: float, y: float) -> float:
     """Linear interpolation in both directions."""
     at_y = np.array([line(columns, row, y) for row in values])
-    return line(rows, at_y, x)
+    return line(rows, at_y, value)

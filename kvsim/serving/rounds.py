@@ -11,7 +11,7 @@ from kvsim.techniques.base import Technique
 from kvsim.traces.attention import Acceptance, AttentionTrace
 
 
-def measured_for(t: Technique, trace: AttentionTrace) -> Acceptance | None:
+def measured_for(technique: Technique, trace: AttentionTrace) -> Acceptance | None:
     """What a trace measured of a technique's drafts; nothing for one that does not draft.
 
     Raises
@@ -19,17 +19,17 @@ def measured_for(t: Technique, trace: AttentionTrace) -> Acceptance | None:
     InputError
         If the technique drafts and the trace has nothing on it with these settings.
     """
-    if not t.drafts:
+    if not technique.drafts:
         return None
     for found in trace.acceptance:
         other = parse(found.technique)
-        if _drafts(other) == _drafts(t):
+        if _drafts(other) == _drafts(technique):
             return found
     known = ", ".join(found.technique for found in trace.acceptance) or "none"
-    raise InputError(f"--acceptance: nothing measured for {t}; the file has {known}")
+    raise InputError(f"--acceptance: nothing measured for {technique}; the file has {known}")
 
 
-def with_acceptance(t: Technique, measured: Acceptance | None) -> Technique:
+def with_acceptance(technique: Technique, measured: Acceptance | None) -> Technique:
     """The technique with the mean acceptance that was measured.
 
     Raises
@@ -38,18 +38,19 @@ def with_acceptance(t: Technique, measured: Acceptance | None) -> Technique:
         If its settings say another one, or its gamma was not measured.
     """
     if measured is None:
-        return t
-    gamma = t.drafts
-    if not isinstance(t.settings["acceptance"], str):
+        return technique
+    gamma = technique.drafts
+    if not isinstance(technique.settings["acceptance"], str):
         raise InputError(
-            f"--acceptance: {t.name} sets acceptance={t.settings['acceptance']}; leave out one"
+            f"--acceptance: {technique.name} sets "
+            f"acceptance={technique.settings['acceptance']}; leave out one"
         )
-    return t.with_rounds(acceptance=(measured.tokens(gamma) - 1) / gamma)
+    return technique.with_rounds(acceptance=(measured.tokens(gamma) - 1) / gamma)
 
 
-def _drafts(t: Technique) -> str:
+def _drafts(technique: Technique) -> str:
     """The technique whatever the length and the acceptance of its rounds."""
-    return str(t.with_rounds(drafts=1, acceptance=1.0))
+    return str(technique.with_rounds(drafts=1, acceptance=1.0))
 
 
 def drawn_rate(

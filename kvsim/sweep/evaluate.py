@@ -122,18 +122,24 @@ def predicted(case: Case) -> Columns:
     return found | {"batch": case.batch, "context": case.context, "reason": ""}
 
 
-def _predicted(t: Technique, d: Deployment, batch: Array, context: Array) -> dict[str, Array]:
+def _predicted(
+    technique: Technique, deployment: Deployment, batch: Array, context: Array
+) -> dict[str, Array]:
     def spread(values: Number) -> Array:
         return np.broadcast_to(np.asarray(values, float), batch.shape)
 
-    tpot = spread(round_seconds(t, d, Point(batch, context, 1.0, context, context + 1.0)))
-    ttft = spread(makespan(t.prefill(d, prefill_point(batch, context, 1.0)), d))
-    both = phases(t, d, batch, context, 2.0)
+    tpot = spread(
+        round_seconds(technique, deployment, Point(batch, context, 1.0, context, context + 1.0))
+    )
+    ttft = spread(
+        makespan(technique.prefill(deployment, prefill_point(batch, context, 1.0)), deployment)
+    )
+    both = phases(technique, deployment, batch, context, 2.0)
     gpu, host = (
         np.maximum(*(spread(tier_bytes(phase, tier)) for phase in both)) for tier in ("gpu", "host")
     )
-    host = host * d.tp
-    fits = (gpu <= d.hardware.gpu_memory) & (host <= d.hardware.host_memory)
+    host = host * deployment.tp
+    fits = (gpu <= deployment.hardware.gpu_memory) & (host <= deployment.hardware.host_memory)
     return {
         "ttft_s": ttft, "tpot_s": tpot, "decode_tok_s": batch / tpot, "gpu_bytes": gpu,
         "host_bytes": host, "fits": fits,

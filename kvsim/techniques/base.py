@@ -135,11 +135,11 @@ class Technique:
 
     # hooks
 
-    def refuses(self, d: Deployment) -> str:
+    def refuses(self, deployment: Deployment) -> str:
         """Why it cannot run there, or nothing."""
-        reason = self._uncovered(d.model.layers)
+        reason = self._uncovered(deployment.model.layers)
         for parts in () if reason else self.parts:
-            reasons = (part.refuses(d, parts) for part in parts.every())
+            reasons = (part.refuses(deployment, parts) for part in parts.every())
             reason = reason or next(filter(None, reasons), "")
         return reason
 
@@ -198,18 +198,18 @@ class Technique:
         given = {"gamma": drafts, "acceptance": acceptance}
         return self.changed(**{k: v for k, v in given.items() if v is not None})
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> "Iterable[Technique]":
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> "Iterable[Technique]":
         """Settings worth considering for a workload; array-valued ones along the first axis."""
         if len(self.terms) > 1:
             return [self]
-        return [compose(term) for term in self.terms[0].options(d, prompt, generate)]
+        return [compose(term) for term in self.terms[0].options(deployment, prompt, generate)]
 
-    def notes(self, d: Deployment, p: Point) -> tuple[str, ...]:
+    def notes(self, deployment: Deployment, point: Point) -> tuple[str, ...]:
         """What a reader of a plan should know about these settings there."""
-        shape = d.shard.layout[0][0][0]
+        shape = deployment.shard.layout[0][0][0]
         found: dict[str, None] = {}
         for some, parts in zip(self.layers, self.parts, strict=True):
-            at = LayerPass(d, part_of(p, parts), shape, parts)
+            at = LayerPass(deployment, part_of(point, parts), shape, parts)
             every = (*some.terms, *self.whole)
             found |= dict.fromkeys(note for term in every for note in term.notes(at))
         return tuple(found)
@@ -233,53 +233,62 @@ class Technique:
 
     # passes
 
-    def forward(self, d: Deployment, p: Point) -> Step:
+    def forward(self, deployment: Deployment, point: Point) -> Step:
         """One pass of the new tokens through the model."""
-        return forward(d, p, self.layout(d))
+        return forward(deployment, point, self.layout(deployment))
 
-    def prefill(self, d: Deployment, p: Point) -> Step:
+    def prefill(self, deployment: Deployment, point: Point) -> Step:
         """The pass over the prompt, a draft model's after the model's own."""
-        return joined([self.forward(d, p), *self.drafting.prompt_steps(d, p)])
+        return joined(
+            [self.forward(deployment, point), *self.drafting.prompt_steps(deployment, point)]
+        )
 
-    def between(self, d: Deployment, p: Point) -> tuple[Step, ...]:
+    def between(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
         """Extra passes between prefill and the first decoding round."""
-        extra = [(s, n, own, own.selection.between(own)) for s, n, own in self.layout(d)]
+        extra = [(s, n, own, own.selection.between(own)) for s, n, own in self.layout(deployment)]
         if not any(first for *_, first in extra):
             return ()
-        return (forward(d, p, [(s, n, first or own) for s, n, own, first in extra]),)
+        return (forward(deployment, point, [(s, n, first or own) for s, n, own, first in extra]),)
 
-    def cycle(self, d: Deployment, p: Point) -> Cycle:
+    def cycle(self, deployment: Deployment, point: Point) -> Cycle:
         """One decoding round that starts with ``p.context`` cached tokens."""
         if self._queries > 1:
-            p = replace(p, new=float(self._queries))
+            point = replace(point, new=float(self._queries))
         if not self.drafts:
-            return Cycle((self.forward(d, p),), 1.0)
+            return Cycle((self.forward(deployment, point),), 1.0)
         steps: list[Step] = []
         for i in range(self.drafts):
-            q = replace(p, context=p.context + i, new=1.0)
-            passes = [(s, n, self.drafting.own_pass(q, parts)) for s, n, parts in self.layout(d)]
+            q = replace(point, context=point.context + i, new=1.0)
+            passes = [
+                (s, n, self.drafting.own_pass(q, parts)) for s, n, parts in self.layout(deployment)
+            ]
             own = [(s, n, parts) for s, n, parts in passes if parts is not None]
             if own:
-                steps.append(forward(d, q, own))
-        verify = self.forward(d, replace(p, new=self.drafts + 1.0))
-        return Cycle((*steps, *self.drafting.steps(d, p), verify), self.tokens_per_round)
+                steps.append(forward(deployment, q, own))
+        verify = self.forward(deployment, replace(point, new=self.drafts + 1.0))
+        return Cycle(
+            (*steps, *self.drafting.steps(deployment, point), verify), self.tokens_per_round
+        )
 
     def attend(
-        self, d: Deployment, p: Point, shape: LayerShape, parts: Parts | None = None
+        self, deployment: Deployment, point: Point, shape: LayerShape, parts: Parts | None = None
     ) -> list[Op]:
         """Ops between the projections of one layer."""
-        at = LayerPass(d, p, shape, parts or self.parts[0])
+        at = LayerPass(deployment, point, shape, parts or self.parts[0])
         return at.selection.attend(at)
 
     # what stays
 
-    def resident(self, d: Deployment, p: Point) -> Buffers:
+    def resident(self, deployment: Deployment, point: Point) -> Buffers:
         """Bytes that one GPU and its share of the host hold during this pass. [B]"""
-        return merge(resident(d, p, self.layout(d)), self.drafting.beside(d, p))
+        return merge(
+            resident(deployment, point, self.layout(deployment)),
+            self.drafting.beside(deployment, point),
+        )
 
-    def layout(self, d: Deployment) -> Layout:
+    def layout(self, deployment: Deployment) -> Layout:
         """Blocks of layers with how often each repeats, and what they do."""
-        return laid_out(d, [(some.first, some.last) for some in self.layers], self.parts)
+        return laid_out(deployment, [(some.first, some.last) for some in self.layers], self.parts)
 
     def _uncovered(self, layers: int) -> str:
         expected = 0

@@ -42,10 +42,10 @@ class Chosen(Selection):
         """What remains to be done to the chosen tokens before attention."""
         return []
 
-    def refuses(self, d: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, beside: Parts) -> str:
         """Pages are read alone, on the GPU."""
         place, storage = beside.placement, beside.storage
-        if d.shard.latent:
+        if deployment.shard.latent:
             return f"{self.name} compares pages by keys of heads, and a latent cache has none"
         if not storage.by_token:
             return f"{self.name} reads pages alone, and {storage.name} packs tokens together"

@@ -34,39 +34,42 @@ class Draft(Rounds):
         super().__post_init__()
         load_model(self.model)
 
-    def _own(self, d: Deployment) -> Deployment:
+    def _own(self, deployment: Deployment) -> Deployment:
         return Deployment(
-            load_model(self.model), d.hardware, d.stack, self.weights, self.tp or d.tp
+            load_model(self.model),
+            deployment.hardware,
+            deployment.stack,
+            self.weights,
+            self.tp or deployment.tp,
         )
 
-    def refuses(self, d: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, beside: Parts) -> str:
         """Drafts are verified token by token, so that both need one vocabulary."""
-        own, target = load_model(self.model).vocab, d.model.vocab
+        own, target = load_model(self.model).vocab, deployment.model.vocab
         if abs(own - target) > 0.01 * target:
-            return (
-                f"{self.model} has {own} tokens and {d.model.name} {target}: no common vocabulary"
-            )
-        if self.tp > d.tp:
-            return f"the draft model asks for {self.tp} GPUs, and the model has {d.tp}"
-        return super().refuses(d, beside)
+            both = f"{self.model} has {own} tokens and {deployment.model.name} {target}"
+            return f"{both}: no common vocabulary"
+        if self.tp > deployment.tp:
+            return f"the draft model asks for {self.tp} GPUs, and the model has {deployment.tp}"
+        return super().refuses(deployment, beside)
 
-    def steps(self, d: Deployment, p: Point) -> tuple[Step, ...]:
+    def steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
         """One pass of the draft model per draft."""
-        own, full = self._own(d), _full()
-        points = (replace(p, context=p.context + i, new=1.0) for i in range(self.gamma))
+        own, full = self._own(deployment), _full()
+        points = (replace(point, context=point.context + i, new=1.0) for i in range(self.gamma))
         return tuple(forward(own, q, laid_out(own, [(0, None)], [full])) for q in points)
 
-    def prompt_steps(self, d: Deployment, p: Point) -> tuple[Step, ...]:
+    def prompt_steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
         """The draft model reads the prompt too."""
-        own = self._own(d)
-        return (forward(own, p, laid_out(own, [(0, None)], [_full()])),) if self.gamma else ()
+        own = self._own(deployment)
+        return (forward(own, point, laid_out(own, [(0, None)], [_full()])),) if self.gamma else ()
 
-    def beside(self, d: Deployment, p: Point) -> Buffers:
+    def beside(self, deployment: Deployment, point: Point) -> Buffers:
         """Its weights, embedding and cache; activations take turns with the model's. [B]"""
         if not self.gamma:
             return {}
-        own = self._own(d)
-        held = resident(own, p, laid_out(own, [(0, None)], [_full()]))["gpu"]
+        own = self._own(deployment)
+        held = resident(own, point, laid_out(own, [(0, None)], [_full()]))["gpu"]
         names = {"weights": "draft weights", "embedding": "draft embedding", "kv": "draft kv"}
         return {"gpu": {to: held[name] for name, to in names.items()}}
 

@@ -40,15 +40,15 @@ class Drafting(Part):
         """The same with other drafts per round, or another acceptance (accepted over drafted)."""
         return self
 
-    def own_pass(self, p: Point, parts: Parts) -> Parts | None:
+    def own_pass(self, point: Point, parts: Parts) -> Parts | None:
         """How the model's own layers make a draft at that point; None if others make it."""
         return None
 
-    def steps(self, d: Deployment, p: Point) -> tuple[Step, ...]:
+    def steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
         """The draft passes of a round that are not the model's own."""
         return ()
 
-    def prompt_steps(self, d: Deployment, p: Point) -> tuple[Step, ...]:
+    def prompt_steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
         """What else reads the prompt."""
         return ()
 
@@ -68,6 +68,6 @@ class Drafting(Part):
         """Weights that a layer has for the drafts beside its own. [B]"""
         return {}
 
-    def beside(self, d: Deployment, p: Point) -> Buffers:
+    def beside(self, deployment: Deployment, point: Point) -> Buffers:
         """What is kept for the drafts outside the model's layers: another model. [B]"""
         return {}

@@ -26,6 +26,6 @@ class Eagle(Head):
         """Three hidden states become one, which joins the embedding: five in two products."""
         return 5
 
-    def vocab(self, d: Deployment) -> int:
+    def vocab(self, deployment: Deployment) -> int:
         """A part of the vocabulary."""
-        return ceil(min(self.tokens, d.model.vocab) / d.tp)
+        return ceil(min(self.tokens, deployment.model.vocab) / deployment.tp)

@@ -37,7 +37,7 @@ class Flexgen(Term):
         place = Place(cache, weights_host=weights, states_host=states, parts=self.parts)
         return (place, *packed_on_host(self.bits))
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """The corners of the placement, and half the weights."""
         shares = (0.0, 50.0, 100.0)
         return [Flexgen(w, c) for w in shares for c in (0.0, 50.0)] + [Flexgen(bits=4)]

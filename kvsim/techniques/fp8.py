@@ -31,8 +31,8 @@ class Fp8(Storage):
         """New numbers are narrowed, cached ones read at half the size."""
         return pack(at)
 
-    def refuses(self, d: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, beside: Parts) -> str:
         """Engines keep fp8 caches from Ampere on; without fp8 units numbers are widened on read."""
-        if d.hardware.flops.keys() & {"fp8", "bf16"}:
+        if deployment.hardware.flops.keys() & {"fp8", "bf16"}:
             return ""
-        return f"{d.hardware.name} is older than Ampere, where engines keep no fp8 caches"
+        return f"{deployment.hardware.name} is older than Ampere, where engines keep no fp8 caches"

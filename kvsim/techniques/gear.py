@@ -73,8 +73,8 @@ class Gear(Storage):
         later: Array = np.minimum(generated, tokens) // self.residual
         return 1.0 + later
 
-    def _sparse(self, d: Deployment, numbers: Number) -> Number:
-        return self.outliers * numbers * (ops.HALF + d.stack.index_bytes)
+    def _sparse(self, deployment: Deployment, numbers: Number) -> Number:
+        return self.outliers * numbers * (ops.HALF + deployment.stack.index_bytes)
 
     def arrive(self, at: LayerPass) -> list[Op]:
         """As KIVI, then the search for outliers and power iteration over the error, per block."""
@@ -138,6 +138,6 @@ class Gear(Storage):
         error = ops.HALF * widest * p.tokens if p.prefill else 0.0
         return merge(ops.prompt_kv(d, p), {"gpu": {"error": error}})
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """The paper's widths, with its rank and with 2 % of outliers."""
         return [Gear(bits, outliers=share) for bits in (2, 4) for share in (0.0, 0.02)]

@@ -63,18 +63,18 @@ class GearFirst(Storage):
         """Packed without groups, in ops."""
         return Format(self.bits, k_block=self.residual, v_block=self.residual)
 
-    def _numbers(self, d: Deployment, tokens: Number) -> Number:
+    def _numbers(self, deployment: Deployment, tokens: Number) -> Number:
         """Keys and values of all query heads."""
-        return d.shard.queries_per_kv * d.shard.kv_width * tokens
+        return deployment.shard.queries_per_kv * deployment.shard.kv_width * tokens
 
-    def _columns(self, d: Deployment, tokens: Number) -> Number:
+    def _columns(self, deployment: Deployment, tokens: Number) -> Number:
         """Rank of the correction of one sequence's keys or values."""
-        return np.floor(self.rank * np.minimum(tokens, self._numbers(d, 0.5)))
+        return np.floor(self.rank * np.minimum(tokens, self._numbers(deployment, 0.5)))
 
-    def _factors(self, d: Deployment, batch: Number, tokens: Number) -> Number:
+    def _factors(self, deployment: Deployment, batch: Number, tokens: Number) -> Number:
         """A row per token and one per channel, of keys and of values. [B]"""
-        rows = 2 * tokens + self._numbers(d, 1.0)
-        return ops.HALF * batch * self._columns(d, tokens) * rows
+        rows = 2 * tokens + self._numbers(deployment, 1.0)
+        return ops.HALF * batch * self._columns(deployment, tokens) * rows
 
     @property
     def by_token(self) -> bool:

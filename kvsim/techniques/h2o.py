@@ -82,7 +82,7 @@ class H2o(Selection):
         scores = scale(score_matrix(at), ranks)
         return merge(ops.prompt_kv(at.d, at.p), scores)
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """A tenth, a fifth and two fifths of the longest context, half of it heavy."""
         half = np.ceil(np.array([0.05, 0.1, 0.2]) * (prompt + generate))[:, None, None]
         return [H2o(half, half)]

@@ -49,7 +49,7 @@ class Rounds(Drafting):
         known = "nothing published" if self._unknown else f"{self.accepted / self.gamma:.2f}"
         return f"an acceptance ({known})"
 
-    def refuses(self, d: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, beside: Parts) -> str:
         """Nothing is taken for granted about how many drafts are accepted."""
         if self._unknown:
             return (
@@ -69,43 +69,50 @@ class Head(Rounds):
         """Vectors of the hidden width that the product joins."""
         raise NotImplementedError
 
-    def vocab(self, d: Deployment) -> int:
+    def vocab(self, deployment: Deployment) -> int:
         """Tokens that a draft chooses among."""
-        return d.shard.vocab
+        return deployment.shard.vocab
 
-    def shape(self, d: Deployment) -> LayerShape:
+    def shape(self, deployment: Deployment) -> LayerShape:
         """The kind of its layer."""
         return LayerShape()
 
-    def steps(self, d: Deployment, p: Point) -> tuple[Step, ...]:
+    def steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
         """One pass of the head per draft."""
-        points = [replace(p, context=p.context + i, new=1.0) for i in range(self.gamma)]
-        return tuple(self._pass(d, q) for q in points)
+        points = [replace(point, context=point.context + i, new=1.0) for i in range(self.gamma)]
+        return tuple(self._pass(deployment, q) for q in points)
 
-    def prompt_steps(self, d: Deployment, p: Point) -> tuple[Step, ...]:
+    def prompt_steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
         """The head reads the prompt too."""
-        return (self._pass(d, p),) if self.gamma else ()
+        return (self._pass(deployment, point),) if self.gamma else ()
 
-    def _pass(self, d: Deployment, p: Point) -> Step:
-        m = d.shard
+    def _pass(self, deployment: Deployment, point: Point) -> Step:
+        m = deployment.shard
         parts = Parts(Selection(), Storage(), Placement(), Drafting())
-        layer = layer_ops(LayerPass(d, p, self.shape(d), parts))
+        layer = layer_ops(LayerPass(deployment, point, self.shape(deployment), parts))
         joins = (self.inputs() * m.hidden, m.hidden)
-        join = ops.gemm(d, "join_inputs", p.tokens, joins, WEIGHTS["fp16"])
-        rows = p.batch if p.prefill else p.tokens
-        logits = ops.gemm(d, "draft_head", rows, (m.hidden, self.vocab(d)), WEIGHTS["fp16"])
-        moved = ops.HALF * rows * (self.vocab(d) + 2 * m.hidden)
-        choice = Op("draft_choice", bytes={"hbm": moved}, fixed=d.stack.step)
+        join = ops.gemm(deployment, "join_inputs", point.tokens, joins, WEIGHTS["fp16"])
+        rows = point.batch if point.prefill else point.tokens
+        logits = ops.gemm(
+            deployment, "draft_head", rows, (m.hidden, self.vocab(deployment)), WEIGHTS["fp16"]
+        )
+        moved = ops.HALF * rows * (self.vocab(deployment) + 2 * m.hidden)
+        choice = Op("draft_choice", bytes={"hbm": moved}, fixed=deployment.stack.step)
         return Step((Group(((join, *layer),), 1),), (logits, choice))
 
-    def beside(self, d: Deployment, p: Point) -> Buffers:
+    def beside(self, deployment: Deployment, point: Point) -> Buffers:
         """The layer, its joining product, a head of its own vocabulary, and a cache. [B]"""
         if not self.gamma:
             return {}
-        m = d.shard
-        size = layer_weights(d, self.shape(d)) + ops.HALF * self.inputs() * m.hidden**2
-        if self.vocab(d) != m.vocab:
-            size += ops.HALF * m.hidden * self.vocab(d)
-        tokens = p.max_length if d.stack.static_cache else p.length
-        cache = d.stack.cache_overhead * ops.kv_bytes(m, p.batch * (tokens + self.gamma))
-        return {"gpu": {"draft weights": d.stack.weight_copies * size, "draft kv": cache}}
+        m = deployment.shard
+        size = (
+            layer_weights(deployment, self.shape(deployment))
+            + ops.HALF * self.inputs() * m.hidden**2
+        )
+        if self.vocab(deployment) != m.vocab:
+            size += ops.HALF * m.hidden * self.vocab(deployment)
+        tokens = point.max_length if deployment.stack.static_cache else point.length
+        cache = deployment.stack.cache_overhead * ops.kv_bytes(
+            m, point.batch * (tokens + self.gamma)
+        )
+        return {"gpu": {"draft weights": deployment.stack.weight_copies * size, "draft kv": cache}}

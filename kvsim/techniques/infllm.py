@@ -41,7 +41,7 @@ class Infllm(Selection):
     reuse: float = param(0, "least share of chosen blocks in it", high=1, whole=False)
     chunk: int = param(512, "queries that choose together in prefill", low=1, high=1e6)
 
-    def refuses(self, d: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, beside: Parts) -> str:
         """Blocks have a home of their own, in fp16."""
         place, storage = beside.placement, beside.storage
         if storage.stored.packs:
@@ -55,25 +55,27 @@ class Infllm(Selection):
         left: Number = np.maximum(tokens - self.initial - self.local, 0.0) // self.block
         return left
 
-    def _forms(self, p: Point, shape: LayerShape) -> Number:
+    def _forms(self, point: Point, shape: LayerShape) -> Number:
         """Whether a block leaves the local window before the generation ends."""
-        most = p.max_length if shape.window is None else np.minimum(p.max_length, shape.window)
+        most = (
+            point.max_length if shape.window is None else np.minimum(point.max_length, shape.window)
+        )
         return (np.asarray(self._far(most)) > 0) * 1.0
 
-    def _missing(self, p: Point, n: Number, held: Number) -> Number:
+    def _missing(self, point: Point, number: Number, held: Number) -> Number:
         """Chosen blocks of ``n`` that are not among the ``held`` latest, all chunks together.
 
         Chance alone finds held / n of them; the number of blocks grows evenly in prefill.
         """
         held = np.maximum(held, self.k)
-        if not p.prefill:
-            found = np.maximum(self.reuse, held / np.maximum(n, held))
-            missing: Number = np.minimum(self.k, n) * (1 - found)
+        if not point.prefill:
+            found = np.maximum(self.reuse, held / np.maximum(number, held))
+            missing: Number = np.minimum(self.k, number) * (1 - found)
             return missing
-        chance = np.clip(n, held, held / self.reuse if self.reuse else np.inf)
+        chance = np.clip(number, held, held / self.reuse if self.reuse else np.inf)
         later = chance - held - held * np.log(chance / held)
-        later = later + (1 - self.reuse) * np.maximum(n - chance, 0.0)
-        first: Number = np.minimum(n, held)
+        later = later + (1 - self.reuse) * np.maximum(number - chance, 0.0)
+        first: Number = np.minimum(number, held)
         return first + self.block / self.chunk * self.k * later
 
     def attend(self, at: LayerPass) -> list[Op]:
@@ -156,7 +158,7 @@ class Infllm(Selection):
         leaving = ops.kv_bytes(at.d.shard, out) if at.p.prefill else 0.0
         return {"gpu": {"kv on the way out": leaving}}
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """The released settings; an eighth and a quarter of the context, half of it local."""
         half = np.ceil(np.array([0.0625, 0.125]) * (prompt + generate))[:, None, None]
         return [Infllm(), Infllm(np.ceil(half / 128), local=half)]

@@ -34,7 +34,7 @@ class Kcache(Term):
         """Values of the best tokens, which live on the host."""
         return TopValues(self.n), Place(values_host=1, gpu_layers=self.gpu_layers)
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """The paper's N, with and without one layer on the GPU."""
         counts = np.array([32.0, 64.0, 128.0, 256.0])[:, None, None]
         return [Kcache(counts, layers) for layers in (0, 1)]

@@ -47,6 +47,6 @@ class Kivi(Storage):
         """One layer's whole prompt until it is packed."""
         return ops.prompt_kv(at.d, at.p)
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """The paper's widths and groups."""
         return [Kivi(bits, group) for bits in (2, 4) for group in (32, 64)]

@@ -46,7 +46,7 @@ class Kvpr(Term):
         assert isinstance(at.placement, Place)
         return recompute.notes(at.placement, at)
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """Splits by sixteenths of the prompt, the balanced one, both schedules, and packed."""
         splits = np.floor(np.linspace(0, prompt, 17))[:, None, None]
         column = [Kvpr("auto", "column", bits) for bits in (16, 4)]

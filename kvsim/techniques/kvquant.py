@@ -70,6 +70,6 @@ class Kvquant(Storage):
         """One layer's whole prompt until it is packed."""
         return ops.prompt_kv(at.d, at.p)
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """The paper's widths."""
         return [Kvquant(bits) for bits in (3, 4)]

@@ -27,9 +27,9 @@ class Parts:
     mlp: WeightFormat | None = None  # of a draft pass, where its MLPs are narrower
     keeps: bool = True  # whether what the pass adds stays: drafts' tokens do not
 
-    def at(self, index: int, d: Deployment) -> "Parts":
+    def at(self, index: int, deployment: Deployment) -> "Parts":
         """What one layer does."""
-        own = {part.axis: part.at(index, d) for part in self.every()[:3]}
+        own = {part.axis: part.at(index, deployment) for part in self.every()[:3]}
         same = all(own[part.axis] is part for part in self.every()[:3])
         return self if same else replace(self, **own)  # type: ignore[arg-type]
 
@@ -37,9 +37,9 @@ class Parts:
         """The parts in the order of the axes."""
         return self.selection, self.storage, self.placement, self.drafting
 
-    def breaks(self, d: Deployment) -> set[int]:
+    def breaks(self, deployment: Deployment) -> set[int]:
         """First layers from which on some part says something else."""
-        return {first for part in self.every() for first in part.breaks(d)}
+        return {first for part in self.every() for first in part.breaks(deployment)}
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ class LayerPass:
         """The same of a layer without a window."""
         return replace(self, shape=LayerShape(), known={})
 
-    def then(self, p: Point) -> "LayerPass":
+    def then(self, point: Point) -> "LayerPass":
         """The same layer in another pass."""
-        return replace(self, p=p, part=None, known={})
+        return replace(self, p=point, part=None, known={})
 
 
 def resident_kv(at: LayerPass, stored: Format) -> Number:

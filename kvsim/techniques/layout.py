@@ -16,13 +16,13 @@ Layout = list[tuple[Shapes, int, Parts]]
 
 
 def laid_out(
-    d: Deployment, ranges: Sequence[tuple[int, int | None]], parts: Sequence[Parts]
+    deployment: Deployment, ranges: Sequence[tuple[int, int | None]], parts: Sequence[Parts]
 ) -> Layout:
     """The layout of a model whose ranges of layers (first, last or None) consist of ``parts``."""
     found: Layout = []
-    rest = list(d.shard.layout)
-    segments = [*_segments(d, ranges, parts)]
-    firsts = [*(first for first, _ in segments), d.model.layers]
+    rest = list(deployment.shard.layout)
+    segments = [*_segments(deployment, ranges, parts)]
+    firsts = [*(first for first, _ in segments), deployment.model.layers]
     for (first, following), (_, own) in zip(pairwise(firsts), segments, strict=True):
         before, rest = split_layout(rest, following - first)
         found += [(*block, own) for block in before]
@@ -30,14 +30,14 @@ def laid_out(
 
 
 def _segments(
-    d: Deployment, ranges: Sequence[tuple[int, int | None]], parts: Sequence[Parts]
+    deployment: Deployment, ranges: Sequence[tuple[int, int | None]], parts: Sequence[Parts]
 ) -> Iterator[tuple[int, Parts]]:
     """First layers from which on something else is done, and what."""
     latest: Parts | None = None
     for (first, last), own in zip(ranges, parts, strict=True):
-        end = d.model.layers if last is None else min(last + 1, d.model.layers)
-        for begin in [first, *sorted(b for b in own.breaks(d) if first < b < end)]:
-            now = own.at(begin, d)
+        end = deployment.model.layers if last is None else min(last + 1, deployment.model.layers)
+        for begin in [first, *sorted(b for b in own.breaks(deployment) if first < b < end)]:
+            now = own.at(begin, deployment)
             if latest is None or not _equal(latest, now):
                 yield begin, now
                 latest = now

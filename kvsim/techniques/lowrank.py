@@ -36,9 +36,9 @@ class Lowrank(Storage):
         """The product approximates the keys."""
         return False
 
-    def refuses(self, d: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, beside: Parts) -> str:
         """A product pays if it is smaller, and if few tokens are multiplied out."""
-        m = d.shard
+        m = deployment.shard
         if self.rank >= m.k_width:
             return f"rank {self.rank} is no less than the {m.k_width} numbers of a token's keys"
         if not beside.selection.chooses:

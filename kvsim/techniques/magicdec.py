@@ -36,7 +36,7 @@ class Magicdec(Term):
         """Drafts over a cache of their own."""
         return (Selfdraft(self.gamma, self.acceptance, self.draft, self.budget),)
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """A quarter of the context, for which the acceptance was published."""
         quarter = float(np.ceil((prompt + generate) / 4))
         return [

@@ -72,7 +72,7 @@ class Mikv(Storage):
         """The whole score matrix is added up."""
         return True
 
-    def refuses(self, d: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, beside: Parts) -> str:
         """It ranks tokens by the same scores as H2O, to keep them all."""
         if beside.selection.evicts == "always" and beside.selection.scored:
             return f"mikv stores at low precision what {beside.selection.name} drops; keep one"
@@ -145,7 +145,7 @@ class Mikv(Storage):
         """One layer's prompt and its score matrix, where the stack's attention keeps none."""
         return merge(ops.prompt_kv(at.d, at.p), score_matrix(at))
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """Shares around the paper's, at its widths and at those ZipCache compares with."""
         shares = np.array([0.2, 0.4, 0.6, 0.8])[:, None, None]
         return [Mikv(shares, high, low) for high, low in ((4, 2), (16, 2), (16, 4))]

@@ -28,6 +28,6 @@ class Mtp(Head):
         """Hidden state and embedding."""
         return 2
 
-    def shape(self, d: Deployment) -> LayerShape:
+    def shape(self, deployment: Deployment) -> LayerShape:
         """The kind of the model's last layer."""
-        return d.model.layout[-1][0][-1]
+        return deployment.model.layout[-1][0][-1]

@@ -47,7 +47,7 @@ class Offload(Term):
         )
         return (place, *packed_on_host(self.bits))
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """Shares by eighths, both schedules, and packed."""
         shares = np.linspace(0.125, 1, 8)[:, None, None]
         column = [Offload(1.0, "column", bits) for bits in (16, 4)]

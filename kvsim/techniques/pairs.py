@@ -40,7 +40,7 @@ class Pairs(Selection):
         """Every token is read, in the storage's format."""
         return True
 
-    def refuses(self, d: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, beside: Parts) -> str:
         """It has its own copy on the host, of a cache that is packed on the GPU."""
         place, storage = beside.placement, beside.storage
         if not storage.stored.packs or not storage.read.packs:

@@ -97,14 +97,14 @@ class Place(Placement):
         moves = (self.host_share, self.cpu_share, self.weights_host, self.states_host)
         return any(map(_some, moves)) or self.parts > 1
 
-    def breaks(self, d: Deployment) -> tuple[int, ...]:
+    def breaks(self, deployment: Deployment) -> tuple[int, ...]:
         """The first layer whose cache leaves the GPU."""
-        first = self._first(d)
+        first = self._first(deployment)
         return (first,) if first else ()
 
-    def at(self, index: int, d: Deployment) -> "Place":
+    def at(self, index: int, deployment: Deployment) -> "Place":
         """The first layers keep their cache; their weights are placed like all."""
-        if index >= self._first(d):
+        if index >= self._first(deployment):
             return self
         return self.weights_alone()
 
@@ -112,11 +112,13 @@ class Place(Placement):
         """The same with every cache on the GPU."""
         return replace(self, host_share=0, values_host=0, split=0, cpu_share=0, gpu_layers=0)
 
-    def _first(self, d: Deployment) -> int:
+    def _first(self, deployment: Deployment) -> int:
         """Some runtimes never offload their first layers."""
-        return max(self.gpu_layers, d.stack.resident_layers if _some(self.host_share) else 0)
+        return max(
+            self.gpu_layers, deployment.stack.resident_layers if _some(self.host_share) else 0
+        )
 
-    def refuses(self, d: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, beside: Parts) -> str:
         """Shares that exceed the whole, and what the CPU or recomputation cannot do."""
         if np.any(np.asarray(self.host_share) + self.cpu_share > 1 + 1e-12):
             return f"host_share and cpu_share={self.cpu_share} of a layer's tokens exceed 1"
@@ -132,7 +134,7 @@ class Place(Placement):
             )
         if not self.cpu_share:
             return ""
-        if d.shard.latent:
+        if deployment.shard.latent:
             return "no CPU attention for a latent cache (MLA)"
         if storage.stored.packs:
             return f"the CPU attends to fp16 alone, not to {storage.name}"

@@ -30,18 +30,18 @@ class Pyramidkv(Snapkv):
     window: int = param(8, "observing queries [tokens]", low=1, high=1e5)
     beta: float = param(20, "mean budget over the last layer's", low=1, high=1e3, whole=False)
 
-    def breaks(self, d: Deployment) -> tuple[int, ...]:
+    def breaks(self, deployment: Deployment) -> tuple[int, ...]:
         """Every layer differs."""
-        return tuple(range(1, d.model.layers))
+        return tuple(range(1, deployment.model.layers))
 
-    def at(self, index: int, d: Deployment) -> Snapkv:  # type: ignore[override]
+    def at(self, index: int, deployment: Deployment) -> Snapkv:  # type: ignore[override]
         """One layer's budget, a window at least."""
         least = self.budget / self.beta
-        depth = index / max(1, d.model.layers - 1)
+        depth = index / max(1, deployment.model.layers - 1)
         budget = 2 * self.budget - least - depth * (2 * self.budget - 2 * least)
         return Snapkv(np.maximum(np.round(budget), self.window), self.window)
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """An eighth, a quarter and a half of the prompt."""
         part = np.ceil(np.array([0.125, 0.25, 0.5]) * prompt)[:, None, None]
         return [Pyramidkv(np.maximum(part, self.window))]

@@ -38,6 +38,6 @@ class Quantspec(Term):
         drafts = Selfdraft(self.gamma, self.acceptance, "upper", weight_bits=self.weight_bits)
         return Hierarchical(self.group, self.residual), drafts
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """The paper's gammas, with the acceptance set or its published mean."""
         return [Quantspec(gamma, self.acceptance) for gamma in (1, 2, 4, 6)]

@@ -33,11 +33,11 @@ class Quest(Chosen):
     page: int = param(16, "tokens of a page", low=1, high=1e4)
     dense: int = param(2, "first layers that attend to everything", high=1000)
 
-    def breaks(self, d: Deployment) -> tuple[int, ...]:
+    def breaks(self, deployment: Deployment) -> tuple[int, ...]:
         """The first sparse layer."""
         return (self.dense,) if self.dense else ()
 
-    def at(self, index: int, d: Deployment) -> Selection:  # type: ignore[override]
+    def at(self, index: int, deployment: Deployment) -> Selection:  # type: ignore[override]
         """Dense layers read everything."""
         return self if index >= self.dense else Selection()
 
@@ -72,7 +72,7 @@ class Quest(Chosen):
         """Bounds of every page."""
         return {"gpu": {"page bounds": self._bounds(at, at.cached)}}
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """A sixteenth, an eighth and a quarter of the context."""
         part = np.ceil(np.array([0.0625, 0.125, 0.25]) * (prompt + generate))[:, None, None]
         return [Quest(np.maximum(part, self.page))]

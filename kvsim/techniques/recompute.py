@@ -44,9 +44,9 @@ def optimal_split(context: Number, width: Number, link: Number, flops: Number) -
     return context / (1.0 + link * width / flops)
 
 
-def input_width(d: Deployment) -> float:
+def input_width(deployment: Deployment) -> float:
     """Numbers copied per recomputed token: the layer's whole input, which every shard needs."""
-    return d.shard.hidden
+    return deployment.shard.hidden
 
 
 def recomputed(place: "Place", at: LayerPass) -> Number:
@@ -212,9 +212,9 @@ def _balance(place: "Place", at: LayerPass, limit: Number) -> Array:
     return best
 
 
-def _loads(some: list[Op], d: Deployment) -> tuple[Number, Number, Number]:
+def _loads(some: list[Op], deployment: Deployment) -> tuple[Number, Number, Number]:
     """Time that the GPU, the link to it, and GPU memory as a channel work on some ops. [s]"""
-    gpu = sum((seconds(op, d) for op in some if op.stream == "gpu"), ZERO)
-    link = sum((seconds(op, d) for op in some if op.stream == "h2d"), ZERO)
-    hbm = sum((channel_seconds(op, d).get("hbm", 0.0) for op in some), ZERO)
+    gpu = sum((seconds(op, deployment) for op in some if op.stream == "gpu"), ZERO)
+    link = sum((seconds(op, deployment) for op in some if op.stream == "h2d"), ZERO)
+    hbm = sum((channel_seconds(op, deployment).get("hbm", 0.0) for op in some), ZERO)
     return gpu, link, hbm

@@ -19,28 +19,28 @@ from kvsim.techniques.layout import Layout
 from kvsim.techniques.steps import part_of
 
 
-def resident(d: Deployment, p: Point, layout: Layout) -> Buffers:
+def resident(deployment: Deployment, point: Point, layout: Layout) -> Buffers:
     """Bytes that one GPU and its share of the host hold during a pass. [B]"""
     packed = any(parts.storage.stored.packs for *_, parts in layout)
     widest_part = min((parts for *_, parts in layout), key=lambda some: some.placement.tiles)
     own, scratch, in_turn = [], [], []
-    shapes = [s for block, _ in d.shard.layout for s in block]
+    shapes = [s for block, _ in deployment.shard.layout for s in block]
     widest = max(shapes, key=lambda s: s.window or np.inf)
     for parts in {id(parts): parts for *_, parts in layout}.values():
-        at = LayerPass(d, part_of(p, parts), widest, parts)
+        at = LayerPass(deployment, part_of(point, parts), widest, parts)
         in_turn += [piece.once(at) for piece in parts.every()]
         scratch.append(_scratch(at.alone()))
     for some, count, parts in layout:
         known: dict[LayerShape, Buffers] = {}
         for shape in some:
             if shape not in known:
-                at = LayerPass(d, p, shape, parts, part_of(p, parts))
-                known[shape] = _layer_buffers(at, layer_weights(d, shape))
+                at = LayerPass(deployment, point, shape, parts, part_of(point, parts))
+                known[shape] = _layer_buffers(at, layer_weights(deployment, shape))
             own.append(scale(known[shape], count))
     most = scratch[0]
     for other in scratch[1:]:
         most = np.maximum(most, other)
-    shared = resident_once(d, part_of(p, widest_part), most, packed)
+    shared = resident_once(deployment, part_of(point, widest_part), most, packed)
     return merge(shared, largest(*in_turn), *own)
 
 

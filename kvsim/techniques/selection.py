@@ -31,7 +31,7 @@ class Selection(Part):
         """Whether a query reads every token."""
         return type(self) is Selection
 
-    def refuses(self, d: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, beside: Parts) -> str:
         """Tokens that leave one by one have to be stored one by one."""
         if self.evicts == "always" and not beside.storage.by_token:
             return f"{self.name} drops single tokens, and {beside.storage.name} packs them together"

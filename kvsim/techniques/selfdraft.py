@@ -80,7 +80,7 @@ class Selfdraft(Drafting):
         """Whether drafts have a cache of their own."""
         return self.gamma > 0 and self.reads in ("streamingllm", "snapkv")
 
-    def refuses(self, d: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, beside: Parts) -> str:
         """Drafts need what they read, and tokens that can be taken back."""
         selection, storage = beside.selection, beside.storage
         if not self.gamma:
@@ -93,7 +93,7 @@ class Selfdraft(Drafting):
             return "drafts that read everything with the same weights save nothing"
         return can_roll_back(selection)
 
-    def own_pass(self, p: Point, parts: Parts) -> Parts:
+    def own_pass(self, point: Point, parts: Parts) -> Parts:
         """The model's layers over what a draft sees."""
         plain, mlp = Drafting(), self._mlp
         if self.reads == "upper":

@@ -55,7 +55,7 @@ class Snapkv(Selection):
         """One layer's whole cache while the prompt is read."""
         return ops.prompt_kv(at.d, at.p)
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """An eighth, a quarter and a half of the prompt."""
         part = np.ceil(np.array([0.125, 0.25, 0.5]) * prompt)[:, None, None]
         return [Snapkv(part)]

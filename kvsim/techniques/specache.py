@@ -67,7 +67,7 @@ class Specache(Term):
         """A packed cache, and exact pairs beside it."""
         return Pairs(self.k, self.speculative), LateKivi(self.bits, self.group, self.residual)
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """The paper's widths and groups over k."""
         k = np.array([16.0, 64.0, 256.0])[:, None, None]
         return [Specache(bits, group, k) for bits in (1, 2) for group in (32, 64)]

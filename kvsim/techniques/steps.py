@@ -9,30 +9,30 @@ from kvsim.techniques.layers import LayerPass, Parts
 from kvsim.techniques.layout import Layout
 
 
-def forward(d: Deployment, p: Point, layout: Layout) -> Step:
+def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:
     """One pass of the new tokens through the model."""
     groups: list[Group] = []
     before: Parts | None = None
     for shapes, count, parts in layout:
-        tiles, part = parts.placement.tiles, part_of(p, parts)
-        built = {s: layer_ops(LayerPass(d, part, s, parts)) for s in dict.fromkeys(shapes)}
+        tiles, part = parts.placement.tiles, part_of(point, parts)
+        built = {s: layer_ops(LayerPass(deployment, part, s, parts)) for s in dict.fromkeys(shapes)}
         if len(built) == 1:
             shapes, count = shapes[:1], count * len(shapes) * tiles
         else:
             shapes = tuple(s for s in shapes for _ in range(tiles))
         block = tuple(built[s] for s in shapes)
-        if before is not None and before is not parts and _leaves_to_cpu(before, p):
+        if before is not None and before is not parts and _leaves_to_cpu(before, point):
             groups.append(Group((_after_cpu(block[0]), *block[1:]), 1))
             count -= 1
         if count:
             groups.append(Group(block, count))
         before = parts
-    return Step(tuple(groups), ops.head(d, p))
+    return Step(tuple(groups), ops.head(deployment, point))
 
 
-def _leaves_to_cpu(parts: Parts, p: Point) -> bool:
+def _leaves_to_cpu(parts: Parts, point: Point) -> bool:
     """Whether the CPU still attends for the last part of the batch when a layer has been issued."""
-    return parts.placement.on_cpu > 0 and not p.prefill and parts.placement.tiles > 1
+    return parts.placement.on_cpu > 0 and not point.prefill and parts.placement.tiles > 1
 
 
 def layer_ops(at: LayerPass) -> tuple[Op, ...]:
@@ -61,7 +61,7 @@ def joined(steps: list[Step]) -> Step:
     return Step(groups, tuple(op for step in steps for op in step.head))
 
 
-def part_of(p: Point, parts: Parts) -> Point:
+def part_of(point: Point, parts: Parts) -> Point:
     """The point of one part of the batch, where layers serve it in parts."""
     tiles = parts.placement.tiles
-    return replace(p, batch=p.batch / tiles) if tiles > 1 else p
+    return replace(point, batch=point.batch / tiles) if tiles > 1 else point

@@ -75,7 +75,7 @@ class Streamingllm(Selection):
         """One layer's whole cache while the prompt is read."""
         return ops.prompt_kv(at.d, at.p)
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """An eighth, a quarter and a half of the longest context."""
         part = np.ceil(np.array([0.125, 0.25, 0.5]) * (prompt + generate))[:, None, None]
         return [Streamingllm(4, part)]

@@ -34,7 +34,7 @@ class Term:
         """Its parts, at most one per axis."""
         raise NotImplementedError
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> "Iterable[Term]":
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> "Iterable[Term]":
         """Settings worth considering for a workload; array-valued ones along the first axis."""
         return [self]
 
@@ -68,15 +68,15 @@ class Part(Term):
         """Whether tokens are those of full-precision KV, up to rounding."""
         return False
 
-    def breaks(self, d: Deployment) -> tuple[int, ...]:
+    def breaks(self, deployment: Deployment) -> tuple[int, ...]:
         """First layers, after layer 0, from which on it says something else."""
         return ()
 
-    def at(self, index: int, d: Deployment) -> Self:
+    def at(self, index: int, deployment: Deployment) -> Self:
         """What it says of one layer."""
         return self
 
-    def refuses(self, d: Deployment, beside: "Parts") -> str:
+    def refuses(self, deployment: Deployment, beside: "Parts") -> str:
         """Why it cannot run there, or beside the parts of the other axes; nothing if it can."""
         return ""
 

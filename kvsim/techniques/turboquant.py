@@ -61,6 +61,6 @@ class Turboquant(Storage):
         """One layer's whole prompt until it is packed."""
         return {} if self.exact else ops.prompt_kv(at.d, at.p)
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """The widths it was published for, and the next."""
         return [Turboquant(3), Turboquant(4), Turboquant(4, 3)]

@@ -27,9 +27,9 @@ class TopValues(Selection):
 
     n: Number = param(128, "values read per query head", low=1, high=1e7)
 
-    def refuses(self, d: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, beside: Parts) -> str:
         """A latent cache has no separate values; keys are all read where they are."""
-        if d.shard.latent:
+        if deployment.shard.latent:
             return "keys and values share one latent (MLA)"
         place = beside.placement
         if np.any(np.asarray(place.k_host) > 0) or place.recomputes or place.on_cpu:

@@ -58,14 +58,14 @@ class Zipcache(Storage):
         return ((salient > 0) & (salient < 1)).astype(float)
 
     def _packed(
-        self, d: Deployment, batch: Number, first: Number, later: Number, times: Number
+        self, deployment: Deployment, batch: Number, first: Number, later: Number, times: Number
     ) -> Number:
         """Bytes of packed tokens with their parameters, packed at so many times.
 
         Of the ``first`` tokens, packed at once, and of every later window a whole number is
         salient. A precision that no token has needs no parameters.
         """
-        m, windows = d.shard, later / self.window
+        m, windows = deployment.shard, later / self.window
         salient = np.round(self.salient * first), np.round(self.salient * self.window)
         high = salient[0] + windows * salient[1]
         low = first - salient[0] + windows * (self.window - salient[1])
@@ -186,7 +186,7 @@ class Zipcache(Storage):
         """One layer's whole prompt until it is packed."""
         return {} if self.exact else ops.prompt_kv(at.d, at.p)
 
-    def options(self, d: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """Saliency ratios around the paper's."""
         ratios = np.array([0.2, 0.4, 0.6, 0.8])[:, None, None]
         return [Zipcache(ratios), Zipcache(1.0, 4, 4)]

@@ -80,10 +80,10 @@ class CannotRun:
     reason: str  # one line
 
 
-def representative(m: Model, work: RandomPrompts) -> list[Technique]:
+def representative(model: Model, work: RandomPrompts) -> list[Technique]:
     """Every technique that can be run, with settings that make it act within the workload."""
-    group = max(g for g in (8, 16, 32) if m.head_dim % g == 0 or g == 8)
-    narrow = 4 if m.hidden % 128 == 0 and m.ffn % 128 == 0 else 16
+    group = max(g for g in (8, 16, 32) if model.head_dim % g == 0 or g == 8)
+    narrow = 4 if model.hidden % 128 == 0 and model.ffn % 128 == 0 else 16
     small = SmallRun(work.batch, work.prompt, group, narrow)
     return [
         parse(f"{name}:{text}")
@@ -117,7 +117,9 @@ def check_workload(
     check_memory(device, 1.2 * weight_bytes(arch, torch.float32) + cache + logits + hidden)
 
 
-def rehearse(arch: Architecture, t: Technique, work: RandomPrompts, d: Deployment) -> None:
+def rehearse(
+    arch: Architecture, technique: Technique, work: RandomPrompts, deployment: Deployment
+) -> None:
     """Set a technique up without any memory, to see that it can run.
 
     Raises
@@ -126,18 +128,18 @@ def rehearse(arch: Architecture, t: Technique, work: RandomPrompts, d: Deploymen
         If the model, the batch or its own settings do not allow it.
     """
     weights = build(arch, lambda name, shape: torch.empty(shape, device="meta"))
-    decoder = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=d)
-    implement(t, decoder, [work.prompt] * work.batch, work.generate).close()
+    decoder = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=deployment)
+    implement(technique, decoder, [work.prompt] * work.batch, work.generate).close()
 
 
 def runnable(
-    arch: Architecture, work: RandomPrompts, d: Deployment
+    arch: Architecture, work: RandomPrompts, deployment: Deployment
 ) -> tuple[list[Technique], list[InputError]]:
     """Of every technique that there is those which can run, and why the others cannot."""
     able, refused = [], []
     for t in representative(arch.model, work):
         try:
-            rehearse(arch, t, work, d)
+            rehearse(arch, t, work, deployment)
             able.append(t)
         except InputError as error:
             refused.append(error)
@@ -151,7 +153,7 @@ def check(
     techniques: list[Technique],
     work: RandomPrompts,
     device: torch.device,
-    d: Deployment,
+    deployment: Deployment,
 ) -> Iterator[CheckedTechnique | CannotRun | str]:
     """Run every technique twice: in fp32 for its tokens, in fp16 for its counts.
 
@@ -160,7 +162,7 @@ def check(
     """
     prompts = work.prompts(arch.model.vocab)
     yield f"loading {arch.model.name}, running full in fp32"
-    exact = _decoder(arch, source, torch.float32, device, work, d)
+    exact = _decoder(arch, source, torch.float32, device, work, deployment)
     truth = _run(exact, parse("full"), prompts, work)
     agreements: dict[Technique, tuple[float, float]] = {}
     for i, t in enumerate(techniques, 1):
@@ -170,7 +172,7 @@ def check(
         except refusals() as problem:
             yield CannotRun(t, brief(problem, 200))
     del exact
-    counting = _decoder(arch, source, torch.float16, device, work, d)
+    counting = _decoder(arch, source, torch.float16, device, work, deployment)
     for i, (t, (same, difference)) in enumerate(agreements.items(), 1):
         yield f"counts {i}/{len(agreements)}: {t}"
         tally = Tally()
@@ -180,24 +182,24 @@ def check(
         except refusals() as problem:
             yield CannotRun(t, brief(problem, 200))
         else:
-            yield CheckedTechnique(t, t.exact, same, difference, compare(d, run, tally))
+            yield CheckedTechnique(t, t.exact, same, difference, compare(deployment, run, tally))
 
 
 def _decoder(
     arch: Architecture, source: TensorSource | None, dtype: torch.dtype, device: torch.device,
-    work: RandomPrompts, d: Deployment,
+    work: RandomPrompts, deployment: Deployment,
 ) -> Decoder:  # fmt: skip
     if source:
         weights = load_weights(arch, source, device, dtype)
     else:
         weights = random_weights(arch, device, dtype)
-    return Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=d)
+    return Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=deployment)
 
 
 def _run(
-    decoder: Decoder, t: Technique, prompts: list[list[int]], work: RandomPrompts
+    decoder: Decoder, technique: Technique, prompts: list[list[int]], work: RandomPrompts
 ) -> Generation:
-    run = Generation(decoder, t, prompts, work.generate, keep=True)
+    run = Generation(decoder, technique, prompts, work.generate, keep=True)
     run.complete()
     return run
 

@@ -123,7 +123,7 @@ class Comparison:
         return all(x.holds for x in self.lines) and all(x.holds for x in self.buffers)
 
 
-def compare(d: Deployment, run: Generation, tally: Tally) -> Comparison:
+def compare(deployment: Deployment, run: Generation, tally: Tally) -> Comparison:
     """A complete run, counted by ``tally``, beside what its technique states.
 
     Parameters
@@ -131,7 +131,7 @@ def compare(d: Deployment, run: Generation, tally: Tally) -> Comparison:
     d : the model that ran, in fp16 or bf16, with prompts of one length.
     """
     technique = as_run(run)
-    stated = _stated(technique, d, run)
+    stated = _stated(technique, deployment, run)
     counted = _counted(tally)
     windows = [shape.window for shape in run.impl.shapes if shape.window]
     outgrown = bool(windows) and min(windows) < run.longest + run.generate
@@ -144,7 +144,7 @@ def compare(d: Deployment, run: Generation, tally: Tally) -> Comparison:
             work, launches = counted[phase].get(op, (CountedWork(), 0))
             predicted = stated[phase].get(op, CountedWork())
             lines.append(Line(phase, op, predicted, work, launches, reasons.get(op, "")))
-    return Comparison(technique, tuple(lines), tuple(_buffers(technique, d, run, reasons)))
+    return Comparison(technique, tuple(lines), tuple(_buffers(technique, deployment, run, reasons)))
 
 
 def as_run(run: Generation) -> Technique:
@@ -157,26 +157,34 @@ def as_run(run: Generation) -> Technique:
     return t.with_rounds(acceptance=float((np.mean(yielded) - 1) / gamma))
 
 
-def _stated(t: Technique, d: Deployment, run: Generation) -> dict[str, dict[str, CountedWork]]:
+def _stated(
+    technique: Technique, deployment: Deployment, run: Generation
+) -> dict[str, dict[str, CountedWork]]:
     """Work by phase; a round whose sequences differ in length is the mean over their lengths."""
     batch, prompt, generate = run.batch, run.longest, run.generate
     start = decode_point(batch, prompt, generate, 0)
     decode = [
         step
-        for contexts, round_as in zip(run.rounds, _rounds_as(t, run), strict=True)
-        for step in round_as.cycle(d, replace(start, context=np.array(contexts, float))).steps
+        for contexts, round_as in zip(run.rounds, _rounds_as(technique, run), strict=True)
+        for step in round_as.cycle(
+            deployment, replace(start, context=np.array(contexts, float))
+        ).steps
     ]
     return {
-        "prefill": _sum([t.prefill(d, prefill_point(batch, prompt, generate))]),
-        "between": _sum(t.between(d, start)),
+        "prefill": _sum([technique.prefill(deployment, prefill_point(batch, prompt, generate))]),
+        "between": _sum(technique.between(deployment, start)),
         "decode": _sum(decode),
     }
 
 
-def _rounds_as(t: Technique, run: Generation) -> list[Technique]:
+def _rounds_as(technique: Technique, run: Generation) -> list[Technique]:
     """The technique as each round ran it: a full buffer may cut a round's drafts short."""
     drafted: list[int] | None = getattr(run.impl, "drafted", None)
-    return [t] * len(run.rounds) if drafted is None else [t.with_rounds(g) for g in drafted]
+    return (
+        [technique] * len(run.rounds)
+        if drafted is None
+        else [technique.with_rounds(g) for g in drafted]
+    )
 
 
 def _sum(steps: Iterable[Step]) -> dict[str, CountedWork]:
@@ -203,13 +211,13 @@ def _counted(tally: Tally) -> dict[str, dict[str, tuple[CountedWork, int]]]:
 
 
 def _buffers(
-    t: Technique, d: Deployment, run: Generation, reasons: Mapping[str, str]
+    technique: Technique, deployment: Deployment, run: Generation, reasons: Mapping[str, str]
 ) -> Iterable[Buffer]:
     """Buffers that both sides name, while the prompt is read and after the last round.
 
     What does not change in between was reserved for the whole generation.
     """
-    reading, last = phases(t, d, run.batch, run.longest, run.generate)
+    reading, last = phases(technique, deployment, run.batch, run.longest, run.generate)
     for phase, stated in (("prefill", reading), ("decode", last)):
         for tier, buffers in run.resident[phase].items():
             for name, counted in buffers.items():
@@ -220,5 +228,5 @@ def _buffers(
                     yield Buffer(phase, tier, name, predicted, counted, reasons.get(name, ""))
 
 
-def _mean(n: Number) -> float:
-    return float(np.mean(n))
+def _mean(number: Number) -> float:
+    return float(np.mean(number))

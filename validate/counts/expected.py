@@ -16,23 +16,25 @@ BEFORE = ("weights", "embedding", "context")  # there before the run
 DECODER = ("weights", "embedding", "workspace", "context")  # not the technique's buffers
 
 
-def resident_bytes(d: Deployment, t: Technique, work: RandomPrompts) -> float:
+def resident_bytes(deployment: Deployment, technique: Technique, work: RandomPrompts) -> float:
     """What a technique says it keeps after the last round, besides the decoder's own. [B]"""
     last = decode_point(work.batch, work.prompt, work.generate, work.generate - 1.0)
     return sum(
         float(np.ravel(size)[0])
-        for tier, buffers in t.resident(d, last).items()
+        for tier, buffers in technique.resident(deployment, last).items()
         for name, size in buffers.items()
         if not (tier == "gpu" and name in DECODER)
     )
 
 
-def peak_bytes(d: Deployment, t: Technique, work: RandomPrompts, on_gpu: bool) -> float:
+def peak_bytes(
+    deployment: Deployment, technique: Technique, work: RandomPrompts, on_gpu: bool
+) -> float:
     """What a technique says is held at most besides weights; a CPU holds both tiers. [B]
 
     Runs reserve what the last round needs before they read the prompt.
     """
-    reading, last = phases(t, d, work.batch, work.prompt, work.generate)
+    reading, last = phases(technique, deployment, work.batch, work.prompt, work.generate)
     totals = [0.0, 0.0]
     for tier, buffers in reading.items():
         for name, size in buffers.items():
@@ -44,21 +46,26 @@ def peak_bytes(d: Deployment, t: Technique, work: RandomPrompts, on_gpu: bool) -
     return max(totals)
 
 
-def copied_bytes(d: Deployment, t: Technique, work: RandomPrompts, way: str) -> float:
+def copied_bytes(
+    deployment: Deployment, technique: Technique, work: RandomPrompts, way: str
+) -> float:
     """What a technique says it moves through the link from the prompt to the last token. [B]"""
     sizes = (work.batch, work.prompt, work.generate)
     prompt = prefill_point(*sizes)
-    cycle = t.cycle(d, decode_point(*sizes, work.generate / 2 - 1))
+    cycle = technique.cycle(deployment, decode_point(*sizes, work.generate / 2 - 1))
     rounds = (work.generate - 1) / cycle.tokens
-    once = [t.prefill(d, prompt), *t.between(d, decode_point(*sizes, 0.0))]
+    once = [
+        technique.prefill(deployment, prompt),
+        *technique.between(deployment, decode_point(*sizes, 0.0)),
+    ]
     return _through(once, way) + float(np.ravel(rounds)[0]) * _through(cycle.steps, way)
 
 
-def computing_seconds(d: Deployment, t: Technique, work: RandomPrompts) -> float:
+def computing_seconds(deployment: Deployment, technique: Technique, work: RandomPrompts) -> float:
     """What a technique says compute works per token, waits left out. [s]"""
     point = decode_point(work.batch, work.prompt, work.generate, work.generate / 2 - 1)
-    cycle = t.cycle(d, point)
-    works = sum(float(np.ravel(working(step, d)["gpu"])[0]) for step in cycle.steps)
+    cycle = technique.cycle(deployment, point)
+    works = sum(float(np.ravel(working(step, deployment)["gpu"])[0]) for step in cycle.steps)
     return works / float(np.ravel(cycle.tokens)[0])
 
 

@@ -97,7 +97,9 @@ class Implementation:
 
     # hooks
 
-    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def prefill(
+        self, layer: int, tensor: Tensor, queries: Tensor, k: Tensor, v: Tensor, step: Pass
+    ) -> Tensor:
         """Attention of one chunk of the prompt; see ``decoder.Attend`` for the shapes."""
         if self._scratch is None:
             self._scratch = self.empty(self.prompt), self.empty(self.prompt)
@@ -107,18 +109,20 @@ class Implementation:
             put(values, v, step)
             marks.writes(k, v)
         stop = step.length
-        out = self.attend_prompt(layer, q, keys[:, :, :stop], values[:, :, :stop], step)
+        out = self.attend_prompt(layer, queries, keys[:, :, :stop], values[:, :, :stop], step)
         if stop == self.prompt:
             self.filled(layer, keys, values)
         return out
 
-    def attend_prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend_prompt(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """Attention of a chunk over the prompt so far, (batch, KV heads, tokens, dim)."""
         with self.tally.op("attn") as marks:
             seen = visible(step, step.length, self.shapes[layer].window)
-            return attend(marks, q, k, v, seen)
+            return attend(marks, queries, keys, values, seen)
 
-    def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def filled(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store a layer's prompt (batch, KV heads, longest prompt, dim), to be overwritten after.
 
         Beyond a sequence's own length it holds numbers that nobody may see.
@@ -133,7 +137,9 @@ class Implementation:
         logits = run.forward(run.last[:, None], "decode")
         run.emit(run.choose(logits), logits=logits)
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend(
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """Attention of new tokens; see ``decoder.Attend`` for the shapes."""
         raise NotImplementedError
 

@@ -32,13 +32,15 @@ class Evicting(Implementation):
         self.all_k = one.new_zeros(len(self.shapes), *one.shape)
         self.k, self.v = list(self.all_k), list(torch.zeros_like(self.all_k))  # by layer
 
-    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def prefill(
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """Straight into the cache if the whole prompt has room there."""
         if self.prompt > self.budget:
-            return super().prefill(layer, x, q, k, v, step)
-        return self.attend_slots(layer, q, k, v, step)
+            return super().prefill(layer, tensor, queries, keys, values, step)
+        return self.attend_slots(layer, queries, keys, values, step)
 
-    def attend_slots(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend_slots(self, layer: int, queries: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """Append where slots and positions are the same, and attend."""
         with self.tally.op("attn") as marks:
             put(self.k[layer], k, step)
@@ -46,13 +48,13 @@ class Evicting(Implementation):
             marks.writes(k, v)
             keys, values = (c[:, :, : step.length] for c in (self.k[layer], self.v[layer]))
             seen = visible(step, step.length, self.shapes[layer].window)
-            return attend(marks, q, keys, values, seen)
+            return attend(marks, queries, keys, values, seen)
 
-    def keep(self, layer: int, k: Tensor, v: Tensor, index: Tensor) -> None:
+    def keep(self, layer: int, keys: Tensor, values: Tensor, index: Tensor) -> None:
         """Gather the prompt's tokens ``index`` (batch, KV heads, slots) into the cache."""
-        rows = index[..., None].expand(-1, -1, -1, k.shape[-1])
+        rows = index[..., None].expand(-1, -1, -1, keys.shape[-1])
         with self.tally.op("compact") as marks:
-            for cache, prompt in ((self.k[layer], k), (self.v[layer], v)):
+            for cache, prompt in ((self.k[layer], keys), (self.v[layer], values)):
                 kept = cache[:, :, : index.shape[2]]
                 kept.copy_(prompt.gather(2, rows))
                 marks.reads(kept)  # as many of the prompt's
@@ -95,25 +97,25 @@ class Evicting(Implementation):
             )
 
 
-def scores(q: Tensor, k: Tensor, seen: Tensor | None = None) -> Tensor:
+def scores(q: Tensor, keys: Tensor, seen: Tensor | None = None) -> Tensor:
     """Softmax over keys, (batch, heads, queries, tokens) in fp32.
 
     ``seen`` is true where a query sees a key, (batch or 1, 1, queries, tokens).
     """
     batch, heads, queries, dim = q.shape
-    grouped = q.reshape(batch, k.shape[1], -1, dim)  # the heads of a group share their keys
-    logits = (grouped * dim**-0.5) @ k.transpose(2, 3)
+    grouped = q.reshape(batch, keys.shape[1], -1, dim)  # the heads of a group share their keys
+    logits = (grouped * dim**-0.5) @ keys.transpose(2, 3)
     logits = logits.view(batch, heads, queries, -1).float()
     if seen is not None:
         logits.masked_fill_(~seen, -torch.inf)
     return torch.softmax(logits, dim=-1)
 
 
-def weigh(weights: Tensor, v: Tensor) -> Tensor:
+def weigh(weights: Tensor, values: Tensor) -> Tensor:
     """Values (batch, KV heads, tokens, dim) summed by weights (batch, heads, queries, tokens)."""
     batch, heads, queries, tokens = weights.shape
-    grouped = weights.to(v.dtype).view(batch, v.shape[1], -1, tokens)
-    return (grouped @ v).view(batch, heads, queries, -1)
+    grouped = weights.to(values.dtype).view(batch, values.shape[1], -1, tokens)
+    return (grouped @ values).view(batch, heads, queries, -1)
 
 
 def by_kv_head(weights: Tensor, kv_heads: int) -> Tensor:

@@ -19,11 +19,15 @@ class Full(Implementation):
         self.k = [self.empty(self.capacity) for _ in self.shapes]
         self.v = [torch.zeros_like(k) for k in self.k]
 
-    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def prefill(
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """Chunks go straight into the cache."""
-        return self.attend(layer, x, q, k, v, step)
+        return self.attend(layer, tensor, queries, keys, values, step)
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend(
+        self, layer: int, tensor: Tensor, queries: Tensor, k: Tensor, v: Tensor, step: Pass
+    ) -> Tensor:
         """Append and attend to everything."""
         with self.tally.op("attn") as marks:
             put(self.k[layer], k, step)
@@ -31,7 +35,7 @@ class Full(Implementation):
             marks.writes(k, v)
             keys, values = (c[step.rows, :, : step.length] for c in (self.k[layer], self.v[layer]))
             seen = visible(step, step.length, self.shapes[layer].window)
-            return attend(marks, q, keys, values, seen)
+            return attend(marks, queries, keys, values, seen)
 
     def resident(self) -> Resident:
         """Keys and values."""

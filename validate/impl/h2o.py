@@ -41,46 +41,50 @@ class H2o(Evicting):
         self._prompt_sums: Tensor | None = None
         self._lengths = torch.tensor(lengths, device=decoder.device)
 
-    def attend_slots(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend_slots(self, layer: int, queries: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         """With scores, where some token will be evicted."""
         if not self.ranked:
-            return super().attend_slots(layer, q, k, v, step)
+            return super().attend_slots(layer, queries, k, v, step)
         with self.tally.op("attn") as marks:
             put(self.k[layer], k, step)
             put(self.v[layer], v, step)
             marks.writes(k, v)
         keys, values = (c[:, :, : step.length] for c in (self.k[layer], self.v[layer]))
-        return self._attend(q, keys, values, self.sums[layer][:, :, : step.length], step)
+        return self._attend(queries, keys, values, self.sums[layer][:, :, : step.length], step)
 
-    def attend_prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend_prompt(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """Scores of all queries are added up, token by token."""
         if not step.starts[0]:
             self._prompt_sums = self._sums(self.prompt)
         assert self._prompt_sums is not None
-        return self._attend(q, k, v, self._prompt_sums[:, :, : step.length], step)
+        return self._attend(queries, keys, values, self._prompt_sums[:, :, : step.length], step)
 
-    def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def filled(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """The heaviest of a sequence's older tokens, and its latest."""
         assert self._prompt_sums is not None
         lengths = self._lengths
-        tokens = torch.arange(self.prompt, device=k.device)
+        tokens = torch.arange(self.prompt, device=keys.device)
         with self.tally.op("select") as marks:
-            sums = by_kv_head(self._prompt_sums, k.shape[1])
+            sums = by_kv_head(self._prompt_sums, keys.shape[1])
             old = tokens < (lengths - self.recent)[:, None]
             ranked = sums.masked_fill(~old[:, None], -torch.inf)
             heavy = ranked.topk(self.sink, dim=-1).indices
             marks.reads(sums)
-        held = self.ring(lengths)[:, None].clamp_min(0).repeat(1, k.shape[1], 1)
+        held = self.ring(lengths)[:, None].clamp_min(0).repeat(1, keys.shape[1], 1)
         crowded = (lengths > self.budget)[:, None, None]
         held[:, :, : self.sink] = torch.where(crowded, heavy, held[:, :, : self.sink])
-        self.keep(layer, k, v, held)
+        self.keep(layer, keys, values, held)
         per_head = held.repeat_interleave(self.model.queries_per_kv, dim=1)
         self.sums[layer].copy_(self._prompt_sums.gather(2, per_head))
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend(
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """Evict where the cache is full, append, attend, add up the scores."""
         if step.length <= self.budget:
-            return self.attend_slots(layer, q, k, v, step)
+            return self.attend_slots(layer, queries, keys, values, step)
         slots = self.slot(step.positions[:, 0])
         full = step.positions[:, 0] >= self.budget
         if self.sink:
@@ -88,10 +92,10 @@ class H2o(Evicting):
         sequences = torch.arange(self.batch, device=slots.device)
         self.sums[layer][sequences, :, slots] = 0.0
         with self.tally.op("attn") as marks:
-            self.append(self.k[layer], k, step)
-            self.append(self.v[layer], v, step)
-            marks.writes(k, v)
-        return self._attend(q, self.k[layer], self.v[layer], self.sums[layer], step)
+            self.append(self.k[layer], keys, step)
+            self.append(self.v[layer], values, step)
+            marks.writes(keys, values)
+        return self._attend(queries, self.k[layer], self.v[layer], self.sums[layer], step)
 
     def resident(self) -> Resident:
         """What is kept, and its sums."""
@@ -102,24 +106,28 @@ class H2o(Evicting):
         shape = (self.batch, self.model.heads, tokens)
         return torch.zeros(shape, device=self.decoder.device)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, sums: Tensor, step: Pass) -> Tensor:
+    def _attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, sums: Tensor, step: Pass
+    ) -> Tensor:
         """Attention whose scores leave the kernel and are added to the sums, in place.
 
         They take no more memory than the MLP's activations, which are not there yet.
         """
-        seen = visible(step, torch.arange(k.shape[2], device=k.device))
+        seen = visible(step, torch.arange(keys.shape[2], device=keys.device))
         assert isinstance(seen, Tensor)
         given = step.positions < self._lengths[:, None]
         counts = given if step.kind == "prefill" else torch.ones_like(given)
-        per_query = self.batch * self.model.heads * k.shape[2]
+        per_query = self.batch * self.model.heads * keys.shape[2]
         room = self.batch * step.new * self.model.ffn // 4
         outs = [
-            self._attend_some(q[:, :, some], k, v, sums, seen[:, :, some], counts[:, some])
-            for some in query_ranges(step.new, per_query, q.device, room)
+            self._attend_some(
+                queries[:, :, some], keys, values, sums, seen[:, :, some], counts[:, some]
+            )
+            for some in query_ranges(step.new, per_query, queries.device, room)
         ]
         out = torch.cat(outs, dim=2) if len(outs) > 1 else outs[0]
         with self.tally.op("attn") as marks:
-            marks.reads(q, k, v)
+            marks.reads(queries, keys, values)
             marks.writes(out)
         with self.tally.op("scores") as marks:
             marks.reads(sums)
@@ -127,13 +135,19 @@ class H2o(Evicting):
         return out
 
     def _attend_some(
-        self, q: Tensor, k: Tensor, v: Tensor, sums: Tensor, seen: Tensor, counts: Tensor
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        sums: Tensor,
+        seen: Tensor,
+        counts: Tensor,
     ) -> Tensor:
         """Attention of some queries; those that ``counts`` (batch, queries) are added up."""
         with self.tally.op("attn") as marks:
-            weights = scores(q, k, seen).to(q.dtype)
-            out = weigh(weights, v)
-            marks.visible(q.shape[2], k.shape[2], seen)
+            weights = scores(queries, keys, seen).to(queries.dtype)
+            out = weigh(weights, values)
+            marks.visible(queries.shape[2], keys.shape[2], seen)
         with self.tally.op("scores") as marks:
             weights *= counts[:, None, :, None]
             sums += weights.sum(2, dtype=torch.float32)

@@ -131,7 +131,7 @@ class HostCache(Implementation):
 
         return self.transfers.d2h(work, self.transfers.mark())
 
-    def keep_inputs(self, visit: Visit, x: Tensor, step: Pass) -> None:
+    def keep_inputs(self, visit: Visit, tensor: Tensor, step: Pass) -> None:
         """A chunk of the prompt has reached a layer as x: for those who send it home."""
 
     # hooks
@@ -146,22 +146,26 @@ class HostCache(Implementation):
         """From the host by columns."""
         return self.streamed.layer(layer) if self.streamed else super().weights(layer, kind)
 
-    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def prefill(
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """The prompt fills a buffer, which is sent home when it is whole."""
         visit = Visit(layer, step.rows.start // self.each)
         if step.starts[0] == 0:
             for mark in self._free[self._turn % 2]:
                 mark.wait()
             self._send_weights(visit)
-        self.keep_inputs(visit, x, step)
-        out = self._attend(visit, q, k, v, step)
+        self.keep_inputs(visit, tensor, step)
+        out = self._attend(visit, queries, keys, values, step)
         if step.length == self.prompt:
             self._leave(visit, self.store(visit, slice(0, self.prompt)))
             if visit == self.visits[-1]:
                 self._request(self.visits[0], self._turn)
         return out
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend(
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """Ask for the next visit, wait for this one, attend, and send the new tokens home."""
         visit, arrival = Visit(layer, step.rows.start // self.each), self._arrival
         self._send_weights(visit)
@@ -175,7 +179,7 @@ class HostCache(Implementation):
                 mark.wait()
             self.tally.take(arrival.note)
             self._widen(arrival.part)
-        out = self._attend(visit, q, k, v, step)
+        out = self._attend(visit, queries, keys, values, step)
         self._leave(visit, self.store(visit, slice(min(step.starts), step.length)))
         if following == visit:  # one layer: the next step needs what this one stores
             self._request(visit, self._turn)

@@ -42,7 +42,9 @@ class Kcache(Implementation):
         self.buffers: list[Tensor] = []  # for values on their way in or out
         self._sent: dict[int, tuple[Mark, Copies]] = {}  # the last to each home, with its source
 
-    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def prefill(
+        self, layer: int, tensor: Tensor, queries: Tensor, k: Tensor, v: Tensor, step: Pass
+    ) -> Tensor:
         """Values of one layer leave while the next one is computed."""
         if layer < self.here:
             values = self.values[layer]
@@ -59,7 +61,7 @@ class Kcache(Implementation):
             marks.writes(k, v)
             seen = visible(step, step.length, self.shapes[layer].window)
             keys, values = (c[:, :, : step.length] for c in (self.keys[layer], values))
-            out = attend(marks, q, keys, values, seen)
+            out = attend(marks, queries, keys, values, seen)
         if layer >= self.here and step.length == self.prompt:
             home, source = self.homes[layer - self.here], self.buffers[layer % 2]
             self._send(layer, [(home[: self.prompt], source)])
@@ -78,7 +80,9 @@ class Kcache(Implementation):
             )
             self.buffers = [torch.zeros(halves, dtype=self.decoder.dtype, device=device), index]
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend(
+        self, layer: int, tensor: Tensor, queries: Tensor, k: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """Scores over all keys, then the values of the best N."""
         here = layer < self.here
         count, length = min(self.n, step.length), step.length
@@ -88,8 +92,10 @@ class Kcache(Implementation):
             keys = self.keys[layer][:, :, :length]
             held = torch.arange(length, device=k.device)
             seen = visible(step, held, self.shapes[layer].window)
-            weights = scores(q, keys, seen if isinstance(seen, Tensor) else None).to(q.dtype)
-            marks.reads(q, keys)
+            weights = scores(queries, keys, seen if isinstance(seen, Tensor) else None).to(
+                queries.dtype
+            )
+            marks.reads(queries, keys)
             marks.visible(1, length, seen)
         with self.tally.op("topk") as marks:
             best = weights[:, :, 0].topk(count, dim=-1)
@@ -98,15 +104,15 @@ class Kcache(Implementation):
             marks.reads(weights)
         if not here:
             self._wait(layer)
-            self._send_new(layer, v.permute(2, 0, 1, 3).contiguous(), step)
+            self._send_new(layer, values.permute(2, 0, 1, 3).contiguous(), step)
         with self.tally.op("attn") as marks:
             if here:
-                put(self.values[layer], v, step)
-                marks.writes(v)
-            chosen = self._chosen(layer, index, v, step)
+                put(self.values[layer], values, step)
+                marks.writes(values)
+            chosen = self._chosen(layer, index, values, step)
             out = best.values[:, :, None] @ chosen
             rows = min(self.model.queries_per_kv * count, length)  # read once per KV head
-            marks.reads(v[:, :, :1].expand(-1, -1, rows, -1), best.values)
+            marks.reads(values[:, :, :1].expand(-1, -1, rows, -1), best.values)
             marks.writes(out)
         return out
 
@@ -124,7 +130,7 @@ class Kcache(Implementation):
         room = self.buffers[1].view(-1)[: index.numel()].view(index.shape)
         return room.copy_(index)
 
-    def _chosen(self, layer: int, index: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def _chosen(self, layer: int, index: Tensor, values: Tensor, step: Pass) -> Tensor:
         """The values that ``index`` (batch, heads, N) names, (batch, heads, N, dim)."""
         kv_heads, length = self.model.kv_heads, step.length
         by_group = index.view(self.batch, kv_heads, -1)
@@ -144,7 +150,7 @@ class Kcache(Implementation):
             self.tally.copy("fetch_v", "h2d", [room], rows=by_group.numel())
             chosen = torch.cat((room[0], room[1]), dim=-1).view(*index.shape, -1)
         own = (index == step.positions[:, :, None])[..., None]
-        return torch.where(own, v.repeat_interleave(self.model.queries_per_kv, 1), chosen)
+        return torch.where(own, values.repeat_interleave(self.model.queries_per_kv, 1), chosen)
 
     def _rows(self, values: Tensor, by_group: Tensor, index: Tensor) -> Tensor:
         """Rows of values on the GPU, (batch, heads, N, dim)."""

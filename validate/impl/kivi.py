@@ -51,17 +51,19 @@ class Kivi(Packed):
         """All but the residual."""
         return max(tokens - self.residual, 0)
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend(
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """Append, pack what no longer fits the residual, attend."""
         lengths = [n + 1 for n in step.starts]
         pack_values(self, layer, step.starts, step.positions[:, 0] - self.residual)
         with self.tally.op("attn") as marks:
-            self.k[layer].append(k, step)
-            self.v[layer].append(v, step)
-            marks.writes(k, v)
+            self.k[layer].append(keys, step)
+            self.v[layer].append(values, step)
+            marks.writes(keys, values)
         pack_keys(self, layer, lengths, step.positions[:, 0] + 1 - self.residual)
         with self.tally.op("attn") as marks:
-            return self.look(marks, layer, q, step, lengths).out.to(q.dtype)
+            return self.look(marks, layer, queries, step, lengths).out.to(queries.dtype)
 
 
 def check_residual(name: str, residual: int, group: int) -> int:

@@ -52,14 +52,14 @@ class Kvpr(HostCache):
         """Tokens that every step recomputes have no keys and values at home."""
         return self._span(layer)[0]
 
-    def keep_inputs(self, visit: Visit, x: Tensor, step: Pass) -> None:
+    def keep_inputs(self, visit: Visit, tensor: Tensor, step: Pass) -> None:
         """Send home the inputs that some step will recompute from."""
         last = self._span(visit.layer)[1]
         part = slice(step.starts[0], min(step.length, last))
         if part.start >= part.stop:
             return
         home, buffer = self.inputs[visit], self.input_buffers[self._turn % 2]
-        numbers = x[:, : part.stop - part.start].transpose(0, 1).flatten(1)
+        numbers = tensor[:, : part.stop - part.start].transpose(0, 1).flatten(1)
         if self.packed:
             with self.tally.op("quantise_inputs") as marks:
                 buffer.pack(numbers, part)

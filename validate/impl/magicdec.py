@@ -59,21 +59,25 @@ class Magicdec(Speculative, Full):
         last = self._lengths[:, None] - 1 - torch.arange(min(WINDOW, self.prompt), device=device)
         self._probes = Probes(self, last.clamp(min=-1))
 
-    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def prefill(
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """The whole cache takes the prompt, the draft's what it keeps of it."""
-        out = super().prefill(layer, x, q, k, v, step)
+        out = super().prefill(layer, tensor, queries, keys, values, step)
         if self.gamma:
             if self._observes:
-                self._probes.take(q, step)
+                self._probes.take(queries, step)
             if step.length == self.prompt:
                 self._fill(layer)
         return out
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend(
+        self, layer: int, tensor: Tensor, queries: Tensor, k: Tensor, v: Tensor, step: Pass
+    ) -> Tensor:
         """A draft sees its own cache; verification fills both and sees everything."""
         if step.kind == "prefill" or not self.gamma:
-            return super().attend(layer, x, q, k, v, step)
-        sequences = torch.arange(self.batch, device=q.device)[:, None]
+            return super().attend(layer, tensor, queries, k, v, step)
+        sequences = torch.arange(self.batch, device=queries.device)[:, None]
         slots = self._slots(step.positions)
         with self.tally.op("attn") as marks:
             for cache, new in ((self.draft_k[layer], k), (self.draft_v[layer], v)):
@@ -82,8 +86,8 @@ class Magicdec(Speculative, Full):
             if step.kind == "draft":
                 used = min(self._used(step), self.draft_k[layer].shape[2])
                 keys, values = (c[layer][:, :, :used] for c in (self.draft_k, self.draft_v))
-                return attend(marks, q, keys, values, self._seen(step, used))
-        return super().attend(layer, x, q, k, v, step)
+                return attend(marks, queries, keys, values, self._seen(step, used))
+        return super().attend(layer, tensor, queries, k, v, step)
 
     def resident(self) -> Resident:
         """Both caches."""
@@ -148,16 +152,16 @@ class Magicdec(Speculative, Full):
                 marks.reads(kept)
                 marks.writes(kept)
 
-    def _select(self, k: Tensor, slots: int) -> Tensor:
+    def _select(self, keys: Tensor, slots: int) -> Tensor:
         """SnapKV's tokens of every KV head in order, (batch, KV heads, slots).
 
         The prompt's last queries vote for tokens with their neighbours; they are kept themselves.
         """
-        position = torch.arange(self.prompt, device=k.device)
+        position = torch.arange(self.prompt, device=keys.device)
         if not self._observes:
-            return position[None, None, :slots].expand(len(k), k.shape[1], -1)
+            return position[None, None, :slots].expand(len(keys), keys.shape[1], -1)
         with self.tally.op("observe") as marks:
-            votes = self._probes.votes(marks, k)
+            votes = self._probes.votes(marks, keys)
             votes = avg_pool1d(votes, POOL, stride=1, padding=POOL // 2)
         with self.tally.op("select") as marks:
             marks.reads(votes)

@@ -161,12 +161,12 @@ class Packed(Implementation):
     def packed_values(self, tokens: int) -> int:
         """Packed rows of values with so many cached tokens."""
 
-    def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def filled(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Pack the prompt."""
         with self.tally.op("quantise") as marks:
             for side, prompt, count in (
-                (self.k[layer], k, self.packed_keys),
-                (self.v[layer], v, self.packed_values),
+                (self.k[layer], keys, self.packed_keys),
+                (self.v[layer], values, self.packed_values),
             ):
                 side.fill(marks, prompt, self.lengths, [count(n) for n in self.lengths])
 
@@ -174,7 +174,7 @@ class Packed(Implementation):
         self,
         marks: Marks,
         layer: int,
-        q: Tensor,
+        queries: Tensor,
         step: Pass,
         cached: list[int],
         *,
@@ -208,14 +208,14 @@ class Packed(Implementation):
             index,
             *pair,
         )
-        part = attend(q, view, scored)
+        part = attend(queries, view, scored)
         if marks.counting:
             lengths = [n + step.new for n in step.starts]
             known = 0 if index is None else min(index.shape[2], *step.starts)
-            marks.reads(q, *(None if t is None else t[:, :, :known] for t in pair))
+            marks.reads(queries, *(None if t is None else t[:, :, :known] for t in pair))
             marks.reads(*k.read(keys, lengths, upper), *v.read(values, lengths, upper))
-            marks.writes(part.out.to(q.dtype))
-            count_pairs(marks, q, step)
+            marks.writes(part.out.to(queries.dtype))
+            count_pairs(marks, queries, step)
         return part
 
     def resident(self) -> Resident:
@@ -229,7 +229,7 @@ class Packed(Implementation):
         return to_device(rows, self.decoder.device, torch.int32)
 
 
-def count_pairs(marks: Marks, q: Tensor, step: Pass) -> None:
+def count_pairs(marks: Marks, queries: Tensor, step: Pass) -> None:
     """Say how many pairs of a query and a token are seen, and on a GPU how many were computed.
 
     Every sequence is computed up to its own end, by each of its new queries.
@@ -241,5 +241,5 @@ def count_pairs(marks: Marks, q: Tensor, step: Pass) -> None:
     ]
     seen = torch.cat(pairs)
     marks.visible(step.new, max(ends), seen)
-    if q.is_cuda:
-        marks.computes(4 * q[0, :, 0].numel() * seen.numel())
+    if queries.is_cuda:
+        marks.computes(4 * queries[0, :, 0].numel() * seen.numel())

@@ -86,14 +86,18 @@ class Quantspec(Speculative, Packed):
                 for side in sides:
                     side.pack(marks, full, begins, self.half)
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend(
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """Append to the buffer; a draft reads the upper halves alone."""
         with self.tally.op("attn") as marks:
-            self.k[layer].append(k, step)
-            self.v[layer].append(v, step)
-            marks.writes(k, v)
+            self.k[layer].append(keys, step)
+            self.v[layer].append(values, step)
+            marks.writes(keys, values)
             upper = step.kind == "draft"
-            return self.look(marks, layer, q, step, list(step.starts), upper=upper).out.to(q.dtype)
+            return self.look(marks, layer, queries, step, list(step.starts), upper=upper).out.to(
+                queries.dtype
+            )
 
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
         """A draft has MLPs of its own."""

@@ -39,40 +39,46 @@ class Snapkv(Evicting):
         self._moved = torch.tensor(self.evicted, device=decoder.device)[:, None]
         self._queries: Tensor | None = None  # of the prompts' last tokens
 
-    def attend_prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend_prompt(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """In full; the last queries are kept."""
-        self._observe(q, step)
-        return super().attend_prompt(layer, q, k, v, step)
+        self._observe(queries, step)
+        return super().attend_prompt(layer, queries, keys, values, step)
 
-    def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def filled(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Score all tokens by the last queries, keep the best."""
         assert self._queries is not None
         lengths = self._lengths[:, None]
-        tokens, asking = torch.arange(self.prompt, device=k.device), self._asking(k.device)
+        tokens, asking = torch.arange(self.prompt, device=keys.device), self._asking(keys.device)
         with self.tally.op("observe") as marks:
             seen = (tokens <= asking[..., None])[:, None]
-            weights = scores(self._queries, k, seen).to(k.dtype)
-            marks.reads(self._queries, k, weights, weights)  # softmax, then the sum over queries
+            weights = scores(self._queries, keys, seen).to(keys.dtype)
+            marks.reads(self._queries, keys, weights, weights)  # softmax, then the sum over queries
             marks.writes(weights, weights)
-            total = by_kv_head(weights.float(), k.shape[1]).sum(2)
+            total = by_kv_head(weights.float(), keys.shape[1]).sum(2)
         with self.tally.op("select") as marks:
             own = tokens >= lengths - min(self.window, self.budget)
             prefix = total.masked_fill(own[:, None], 0.0)
-            pooled = F.avg_pool1d(prefix, POOL, 1, POOL // 2, count_include_pad=False).to(k.dtype)
+            pooled = F.avg_pool1d(prefix, POOL, 1, POOL // 2, count_include_pad=False).to(
+                keys.dtype
+            )
             ranked = pooled.masked_fill(own[:, None], torch.inf)
             ranked = ranked.masked_fill((tokens >= lengths)[:, None], -torch.inf)
             index = ranked.topk(self.budget, dim=-1).indices.sort(-1).values
             marks.reads(pooled)
             marks.writes(pooled)
-        first = torch.arange(self.budget, device=k.device)
+        first = torch.arange(self.budget, device=keys.device)
         index = torch.where((lengths > self.budget)[:, None], index, first)
-        self.keep(layer, k, v, index)
+        self.keep(layer, keys, values, index)
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend(
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """Generated tokens follow what is kept."""
         starts = tuple(n - away for n, away in zip(step.starts, self.evicted, strict=True))
         moved = replace(step, starts=starts, positions=step.positions - self._moved)
-        return self.attend_slots(layer, q, k, v, moved)
+        return self.attend_slots(layer, queries, keys, values, moved)
 
     def prompt_read(self) -> None:
         """The observing queries go with the prompt."""
@@ -85,12 +91,14 @@ class Snapkv(Evicting):
         lengths = self._lengths[:, None]
         return lengths - many + torch.arange(many, device=device)
 
-    def _observe(self, q: Tensor, step: Pass) -> None:
+    def _observe(self, queries: Tensor, step: Pass) -> None:
         """Collect the observing queries that are in this chunk."""
-        asking = self._asking(q.device)
+        asking = self._asking(queries.device)
         place = asking - step.starts[0]
         here = (place >= 0) & (place < step.new)
-        rows = place.clamp(0, step.new - 1)[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3])
-        found = q.gather(2, rows)
+        rows = place.clamp(0, step.new - 1)[:, None, :, None].expand(
+            -1, queries.shape[1], -1, queries.shape[3]
+        )
+        found = queries.gather(2, rows)
         old = torch.zeros_like(found) if self._queries is None else self._queries
         self._queries = torch.where(here[:, None, :, None], found, old)

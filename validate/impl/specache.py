@@ -88,14 +88,14 @@ class Specache(Packed):
         """All but the residual."""
         return max(tokens - self.residual, 0)
 
-    def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def filled(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Pack the prompt and store it on the host while the next layer reads it."""
-        super().filled(layer, k, v)
+        super().filled(layer, keys, values)
         if not self.chosen:
             return
         if layer:
             self._left(layer - 1)  # its copy makes room for this one's
-        self._store(layer, slice(0, self.prompt), k, v)
+        self._store(layer, slice(0, self.prompt), keys, values)
 
     def prompt_read(self) -> None:
         """The last layer's prompt has to have left."""
@@ -120,31 +120,33 @@ class Specache(Packed):
         self.guess = chosen[:, 1]
         run.emit(chosen[:, 0], logits=logits[:, :1])
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend(
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """Attend with the fetched pairs in place, choose and prefetch the next, store, pack."""
         self._arrived[layer].wait()
         with self.tally.op("attn") as marks:
-            self.k[layer].append(k, step)
-            self.v[layer].append(v, step)
-            marks.writes(k, v)
+            self.k[layer].append(keys, step)
+            self.v[layer].append(values, step)
+            marks.writes(keys, values)
             known = self.own == 2 and step.kind != "between"
-            part = self._look(marks, layer, q, step, fetched=known, scored=self.chosen > 0)
+            part = self._look(marks, layer, queries, step, fetched=known, scored=self.chosen > 0)
         stays = step.kind != "between"
         if self.chosen and self.own == 2:
             if stays:
-                self._append_home(layer, k, v, step)
+                self._append_home(layer, keys, values, step)
             self._choose(layer, part, step, eligible=step.positions[:, -1])
         elif self.chosen:
             self._choose(layer, part, step, eligible=step.positions[:, 0])
             self._arrived[layer].wait()
             with self.tally.op("attn_again") as marks:
-                part = self._look(marks, layer, q, step, fetched=True)
-            self._append_home(layer, k, v, step)
+                part = self._look(marks, layer, queries, step, fetched=True)
+            self._append_home(layer, keys, values, step)
         if stays:
             pack_values(self, layer, step.starts, step.positions[:, 0] - self.residual)
             ends = [n + 1 for n in step.starts]
             pack_keys(self, layer, ends, step.positions[:, 0] + 1 - self.residual)
-        return part.out.to(q.dtype)
+        return part.out.to(queries.dtype)
 
     def resident(self) -> Resident:
         """The packed cache and the fetched pairs with their indices; everything on the host.
@@ -172,13 +174,19 @@ class Specache(Packed):
         self.transfers.close()
 
     def _look(
-        self, marks: Marks, layer: int, q: Tensor, step: Pass, fetched: bool, scored: bool = False
+        self,
+        marks: Marks,
+        layer: int,
+        queries: Tensor,
+        step: Pass,
+        fetched: bool,
+        scored: bool = False,
     ) -> PartialAttention:
         pairs = bool(self.chosen) and fetched
         return self.look(
             marks,
             layer,
-            q,
+            queries,
             step,
             list(step.starts),
             index=self.index[layer] if pairs else None,
@@ -207,26 +215,26 @@ class Specache(Packed):
         moved = [p[:, :, :many] for p in pairs]
         self.tally.copy("prefetch", "h2d", moved, rows=2 * self.batch * heads * many)
 
-    def _append_home(self, layer: int, k: Tensor, v: Tensor, step: Pass) -> None:
+    def _append_home(self, layer: int, keys: Tensor, values: Tensor, step: Pass) -> None:
         """Store the output token on the host."""
-        k, v = k[:, :, :1], v[:, :, :1]
+        keys, values = keys[:, :, :1], values[:, :, :1]
         if step.uniform:
-            self._store(layer, slice(step.starts[0], step.starts[0] + 1), k, v)
+            self._store(layer, slice(step.starts[0], step.starts[0] + 1), keys, values)
             return
         homes = (self.k_home[layer], self.v_home[layer])
         rows = list(enumerate(step.starts))
 
         def store() -> None:
-            for home, new in zip(homes, (k, v), strict=True):
+            for home, new in zip(homes, (keys, values), strict=True):
                 for i, row in rows:
                     home[i, :, row].copy_(new[i, :, 0], non_blocking=True)
 
-        self._send(layer, store, k, v)
+        self._send(layer, store, keys, values)
 
-    def _store(self, layer: int, rows: slice, k: Tensor, v: Tensor) -> None:
+    def _store(self, layer: int, rows: slice, keys: Tensor, values: Tensor) -> None:
         """Copy the same rows of every sequence to the host."""
         homes = (self.k_home[layer], self.v_home[layer])
-        laid_out = (t.permute(2, 0, 1, 3) for t in (k, v))
+        laid_out = (t.permute(2, 0, 1, 3) for t in (keys, values))
         made = tuple(t.clone(memory_format=torch.contiguous_format) for t in laid_out)
 
         def store() -> None:

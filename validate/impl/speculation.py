@@ -81,7 +81,7 @@ def verify_likeliest(drafts: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def verify_drawn(
-    drafts: Tensor, q: Tensor, p: Tensor, generator: torch.Generator
+    drafts: Tensor, queries: Tensor, probabilities: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Keep each draft with probability p / q; the result is distributed as p.
 
@@ -104,14 +104,14 @@ def verify_drawn(
     batch, gamma = drafts.shape
     if gamma:
         at = drafts[..., None]
-        odds = p[:, :-1].gather(2, at)[..., 0] / q.gather(2, at)[..., 0]
-        luck = torch.rand(batch, gamma, generator=generator, device=p.device)
+        odds = probabilities[:, :-1].gather(2, at)[..., 0] / queries.gather(2, at)[..., 0]
+        luck = torch.rand(batch, gamma, generator=generator, device=probabilities.device)
         kept = (luck < odds).long().cumprod(1).sum(1)
-        drawn = torch.cat([q, torch.zeros_like(p[:, :1])], 1)
+        drawn = torch.cat([queries, torch.zeros_like(probabilities[:, :1])], 1)
     else:
-        kept, drawn = drafts.new_zeros(batch), torch.zeros_like(p)
-    place = kept[:, None, None].expand(-1, 1, p.shape[2])
-    wanted, had = p.gather(1, place)[:, 0], drawn.gather(1, place)[:, 0]
+        kept, drawn = drafts.new_zeros(batch), torch.zeros_like(probabilities)
+    place = kept[:, None, None].expand(-1, 1, probabilities.shape[2])
+    wanted, had = probabilities.gather(1, place)[:, 0], drawn.gather(1, place)[:, 0]
     left = (wanted - had).clamp(min=0.0)
     # without any left (equal up to rounding, so hardly ever rejected) the target's own
     left = torch.where(left.sum(1, keepdim=True) > 0, left, wanted)

@@ -40,14 +40,16 @@ class Streamingllm(Evicting):
             self.turns = plain.table(self.capacity, decoder.device, decoder.dtype)
             self.sinks = torch.zeros_like(self.all_k[..., :sink, :])
 
-    def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def filled(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """The first tokens and the latest of every sequence."""
         held = self.ring(self._lengths).clamp_min(0)
-        self.keep(layer, k, v, held[:, None].expand(-1, k.shape[1], -1))
+        self.keep(layer, keys, values, held[:, None].expand(-1, keys.shape[1], -1))
         if self.sinks is not None:
             self.sinks[layer] = self.k[layer][:, :, : self.sink]
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend(
+        self, layer: int, tensor: Tensor, queries: Tensor, k: Tensor, v: Tensor, step: Pass
+    ) -> Tensor:
         """Replace the oldest recent token, turn the sinks, attend to the whole cache."""
         keys, values = self.k[layer], self.v[layer]
         if not layer and self.sinks is not None and step.length > self.budget:
@@ -61,7 +63,7 @@ class Streamingllm(Evicting):
             if self.shapes[layer].window:
                 held = self.ring(step.positions[:, 0] + 1)[:, :count]
             seen = visible(step, held, self.shapes[layer].window)
-            return attend(marks, q, keys[:, :, :count], values[:, :, :count], seen)
+            return attend(marks, queries, keys[:, :, :count], values[:, :, :count], seen)
 
     def resident(self) -> Resident:
         """What is kept, and the sinks' keys once more."""

@@ -87,21 +87,25 @@ class Zipcache(Implementation):
         self._probing, self._probed = False, 0  # this step; steps of this window
         self._seen = torch.zeros(self.window, device=decoder.device)  # probes that saw each token
 
-    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def prefill(
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """Full attention, while the probes are collected."""
-        self._probes.take(q, step)
-        return super().prefill(layer, x, q, k, v, step)
+        self._probes.take(queries, step)
+        return super().prefill(layer, tensor, queries, keys, values, step)
 
-    def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def filled(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Rank a layer's prompt by the attention of the probes (equation 8), and pack it."""
         with self.tally.op("probe") as marks:
             seen = self._probes.seen(self.prompt).sum(1)
-            saliency = self._probes.votes(marks, k) / seen.clamp(min=1)[:, None]
+            saliency = self._probes.votes(marks, keys) / seen.clamp(min=1)[:, None]
             marks.writes(saliency)
-        beyond = torch.arange(self.prompt, device=k.device) >= self._lengths[:, None]
-        self._pack(layer, k, v, saliency.masked_fill(beyond[:, None], -1.0), 0)
+        beyond = torch.arange(self.prompt, device=keys.device) >= self._lengths[:, None]
+        self._pack(layer, keys, values, saliency.masked_fill(beyond[:, None], -1.0), 0)
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend(
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """Attend to packed rows and window; at times probe; pack the window when it is full."""
         mine = self.layers[layer]
         at = (step.starts[0] - self.lengths[0]) % self.window  # the new token's place
@@ -110,11 +114,11 @@ class Zipcache(Implementation):
             self._probing = self._probes_at(at)
         with self.tally.op("attn") as marks:
             slot = self._slots(layer)[:, at]
-            sequences = torch.arange(self.batch, device=q.device)
-            mine.k[sequences, :, slot], mine.v[sequences, :, slot] = k[:, :, 0], v[:, :, 0]
-            marks.writes(k, v)
-            parts = self._look(marks, layer, q, step, at + 1)
-            out = merge(parts).to(q.dtype)
+            sequences = torch.arange(self.batch, device=queries.device)
+            mine.k[sequences, :, slot], mine.v[sequences, :, slot] = keys[:, :, 0], values[:, :, 0]
+            marks.writes(keys, values)
+            parts = self._look(marks, layer, queries, step, at + 1)
+            out = merge(parts).to(queries.dtype)
         if self._probing:
             self._probe(layer, parts, at + 1)
         if at + 1 == self.window:
@@ -163,19 +167,19 @@ class Zipcache(Implementation):
         return torch.arange(self.window, device=self.decoder.device)
 
     def _look(
-        self, marks: Marks, layer: int, q: Tensor, step: Pass, fresh: int
+        self, marks: Marks, layer: int, queries: Tensor, step: Pass, fresh: int
     ) -> list[PartialAttention]:
         """Salient rows; then the others with the window, and its scores where they are needed."""
         mine, parts = self.layers[layer], []
         if mine.high.rows:
-            parts.append(attend(q, mine.high.view(self._packed)))
+            parts.append(attend(queries, mine.high.view(self._packed)))
         low = mine.low.view(self._packed, fresh, mine.k, mine.v)
-        parts.append(attend(q, low, scored=self._probing))
+        parts.append(attend(queries, low, scored=self._probing))
         if marks.counting:
-            marks.reads(q, *mine.high.read(self._packed), *mine.low.read(self._packed))
+            marks.reads(queries, *mine.high.read(self._packed), *mine.low.read(self._packed))
             marks.reads(mine.k[:, :, :fresh], mine.v[:, :, :fresh])
-            marks.writes(parts[-1].out.to(q.dtype))
-            count_pairs(marks, q, step)
+            marks.writes(parts[-1].out.to(queries.dtype))
+            count_pairs(marks, queries, step)
         return parts
 
     def _probe(self, layer: int, parts: list[PartialAttention], fresh: int) -> None:
@@ -204,7 +208,7 @@ class Zipcache(Implementation):
         if layer == self.model.layers - 1:
             self._seen.zero_()
 
-    def _pack(self, layer: int, k: Tensor, v: Tensor, saliency: Tensor, time: int) -> None:
+    def _pack(self, layer: int, keys: Tensor, values: Tensor, saliency: Tensor, time: int) -> None:
         """Split tokens (batch, KV heads, tokens, head dim) by saliency, pack both parts."""
         mine = self.layers[layer]
         with self.tally.op("saliency") as marks:
@@ -213,4 +217,4 @@ class Zipcache(Implementation):
         with self.tally.op("quantise") as marks:
             start = torch.zeros_like(self._lengths)
             for part in (mine.high, mine.low):
-                start = start + part.add(marks, k, v, order, start, time)
+                start = start + part.add(marks, keys, values, order, start, time)

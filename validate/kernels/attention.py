@@ -40,7 +40,7 @@ class PartialAttention:
     scores: Tensor | None = None  # (batch, heads, tokens): the last query's logits
 
 
-def attend(q: Tensor, view: View, scored: bool = False) -> PartialAttention:
+def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
     """Attention of (batch, heads, queries, head dim) over the tokens of a view.
 
     Parameters
@@ -48,13 +48,13 @@ def attend(q: Tensor, view: View, scored: bool = False) -> PartialAttention:
     scored : give the last query's logits, in fp16 where ``q`` has 16 bits; -inf where it does
         not see a token.
     """
-    if q.is_cuda:
+    if queries.is_cuda:
         from kvsim.validate.kernels.attention_triton import attend as fused
 
-        return fused(q, view, scored)
+        return fused(queries, view, scored)
     from kvsim.validate.kernels.attention_cpu import attend as in_blocks
 
-    return in_blocks(q, view, scored)
+    return in_blocks(queries, view, scored)
 
 
 def attend_plainly(q: Tensor, view: View, scored: bool = False) -> PartialAttention:
@@ -78,9 +78,9 @@ def attend_plainly(q: Tensor, view: View, scored: bool = False) -> PartialAttent
     )
 
 
-def score_dtype(q: Tensor) -> torch.dtype:
+def score_dtype(queries: Tensor) -> torch.dtype:
     """Number format of logits that leave the kernel."""
-    return torch.float32 if q.dtype == torch.float32 else torch.float16
+    return torch.float32 if queries.dtype == torch.float32 else torch.float16
 
 
 def merge(parts: list[PartialAttention]) -> Tensor:

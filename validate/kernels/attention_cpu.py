@@ -14,31 +14,31 @@ from kvsim.validate.kernels.blockwise import products, weighted
 from kvsim.validate.kernels.ranges import ranges
 
 
-def attend(q: Tensor, view: View, scored: bool = False) -> PartialAttention:
+def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
     """As ``attention.attend``."""
-    counts = [_counts(n, len(q)) for n in (view.lengths, view.k_packed, view.v_packed)]
+    counts = [_counts(n, len(queries)) for n in (view.lengths, view.k_packed, view.v_packed)]
     cases = list(zip(*counts, strict=True))
     tokens = max(counts[0], default=0)
-    out = torch.empty(q.shape, device=q.device)
-    lse = torch.empty(q.shape[:3], device=q.device)
-    shape = (*q.shape[:2], tokens)
-    scores = torch.full(shape, -torch.inf, dtype=score_dtype(q)) if scored else None
+    out = torch.empty(queries.shape, device=queries.device)
+    lse = torch.empty(queries.shape[:3], device=queries.device)
+    shape = (*queries.shape[:2], tokens)
+    scores = torch.full(shape, -torch.inf, dtype=score_dtype(queries)) if scored else None
     alike = len(set(cases)) == 1
-    parts = [slice(0, len(q))] if alike else [slice(i, i + 1) for i in range(len(q))]
+    parts = [slice(0, len(queries))] if alike else [slice(i, i + 1) for i in range(len(queries))]
     for rows, (length, k_packed, v_packed) in zip(parts, cases, strict=False):
         if not length:
             out[rows], lse[rows] = 0.0, -torch.inf
             continue
-        logits = _logits(q[rows], view, rows, length, min(k_packed, length))
-        _hide(logits, view, q.shape[2])
-        by_head = logits.view(-1, *q.shape[1:3], length)
+        logits = _logits(queries[rows], view, rows, length, min(k_packed, length))
+        _hide(logits, view, queries.shape[2])
+        by_head = logits.view(-1, *queries.shape[1:3], length)
         lse[rows] = by_head.logsumexp(-1)
         if scores is not None:
             scores[rows, :, :length] = by_head[:, :, -1].to(scores.dtype)
         floor = lse[rows].clamp(min=-1e30).reshape(*logits.shape[:3], 1)
         weights = logits.sub_(floor).exp_()
         values = _blocks(view, "v", rows, length, min(v_packed, length))
-        out[rows] = weighted(weights, values).view(-1, *q.shape[1:])
+        out[rows] = weighted(weights, values).view(-1, *queries.shape[1:])
     return PartialAttention(out, lse, scores)
 
 

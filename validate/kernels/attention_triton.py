@@ -225,9 +225,9 @@ def join(
     tl.store(whole_lse + at, tl.where(total > 0, top + tl.log(some), -float("inf")))
 
 
-def attend(q: Tensor, view: View, scored: bool = False) -> PartialAttention:
+def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
     """As ``attention.attend``, in two launches."""
-    batch, heads, new, head_dim = q.shape
+    batch, heads, new, head_dim = queries.shape
     some = next(t for t in (view.k_tail, view.k.codes if view.k else None) if t is not None)
     kv_heads = some.shape[1]
     per_kv = heads // kv_heads
@@ -236,10 +236,10 @@ def attend(q: Tensor, view: View, scored: bool = False) -> PartialAttention:
     used, rows = per_kv * new, max(next_power_of_2(per_kv * new), QUERIES)
     splits = max(ceil_div(tokens, SPLIT), 1)
     programs = batch * kv_heads
-    out = _empty(q, programs, splits, rows, width)
-    lse = _empty(q, programs, splits, rows)
-    whole, whole_lse = _empty(q, *q.shape), _empty(q, *q.shape[:3])
-    scores = _empty(q, batch, heads, tokens if scored else 0).to(score_dtype(q))
+    out = _empty(queries, programs, splits, rows, width)
+    lse = _empty(queries, programs, splits, rows)
+    whole, whole_lse = _empty(queries, *queries.shape), _empty(queries, *queries.shape[:3])
+    scores = _empty(queries, batch, heads, tokens if scored else 0).to(score_dtype(queries))
     scores.fill_(-torch.inf)
     fetched = view.index is not None
     index = view.lengths if view.index is None else view.index.contiguous()
@@ -248,7 +248,7 @@ def attend(q: Tensor, view: View, scored: bool = False) -> PartialAttention:
     k, v = _side(view, "k"), _side(view, "v")
     launch(
         runs, (programs, splits),
-        q.contiguous(), out, lse, scores, view.lengths, index, chosen,
+        queries.contiguous(), out, lse, scores, view.lengths, index, chosen,
         scores.shape[2], kv_heads, splits, head_dim**-0.5,
         *k[0], *v[0], *k[1], *v[1],
         fetched, per_kv, new, view.causal, scored, head_dim, width, rows, BLOCK, SPLIT, LISTED,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def softmax_top_k(logits: Tensor, kv_heads: int, k: int, eligible: Tensor) -> Tensor:
+def softmax_top_k(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -> Tensor:
     """The k tokens with the largest mean attention of each KV head's queries, in order.
 
     Parameters
@@ -20,8 +20,8 @@ def softmax_top_k(logits: Tensor, kv_heads: int, k: int, eligible: Tensor) -> Te
     if logits.is_cuda:
         from kvsim.validate.kernels.topk_triton import softmax_top_k as fused
 
-        return fused(logits, kv_heads, k, eligible)
-    return softmax_top_k_plainly(logits, kv_heads, k, eligible)
+        return fused(logits, kv_heads, count, eligible)
+    return softmax_top_k_plainly(logits, kv_heads, count, eligible)
 
 
 def mean_attention(logits: Tensor, kv_heads: int) -> Tensor:
@@ -31,11 +31,11 @@ def mean_attention(logits: Tensor, kv_heads: int) -> Tensor:
     return shares.view(len(logits), kv_heads, -1, logits.shape[-1]).mean(2)
 
 
-def softmax_top_k_plainly(logits: Tensor, kv_heads: int, k: int, eligible: Tensor) -> Tensor:
+def softmax_top_k_plainly(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -> Tensor:
     """The kernel's oracle."""
     tokens = logits.shape[-1]
     barred = torch.arange(tokens, device=logits.device) >= eligible[:, None, None]
     shares = mean_attention(logits, kv_heads).masked_fill(barred, -1.0)
-    order = shares.argsort(dim=-1, descending=True, stable=True)[..., : min(k, tokens)]
+    order = shares.argsort(dim=-1, descending=True, stable=True)[..., : min(count, tokens)]
     order = torch.where(order < eligible[:, None, None], order, tokens).sort(-1).values
     return torch.where(order < tokens, order, -1).int()

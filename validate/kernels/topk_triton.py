@@ -76,18 +76,18 @@ def select(
         taken += tl.sum(take, axis=0)
 
 
-def softmax_top_k(logits: Tensor, kv_heads: int, k: int, eligible: Tensor) -> Tensor:
+def softmax_top_k(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -> Tensor:
     """As ``topk.softmax_top_k``; a program per sequence and KV head."""
     batch, heads, tokens = logits.shape
-    k = min(k, tokens)
-    index = torch.full((batch, kv_heads, k), -1, dtype=torch.int32, device=logits.device)
-    if not k:
+    count = min(count, tokens)
+    index = torch.full((batch, kv_heads, count), -1, dtype=torch.int32, device=logits.device)
+    if not count:
         return index
     mean = torch.empty(batch, kv_heads, tokens, dtype=torch.float32, device=logits.device)
     per_kv = heads // kv_heads
     launch(
         select, (batch * kv_heads,),
-        logits.contiguous(), mean, index, eligible.int(), tokens, k, kv_heads,
+        logits.contiguous(), mean, index, eligible.int(), tokens, count, kv_heads,
         per_kv, next_power_of_2(per_kv), min(BLOCK, next_power_of_2(tokens)),
     )  # fmt: skip
     return index

@@ -57,11 +57,13 @@ class Int4Matrix:
     bias: Tensor | None
     tiled: bool = False
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, tensor: Tensor) -> Tensor:
         """Hidden states (..., inputs) to (..., outputs)."""
         if not self.tiled:
-            return linear(x, self.packed.numbers(x.dtype), self.bias)
-        out = _product(x.reshape(-1, x.shape[-1]), self.packed).view(*x.shape[:-1], -1)
+            return linear(tensor, self.packed.numbers(tensor.dtype), self.bias)
+        out = _product(tensor.reshape(-1, tensor.shape[-1]), self.packed).view(
+            *tensor.shape[:-1], -1
+        )
         return out if self.bias is None else out + self.bias
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -88,15 +90,17 @@ def _tiled_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.ops.aten._convert_weight_to_int4pack_for_cpu(wide.int(), 1), scale
 
 
-def _product(x: Tensor, packed: Int4) -> Tensor:
+def _product(tensor: Tensor, packed: Int4) -> Tensor:
     """(rows, inputs) times tiled codes, which PyTorch's kernels widen as they read them."""
-    on_gpu = x.is_cuda
-    number = torch.bfloat16 if on_gpu else x.dtype  # the only one that CUDA's kernel knows
+    on_gpu = tensor.is_cuda
+    number = torch.bfloat16 if on_gpu else tensor.dtype  # the only one that CUDA's kernel knows
     scale = packed.scale.T.to(number)
     scales_and_zeros = torch.stack((scale, torch.zeros_like(scale)), dim=-1)
     aten = torch.ops.aten
     multiply = aten._weight_int4pack_mm if on_gpu else aten._weight_int4pack_mm_for_cpu
-    out: Tensor = multiply(x.to(number), packed.codes, GROUP, scales_and_zeros).to(x.dtype)
+    out: Tensor = multiply(tensor.to(number), packed.codes, GROUP, scales_and_zeros).to(
+        tensor.dtype
+    )
     return out
 
 

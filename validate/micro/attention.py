@@ -103,6 +103,6 @@ def _calls(place: Bench, shape: Shape) -> Iterator[Sequence[Call]]:
     yield [call(*each) for each in place.turns(first, first, inputs)]
 
 
-def _mask(q: Tensor, s: Shape) -> Tensor:
-    keys, queries = (torch.arange(n, device=q.device) for n in (s.tokens, s.new))
-    return (keys <= queries[:, None] + (s.tokens - s.new))[None, None]
+def _mask(q: Tensor, shape: Shape) -> Tensor:
+    keys, queries = (torch.arange(n, device=q.device) for n in (shape.tokens, shape.new))
+    return (keys <= queries[:, None] + (shape.tokens - shape.new))[None, None]

@@ -76,5 +76,5 @@ def _compute(place: Bench, kind: str, rows: int, repeats: int) -> Call:
     return call
 
 
-def _product(x: Tensor, w: Tensor) -> Tensor:
-    return x @ w.t()
+def _product(tensor: Tensor, w: Tensor) -> Tensor:
+    return tensor @ w.t()

@@ -82,10 +82,10 @@ def _stored(numbers: Tensor, dtype: str, place: Bench) -> Tensor:
     return numbers.to(torch.bfloat16) if dtype == "bf16" else numbers.to(place.half)
 
 
-def _multiply(dtype: str, x: Tensor, w: Tensor) -> Call:
+def _multiply(dtype: str, tensor: Tensor, w: Tensor) -> Call:
     if dtype == "int8":
-        return lambda: torch._int_mm(x, w.t())
+        return lambda: torch._int_mm(tensor, w.t())
     if dtype == "fp8":
-        one = torch.ones((), device=x.device)
-        return lambda: torch._scaled_mm(x, w.t(), one, one, out_dtype=torch.float16)
-    return lambda: F.linear(x, w)
+        one = torch.ones((), device=tensor.device)
+        return lambda: torch._scaled_mm(tensor, w.t(), one, one, out_dtype=torch.float16)
+    return lambda: F.linear(tensor, w)

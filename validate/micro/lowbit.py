@@ -59,9 +59,15 @@ def _calls(place: Bench, shape: Shape, bits: int) -> Iterator[Sequence[Call]]:
     yield [call(*each) for each in place.turns(first, read, inputs)]
 
 
-def store(place: Bench, s: Shape, bits: int, by: By) -> Store:
+def store(place: Bench, shape: Shape, bits: int, by: By) -> Store:
     """Packed keys (by channel) or values (by token) of every sequence and KV head."""
-    codes = place.codes(s.batch, s.kv_heads, s.tokens, s.dim * bits // 8)
-    table = (-(-s.tokens // GROUP), s.dim) if by == "channel" else (s.tokens, s.dim // GROUP)
-    scale, zero = (place.random(s.batch, s.kv_heads, *table, dtype=torch.float16) for _ in range(2))
+    codes = place.codes(shape.batch, shape.kv_heads, shape.tokens, shape.dim * bits // 8)
+    table = (
+        (-(-shape.tokens // GROUP), shape.dim)
+        if by == "channel"
+        else (shape.tokens, shape.dim // GROUP)
+    )
+    scale, zero = (
+        place.random(shape.batch, shape.kv_heads, *table, dtype=torch.float16) for _ in range(2)
+    )
     return Store(codes, scale, zero, bits, GROUP, by)

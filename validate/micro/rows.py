@@ -53,12 +53,12 @@ def _calls(place: Bench, way: str, rows: int, dim: int) -> Iterator[Sequence[Cal
         yield [call(*each) for each in place.turns(first, first[:2], inputs)]
 
 
-def _gather(k: Tensor, v: Tensor, index: Tensor, out: Tensor) -> None:
-    gather(k, v, index, out[0], out[1])
+def _gather(keys: Tensor, values: Tensor, index: Tensor, out: Tensor) -> None:
+    gather(keys, values, index, out[0], out[1])
 
 
-def _select(k: Tensor, v: Tensor, index: Tensor, out: Tensor) -> None:
+def _select(keys: Tensor, values: Tensor, index: Tensor, out: Tensor) -> None:
     """The host has to know the indices, which synchronises."""
     there = index[0, 0].cpu()
-    for home, target in ((k, out[0]), (v, out[1])):
+    for home, target in ((keys, out[0]), (values, out[1])):
         target[0, 0].copy_(home[0, 0].index_select(0, there), non_blocking=True)

@@ -84,22 +84,22 @@ def samples(
 
 
 def _timed(
-    decoder: Decoder, t: Technique, work: RandomPrompts, repeats: int
+    decoder: Decoder, technique: Technique, work: RandomPrompts, repeats: int
 ) -> tuple[Timing | None, list[Timing]]:
     """A run that tells the host's times, where there is a GPU, and some that tell the ops'.
 
     The first run warms up: kernels are compiled and chosen in it.
     """
-    run_timed(decoder, t, work, by_op=True)
+    run_timed(decoder, technique, work, by_op=True)
     if decoder.device.type == "cpu":
-        return None, [run_timed(decoder, t, work, by_op=True) for _ in range(repeats)]
-    host = run_timed(decoder, t, work, by_op=True)
+        return None, [run_timed(decoder, technique, work, by_op=True) for _ in range(repeats)]
+    host = run_timed(decoder, technique, work, by_op=True)
     busy = issuing(host)
-    return host, [run_timed(decoder, t, work, True, busy) for _ in range(repeats)]
+    return host, [run_timed(decoder, technique, work, True, busy) for _ in range(repeats)]
 
 
 def of_runs(
-    d: Deployment, work: RandomPrompts, runs: list[Timing], host: Timing | None = None
+    deployment: Deployment, work: RandomPrompts, runs: list[Timing], host: Timing | None = None
 ) -> Iterator[Sample]:
     """Samples of one workload's ops: the prompt's pass, and rounds that are one pass each.
 
@@ -111,14 +111,16 @@ def of_runs(
     point = prefill_point(work.batch, work.prompt, work.generate)
     prompts = [run.passes[0].seconds() for run in runs]
     hosts = [host.passes[0].hosts] if host else []
-    yield from _samples(d, t, work, "prefill", t.prefill(d, point), [[p] for p in prompts], hosts)
+    yield from _samples(
+        deployment, t, work, "prefill", t.prefill(deployment, point), [[p] for p in prompts], hosts
+    )
     middle = work.generate / 2
-    cycle = t.cycle(d, decode_point(work.batch, work.prompt, work.generate, middle))
+    cycle = t.cycle(deployment, decode_point(work.batch, work.prompt, work.generate, middle))
     if len(cycle.steps) > 1 or {p.kind for p in runs[0].passes[1:]} - {"between", "decode"}:
         return
     rounds = [[p.seconds() for p in run.passes if p.kind == "decode"] for run in runs]
     hosts = [p.hosts for p in host.passes if p.kind == "decode"] if host else []
-    yield from _samples(d, t, work, "decode", cycle.steps[0], rounds, hosts)
+    yield from _samples(deployment, t, work, "decode", cycle.steps[0], rounds, hosts)
     own = [host] if host else runs
     within = [hosts] if host else rounds
     rest = [
@@ -126,20 +128,20 @@ def of_runs(
         for run, each in zip(own, within, strict=True)
     ]
     if min(rest) > 0:
-        case = _case(d, t, work, "decode") | {"op": REST}
+        case = _case(deployment, t, work, "decode") | {"op": REST}
         issued = median(rest) if host else 0.0
         yield Sample(NAME, case, Op(REST, launches=0.0), tuple(rest), issued)
 
 
 def _samples(
-    d: Deployment, t: Technique, work: RandomPrompts, phase: str, step: Step,
+    deployment: Deployment, technique: Technique, work: RandomPrompts, phase: str, step: Step,
     runs: list[list[dict[str, float]]], hosts: list[dict[str, float]],
 ) -> Iterator[Sample]:  # fmt: skip
     """One sample per op that is stated once per layer or in the head, as it was timed there."""
     for name, (op, times) in stated(step).items():
         found = [[ops[name] / times for ops in passes if name in ops] for passes in runs]
         if op.stream not in UNTIMED and all(found):
-            case = _case(d, t, work, phase) | {"op": name}
+            case = _case(deployment, technique, work, phase) | {"op": name}
             issued = [ops[name] / times for ops in hosts if name in ops]
             host_s = median(issued) if issued else 0.0
             yield Sample(NAME, case, op, tuple(max(median(f), 1e-9) for f in found), host_s)
@@ -173,8 +175,11 @@ def _scalar(op: Op) -> Op:
     )  # fmt: skip
 
 
-def _case(d: Deployment, t: Technique, work: RandomPrompts, phase: str) -> dict[str, object]:
+def _case(
+    deployment: Deployment, technique: Technique, work: RandomPrompts, phase: str
+) -> dict[str, object]:
     return {
-        "technique": str(t), "phase": phase, "model": d.model.name, "layers": d.model.layers,
+        "technique": str(technique), "phase": phase, "model": deployment.model.name,
+        "layers": deployment.model.layers,
         "batch": work.batch, "prompt": work.prompt,
     }  # fmt: skip

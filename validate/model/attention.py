@@ -72,35 +72,40 @@ def visible(step: Pass, held: Tensor | int, window: int | None = None) -> Seen:
     return seen if window is None else seen & (keys > queries - window)
 
 
-def attend(marks: Marks, q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
+def attend(marks: Marks, queries: Tensor, keys: Tensor, values: Tensor, seen: Seen) -> Tensor:
     """Softmax attention, (sequences, heads, new, dim) over (sequences, KV heads, slots, dim).
 
     Reads queries, keys and values once and writes the output: scores stay on the chip.
     """
     causal = isinstance(seen, str) and seen == "causal"
-    few = q.shape[2] <= FEW_QUERIES and not causal
-    if few and q.device.type == "cpu":
-        out = _in_blocks(q, k, v, seen)
-    elif few and q.shape[1] != k.shape[1]:
-        out = _by_group(q, k, v, seen)
+    few = queries.shape[2] <= FEW_QUERIES and not causal
+    if few and queries.device.type == "cpu":
+        out = _in_blocks(queries, keys, values, seen)
+    elif few and queries.shape[1] != keys.shape[1]:
+        out = _by_group(queries, keys, values, seen)
     else:
-        out = _by_head(q, k, v, seen)
-    marks.reads(q, k, v)
+        out = _by_head(queries, keys, values, seen)
+    marks.reads(queries, keys, values)
     marks.writes(out)
-    marks.visible(q.shape[2], k.shape[2], seen)
+    marks.visible(queries.shape[2], keys.shape[2], seen)
     return out
 
 
-def _by_head(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
+def _by_head(queries: Tensor, keys: Tensor, values: Tensor, seen: Seen) -> Tensor:
     """Every query head by itself."""
     mask = seen if isinstance(seen, Tensor) else None
     if mask is not None and mask.shape[1] > 1:  # KV heads that keep different tokens
-        mask = mask.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        mask = mask.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
     causal = isinstance(seen, str) and seen == "causal"
-    plainly = q.device.type == "cpu" and q.element_size() == 2 and not _packs_for_amx()
+    plainly = queries.device.type == "cpu" and queries.element_size() == 2 and not _packs_for_amx()
     with sdpa_kernel(SDPBackend.MATH) if plainly else nullcontext():
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+            queries,
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=causal,
+            enable_gqa=queries.shape[1] != keys.shape[1],
         )
 
 
@@ -115,25 +120,25 @@ def _packs_for_amx() -> bool:
     return torch.backends.cpu.get_cpu_capability() == LOWEST_WITH_AMX or not has_amx()
 
 
-def _in_blocks(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
+def _in_blocks(q: Tensor, keys: Tensor, values: Tensor, seen: Seen) -> Tensor:
     """On a CPU some tokens at a time, widened to fp32 in its cache, however they are laid out."""
     batch, _, new, dim = q.shape
-    kv_heads, tokens = k.shape[1:3]
+    kv_heads, tokens = keys.shape[1:3]
     parts = list(ranges(tokens, batch * kv_heads * dim))
     wide = torch.promote_types(q.dtype, torch.float32)
     queries = q.reshape(batch, kv_heads, -1, dim).to(wide) * dim**-0.5
-    logits = products(queries, ((part, k[:, :, part].to(wide)) for part in parts), tokens)
+    logits = products(queries, ((part, keys[:, :, part].to(wide)) for part in parts), tokens)
     if isinstance(seen, Tensor):
         by_query = logits.view(batch, kv_heads, -1, new, tokens)
         by_query.masked_fill_(~seen[:, :, None], -torch.inf)
-    out = weighted(logits.softmax(-1), ((part, v[:, :, part].to(wide)) for part in parts))
+    out = weighted(logits.softmax(-1), ((part, values[:, :, part].to(wide)) for part in parts))
     return out.view(q.shape).to(q.dtype)
 
 
-def _by_group(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
+def _by_group(q: Tensor, keys: Tensor, values: Tensor, seen: Seen) -> Tensor:
     """Query heads that share a KV head as more queries of it."""
-    queries = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
+    queries = q.reshape(q.shape[0], keys.shape[1], -1, q.shape[3])
     mask = None
     if isinstance(seen, Tensor):
-        mask = seen.repeat(1, 1, q.shape[1] // k.shape[1], 1)
-    return F.scaled_dot_product_attention(queries, k, v, attn_mask=mask).view(q.shape)
+        mask = seen.repeat(1, 1, q.shape[1] // keys.shape[1], 1)
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask).view(q.shape)

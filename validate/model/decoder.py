@@ -81,42 +81,44 @@ class Decoder:
         return x
 
     def layer(
-        self, index: int, weights: LayerWeights, x: Tensor, step: Pass, attend: Attend
+        self, index: int, weights: LayerWeights, tensor: Tensor, step: Pass, attend: Attend
     ) -> None:
         """One layer's change of the hidden states x (sequences, new, hidden), in place."""
-        self._add(x, self._attention(index, weights, x, step, attend))
-        self._add(x, self._mlp(weights, x))
+        self._add(tensor, self._attention(index, weights, tensor, step, attend))
+        self._add(tensor, self._mlp(weights, tensor))
 
     def _attention(
-        self, index: int, weights: LayerWeights, x: Tensor, step: Pass, attend: Attend
+        self, index: int, weights: LayerWeights, tensor: Tensor, step: Pass, attend: Attend
     ) -> Tensor:
         """What attention adds; its tensors are gone before the MLP's are made."""
-        normed = self._norm(weights.attn_norm, x)
+        normed = self._norm(weights.attn_norm, tensor)
         q, k, v = self._project(weights, normed, step)
         attended = attend(index, normed, q, k, v, step)
         return self._multiply("out", weights.out, attended.transpose(1, 2).flatten(2))
 
-    def _mlp(self, weights: LayerWeights, x: Tensor) -> Tensor:
-        normed = self._norm(weights.mlp_norm, x)
+    def _mlp(self, weights: LayerWeights, tensor: Tensor) -> Tensor:
+        normed = self._norm(weights.mlp_norm, tensor)
         wide = self._activate(self._multiply("up", weights.up, normed))
         return self._multiply("down", weights.down, wide)
 
-    def head(self, x: Tensor) -> Tensor:
+    def head(self, tensor: Tensor) -> Tensor:
         """Hidden states (..., hidden) to logits (..., vocab)."""
         with self.tally.op("sample") as marks:
-            normed = self.weights.norm(x)
-            marks.reads(x)
+            normed = self.weights.norm(tensor)
+            marks.reads(tensor)
             marks.writes(normed)
         return self._multiply("lm_head", self.weights.head, normed)
 
     def keys_values(
-        self, index: int, x: Tensor, turns: tuple[Tensor, Tensor] | None
+        self, index: int, tensor: Tensor, turns: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer's stored inputs x, (sequences, KV heads, tokens, dim) each."""
         m, weights = self.arch.model, self.weights.layers[index]
         rows = weights.qkv.rows(m.heads * m.head_dim)
-        both = rows(x.reshape(-1, m.hidden))  # flat: some kernels are slow where batches interleave
-        k, v = self._split(both.view(*x.shape[:2], -1), m.k_width, m.v_width)
+        both = rows(
+            tensor.reshape(-1, m.hidden)
+        )  # flat: some kernels are slow where batches interleave
+        k, v = self._split(both.view(*tensor.shape[:2], -1), m.k_width, m.v_width)
         k = _normed(weights.k_norm, k)
         return rotate(k, *turns) if turns else k, v
 
@@ -136,24 +138,24 @@ class Decoder:
             marks.writes(q, k)
         return q, k, v
 
-    def _split(self, x: Tensor, *widths: int) -> tuple[Tensor, ...]:
+    def _split(self, tensor: Tensor, *widths: int) -> tuple[Tensor, ...]:
         """(sequences, new, widths) to (sequences, heads, new, dim) for each width; no copies."""
-        parts = torch.split(x, list(widths), dim=-1)
+        parts = torch.split(tensor, list(widths), dim=-1)
         dim = self.arch.model.head_dim
         return tuple(p.view(*p.shape[:2], -1, dim).transpose(1, 2) for p in parts)
 
-    def _norm(self, norm: Norm, x: Tensor) -> Tensor:
+    def _norm(self, norm: Norm, tensor: Tensor) -> Tensor:
         with self.tally.op("pointwise") as marks:
-            out = norm(x)
-            marks.reads(x)
+            out = norm(tensor)
+            marks.reads(tensor)
             marks.writes(out)
         return out
 
-    def _add(self, x: Tensor, change: Tensor) -> None:
+    def _add(self, tensor: Tensor, change: Tensor) -> None:
         with self.tally.op("pointwise") as marks:
-            marks.reads(x, change)
-            marks.writes(x)
-            x += change
+            marks.reads(tensor, change)
+            marks.writes(tensor)
+            tensor += change
 
     def _activate(self, wide: Tensor) -> Tensor:
         activation = ACTIVATIONS[self.arch.activation]
@@ -167,13 +169,13 @@ class Decoder:
             marks.writes(out)
         return out
 
-    def _multiply(self, name: str, matrix: Matrix, x: Tensor) -> Tensor:
+    def _multiply(self, name: str, matrix: Matrix, tensor: Tensor) -> Tensor:
         with self.tally.op(name) as marks:
-            out = matrix(x)
-            marks.reads(x, *matrix.tensors())
+            out = matrix(tensor)
+            marks.reads(tensor, *matrix.tensors())
             marks.writes(out)
         return out
 
 
-def _normed(norm: Norm | None, x: Tensor) -> Tensor:
-    return norm(x) if norm else x
+def _normed(norm: Norm | None, tensor: Tensor) -> Tensor:
+    return norm(tensor) if norm else tensor

@@ -62,10 +62,10 @@ class Rope:
         return cos.to(device, dtype), sin.to(device, dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(tensor: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn heads x, shape (batch, heads, tokens, dim), by (batch or 1, 1, tokens, dim) tables."""
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
+    half = tensor.shape[-1] // 2
+    return tensor * cos + torch.cat((-tensor[..., half:], tensor[..., :half]), dim=-1) * sin
 
 
 def read_rope(config: Mapping[str, Any], dim: int, max_context: int, where: str) -> Rope:

@@ -20,7 +20,7 @@ Get = Callable[[str, tuple[int, ...]], Tensor]
 class Matrix(Protocol):
     """A weight matrix, stored in whatever format, that hidden states are multiplied with."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, tensor: Tensor) -> Tensor:
         """Hidden states (..., inputs) to (..., outputs)."""
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -34,9 +34,9 @@ class Linear:
     weight: Tensor  # (outputs, inputs)
     bias: Tensor | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, tensor: Tensor) -> Tensor:
         """Hidden states (..., inputs) to (..., outputs)."""
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(tensor, self.weight, self.bias)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Weight and bias."""
@@ -56,11 +56,11 @@ class Norm:
     bias: Tensor | None
     eps: float
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, tensor: Tensor) -> Tensor:
         """Normalised over the last axis."""
         if self.bias is None:
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+            return F.rms_norm(tensor, self.weight.shape, self.weight, self.eps)
+        return F.layer_norm(tensor, self.weight.shape, self.weight, self.bias, self.eps)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Weight and bias."""
@@ -292,6 +292,6 @@ def weight_bytes(arch: Architecture, dtype: torch.dtype) -> int:
     return numbers * dtype.itemsize
 
 
-def cached_bytes(m: Model, tokens: int, dtype: torch.dtype) -> int:
+def cached_bytes(model: Model, tokens: int, dtype: torch.dtype) -> int:
     """Memory of the keys and values of ``tokens`` tokens in all layers. [B]"""
-    return m.layers * m.kv_width * tokens * dtype.itemsize
+    return model.layers * model.kv_width * tokens * dtype.itemsize

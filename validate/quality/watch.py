@@ -44,13 +44,15 @@ class WatchedFull(Full):
         self.counts = powers(self.prompt)
         self.mass = AttentionShares(self.model.layers)
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend(
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """As full KV; then the shares once more, in the open."""
-        out = super().attend(layer, x, q, k, v, step)
+        out = super().attend(layer, tensor, queries, keys, values, step)
         if step.kind == "decode":
-            shares = scores(q, self.k[layer][:, :, : step.length])
+            shares = scores(queries, self.k[layer][:, :, : step.length])
             largest = shares.topk(self.counts[-1], dim=-1).values.double().cumsum(-1)
-            places = torch.tensor(self.counts, device=q.device) - 1
+            places = torch.tensor(self.counts, device=queries.device) - 1
             self.mass.note(layer, largest[..., places].clamp(max=1.0).flatten(0, 2))
         return out
 
@@ -68,14 +70,16 @@ class WatchedSpecache(Specache):
         super().__init__(technique, decoder, lengths, generate)
         self.found = AttentionShares(self.model.layers)  # (pairs, mass)
 
-    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend(
+        self, layer: int, tensor: Tensor, queries: Tensor, k: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """Compare what was fetched for this step, then go on."""
         if self.own == 2 and self.chosen and step.kind == "decode":
             self._leaving[layer][0].wait()
             before = step.starts[0]
-            home = self.k_home[layer][:, :, :before].to(q.device)
+            home = self.k_home[layer][:, :, :before].to(queries.device)
             keys = torch.cat([home, k[:, :, :1]], 2)
-            shares = by_kv_head(scores(q[:, :, :1], keys), k.shape[1])[:, :, 0, :before]
+            shares = by_kv_head(scores(queries[:, :, :1], keys), k.shape[1])[:, :, 0, :before]
             best = shares.topk(min(self.chosen, before), dim=-1)
             index = self.index[layer].long()
             spare = torch.nn.functional.pad(torch.zeros_like(shares, dtype=torch.bool), (0, 1))
@@ -84,7 +88,7 @@ class WatchedSpecache(Specache):
             pairs = fetched.gather(2, best.indices).double().mean(-1)
             mass = (shares * fetched).double().sum(-1) / best.values.double().sum(-1)
             self.found.note(layer, torch.stack([pairs, mass.clamp(max=1.0)], -1).flatten(0, 1))
-        return super().attend(layer, x, q, k, v, step)
+        return super().attend(layer, tensor, queries, k, values, step)
 
 
 class WatchedZipcache(Zipcache):
@@ -101,20 +105,22 @@ class WatchedZipcache(Zipcache):
         shape = (self.batch, self.model.heads, self.prompt, self.model.head_dim)
         self._queries = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
 
-    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def prefill(
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """Keep every query of the layer."""
-        put(self._queries, q, step)
-        return super().prefill(layer, x, q, k, v, step)
+        put(self._queries, queries, step)
+        return super().prefill(layer, tensor, queries, keys, values, step)
 
-    def _pack(self, layer: int, k: Tensor, v: Tensor, saliency: Tensor, time: int) -> None:
+    def _pack(self, layer: int, keys: Tensor, values: Tensor, saliency: Tensor, time: int) -> None:
         for i, salient in enumerate(self._high if time == 0 else ()):
             if salient:
-                truth = exact_saliency(self._queries[i : i + 1], k[i : i + 1])
+                truth = exact_saliency(self._queries[i : i + 1], keys[i : i + 1])
                 best = truth.topk(salient, dim=-1).indices
                 chosen = torch.zeros_like(truth, dtype=torch.bool)
                 chosen.scatter_(1, saliency[i].topk(salient, dim=-1).indices, value=True)
                 self.found.note(layer, chosen.gather(1, best).double().mean(-1))
-        super()._pack(layer, k, v, saliency, time)
+        super()._pack(layer, keys, values, saliency, time)
 
 
 WATCHED: Mapping[str, type[Implementation]] = IMPLEMENTATIONS | {
@@ -129,9 +135,9 @@ def powers(prompt: int) -> list[int]:
     return [2**i for i in range(max(prompt // 2, 1).bit_length())]
 
 
-def exact_saliency(q: Tensor, k: Tensor) -> Tensor:
+def exact_saliency(queries: Tensor, keys: Tensor) -> Tensor:
     """Normalised attention of all queries (1, heads, tokens, dim), (KV heads, tokens)."""
-    tokens = torch.arange(q.shape[2], device=q.device)
+    tokens = torch.arange(queries.shape[2], device=queries.device)
     seen = tokens <= tokens[:, None]
-    shares = by_kv_head(scores(q, k, seen), k.shape[1]).sum(2)[0]
-    return shares / torch.arange(len(tokens), 0, -1, device=q.device)
+    shares = by_kv_head(scores(queries, keys, seen), keys.shape[1]).sum(2)[0]
+    return shares / torch.arange(len(tokens), 0, -1, device=queries.device)

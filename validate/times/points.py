@@ -196,7 +196,9 @@ def compare_times(
                     yield _compared(d, name, work, counted, found[-1], found[1:-1])
 
 
-def _check_room(d: Deployment, t: Technique, work: RandomPrompts, device: torch.device) -> None:
+def _check_room(
+    deployment: Deployment, technique: Technique, work: RandomPrompts, device: torch.device
+) -> None:
     """Refuse a run that the machine's memory cannot hold: being killed cannot be caught.
 
     Raises
@@ -204,7 +206,7 @@ def _check_room(d: Deployment, t: Technique, work: RandomPrompts, device: torch.
     InputError
         Saying what is needed and what is free.
     """
-    p = Prediction(t, d, np.array([float(work.batch)]), work.prompt, work.generate)
+    p = Prediction(technique, deployment, np.array([float(work.batch)]), work.prompt, work.generate)
     on_gpu, on_host = float(p.gpu_bytes[0]), float(p.host_bytes[0])
     if device.type == "cpu":
         on_host += on_gpu
@@ -218,13 +220,15 @@ def _check_room(d: Deployment, t: Technique, work: RandomPrompts, device: torch.
 
 
 def _left_out(
-    d: Deployment, name: str, work: RandomPrompts, t: Technique, why: Exception
+    deployment: Deployment, name: str, work: RandomPrompts, technique: Technique, why: Exception
 ) -> SkippedPoint:
-    return SkippedPoint(name, d.model.layers, work.batch, work.prompt, t, brief(why, 200))
+    return SkippedPoint(
+        name, deployment.model.layers, work.batch, work.prompt, technique, brief(why, 200)
+    )
 
 
 def _compared(
-    d: Deployment,
+    deployment: Deployment,
     name: str,
     work: RandomPrompts,
     counted: Counted,
@@ -232,7 +236,7 @@ def _compared(
     runs: Sequence[Timing],
 ) -> Compared:
     t = runs[0].technique
-    p = Prediction(t, d, np.array([float(work.batch)]), work.prompt, work.generate)
+    p = Prediction(t, deployment, np.array([float(work.batch)]), work.prompt, work.generate)
     whole = [
         _measured("ttft_s", float(p.ttft_s[0]), [run.ttft for run in runs]),
         _measured("tpot_s", float(p.tpot_s[0]), [run.tpot for run in runs]),
@@ -241,47 +245,62 @@ def _compared(
         torch.get_num_threads() == 1 and not counted.on_gpu
     ):  # it has a clock that others leave alone
         computed = [sum(run.computing) / run.tokens for run in runs]
-        whole.append(_measured("computing_s", computing_seconds(d, t, work), computed))
+        whole.append(_measured("computing_s", computing_seconds(deployment, t, work), computed))
     kept = [float(run.resident) for run in runs]
-    whole.append(_measured("resident_B", resident_bytes(d, t, work), kept))
-    whole.append(_measured("peak_B", peak_bytes(d, t, work, counted.on_gpu), [float(counted.peak)]))
+    whole.append(_measured("resident_B", resident_bytes(deployment, t, work), kept))
+    whole.append(
+        _measured("peak_B", peak_bytes(deployment, t, work, counted.on_gpu), [float(counted.peak)])
+    )
     for way, moved in counted.copied.items():
         if moved:
-            whole.append(_measured(f"{way}_B", copied_bytes(d, t, work, way), [float(moved)]))
-    ops = tuple(_ops(d, t, work, timed))
-    layers = d.model.layers
+            whole.append(
+                _measured(f"{way}_B", copied_bytes(deployment, t, work, way), [float(moved)])
+            )
+    ops = tuple(_ops(deployment, t, work, timed))
+    layers = deployment.model.layers
     return Compared(
-        name, layers, work.batch, work.prompt, t, tuple(whole), ops, _rounds(d, t, work, timed)
+        name,
+        layers,
+        work.batch,
+        work.prompt,
+        t,
+        tuple(whole),
+        ops,
+        _rounds(deployment, t, work, timed),
     )
 
 
-def _ops(d: Deployment, t: Technique, work: RandomPrompts, timed: Timing) -> Iterator[Measured]:
+def _ops(
+    deployment: Deployment, technique: Technique, work: RandomPrompts, timed: Timing
+) -> Iterator[Measured]:
     """Ops of the prompt's pass, and of rounds that are one pass each."""
     point = prefill_point(work.batch, work.prompt, work.generate)
     sizes = (work.batch, work.prompt, work.generate)
-    phases = [("prefill", t.prefill(d, point), [timed.passes[0].seconds()])]
+    phases = [("prefill", technique.prefill(deployment, point), [timed.passes[0].seconds()])]
     rounds = [p for p in timed.passes if p.kind == "decode"]
-    cycle = t.cycle(d, decode_point(*sizes, work.generate / 2))
+    cycle = technique.cycle(deployment, decode_point(*sizes, work.generate / 2))
     if len(cycle.steps) == 1 and rounds:
         phases.append(("decode", cycle.steps[0], [p.seconds() for p in rounds]))
     for phase, step, passes in phases:
         for name, (op, times) in stated(step).items():
             found = [ops[name] for ops in passes if name in ops]
             if found and op.stream == "gpu":
-                alone = times * float(np.ravel(seconds(op, d))[0])
+                alone = times * float(np.ravel(seconds(op, deployment))[0])
                 yield _measured(f"{phase} {name}_s", alone, found)
 
 
-def _rounds(d: Deployment, t: Technique, work: RandomPrompts, timed: Timing) -> tuple[Round, ...]:
+def _rounds(
+    deployment: Deployment, technique: Technique, work: RandomPrompts, timed: Timing
+) -> tuple[Round, ...]:
     """The round in the middle of the generation, predicted and measured."""
     measured = [p for p in timed.passes if p.kind != "prefill"]
     middle = len(measured) // 2
     point = decode_point(work.batch, work.prompt, work.generate, float(middle))
-    cycle = t.cycle(d, point)
+    cycle = technique.cycle(deployment, point)
     if len(cycle.steps) > 1 or not measured or {p.kind for p in measured} != {"decode"}:
         return ()
     found = measured[middle].spans()
-    return Round(tuple(spans(cycle.steps[0], d))), Round(tuple(found))
+    return Round(tuple(spans(cycle.steps[0], deployment))), Round(tuple(found))
 
 
 def _measured(name: str, predicted: float, runs: Sequence[float]) -> Measured:

@@ -40,7 +40,7 @@ class Timing:
 @torch.inference_mode()
 def run_timed(
     decoder: Decoder,
-    t: Technique,
+    technique: Technique,
     work: RandomPrompts,
     by_op: bool = False,
     busy: Mapping[str, float] | None = None,
@@ -54,7 +54,9 @@ def run_timed(
     """
     clock = Clock(decoder.device, busy)
     prompts = work.prompts(decoder.arch.model.vocab)
-    run = Generation(replace(decoder, tally=clock) if by_op else decoder, t, prompts, work.generate)
+    run = Generation(
+        replace(decoder, tally=clock) if by_op else decoder, technique, prompts, work.generate
+    )
     rounds, computing = [], []
     own = computing_clock() if decoder.device.type == "cpu" else perf_counter
     try:
@@ -82,12 +84,12 @@ def issuing(run: Timing) -> dict[str, float]:
     return found
 
 
-def run_by_op(decoder: Decoder, t: Technique, work: RandomPrompts) -> Timing:
+def run_by_op(decoder: Decoder, technique: Technique, work: RandomPrompts) -> Timing:
     """Run a warm workload for its ops: on a GPU once more, behind a GPU that is kept busy."""
-    run = run_timed(decoder, t, work, by_op=True)
+    run = run_timed(decoder, technique, work, by_op=True)
     if decoder.device.type == "cpu":
         return run
-    return run_timed(decoder, t, work, by_op=True, busy=issuing(run))
+    return run_timed(decoder, technique, work, by_op=True, busy=issuing(run))
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Counted:
 
 
 @torch.inference_mode()
-def run_counted(decoder: Decoder, t: Technique, work: RandomPrompts) -> Counted:
+def run_counted(decoder: Decoder, technique: Technique, work: RandomPrompts) -> Counted:
     """Run a workload once for its memory and copies.
 
     A GPU's allocator tells its peak; on a CPU the tensors that are in use at once are added up.
@@ -112,7 +114,7 @@ def run_counted(decoder: Decoder, t: Technique, work: RandomPrompts) -> Counted:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
-        Generation(replace(decoder, tally=copies), t, prompts, work.generate).complete()
+        Generation(replace(decoder, tally=copies), technique, prompts, work.generate).complete()
     peak = live.peak
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device) - before

@@ -13,13 +13,13 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware
 
 
-def predicted(samples: Sequence[Sample], d: Deployment) -> Array:
+def predicted(samples: Sequence[Sample], deployment: Deployment) -> Array:
     """What the simulator says of every sample, ops of one kind in one evaluation. [s]"""
     out = np.empty(len(samples))
     order = sorted(range(len(samples)), key=lambda i: _kind(samples[i].op))
     for _, group in groupby(order, key=lambda i: _kind(samples[i].op)):
         rows = list(group)
-        out[rows] = seconds(_stacked([samples[i].op for i in rows]), d)
+        out[rows] = seconds(_stacked([samples[i].op for i in rows]), deployment)
     return out
 
 

@@ -148,5 +148,5 @@ def predicted(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
     return PREDICTED[rows.kind](rows, hardware, stack)
 
 
-def _seconds(op: Op, d: Deployment) -> Array:
-    return np.asarray(seconds(op, d), dtype=float)
+def _seconds(op: Op, deployment: Deployment) -> Array:
+    return np.asarray(seconds(op, deployment), dtype=float)
