@@ -209,12 +209,7 @@ BAD_STACKS = {
     "overlap above 1": ("[copies]", "[copies]\noverlap = 1.2", "copies.overlap", "from 0 to 1"),
     "negative overlap": ("[copies]", "[copies]\noverlap = -0.1", "copies.overlap", "from 0 to 1"),
     "number for a flag": ("[copies]", "[copies]\ntile_sync = 0", "copies.tile_sync", "true or"),
-    "half a layer": (
-        "[copies]",
-        "[cache]\nresident_layers = 0.5\n[copies]",
-        "cache.resident_layers",
-        "whole",
-    ),
+    "half a layer": ("[cache]", "[cache]\nresident_layers = 0.5", "cache.resident_layers", "whole"),
     "less than a copy": ("[memory]", "[memory]\nweight_copies = 0.5", "weight_copies", "1 or"),
     "no source": ('"kernel.gemm.memory" =', "#", "kernel.gemm.memory", "under [source]"),
 }
