@@ -2,6 +2,7 @@
 
 plan   install, then plan Llama-2-7B on an RTX A6000
 test   linters, types, import direction and the tests
+       --all: slow ones too, a quarter of an hour
        --cpus: the tests of real runs as other processors would round, about an hour
 lint   the same without the tests
 docs   build the documentation, warnings as errors, into build/site
@@ -146,14 +147,18 @@ def main() -> None:
             print(f"wrote {path.relative_to(ROOT)}")
         print("Fill in what the files say, until `python3 make.py test` passes.")
         return
-    if task not in TASKS or options not in ([], ["--cpus"]) or (options and task != "test"):
+    if (
+        task not in TASKS
+        or options not in ([], ["--cpus"], ["--all"])
+        or (options and task != "test")
+    ):
         sys.exit(f"{(__doc__ or '').strip()}")
     install(REQUIREMENTS.get(task, "requirements.txt"))
-    if options:
+    if options == ["--cpus"]:
         test_processors()
         return
     for arguments in TASKS[task]:
-        run(arguments)
+        run(arguments, {"KVSIM_ALL_TESTS": "1"} if options else None)
 
 
 if __name__ == "__main__":

@@ -15,3 +15,44 @@ def _another_cpu(monkeypatch: Any) -> None:
     from tests.support.ulps import move_inputs
 
     move_inputs(monkeypatch)
+
+
+SLOW = (  # minutes of processor time together; `make.py test --all` runs them
+    "tests/commands/test_calibrate_machine.py::test_killed",
+    "tests/commands/test_calibrate_machine.py::test_neither",
+    "tests/commands/test_capacity.py::test_the_fleet",
+    "tests/commands/test_capacity.py::test_targets",
+    "tests/commands/test_cli_quality.py::test_a_trace_is_printed",
+    "tests/commands/test_simulate_files.py::test_a_run_that_is_stopped",
+    "tests/commands/test_simulate_traces.py::test_accepted_drafts",
+    "tests/docs/test_blocks.py::test_a_page_runs_as_printed",
+    "tests/docs/test_notebooks.py",
+    "tests/evidence/test_fromrun.py::test_a_run_of_a_known_stack",
+    "tests/planner/test_fleet_play.py",
+    "tests/planner/test_programme.py::test_best_first",
+    "tests/planner/test_planner.py::test_two_gpus",
+    "tests/planner/test_planner.py::test_limits_bind",
+    "tests/planner/test_plan_trace.py::test_late",
+    "tests/report/test_explore.py",
+    "tests/report/test_pages.py",
+    "tests/robust/test_environment.py",
+    "tests/robust/test_kills.py",
+    "tests/sweep/test_sweep.py::test_a_pool",
+    "tests/test_scaffold.py::test_every_command_knows_it",
+    "tests/test_scaffold.py::test_contract",
+    "tests/validate/test_any_cpu.py::test_real_runs_agree_on_another_cpu[two threads]",
+    "tests/validate/test_impl_overlap.py::test_no_wrong_token_in_a_thousand_steps[specache",
+    "tests/validate/test_impl_speculation.py::test_sampled",
+    "tests/validate/test_session.py",
+    "tests/validate/test_smollm2.py::test_logits",
+)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave slow tests out, unless all are asked for or one of them is named."""
+    named = any(argument.startswith(SLOW) for argument in config.args)
+    if "KVSIM_ALL_TESTS" in os.environ or named:
+        return
+    slow = [item for item in items if item.nodeid.startswith(SLOW)]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if not item.nodeid.startswith(SLOW)]

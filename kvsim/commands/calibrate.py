@@ -76,7 +76,7 @@ def calibrate(
     weights: WeightsOption = "fp16",
     json: JsonOption = False,
 ) -> None:
-    """Measure this machine, or fit a stack to a serving run or to measured tables."""
+    """Measure this machine, or fit a stack to runs or tables."""
     given = [device is not None, from_run is not None, bool(from_ops), from_serving is not None]
     if sum(given) != 1:
         raise InputError(

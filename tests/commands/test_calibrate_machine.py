@@ -43,11 +43,23 @@ def kvsim(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (["--device", "cuda:0", "--out", "F.toml"], "PyTorch sees no GPU; try --device cpu"),
         (["--device", "tpu", "--out", "F.toml"], "expected cpu, cuda or cuda:N"),
-        (["--device", "cpu", "--out", "F.json"], "a file whose name ends with .toml"),
+        (
+            ["--device", "cpu", "--out", "F.json"],
+            "--out: got 'F.json'; expected a name that ends with .toml",
+        ),
         (["--device", "cpu", "--out", "nowhere/F.toml"], "there is no folder nowhere"),
-        (["--out", "F.toml"], "expected either --device cpu|cuda:N or --from-run"),
-        (["--device", "cpu", "--from-run", "x", "--out", "F.toml"], "expected either --device"),
-        (["--from-run", "x", "--quick", "--out", "F.toml"], "--quick goes with --device"),
+        (
+            ["--out", "F.toml"],
+            "expected one of --device cpu|cuda:N, --from-run LOG, --from-ops F.csv",
+        ),
+        (
+            ["--device", "cpu", "--from-run", "x", "--out", "F.toml"],
+            "--device and --from-run: both are given",
+        ),
+        (
+            ["--from-run", "x", "--quick", "--out", "F.toml"],
+            "--quick: does nothing without --device",
+        ),
         (["--from-run", "x", "--out", "F.toml"], "--from-run needs --model and --gpu"),
     ],
 )

@@ -17,7 +17,8 @@ def test_json_holds_rows_and_tables() -> None:
     result = run("reproduce", "kcache", "--json")
     assert (result.code, result.err) == (0, "")
     answer = json.loads(result.out)
-    assert {"rows", "tables"} == set(answer)
+    assert {"answer", "rows", "tables"} == set(answer)
+    assert "26 rows that nothing was fitted to" in answer["answer"]["verdict"]
     row = answer["rows"][0]
     assert {"published", "predicted", "error", "basis", "use", "technique"} <= set(row)
     assert row["error"] == pytest.approx(row["predicted"] / row["published"] - 1)
@@ -38,7 +39,8 @@ def test_reports_are_whole_files(tmp_path: Path) -> None:
     page, table = tmp_path / "page.html", tmp_path / "errors.md"
     assert run("reproduce", "kcache", "--report", str(page)).code == 0
     assert run("reproduce", "kcache", "--report", str(table)).code == 0
-    assert "kcache table 3: decode_tok_s" in page.read_text()
+    assert "Predicted against published: kcache" in page.read_text()
+    assert '"kcache 3: decode_tok_s"' in page.read_text()
     assert "| kcache | 3 | decode_tok_s | 32 |" in table.read_text()
     assert {p.name for p in tmp_path.iterdir()} == {"page.html", "errors.md"}
 

@@ -27,7 +27,12 @@ from tests.support import scalar
 
 EXACT = 1e-12  # relative
 STATIC = "hf-offload-static"
-SETTINGS = [*TECHNIQUES, "specache:speculative=false", "offload:schedule=column,parts=4"]
+RATES = {"draft": "draft:model=llama2-7b,acceptance=0.6", "eagle": "eagle:acceptance=0.7"}
+SETTINGS = [
+    *(RATES.get(name, name) for name in TECHNIQUES),
+    "specache:speculative=false",
+    "offload:schedule=column,parts=4",
+]
 
 
 @cache
@@ -257,5 +262,4 @@ def test_impossible_workloads_are_refused(option: str, arguments: Any) -> None:
 def test_batches_divide_into_parts() -> None:
     with pytest.raises(InputError, match=r"fastdecode: batch 3 does not divide into 2 parts; "):
         predict("fastdecode", (2, 3))
-    with pytest.raises(InputError, match=r"multiple of 4 or set offload:parts"):
-        predict("offload:schedule=column,parts=4", 6)
+    assert predict("offload:schedule=column,parts=4", 6).decode_s > 0  # in as many as divide it

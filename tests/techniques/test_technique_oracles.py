@@ -190,9 +190,9 @@ def test_kcache(model: str) -> None:
     prompts = t.prefill(d, prefill_point(B, S, 100))
     assert through(prompts, "d2h") == 30 * 2 * B * S * hk
     held = t.resident(d, decoding())
-    assert held["gpu"]["keys"] == 32 * 2 * B * (S + 1) * hk
-    assert held["gpu"]["values"] == 2 * 2 * B * (S + 1) * hk
-    assert held["host"]["values"] == 30 * 2 * B * (S + 1) * hk
+    keys, values_here = 32 * 2 * B * (S + 1) * hk, 2 * 2 * B * (S + 1) * hk
+    assert held["gpu"]["kv"] == keys + values_here
+    assert held["host"]["kv"] == 30 * 2 * B * (S + 1) * hk
 
 
 def test_specache_on_mistral() -> None:
