@@ -31,8 +31,8 @@ from kvsim.planner.fleet.programme import solve
 from kvsim.planner.fleet.shortlist import Rentable
 from kvsim.planner.fleet.traffic import traffic_of
 from kvsim.serving.rules import Rules
-from kvsim.sweep.chunks import chunks_of, compute
-from kvsim.sweep.spec import read
+from kvsim.sweeps.chunks import chunks_of, compute
+from kvsim.sweeps.spec import read
 from kvsim.techniques import TECHNIQUES
 from kvsim.traces.read import load
 from tests.support.fleets import cheapest, instance

@@ -28,11 +28,11 @@ def sweep(
     ] = False,
 ) -> None:
     """Compute a grid on this machine or a Dask cluster."""
-    from kvsim.sweep import chunks as parts
-    from kvsim.sweep import plugins
-    from kvsim.sweep.spec import read
-    from kvsim.sweep.store import ResultStore
-    from kvsim.sweep.workers import cluster, here, pool
+    from kvsim.sweeps import chunks as parts
+    from kvsim.sweeps import plugins
+    from kvsim.sweeps.spec import read
+    from kvsim.sweeps.store import ResultStore
+    from kvsim.sweeps.workers import cluster, here, pool
     from kvsim.techniques import TECHNIQUES
 
     if scheduler is not None and workers is not None:

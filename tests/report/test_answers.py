@@ -52,10 +52,10 @@ def test_offloading_what_fits_is_advised_against_with_the_reason() -> None:
 
 def test_a_technique_that_cannot_run_is_left_out_and_named() -> None:
     result = run("predict", "--model", "llama3.1-8b", "--gpu", "a100-80g", "--technique",
-                 "full,fp8,kivi")  # fmt: skip
-    assert result.code == 0 and "left out: fp8 cannot run here" in result.err
-    assert "Left out: fp8 cannot run here" in result.out
-    alone = run("predict", "--model", "llama3.1-8b", "--gpu", "a100-80g", "--technique", "fp8")
+                 "full,eagle,kivi")  # fmt: skip
+    assert result.code == 0 and "left out: eagle cannot run here" in result.err
+    assert "Left out: eagle cannot run here" in result.out
+    alone = run("predict", "--model", "llama3.1-8b", "--gpu", "a100-80g", "--technique", "eagle")
     assert alone.code == 2
 
 

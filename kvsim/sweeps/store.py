@@ -11,8 +11,8 @@ from kvsim import __version__
 from kvsim.errors import InputError
 from kvsim.files import make_folder, opened, read_json, replace_text, replacing
 from kvsim.files.kinds import JSON, TRACE
-from kvsim.sweep.plugins import Plugin
-from kvsim.sweep.spec import Spec
+from kvsim.sweeps.plugins import Plugin
+from kvsim.sweeps.spec import Spec
 
 MANIFEST = "_sweep.json"  # readers of Parquet folders pass over names that begin so
 

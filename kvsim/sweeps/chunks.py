@@ -17,9 +17,9 @@ from kvsim.machines.hardware import Hardware, Stack
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.models.model import Model
-from kvsim.sweep.evaluate import COLUMNS, EVALUATE, Case, Columns
-from kvsim.sweep.plugins import Plugin, install
-from kvsim.sweep.spec import Spec, Value
+from kvsim.sweeps.evaluate import COLUMNS, EVALUATE, Case, Columns
+from kvsim.sweeps.plugins import Plugin, install
+from kvsim.sweeps.spec import Spec, Value
 from kvsim.techniques import parse
 from kvsim.traces.read import load
 from kvsim.traces.requests import Requests

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvsim import __version__
 from kvsim.errors import InputError, brief
-from kvsim.sweep.chunks import SweepChunk, compute
+from kvsim.sweeps.chunks import SweepChunk, compute
 
 AHEAD = 3  # chunks per worker that are under way or waiting
 TRIES = 3  # of a chunk whose worker is lost

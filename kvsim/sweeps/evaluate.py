@@ -26,7 +26,7 @@ from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome, Targets
 from kvsim.serving.rules import Rules
 from kvsim.serving.simulate import simulate
-from kvsim.sweep.spec import Value
+from kvsim.sweeps.spec import Value
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.traces.requests import Requests
