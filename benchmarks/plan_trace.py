@@ -17,9 +17,11 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner.admit import Admission
+from kvsim.planner.candidates import options_of
+from kvsim.planner.carry import Carried, Targets, carry
 from kvsim.planner.classes import classes_of
-from kvsim.planner.load import Carried, Targets, carry, loads_of
-from kvsim.planner.trace import make_trace_plan, options_of
+from kvsim.planner.load import loads_of
+from kvsim.planner.trace import make_trace_plan
 from kvsim.planner.verify import simulated
 from kvsim.planner.workload import PlanLimits
 from kvsim.serving.rules import Rules

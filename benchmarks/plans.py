@@ -28,9 +28,11 @@ from kvsim.machines.profiles import hardware_names, load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner.advice import NoPlanError
 from kvsim.planner.mixes import Arrangement, Use, orders
-from kvsim.planner.placement import FAMILIES, Coefficients, Option, Shares, options_for
+from kvsim.planner.placement import Coefficients
 from kvsim.planner.plan import make_plan
-from kvsim.planner.programme import Mix, Programme, best_first, lower_bound, solve
+from kvsim.planner.programme import Programme
+from kvsim.planner.shares import FAMILIES, Option, Shares, options_for
+from kvsim.planner.solving import Mix, best_first, lower_bound, solve
 from kvsim.planner.workload import ENGINE_SHARE, TPOT, TTFT, PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.acceptance import from_rates

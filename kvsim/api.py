@@ -13,7 +13,7 @@ import numpy as np
 from kvsim.commands.admission import admission, largest_loss
 from kvsim.commands.arguments import count, counts, gib, number, seconds, token_counts
 from kvsim.commands.options import deployment
-from kvsim.commands.plan import deployments_of, limits_of, workload_of
+from kvsim.commands.plan_asked import deployments_of, limits_of, workload_of
 from kvsim.commands.values import Given, Several, line_of, text
 from kvsim.commands.values import given as given_text
 from kvsim.errors import InputError

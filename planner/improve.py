@@ -12,9 +12,11 @@ from kvsim.errors import InfeasibleError, InputError
 from kvsim.graph import Array
 from kvsim.planner.mixes import FINER, Arrangement, arranged, levelled, neighbours, orders
 from kvsim.planner.options import CONTEXTS, GROWTH
-from kvsim.planner.placement import FAMILIES, Coefficients, Shares, options_for, placed
-from kvsim.planner.programme import Mix, Programme, solve
+from kvsim.planner.placement import Coefficients
+from kvsim.planner.programme import Programme
 from kvsim.planner.question import Question
+from kvsim.planner.shares import FAMILIES, Shares, options_for, placed
+from kvsim.planner.solving import Mix, solve
 from kvsim.planner.workload import PlanLimits
 from kvsim.prediction.generate import Prediction
 

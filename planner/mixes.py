@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from kvsim.machines.deployment import Deployment
-from kvsim.planner.placement import ROUNDING, Coefficients, Option, Shares
-from kvsim.planner.programme import Mix, Programme
+from kvsim.planner.placement import Coefficients
+from kvsim.planner.programme import Programme
+from kvsim.planner.shares import ROUNDING, Option, Shares
+from kvsim.planner.solving import Mix
 from kvsim.techniques.base import Technique
 from kvsim.techniques.fastdecode import Fastdecode
 from kvsim.techniques.full import Full

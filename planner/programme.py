@@ -18,8 +18,7 @@ Shares are continuous inside an option: the corners' coefficients are values of 
 touches the cost in the middle of the option's shares, below it everywhere.
 """
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -27,11 +26,7 @@ import numpy as np
 import pulp
 from numpy.typing import NDArray
 
-from kvsim.errors import InfeasibleError
 from kvsim.graph import Array
-
-EXACT = 1e-9  # relative gap where every mix counts
-STATUSES = {1: "optimal", 0: "stopped", -1: "infeasible", -2: "unbounded", -3: "undefined"}
 
 
 @dataclass(frozen=True)
@@ -91,34 +86,6 @@ class Programme:
     loss: Array | None = None
     budget: float = np.inf
     shape_of: NDArray[np.int64] | None = None
-
-
-@dataclass(frozen=True)
-class Mix:
-    """A solution.
-
-    Attributes
-    ----------
-    counts
-        Layers by option and shape. (o, k)
-    corners
-        Layers by corner and shape, fractions where shares are between corners. (v, k)
-    streamed
-        Share of the weights that is streamed.
-    bound
-        Below the objective of every mix, as proved by the solver. [s]
-    objective
-        Of this solution, which replay will exceed. [s]
-    """
-
-    counts: Array
-    corners: Array
-    streamed: float
-    bound: float
-    objective: float
-    status: str
-    seconds: float
-    assigned: Array | None = None  # (l, o)
 
 
 @dataclass(frozen=True)
@@ -279,94 +246,3 @@ def _cut(
                 problem.addConstraint(x - value == up - down, name)
                 away.append(up + down)
         problem.addConstraint(pulp.lpSum(away) >= 1, f"cut_{i}")
-
-
-def solve(
-    p: Programme,
-    whole: bool = True,
-    gap: float = 1e-4,
-    cuts: tuple[Array, ...] = (),
-    seconds: float = 5.0,
-) -> Mix:
-    """The best mix by the bounds.
-
-    Raises
-    ------
-    InfeasibleError
-        If no mix is within the limits.
-    """
-    started = time.perf_counter()
-    built = build(p, whole, cuts)
-    solver = _solver(gap, seconds)
-    built.problem.solve(solver)
-    status = STATUSES[built.problem.status]
-    if status != "optimal":
-        raise InfeasibleError(f"no mix of placements is within the limits ({status})")
-    options, shapes = len(p.names), p.layers.size
-    counts = np.array([[built.n[o, k].value() for k in range(shapes)] for o in range(options)])
-    corners = np.array([[built.y[v, k].value() for k in range(shapes)]
-                        for v in range(len(p.option_of))])  # fmt: skip
-    objective = float(pulp.value(built.problem.objective))
-    assigned = None
-    if built.x:
-        assert p.loss is not None
-        assigned = np.array([[built.x[i, o].value() for o in range(options)]
-                             for i in range(len(p.loss))])  # fmt: skip
-    return Mix(
-        counts=np.abs(np.round(counts)) if whole else counts,
-        corners=np.maximum(corners, 0.0),
-        streamed=float(built.w.value() or 0.0),
-        bound=objective * (1 - gap) if whole else objective,
-        objective=objective,
-        status=status,
-        seconds=time.perf_counter() - started,
-        assigned=assigned,
-    )
-
-
-def best_first(
-    p: Programme, evaluate: Callable[[Mix], float], most: int
-) -> tuple[Mix | None, float, float]:
-    """Mixes in the order of their bounds until none that is left can be better.
-
-    Parameters
-    ----------
-    evaluate : the objective of a mix's counts as replay says it, infinite where they cannot be. [s]
-    most : mixes to evaluate; with as many as there are counts the best is proved.
-
-    Returns
-    -------
-    tuple
-        The best mix with what replay says, and a bound below every mix. [s]
-    """
-    cuts: tuple[Array, ...] = ()
-    best: tuple[Mix | None, float] = (None, np.inf)
-    bound = -np.inf
-    for _ in range(most):
-        try:
-            mix = solve(p, gap=EXACT, cuts=cuts)
-        except InfeasibleError:
-            return (*best, best[1])
-        bound = max(bound, mix.bound)
-        if bound >= best[1] * (1 - EXACT):
-            break
-        value = evaluate(mix)
-        if value < best[1]:
-            best = mix, value
-        cuts += (mix.counts,)
-    return (*best, min(bound, best[1]))
-
-
-def _solver(gap: float, seconds: float) -> pulp.LpSolver:
-    """HiGHS, or CBC where HiGHS is not installed."""
-    highs = pulp.HiGHS(msg=False, threads=1, gapRel=gap, timeLimit=seconds)
-    if highs.available():
-        return highs
-    return pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=gap, timeLimit=seconds)
-
-
-def lower_bound(p: Programme, corners: Array, streamed: float = 0.0) -> Array:
-    """What the programme says of a mix, phase by phase, without solving. (q,) [s]"""
-    work = np.einsum("qrvk,vk->qr", p.seconds, corners) + p.head + streamed * p.streamed[0]
-    found: Array = work.max(axis=1)
-    return found

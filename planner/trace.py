@@ -3,18 +3,17 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
-from kvsim.planner.choose import best, nearest
+from kvsim.planner.candidates import options_of
+from kvsim.planner.carry import ONE, Carried, Targets, carry
 from kvsim.planner.classes import Classes, classes_of
-from kvsim.planner.load import ONE, Carried, Targets, carry, loads_of
-from kvsim.planner.question import BETWEEN, FULL, check_objective, rank
-from kvsim.planner.verify import Simulated, measured, simulated
+from kvsim.planner.load import loads_of
+from kvsim.planner.question import FULL, check_objective
+from kvsim.planner.settle import best_of
+from kvsim.planner.verify import Simulated, simulated
 from kvsim.planner.workload import PlanLimits
-from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
 from kvsim.traces.requests import Requests
 
@@ -23,7 +22,6 @@ LEAST = 3  # but that many are
 SETTINGS = 4  # further settings of the best technique that are simulated
 FINE = 0.1  # if their estimate is no worse than this
 SEVERAL = (2, 3)  # techniques on one replica, with a choice per class
-TIE = 0.005  # objectives this near are equal, and the mean latency decides
 ROUNDING = 1e-6  # of the solver, relative
 Tell = Callable[[str], None]
 
@@ -55,7 +53,7 @@ def make_trace_plan(
 ) -> TracePlan:
     """Choose a technique and its settings for a trace, or one for each class of its requests.
 
-    The programme of ``planner.load`` ranks settings by estimates; the best of each promising
+    The programme of ``planner.carry`` ranks settings by estimates; the best of each promising
     technique play the whole trace, and what that says decides.
 
     Parameters
@@ -226,103 +224,3 @@ class _Search:
             if names != mine
         ]
         return sorted(best, key=lambda s: s.measures()[self.objective])
-
-
-def options_of(
-    deployment: Deployment,
-    requests: Requests,
-    limits: PlanLimits,
-    rules: Rules,
-    admission: Admission,
-) -> list[StepCosts]:
-    """Step costs of all settings that the user admits and that leave room for a cache.
-
-    Raises
-    ------
-    InputError
-        If weights leave none.
-    InfeasibleError
-        If no technique is admitted.
-    """
-    mean = round(float(requests.prompt.mean())), max(round(float(requests.generate.mean())), 2)
-    found: list[StepCosts] = []
-    reason: InputError | None = None
-    longest = int((requests.prompt + requests.generate).max())
-    for t in admission.candidates():
-        if t.refuses(deployment):
-            continue
-        for some in admission.settings(t, deployment, *mean):
-            for settings in some.rows():
-                known = admission.evidence(settings, deployment, longest)
-                if admission.loss(known) > limits.loss or (settings.assumes and limits.assumed < 1):
-                    continue
-                costs = StepCosts(
-                    technique=settings,
-                    deployment=deployment,
-                    rules=rules,
-                    longest=longest,
-                    longest_prompt=int(requests.prompt.max()),
-                    gpu_memory=limits.gpu_memory,
-                )
-                try:
-                    assert costs.with_density(1).capacity > 0
-                except InputError as error:
-                    reason = error
-                    continue
-                found.append(costs)
-    if not found and reason is not None:
-        raise reason
-    if not found:
-        raise InfeasibleError("no lossless technique can run here; --lossy admits the others")
-    return found
-
-
-def best_of(done: list[Simulated], objective: str, targets: Targets) -> Simulated:
-    """The simplest that is within the targets and as good as the best within the known error.
-
-    Of settings of one technique that are equal, that with the smallest mean latency.
-
-    Raises
-    ------
-    InfeasibleError
-        If none is.
-    """
-    if not done:
-        raise InfeasibleError("no technique serves all requests within the targets")
-    columns, bounds = measured(done), targets.times
-    within = bounds | {"refused": float(columns["refused"].min())}
-    first = best(columns[objective], columns, within)
-    if first is None:
-        raise InfeasibleError(_explain(done, columns, bounds))
-    value = float(columns[objective][first])
-    within[objective] = value + BETWEEN * abs(value)
-    ranks = np.array([_simplicity(s) for s in done], dtype=float)
-    lowest = best(ranks, columns, within)
-    assert lowest is not None
-    simplest = {"rank": ranks}
-    mine = best(columns[objective], columns | simplest, within | {"rank": float(ranks[lowest])})
-    assert mine is not None
-    value = float(columns[objective][mine])
-    equal = within | {objective: value + TIE * abs(value), "rank": float(ranks[lowest])}
-    row = best(columns["latency"], columns | simplest, equal)
-    assert row is not None
-    return done[row]
-
-
-def _simplicity(s: Simulated) -> int:
-    """How simple: lossless before lossy, one technique before several, full KV before others."""
-    lossy, moved = (max(rank(t)[i] for t in s.techniques) for i in (0, 1))
-    return 4 * lossy + 2 * (len(s.techniques) > 1) + moved
-
-
-def _explain(
-    done: list[Simulated], columns: dict[str, np.ndarray], bounds: dict[str, float]
-) -> str:
-    row, excess = nearest(columns, bounds)
-    missing = "; ".join(
-        f"{name.upper()} of 9 in 10 requests is {columns[name][row]:.4g} s instead of "
-        f"{bounds[name]:.4g} s"
-        for name in excess
-    )
-    names = " + ".join(str(t) for t in done[row].techniques)
-    return f"no plan meets the targets on this trace: {missing or 'no request'} (nearest: {names})"

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvsim.graph import Array
+from kvsim.planner.carry import ATTAINED, Carried, Targets
 from kvsim.planner.choose import nearest
 from kvsim.planner.classes import Classes
-from kvsim.planner.load import ATTAINED, Carried, Loads, Targets
+from kvsim.planner.load import Loads
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.lanes import Lane, simulate_lanes
 from kvsim.serving.outcome import QUANTILES, Outcome

@@ -1,7 +1,6 @@
 """`kvsim plan`: the technique, settings and batch for equal requests or for a trace."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +17,7 @@ from kvsim.commands.admission import (
     admission,
     largest_loss,
 )
-from kvsim.commands.arguments import count, either, gib, number, option, seconds, tokens, words
+from kvsim.commands.arguments import count, either, number, option
 from kvsim.commands.emit import EmitOption, engines, settings, show
 from kvsim.commands.options import (
     DEFAULT_STACK,
@@ -30,9 +29,9 @@ from kvsim.commands.options import (
     ModelOption,
     StackOption,
     command_line,
-    deployment,
     say_written,
 )
+from kvsim.commands.plan_asked import deployments_of, limits_of, workload_of
 from kvsim.errors import InputError
 from kvsim.files import check_target
 
@@ -40,10 +39,6 @@ if TYPE_CHECKING:
     from kvsim.machines.deployment import Deployment
     from kvsim.planner.admit import Admission
     from kvsim.planner.workload import PlanLimits, Workload
-
-FORMATS = ("fp16", "fp8", "int8", "int4", "int4-g32")
-COUNTS = ("1", "2", "4", "8")
-BARE_TTFT, BARE_TPOT = 60.0, 1.0  # numbers without a unit beyond which milliseconds are likely [s]
 
 
 def plan(
@@ -148,64 +143,6 @@ def plan(
     _for_equal([first, *rest], *args)
 
 
-def deployments_of(
-    model: str, gpu: str, stack: str, tp: str, weights: str, host_memory: str | None
-) -> "list[Deployment]":
-    """Every combination asked for, the simplest first: wide weights, few GPUs."""
-    counts = COUNTS if tp == "auto" else words("--tp", tp, (*COUNTS, "auto"))
-    if weights == "auto":
-        formats = ["fp16", "fp8", "int8", "int4"]
-    else:
-        formats = words("--weights", weights, (*FORMATS, "auto"))
-    base = deployment(model, gpu, stack, "1", "fp16", host_memory)
-    if weights == "auto" and "fp8" not in base.hardware.flops:
-        formats.remove("fp8")
-    some = [int(n) for n in counts if tp != "auto" or base.model.heads % int(n) == 0]
-    return [replace(base, weights=f, tp=n) for f in formats for n in some]
-
-
-def limits_of(
-    deployment: "Deployment",
-    gpu_memory: str | None,
-    ttft: str | None,
-    tpot: str | None,
-    loss: float,
-    offline: bool,
-    whole: bool,
-) -> "PlanLimits":
-    """What a plan must stay within, as the options and the hardware say."""
-    from kvsim.planner.workload import ENGINE_SHARE, GIB, TPOT, TTFT, PlanLimits
-
-    h, none = deployment.hardware, float("inf")
-    usable = h.gpu_memory * (1.0 if whole else ENGINE_SHARE)
-    if gpu_memory is not None:
-        usable = gib("--gpu-memory", gpu_memory)
-        if usable > h.gpu_memory:
-            most = f"at most the {h.gpu_memory / GIB:.3f} GiB of {h.name}"
-            raise InputError(f"--gpu-memory: got {gpu_memory}; expected {most}")
-    return PlanLimits(
-        gpu_memory=usable,
-        host_memory=h.host_memory,
-        ttft=(none if offline else TTFT) if ttft is None else seconds("--ttft", ttft, BARE_TTFT),
-        tpot=(none if offline else TPOT) if tpot is None else seconds("--tpot", tpot, BARE_TPOT),
-        loss=loss,
-    )
-
-
-def workload_of(
-    prompt: str | None, generate: str | None, batch: str | None, offline: bool
-) -> "Workload":
-    """The equal requests that the options describe."""
-    from kvsim.planner.workload import Workload
-
-    return Workload(
-        tokens("--prompt", either(prompt, "2048")),
-        tokens("--generate", either(generate, "128")),
-        None if batch in (None, "auto") else count("--batch", str(batch), ", or auto"),
-        service=not offline,
-    )
-
-
 def _for_equal(
     deployments: "list[Deployment]",
     workload: "Workload",
@@ -220,7 +157,7 @@ def _for_equal(
     from kvsim.planner.advice import NoPlanError
     from kvsim.planner.plan import plan_among
     from kvsim.planner.question import Question
-    from kvsim.report import names
+    from kvsim.report import names, plan_more
     from kvsim.report import plan as shown
     from kvsim.report.json import print_json
 
@@ -242,15 +179,15 @@ def _for_equal(
         share = limits.gpu_memory / result.choice.deployment.hardware.gpu_memory
         answer["settings"] = settings(wanted, of_prediction(result.choice, share))
     if "pareto" in more:
-        answer["pareto"] = shown.front(result)
+        answer["pareto"] = plan_more.front(result)
     if "explain" in more:
-        answer["flips"] = shown.flips(result)
+        answer["flips"] = plan_more.flips(result)
     if json:
         print_json(answer)
         return
     shown.show(heading, answer)
     if "pareto" in more:
-        shown.show_front(answer["pareto"])
+        plan_more.show_front(answer["pareto"])
     for flip in answer.get("flips", []):
         typer.echo(flip["words"])
     show(answer.get("settings", []))

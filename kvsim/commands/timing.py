@@ -50,7 +50,8 @@ def validate_times(
     from kvsim.validate.impl import check_known
     from kvsim.validate.machine import find_device
     from kvsim.validate.micro import device as devices
-    from kvsim.validate.times.points import Compared, Grid, SkippedPoint, compare_times
+    from kvsim.validate.times.compared import Compared, SkippedPoint
+    from kvsim.validate.times.points import Grid, compare_times
     from kvsim.validate.times.summary import summarise
 
     where = find_device(device)

@@ -8,6 +8,7 @@ otherwise.
 import numpy as np
 
 from kvsim.engine.formats import Format
+from kvsim.engine.sums import all_reduce
 from kvsim.graph import Buffers, Channel, Number, Op, Point, Stream
 from kvsim.machines.deployment import WEIGHTS, Deployment, WeightFormat
 from kvsim.models.model import LayerShape, Model
@@ -94,9 +95,9 @@ def after_attention(
     m = deployment.shard
     return [
         gemm(deployment, "out", point.tokens, m.attention_matrices()["out"], after=after),
-        *all_reduce(deployment, "out_sum", point.tokens),
+        *all_reduce(deployment, "out_sum", HALF * point.tokens * m.hidden),
         *(_experts(deployment, point) if shape.routed else _mlp(deployment, point, m.ffn, weights)),
-        *all_reduce(deployment, "mlp_sum", point.tokens),
+        *all_reduce(deployment, "mlp_sum", HALF * point.tokens * m.hidden),
     ]
 
 
@@ -154,47 +155,6 @@ def routed_experts(deployment: Deployment, point: Point) -> list[Op]:
             )
         )
     return ops
-
-
-def all_reduce(deployment: Deployment, name: str, tokens: Number) -> list[Op]:
-    """Sum of hidden states over the replica's GPUs.
-
-    In a ring, 2 (tp - 1) transfers of 1 / tp of the data; in one shot, everyone reads all others';
-    in two shots, everyone sums its part of the data and then reads the others' sums.
-    """
-    if deployment.tp == 1:
-        return []
-    data, latency = (
-        HALF * tokens * deployment.shard.hidden,
-        deployment.hardware.links["link"].latency,
-    )
-    if deployment.stack.direct_share:
-        return [_quickest_sum(deployment, name, data)]
-    if deployment.stack.one_shot_sum:
-        moved, wait = (deployment.tp - 1) * data, latency
-    else:
-        moved, wait = (
-            2 * (deployment.tp - 1) / deployment.tp * data,
-            2 * (deployment.tp - 1) * latency,
-        )
-    return [Op(name, kernel="allreduce", bytes={"link": moved}, fixed=wait)]
-
-
-def _quickest_sum(deployment: Deployment, name: str, data: Number) -> Op:
-    """The quickest of a one-shot sum, a two-shot sum and a ring over ``data`` bytes per GPU.
-
-    The op carries the bytes that its way moves, and what that way takes beyond them as fixed time.
-    """
-    stack, others, rate = deployment.stack, deployment.tp - 1, deployment.bandwidth["link"]
-    once, twice = others * data, 2 * others / deployment.tp * data
-    hops, share = stack.direct_hop * others, stack.direct_share * rate
-    one = stack.direct + hops + once / share
-    two = stack.direct + stack.direct_second + 2 * hops + twice / share
-    ring = stack.ring + 2 * others * stack.ring_hop + twice / (stack.ring_share * rate)
-    took = np.minimum(np.minimum(one, two), ring)
-    moved = np.where(took < one, twice, once)
-    carried = moved / (rate * stack.kernel("allreduce").memory)
-    return Op(name, kernel="allreduce", bytes={"link": moved}, fixed=took - carried)
 
 
 def runtime(deployment: Deployment, share: Number = 1.0) -> list[Op]:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from kvsim.machines.basis import basis
 from kvsim.planner.advice import Advice, NoPlanError
-from kvsim.planner.flips import Flip
 from kvsim.planner.outlook import LABELS
 from kvsim.planner.plan import ChosenPlan
 from kvsim.prediction.generate import Prediction
@@ -20,7 +19,7 @@ from kvsim.report.quantities import legend
 from kvsim.report.result import Result
 from kvsim.report.screen import Screen
 from kvsim.report.table import Column, Table, of, words
-from kvsim.report.units import percent, rounded, seconds, times
+from kvsim.report.units import percent, seconds, times
 from kvsim.techniques.base import Technique
 
 if TYPE_CHECKING:
@@ -96,11 +95,11 @@ def plan(result: ChosenPlan) -> Row:
             }
             for a in result.alternatives
         ],
-        "knees": [{"given_up": k.given_up, **_brief(k.prediction)} for k in result.knees],
+        "knees": [{"given_up": k.given_up, **brief(k.prediction)} for k in result.knees],
         "waves": waves
         and {
             "count": waves.count,
-            **_brief(waves.prediction),
+            **brief(waves.prediction),
             "output_tok_s": number(waves.output_tok_s),
         },
         "limits": {k: number(v) for k, v in vars(result.limits).items()},
@@ -115,7 +114,7 @@ def plan(result: ChosenPlan) -> Row:
         ],
         "prices": result.prices,
         "advice": [advice(a) for a in result.advice],
-        "others": [_brief(p) for p in result.others],
+        "others": [brief(p) for p in result.others],
         "solver": {
             "status": solver.status,
             "bound_s": None if solver.bound is None else number(solver.bound),
@@ -125,7 +124,7 @@ def plan(result: ChosenPlan) -> Row:
             "replays": solver.replays,
             "options": solver.options,
             "seconds": solver.seconds,
-            "optimum": _brief(solver.optimum),
+            "optimum": brief(solver.optimum),
             "given_up": solver.given_up,
         },
         "basis": basis(result.choice.deployment),
@@ -167,11 +166,11 @@ def advice(a: Advice) -> Row:
         "gain": number(a.gain),
         "caution": a.caution,
         "words": str(a),
-        "predicted": a.prediction and _brief(a.prediction),
+        "predicted": a.prediction and brief(a.prediction),
     }
 
 
-def _brief(prediction: Prediction) -> Row:
+def brief(prediction: Prediction) -> Row:
     """The figures of a prediction that a comparison needs."""
     d = prediction.deployment
     return {
@@ -224,33 +223,6 @@ def _layers(prediction: Prediction) -> list[Row]:
         rows.append({"first": some.first, "count": last - some.first + 1, "technique": t.name,
                      "params": params(t), "notation": str(t)})  # fmt: skip
     return rows
-
-
-def front(result: ChosenPlan) -> list[Row]:
-    """Plans between the lowest TPOT and the highest throughput."""
-    return [_brief(p) for p in result.front()]
-
-
-def flips(result: ChosenPlan) -> list[Row]:
-    """Where another technique would be chosen."""
-    return [{**vars(f), "words": _flipped(f, result)} for f in result.flips()]
-
-
-def _flipped(f: Flip, result: ChosenPlan) -> str:
-    more = "From" if f.factor > 1 else "Down from"
-    value = f"{f.value:,.0f}" if f.what in ("prompt", "batch") else f"{f.value / 1e9:.3g} GB/s"
-    instead = f"{f.technique} is chosen" if f.technique else "nothing here meets the limits"
-    return f"{more} {value} ({f.what}, {rounded(f.factor, 2)} times) on, {instead}."
-
-
-def show_front(rows: list[Row]) -> None:
-    """The front as a table."""
-    columns = [words("technique", lambda row: row["technique"]), of("batch", 1), of("ttft_s"),
-               of("tpot_s"), of("output_tok_s"), of("gpu_bytes", 3)]  # fmt: skip
-    out = Screen()
-    out.blank()
-    out.say("Between the lowest TPOT and the highest throughput:")
-    out.table(Table(columns, rows))
 
 
 def searched(solver: Row) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.machines.basis import basis
-from kvsim.planner.load import ATTAINED
+from kvsim.planner.carry import ATTAINED
 from kvsim.planner.trace import TracePlan
 from kvsim.planner.verify import Simulated
 from kvsim.report import evidence, page, units

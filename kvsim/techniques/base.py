@@ -18,9 +18,8 @@ from kvsim.models.model import LayerShape
 from kvsim.techniques.axes import Drafting
 from kvsim.techniques.layers import LayerPass, Parts
 from kvsim.techniques.layout import Layout, laid_out
-from kvsim.techniques.ranges import Layers, parts_of
+from kvsim.techniques.ranges import Layers, parts_of, scalar_rows, uncovered
 from kvsim.techniques.residency import resident
-from kvsim.techniques.settings import plain
 from kvsim.techniques.steps import forward, joined, part_of
 from kvsim.techniques.terms import Term
 
@@ -108,36 +107,14 @@ class Technique:
 
     def rows(self) -> "list[Technique]":
         """One technique with scalar settings per row of array-valued ones."""
-        arrays = [v for t in self.terms for v in t.settings.values() if isinstance(v, np.ndarray)]
-        if not arrays:
-            return [self]
-
-        def scalar(terms: tuple[Term, ...], i: int) -> tuple[Term, ...]:
-            return tuple(
-                replace(
-                    t,
-                    **{
-                        k: plain(np.ravel(v)[i if np.size(v) > 1 else 0])
-                        for k, v in t.settings.items()
-                        if isinstance(v, np.ndarray)
-                    },
-                )
-                for t in terms
-            )
-
-        return [
-            Technique(
-                tuple(replace(some, terms=scalar(some.terms, i)) for some in self.layers),
-                scalar(self.whole, i),
-            )
-            for i in range(max(np.size(v) for v in arrays))
-        ]
+        found = scalar_rows(self.layers, self.whole)
+        return [Technique(layers, whole) for layers, whole in found] or [self]
 
     # hooks
 
     def refuses(self, deployment: Deployment) -> str:
         """Why it cannot run there, or nothing."""
-        reason = self._uncovered(deployment.model.layers)
+        reason = uncovered(self.layers, deployment.model.layers)
         for parts in () if reason else self.parts:
             reasons = (part.refuses(deployment, parts) for part in parts.every())
             reason = reason or next(filter(None, reasons), "")
@@ -289,18 +266,6 @@ class Technique:
     def layout(self, deployment: Deployment) -> Layout:
         """Blocks of layers with how often each repeats, and what they do."""
         return laid_out(deployment, [(some.first, some.last) for some in self.layers], self.parts)
-
-    def _uncovered(self, layers: int) -> str:
-        expected = 0
-        for some in self.layers:
-            if some.first != expected:
-                return f"layers {expected} to {some.first - 1} have no technique"
-            if some.last is None:
-                return "" if some.first < layers else f"the model has {layers} layers"
-            expected = some.last + 1
-        if expected != layers:
-            return f"it says what {expected} layers do, and the model has {layers}"
-        return ""
 
 
 def compose(*terms: Term) -> Technique:

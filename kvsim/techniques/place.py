@@ -8,18 +8,15 @@ run beside the compute of this one, through two buffers.
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import layer_weights
 from kvsim.graph import Buffers, Channel, Number, Op
-from kvsim.machines.deployment import Deployment
 from kvsim.techniques import recompute
-from kvsim.techniques.axes import Placement
-from kvsim.techniques.layers import LayerPass, Parts, attend, resident_kv
-from kvsim.techniques.settings import param
+from kvsim.techniques.layers import LayerPass, attend, resident_kv
+from kvsim.techniques.placed_shares import PlacedShares
 
 pinned = partial(ops.copy, kernel="copy")
 FREE = "attn@-2"  # a buffer is free when attention two loads earlier has read it
@@ -27,7 +24,7 @@ ROW_OR_COLUMN = ("row", "column")
 
 
 @dataclass(frozen=True)
-class Place(Placement):
+class Place(PlacedShares):
     """Shares of each layer's cache, weights and hidden states that live on the host.
 
     By rows (``parts`` 1) the batch passes through all layers at once; by columns each layer serves
@@ -43,106 +40,6 @@ class Place(Placement):
 
     name = "place"
     preset = False
-
-    host_share: Number = param(0, "share of cached tokens on the host", high=1, whole=False)
-    split: Number | str = param(
-        0, "tokens of the host's that are recomputed", high=1e7, choices=("auto",)
-    )
-    cpu_share: float = param(
-        0, "share of cached tokens that the CPU attends to", high=1, whole=False
-    )
-    values_host: Number = param(0, "share of cached values on the host", high=1, whole=False)
-    weights_host: float = param(0, "share of the weights on the host", high=1, whole=False)
-    states_host: float = param(0, "share of the hidden states on the host", high=1, whole=False)
-    parts: int = param(1, "parts of the batch by columns", low=1, high=1024)
-    gpu_layers: int = param(0, "first layers whose cache stays on the GPU", high=1000)
-
-    # what it says of itself
-
-    @property
-    def k_host(self) -> Number:
-        """Share of the cached keys that is copied or recomputed."""
-        return self.host_share
-
-    @property
-    def v_host(self) -> Number:
-        """Share of the cached values that is copied or recomputed."""
-        if not _some(self.values_host):
-            return self.host_share
-        return np.maximum(self.host_share, self.values_host)
-
-    @property
-    def on_cpu(self) -> float:
-        """Share of the cached tokens that the CPU attends to."""
-        return self.cpu_share
-
-    @property
-    def loads(self) -> bool:
-        """Whether every step copies a part of the cache to the GPU."""
-        return _some(self.host_share) or _some(self.values_host)
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether some of the host's tokens are recomputed."""
-        return isinstance(self.split, str) or _some(self.split)
-
-    @property
-    def tiles(self) -> int:
-        """Parts of the batch."""
-        return self.parts
-
-    @property
-    def streams(self) -> bool:
-        """All but values that are fetched when they are chosen."""
-        moves = (self.host_share, self.cpu_share, self.weights_host, self.states_host)
-        return any(map(_some, moves)) or self.parts > 1
-
-    def breaks(self, deployment: Deployment) -> tuple[int, ...]:
-        """The first layer whose cache leaves the GPU."""
-        first = self._first(deployment)
-        return (first,) if first else ()
-
-    def at(self, index: int, deployment: Deployment) -> "Place":
-        """The first layers keep their cache; their weights are placed like all."""
-        if index >= self._first(deployment):
-            return self
-        return self.weights_alone()
-
-    def weights_alone(self) -> "Place":
-        """The same with every cache on the GPU."""
-        return replace(self, host_share=0, values_host=0, split=0, cpu_share=0, gpu_layers=0)
-
-    def _first(self, deployment: Deployment) -> int:
-        """Some runtimes never offload their first layers."""
-        return max(
-            self.gpu_layers, deployment.stack.resident_layers if _some(self.host_share) else 0
-        )
-
-    def refuses(self, deployment: Deployment, beside: Parts) -> str:
-        """Shares that exceed the whole, and what the CPU or recomputation cannot do."""
-        if np.any(np.asarray(self.host_share) + self.cpu_share > 1 + 1e-12):
-            return f"host_share and cpu_share={self.cpu_share} of a layer's tokens exceed 1"
-        if self.recomputes and not _some(self.host_share):
-            return "split recomputes tokens that live on the host, and host_share is 0"
-        selection, storage = beside.selection, beside.storage
-        if self.recomputes and selection.evicts != "never":
-            return f"recomputation needs every token's layer input, and {selection.name} drops some"
-        if self.recomputes and storage.stored.packs and storage.read.packs:
-            return (
-                f"what is recomputed is fp16, and {storage.name} is attended to packed; "
-                f"pack on the host alone (place with grouped:host=true)"
-            )
-        if not self.cpu_share:
-            return ""
-        if deployment.shard.latent:
-            return "no CPU attention for a latent cache (MLA)"
-        if storage.stored.packs:
-            return f"the CPU attends to fp16 alone, not to {storage.name}"
-        if selection.evicts == "always" and selection.scored:
-            return f"{selection.name} ranks tokens by scores, which the CPU's attention keeps"
-        return ""
-
-    # what moves
 
     def on_host(self, at: LayerPass) -> Number:
         """Tokens per sequence whose keys are on the host before this pass. [tokens]"""
@@ -328,8 +225,3 @@ class Place(Placement):
 def _before(at: LayerPass) -> Number:
     """Cached tokens per sequence before the pass. [tokens]"""
     return at.kept if at.d.stack.static_cache else np.maximum(at.kept - at.p.new, 0.0)
-
-
-def _some(share: Any) -> bool:
-    """Whether a share is anywhere above 0."""
-    return bool(np.any(np.asarray(share) > 0))

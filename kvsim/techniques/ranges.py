@@ -1,12 +1,15 @@
 """A range of layers and its terms, and the one part of each axis that they make."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.techniques.axes import Drafting, Placement, Selection, Storage
 from kvsim.techniques.layers import Parts
+from kvsim.techniques.settings import plain
 from kvsim.techniques.terms import Part, Term
 
 PLAIN: dict[str, Part] = {
@@ -65,3 +68,46 @@ def parts_of(terms: Iterable[Term]) -> Parts:
             found[part.axis] = part, term
     chosen: dict[str, Any] = {axis: part for axis, (part, _) in found.items()}
     return Parts(**(PLAIN | chosen))
+
+
+def scalar_rows(
+    layers: tuple[Layers, ...], whole: tuple[Term, ...]
+) -> list[tuple[tuple[Layers, ...], tuple[Term, ...]]]:
+    """Ranges and terms with scalar settings for each row of array-valued ones; none without."""
+    terms = [term for some in layers for term in some.terms] + list(whole)
+    arrays = [v for t in terms for v in t.settings.values() if isinstance(v, np.ndarray)]
+    return [
+        (
+            tuple(replace(some, terms=_row(some.terms, i)) for some in layers),
+            _row(whole, i),
+        )
+        for i in range(max((np.size(v) for v in arrays), default=0))
+    ]
+
+
+def _row(terms: tuple[Term, ...], row: int) -> tuple[Term, ...]:
+    return tuple(
+        replace(
+            t,
+            **{
+                k: plain(np.ravel(v)[row if np.size(v) > 1 else 0])
+                for k, v in t.settings.items()
+                if isinstance(v, np.ndarray)
+            },
+        )
+        for t in terms
+    )
+
+
+def uncovered(ranges: tuple[Layers, ...], layers: int) -> str:
+    """Which of a model's layers no range covers or does not exist, or nothing."""
+    expected = 0
+    for some in ranges:
+        if some.first != expected:
+            return f"layers {expected} to {some.first - 1} have no technique"
+        if some.last is None:
+            return "" if some.first < layers else f"the model has {layers} layers"
+        expected = some.last + 1
+    if expected != layers:
+        return f"it says what {expected} layers do, and the model has {layers}"
+    return ""

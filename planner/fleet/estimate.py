@@ -1,6 +1,6 @@
 """What replicas carry by a closed estimate: which of very many are worth simulating.
 
-Of one class, or of all together, a replica needs laps and load as `planner.load` derives them:
+Of one class, or of all together, a replica needs laps and load as `planner.carry` derives them:
 
     laps = max(memory, host memory, seats, work / (TPOT x tokens - fixed))
     load = fixed x laps + work

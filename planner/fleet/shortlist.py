@@ -13,11 +13,11 @@ from kvsim.errors import InfeasibleError, InputError
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
+from kvsim.planner.candidates import options_of
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.estimate import late_of_class, loads, replicas_needed
 from kvsim.planner.fleet.play import FleetTargets
 from kvsim.planner.fleet.traffic import Traffic
-from kvsim.planner.trace import options_of
 from kvsim.planner.workload import PlanLimits
 from kvsim.serving.rules import Rules
 from kvsim.techniques import parse

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.engine import ops
 from kvsim.engine.attention import head_factor
 from kvsim.engine.roofline import all_ops, seconds
+from kvsim.engine.sums import all_reduce
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import STANDS_FOR, Kernel
 from kvsim.machines.profiles import load_hardware, load_stack
@@ -55,14 +55,14 @@ def test_the_quickest_sum_is_taken(tokens: float, tp: int) -> None:
     one = 4e-6 + (tp - 1) * (2e-7 + data / (0.4 * rate))
     two = 7e-6 + 2 * (tp - 1) * (2e-7 + data / tp / (0.4 * rate))
     ring = 15e-6 + 2 * (tp - 1) * (1e-6 + data / tp / (0.75 * rate))
-    (op,) = ops.all_reduce(d, "sum", tokens)
+    (op,) = all_reduce(d, "sum", data)
     expected = min(one, two, ring) + stack.gap + stack.kernel("allreduce").floor
     assert seconds(op, d) == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_stack_without_direct_sums_keeps_its_ring() -> None:
     d = replace(deployment("llama3-8b"), stack=load_stack("fused"))
-    (op,) = ops.all_reduce(d, "sum", 1.0)
+    (op,) = all_reduce(d, "sum", 2.0 * d.shard.hidden)
     assert op.fixed == 2 * d.hardware.links["link"].latency
 
 

@@ -16,20 +16,12 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner.admit import Admission
+from kvsim.planner.candidates import options_of
+from kvsim.planner.carry import ONE, Carried, Targets, build, carry
 from kvsim.planner.classes import Classes, classes_of
-from kvsim.planner.load import (
-    DENSITY,
-    ONE,
-    Carried,
-    Loads,
-    Targets,
-    _prompt_s,
-    build,
-    carry,
-    loads_of,
-)
+from kvsim.planner.load import DENSITY, Loads, _prompt_s, loads_of
 from kvsim.planner.question import BETWEEN
-from kvsim.planner.trace import TracePlan, make_trace_plan, options_of
+from kvsim.planner.trace import TracePlan, make_trace_plan
 from kvsim.planner.verify import simulated
 from kvsim.planner.workload import PlanLimits
 from kvsim.report import plan_trace

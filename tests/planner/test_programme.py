@@ -14,9 +14,11 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner.improve import Placements, turn
 from kvsim.planner.mixes import Arrangement, Use, orders
-from kvsim.planner.placement import FAMILIES, Coefficients, Option, Shares, options_for
-from kvsim.planner.programme import Mix, Programme, best_first, build, lower_bound, solve
+from kvsim.planner.placement import Coefficients
+from kvsim.planner.programme import Programme, build
 from kvsim.planner.question import Question
+from kvsim.planner.shares import FAMILIES, Option, Shares, options_for
+from kvsim.planner.solving import Mix, best_first, lower_bound, solve
 from kvsim.planner.workload import GIB, PlanLimits, Workload
 from kvsim.techniques import compose
 from kvsim.techniques.base import Technique

@@ -29,14 +29,9 @@ from kvsim.validate.model.decoder import Decoder  # noqa: E402
 from kvsim.validate.model.weights import random_weights  # noqa: E402
 from kvsim.validate.times import points  # noqa: E402
 from kvsim.validate.times.clock import Clock  # noqa: E402
+from kvsim.validate.times.compared import Compared, Measured, SkippedPoint  # noqa: E402
 from kvsim.validate.times.live import Live  # noqa: E402
-from kvsim.validate.times.points import (  # noqa: E402
-    Compared,
-    Grid,
-    Measured,
-    SkippedPoint,
-    compare_times,
-)
+from kvsim.validate.times.points import Grid, compare_times  # noqa: E402
 from kvsim.validate.times.summary import summarise  # noqa: E402
 from kvsim.validate.times.timed import Counted, run_counted, run_timed  # noqa: E402
 from tests.support.places import ROOT  # noqa: E402

@@ -148,7 +148,8 @@ def point(
     from kvsim.techniques import parse
     from kvsim.validate.machine import find_device
     from kvsim.validate.micro import device as devices
-    from kvsim.validate.times.points import Compared, Grid, SkippedPoint, compare_times
+    from kvsim.validate.times.compared import Compared, SkippedPoint
+    from kvsim.validate.times.points import Grid, compare_times
 
     where = find_device(device)
     if where.type == "cpu":

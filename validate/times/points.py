@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kvsim.engine.roofline import seconds
-from kvsim.engine.spans import OpSpan, beside, spans
+from kvsim.engine.spans import spans
 from kvsim.errors import InputError, brief
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware, Stack
@@ -31,6 +31,7 @@ from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
 from kvsim.validate.processor import available_memory
+from kvsim.validate.times.compared import Compared, Measured, Round, SkippedPoint
 from kvsim.validate.times.timed import Counted, Timing, run_by_op, run_counted, run_timed
 
 MODELS = (("smollm2-135m", 0), ("smollm2-1.7b", 3))
@@ -44,69 +45,6 @@ PINNED = 2.0  # pinned memory over what is asked for: PyTorch rounds up to power
 ROOM = 0.8  # of the free memory may be taken
 REPEATS = 5
 CPU_REPEATS = 3  # a run takes seconds there
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One quantity of one technique at one point, beside its prediction."""
-
-    name: str  # "ttft_s", "tpot_s", "computing_s" (TPOT without waits, by a CPU's own clock),
-    # "resident_B", "peak_B", "h2d_B", "d2h_B", or "prefill attn_s" and alike for an op
-    predicted: float
-    measured: float  # median over the runs
-    noise: float  # half the distance of the runs' quartiles over the median
-
-    @property
-    def error(self) -> float:
-        """Predicted over measured, less one."""
-        return self.predicted / self.measured - 1
-
-
-@dataclass(frozen=True)
-class Round:
-    """Ops and copies of one decoding round."""
-
-    spans: tuple[OpSpan, ...]
-
-    @property
-    def overlap(self) -> float:
-        """Share of copies' time that runs beside compute; NaN without copies."""
-        return beside(self.spans)
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One technique at one point."""
-
-    model: str
-    layers: int
-    batch: int
-    prompt: int
-    technique: Technique
-    whole: tuple[Measured, ...]  # end to end
-    ops: tuple[Measured, ...]
-    rounds: tuple[Round, ...] = ()  # predicted and measured, if a round is one pass
-
-    @property
-    def point(self) -> tuple[str, int, int, int]:
-        """What techniques are compared at."""
-        return self.model, self.layers, self.batch, self.prompt
-
-    def get(self, name: str) -> Measured | None:
-        """One of the quantities end to end."""
-        return next((m for m in self.whole if m.name == name), None)
-
-
-@dataclass(frozen=True)
-class SkippedPoint:
-    """A technique that could not run at a point: its settings, the device's memory or kernels."""
-
-    model: str
-    layers: int
-    batch: int
-    prompt: int
-    technique: Technique
-    reason: str  # one line
 
 
 @dataclass(frozen=True)

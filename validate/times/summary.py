@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvsim.validate.times.points import Compared, Measured
+from kvsim.validate.times.compared import Compared, Measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 from kvsim.engine import attention, ops
 from kvsim.engine.formats import Format
 from kvsim.engine.roofline import seconds
+from kvsim.engine.sums import all_reduce
 from kvsim.evidence.ops.rows import LATENT, OpRows
 from kvsim.graph import Array, Number, Op, Point
 from kvsim.machines.deployment import WEIGHTS, Deployment
@@ -128,7 +129,7 @@ def _sums(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
     for gpus in np.unique(rows.shape["gpus"]):
         here = rows.shape["gpus"] == gpus
         d = _at(ShapeTable(hidden=rows.shape["elements"][here]), hardware, stack, "fp16", int(gpus))
-        out[here] = _seconds(ops.all_reduce(d, "sum", 1.0)[0], d)
+        out[here] = _seconds(all_reduce(d, "sum", ops.HALF * d.shard.hidden)[0], d)
     return out
 
 

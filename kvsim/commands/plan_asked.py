@@ -1,0 +1,74 @@
+"""What `kvsim plan` is asked: deployments, limits and the workload, as its options say."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvsim.commands.arguments import count, either, gib, seconds, tokens, words
+from kvsim.commands.options import deployment
+from kvsim.errors import InputError
+
+if TYPE_CHECKING:
+    from kvsim.machines.deployment import Deployment
+    from kvsim.planner.workload import PlanLimits, Workload
+
+FORMATS = ("fp16", "fp8", "int8", "int4", "int4-g32")
+COUNTS = ("1", "2", "4", "8")
+BARE_TTFT, BARE_TPOT = 60.0, 1.0  # numbers without a unit beyond which milliseconds are likely [s]
+
+
+def deployments_of(
+    model: str, gpu: str, stack: str, tp: str, weights: str, host_memory: str | None
+) -> "list[Deployment]":
+    """Every combination asked for, the simplest first: wide weights, few GPUs."""
+    counts = COUNTS if tp == "auto" else words("--tp", tp, (*COUNTS, "auto"))
+    if weights == "auto":
+        formats = ["fp16", "fp8", "int8", "int4"]
+    else:
+        formats = words("--weights", weights, (*FORMATS, "auto"))
+    base = deployment(model, gpu, stack, "1", "fp16", host_memory)
+    if weights == "auto" and "fp8" not in base.hardware.flops:
+        formats.remove("fp8")
+    some = [int(n) for n in counts if tp != "auto" or base.model.heads % int(n) == 0]
+    return [replace(base, weights=f, tp=n) for f in formats for n in some]
+
+
+def limits_of(
+    deployment: "Deployment",
+    gpu_memory: str | None,
+    ttft: str | None,
+    tpot: str | None,
+    loss: float,
+    offline: bool,
+    whole: bool,
+) -> "PlanLimits":
+    """What a plan must stay within, as the options and the hardware say."""
+    from kvsim.planner.workload import ENGINE_SHARE, GIB, TPOT, TTFT, PlanLimits
+
+    h, none = deployment.hardware, float("inf")
+    usable = h.gpu_memory * (1.0 if whole else ENGINE_SHARE)
+    if gpu_memory is not None:
+        usable = gib("--gpu-memory", gpu_memory)
+        if usable > h.gpu_memory:
+            most = f"at most the {h.gpu_memory / GIB:.3f} GiB of {h.name}"
+            raise InputError(f"--gpu-memory: got {gpu_memory}; expected {most}")
+    return PlanLimits(
+        gpu_memory=usable,
+        host_memory=h.host_memory,
+        ttft=(none if offline else TTFT) if ttft is None else seconds("--ttft", ttft, BARE_TTFT),
+        tpot=(none if offline else TPOT) if tpot is None else seconds("--tpot", tpot, BARE_TPOT),
+        loss=loss,
+    )
+
+
+def workload_of(
+    prompt: str | None, generate: str | None, batch: str | None, offline: bool
+) -> "Workload":
+    """The equal requests that the options describe."""
+    from kvsim.planner.workload import Workload
+
+    return Workload(
+        tokens("--prompt", either(prompt, "2048")),
+        tokens("--generate", either(generate, "128")),
+        None if batch in (None, "auto") else count("--batch", str(batch), ", or auto"),
+        service=not offline,
+    )

@@ -1,0 +1,36 @@
+"""What ``--pareto`` and ``--explain`` add to the answer of ``kvsim plan``."""
+
+from kvsim.planner.flips import Flip
+from kvsim.planner.plan import ChosenPlan
+from kvsim.report.json import Row
+from kvsim.report.plan import brief
+from kvsim.report.screen import Screen
+from kvsim.report.table import Table, of, words
+from kvsim.report.units import rounded
+
+
+def front(result: ChosenPlan) -> list[Row]:
+    """Plans between the lowest TPOT and the highest throughput."""
+    return [brief(p) for p in result.front()]
+
+
+def flips(result: ChosenPlan) -> list[Row]:
+    """Where another technique would be chosen."""
+    return [{**vars(f), "words": _flipped(f, result)} for f in result.flips()]
+
+
+def _flipped(f: Flip, result: ChosenPlan) -> str:
+    more = "From" if f.factor > 1 else "Down from"
+    value = f"{f.value:,.0f}" if f.what in ("prompt", "batch") else f"{f.value / 1e9:.3g} GB/s"
+    instead = f"{f.technique} is chosen" if f.technique else "nothing here meets the limits"
+    return f"{more} {value} ({f.what}, {rounded(f.factor, 2)} times) on, {instead}."
+
+
+def show_front(rows: list[Row]) -> None:
+    """The front as a table."""
+    columns = [words("technique", lambda row: row["technique"]), of("batch", 1), of("ttft_s"),
+               of("tpot_s"), of("output_tok_s"), of("gpu_bytes", 3)]  # fmt: skip
+    out = Screen()
+    out.blank()
+    out.say("Between the lowest TPOT and the highest throughput:")
+    out.table(Table(columns, rows))

@@ -1,0 +1,62 @@
+"""Which of the techniques that were simulated on a trace is chosen."""
+
+import numpy as np
+
+from kvsim.errors import InfeasibleError
+from kvsim.planner.carry import Targets
+from kvsim.planner.choose import best, nearest
+from kvsim.planner.question import BETWEEN, rank
+from kvsim.planner.verify import Simulated, measured
+
+TIE = 0.005  # objectives this near are equal, and the mean latency decides
+
+
+def best_of(done: list[Simulated], objective: str, targets: Targets) -> Simulated:
+    """The simplest that is within the targets and as good as the best within the known error.
+
+    Of settings of one technique that are equal, that with the smallest mean latency.
+
+    Raises
+    ------
+    InfeasibleError
+        If none is.
+    """
+    if not done:
+        raise InfeasibleError("no technique serves all requests within the targets")
+    columns, bounds = measured(done), targets.times
+    within = bounds | {"refused": float(columns["refused"].min())}
+    first = best(columns[objective], columns, within)
+    if first is None:
+        raise InfeasibleError(_explain(done, columns, bounds))
+    value = float(columns[objective][first])
+    within[objective] = value + BETWEEN * abs(value)
+    ranks = np.array([_simplicity(s) for s in done], dtype=float)
+    lowest = best(ranks, columns, within)
+    assert lowest is not None
+    simplest = {"rank": ranks}
+    mine = best(columns[objective], columns | simplest, within | {"rank": float(ranks[lowest])})
+    assert mine is not None
+    value = float(columns[objective][mine])
+    equal = within | {objective: value + TIE * abs(value), "rank": float(ranks[lowest])}
+    row = best(columns["latency"], columns | simplest, equal)
+    assert row is not None
+    return done[row]
+
+
+def _simplicity(s: Simulated) -> int:
+    """How simple: lossless before lossy, one technique before several, full KV before others."""
+    lossy, moved = (max(rank(t)[i] for t in s.techniques) for i in (0, 1))
+    return 4 * lossy + 2 * (len(s.techniques) > 1) + moved
+
+
+def _explain(
+    done: list[Simulated], columns: dict[str, np.ndarray], bounds: dict[str, float]
+) -> str:
+    row, excess = nearest(columns, bounds)
+    missing = "; ".join(
+        f"{name.upper()} of 9 in 10 requests is {columns[name][row]:.4g} s instead of "
+        f"{bounds[name]:.4g} s"
+        for name in excess
+    )
+    names = " + ".join(str(t) for t in done[row].techniques)
+    return f"no plan meets the targets on this trace: {missing or 'no request'} (nearest: {names})"
