@@ -1,4 +1,6 @@
-"""Writing a fitted stack as a file that the loader reads back."""
+"""Writing profiles and stacks as files that the loader reads back: the one place that does."""
+
+from collections.abc import Mapping
 
 from kvsim.evidence.leastsquares import Fit
 from kvsim.files import toml_lines
@@ -30,11 +32,26 @@ def fitted_text(stack: Stack, base: str, fit: Fit, rows: str, error: str, today:
         "extends": base,
         "fit": f"{rows}; residuals in %: {residuals}{told}",
     }
-    parts = [toml_lines(head)]
+    return numbers_text(head, fit.values, sources)
+
+
+def numbers_text(
+    head: Mapping[str, object],
+    numbers: Mapping[str, float],
+    sources: Mapping[str, str],
+    digits: int = 6,
+) -> str:
+    """TOML of a profile or a stack: its head, its numbers by table, and where each comes from.
+
+    Parameters
+    ----------
+    numbers : by dotted key, as ``"hbm.bandwidth_Bps"``; they are written to ``digits`` digits.
+    """
     tables: dict[str, dict[str, object]] = {}
-    for key, value in fit.values.items():
+    for key, value in numbers.items():
         folder, _, name = key.rpartition(".")
-        tables.setdefault(folder, {})[name] = float(f"{value:.6g}")
+        tables.setdefault(folder, {})[name] = float(f"{value:.{digits}g}")
+    parts = [toml_lines(head)]
     parts += [f"[{folder}]\n{toml_lines(entries)}" for folder, entries in tables.items()]
     parts.append(f"[source]\n{toml_lines(sources, quoted=True)}")
     return "\n".join(parts)

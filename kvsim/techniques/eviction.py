@@ -1,12 +1,37 @@
 """What selections share that keep a part of the tokens and drop the rest."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvsim.engine import attention, ops
 from kvsim.graph import Buffers, Number, Op
 from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.selection import Selection
+
+
+@dataclass(frozen=True)
+class Bounded(Selection):
+    """A selection that keeps at most a budget of tokens at any time."""
+
+    evicts = "always"
+
+    @property
+    def budget(self) -> Number:
+        """Tokens kept at most. [tokens]"""
+        raise NotImplementedError
+
+    def kept(self, at: LayerPass) -> Number:
+        """The budget at most."""
+        return np.minimum(at.cached, self.budget)
+
+    def prompt_kept(self, at: LayerPass) -> Number:
+        """The budget at most."""
+        return np.minimum(at.p.length, self.budget)
+
+    def limit(self, at: LayerPass) -> Number:
+        """Everything kept."""
+        return self.budget
 
 
 def select(at: LayerPass, budget: Number, scored: Number) -> Op:

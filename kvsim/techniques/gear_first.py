@@ -9,10 +9,10 @@ from kvsim.engine.buffers import merge
 from kvsim.engine.formats import Format
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes import Storage
 from kvsim.techniques.gear import LOOPS, PRODUCTS, QR
 from kvsim.techniques.layers import LayerPass, resident_kv
 from kvsim.techniques.settings import param
+from kvsim.techniques.storage import WholeStorage
 
 SINGLE = 4.0  # bytes of an fp32 number [B]
 POSITION = 8.0  # bytes of an int64 position [B]
@@ -36,7 +36,7 @@ and 74 us) over the 45 us that ``time.qr_s`` of Hugging Face's stacks is."""
 
 
 @dataclass(frozen=True)
-class GearFirst(Storage):
+class GearFirst(WholeStorage):
     """GEAR as first released: one range and one low-rank product for a sequence's whole cache.
 
     What is packed has a copy per query head, as repeat_kv makes them. Rank and outliers are shares,
@@ -158,15 +158,6 @@ class GearFirst(Storage):
             "factors": self._factors(d, at.p.batch, tokens),
             "outliers": self.outliers * numbers * (ops.HALF + POSITION),
         }
-
-    def sides(self, at: LayerPass) -> tuple[Number, Number]:
-        """Half of the packed numbers each."""
-        half = self.resident(at)["kv"] / 2
-        return half, half
-
-    def tail(self, at: LayerPass) -> Number:
-        """Fresh tokens are few, and counted with the others."""
-        return 0.0
 
     def once(self, at: LayerPass) -> Buffers:
         """One layer's prompt until it is packed, and the error of its keys or values in fp32."""

@@ -9,15 +9,14 @@ from kvsim.engine import ops
 from kvsim.engine.buffers import merge, scale
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes import Selection
-from kvsim.techniques.eviction import compact, score_matrix, score_upkeep
+from kvsim.techniques.eviction import Bounded, compact, score_matrix, score_upkeep
 from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Term
 
 
 @dataclass(frozen=True)
-class H2o(Selection):
+class H2o(Bounded):
     """Greedy eviction by accumulated attention scores.
 
     Scores of every query are accumulated in fp32 per head, so they have to leave the attention
@@ -30,7 +29,6 @@ class H2o(Selection):
     """
 
     name = "h2o"
-    evicts = "always"
     per_head = True
 
     heavy: Number = param(512, "heavy hitters kept [tokens]", high=1e7)
@@ -45,18 +43,6 @@ class H2o(Selection):
     def scored(self) -> bool:
         """All scores are added up."""
         return True
-
-    def kept(self, at: LayerPass) -> Number:
-        """Heavy hitters and recent tokens."""
-        return np.minimum(at.cached, self.budget)
-
-    def prompt_kept(self, at: LayerPass) -> Number:
-        """The budget at most."""
-        return np.minimum(at.p.length, self.budget)
-
-    def limit(self, at: LayerPass) -> Number:
-        """Everything kept."""
-        return self.budget
 
     def after(self, at: LayerPass) -> list[Op]:
         """The upkeep of scores; after the prompt, what stays; later, the lowest."""

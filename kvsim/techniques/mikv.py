@@ -10,15 +10,15 @@ from kvsim.engine.buffers import merge
 from kvsim.engine.formats import Format, averaged, bytes_per_number, mixed_bits
 from kvsim.graph import Array, Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes import Storage
 from kvsim.techniques.eviction import score_matrix, score_upkeep
 from kvsim.techniques.layers import LayerPass, Parts
 from kvsim.techniques.settings import param
+from kvsim.techniques.storage import WholeStorage
 from kvsim.techniques.terms import Term
 
 
 @dataclass(frozen=True)
-class Mikv(Storage):
+class Mikv(WholeStorage):
     """Mixed precision by attention scores accumulated over all queries, as H2O ranks tokens.
 
     Numbers are packed token by token in groups, keys after a balancing of their channels with
@@ -131,15 +131,6 @@ class Mikv(Storage):
             "scores": 4.0 * p.batch * m.heads * tokens,
             "balancer": ops.HALF * p.batch * m.k_width * self._packs,
         }
-
-    def sides(self, at: LayerPass) -> tuple[Number, Number]:
-        """Half of the packed tokens each."""
-        half = self.resident(at)["kv"] / 2
-        return half, half
-
-    def tail(self, at: LayerPass) -> Number:
-        """Nothing that is not counted apart."""
-        return 0.0
 
     def once(self, at: LayerPass) -> Buffers:
         """One layer's prompt and its score matrix, where the stack's attention keeps none."""

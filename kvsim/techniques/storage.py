@@ -102,6 +102,20 @@ class Storage(Part):
         return {"kv": sum(self.sides(at), self.tail(at))}
 
 
+@dataclass(frozen=True)
+class WholeStorage(Storage):
+    """A storage that states its cache as one buffer ``kv`` with no tail in full precision."""
+
+    def sides(self, at: LayerPass) -> tuple[Number, Number]:
+        """Half of the packed numbers are keys', half are values'."""
+        half = self.resident(at)["kv"] / 2
+        return half, half
+
+    def tail(self, at: LayerPass) -> Number:
+        """Fresh tokens are counted with the others, or as a buffer of their own."""
+        return 0.0
+
+
 def _sides(at: LayerPass, stored: Format) -> tuple[Number, Number]:
     m, size = at.d.shard, at.d.stack.cache_overhead * at.p.batch
     k, v = stored.resident_sides(m.k_width, m.v_width, at.kept)

@@ -8,15 +8,14 @@ import numpy as np
 from kvsim.engine import ops
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes import Selection
-from kvsim.techniques.eviction import compact
+from kvsim.techniques.eviction import Bounded, compact
 from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Term
 
 
 @dataclass(frozen=True)
-class Streamingllm(Selection):
+class Streamingllm(Bounded):
     """The first tokens and the latest ones are kept; positions count within the cache.
 
     References
@@ -26,7 +25,6 @@ class Streamingllm(Selection):
     """
 
     name = "streamingllm"
-    evicts = "always"
 
     sink: Number = param(4, "first tokens kept [tokens]", high=1e7)
     recent: Number = param(1020, "recent tokens kept [tokens]", low=1, high=1e7)
@@ -35,18 +33,6 @@ class Streamingllm(Selection):
     def budget(self) -> Number:
         """Tokens kept at most."""
         return self.sink + self.recent
-
-    def kept(self, at: LayerPass) -> Number:
-        """Sinks and window."""
-        return np.minimum(at.cached, self.budget)
-
-    def prompt_kept(self, at: LayerPass) -> Number:
-        """The budget at most."""
-        return np.minimum(at.p.length, self.budget)
-
-    def limit(self, at: LayerPass) -> Number:
-        """Everything kept."""
-        return self.budget
 
     def before(self, at: LayerPass) -> list[Op]:
         """Sinks' keys move along with the window: one kernel per step for those of all layers."""

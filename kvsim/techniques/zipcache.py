@@ -9,14 +9,14 @@ from kvsim.engine import ops
 from kvsim.engine.formats import Format, averaged, mixed_bits, separable_parameters
 from kvsim.graph import Array, Buffers, Channel, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes import Storage
 from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.settings import param
+from kvsim.techniques.storage import WholeStorage
 from kvsim.techniques.terms import Term
 
 
 @dataclass(frozen=True)
-class Zipcache(Storage):
+class Zipcache(WholeStorage):
     """Mixed-precision cache, channelwise keys and channel-separable tokenwise values.
 
     References
@@ -172,15 +172,6 @@ class Zipcache(Storage):
             "indices": d.stack.index_bytes * heads * tokens * listed,
             "saliency": 4.0 * heads * self.window,
         }
-
-    def sides(self, at: LayerPass) -> tuple[Number, Number]:
-        """Half of the packed tokens each."""
-        half = self.resident(at)["kv"] / 2
-        return half, half
-
-    def tail(self, at: LayerPass) -> Number:
-        """Nothing that is not counted apart."""
-        return 0.0
 
     def once(self, at: LayerPass) -> Buffers:
         """One layer's whole prompt until it is packed."""

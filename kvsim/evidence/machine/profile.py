@@ -1,11 +1,11 @@
 """A calibration as two files: the machine, and kvsim's own software on it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvsim.evidence.leastsquares import BLIND
 from kvsim.evidence.machine.fit import Calibration
 from kvsim.evidence.machine.solve import Known
+from kvsim.evidence.stackfile import numbers_text
 from kvsim.files import toml_lines
 
 BASE = "kvsim"  # the stack that a calibrated one extends
@@ -51,7 +51,7 @@ def hardware_text(found: Calibration, machine: Machine, today: str) -> str:
         "title": machine.name, "basis": "measured", "device": machine.name, "date": today,
         "notes": list(machine.notes),
     }  # fmt: skip
-    return _file(head, numbers, sources)
+    return numbers_text(head, numbers, sources)
 
 
 def stack_text(found: Calibration, machine: Machine, today: str, error: str = UNSEEN) -> str:
@@ -65,7 +65,7 @@ def stack_text(found: Calibration, machine: Machine, today: str, error: str = UN
         "error": error, "extends": BASE, "device": machine.name, "date": today,
         "fit": f"microbenchmarks, and ops of short runs that no validation uses, of {today}",
     }  # fmt: skip
-    return _file(head, numbers, sources)
+    return numbers_text(head, numbers, sources)
 
 
 def with_error(text: str, error: str) -> str:
@@ -86,16 +86,3 @@ def told(known: Known, today: str) -> str:
     if known.confused:
         parts.append(f"not told apart from {', '.join(known.confused)}")
     return "; ".join(parts)
-
-
-def _file(
-    head: Mapping[str, object], numbers: Mapping[str, float], sources: Mapping[str, str]
-) -> str:
-    tables: dict[str, dict[str, object]] = {}
-    for key, value in numbers.items():
-        folder, _, name = key.rpartition(".")
-        tables.setdefault(folder, {})[name] = float(f"{value:.6g}")
-    parts = [toml_lines(head)]
-    parts += [f"[{folder}]\n{toml_lines(entries)}" for folder, entries in tables.items()]
-    parts.append(f"[source]\n{toml_lines(sources, quoted=True)}")
-    return "\n".join(parts)

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvsim.evidence.ops.fit import ClassFit
 from kvsim.evidence.ops.rows import OpTable
-from kvsim.files import toml_lines
+from kvsim.evidence.stackfile import numbers_text
 from kvsim.graph import Array
 
 NONE = 1e-12  # a fitted number below this stands at its bound of 0
@@ -86,11 +86,5 @@ def stack_text(
     head: Mapping[str, object], numbers: Mapping[str, float], sources: Mapping[str, str]
 ) -> str:
     """A stack file: its head, its numbers by table, and their sources."""
-    tables: dict[str, dict[str, object]] = {}
-    for key, value in numbers.items():
-        folder, _, name = key.rpartition(".")
-        tables.setdefault(folder, {})[name] = float(f"{value:.5g}") if value > NONE else 0.0
-    parts = [toml_lines(head)]
-    parts += [f"[{folder}]\n{toml_lines(entries)}" for folder, entries in tables.items()]
-    parts.append(f"[source]\n{toml_lines(dict(sources), quoted=True)}")
-    return "\n".join(parts)
+    grounded = {key: value if value > NONE else 0.0 for key, value in numbers.items()}
+    return numbers_text(head, grounded, sources, digits=5)
