@@ -23,6 +23,7 @@ from itertools import permutations, product
 import numpy as np
 
 from kvsim.errors import InfeasibleError, InputError
+from kvsim.limits import ENGINE_SHARE
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import hardware_names, load_hardware, load_stack
 from kvsim.models.configs import load_model
@@ -33,7 +34,7 @@ from kvsim.planner.plan import make_plan
 from kvsim.planner.programme import Programme
 from kvsim.planner.shares import FAMILIES, Option, Shares, options_for
 from kvsim.planner.solving import Mix, best_first, lower_bound, solve
-from kvsim.planner.workload import ENGINE_SHARE, TPOT, TTFT, PlanLimits, Workload
+from kvsim.planner.workload import TPOT, TTFT, PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.acceptance import from_rates
 from kvsim.quality.evidence import evidence

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from kvsim.errors import InputError
 
+ENGINE_SHARE = 0.9  # of GPU memory that serving engines use unless told otherwise
+
 
 @dataclass(frozen=True)
 class Range:

@@ -12,7 +12,6 @@ from kvsim.prediction.service import Service
 from kvsim.techniques.base import Technique
 
 GIB = 2.0**30
-ENGINE_SHARE = 0.9  # of GPU memory that serving engines take unless told otherwise
 TTFT, TPOT = 2.0, 0.1  # what an interactive service is asked for unless the user says [s]
 
 

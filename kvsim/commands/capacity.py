@@ -33,6 +33,7 @@ from kvsim.commands.options import (
 )
 from kvsim.commands.pairs import per_gpu
 from kvsim.errors import InfeasibleError, InputError
+from kvsim.limits import ENGINE_SHARE
 
 if TYPE_CHECKING:
     from kvsim.planner.fleet.arrays import FleetLimits, Schedule
@@ -96,7 +97,7 @@ def capacity(
     ] = None,
     gpu_memory_utilization: Annotated[
         str, option("--gpu-memory-utilization", "X", "Share of GPU memory that engines use.")
-    ] = "0.9",
+    ] = str(ENGINE_SHARE),
     host_memory: HostOption = None,
     max_seqs: MaxSeqsOption = "256",
     max_tokens: MaxTokensOption = "2048",

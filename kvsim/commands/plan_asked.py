@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from kvsim.commands.arguments import count, either, gib, seconds, tokens, words
 from kvsim.commands.options import deployment
 from kvsim.errors import InputError
+from kvsim.limits import ENGINE_SHARE
 
 if TYPE_CHECKING:
     from kvsim.machines.deployment import Deployment
@@ -42,7 +43,7 @@ def limits_of(
     whole: bool,
 ) -> "PlanLimits":
     """What a plan must stay within, as the options and the hardware say."""
-    from kvsim.planner.workload import ENGINE_SHARE, GIB, TPOT, TTFT, PlanLimits
+    from kvsim.planner.workload import GIB, TPOT, TTFT, PlanLimits
 
     h, none = deployment.hardware, float("inf")
     usable = h.gpu_memory * (1.0 if whole else ENGINE_SHARE)

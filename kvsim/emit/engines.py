@@ -25,7 +25,7 @@ TURBOQUANT = {
 
 
 @dataclass
-class DraftModel:
+class EngineSettings:
     """Settings as they come together.
 
     Attributes
@@ -62,6 +62,11 @@ class Emitted:
     flags: tuple[Flag, ...]
     missing: tuple[str, ...]
 
+    @property
+    def line(self) -> str:
+        """The command as one line."""
+        return " ".join(part.strip() for part in self.text.split("\\\n"))
+
 
 def emit(engine: str, s: Served) -> Emitted:
     """The settings of an engine for a replica.
@@ -73,9 +78,9 @@ def emit(engine: str, s: Served) -> Emitted:
     """
     if engine not in WRITERS:
         raise unknown("engine", engine, WRITERS)
-    draft = DraftModel(engine)
-    text = WRITERS[engine](s, draft)
-    return Emitted(engine, text, tuple(draft.used), tuple(draft.missing))
+    found = EngineSettings(engine)
+    text = WRITERS[engine](s, found)
+    return Emitted(engine, text, tuple(found.used), tuple(found.missing))
 
 
 def _shell(command: str, options: list[tuple[str, str]]) -> str:
@@ -87,14 +92,14 @@ def _shell(command: str, options: list[tuple[str, str]]) -> str:
     return " \\\n".join(parts)
 
 
-def _no_technique(s: Served, draft: DraftModel, known: tuple[str, ...]) -> None:
+def _no_technique(s: Served, found: EngineSettings, known: tuple[str, ...]) -> None:
     """Parts of the technique that the engine has no setting for."""
-    title = MANUALS[draft.engine].title
+    title = MANUALS[found.engine].title
     for name, term in s.terms.items():
         if name not in ("full", *known):
-            draft.lacks(f"{term}: {title} has no setting for it; it needs code of its own")
+            found.lacks(f"{term}: {title} has no setting for it; it needs code of its own")
     if not s.technique.uniform:
-        draft.lacks(f"layers that differ ({s.technique}): {title} treats all alike")
+        found.lacks(f"layers that differ ({s.technique}): {title} treats all alike")
 
 
 def _turboquant(s: Served) -> str:
@@ -106,105 +111,105 @@ def _turboquant(s: Served) -> str:
     return TURBOQUANT.get((keys, keys if values == "same" else values), "")
 
 
-def _quantised(s: Served, draft: DraftModel) -> None:
+def _quantised(s: Served, found: EngineSettings) -> None:
     if s.weights in QUANTISED:
-        draft.lacks(QUANTISED[s.weights])
+        found.lacks(QUANTISED[s.weights])
 
 
-def _vllm(s: Served, draft: DraftModel) -> str:
-    draft.add("--tensor-parallel-size", s.tp)
-    draft.add("--max-model-len", s.max_model_len)
-    draft.add("--max-num-seqs", s.max_seqs)
-    draft.add("--max-num-batched-tokens", s.max_tokens)
-    draft.add("--gpu-memory-utilization", f"{s.utilisation:g}")
-    draft.add("--block-size", s.block_tokens)
+def _vllm(s: Served, found: EngineSettings) -> str:
+    found.add("--tensor-parallel-size", s.tp)
+    found.add("--max-model-len", s.max_model_len)
+    found.add("--max-num-seqs", s.max_seqs)
+    found.add("--max-num-batched-tokens", s.max_tokens)
+    found.add("--gpu-memory-utilization", f"{s.utilisation:g}")
+    found.add("--block-size", s.block_tokens)
     if s.prefix_caching:
-        draft.add("--enable-prefix-caching")
+        found.add("--enable-prefix-caching")
     turbo = _turboquant(s)
     if "fp8" in s.terms or turbo:
-        draft.add("--kv-cache-dtype", turbo or "fp8")
+        found.add("--kv-cache-dtype", turbo or "fp8")
     if s.weights == "fp8":
-        draft.add("--quantization", "fp8")
+        found.add("--quantization", "fp8")
     if s.host_cache:
-        draft.add("--kv-offloading-size", f"{s.host_gib:g}")
-        draft.add("--kv-offloading-backend", "native")
+        found.add("--kv-offloading-size", f"{s.host_gib:g}")
+        found.add("--kv-offloading-backend", "native")
     methods = {"eagle": "eagle3", "mtp": "mtp", "draft": "draft_model"}
     for name in methods.keys() & s.terms.keys():
         config: dict[str, object] = {"method": methods[name]}
         if name != "mtp":
             config["model"] = "DRAFT_MODEL"
-        draft.add("--speculative-config", dumps({**config, "num_speculative_tokens": s.drafts}))
-    _no_technique(s, draft, ("fp8", *methods, *(("turboquant",) if turbo else ())))
-    _quantised(s, draft)
-    return _shell(f"vllm serve {s.model}", draft.options)
+        found.add("--speculative-config", dumps({**config, "num_speculative_tokens": s.drafts}))
+    _no_technique(s, found, ("fp8", *methods, *(("turboquant",) if turbo else ())))
+    _quantised(s, found)
+    return _shell(f"vllm serve {s.model}", found.options)
 
 
-def _sglang(s: Served, draft: DraftModel) -> str:
-    draft.add("--model-path", s.model)
-    draft.add("--tp-size", s.tp)
-    draft.add("--context-length", s.max_model_len)
-    draft.add("--max-running-requests", s.max_seqs)
-    draft.add("--chunked-prefill-size", s.max_tokens)
-    draft.add("--mem-fraction-static", f"{s.static_share:g}")
-    draft.add("--page-size", s.block_tokens)
+def _sglang(s: Served, found: EngineSettings) -> str:
+    found.add("--model-path", s.model)
+    found.add("--tp-size", s.tp)
+    found.add("--context-length", s.max_model_len)
+    found.add("--max-running-requests", s.max_seqs)
+    found.add("--chunked-prefill-size", s.max_tokens)
+    found.add("--mem-fraction-static", f"{s.static_share:g}")
+    found.add("--page-size", s.block_tokens)
     if "fp8" in s.terms:
-        draft.add("--kv-cache-dtype", "fp8_e4m3")
+        found.add("--kv-cache-dtype", "fp8_e4m3")
     if s.weights == "fp8":
-        draft.add("--quantization", "fp8")
+        found.add("--quantization", "fp8")
     if s.host_cache:
-        draft.add("--enable-hierarchical-cache")
-        draft.add("--hicache-size", s.host_gb)
+        found.add("--enable-hierarchical-cache")
+        found.add("--hicache-size", s.host_gb)
     algorithms = {"eagle": "EAGLE3", "mtp": "NEXTN", "draft": "STANDALONE"}
     for name in algorithms.keys() & s.terms.keys():
-        draft.add("--speculative-algorithm", algorithms[name])
+        found.add("--speculative-algorithm", algorithms[name])
         if name != "mtp":
-            draft.add("--speculative-draft-model-path", "DRAFT_MODEL")
-        draft.add("--speculative-num-steps", s.drafts)
-        draft.add("--speculative-eagle-topk", 1)
-        draft.add("--speculative-num-draft-tokens", s.drafts + 1)
-    _no_technique(s, draft, ("fp8", *algorithms))
-    _quantised(s, draft)
-    return _shell("python -m sglang.launch_server", draft.options)
+            found.add("--speculative-draft-model-path", "DRAFT_MODEL")
+        found.add("--speculative-num-steps", s.drafts)
+        found.add("--speculative-eagle-topk", 1)
+        found.add("--speculative-num-draft-tokens", s.drafts + 1)
+    _no_technique(s, found, ("fp8", *algorithms))
+    _quantised(s, found)
+    return _shell("python -m sglang.launch_server", found.options)
 
 
-def _trtllm(s: Served, draft: DraftModel) -> str:
-    draft.add("--tp_size", s.tp)
-    draft.add("--max_seq_len", s.max_model_len)
-    draft.add("--max_batch_size", s.max_seqs)
-    draft.add("--max_num_tokens", s.max_tokens)
-    draft.add("--free_gpu_memory_fraction", f"{s.free_share:g}")
-    draft.add("--enable_chunked_prefill")
-    draft.add("--config", "kv.yaml")
-    command = _shell(f"trtllm-serve {s.model}", draft.options)
-    draft.used.append(flag("trtllm", "kv_cache_config.enable_block_reuse"))
+def _trtllm(s: Served, found: EngineSettings) -> str:
+    found.add("--tp_size", s.tp)
+    found.add("--max_seq_len", s.max_model_len)
+    found.add("--max_batch_size", s.max_seqs)
+    found.add("--max_num_tokens", s.max_tokens)
+    found.add("--free_gpu_memory_fraction", f"{s.free_share:g}")
+    found.add("--enable_chunked_prefill")
+    found.add("--config", "kv.yaml")
+    command = _shell(f"trtllm-serve {s.model}", found.options)
+    found.used.append(flag("trtllm", "kv_cache_config.enable_block_reuse"))
     entries = ["  enable_block_reuse: true"]
     if "fp8" in s.terms:
-        draft.used.append(flag("trtllm", "kv_cache_config.dtype"))
+        found.used.append(flag("trtllm", "kv_cache_config.dtype"))
         entries.append("  dtype: fp8")
     if s.host_cache:
-        draft.used.append(flag("trtllm", "kv_cache_config.host_cache_size"))
+        found.used.append(flag("trtllm", "kv_cache_config.host_cache_size"))
         entries.append(f"  host_cache_size: {int(s.host_cache)}")
     for name in ("eagle", "mtp", "draft"):
         if name in s.terms:
-            draft.lacks(f"{name}: its speculative_config differs by model; see the manual")
-    _no_technique(s, draft, ("fp8", "eagle", "mtp", "draft"))
+            found.lacks(f"{name}: its speculative_config differs by model; see the manual")
+    _no_technique(s, found, ("fp8", "eagle", "mtp", "draft"))
     if s.weights != "fp16":
-        draft.lacks(f"weights in {s.weights}: serve a checkpoint that is quantised so")
+        found.lacks(f"weights in {s.weights}: serve a checkpoint that is quantised so")
     return "# kv.yaml\nkv_cache_config:\n" + "\n".join(entries) + "\n\n" + command
 
 
-def _lmcache(s: Served, draft: DraftModel) -> str:
+def _lmcache(s: Served, found: EngineSettings) -> str:
     """vLLM with LMCache as the store of evicted blocks."""
     below = emit("vllm", s)
-    draft.missing += below.missing
+    found.missing += below.missing
     if not s.host_cache:
-        draft.lacks("a host cache: nothing is kept in host memory here, so LMCache has no use")
+        found.lacks("a host cache: nothing is kept in host memory here, so LMCache has no use")
         return below.text
-    draft.used += [x for x in below.flags if not x.name.startswith("--kv-offloading")]
-    draft.add("--kv-offloading-size", f"{s.host_gib:g}")
-    draft.add("--kv-offloading-backend", "lmcache")
+    found.used += [x for x in below.flags if not x.name.startswith("--kv-offloading")]
+    found.add("--kv-offloading-size", f"{s.host_gib:g}")
+    found.add("--kv-offloading-backend", "lmcache")
     for name in ("LMCACHE_CONFIG_FILE", "chunk_size", "local_cpu", "max_local_cpu_size"):
-        draft.used.append(flag("lmcache", name))
+        found.used.append(flag("lmcache", name))
     file = f"# lmcache.yaml\nchunk_size: 256\nlocal_cpu: true\nmax_local_cpu_size: {s.host_gb}\n"
     command = below.text.replace(
         "--kv-offloading-backend native", "--kv-offloading-backend lmcache"
@@ -212,26 +217,26 @@ def _lmcache(s: Served, draft: DraftModel) -> str:
     return f"{file}\nLMCACHE_CONFIG_FILE=lmcache.yaml {command}"
 
 
-def _hf(s: Served, draft: DraftModel) -> str:
+def _hf(s: Served, found: EngineSettings) -> str:
     arguments: list[tuple[str, str]] = []
     offload, kivi = s.terms.get("offload"), s.terms.get("kivi")
     if offload is not None:
-        draft.add("cache_implementation", '"offloaded"')
+        found.add("cache_implementation", '"offloaded"')
         arguments.append(("cache_implementation", '"offloaded"'))
         if float(offload.settings["host_share"]) < 1:
-            draft.lacks("host_share: all layers but the current one go to host memory")
+            found.lacks("host_share: all layers but the current one go to host memory")
     if kivi is not None:
         bits = int(kivi.settings["bits"])
-        draft.add("cache_implementation", '"quantized"')
-        draft.add("cache_config.nbits", bits)
-        draft.add("cache_config.backend", '"quanto"')
+        found.add("cache_implementation", '"quantized"')
+        found.add("cache_config.nbits", bits)
+        found.add("cache_config.backend", '"quanto"')
         arguments += [
             ("cache_implementation", '"quantized"'),
             ("cache_config", f'{{"nbits": {bits}, "backend": "quanto"}}'),
         ]
-    _no_technique(s, draft, ("offload", "kivi"))
-    _quantised(s, draft)
-    draft.lacks("a batch limit and continuous batching: generate takes one batch at a time")
+    _no_technique(s, found, ("offload", "kivi"))
+    _quantised(s, found)
+    found.lacks("a batch limit and continuous batching: generate takes one batch at a time")
     told = "".join(f", {name}={value}" for name, value in arguments)
     return (
         f'model = AutoModelForCausalLM.from_pretrained("{s.model}", dtype="auto", '
@@ -239,25 +244,25 @@ def _hf(s: Served, draft: DraftModel) -> str:
     )
 
 
-def _llamacpp(s: Served, draft: DraftModel) -> str:
-    draft.add("--model", "MODEL.gguf")
-    draft.add("--ctx-size", s.max_model_len * s.max_seqs)
-    draft.add("--parallel", s.max_seqs)
-    draft.add("--batch-size", s.max_tokens)
-    draft.add("--n-gpu-layers", "all")
+def _llamacpp(s: Served, found: EngineSettings) -> str:
+    found.add("--model", "MODEL.gguf")
+    found.add("--ctx-size", s.max_model_len * s.max_seqs)
+    found.add("--parallel", s.max_seqs)
+    found.add("--batch-size", s.max_tokens)
+    found.add("--n-gpu-layers", "all")
     if s.tp > 1:
-        draft.add("--split-mode", "row")
-    _no_technique(s, draft, ())
+        found.add("--split-mode", "row")
+    _no_technique(s, found, ())
     if s.terms.keys() & {"fp8", "kivi"}:
-        draft.lacks("its own formats q8_0 and q4_0 (--cache-type-k, --cache-type-v) are others")
+        found.lacks("its own formats q8_0 and q4_0 (--cache-type-k, --cache-type-v) are others")
     if s.host_cache:
-        draft.lacks("host memory for evicted blocks")
+        found.lacks("host memory for evicted blocks")
     if s.weights != "fp16":
-        draft.lacks(f"weights in {s.weights}: convert the model to the GGUF format that is nearest")
-    return _shell("llama-server", draft.options)
+        found.lacks(f"weights in {s.weights}: convert the model to the GGUF format that is nearest")
+    return _shell("llama-server", found.options)
 
 
-WRITERS: dict[str, Callable[[Served, DraftModel], str]] = {
+WRITERS: dict[str, Callable[[Served, EngineSettings], str]] = {
     "vllm": _vllm,
     "sglang": _sglang,
     "trtllm": _trtllm,

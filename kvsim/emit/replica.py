@@ -1,5 +1,7 @@
 """A planned replica as what an engine is asked to run."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from kvsim.emit.served import Served
@@ -7,12 +9,14 @@ from kvsim.machines.deployment import Deployment
 from kvsim.models.configs import catalogue_entry, model_names
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point
-from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
 from kvsim.techniques.base import Technique
 
+if TYPE_CHECKING:
+    from kvsim.serving.costs import StepCosts
 
-def of_costs(costs: StepCosts, utilisation: float) -> Served:
+
+def of_costs(costs: "StepCosts", utilisation: float) -> Served:
     """A replica of a simulated fleet.
 
     Parameters

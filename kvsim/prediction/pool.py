@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvsim.graph import Point
+from kvsim.limits import ENGINE_SHARE
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point, phases, tier_bytes
 from kvsim.techniques.base import Technique
 
-ENGINE_SHARE = 0.9  # of GPU memory that engines use unless told otherwise
 BLOCK_TOKENS = 16
 LONGEST = 2**24  # prompt beyond which nobody asks [tokens]
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from math import isfinite
 
+from kvsim.emit.engines import emit
+from kvsim.emit.replica import of_prediction
 from kvsim.planner.admit import ENGINES
 from kvsim.planner.advice import NoPlanError
 from kvsim.planner.outlook import LABELS, Binding
@@ -202,18 +204,8 @@ def _settings(plan: ChosenPlan) -> Iterator[str]:
         return
     yield f"Engines that run it: {', '.join(able)}."
     if "vllm" in able and plan.question.workload.service:
-        yield "vLLM: " + " ".join(_vllm(p))
-
-
-def _vllm(prediction: Prediction) -> Iterator[str]:
-    d = prediction.deployment
-    yield f"--max-num-seqs {units.whole(number(prediction.batch)).replace(',', '')}"
-    yield f"--max-model-len {prediction.prompt + prediction.generate}"
-    yield "--gpu-memory-utilization 0.9"
-    if d.tp > 1:
-        yield f"--tensor-parallel-size {d.tp}"
-    if prediction.technique.name == "fp8":
-        yield "--kv-cache-dtype fp8"
+        share = plan.question.limits.gpu_memory / p.deployment.hardware.gpu_memory
+        yield "vLLM: " + emit("vllm", of_prediction(p, share)).line
 
 
 def _figures(prediction: Prediction) -> Row:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.emit.engines import emit
+from kvsim.emit.replica import of_costs
 from kvsim.machines.basis import basis
 from kvsim.planner.carry import ATTAINED
 from kvsim.planner.trace import TracePlan
@@ -221,9 +223,17 @@ def answered(result: TracePlan) -> Answer:
         figures={"technique": " + ".join(map(str, s.techniques)), "max_seqs": s.max_seqs}
         | {key: o[key] for key in ("ttft_s", "tpot_s", "output_tok_s", "goodput_per_s")},
         runner_up=_runner_up(others[0]) if others else "",
-        settings=[f"vLLM: --max-num-seqs {s.max_seqs}"] if names == "full KV" else [],
+        settings=_settings(result),
         evidence=evidence.on_card(d, s.techniques[0].name),
     )
+
+
+def _settings(result: TracePlan) -> list[str]:
+    """vLLM's command where one lane runs what it has a setting for."""
+    s = result.choice
+    share = result.limits.gpu_memory / s.lanes[0].deployment.hardware.gpu_memory
+    found = emit("vllm", of_costs(s.lanes[0], share))
+    return [f"vLLM: {found.line}"] if len(s.lanes) == 1 and not found.missing else []
 
 
 def _runner_up(s: Simulated) -> str:

@@ -13,16 +13,13 @@ import numpy as np
 
 from kvsim import __version__
 from kvsim.graph import Array
-from kvsim.machines.hardware import Hardware, Stack
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.models.model import Model
 from kvsim.sweeps.evaluate import COLUMNS, EVALUATE, Case, Columns
 from kvsim.sweeps.plugins import Plugin, install
-from kvsim.sweeps.spec import Spec, Value
+from kvsim.sweeps.spec import Spec
 from kvsim.techniques import parse
 from kvsim.traces.read import load
-from kvsim.traces.requests import Requests
 
 SIZE = 2**15  # points of a chunk at most
 SEPARATOR = "+"  # of several GPUs that a fleet may be of
@@ -36,27 +33,23 @@ class SweepChunk:
     ----------
     index
         Its place in the sweep.
-    values
-        One value per axis that chunks are split by.
-    batch, context
-        Of predictions: the points. (n,)
+    kind
+        What is computed: a key of ``EVALUATE``.
+    case
+        What it is computed for.
+    plugins
+        The user's own technique files, which the process that computes it loads first.
     """
 
     index: int
     kind: str
-    values: dict[str, Value]
-    model: Model
-    hardware: tuple[Hardware, ...]
-    stack: Stack
-    batch: Array
-    context: Array
-    requests: Requests | None
+    case: Case
     plugins: tuple[Plugin, ...]
 
     @property
     def points(self) -> int:
         """How many points it has."""
-        return max(self.batch.size, 1)
+        return max(self.case.batch.size, 1)
 
 
 def chunks_of(spec: Spec, plugins: tuple[Plugin, ...]) -> Iterator[SweepChunk]:
@@ -75,9 +68,7 @@ def chunks_of(spec: Spec, plugins: tuple[Plugin, ...]) -> Iterator[SweepChunk]:
         named = {name: str(value) for name, value in values.items()}
         gpus = named["gpu"].split(SEPARATOR) if spec.kind == "capacity" else [named["gpu"]]
         for batch, context in _points(spec):
-            yield SweepChunk(
-                index=index,
-                kind=spec.kind,
+            case = Case(
                 values=values,
                 model=model(named["model"]),
                 hardware=tuple(hardware(gpu) for gpu in gpus),
@@ -85,8 +76,8 @@ def chunks_of(spec: Spec, plugins: tuple[Plugin, ...]) -> Iterator[SweepChunk]:
                 batch=batch,
                 context=context,
                 requests=trace(named["trace"]) if "trace" in named else None,
-                plugins=plugins,
             )
+            yield SweepChunk(index, spec.kind, case, plugins)
             index += 1
 
 
@@ -132,11 +123,7 @@ def count(spec: Spec) -> int:
 def compute(chunk: SweepChunk) -> tuple[str, bytes]:
     """The version of kvsim that computed a chunk, and the bytes of its file."""
     install(chunk.plugins)
-    case = Case(
-        chunk.values, chunk.model, chunk.hardware, chunk.stack, chunk.batch, chunk.context,
-        chunk.requests,
-    )  # fmt: skip
-    return __version__, _parquet(chunk, EVALUATE[chunk.kind](case))
+    return __version__, _parquet(chunk, EVALUATE[chunk.kind](chunk.case))
 
 
 def _parquet(chunk: SweepChunk, found: Columns) -> bytes:
@@ -147,7 +134,7 @@ def _parquet(chunk: SweepChunk, found: Columns) -> bytes:
     columns = COLUMNS[chunk.kind]
     rows = max(np.size(found[name]) for name in columns)
     arrays, names = [], []
-    for name, value in chunk.values.items():
+    for name, value in chunk.case.values.items():
         arrays.append(pa.array([value] * rows).dictionary_encode() if isinstance(value, str)
                       else pa.array(np.full(rows, value)))  # fmt: skip
         names.append(name)

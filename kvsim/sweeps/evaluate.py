@@ -9,6 +9,7 @@ import numpy as np
 from kvsim.engine.timeline import makespan
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.graph import Array, Number, Point
+from kvsim.limits import ENGINE_SHARE
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware, Stack
 from kvsim.models.model import Model
@@ -19,7 +20,7 @@ from kvsim.planner.fleet.play import FleetTargets
 from kvsim.planner.fleet.shortlist import Rentable
 from kvsim.planner.fleet.traffic import traffic_of
 from kvsim.planner.plan import make_plan
-from kvsim.planner.workload import ENGINE_SHARE, PlanLimits, Workload
+from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.generate import round_seconds
 from kvsim.prediction.memory import phases, prefill_point, tier_bytes
 from kvsim.serving.costs import StepCosts
@@ -37,7 +38,15 @@ AT_ONCE = 2**14  # points evaluated together: intermediate arrays stay in the CP
 
 @dataclass(frozen=True)
 class Case:
-    """What a chunk is evaluated for."""
+    """What a chunk is evaluated for.
+
+    Attributes
+    ----------
+    values
+        One value per axis that chunks are split by.
+    batch, context
+        Of predictions: the points. (n,)
+    """
 
     values: dict[str, Value]
     model: Model

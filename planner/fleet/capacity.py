@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from kvsim.errors import InfeasibleError, InputError
+from kvsim.limits import ENGINE_SHARE
 from kvsim.planner.admit import Admission
 from kvsim.planner.fleet.arrays import FleetLimits, Schedule
 from kvsim.planner.fleet.certainty import Certainty, Spread, certainty, known
@@ -45,7 +46,7 @@ class CapacityQuestion:
     rules: Rules
     spread: Spread | None = None
     largest_loss: float = 0.0
-    utilisation: float = 0.9
+    utilisation: float = ENGINE_SHARE
     schedule: Schedule | None = None
 
 

@@ -70,4 +70,4 @@ def test_a_plan_says_what_to_run_and_its_json_says_the_same() -> None:
         row[key] == value for key, value in figures.items() if key in row and key != "technique"
     )
     assert f"{row['ttft_s'] * 1e3:.0f} ms" in told and f"{row['batch']} sequences" in told
-    assert answer["answer"]["settings"][1].startswith("vLLM: --max-num-seqs")
+    assert answer["answer"]["settings"][1].startswith("vLLM: vllm serve ")
