@@ -40,7 +40,26 @@ def served_buffers(
 
     A group is as many prompts as the technique's batch has parts. [B]
     """
-    read = technique.resident(deployment, prefill_point(float(technique.tiles()), prompt, generate))
+    read = _reading(technique, deployment, prompt, generate)
+    return _served(technique, deployment, batch, prompt, generate, read)
+
+
+def _reading(
+    technique: Technique, deployment: Deployment, prompt: Number, generate: Number
+) -> Buffers:
+    """What is resident while a group of prompts is read, whatever else is running. [B]"""
+    return technique.resident(deployment, prefill_point(float(technique.tiles()), prompt, generate))
+
+
+def _served(
+    technique: Technique,
+    deployment: Deployment,
+    batch: Number,
+    prompt: Number,
+    generate: Number,
+    read: Buffers,
+) -> Buffers:
+    """Each buffer at its largest, given what the prompts' pass holds. [B]"""
     last = technique.resident(deployment, decode_point(batch, prompt, generate, generate - 1.0))
     merged: dict[Tier, dict[str, Number]] = {}
     for tier in TIERS:
@@ -79,12 +98,14 @@ def largest_batch(
     served : whether requests keep coming, or all start together.
     """
 
+    read = _reading(technique, deployment, prompt, generate) if served else {}
+
     def excess(parts: Array) -> Array:
         """Above 0 where some memory overflows; nearly affine in the batch."""
         worst: Array = np.full((), -1.0)
         batch = parts * technique.tiles()
         tables = (
-            (served_buffers(technique, deployment, batch, prompt, generate),)
+            (_served(technique, deployment, batch, prompt, generate, read),)
             if served
             else phases(technique, deployment, batch, prompt, generate)
         )

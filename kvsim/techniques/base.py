@@ -120,7 +120,7 @@ class Technique:
             reason = reason or next(filter(None, reasons), "")
         return reason
 
-    @property
+    @cached_property
     def exact(self) -> bool:
         """Whether these settings give the tokens that full-precision KV gives."""
         return all(part.exact for parts in self.parts for part in parts.every())
@@ -265,7 +265,17 @@ class Technique:
 
     def layout(self, deployment: Deployment) -> Layout:
         """Blocks of layers with how often each repeats, and what they do."""
-        return laid_out(deployment, [(some.first, some.last) for some in self.layers], self.parts)
+        known = self._layouts.get(id(deployment))
+        if known is None or known[0] is not deployment:
+            ranges = [(some.first, some.last) for some in self.layers]
+            known = deployment, laid_out(deployment, ranges, self.parts)
+            self._layouts[id(deployment)] = known
+        return known[1]
+
+    @cached_property
+    def _layouts(self) -> dict[int, tuple[Deployment, Layout]]:
+        """Layouts by the deployment's identity, each with the deployment itself."""
+        return {}
 
 
 def compose(*terms: Term) -> Technique:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import field
-from math import isfinite
+from math import floor, isfinite
 from typing import Any
 
 import numpy as np
@@ -49,15 +49,21 @@ def check(name: str, key: str, value: Any, about: Any) -> None:
                 raise InputError(f"{text}; expected {one_of} ({about['text']})")
         else:
             return
-    numbers = np.asarray(value, dtype=float)
-    valid = (numbers >= about["low"]) & (numbers <= about["high"])  # False for NaN
-    if about["whole"]:
-        valid &= numbers == np.floor(numbers)
-    if not valid.all():
+    if not _valid(value, about):
         kind = "a whole number" if about["whole"] else "a number"
         raise InputError(
             f"{text}; expected {kind} from {about['low']:g} to {about['high']:g} ({about['text']})"
         )
+
+
+def _valid(value: Any, about: Any) -> bool:
+    """Whether numbers lie in a parameter's range and are whole where they must be."""
+    low, high = about["low"], about["high"]
+    if isinstance(value, int | float):  # plans make thousands of these
+        return bool(low <= value <= high and (not about["whole"] or value == floor(value)))
+    numbers = np.asarray(value, dtype=float)
+    valid = (numbers >= low) & (numbers <= high)  # False for NaN
+    return bool(np.all(valid & (numbers == np.floor(numbers)) if about["whole"] else valid))
 
 
 def plain(value: Any) -> Any:
