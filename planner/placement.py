@@ -6,8 +6,8 @@ ops that the engine itself plays, evaluated for every batch at once.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import product
 
 import numpy as np
@@ -19,6 +19,7 @@ from kvsim.engine.timeline import least
 from kvsim.graph import Array, Number, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
+from kvsim.planner.planes import Stretches, plane, stretches
 from kvsim.planner.programme import Programme
 from kvsim.planner.shares import Option, Shares, placed
 from kvsim.planner.workload import PlanLimits, Workload
@@ -36,8 +37,6 @@ from kvsim.techniques.steps import layer_ops, part_of
 STREAMS = ("gpu", "h2d", "d2h", "cpu")
 RESOURCES = (*STREAMS, "chain", "turn")
 """What layers occupy: streams, the GPU if nothing delays it, the CPU where it answers for it."""
-CONTEXTS = 3  # points of the growing context
-STEP = 0.02  # of a box, by which a plane's slope is taken
 
 
 @dataclass(frozen=True)
@@ -59,14 +58,11 @@ class Coefficients:
         return found
 
     @cached_property
-    def _decoded(self) -> tuple[Array, Array]:
-        """Decoded tokens at which a round is evaluated, and how many rounds each stands for."""
-        rounds = self.workload.generate - 1
-        count = min(rounds, CONTEXTS)
-        if not count:
-            return np.zeros(0), np.zeros(0)
-        edges = np.linspace(0, rounds, count + 1)
-        return np.floor((edges[:-1] + edges[1:]) / 2), np.full(count, rounds / count)
+    def _stretches(self) -> Stretches:
+        """Of the rounds; windows that fill on the way end one."""
+        windows = {shape.window for shape in self.shapes} - {None}
+        full = [w - self.workload.prompt for w in windows if w is not None]
+        return stretches(self.workload.generate - 1, full)
 
     @property
     def group(self) -> int:
@@ -77,49 +73,34 @@ class Coefficients:
         """Reading the prompts (b, 1), and the rounds (b, c)."""
         w, column = self.workload, self.batches[:, None]
         read = np.full_like(column, float(self.group)) if w.service else column
-        decoded, _ = self._decoded
+        decoded = self._stretches.tokens
         rounds = decode_point(column, w.prompt, w.generate, decoded[None]) if decoded.size else None
         return prefill_point(read, w.prompt, w.generate), rounds
 
     @cached_property
     def phases(self) -> tuple[str, ...]:
         """Names of passes."""
-        return ("prefill", *(f"round{i}" for i in range(self._decoded[0].size)))
+        return ("prefill", *(f"round{i}" for i in range(self._stretches.rounds.size)))
 
     @cached_property
     def seconds(self) -> Array:
         """Of one layer by phase, resource, corner, shape and batch. (q, r, v, k, b) [s]"""
-        return np.concatenate([self._planes(option) for option in self.options], axis=2)
+        planes = [
+            plane(option, partial(self._layers, parts=option.parts), self.workload.prompt)
+            for option in self.options
+        ]
+        return self._by_phase(np.moveaxis(np.concatenate(planes, axis=-1), -1, 2))
 
-    def _planes(self, option: Option) -> Array:
-        """A plane below the cost of every share in the box, at its corners."""
-        whole, middle = self.workload.prompt, option.middle
-        middle = replace(middle, split=np.floor(middle.split * whole) / whole)
-        at = self._layers(middle, option.parts)
-        slopes = {}
-        for key in vars(middle):
-            if any(getattr(c, key) != getattr(middle, key) for c in option.corners):
-                step = STEP * max(
-                    abs(getattr(c, key) - getattr(middle, key)) for c in option.corners
-                )
-                if key == "split":  # whole tokens
-                    step = max(np.floor(step * whole), 1.0) / whole
-                ends = [replace(middle, **{key: getattr(middle, key) + x}) for x in (-step, step)]
-                below, above = (self._layers(s, option.parts) for s in ends)
-                slopes[key] = (above - below) / (2 * step)
-        corners = []
-        for corner in option.corners:
-            value = at
-            for key, slope in slopes.items():
-                value = value + slope * (getattr(corner, key) - getattr(middle, key))
-            corners.append(value)
-        return np.stack(corners, axis=2)
+    def _by_phase(self, cost: Array) -> Array:
+        """A cost of reading the prompts and at all points of the context, as phases have it."""
+        return np.concatenate([cost[:1], self._stretches.below(cost[1:])])
 
     def _layers(self, s: Shares, parts: int) -> Array:
-        """One layer of each shape. (q, r, k, b) [s]"""
+        """One layer of each shape, at all points. (1 + 3c, r, k, b) [s]"""
         t, d = placed(s, self.workload.prompt, parts=parts), self.deployment
         read, rounds = self._points()
-        found = np.zeros((len(self.phases), len(RESOURCES), len(self.shapes), self.batches.size))
+        points = 1 + self._stretches.tokens.size
+        found = np.zeros((points, len(RESOURCES), len(self.shapes), self.batches.size))
         for k, shape in enumerate(self.shapes):
             found[:1, :, k] = np.moveaxis(_resources(t.parts[0], d, read, shape), 2, 0)
             if rounds is not None:
@@ -131,22 +112,24 @@ class Coefficients:
         """What a pass takes besides layers. (q, r, b) [s]"""
         from kvsim.engine import ops
 
-        found = np.zeros((len(self.phases), len(RESOURCES), self.batches.size))
+        points = 1 + self._stretches.tokens.size
+        found = np.zeros((points, len(RESOURCES), self.batches.size))
         read, rounds = self._points()
         for place, p in ((slice(0, 1), read), (slice(1, None), rounds)):
             if p is not None:
                 took = sum(
                     np.asarray(seconds(op, self.deployment)) for op in ops.head(self.deployment, p)
                 )
-                shape = (self.batches.size, 1 if p is read else len(self.phases) - 1)
+                shape = (self.batches.size, 1 if p is read else points - 1)
                 spread = np.broadcast_to(took, shape).T
                 found[place, 0] = found[place, RESOURCES.index("chain")] = spread
+        total = self._by_phase(found)
         # the head does not wait for the CPU's last part of a batch
         halves = [v for v, o in enumerate(self._option_of) if self.options[o].parts > 1]
         if halves:
             last = self.seconds[:, STREAMS.index("cpu"), halves].max(axis=(1, 2))
-            found[:, RESOURCES.index("turn")] -= last / 2
-        return found
+            total[:, RESOURCES.index("turn")] -= last / 2
+        return total
 
     @property
     def _peaks(self) -> list[Point]:
@@ -216,7 +199,7 @@ class Coefficients:
         ]
         corners = [(o, v) for v, o in enumerate(self._option_of) if o in usable]
         rows = [v for _, v in corners]
-        _, each = self._decoded
+        each = self._stretches.rounds
         reads = batch / self.group if w.service else 1.0
         gpu, host = self.bytes
         once_gpu, once_host = self.once

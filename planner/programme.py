@@ -15,7 +15,7 @@ attends for both halves of a batch in turn, since layers before and after wait f
 for every order of the layers, so the optimum is below every mix; which mix, replay decides.
 
 Shares are continuous inside an option: the corners' coefficients are values of a plane that
-touches the cost in the middle of the option's shares, below it everywhere.
+touches the cost in the middle of the option's shares, below it everywhere (``planes``).
 """
 
 from collections.abc import Mapping
