@@ -17,6 +17,7 @@ from kvsim.commands.plan_asked import deployments_of, limits_of, workload_of
 from kvsim.commands.values import Given, Several, line_of, text
 from kvsim.commands.values import given as given_text
 from kvsim.errors import InputError
+from kvsim.machines.hardware import DEFAULT_STACK
 from kvsim.report.predict import Predictions, predicted
 from kvsim.report.sweep import Sweep, swept
 from kvsim.techniques import parse_several
@@ -37,7 +38,7 @@ def predict(
     prompt: Several = 2048,
     generate: Several = 128,
     *,
-    stack: Given = "fused",
+    stack: Given = DEFAULT_STACK,
     tp: Given = 1,
     weights: str = "fp16",
     host_memory: Given | None = None,
@@ -81,7 +82,7 @@ def sweep(
     prompt: Several = (1024, 2048, 4096, 8192, 16384, 32768),
     generate: Given = 128,
     *,
-    stack: Given = "fused",
+    stack: Given = DEFAULT_STACK,
     tp: Given = 1,
     weights: str = "fp16",
     host_memory: Given | None = None,
@@ -122,7 +123,7 @@ def plan(
     tpot: Given | None = None,
     gpu_memory: Given | None = None,
     host_memory: Given | None = None,
-    stack: Given = "fused",
+    stack: Given = DEFAULT_STACK,
     tp: Several = 1,
     weights: Several = "fp16",
 ) -> "Planned":
@@ -190,7 +191,7 @@ def simulate(
     host_cache: Given | None = None,
     ttft: Given | None = None,
     tpot: Given | None = None,
-    stack: Given = "fused",
+    stack: Given = DEFAULT_STACK,
     tp: Given = 1,
     weights: str = "fp16",
     host_memory: Given | None = None,
@@ -264,7 +265,7 @@ def calibrate_run(
     block_tokens: int = 16,
     blocks: int = 0,
     prefix_caching: bool = False,
-    stack: Given = "fused",
+    stack: Given = DEFAULT_STACK,
     tp: Given = 1,
     weights: str = "fp16",
 ) -> "CalibratedRun":

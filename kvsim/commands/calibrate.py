@@ -10,13 +10,13 @@ from kvsim.commands.arguments import count, option
 from kvsim.commands.machine import calibrate_machine
 from kvsim.commands.options import (
     JsonOption,
-    StackOption,
     TpOption,
     WeightsOption,
     command_line,
     deployment,
 )
 from kvsim.errors import InputError
+from kvsim.machines.hardware import DEFAULT_STACK
 
 
 def calibrate(
@@ -71,7 +71,10 @@ def calibrate(
     prefix_caching: Annotated[
         bool, typer.Option("--prefix-caching", help="The engine keeps computed blocks.")
     ] = False,
-    stack: StackOption = "fused",
+    stack: Annotated[
+        str | None,
+        option("--stack", "NAME|PATH", "What to start from: the engine's if it ships, else vllm."),
+    ] = None,
     tp: TpOption = "1",
     weights: WeightsOption = "fp16",
     json: JsonOption = False,
@@ -93,10 +96,12 @@ def calibrate(
             share = number("--hold-out", hold_out, share=True)
             if not (share == 0 or 0.05 <= share <= 0.5):
                 raise InputError(f"--hold-out: got {hold_out}; expected 0, or from 0.05 to 0.5")
-            row = operators.calibrate_operators(from_ops, engine, gpu, version, share, out, stack)
+            args = from_ops, engine, gpu, version, share, out
+            row = operators.calibrate_operators(*args, stack or operators.start(engine))
         else:
             assert from_serving is not None
-            row = operators.calibrate_load_tests(from_serving, engine, stack, out)
+            base = stack or operators.start(engine)
+            row = operators.calibrate_load_tests(from_serving, engine, base, out)
         if json:
             from kvsim.report.json import print_json
 
@@ -123,6 +128,7 @@ def calibrate(
     run = read_run(from_run)
     if run.left_out:
         print(f"kvsim: {run.left_out} requests failed or did not finish; left out", file=sys.stderr)
+    stack = stack or DEFAULT_STACK
     where = deployment(model, gpu, stack, tp, weights, None)
     kind = parse(technique)
     rules = Rules(

@@ -20,7 +20,6 @@ from kvsim.commands.admission import (
 from kvsim.commands.arguments import count, either, gib, number, option, seconds, words
 from kvsim.commands.emit import EmitOption, engines, settings, show
 from kvsim.commands.options import (
-    DEFAULT_STACK,
     HostOption,
     JsonOption,
     MaxSeqsOption,
@@ -34,6 +33,7 @@ from kvsim.commands.options import (
 from kvsim.commands.pairs import per_gpu
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.limits import ENGINE_SHARE
+from kvsim.machines.hardware import DEFAULT_STACK
 
 if TYPE_CHECKING:
     from kvsim.planner.fleet.arrays import FleetLimits, Schedule

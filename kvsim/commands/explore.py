@@ -7,7 +7,6 @@ import typer
 
 from kvsim.commands.arguments import option, tokens
 from kvsim.commands.options import (
-    DEFAULT_STACK,
     GpuOption,
     HostOption,
     ModelOption,
@@ -19,6 +18,7 @@ from kvsim.commands.options import (
     say_written,
 )
 from kvsim.files import check_target
+from kvsim.machines.hardware import DEFAULT_STACK
 
 
 def explore(

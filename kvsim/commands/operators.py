@@ -9,6 +9,14 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.machines.hardware import DEFAULT_STACK
+
+
+def start(engine: str) -> str:
+    """The stack that a fit starts from: classes without rows keep its numbers."""
+    from kvsim.machines.profiles import stack_names
+
+    return engine if engine in stack_names() else DEFAULT_STACK
 
 
 def calibrate_operators(
@@ -51,6 +59,8 @@ def _only_gpu(pairs: list[tuple[str, str]], engine: str) -> str:
     if len(gpus) == 1:
         return gpus[0]
     known = ", ".join(sorted({one for _, one in pairs}))
+    if not known:
+        raise InputError("--from-ops: the files hold no row; add operators below the header")
     if not gpus:
         raise InputError(f"--engine: no row of {engine!r}; the files hold {known}")
     raise InputError(f"--gpu: the files hold {', '.join(gpus)}; name one")

@@ -17,7 +17,6 @@ ModelOption = Annotated[
     str, option("--model", "NAME|PATH", "From `kvsim models`, or a config.json or its folder.")
 ]
 GpuOption = Annotated[str, option("--gpu", "NAME|PATH", "From `kvsim gpus`, or a TOML profile.")]
-DEFAULT_STACK = "fused"  # "auto" is vLLM on the cards it was measured on and on those near them
 StackOption = Annotated[str, option("--stack", "NAME|PATH", "From `kvsim stacks`, or a TOML file.")]
 TpOption = Annotated[str, option("--tp", "N", "Tensor-parallel GPUs: 1, 2, 4 or 8.")]
 WeightsOption = Annotated[str, option("--weights", "FORMAT", "fp16, fp8, int8 or int4.")]

@@ -20,7 +20,6 @@ from kvsim.commands.admission import (
 from kvsim.commands.arguments import count, either, number, option
 from kvsim.commands.emit import EmitOption, engines, settings, show
 from kvsim.commands.options import (
-    DEFAULT_STACK,
     GpuOption,
     HostOption,
     JsonOption,
@@ -34,6 +33,7 @@ from kvsim.commands.options import (
 from kvsim.commands.plan_asked import deployments_of, limits_of, workload_of
 from kvsim.errors import InputError
 from kvsim.files import check_target
+from kvsim.machines.hardware import DEFAULT_STACK
 
 if TYPE_CHECKING:
     from kvsim.machines.deployment import Deployment

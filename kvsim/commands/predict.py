@@ -8,7 +8,6 @@ import typer
 from kvsim import limits
 from kvsim.commands.arguments import counts, option, token_counts
 from kvsim.commands.options import (
-    DEFAULT_STACK,
     GpuOption,
     HostOption,
     JsonOption,
@@ -22,6 +21,7 @@ from kvsim.commands.options import (
     say_written,
 )
 from kvsim.files import check_target
+from kvsim.machines.hardware import DEFAULT_STACK
 
 
 def predict(

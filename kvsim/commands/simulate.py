@@ -25,7 +25,6 @@ from kvsim.commands.cacheoptions import (
     usable_memory,
 )
 from kvsim.commands.options import (
-    DEFAULT_STACK,
     GpuOption,
     HostOption,
     JsonOption,
@@ -52,6 +51,7 @@ from kvsim.commands.traceoptions import (
 )
 from kvsim.errors import InputError
 from kvsim.files import check_target, make_folder
+from kvsim.machines.hardware import DEFAULT_STACK
 
 
 def simulate(

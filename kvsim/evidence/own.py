@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from kvsim.errors import InputError
+from kvsim.machines.hardware import DEFAULT_STACK
 
 RUN = ("model", "gpu", "technique", "batch", "prompt", "generate")
 """Columns of a run; one more names the metric and holds what was measured."""
@@ -13,8 +14,6 @@ METRICS = (
     "max_batch",
 )  # fmt: skip
 """What may be measured; a papers' table knows more."""
-STACK = "fused"
-"""Where no column says what software ran: kernels as serving engines have them."""
 
 
 def is_own(header: Sequence[str]) -> bool:
@@ -48,7 +47,7 @@ def widened(name: str, metric: str, row: Mapping[str, str]) -> dict[str, str]:
     params += [f"{key}={row[key].strip()}" for key in ("tp", "weights") if row.get(key, "").strip()]
     return {
         "paper": name, "table": "", "model": row["model"], "hardware": row["gpu"],
-        "stack": row.get("stack", "").strip() or STACK, "technique": technique,
+        "stack": row.get("stack", "").strip() or DEFAULT_STACK, "technique": technique,
         "params": ";".join(params), "batch": row["batch"], "prompt": row["prompt"],
         "generate": row["generate"], "metric": metric, "published": row[metric],
         "use": "check", "note": row.get("note", ""),

@@ -19,5 +19,21 @@ def basis(deployment: Deployment) -> dict[str, str]:
         "calibrated": where,
         "hardware": f"{deployment.hardware.name} ({deployment.hardware.basis})",
         "stack": f"{deployment.stack.name} ({deployment.stack.basis})",
+        "chosen": chosen(deployment),
         "error": deployment.stack.error,
     }
+
+
+def chosen(deployment: Deployment) -> str:
+    """Why a deployment has these numbers of an engine; empty where a stack is one for all cards."""
+    stack, gpu = deployment.stack, deployment.hardware.name
+    card = stack.name.partition("@")[2]
+    if card == gpu:
+        return f"fitted to kernels measured on {gpu}"
+    if gpu in stack.near:
+        return f"no kernel was measured on {gpu}; {card} is the measured card nearest to it"
+    if card:
+        return f"fitted to kernels measured on {card}, not on {gpu}"
+    if stack.cards:
+        return f"no kernel was measured on {gpu} or a card near it; typical of the measured cards"
+    return ""

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 
 GIB = 2.0**30  # [B]
 
+DEFAULT_STACK = "vllm"
+"""The stack of an answer that names none: vLLM as measured on the card, on a card near it, or with
+typical numbers. On cards left out of its fits it is half as far off as ``fused``."""
+
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4", "fp4")
 """Number formats that a profile may state a rate for."""
 

@@ -23,8 +23,6 @@ from kvsim.machines.schema import Profile, parse, read, wrong
 
 MOST_BASES = 8  # stacks below a stack
 
-AUTO = "auto"  # the stack of an answer that was asked for none
-
 
 def hardware_names() -> tuple[str, ...]:
     """Names of the shipped hardware profiles."""
@@ -75,17 +73,12 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
 def load_stack(name_or_path: str | Path) -> Stack:
     """Load a software stack by its name or from a TOML file; keys left out are ideal.
 
-    ``auto`` is vLLM on the cards that it was measured on and on those near them, elsewhere
-    ``fused``.
-
     Raises
     ------
     InputError
         If there is no such stack, or the file is not a sound one.
     """
     name = str(name_or_path)
-    if name == AUTO:
-        return replace(load_stack("fused"), cards=load_stack("vllm").cards)
     file = _find("stack", name, _folder() / "stacks")
     engine, at, _ = name.strip().lower().partition("@")
     apart = at and str(file).startswith(str(_folder()))

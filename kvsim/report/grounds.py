@@ -18,8 +18,9 @@ def error(basis: Row) -> str:
 def grounds(basis: Row) -> str:
     """What the numbers rest on, in one sentence."""
     kind = " ".join(filter(None, (basis["kind"], basis["calibrated"])))
+    why = f": {basis['chosen']}" if basis["chosen"] else ""
     return (
-        f"Basis: {kind}; hardware {basis['hardware']}, stack {basis['stack']}. "
+        f"Basis: {kind}; hardware {basis['hardware']}, stack {basis['stack']}{why}. "
         f"Error where this stack was measured, on rows not seen: {error(basis)}"
     )
 

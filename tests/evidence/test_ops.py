@@ -122,7 +122,7 @@ def test_from_ops_writes_a_stack_that_predicts(tmp_path: Path) -> None:
     assert "gemm: 54 rows" in done.out
     stack = load_stack(out)
     assert stack.kernel("gemm").memory == pytest.approx(0.83, abs=0.03)
-    assert stack.kernel("prompt") == load_stack("fused").kernel("prompt")  # no rows: as it was
+    assert stack.kernel("prompt") == load_stack("vllm@h100").kernel("prompt")  # no rows: as it was
     assert "54 rows of mine 1.2 on h100 (ops.csv)" in stack.source
 
 

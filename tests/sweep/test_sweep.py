@@ -67,7 +67,7 @@ def test_every_point_is_what_predict_says(tmp_path: Path) -> None:
     assert all(pq.ParquetFile(p).num_row_groups == 1 for p in out.glob("*.parquet"))
     plain = table[(table.model == "llama3-8b") & (table.gpu == "a6000") & (table.batch == 8)]
     for _, row in plain.iterrows():
-        d = Deployment(load_model(row.model), load_hardware(row.gpu), load_stack("fused"))
+        d = Deployment(load_model(row.model), load_hardware(row.gpu), load_stack("vllm"))
         p = Prediction(parse(row.technique), d, np.array([8.0]), int(row.context), 2)
         assert row.ttft_s == pytest.approx(float(p.ttft_s[0]), rel=1e-9)
         assert row.tpot_s == pytest.approx(float(p.tpot_s[0]), rel=1e-9)
