@@ -18,7 +18,7 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner.admit import Admission
 from kvsim.planner.candidates import options_of
-from kvsim.planner.carry import Carried, Targets, carry
+from kvsim.planner.carry import Carried, ReplicaTargets, carry
 from kvsim.planner.classes import classes_of
 from kvsim.planner.load import loads_of
 from kvsim.planner.trace import make_trace_plan
@@ -58,7 +58,7 @@ def load_of_full(d: Deployment, requests: Requests) -> float:
     limits = limits_of(d, 0.0, np.inf, np.inf)
     options = options_of(d, requests, limits, Rules(), Admission((parse("full"),)))
     loads = loads_of(options, classes_of(requests))
-    return carry(loads, Targets(Rules().max_seqs)).load
+    return carry(loads, ReplicaTargets(max_seqs=Rules().max_seqs)).load
 
 
 def limits_of(d: Deployment, loss: float, ttft: float, tpot: float) -> PlanLimits:
@@ -93,7 +93,7 @@ def best_of_all(
     options = options_of(d, requests, limits, Rules(), Admission())
     classes = classes_of(requests)
     loads = loads_of(options, classes)
-    targets = Targets(Rules().max_seqs, limits.ttft, limits.tpot)
+    targets = ReplicaTargets(limits.ttft, limits.tpot, max_seqs=Rules().max_seqs)
     best, name = np.inf, "none within the limits"
     for i, costs in enumerate(options):
         one = Carried((i,) * len(classes), 0.0, 0.0, 0.0)

@@ -82,38 +82,38 @@ class NoPlanError(InfeasibleError):
         self.relaxations, self.advice = relaxations, advice
 
 
-def quick(q: Question, some: tuple[str, ...] = QUICK) -> Prediction | None:
+def quick(question: Question, some: tuple[str, ...] = QUICK) -> Prediction | None:
     """The plan that a few techniques allow, if they allow one."""
-    every = tuple(t.name for t in q.admission.candidates())
+    every = tuple(t.name for t in question.admission.candidates())
     names = tuple(name for name in every if name in some) or every
-    search = Search(q, q.table(names=names))
+    search = Search(question, question.table(names=names))
     if not search.table.technique:
         return None
-    row = search.chosen(q.limits.finite())
+    row = search.chosen(question.limits.finite())
     return None if row is None else search.replay(row)
 
 
-def on(q: Question, deployment: Deployment) -> Question:
+def on(question: Question, deployment: Deployment) -> Question:
     """The same question on another deployment, with the same share of its memory."""
-    before, after = q.deployment.hardware, deployment.hardware
-    share = q.limits.gpu_memory / before.gpu_memory
-    host = q.limits.host_memory if before is after else after.host_memory
-    return replace(q, deployment=deployment).with_limits(
+    before, after = question.deployment.hardware, deployment.hardware
+    share = question.limits.gpu_memory / before.gpu_memory
+    host = question.limits.host_memory if before is after else after.host_memory
+    return replace(question, deployment=deployment).with_limits(
         gpu_memory=share * after.gpu_memory, host_memory=host
     )
 
 
-def changes(q: Question) -> Iterator[Advice]:
+def changes(question: Question) -> Iterator[Advice]:
     """Other weights and more GPUs, the gentlest first, where they allow a plan."""
-    d = q.deployment
+    d = question.deployment
     for name in FORMATS:
         if d.weights == "fp16" and (name != "fp8" or "fp8" in d.hardware.flops):
-            found = _try(q, replace(d, weights=name))
+            found = _try(question, replace(d, weights=name))
             if found is not None:
                 yield Advice(f"--weights {name}", f"{name} weights", found, caution=NARROW)
     for count in GPUS_PER_REPLICA:
         if count > d.tp and not d.model.heads % count:
-            found = _try(q, replace(d, tp=count))
+            found = _try(question, replace(d, tp=count))
             if found is not None:
                 yield Advice(f"--tp {count}", f"{count} GPUs", found, caution=f"{count} GPUs")
                 return
@@ -129,34 +129,34 @@ def _try(q: Question, deployment: Deployment) -> Prediction | None:
         return None
 
 
-def better(q: Question, choice: Prediction) -> list[Advice]:
+def better(question: Question, choice: Prediction) -> list[Advice]:
     """Changes of weights or GPUs that would bring much more, per GPU, or meet what is missed."""
     found = []
-    value = score(q, choice)
-    for advice in changes(q):
+    value = score(question, choice)
+    for advice in changes(question):
         assert advice.prediction is not None
-        other = score(q, advice.prediction)
+        other = score(question, advice.prediction)
         if other > WORTH * value:
             found.append(replace(advice, gain=other / value - 1))
     return found
 
 
-def score(q: Question, prediction: Prediction) -> float:
+def score(question: Question, prediction: Prediction) -> float:
     """The objective of a prediction, more is better; throughput and cost are per GPU."""
-    if q.objective == "latency":
+    if question.objective == "latency":
         return 1 / float(prediction.request_s[0])
-    if q.objective == "cost":
+    if question.objective == "cost":
         return 1 / float(prediction.usd_per_million()[0])
     return float(prediction.output_tok_s[0]) / prediction.deployment.tp
 
 
-def explain(q: Question, search: Search) -> NoPlanError:
+def explain(question: Question, search: Search) -> NoPlanError:
     """Why there is no plan, the smallest relaxation of each limit, and what meets all of them."""
-    table, limits = search.table, q.limits
+    table, limits = search.table, question.limits
     if not table.technique:
         hint = "; see `kvsim techniques`"
         text = f"no technique can run this model, batch and hardware{hint}"
-        return NoPlanError(text, {}, list(remedies(q)))
+        return NoPlanError(text, {}, list(remedies(question)))
     allowed = (table.columns["loss"] <= limits.loss) & (table.columns["assumed"] <= limits.assumed)
     if not allowed.any():
         return NoPlanError("no lossless technique can run here; --lossy admits the others", {}, [])
@@ -170,7 +170,7 @@ def explain(q: Question, search: Search) -> NoPlanError:
     text = " or ".join(parts)
     if not parts:
         text = "no single limit is in the way; " + _together(columns, hard)
-    advice = list(remedies(q, search))
+    advice = list(remedies(question, search))
     if advice:
         text += ". What meets every limit: " + "; ".join(str(a) for a in advice)
     return NoPlanError(f"no plan meets the limits: {text}", alone, advice)
@@ -192,28 +192,28 @@ def amount(name: str, value: float) -> str:
     return f"{value / GIB:.2f} GiB" if name.endswith("memory") else spoken(value)
 
 
-def remedies(q: Question, search: Search | None = None) -> Iterator[Advice]:
+def remedies(question: Question, search: Search | None = None) -> Iterator[Advice]:
     """Changes that meet every limit: of quality, batch, weights, GPUs, the GPU, the context."""
-    limits = q.limits
+    limits = question.limits
     if search is not None:
         for option, wide in (
             ("--lossy", replace(limits, loss=max(limits.loss, KNOWN_BAD))),
             ("--acceptance", replace(limits, assumed=1.0)),
         ):
-            found = _admitting(q, search, option, wide)
+            found = _admitting(question, search, option, wide)
             if found is not None:
                 yield Advice(option, "other techniques", found)
-        if q.workload.batch is not None and q.workload.batch > 1:
-            free = replace(q, workload=replace(q.workload, batch=None))
+        if question.workload.batch is not None and question.workload.batch > 1:
+            free = replace(question, workload=replace(question.workload, batch=None))
             smaller = quick(free)
             if smaller is not None:
                 option = f"--batch {float(smaller.batch[0]):.0f}"
                 yield Advice(option, "a smaller batch", smaller)
-    yield from changes(q)
-    other = next(_other_gpus(q), None)
+    yield from changes(question)
+    other = next(_other_gpus(question), None)
     if other is not None:
         yield other
-    shorter = longest_prompt(q)
+    shorter = longest_prompt(question)
     if shorter is not None:
         yield shorter
 
@@ -251,12 +251,12 @@ def _other_gpus(q: Question) -> Iterator[Advice]:
             yield Advice(f"--gpu {hardware.name}", hardware.title, found)
 
 
-def longest_prompt(q: Question) -> Advice | None:
+def longest_prompt(question: Question) -> Advice | None:
     """The longest prompt for which there is a plan, to two digits."""
-    w = q.workload
+    w = question.workload
 
     def plan(prompt: int) -> Prediction | None:
-        return quick(replace(q, workload=replace(w, prompt=prompt)))
+        return quick(replace(question, workload=replace(w, prompt=prompt)))
 
     low, high = 0, w.prompt
     found = None

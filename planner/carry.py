@@ -21,7 +21,7 @@ l <= 1) has the largest t.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pulp
@@ -29,7 +29,7 @@ import pulp
 from kvsim.errors import InfeasibleError
 from kvsim.graph import Array
 from kvsim.planner.load import Loads
-from kvsim.serving.outcome import QUANTILES
+from kvsim.serving.outcome import QUANTILES, Targets
 
 ATTAINED = "p90"  # of requests must be within the targets
 SHORTEST_LAP = 1e-3  # what nobody needs to undercut [s]
@@ -40,12 +40,10 @@ Variables = dict[tuple[int, int], pulp.LpVariable]
 
 
 @dataclass(frozen=True)
-class Targets:
-    """What the choice must respect; infinite where the user set nothing."""
+class ReplicaTargets(Targets):
+    """What a choice for one replica must respect: the targets of a good request, and its batch."""
 
-    max_seqs: int
-    ttft: float = np.inf  # [s]
-    tpot: float = np.inf  # [s]
+    max_seqs: int = field(kw_only=True)  # [sequences]
 
     @property
     def times(self) -> dict[str, float]:
@@ -71,7 +69,7 @@ class Carried:
 
 def build(
     loads: Loads,
-    targets: Targets,
+    targets: ReplicaTargets,
     lanes: Lanes = ONE,
     fastest: bool = False,
     cuts: tuple[Carried, ...] = (),
@@ -152,14 +150,14 @@ def _speed(
     return pulp.lpSum(parts)
 
 
-def _allowed(loads: Loads, targets: Targets) -> list[tuple[int, int]]:
+def _allowed(loads: Loads, targets: ReplicaTargets) -> list[tuple[int, int]]:
     """Classes and options whose rounds with nobody in them are within the TPOT target."""
     ok = (loads.fixed / loads.tokens < targets.tpot) & (loads.longest <= loads.room)
     return [(c, int(o)) for c in range(len(loads.work)) for o in np.flatnonzero(ok)]
 
 
 def _most_laps(
-    loads: Loads, targets: Targets, allowed: list[tuple[int, int]], fastest: bool
+    loads: Loads, targets: ReplicaTargets, allowed: list[tuple[int, int]], fastest: bool
 ) -> float:
     """Laps per second that no solution exceeds."""
     shortest = max(float(np.min(loads.fixed, initial=np.inf)), SHORTEST_LAP)
@@ -179,7 +177,7 @@ def _most_load(loads: Loads, top: float) -> float:
 
 def carry(
     loads: Loads,
-    targets: Targets,
+    targets: ReplicaTargets,
     lanes: Lanes = ONE,
     fastest: bool = False,
     cuts: tuple[Carried, ...] = (),

@@ -38,22 +38,23 @@ class Flip:
     technique: str
 
 
-def flips(q: Question, search: Search, chosen: Technique) -> list[Flip]:
+def flips(question: Question, search: Search, chosen: Technique) -> list[Flip]:
     """The nearest change of each kind, up or down, at which the choice changes.
 
     The best settings of every technique compete, each at its own best batch.
     """
     rivals = _rivals(search)
-    w, d = q.workload, q.deployment
+    w, d = question.workload, question.deployment
     kinds: list[tuple[str, float, Callable[[float], Question]]] = [
-        ("prompt", w.prompt, lambda x: _with_prompt(q, x)),
-        ("host link bandwidth", d.bandwidth["h2d"], lambda x: on(q, faster(d, ("h2d", "d2h"), x))),
+        ("prompt", w.prompt, lambda x: _with_prompt(question, x)),
+        ("host link bandwidth", d.bandwidth["h2d"],
+         lambda x: on(question, faster(d, ("h2d", "d2h"), x))),
         ("host memory bandwidth", d.hardware.links["dram"].bandwidth,
-         lambda x: on(q, faster(d, ("dram",), x))),
+         lambda x: on(question, faster(d, ("dram",), x))),
     ]  # fmt: skip
     if w.batch is not None:
         batch = w.batch
-        kinds.append(("batch", batch, lambda x: _with_batch(q, max(1, round(batch * x)))))
+        kinds.append(("batch", batch, lambda x: _with_batch(question, max(1, round(batch * x)))))
     found = []
     for what, value, ask in kinds:
         for direction in (FACTORS[:3], FACTORS[3:]):

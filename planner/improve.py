@@ -40,7 +40,7 @@ class Improved:
 
 
 @dataclass(frozen=True)
-class Bounded:
+class BatchBounds:
     """What the programme says of every batch."""
 
     batches: Array  # (b,)
@@ -110,7 +110,7 @@ class Placements:
             return d.hardware.price * d.tp / 3600 * seconds / (batch * w.generate) * 1e6
         return seconds
 
-    def bounds(self) -> Bounded:
+    def bounds(self) -> BatchBounds:
         """The relaxation at every batch."""
         started = perf_counter()
         found = np.full(self.coefficients.batches.size, np.inf)
@@ -122,7 +122,7 @@ class Placements:
             except InfeasibleError:
                 continue
         self._bounds = found
-        return Bounded(self.coefficients.batches, found, perf_counter() - started)
+        return BatchBounds(self.coefficients.batches, found, perf_counter() - started)
 
     def bound_of(self, prediction: Prediction) -> float | None:
         """Seconds in which no placement serves a prediction's batch; None where there is none."""
@@ -133,7 +133,7 @@ class Placements:
         found = Placements(replace(self.q, workload=w)).bounds().bounds[0]
         return float(found) if np.isfinite(found) else None
 
-    def better_than(self, value: float, bounded: Bounded) -> Iterator[Improved]:
+    def better_than(self, value: float, bounded: BatchBounds) -> Iterator[Improved]:
         """Mixes at the batches whose bound is better than an objective, the best bounds first."""
         goals = [self.objective(s, b) if np.isfinite(s) else np.inf
                  for s, b in zip(bounded.bounds, bounded.batches, strict=True)]  # fmt: skip

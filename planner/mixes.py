@@ -103,18 +103,20 @@ class Arrangement:
         return [u for *_, u in sorted(places, key=lambda x: x[:2])]
 
 
-def arranged(c: Coefficients, p: Programme, mix: Mix) -> Arrangement:
+def arranged(coefficients: Coefficients, programme: Programme, mix: Mix) -> Arrangement:
     """Each option's layers with the mean of its corners' shares."""
     found: list[tuple[Use, ...]] = []
-    for k in range(p.layers.size):
+    for k in range(programme.layers.size):
         uses: list[Use] = []
-        for o in range(len(p.names)):
+        for o in range(len(programme.names)):
             count = round(float(mix.counts[o, k]))
-            rows = np.flatnonzero(p.option_of == o)
+            rows = np.flatnonzero(programme.option_of == o)
             weight = mix.corners[rows, k]
             if not count or weight.sum() <= 0:
                 continue
-            some: list[tuple[Option, Shares]] = [c.corner(p, int(v)) for v in rows]
+            some: list[tuple[Option, Shares]] = [
+                coefficients.corner(programme, int(v)) for v in rows
+            ]
             keys = vars(some[0][1])
             mean = {
                 key: float(sum(w * getattr(s, key) for w, (_, s) in zip(weight, some, strict=True)))
@@ -126,10 +128,10 @@ def arranged(c: Coefficients, p: Programme, mix: Mix) -> Arrangement:
     return Arrangement(tuple(found), mix.streamed)
 
 
-def levelled(a: Arrangement) -> Arrangement | None:
+def levelled(arrangement: Arrangement) -> Arrangement | None:
     """All layers that copy or recompute alike, with the mean of their shares; None if they are."""
     found = []
-    for uses in a.uses:
+    for uses in arrangement.uses:
         moved = [u for u in uses if u.parts == 1 and not u.shares.cpu]
         if len(moved) < 2:
             found.append(uses)
@@ -141,30 +143,30 @@ def levelled(a: Arrangement) -> Arrangement | None:
         )
         left = tuple(u for u in uses if u not in moved)
         found.append((Use(Shares(host, split), 1, count), *left))
-    levelled = replace(a, uses=tuple(found))
-    return None if levelled == a else levelled
+    levelled = replace(arrangement, uses=tuple(found))
+    return None if levelled == arrangement else levelled
 
 
-def orders(a: Arrangement) -> Iterator[Arrangement]:
+def orders(arrangement: Arrangement) -> Iterator[Arrangement]:
     """The same uses in other orders: every sequence of blocks, and spread evenly."""
-    if all(len(uses) < 2 for uses in a.uses):
-        yield a
+    if all(len(uses) < 2 for uses in arrangement.uses):
+        yield arrangement
         return
-    widest = max(len(uses) for uses in a.uses)
+    widest = max(len(uses) for uses in arrangement.uses)
     for turn in permutations(range(widest)) if widest <= 3 else [tuple(range(widest))]:
-        uses = tuple(tuple(some[i] for i in turn if i < len(some)) for some in a.uses)
+        uses = tuple(tuple(some[i] for i in turn if i < len(some)) for some in arrangement.uses)
         for spread in (False, True):
-            yield replace(a, uses=uses, spread=spread)
+            yield replace(arrangement, uses=uses, spread=spread)
 
 
-def neighbours(a: Arrangement, step: int) -> Iterator[Arrangement]:
+def neighbours(arrangement: Arrangement, step: int) -> Iterator[Arrangement]:
     """Arrangements that differ a little: layers moved between uses, shares, streamed weights."""
     fine = FINER[step]
-    for k, uses in enumerate(a.uses):
+    for k, uses in enumerate(arrangement.uses):
         for i, j in permutations(range(len(uses)), 2):
             moved = min(MOVES[step], uses[i].layers - 1)
             if moved > 0:
-                yield _with(a, k, {
+                yield _with(arrangement, k, {
                     i: replace(uses[i], layers=uses[i].layers - moved),
                     j: replace(uses[j], layers=uses[j].layers + moved),
                 })  # fmt: skip
@@ -179,10 +181,10 @@ def neighbours(a: Arrangement, step: int) -> Iterator[Arrangement]:
                     shares = replace(use.shares, **changed)
                     shares = replace(shares, split=min(shares.split, shares.host))
                     if shares != use.shares:
-                        yield _with(a, k, {i: replace(use, shares=shares)})
-    if a.streamed > 0:
-        for other in (a.streamed - fine, a.streamed + fine):
-            yield replace(a, streamed=min(max(other, 0.0), 1.0))
+                        yield _with(arrangement, k, {i: replace(use, shares=shares)})
+    if arrangement.streamed > 0:
+        for other in (arrangement.streamed - fine, arrangement.streamed + fine):
+            yield replace(arrangement, streamed=min(max(other, 0.0), 1.0))
 
 
 def _with(a: Arrangement, count: int, changed: dict[int, Use]) -> Arrangement:

@@ -52,7 +52,7 @@ class Options:
 
     @property
     def names(self) -> list[str]:
-        """Techniques, each once."""
+        """The names of all techniques, each once."""
         return list(dict.fromkeys(self.name.tolist()))
 
 

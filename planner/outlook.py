@@ -35,31 +35,31 @@ class Binding:
     technique: str  # what would then be chosen
 
 
-def prices(q: Question, search: Search, row: int) -> dict[str, float]:
+def prices(question: Question, search: Search, row: int) -> dict[str, float]:
     """Relative gain of the objective for a little more of each thing, as solved again."""
     leaders = near(search, row)
-    value = reference(q, search, row, leaders)
-    more = q.with_limits(gpu_memory=q.limits.gpu_memory + GIB)
+    value = reference(question, search, row, leaders)
+    more = question.with_limits(gpu_memory=question.limits.gpu_memory + GIB)
     found = {"one more GiB of GPU memory": _again(more, leaders, value)}
-    more = q.with_limits(host_memory=q.limits.host_memory + 16 * GIB)
+    more = question.with_limits(host_memory=question.limits.host_memory + 16 * GIB)
     found["16 GiB more host memory"] = _again(more, leaders, value)
     for name, label in (("ttft", "a 10 % looser TTFT"), ("tpot", "a 10 % looser TPOT")):
-        limit = getattr(q.limits, name)
+        limit = getattr(question.limits, name)
         if np.isfinite(limit):
-            found[label] = _again(q.with_limits(**{name: MORE * limit}), leaders, value)
+            found[label] = _again(question.with_limits(**{name: MORE * limit}), leaders, value)
     for label, links in (
         ("10 % more host link bandwidth", ("h2d", "d2h")),
         ("10 % more host memory bandwidth", ("dram",)),
         ("10 % more GPU memory bandwidth", ("hbm",)),
     ):
-        d = faster(q.deployment, links)
-        found[label] = _again(replace(q, deployment=d), leaders, value)
+        d = faster(question.deployment, links)
+        found[label] = _again(replace(question, deployment=d), leaders, value)
     return found
 
 
-def reference(q: Question, search: Search, row: int, leaders: list[Technique]) -> float:
+def reference(question: Question, search: Search, row: int, leaders: list[Technique]) -> float:
     """The objective to compare with: found with the same batches as what it is compared with."""
-    again = _best(q, leaders)
+    again = _best(question, leaders)
     return search.value(row) if again is None else min(search.value(row), again)
 
 
@@ -78,17 +78,19 @@ def _best(q: Question, leaders: list[Technique]) -> float | None:
     return None if row is None else other.value(row)
 
 
-def bindings(q: Question, search: Search, row: int, found: dict[str, float]) -> list[Binding]:
+def bindings(
+    question: Question, search: Search, row: int, found: dict[str, float]
+) -> list[Binding]:
     """Limits whose price is not zero, with what taking them away would bring."""
     value, limits = search.value(row), []
     cheap = {"gpu_memory": "one more GiB of GPU memory", "host_memory": "16 GiB more host memory",
              "ttft": "a 10 % looser TTFT", "tpot": "a 10 % looser TPOT"}  # fmt: skip
     for name, label in cheap.items():
         if found.get(label, 0.0) > PAYS:
-            limits.append(_without(q, search, row, name))
+            limits.append(_without(question, search, row, name))
     for name in ("loss", "assumed"):
-        other = search.optimum(q.limits.finite(without=name))
-        if other is not None and gain(value, search.value(other)) > max(PAYS, q.errors[0]):
+        other = search.optimum(question.limits.finite(without=name))
+        if other is not None and gain(value, search.value(other)) > max(PAYS, question.errors[0]):
             technique = str(search.table.technique[other])
             limits.append(Binding(name, gain(value, search.value(other)), technique))
     return limits

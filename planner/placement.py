@@ -79,7 +79,7 @@ class Coefficients:
 
     @cached_property
     def phases(self) -> tuple[str, ...]:
-        """Names of passes."""
+        """The names of the passes: the prompts, then points of the decoding."""
         return ("prefill", *(f"round{i}" for i in range(self._stretches.rounds.size)))
 
     @cached_property
@@ -225,12 +225,12 @@ class Coefficients:
     def _option_of(self) -> list[int]:
         return [o for o, option in enumerate(self.options) for _ in option.corners]
 
-    def corner(self, programme: Programme, v: int) -> tuple[Option, Shares]:
+    def corner(self, programme: Programme, index: int) -> tuple[Option, Shares]:
         """The option and the shares of a corner of a programme made here."""
-        name = programme.names[int(programme.option_of[v])]
+        name = programme.names[int(programme.option_of[index])]
         option = next(o for o in self.options if o.name == name)
-        first = int(np.flatnonzero(programme.option_of == programme.option_of[v])[0])
-        return option, option.corners[v - first]
+        first = int(np.flatnonzero(programme.option_of == programme.option_of[index])[0])
+        return option, option.corners[index - first]
 
     def _times(
         self, limits: PlanLimits, reads: float, each: Array

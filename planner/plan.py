@@ -104,34 +104,36 @@ def make_plan(
     return answer(q if errors is None else replace(q, errors=errors))
 
 
-def answer(q: Question) -> ChosenPlan:
+def answer(question: Question) -> ChosenPlan:
     """The plan for a question."""
     started = perf_counter()
-    search = Search(q, q.table())
+    search = Search(question, question.table())
     search.drafts()
     search.refine()
-    limits = q.limits.finite()
-    placements = _placements(q, search)
+    limits = question.limits.finite()
+    placements = _placements(question, search)
     row = search.chosen(limits) if search.table.technique else None
     if row is None:
-        raise explain(q, search)
+        raise explain(question, search)
     best = search.optimum(limits)
     assert best is not None
     choice = search.replay(row)
     seconds = perf_counter() - started
-    found = prices(q, search, best)  # of the best there is: what is simpler gives up a little
+    found = prices(
+        question, search, best
+    )  # of the best there is: what is simpler gives up a little
     top = search.value(best)
     return ChosenPlan(
-        question=q,
+        question=question,
         choice=choice,
         evidence=search.table.evidence[row],
-        baseline=baseline(q, search),
-        alternatives=alternatives(q, search, row),
-        knees=knees(q, search, row),
-        waves=waves(q, choice),
-        binding=bindings(q, search, best, found),
+        baseline=baseline(question, search),
+        alternatives=alternatives(question, search, row),
+        knees=knees(question, search, row),
+        waves=waves(question, choice),
+        binding=bindings(question, search, best, found),
         prices=found,
-        advice=better(q, choice),
+        advice=better(question, choice),
         solver=Solved(
             options=len(search.table),
             solves=placements.solves,

@@ -100,7 +100,7 @@ class Built:
     x: dict[tuple[int, int], pulp.LpVariable]
 
 
-def build(p: Programme, whole: bool = True, cuts: tuple[Array, ...] = ()) -> Built:
+def build(programme: Programme, whole: bool = True, cuts: tuple[Array, ...] = ()) -> Built:
     """The programme; with ``whole`` counts are whole numbers, else it is the relaxation.
 
     Parameters
@@ -108,42 +108,53 @@ def build(p: Programme, whole: bool = True, cuts: tuple[Array, ...] = ()) -> Bui
     cuts : counts that are known already and may not come again. (o, k) each
     """
     problem = pulp.LpProblem("placement", pulp.LpMinimize)
-    options, corners, shapes = range(len(p.names)), range(len(p.option_of)), range(p.layers.size)
+    options, corners, shapes = (
+        range(len(programme.names)),
+        range(len(programme.option_of)),
+        range(programme.layers.size),
+    )
     kind = pulp.LpInteger if whole else pulp.LpContinuous
 
     def layers_of(name: str, k: int, kind: str) -> pulp.LpVariable:
-        return problem.add_variable(name, 0, int(p.layers[k]), kind)
+        return problem.add_variable(name, 0, int(programme.layers[k]), kind)
 
-    n = {(o, k): layers_of(f"n_{p.names[o]}_{k}", k, kind) for o, k in product(options, shapes)}
+    n = {
+        (o, k): layers_of(f"n_{programme.names[o]}_{k}", k, kind)
+        for o, k in product(options, shapes)
+    }
     y = {(v, k): layers_of(f"y_{v}_{k}", k, pulp.LpContinuous) for v, k in product(corners, shapes)}
-    w = problem.add_variable("w", 0, p.most_streamed)
-    t = [problem.add_variable(f"T_{q}", 0) for q in p.phases]
-    most = float(p.layers.sum())
-    costly = [o for o in options if (p.once_gpu[:, o] > 0).any() or (p.once_host[:, o] > 0).any()]
+    w = problem.add_variable("w", 0, programme.most_streamed)
+    t = [problem.add_variable(f"T_{q}", 0) for q in programme.phases]
+    most = float(programme.layers.sum())
+    costly = [
+        o
+        for o in options
+        if (programme.once_gpu[:, o] > 0).any() or (programme.once_host[:, o] > 0).any()
+    ]
     use = {
         o: problem.add_variable(
-            f"use_{p.names[o]}", 0, 1, pulp.LpInteger if whole else "Continuous"
+            f"use_{programme.names[o]}", 0, 1, pulp.LpInteger if whole else "Continuous"
         )
         for o in costly
     }
-    unit = float(np.max(p.seconds.sum(axis=(2, 3)), initial=0.0)) or 1.0
-    problem.setObjective(pulp.lpSum(float(c) * x for c, x in zip(p.weight, t, strict=True)))
+    unit = float(np.max(programme.seconds.sum(axis=(2, 3)), initial=0.0)) or 1.0
+    problem.setObjective(pulp.lpSum(float(c) * x for c, x in zip(programme.weight, t, strict=True)))
     for k in shapes:
         total = pulp.lpSum(n[o, k] for o in options)
-        problem.addConstraint(total == int(p.layers[k]), f"layers_{k}")
+        problem.addConstraint(total == int(programme.layers[k]), f"layers_{k}")
     for o, k in product(options, shapes):
-        mine = [y[v, k] for v in corners if p.option_of[v] == o]
-        problem.addConstraint(pulp.lpSum(mine) == n[o, k], f"shares_{p.names[o]}_{k}")
-    _times(problem, p, y, w, t, unit)
-    _memory(problem, p, y, w, use)
+        mine = [y[v, k] for v in corners if programme.option_of[v] == o]
+        problem.addConstraint(pulp.lpSum(mine) == n[o, k], f"shares_{programme.names[o]}_{k}")
+    _times(problem, programme, y, w, t, unit)
+    _memory(problem, programme, y, w, use)
     for o, x in use.items():
         total = pulp.lpSum(n[o, k] for k in shapes)
-        problem.addConstraint(total <= most * x, f"used_{p.names[o]}")
-    for name, (weights, limit) in p.times.items():
+        problem.addConstraint(total <= most * x, f"used_{programme.names[o]}")
+    for name, (weights, limit) in programme.times.items():
         used = pulp.lpSum(float(c / limit) * x for c, x in zip(weights, t, strict=True) if c)
         problem.addConstraint(used <= 1, name)
-    assigned = _losses(problem, p, n)
-    _cut(problem, n, p, cuts)
+    assigned = _losses(problem, programme, n)
+    _cut(problem, n, programme, cuts)
     return Built(problem, n, y, w, t, assigned)
 
 

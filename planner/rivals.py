@@ -48,24 +48,24 @@ class Waves:
     output_tok_s: float  # of all waves together [tokens/s]
 
 
-def baseline(q: Question, search: Search) -> Prediction | None:
+def baseline(question: Question, search: Search) -> Prediction | None:
     """Full KV in the same memory whatever its latency, at its best batch if not at the given."""
-    memory = {k: v for k, v in q.limits.finite().items() if k.endswith("memory")}
+    memory = {k: v for k, v in question.limits.finite().items() if k.endswith("memory")}
     if FULL in search.table.names:
-        row = search.best(q.limits.hard(), FULL)
+        row = search.best(question.limits.hard(), FULL)
         row = search.best(memory, FULL) if row is None else row
         if row is not None:
             return search.replay(row)
-    free = replace(q, workload=replace(q.workload, batch=None))
+    free = replace(question, workload=replace(question.workload, batch=None))
     free = replace(free, admission=Admission((parse(FULL),)))
     other = Search(free, free.table())
     row = other.best(memory) if other.table.technique else None
     return None if row is None else other.replay(row)
 
 
-def alternatives(q: Question, search: Search, chosen: int) -> list[Rival]:
+def alternatives(question: Question, search: Search, chosen: int) -> list[Rival]:
     """The best of other techniques: three that are allowed, three that are not yet."""
-    table, limits = search.table, q.limits
+    table, limits = search.table, question.limits
     allowed = (table.columns["loss"] <= limits.loss) & (table.columns["assumed"] <= limits.assumed)
     found: dict[bool, list[tuple[bool, float, int]]] = {True: [], False: []}
     for name in table.names:
@@ -79,15 +79,17 @@ def alternatives(q: Question, search: Search, chosen: int) -> list[Rival]:
             row = search.best(memory, name)
         if row is not None:
             late = not _in_time(search, row)
-            found[bool(allowed[row])].append((late, float(table.columns[q.objective][row]), row))
+            found[bool(allowed[row])].append(
+                (late, float(table.columns[question.objective][row]), row)
+            )
     shown = [row for options in found.values() for _, _, row in sorted(options)[:SHOWN]]
     return [
         Rival(
             prediction=search.replay(row),
             evidence=table.evidence[row],
             allowed=bool(allowed[row]),
-            needs=tuple(needs(q, search, row)),
-            reason=reason(q, search, chosen, row),
+            needs=tuple(needs(question, search, row)),
+            reason=reason(question, search, chosen, row),
         )
         for row in shown
     ]
@@ -97,28 +99,28 @@ def _in_time(search: Search, row: int) -> bool:
     return all(search.table.columns[k][row] <= v for k, v in search.q.limits.hard().items())
 
 
-def needs(q: Question, search: Search, row: int) -> Iterator[str]:
+def needs(question: Question, search: Search, row: int) -> Iterator[str]:
     """Options of the command line that would admit a row."""
-    if search.table.columns["loss"][row] > q.limits.loss:
+    if search.table.columns["loss"][row] > question.limits.loss:
         found = search.table.evidence[row]
         if found.kind == "none" or found.missing:
             yield "--lossy"
         else:
             yield f"--max-loss {ceil(found.loss * 100) / 100:g}"
-    if search.table.columns["assumed"][row] > q.limits.assumed:
+    if search.table.columns["assumed"][row] > question.limits.assumed:
         yield "--acceptance"
 
 
-def reason(q: Question, search: Search, chosen: int, row: int) -> str:
+def reason(question: Question, search: Search, chosen: int, row: int) -> str:
     """Why a row lost, in one clause: the first reason that applies."""
     table, mine = search.table, search.replay(row)
     t = mine.technique
-    if table.columns["assumed"][row] > q.limits.assumed:
+    if table.columns["assumed"][row] > question.limits.assumed:
         return f"its speed rests on {t.assumes}"
-    if table.columns["loss"][row] > q.limits.loss:
+    if table.columns["loss"][row] > question.limits.loss:
         return str(table.evidence[row])
     for name in ("ttft", "tpot"):
-        value, limit = float(table.columns[name][row]), getattr(q.limits, name)
+        value, limit = float(table.columns[name][row]), getattr(question.limits, name)
         if value > limit:
             return f"its {LABELS[name]} is {spoken(value)}, above {spoken(limit)}"
     best, value = search.value(chosen), search.value(row)
@@ -129,7 +131,7 @@ def reason(q: Question, search: Search, chosen: int, row: int) -> str:
             if rank(t) > rank(table.technique[chosen])
             else "and its latency is higher"
         )  # fmt: skip
-        return f"is {ahead:.1%} better, within the known error of {q.errors[0]:.0%}, {why}"
+        return f"is {ahead:.1%} better, within the known error of {question.errors[0]:.0%}, {why}"
     middle = decode_point(float(mine.batch[0]), mine.prompt, mine.generate, mine.generate // 2)
     behind = gain(value, best)
     return f"is {behind / (1 + behind):.0%} slower; bound by {bound_by(t, mine.deployment, middle)}"
@@ -142,12 +144,12 @@ def spoken(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min"
 
 
-def knees(q: Question, search: Search, chosen: int) -> list[Knee]:
+def knees(question: Question, search: Search, chosen: int) -> list[Knee]:
     """The earliest first token of the chosen technique within shares of its best."""
     table = search.table
     same = table.rows_of(table.technique[chosen].name)
-    objective = table.columns[q.objective]
-    rows = np.intersect1d(within(objective, table.columns, q.limits.finite()), same)
+    objective = table.columns[question.objective]
+    rows = np.intersect1d(within(objective, table.columns, question.limits.finite()), same)
     top = float(objective[rows].min())
     found = []
     for share in KNEES:
@@ -157,17 +159,19 @@ def knees(q: Question, search: Search, chosen: int) -> list[Knee]:
     return found
 
 
-def waves(q: Question, choice: Prediction) -> Waves | None:
+def waves(question: Question, choice: Prediction) -> Waves | None:
     """Where smaller batches in turn finish a given batch earlier: the best of them."""
-    w = q.workload
+    w = question.workload
     if w.batch is None or w.service or w.batch < 2:
         return None
-    free = replace(q, workload=replace(w, batch=None))
+    free = replace(question, workload=replace(w, batch=None))
     names = {FULL, choice.technique.name} & set(TECHNIQUES)
     search = Search(free, free.table(names=tuple(names)))
     if not len(search.table):
         return None
-    rows = within(search.table.columns[q.objective], search.table.columns, q.limits.finite())
+    rows = within(
+        search.table.columns[question.objective], search.table.columns, question.limits.finite()
+    )
     rows = rows[search.table.batch[rows] < w.batch]
     if not rows.size:
         return None
@@ -176,6 +180,6 @@ def waves(q: Question, choice: Prediction) -> Waves | None:
     row, count = int(rows[np.argmin(total)]), int(counts[np.argmin(total)])
     t = search.table.technique[row]
     even = ceil(ceil(w.batch / count) / t.tiles()) * t.tiles()  # no wave larger than it must be
-    one = w.predict(t, q.deployment, np.array([float(even)]))
+    one = w.predict(t, question.deployment, np.array([float(even)]))
     rate = w.batch * w.generate / (count * float(one.request_s[0]))
     return Waves(one, count, rate) if rate > 1.02 * float(choice.output_tok_s[0]) else None

@@ -3,7 +3,7 @@
 import numpy as np
 
 from kvsim.errors import InfeasibleError
-from kvsim.planner.carry import Targets
+from kvsim.planner.carry import ReplicaTargets
 from kvsim.planner.choose import best, nearest
 from kvsim.planner.question import BETWEEN, rank
 from kvsim.planner.verify import Simulated, measured
@@ -11,7 +11,7 @@ from kvsim.planner.verify import Simulated, measured
 TIE = 0.005  # objectives this near are equal, and the mean latency decides
 
 
-def best_of(done: list[Simulated], objective: str, targets: Targets) -> Simulated:
+def best_of(done: list[Simulated], objective: str, targets: ReplicaTargets) -> Simulated:
     """The simplest that is within the targets and as good as the best within the known error.
 
     Of settings of one technique that are equal, that with the smallest mean latency.

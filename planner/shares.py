@@ -77,9 +77,9 @@ def options_for(deployment: Deployment, halves: bool) -> list[Option]:
     return found
 
 
-def placed(s: Shares, prompt: int, streamed: float = 0.0, parts: int = 1) -> Technique:
+def placed(shares: Shares, prompt: int, streamed: float = 0.0, parts: int = 1) -> Technique:
     """The technique of all layers that places them so."""
-    return compose(_place(s, prompt, streamed, parts))
+    return compose(_place(shares, prompt, streamed, parts))
 
 
 def _place(s: Shares, prompt: int, streamed: float, parts: int) -> Place:

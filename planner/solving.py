@@ -44,7 +44,7 @@ class Mix:
 
 
 def solve(
-    p: Programme,
+    programme: Programme,
     whole: bool = True,
     gap: float = 1e-4,
     cuts: tuple[Array, ...] = (),
@@ -58,22 +58,22 @@ def solve(
         If no mix is within the limits.
     """
     started = time.perf_counter()
-    built = build(p, whole, cuts)
+    built = build(programme, whole, cuts)
     solver = _solver(gap, seconds)
     built.problem.solve(solver)
     status = STATUSES[built.problem.status]
     if status != "optimal":
         raise InfeasibleError(f"no mix of placements is within the limits ({status})")
-    options, shapes = len(p.names), p.layers.size
+    options, shapes = len(programme.names), programme.layers.size
     counts = np.array([[built.n[o, k].value() for k in range(shapes)] for o in range(options)])
     corners = np.array([[built.y[v, k].value() for k in range(shapes)]
-                        for v in range(len(p.option_of))])  # fmt: skip
+                        for v in range(len(programme.option_of))])  # fmt: skip
     objective = float(pulp.value(built.problem.objective))
     assigned = None
     if built.x:
-        assert p.loss is not None
+        assert programme.loss is not None
         assigned = np.array([[built.x[i, o].value() for o in range(options)]
-                             for i in range(len(p.loss))])  # fmt: skip
+                             for i in range(len(programme.loss))])  # fmt: skip
     return Mix(
         counts=np.abs(np.round(counts)) if whole else counts,
         corners=np.maximum(corners, 0.0),
@@ -87,7 +87,7 @@ def solve(
 
 
 def best_first(
-    p: Programme, evaluate: Callable[[Mix], float], most: int
+    programme: Programme, evaluate: Callable[[Mix], float], most: int
 ) -> tuple[Mix | None, float, float]:
     """Mixes in the order of their bounds until none that is left can be better.
 
@@ -106,7 +106,7 @@ def best_first(
     bound = -np.inf
     for _ in range(most):
         try:
-            mix = solve(p, gap=EXACT, cuts=cuts)
+            mix = solve(programme, gap=EXACT, cuts=cuts)
         except InfeasibleError:
             return (*best, best[1])
         bound = max(bound, mix.bound)
@@ -127,8 +127,12 @@ def _solver(gap: float, seconds: float) -> pulp.LpSolver:
     return pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=gap, timeLimit=seconds)
 
 
-def lower_bound(p: Programme, corners: Array, streamed: float = 0.0) -> Array:
+def lower_bound(programme: Programme, corners: Array, streamed: float = 0.0) -> Array:
     """What the programme says of a mix, phase by phase, without solving. (q,) [s]"""
-    work = np.einsum("qrvk,vk->qr", p.seconds, corners) + p.head + streamed * p.streamed[0]
+    work = (
+        np.einsum("qrvk,vk->qr", programme.seconds, corners)
+        + programme.head
+        + streamed * programme.streamed[0]
+    )
     found: Array = work.max(axis=1)
     return found

@@ -7,7 +7,7 @@ from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
 from kvsim.planner.candidates import options_of
-from kvsim.planner.carry import ONE, Carried, Targets, carry
+from kvsim.planner.carry import ONE, Carried, ReplicaTargets, carry
 from kvsim.planner.classes import Classes, classes_of
 from kvsim.planner.load import loads_of
 from kvsim.planner.question import FULL, check_objective
@@ -93,7 +93,7 @@ class _Search:
     ) -> None:
         self.requests, self.objective, self.limits, self.tell = requests, objective, limits, tell
         self.classes = classes_of(requests)
-        self.targets = Targets(rules.max_seqs, limits.ttft, limits.tpot)
+        self.targets = ReplicaTargets(limits.ttft, limits.tpot, max_seqs=rules.max_seqs)
         self.options = options_of(deployment, requests, limits, rules, admission)
         tell(f"estimating {len(self.options)} settings")
         self.loads = loads_of(self.options, self.classes, limits.ttft)
@@ -105,7 +105,7 @@ class _Search:
         """The best settings of each technique that is not hopeless."""
         best = sorted(self._best_settings(), key=self._rank)
         if not best:  # what is simulated then says how far off the targets are
-            self.bounds = Targets(self.targets.max_seqs)
+            self.bounds = ReplicaTargets(max_seqs=self.targets.max_seqs)
             best = sorted(self._best_settings(), key=self._rank)
         for i, carried in enumerate(best):
             name = self.options[carried.option_of[0]].technique.name

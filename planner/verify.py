@@ -5,14 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvsim.graph import Array
-from kvsim.planner.carry import ATTAINED, Carried, Targets
+from kvsim.planner.carry import ATTAINED, Carried, ReplicaTargets
 from kvsim.planner.choose import nearest
 from kvsim.planner.classes import Classes
 from kvsim.planner.load import Loads
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.lanes import Lane, simulate_lanes
-from kvsim.serving.outcome import QUANTILES, Outcome
-from kvsim.serving.outcome import Targets as Good
+from kvsim.serving.outcome import QUANTILES, Outcome, Targets
 from kvsim.techniques.base import Technique
 from kvsim.traces.requests import Requests
 
@@ -73,7 +72,7 @@ def simulated(
     loads: Loads,
     classes: Classes,
     carried: Carried,
-    targets: Targets,
+    targets: ReplicaTargets,
 ) -> Simulated:
     """Play the trace with what the programme chose.
 
@@ -119,7 +118,7 @@ def _play(
     loads: Loads,
     classes: Classes,
     carried: Carried,
-    targets: Targets,
+    targets: ReplicaTargets,
     max_seqs: int,
 ) -> Simulated:
     used = carried.options
@@ -129,7 +128,7 @@ def _play(
         for o, share in zip(used, _shares(loads, carried), strict=True)
     ]
     run = simulate_lanes(requests, lanes, np.array(lane_of_class)[classes.of])
-    outcome = Outcome(run, Good(targets.ttft, targets.tpot))
+    outcome = Outcome(run, Targets(targets.ttft, targets.tpot))
     return Simulated(tuple(lane.costs for lane in lanes), lane_of_class, carried, outcome)
 
 

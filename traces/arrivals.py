@@ -79,7 +79,7 @@ class Steady(Arrivals):
     """Constant load: Poisson with cv 1, burstier above, more even below."""
 
     def load(self, random: Random, duration: float) -> tuple[Floats, Floats]:
-        """A straight line."""
+        """Expected requests by time: a straight line."""
         ends = np.array([0.0, 10.0 * duration + 1.0])
         return ends, ends
 
@@ -98,7 +98,7 @@ class OnOff(Arrivals):
     off: float = 30.0
 
     def load(self, random: Random, duration: float) -> tuple[Floats, Floats]:
-        """Ramps and plateaus."""
+        """Expected requests by time: ramps while on, plateaus while off."""
         cycles = int(1.2 * duration / (self.on + self.off)) + 20
         lengths = random.exponential([self.on, self.off], (cycles, 2))
         times = np.concatenate([[0.0], np.cumsum(lengths)])

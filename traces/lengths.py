@@ -50,7 +50,7 @@ class Empirical:
     marks: tuple[float, ...]
 
     def at(self, share: Floats, normal: Floats) -> Floats:
-        """Values at quantiles."""
+        """The values at quantiles ``share`` of the distribution."""
         return np.expm1(np.interp(share, MARKS, self.marks))
 
 

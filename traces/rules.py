@@ -93,13 +93,13 @@ class LeftOut:
     first: dict[str, str] = field(default_factory=dict)
 
     def add(self, broken: Broken, told: str) -> None:
-        """Count one row."""
+        """Count one row that breaks a rule, and keep the first one as an example."""
         self.counts[broken.rule] = self.counts.get(broken.rule, 0) + 1
         self.first.setdefault(broken.rule, told)
 
     @property
     def total(self) -> int:
-        """Rows left out."""
+        """How many rows were left out, for whatever rule."""
         return sum(self.counts.values())
 
 

@@ -135,7 +135,7 @@ def _groups(root: Path) -> list[Path]:
 
 
 def _numbers(text: str) -> set[int]:
-    """``0-3,8`` as numbers."""
+    """The numbers that a list of ranges names, such as ``0-3,8``."""
     found: set[int] = set()
     for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
         found |= set(range(int(first), int(last or first) + 1))

@@ -103,7 +103,7 @@ def words(name: str, text: str, known: tuple[str, ...] = ()) -> list[str]:
 
 
 def count(name: str, text: str, alternative: str = "") -> int:
-    """One whole number."""
+    """The one whole number that an option was given."""
     if not WHOLE.fullmatch(text):
         raise InputError(f"{name}: got {text[:40]!r}; expected one whole number{alternative}")
     return int(limits.check(name, int(text)))

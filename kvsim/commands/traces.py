@@ -161,4 +161,4 @@ def _progress(rows: int) -> None:
 
 
 def _quiet(rows: int) -> None:
-    """Report no progress."""
+    """Take the count of rows read so far and print nothing."""

@@ -68,7 +68,7 @@ class Emitted:
         return " ".join(part.strip() for part in self.text.split("\\\n"))
 
 
-def emit(engine: str, s: Served) -> Emitted:
+def emit(engine: str, served: Served) -> Emitted:
     """The settings of an engine for a replica.
 
     Raises
@@ -79,7 +79,7 @@ def emit(engine: str, s: Served) -> Emitted:
     if engine not in WRITERS:
         raise unknown("engine", engine, WRITERS)
     found = EngineSettings(engine)
-    text = WRITERS[engine](s, found)
+    text = WRITERS[engine](served, found)
     return Emitted(engine, text, tuple(found.used), tuple(found.missing))
 
 

@@ -49,7 +49,7 @@ class Schema:
 
     @property
     def keys(self) -> frozenset[str]:
-        """Every valid key."""
+        """The names of every key that a file may have."""
         return self.texts | self.flags | self.lists | self.numbers.keys()
 
 

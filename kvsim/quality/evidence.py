@@ -70,7 +70,7 @@ class Evidence:
         return self.loss <= most
 
     def __str__(self) -> str:
-        """One sentence."""
+        """What is known of the loss, in one sentence."""
         if self.kind == "lossless":
             return "same tokens as full-precision KV"
         if self.kind == "none":

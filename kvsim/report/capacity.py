@@ -116,9 +116,9 @@ def _replicas(answer: CapacityAnswer, j: int) -> Row:
     }
 
 
-def kv_tokens(x: Configuration) -> int:
+def kv_tokens(configuration: Configuration) -> int:
     """Tokens that a replica's KV cache holds, as engines print it on start."""
-    costs = x.costs
+    costs = configuration.costs
     return int(costs.capacity / costs.room.block_bytes) * costs.rules.block_tokens
 
 

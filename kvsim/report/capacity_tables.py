@@ -30,7 +30,7 @@ def shortfall(answer: Row) -> list[str]:
 
 
 def asked(answer: Row) -> str:
-    """The question."""
+    """The targets and the traffic that were asked for, in one sentence."""
     goal = answer["planned_for"]
     some = [
         f"{name} p{goal['percentile']:g} at most {wait(goal[key])}"

@@ -25,11 +25,11 @@ STREAMS = {"gpu": "GPU", "h2d": "host to GPU", "d2h": "GPU to host", "cpu": "CPU
 MOST_LANES = 400  # ops of a step that are drawn
 
 
-def finished(figure: "Figure", height: int, x: str, y: str, **axes: Any) -> "Figure":
+def finished(figure: "Figure", height: int, across: str, up: str, **axes: Any) -> "Figure":
     """A figure with titled axes and its legend above."""
     figure.update_layout(height=height, legend=LEGEND, margin={"t": 16, "r": 12})
-    figure.update_xaxes(title=x, **axes.get("xaxis", {}))
-    figure.update_yaxes(title=y, **axes.get("yaxis", {}))
+    figure.update_xaxes(title=across, **axes.get("xaxis", {}))
+    figure.update_yaxes(title=up, **axes.get("yaxis", {}))
     return figure
 
 

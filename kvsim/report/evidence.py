@@ -82,19 +82,19 @@ def _published(deployment: Deployment, technique: str) -> list[str]:
     ]
 
 
-def on_any(h: Hardware) -> str:
+def on_any(machine: Hardware) -> str:
     """How accurate predictions are known to be on a card, whatever the technique."""
-    here = Counter(name for hardware, name in _rows() if hardware == h.name)
+    here = Counter(name for hardware, name in _rows() if hardware == machine.name)
     if here:
         told = ", ".join(f"{count} of {name}" for name, count in here.most_common(4))
         return (
-            f"{sum(here.values())} published times were measured on {h.name} ({told}); `kvsim "
-            f"reproduce` prints how far predictions are off, row by row."
+            f"{sum(here.values())} published times were measured on {machine.name} ({told}); "
+            f"`kvsim reproduce` prints how far predictions are off, row by row."
         )
-    near = nearest(h)
+    near = nearest(machine)
     return (
-        f"Nothing was measured on {h.name}: how accurate predictions are there is not known. The "
-        f"nearest card with published times is {near}. `kvsim calibrate` measures this one, "
+        f"Nothing was measured on {machine.name}: how accurate predictions are there is not known. "
+        f"The nearest card with published times is {near}. `kvsim calibrate` measures this one, "
         f"`calibrate --from-run` fits to a log of your server."
     )
 

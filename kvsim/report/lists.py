@@ -17,7 +17,7 @@ from kvsim.techniques import TECHNIQUES, parse
 
 
 def models() -> list[Row]:
-    """The model catalogue."""
+    """One row for each model of the catalogue."""
     rows = []
     for name in model_names():
         m, entry = load_model(name), catalogue_entry(name)
@@ -41,12 +41,12 @@ def models() -> list[Row]:
 
 
 def gpus() -> list[Row]:
-    """The hardware profiles."""
+    """One row for each hardware profile that is shipped."""
     return [gpu(load_hardware(name)) for name in hardware_names()]
 
 
 def gpu(hardware: Hardware) -> Row:
-    """One hardware profile."""
+    """The row of one hardware profile."""
     return {
         "name": hardware.name,
         "title": hardware.title,
@@ -89,7 +89,7 @@ def techniques() -> list[Row]:
 
 
 def stacks() -> list[Row]:
-    """The software stacks."""
+    """One row for each software stack that is shipped."""
     rows = []
     for name in stack_names():
         s = load_stack(name)

@@ -45,7 +45,7 @@ class Page:
     sources: Sequence[str] = field(default_factory=tuple)
 
     def html(self) -> str:
-        """The whole page."""
+        """The whole page as HTML, which needs no other file."""
         body = [
             f"<h1>{escape(self.title)}</h1>",
             self.answer.html(),

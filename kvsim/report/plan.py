@@ -43,7 +43,7 @@ class Planned(Result):
 
     @property
     def title(self) -> str:
-        """Where it runs."""
+        """The deployment that the plan is for, in words."""
         return deployment(self.plan.choice.deployment)
 
     @property
@@ -158,15 +158,15 @@ def quality(found: Evidence) -> Row:
     }
 
 
-def advice(a: Advice) -> Row:
+def advice(advised: Advice) -> Row:
     """A change of the question, and what it would bring."""
     return {
-        "option": a.option,
-        "what": a.what,
-        "gain": number(a.gain),
-        "caution": a.caution,
-        "words": str(a),
-        "predicted": a.prediction and brief(a.prediction),
+        "option": advised.option,
+        "what": advised.what,
+        "gain": number(advised.gain),
+        "caution": advised.caution,
+        "words": str(advised),
+        "predicted": advised.prediction and brief(advised.prediction),
     }
 
 

@@ -23,7 +23,7 @@ SHOWN = 40  # rows printed; JSON and page have all
 
 
 def answer(rows: list[PublishedRow], predicted: list[float], scores: list[Score]) -> Plain:
-    """Everything ``--json`` prints."""
+    """The object that ``--json`` prints: answer, rows and tables."""
     return {
         "answer": answered(rows, predicted).row(),
         "rows": [_row(row, value) for row, value in zip(rows, predicted, strict=True)],

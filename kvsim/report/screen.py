@@ -15,7 +15,7 @@ BAR = 12  # characters of the longest bar
 
 
 class Screen:
-    """Standard output."""
+    """Standard output, at the width and with the styles that the terminal has."""
 
     def __init__(self) -> None:
         columns = get_terminal_size((PIPED, 24)).columns
@@ -26,7 +26,7 @@ class Screen:
             sys.stdout.reconfigure(errors="replace")
 
     def title(self, text: str) -> None:
-        """A heading."""
+        """Print a heading, bold where the terminal shows it."""
         print(self._bold(fitted(text, min(self.width, PROSE))))
 
     def say(self, text: str, indent: str = "") -> None:
@@ -34,12 +34,12 @@ class Screen:
         print(fitted(text, min(self.width, PROSE), indent))
 
     def items(self, texts: list[str]) -> None:
-        """A list."""
+        """Print one text per line, each after a dash."""
         for text in texts:
             print(fitted(f"- {text}", min(self.width, PROSE), "  "))
 
     def blank(self) -> None:
-        """An empty line."""
+        """Print one empty line."""
         print()
 
     def table(self, table: Table) -> None:

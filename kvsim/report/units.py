@@ -83,7 +83,7 @@ def times(ratio: float | None) -> str:
 
 
 def usd(value: float | None) -> str:
-    """A price."""
+    """A price in dollars, whole from 100 on, else with three digits."""
     if value is None or not isfinite(value):
         return DASH
     return f"${value:,.0f}" if value >= 100 else f"${rounded(value, 3)}"

@@ -216,14 +216,14 @@ def answered(answer: Row) -> Answer:
     )
 
 
-def order(s: Row) -> str:
+def order(row: Row) -> str:
     """Whether the predicted winner wins and the predicted order holds."""
-    if s["same_winner"] is None:
+    if row["same_winner"] is None:
         return (
             "No technique is measurably fastest at any point; wherever two differ by more than "
-            f"the noise, the predicted order is right in {units.percent(s['same_order'])}."
+            f"the noise, the predicted order is right in {units.percent(row['same_order'])}."
         )
     return (
-        f"The predicted winner wins at {units.percent(s['same_winner'])} of the points; "
-        f"{units.percent(s['same_order'])} of the pairs have the predicted order."
+        f"The predicted winner wins at {units.percent(row['same_winner'])} of the points; "
+        f"{units.percent(row['same_order'])} of the pairs have the predicted order."
     )

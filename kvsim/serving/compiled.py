@@ -107,7 +107,7 @@ class _Announcer(event.Listener):
             )  # fmt: skip
 
     def on_end(self, event: object) -> None:
-        """Nothing to say."""
+        """Print nothing when a compilation ends."""
 
 
 @contextmanager

@@ -56,7 +56,7 @@ class StepCosts:
 
     @cached_property
     def room(self) -> Room:
-        """Memory for caches."""
+        """The memory that a replica has for caches."""
         return Room(
             self.technique, self.deployment, self.rules,
             self.longest, self._longest_chunk, self.gpu_memory,

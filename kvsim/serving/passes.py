@@ -48,7 +48,7 @@ class Passes:
         return self.technique.pass_width
 
     def round(self, batch: Array, context: Array) -> Array:
-        """Decoding rounds."""
+        """What a decoding round takes at each batch and context, as ``measure`` counts it."""
         parts = self.technique.tiles()
         padded = np.ceil(batch / parts) * parts
         p = Point(padded, context, 1.0, context, context + 1.0)

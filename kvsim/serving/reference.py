@@ -32,7 +32,7 @@ class PlainReplica(PlainPrompts):
     copying: float = 0.0
 
     def step(self, until: float = inf) -> None:
-        """One pass."""
+        """Put one pass together and compute it, or wait until something can be computed."""
         limits = self.limits
         self.budget, self.preempted, self.copying = limits.max_tokens, 0, 0.0
         self.just_done, self.next_ready = 0, inf
@@ -100,27 +100,27 @@ class PlainReplica(PlainPrompts):
             self.waiting.insert(0, r)
         return s
 
-    def drop(self, s: PlainSequence) -> None:
+    def drop(self, sequence: PlainSequence) -> None:
         """Give back the memory of a sequence."""
-        self.batch.remove(s)
-        self.freed(s.held, s.request if s.request.kept else None)
-        ids = s.request.ids
-        leading = [b for b, used in zip(ids, s.found, strict=False) if b == used]
-        loaded = s.found[len(leading) :]
+        self.batch.remove(sequence)
+        self.freed(sequence.held, sequence.request if sequence.request.kept else None)
+        ids = sequence.request.ids
+        leading = [b for b, used in zip(ids, sequence.found, strict=False) if b == used]
+        loaded = sequence.found[len(leading) :]
         for block in [*reversed(loaded), *reversed(leading)]:
             self.unpin(block)
 
-    def swap_in(self, r: PlainRequest) -> bool:
+    def swap_in(self, request: PlainRequest) -> bool:
         """Bring a swapped sequence back, if it fits."""
-        length = r.prompt + r.made - 1
-        s = PlainSequence(r, 0, 0, 0, length=length, left=r.left, runs=True)
-        s.growth = (r.generate - r.made) / r.left
-        self.batch.append(s)
-        if not self.grow(s, s.length + s.growth):
+        length = request.prompt + request.made - 1
+        sequence = PlainSequence(request, 0, 0, 0, length=length, left=request.left, runs=True)
+        sequence.growth = (request.generate - request.made) / request.left
+        self.batch.append(sequence)
+        if not self.grow(sequence, sequence.length + sequence.growth):
             self.batch.pop()
             return False
-        if r.handed:
-            r.handed = False
+        if request.handed:
+            request.handed = False
             return True
         size = int(self.t.gpu_bytes[self.blocks(length)])
         self.host_swapped -= size
@@ -165,17 +165,17 @@ class PlainReplica(PlainPrompts):
         unfinished = len(self.batch) + len(self.waiting) + len(self.swapped)
         return unfinished + (self.just_done if self.clock > now else 0)
 
-    def score(self, r: PlainRequest, route: str) -> tuple[int, int]:
+    def score(self, request: PlainRequest, route: str) -> tuple[int, int]:
         """The replica with the lowest is chosen."""
         if not (self.batch or self.waiting or self.swapped):
-            self.clock = max(self.clock, r.arrival)
+            self.clock = max(self.clock, request.arrival)
         if route == "least-loaded":
-            return 0, self.load(r.arrival)
-        found = self.found_blocks(r)
+            return 0, self.load(request.arrival)
+        found = self.found_blocks(request)
         if route == "prefix-aware":
-            return -found, self.load(r.arrival)
+            return -found, self.load(request.arrival)
         to_read = self.unread() - found * int(self.limits.prefix_tokens)
-        return to_read, self.load(r.arrival)
+        return to_read, self.load(request.arrival)
 
     def advance(self, until: float) -> None:
         """Play passes until one ends at or after that time."""

@@ -35,7 +35,7 @@ class PlainRequest:
 
 @dataclass(eq=False)
 class PlainSequence:
-    """A running request."""
+    """A running request: what of its prompt is read and what memory it holds."""
 
     request: PlainRequest
     todo: int
@@ -84,20 +84,20 @@ class PlainMemory:
                 self.free.insert(0, (rest, owner))
             size -= first - rest
 
-    def remains(self, r: PlainRequest) -> int:
+    def remains(self, request: PlainRequest) -> int:
         """KV blocks of a preempted sequence that nothing has overwritten."""
-        left = sum(size for size, owner in self.free if owner is r)
-        return left * r.kept_blocks // r.kept if r.kept else 0
+        left = sum(size for size, owner in self.free if owner is request)
+        return left * request.kept_blocks // request.kept if request.kept else 0
 
-    def take_up(self, r: PlainRequest, blocks: int) -> int:
+    def take_up(self, request: PlainRequest, blocks: int) -> int:
         """Take back what remains of a preempted sequence. [B]"""
-        size = blocks * r.kept // r.kept_blocks if r.kept else 0
-        left = sum(size for size, owner in self.free if owner is r)
+        size = blocks * request.kept // request.kept_blocks if request.kept else 0
+        left = sum(size for size, owner in self.free if owner is request)
         self.free = [
-            ((left - size) if owner is r else s, None if owner is r else owner)
-            for s, owner in self.free
+            ((left - size) if owner is request else part, None if owner is request else owner)
+            for part, owner in self.free
         ]
-        r.kept = 0
+        request.kept = 0
         return size
 
     def private(self) -> int:
@@ -147,25 +147,25 @@ class PlainMemory:
         size: int = self.limits.block_tokens
         return ceil(tokens / size - EPS)
 
-    def own(self, s: PlainSequence, tokens: float) -> int:
+    def own(self, sequence: PlainSequence, tokens: float) -> int:
         """Cache of a sequence of that length, without shared blocks. [B]"""
-        table = self.t.prompt_bytes if s.todo > 0 else self.t.gpu_bytes
-        size = int(table[self.blocks(tokens)]) - s.shared * int(self.limits.prefix_bytes)
+        table = self.t.prompt_bytes if sequence.todo > 0 else self.t.gpu_bytes
+        size = int(table[self.blocks(tokens)]) - sequence.shared * int(self.limits.prefix_bytes)
         return max(size, 0)
 
-    def grow(self, s: PlainSequence, tokens: float) -> bool:
+    def grow(self, sequence: PlainSequence, tokens: float) -> bool:
         """Occupy the memory of a sequence of that length, if there is enough."""
-        size, host = self.own(s, tokens), int(self.t.host_bytes[self.blocks(tokens)])
-        if size - s.held > self.available() or host - s.host_held > self.host_room():
+        size, host = self.own(sequence, tokens), int(self.t.host_bytes[self.blocks(tokens)])
+        if size - sequence.held > self.available() or host - sequence.host_held > self.host_room():
             return False
-        self.make_room(size - s.held)
-        self.taken(size - s.held)
-        s.held, s.host_held = size, host
+        self.make_room(size - sequence.held)
+        self.taken(size - sequence.held)
+        sequence.held, sequence.host_held = size, host
         return True
 
-    def could_hold(self, r: PlainRequest) -> bool:
+    def could_hold(self, request: PlainRequest) -> bool:
         """Whether an empty cache has space for all of a request."""
-        blocks = self.blocks(r.prompt + r.generate - 1)
+        blocks = self.blocks(request.prompt + request.generate - 1)
         on_gpu, on_host = self.t.prompt_bytes[blocks], self.t.host_bytes[blocks]
         return bool(on_gpu <= self.limits.gpu and on_host <= self.limits.host)
 
@@ -178,7 +178,7 @@ def line(nodes: Any, values: Any, value: float) -> float:
     return float(np.interp(value, nodes, values))
 
 
-def plane(rows: Any, columns: Any, values: Any, value: float, y: float) -> float:
+def plane(rows: Any, columns: Any, values: Any, value: float, tokens: float) -> float:
     """Linear interpolation in both directions."""
-    at_y = np.array([line(columns, row, y) for row in values])
-    return line(rows, at_y, value)
+    at_tokens = np.array([line(columns, row, tokens) for row in values])
+    return line(rows, at_tokens, value)

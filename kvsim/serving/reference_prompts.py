@@ -26,38 +26,38 @@ class PlainPrompts(PlainTiers):
             if len(self.batch) == self.limits.max_seqs or self.budget <= 0 or not self.begin():
                 return
 
-    def read_more(self, s: PlainSequence) -> None:
+    def read_more(self, sequence: PlainSequence) -> None:
         """Go on with a prompt, unless what comes next is still on its way."""
-        if s.skip and s.done == s.skip_at:
-            if s.ready > self.clock:
-                self.next_ready = min(self.next_ready, s.ready)
+        if sequence.skip and sequence.done == sequence.skip_at:
+            if sequence.ready > self.clock:
+                self.next_ready = min(self.next_ready, sequence.ready)
                 return
-            s.done, s.skip = s.done + s.skip, 0
-        part = min(s.todo, self.budget)
-        if s.skip:
-            part = min(part, s.skip_at - s.done)
-        elif not self.limits.chunked and part < s.todo:
+            sequence.done, sequence.skip = sequence.done + sequence.skip, 0
+        part = min(sequence.todo, self.budget)
+        if sequence.skip:
+            part = min(part, sequence.skip_at - sequence.done)
+        elif not self.limits.chunked and part < sequence.todo:
             if any(other.chunk for other in self.batch):
                 return
-            part = s.todo
-        if part > 0 and self.grow(s, s.done + part + s.skip):
-            s.chunk = part
+            part = sequence.todo
+        if part > 0 and self.grow(sequence, sequence.done + part + sequence.skip):
+            sequence.chunk = part
             self.budget -= part
 
-    def hits(self, r: PlainRequest) -> list[int]:
+    def hits(self, request: PlainRequest) -> list[int]:
         """Leading prompt blocks that the GPU holds now."""
         found = []
         if self.limits.prefix_bytes and self.limits.prefix_tokens:
-            for block in r.ids[: r.prompt // self.limits.prefix_tokens]:
+            for block in request.ids[: request.prompt // self.limits.prefix_tokens]:
                 if self.arrives.get(block, inf) > self.clock:
                     break
                 found.append(block)
         return found
 
-    def found_blocks(self, r: PlainRequest) -> int:
+    def found_blocks(self, request: PlainRequest) -> int:
         """Leading prompt blocks that the replica's own memories hold now."""
-        blocks, n = len(self.hits(r)), int(self.limits.unit)
-        units = self.units_of(r) if self.limits.tiers else []
+        blocks, n = len(self.hits(request)), int(self.limits.unit)
+        units = self.units_of(request) if self.limits.tiers else []
         for j in range(blocks // n, len(units)):
             if self.source_of(units[j]) in (None, "remote"):
                 break
@@ -103,31 +103,31 @@ class PlainPrompts(PlainTiers):
         self.budget -= part
         return True
 
-    def finish_prompt(self, s: PlainSequence) -> None:
+    def finish_prompt(self, sequence: PlainSequence) -> None:
         """A prompt yields its first token, and its full blocks are shared."""
-        r = s.request
-        r.made += 1
-        if isnan(r.first):
-            r.first = self.clock
-        s.todo = 0
+        request = sequence.request
+        request.made += 1
+        if isnan(request.first):
+            request.first = self.clock
+        sequence.todo = 0
         if self.limits.prefix_bytes and self.limits.prefix_tokens:
-            full = min(len(r.ids), r.prompt // self.limits.prefix_tokens)
-            given = min((full - s.shared) * self.limits.prefix_bytes, s.held)
-            s.held -= given
+            full = min(len(request.ids), request.prompt // self.limits.prefix_tokens)
+            given = min((full - sequence.shared) * self.limits.prefix_bytes, sequence.held)
+            sequence.held -= given
             self.freed(given)
-            for block in r.ids[:full]:
-                if block not in s.found:
+            for block in request.ids[:full]:
+                if block not in sequence.found:
                     self.pin(block)
                 self.arrives[block] = min(self.arrives[block], self.clock)
-            s.shared, s.found = full, r.ids[:full]
+            sequence.shared, sequence.found = full, request.ids[:full]
             if self.limits.tiers:
-                self.store(r)
-        s.length = r.prompt + r.made - 1
-        self.freed(s.held - self.own(s, s.length))
-        s.held = self.own(s, s.length)
-        more = r.generate - r.made
-        s.left = ceil(more / r.rate - EPS)
-        s.growth = more / s.left if more else 0.0
+                self.store(request)
+        sequence.length = request.prompt + request.made - 1
+        self.freed(sequence.held - self.own(sequence, sequence.length))
+        sequence.held = self.own(sequence, sequence.length)
+        more = request.generate - request.made
+        sequence.left = ceil(more / request.rate - EPS)
+        sequence.growth = more / sequence.left if more else 0.0
 
     def unread(self) -> int:
         """Prompt tokens of all requests here that are not read yet."""

@@ -19,7 +19,7 @@ class PlainStore:
     dropped: int = 0
 
     def drop(self, unit: int) -> None:
-        """Forget a unit."""
+        """Forget a unit of shared blocks that this memory holds."""
         del self.units[unit]
         self.dropped += 1
 
@@ -45,11 +45,11 @@ class PlainTiers(PlainMemory):
             host.drop(next(iter(host.units)))
         return True
 
-    def units_of(self, r: PlainRequest) -> list[int]:
+    def units_of(self, request: PlainRequest) -> list[int]:
         """Full units of a prompt, each under the id of its last block."""
         n = int(self.limits.unit)
-        full = r.prompt // self.limits.prefix_tokens
-        return r.ids[:full][n - 1 :: n]
+        full = request.prompt // self.limits.prefix_tokens
+        return request.ids[:full][n - 1 :: n]
 
     def held_in(self, name: str, unit: int) -> bool:
         """Whether a memory has a unit or is to get it, and has not forgotten it."""
@@ -98,11 +98,11 @@ class PlainTiers(PlainMemory):
             store.stored += 1
         store.units[unit] = (arrives, self.clock)
 
-    def store(self, r: PlainRequest) -> None:
+    def store(self, request: PlainRequest) -> None:
         """Copy a prompt's units to the memories that do not hold them."""
         each = int(self.limits.unit_bytes)
         lacking: dict[str, int] = dict.fromkeys(("d2h", *NEAREST_FIRST), 0)
-        for unit in self.units_of(r):
+        for unit in self.units_of(request):
             missing = {
                 n for n in NEAREST_FIRST if self.stores[n].limit and not self.held_in(n, unit)
             }
@@ -116,7 +116,7 @@ class PlainTiers(PlainMemory):
             "nvme": max(down, self.transfer("nvme_write", lacking["nvme"])),
             "remote": max(down, self.transfer("nic_out", lacking["remote"])),
         }
-        for unit in reversed(self.units_of(r)):
+        for unit in reversed(self.units_of(request)):
             for name in NEAREST_FIRST:
                 self.put(name, unit, arrives[name])
 
@@ -177,28 +177,28 @@ class PlainTiers(PlainMemory):
                 crossing += 1
         return min((max(crossing - 1, first), crossing, last), key=until_read)
 
-    def begin_to_load(self, s: PlainSequence, part: int, budget: int) -> int:
+    def begin_to_load(self, sequence: PlainSequence, part: int, budget: int) -> int:
         """Begin to load stored units behind the blocks on the GPU; tokens to read in this pass."""
-        r, n, tokens = s.request, int(self.limits.unit), int(self.limits.prefix_tokens)
-        units = self.units_of(r)
-        first = last = s.shared // n
+        request, n, tokens = sequence.request, int(self.limits.unit), int(self.limits.prefix_tokens)
+        units = self.units_of(request)
+        first = last = sequence.shared // n
         while last < len(units) and self.source_of(units[last]) is not None:
             last += 1
         if first == last:
             return part
-        length = s.done + s.todo
-        chosen = self.first_loaded(units[:last], first, s.done, length)
-        begin, end = max(chosen * n, s.shared), last * n
-        skip_at = max(begin * tokens, s.done)
+        length = sequence.done + sequence.todo
+        chosen = self.first_loaded(units[:last], first, sequence.done, length)
+        begin, end = max(chosen * n, sequence.shared), last * n
+        skip_at = max(begin * tokens, sequence.done)
         skip = min(end * tokens, length - 1) - skip_at
         if chosen == last or skip <= 0:
             return part
-        part = min(skip_at - s.done, budget)
-        new = [b for b in r.ids[begin:end] if b not in self.users]
-        size = int(self.t.prompt_bytes[self.blocks(s.done + part + skip)])
-        own = max(size - (s.shared + end - begin) * int(self.limits.prefix_bytes), 0)
-        if own + len(new) * int(self.limits.prefix_bytes) > self.available() + s.held:
-            return min(s.todo, budget) if self.limits.chunked else s.todo
+        part = min(skip_at - sequence.done, budget)
+        new = [b for b in request.ids[begin:end] if b not in self.users]
+        size = int(self.t.prompt_bytes[self.blocks(sequence.done + part + skip)])
+        own = max(size - (sequence.shared + end - begin) * int(self.limits.prefix_bytes), 0)
+        if own + len(new) * int(self.limits.prefix_bytes) > self.available() + sequence.held:
+            return min(sequence.todo, budget) if self.limits.chunked else sequence.todo
         ends = [
             self.transfer(link, size)
             for link, size in self.sizes_by_link(units[chosen:last]).items()
@@ -206,14 +206,14 @@ class PlainTiers(PlainMemory):
         for j in range(last - 1, chosen - 1, -1):
             source: Any = self.source_of(units[j])
             self.put(source, units[j], 0.0)
-            if r.started != r.started:
+            if request.started != request.started:
                 low, high = max(j * n * tokens, skip_at), min((j + 1) * n * tokens, length - 1)
                 self.whose[source] = self.whose.get(source, 0) + max(high - low, 0)
-        s.ready = max(ends)
-        for block in r.ids[begin:end]:
-            self.pin(block, s.ready)
-        s.found += r.ids[begin:end]
-        s.shared += end - begin
-        s.skip, s.skip_at = skip, skip_at
-        s.todo -= skip
+        sequence.ready = max(ends)
+        for block in request.ids[begin:end]:
+            self.pin(block, sequence.ready)
+        sequence.found += request.ids[begin:end]
+        sequence.shared += end - begin
+        sequence.skip, sequence.skip_at = skip, skip_at
+        sequence.todo -= skip
         return part

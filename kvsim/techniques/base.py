@@ -62,12 +62,12 @@ class Technique:
 
     @property
     def drafting(self) -> Drafting:
-        """Who drafts."""
+        """The part that says who drafts, and how many tokens."""
         return self.parts[0].drafting
 
     @property
     def name(self) -> str:
-        """The terms' names."""
+        """The names of the terms, joined as the notation joins them."""
         if self.uniform:
             return "+".join(term.name for term in self.terms)
         ranges = [some.written([t.name for t in some.terms]) for some in self.layers]

@@ -54,7 +54,7 @@ class Chosen(Selection):
         return ""
 
     def limit(self, at: LayerPass) -> Number:
-        """The chosen tokens."""
+        """Tokens that the query chooses. [tokens]"""
         return self.tokens(at)
 
     def attend(self, at: LayerPass) -> list[Op]:

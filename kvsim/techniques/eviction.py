@@ -30,7 +30,7 @@ class Bounded(Selection):
         return np.minimum(at.p.length, self.budget)
 
     def limit(self, at: LayerPass) -> Number:
-        """Everything kept."""
+        """Tokens that are kept, all of which a query sees. [tokens]"""
         return self.budget
 
 

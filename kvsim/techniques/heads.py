@@ -26,7 +26,7 @@ class Rounds(Drafting):
 
     @property
     def drafts(self) -> int:
-        """Gamma."""
+        """Tokens drafted per round: gamma."""
         return self.gamma
 
     @property

@@ -69,7 +69,7 @@ class Upper(Hierarchical):
 
     @property
     def stored(self) -> Format:
-        """Four bits."""
+        """The format of the upper halves: four bits."""
         return replace(super().stored, bits=4)
 
     def arrive(self, at: LayerPass) -> list[Op]:

@@ -71,5 +71,5 @@ class Kvquant(Storage):
         return ops.prompt_kv(at.d, at.p)
 
     def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """The paper's widths."""
+        """The two widths for which the paper reports results."""
         return [Kvquant(bits) for bits in (3, 4)]

@@ -36,7 +36,7 @@ class Landmarks(Chosen):
         return generated + np.minimum(self.outliers * self.chunk, at.p.prompt)
 
     def run(self) -> int:
-        """A chunk."""
+        """Tokens that lie side by side and are fetched together: a chunk. [tokens]"""
         return self.chunk
 
     def _means(self, at: LayerPass, tokens: Number) -> Number:

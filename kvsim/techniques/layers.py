@@ -65,12 +65,12 @@ class LayerPass:
 
     @property
     def placement(self) -> "Placement":
-        """Where they live."""
+        """The part that says where the cached tokens live."""
         return self.parts.placement
 
     @property
     def drafting(self) -> "Drafting":
-        """Who drafts."""
+        """The part that says who drafts, and how many tokens."""
         return self.parts.drafting
 
     @property

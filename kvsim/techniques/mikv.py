@@ -59,7 +59,7 @@ class Mikv(WholeStorage):
 
     @property
     def exact(self) -> bool:
-        """Only without packing."""
+        """Whether both precisions are fp16, so that nothing is packed."""
         return not self._packs.any()
 
     @property
@@ -83,7 +83,7 @@ class Mikv(WholeStorage):
         return self._number, self._number
 
     def moved(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
-        """Both precisions."""
+        """Bytes of keys and of values in both precisions. [B]"""
         size = at.p.batch * at.d.shard.kv_width / 2 * tokens * np.asarray(self._number)
         return size, size
 

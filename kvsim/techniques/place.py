@@ -153,7 +153,7 @@ class Place(PlacedShares):
         return found
 
     def weights_wait(self) -> tuple[str, ...]:
-        """Streamed weights."""
+        """The copy of streamed weights, where any are streamed."""
         return ("load_weights",) if self.weights_host else ()
 
     # what is resident where

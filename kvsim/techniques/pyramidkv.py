@@ -31,7 +31,7 @@ class Pyramidkv(Snapkv):
     beta: float = param(20, "mean budget over the last layer's", low=1, high=1e3, whole=False)
 
     def breaks(self, deployment: Deployment) -> tuple[int, ...]:
-        """Every layer differs."""
+        """Every layer but the first begins a new range, since all budgets differ."""
         return tuple(range(1, deployment.model.layers))
 
     def at(self, index: int, deployment: Deployment) -> Snapkv:  # type: ignore[override]

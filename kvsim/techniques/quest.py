@@ -46,7 +46,7 @@ class Quest(Chosen):
         return np.maximum(np.floor(self.budget / self.page), 1.0) * self.page
 
     def run(self) -> int:
-        """A page."""
+        """Tokens that lie side by side and are read together: a page. [tokens]"""
         return self.page
 
     def _bounds(self, at: LayerPass, tokens: Number) -> Number:

@@ -58,12 +58,12 @@ class Selfdraft(Drafting):
 
     @property
     def drafts(self) -> int:
-        """Gamma."""
+        """Tokens drafted per round: gamma."""
         return self.gamma
 
     @property
     def accepted(self) -> float:
-        """Of gamma drafts."""
+        """Tokens accepted per round, of gamma drafts."""
         return accepted_drafts(self.name, self.acceptance, self.gamma, self._published)
 
     @property
@@ -174,7 +174,7 @@ class DraftCache(Selection):
         return np.minimum(at.cached, self.limit(at))
 
     def limit(self, at: LayerPass) -> Number:
-        """Everything kept."""
+        """Tokens that are kept, all of which a draft sees. [tokens]"""
         return self.budget if self.idle else kept_tokens(at, self.budget)
 
     def extra_bytes(self, at: LayerPass) -> Number:

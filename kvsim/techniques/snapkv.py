@@ -41,7 +41,7 @@ class Snapkv(Selection):
         return np.minimum(at.p.length, self.budget)
 
     def limit(self, at: LayerPass) -> Number:
-        """Everything kept."""
+        """Tokens that are kept, all of which a query sees. [tokens]"""
         return kept_tokens(at, self.budget)
 
     def after(self, at: LayerPass) -> list[Op]:

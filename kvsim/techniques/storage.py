@@ -63,7 +63,7 @@ class Storage(Part):
         return []
 
     def after(self, at: LayerPass) -> list[Op]:
-        """Ops after attention."""
+        """Ops after attention: nothing where tokens are packed as they come."""
         return []
 
     def restore(self, at: LayerPass, tokens: Number) -> list[Op]:

@@ -44,7 +44,7 @@ class Term:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Parameters by name."""
+        """The values of all parameters by their names."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class Part(Term):
     axis: ClassVar[Axis]
 
     def says(self) -> "tuple[Part, ...]":
-        """The part itself."""
+        """The part itself: it says something on its own axis alone."""
         return (self,)
 
     @property

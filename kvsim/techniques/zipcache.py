@@ -49,7 +49,7 @@ class Zipcache(WholeStorage):
 
     @property
     def exact(self) -> bool:
-        """Only without packing."""
+        """Whether both widths are 16 bits, so that nothing is packed."""
         return bool(np.all(np.asarray(self._bits) == 16))
 
     @property

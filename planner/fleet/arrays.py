@@ -79,7 +79,7 @@ class Offers:
 
     @property
     def classes(self) -> int:
-        """Classes of requests."""
+        """How many classes of requests there are."""
         return len(self.capacity)
 
     @property

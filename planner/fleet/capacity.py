@@ -92,7 +92,7 @@ class CapacityAnswer:
 
     @property
     def fleet(self) -> Proven:
-        """The fleet itself."""
+        """The fleet that was found and simulated."""
         return self.found.fleet
 
     @property

@@ -222,7 +222,7 @@ def _read(
     bound: float,
     seconds: float,
 ) -> FleetPlan:
-    """The answer."""
+    """The fleet that the solved programme rents, and the share of each class it serves."""
     windows, kinds = len(demand.rate), len(offers)
     share = np.zeros((windows, offers.classes, kinds))
     for (w, c, j), variable in programme.share.items():

@@ -48,9 +48,9 @@ class Traffic:
         """How many classes there are."""
         return len(self.prompt)
 
-    def part(self, c: int) -> Requests:
+    def part(self, index: int) -> Requests:
         """The requests of one class, when they arrive."""
-        return self.requests.take(np.flatnonzero(self.of == c))
+        return self.requests.take(np.flatnonzero(self.of == index))
 
     def dispatched(self, share: Array) -> NDArray[np.int64]:
         """Which kind of replica each request goes to, so that classes keep their shares.

@@ -17,7 +17,7 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner.admit import Admission
 from kvsim.planner.candidates import options_of
-from kvsim.planner.carry import ONE, Carried, Targets, build, carry
+from kvsim.planner.carry import ONE, Carried, ReplicaTargets, build, carry
 from kvsim.planner.classes import Classes, classes_of
 from kvsim.planner.load import DENSITY, Loads, _prompt_s, loads_of
 from kvsim.planner.question import BETWEEN
@@ -99,7 +99,7 @@ def test_classes_have_equal_shares_of_the_tokens() -> None:
 # the programme
 
 
-def instance(seed: int) -> tuple[Loads, Targets]:
+def instance(seed: int) -> tuple[Loads, ReplicaTargets]:
     """A few classes and options of all magnitudes."""
     random = np.random.default_rng(seed)
     classes, options = int(random.integers(1, 4)), int(random.integers(1, 5))
@@ -117,7 +117,7 @@ def instance(seed: int) -> tuple[Loads, Targets]:
         longest=random.uniform(1e8, 2e10, options),
         late=random.uniform(0, 0.1, shape) * (random.random(shape) < 0.7),
     )
-    targets = Targets(
+    targets = ReplicaTargets(
         max_seqs=int(random.integers(4, 300)),
         ttft=float(random.choice([np.inf, 1.5])),
         tpot=float(random.choice([np.inf, 0.1, 0.03])),
@@ -125,7 +125,7 @@ def instance(seed: int) -> tuple[Loads, Targets]:
     return loads, targets
 
 
-def by_hand(x: Loads, targets: Targets, option_of: tuple[int, ...], fastest: bool) -> float:
+def by_hand(x: Loads, targets: ReplicaTargets, option_of: tuple[int, ...], fastest: bool) -> float:
     """Least load, or greatest speed, of one assignment in closed form; infinite if impossible."""
     used = sorted(set(option_of))
     pairs = list(enumerate(option_of))
@@ -183,7 +183,7 @@ def test_programme_finds_what_trying_everything_finds(
 
 def test_a_cut_solution_is_not_found_again() -> None:
     x, targets = instance(2)
-    targets = Targets(targets.max_seqs)
+    targets = ReplicaTargets(max_seqs=targets.max_seqs)
     x = replace(x, longest=x.longest / 1e3)
     found: tuple[Carried, ...] = ()
     for _ in range(x.fixed.size):
@@ -208,7 +208,7 @@ def test_programme_is_the_golden_one(fastest: bool, tmp_path: Path) -> None:
         longest=np.array([8e9, 2e9]),
         late=np.array([[0.0, 0.25], [0.0625, 0.125]]),
     )
-    problem, *_ = build(x, Targets(64, 1.0, 0.1), (1, 2), fastest)
+    problem, *_ = build(x, ReplicaTargets(1.0, 0.1, max_seqs=64), (1, 2), fastest)
     name = GOLDEN.with_stem("trace_latency") if fastest else GOLDEN
     problem.writeLP(str(tmp_path / name.name))
     assert (tmp_path / name.name).read_text() == name.read_text()
@@ -230,7 +230,7 @@ def planned(
 def share_of(d: Deployment, requests: Requests) -> Requests:
     """The trace at three quarters of the load that full KV can carry on one replica."""
     options = options_of(d, requests, limits_of(d, 0.0), Rules(), Admission((parse("full"),)))
-    full = carry(loads_of(options, classes_of(requests)), Targets(Rules().max_seqs))
+    full = carry(loads_of(options, classes_of(requests)), ReplicaTargets(max_seqs=Rules().max_seqs))
     return requests.scaled(0.75 / full.load)
 
 
@@ -239,7 +239,7 @@ def best_of_all(d: Deployment, requests: Requests, objective: str, limits: PlanL
     options = options_of(d, requests, limits, Rules(), admitted(limits))
     classes = classes_of(requests)
     loads = loads_of(options, classes)
-    targets = Targets(Rules().max_seqs, limits.ttft, limits.tpot)
+    targets = ReplicaTargets(limits.ttft, limits.tpot, max_seqs=Rules().max_seqs)
     best = np.inf
     for i in range(len(options)):
         carried = Carried((i,) * len(classes), 0.0, 0.0, 0.0)

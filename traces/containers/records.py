@@ -44,7 +44,7 @@ class Builder:
         self.rows.append(record)
 
     def chunk(self) -> RowChunk:
-        """What was gathered."""
+        """The rows that were gathered, as columns."""
         layout = self.layout
         times = [row.get(layout.arrival) for row in self.rows] if layout.arrival else None
         return RowChunk(

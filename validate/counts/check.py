@@ -44,7 +44,7 @@ class RandomPrompts:
     seed: int = 0
 
     def prompts(self, vocab: int) -> list[list[int]]:
-        """The prompts' tokens."""
+        """Token ids of all prompts, drawn with the seed."""
         generator = torch.Generator().manual_seed(self.seed)
         drawn = torch.randint(vocab, (self.batch, self.prompt), generator=generator)
         prompts: list[list[int]] = drawn.tolist()

@@ -98,20 +98,22 @@ class Implementation:
     # hooks
 
     def prefill(
-        self, layer: int, tensor: Tensor, queries: Tensor, k: Tensor, v: Tensor, step: Pass
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
         """Attention of one chunk of the prompt; see ``decoder.Attend`` for the shapes."""
         if self._scratch is None:
             self._scratch = self.empty(self.prompt), self.empty(self.prompt)
-        keys, values = self._scratch
+        cached_keys, cached_values = self._scratch
         with self.tally.op("attn") as marks:
-            put(keys, k, step)
-            put(values, v, step)
-            marks.writes(k, v)
+            put(cached_keys, keys, step)
+            put(cached_values, values, step)
+            marks.writes(keys, values)
         stop = step.length
-        out = self.attend_prompt(layer, queries, keys[:, :, :stop], values[:, :, :stop], step)
+        out = self.attend_prompt(
+            layer, queries, cached_keys[:, :, :stop], cached_values[:, :, :stop], step
+        )
         if stop == self.prompt:
-            self.filled(layer, keys, values)
+            self.filled(layer, cached_keys, cached_values)
         return out
 
     def attend_prompt(

@@ -40,15 +40,19 @@ class Evicting(Implementation):
             return super().prefill(layer, tensor, queries, keys, values, step)
         return self.attend_slots(layer, queries, keys, values, step)
 
-    def attend_slots(self, layer: int, queries: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend_slots(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """Append where slots and positions are the same, and attend."""
         with self.tally.op("attn") as marks:
-            put(self.k[layer], k, step)
-            put(self.v[layer], v, step)
-            marks.writes(k, v)
-            keys, values = (c[:, :, : step.length] for c in (self.k[layer], self.v[layer]))
+            put(self.k[layer], keys, step)
+            put(self.v[layer], values, step)
+            marks.writes(keys, values)
+            cached_keys, cached_values = (
+                c[:, :, : step.length] for c in (self.k[layer], self.v[layer])
+            )
             seen = visible(step, step.length, self.shapes[layer].window)
-            return attend(marks, queries, keys, values, seen)
+            return attend(marks, queries, cached_keys, cached_values, seen)
 
     def keep(self, layer: int, keys: Tensor, values: Tensor, index: Tensor) -> None:
         """Gather the prompt's tokens ``index`` (batch, KV heads, slots) into the cache."""
@@ -85,7 +89,7 @@ class Evicting(Implementation):
             cache[torch.arange(self.batch, device=slots.device), :, slots] = new[:, :, 0]
 
     def resident(self) -> Resident:
-        """What is kept."""
+        """The slots of every layer, in use or not."""
         return {"gpu": {"kv": [*self.k, *self.v]}}
 
     def refuse_windows(self) -> None:
@@ -97,15 +101,17 @@ class Evicting(Implementation):
             )
 
 
-def scores(q: Tensor, keys: Tensor, seen: Tensor | None = None) -> Tensor:
+def scores(queries: Tensor, keys: Tensor, seen: Tensor | None = None) -> Tensor:
     """Softmax over keys, (batch, heads, queries, tokens) in fp32.
 
     ``seen`` is true where a query sees a key, (batch or 1, 1, queries, tokens).
     """
-    batch, heads, queries, dim = q.shape
-    grouped = q.reshape(batch, keys.shape[1], -1, dim)  # the heads of a group share their keys
+    batch, heads, new, dim = queries.shape
+    grouped = queries.reshape(
+        batch, keys.shape[1], -1, dim
+    )  # the heads of a group share their keys
     logits = (grouped * dim**-0.5) @ keys.transpose(2, 3)
-    logits = logits.view(batch, heads, queries, -1).float()
+    logits = logits.view(batch, heads, new, -1).float()
     if seen is not None:
         logits.masked_fill_(~seen, -torch.inf)
     return torch.softmax(logits, dim=-1)

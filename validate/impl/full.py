@@ -26,17 +26,19 @@ class Full(Implementation):
         return self.attend(layer, tensor, queries, keys, values, step)
 
     def attend(
-        self, layer: int, tensor: Tensor, queries: Tensor, k: Tensor, v: Tensor, step: Pass
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
         """Append and attend to everything."""
         with self.tally.op("attn") as marks:
-            put(self.k[layer], k, step)
-            put(self.v[layer], v, step)
-            marks.writes(k, v)
-            keys, values = (c[step.rows, :, : step.length] for c in (self.k[layer], self.v[layer]))
+            put(self.k[layer], keys, step)
+            put(self.v[layer], values, step)
+            marks.writes(keys, values)
+            cached_keys, cached_values = (
+                c[step.rows, :, : step.length] for c in (self.k[layer], self.v[layer])
+            )
             seen = visible(step, step.length, self.shapes[layer].window)
-            return attend(marks, queries, keys, values, seen)
+            return attend(marks, queries, cached_keys, cached_values, seen)
 
     def resident(self) -> Resident:
-        """Keys and values."""
+        """Keys and values of every layer, at full length."""
         return {"gpu": {"kv": [*self.k, *self.v]}}

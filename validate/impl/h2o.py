@@ -41,16 +41,22 @@ class H2o(Evicting):
         self._prompt_sums: Tensor | None = None
         self._lengths = torch.tensor(lengths, device=decoder.device)
 
-    def attend_slots(self, layer: int, queries: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+    def attend_slots(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
         """With scores, where some token will be evicted."""
         if not self.ranked:
-            return super().attend_slots(layer, queries, k, v, step)
+            return super().attend_slots(layer, queries, keys, values, step)
         with self.tally.op("attn") as marks:
-            put(self.k[layer], k, step)
-            put(self.v[layer], v, step)
-            marks.writes(k, v)
-        keys, values = (c[:, :, : step.length] for c in (self.k[layer], self.v[layer]))
-        return self._attend(queries, keys, values, self.sums[layer][:, :, : step.length], step)
+            put(self.k[layer], keys, step)
+            put(self.v[layer], values, step)
+            marks.writes(keys, values)
+        cached_keys, cached_values = (
+            c[:, :, : step.length] for c in (self.k[layer], self.v[layer])
+        )
+        return self._attend(
+            queries, cached_keys, cached_values, self.sums[layer][:, :, : step.length], step
+        )
 
     def attend_prompt(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass

@@ -199,7 +199,7 @@ class HostCache(Implementation):
         return tensors
 
     def close(self) -> None:
-        """End the lanes."""
+        """End the threads that copy, once nothing is on its way."""
         self.transfers.close()
 
     # how it is done

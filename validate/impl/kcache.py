@@ -43,25 +43,29 @@ class Kcache(Implementation):
         self._sent: dict[int, tuple[Mark, Copies]] = {}  # the last to each home, with its source
 
     def prefill(
-        self, layer: int, tensor: Tensor, queries: Tensor, k: Tensor, v: Tensor, step: Pass
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
         """Values of one layer leave while the next one is computed."""
         if layer < self.here:
-            values = self.values[layer]
+            cached_values = self.values[layer]
         else:
             if not self.buffers:
                 shape = (self.prompt, *self.homes[0].shape[1:])
-                self.buffers = [torch.zeros(shape, dtype=v.dtype, device=v.device) for _ in "12"]
+                self.buffers = [
+                    torch.zeros(shape, dtype=values.dtype, device=values.device) for _ in "12"
+                ]
             if not step.starts[0]:
                 self._wait(layer - 2)
-            values = self.buffers[layer % 2].permute(1, 2, 0, 3)
+            cached_values = self.buffers[layer % 2].permute(1, 2, 0, 3)
         with self.tally.op("attn") as marks:
-            put(self.keys[layer], k, step)
-            put(values, v, step)
-            marks.writes(k, v)
+            put(self.keys[layer], keys, step)
+            put(cached_values, values, step)
+            marks.writes(keys, values)
             seen = visible(step, step.length, self.shapes[layer].window)
-            keys, values = (c[:, :, : step.length] for c in (self.keys[layer], values))
-            out = attend(marks, queries, keys, values, seen)
+            cached_keys, cached_values = (
+                c[:, :, : step.length] for c in (self.keys[layer], cached_values)
+            )
+            out = attend(marks, queries, cached_keys, cached_values, seen)
         if layer >= self.here and step.length == self.prompt:
             home, source = self.homes[layer - self.here], self.buffers[layer % 2]
             self._send(layer, [(home[: self.prompt], source)])
@@ -81,21 +85,21 @@ class Kcache(Implementation):
             self.buffers = [torch.zeros(halves, dtype=self.decoder.dtype, device=device), index]
 
     def attend(
-        self, layer: int, tensor: Tensor, queries: Tensor, k: Tensor, values: Tensor, step: Pass
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
         """Scores over all keys, then the values of the best N."""
         here = layer < self.here
         count, length = min(self.n, step.length), step.length
         with self.tally.op("attn" if here else "scores") as marks:
-            put(self.keys[layer], k, step)
-            marks.writes(k)
-            keys = self.keys[layer][:, :, :length]
-            held = torch.arange(length, device=k.device)
+            put(self.keys[layer], keys, step)
+            marks.writes(keys)
+            cached_keys = self.keys[layer][:, :, :length]
+            held = torch.arange(length, device=keys.device)
             seen = visible(step, held, self.shapes[layer].window)
-            weights = scores(queries, keys, seen if isinstance(seen, Tensor) else None).to(
+            weights = scores(queries, cached_keys, seen if isinstance(seen, Tensor) else None).to(
                 queries.dtype
             )
-            marks.reads(queries, keys)
+            marks.reads(queries, cached_keys)
             marks.visible(1, length, seen)
         with self.tally.op("topk") as marks:
             best = weights[:, :, 0].topk(count, dim=-1)
@@ -122,7 +126,7 @@ class Kcache(Implementation):
         return {"gpu": {k: v for k, v in gpu.items() if v}, "host": {"kv": self.homes}}
 
     def close(self) -> None:
-        """End the lanes."""
+        """End the threads that copy, once nothing is on its way."""
         self.transfers.close()
 
     def _keep(self, index: Tensor) -> Tensor:

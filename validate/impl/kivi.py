@@ -44,7 +44,7 @@ class Kivi(Packed):
         self.sides(self.residual, int(settings.bits), settings.group)
 
     def packed_keys(self, tokens: int) -> int:
-        """Whole blocks."""
+        """Tokens whose keys are packed: whole blocks of the residual. [tokens]"""
         return tokens // self.residual * self.residual
 
     def packed_values(self, tokens: int) -> int:

@@ -72,25 +72,27 @@ class Magicdec(Speculative, Full):
         return out
 
     def attend(
-        self, layer: int, tensor: Tensor, queries: Tensor, k: Tensor, v: Tensor, step: Pass
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
         """A draft sees its own cache; verification fills both and sees everything."""
         if step.kind == "prefill" or not self.gamma:
-            return super().attend(layer, tensor, queries, k, v, step)
+            return super().attend(layer, tensor, queries, keys, values, step)
         sequences = torch.arange(self.batch, device=queries.device)[:, None]
         slots = self._slots(step.positions)
         with self.tally.op("attn") as marks:
-            for cache, new in ((self.draft_k[layer], k), (self.draft_v[layer], v)):
+            for cache, new in ((self.draft_k[layer], keys), (self.draft_v[layer], values)):
                 cache[sequences, :, slots] = new.transpose(1, 2)
-            marks.writes(k, v)
+            marks.writes(keys, values)
             if step.kind == "draft":
                 used = min(self._used(step), self.draft_k[layer].shape[2])
-                keys, values = (c[layer][:, :, :used] for c in (self.draft_k, self.draft_v))
-                return attend(marks, queries, keys, values, self._seen(step, used))
-        return super().attend(layer, tensor, queries, k, v, step)
+                cached_keys, cached_values = (
+                    c[layer][:, :, :used] for c in (self.draft_k, self.draft_v)
+                )
+                return attend(marks, queries, cached_keys, cached_values, self._seen(step, used))
+        return super().attend(layer, tensor, queries, keys, values, step)
 
     def resident(self) -> Resident:
-        """Both caches."""
+        """The whole cache, and the one that drafts see."""
         held = super().resident()
         if self.gamma:
             held["gpu"]["draft kv"] = [*self.draft_k, *self.draft_v]

@@ -51,13 +51,13 @@ class PrecisionRows:
         return self._firsts + windows * self.more
 
     def add(
-        self, marks: Marks, k: Tensor, v: Tensor, order: Tensor, start: Tensor, time: int
+        self, marks: Marks, keys: Tensor, values: Tensor, order: Tensor, start: Tensor, time: int
     ) -> Tensor:
         """Pack a part of some tokens; which one says ``order``, from ``start`` on.
 
         Parameters
         ----------
-        k, v : (batch, KV heads, tokens, head dim).
+        keys, values : (batch, KV heads, tokens, head dim).
         order : (batch, KV heads, tokens), the tokens in the order of parts.
         start : (batch,) where this part begins in it.
         time : 0 for the prompt, then the number of the window.
@@ -70,17 +70,20 @@ class PrecisionRows:
         most = self.more if time else max(self._first)
         if not most:
             return counts
-        row = torch.arange(most, device=k.device)
+        row = torch.arange(most, device=keys.device)
         valid = row < counts[:, None]
         place = (start[:, None] + row).clamp(max=order.shape[2] - 1)
         token = order.gather(2, place[:, None].expand(-1, order.shape[1], -1))
-        index = token[..., None].expand(-1, -1, -1, k.shape[3])
-        keys, values = k.gather(2, index), v.gather(2, index)
-        made_k, made_v = channelwise(keys, self.bits, valid), separable(values, self.bits, valid)
+        index = token[..., None].expand(-1, -1, -1, keys.shape[3])
+        part_keys, part_values = keys.gather(2, index), values.gather(2, index)
+        made_k, made_v = (
+            channelwise(part_keys, self.bits, valid),
+            separable(part_values, self.bits, valid),
+        )
         assert made_v.factor is not None
         begins = self.counts(time - 1) if time else torch.zeros_like(self._firsts)
         rows = begins[:, None] + row
-        sequences = torch.arange(len(k), device=k.device)[:, None]
+        sequences = torch.arange(len(keys), device=keys.device)[:, None]
         for target, source in ((self._k_codes, made_k.codes), (self._v_codes, made_v.codes)):
             target[sequences, :, rows] = source.transpose(1, 2)
         for target, source in ((self._v_scale, made_v.scale), (self._v_zero, made_v.zero)):
@@ -88,25 +91,27 @@ class PrecisionRows:
         self._k_scale[:, :, time : time + 1] = made_k.scale[:1]
         self._k_zero[:, :, time : time + 1] = made_k.zero[:1]
         self._factor[:, :, time : time + 1] = made_v.factor[:1]
-        marks.reads(keys, values)
+        marks.reads(part_keys, part_values)
         marks.writes(made_k.codes, made_v.codes, made_v.scale[:, :1], made_v.zero[:, :1])
         marks.writes(made_k.scale[:1], made_k.zero[:1], made_v.factor[:1])
         return counts
 
     def view(
-        self, windows: int, fresh: int = 0, k: Tensor | None = None, v: Tensor | None = None
+        self, windows: int, fresh: int = 0, keys: Tensor | None = None, values: Tensor | None = None
     ) -> View:
-        """These rows as attention finds them, and the window's tokens ``k`` and ``v`` behind."""
+        """These rows as attention finds them, and the window's ``keys`` and ``values`` behind."""
         counts = self.counts(windows)
         if not self.rows:
-            return View(counts + fresh, k_tail=k, v_tail=v)
+            return View(counts + fresh, k_tail=keys, v_tail=values)
         batch, heads, _, _ = self._k_codes.shape
         group = max(self.more, 1)
         scale, zero, factor = (
             t.expand(batch, -1, -1, -1) for t in (self._k_scale, self._k_zero, self._factor)
         )
-        keys = Store(self._k_codes, scale, zero, self.bits, group, "channel", first=self._firsts)
-        values = Store(
+        packed_keys = Store(
+            self._k_codes, scale, zero, self.bits, group, "channel", first=self._firsts
+        )
+        packed_values = Store(
             self._v_codes,
             self._v_scale.expand(-1, heads, -1, -1),
             self._v_zero.expand(-1, heads, -1, -1),
@@ -117,7 +122,7 @@ class PrecisionRows:
             first=self._firsts,
             factor_group=group,
         )
-        return View(counts + fresh, keys, values, counts, counts, k, v)
+        return View(counts + fresh, packed_keys, packed_values, counts, counts, keys, values)
 
     def read(self, windows: int) -> Iterator[Tensor]:
         """What attention reads of them; tables of channels once for the batch."""

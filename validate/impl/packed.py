@@ -162,7 +162,7 @@ class Packed(Implementation):
         """Packed rows of values with so many cached tokens."""
 
     def filled(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Pack the prompt."""
+        """Pack the part of every prompt that the format packs."""
         with self.tally.op("quantise") as marks:
             for side, prompt, count in (
                 (self.k[layer], keys, self.packed_keys),

@@ -64,7 +64,7 @@ class Quantspec(Speculative, Packed):
         return max(tokens // self.half - 1, 0) * self.half
 
     def packed_values(self, tokens: int) -> int:
-        """As keys."""
+        """Tokens whose values are packed: as many as of keys. [tokens]"""
         return self.packed_keys(tokens)
 
     def room(self, cached: list[int]) -> int:

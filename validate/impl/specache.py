@@ -81,7 +81,7 @@ class Specache(Packed):
         return self.own - 1
 
     def packed_keys(self, tokens: int) -> int:
-        """Whole blocks."""
+        """Tokens whose keys are packed: whole blocks of the residual. [tokens]"""
         return tokens // self.residual * self.residual
 
     def packed_values(self, tokens: int) -> int:
@@ -170,7 +170,7 @@ class Specache(Packed):
         return sizes
 
     def close(self) -> None:
-        """End the copies."""
+        """End the threads that copy, once nothing is on its way."""
         self.transfers.close()
 
     def _look(

@@ -48,22 +48,24 @@ class Streamingllm(Evicting):
             self.sinks[layer] = self.k[layer][:, :, : self.sink]
 
     def attend(
-        self, layer: int, tensor: Tensor, queries: Tensor, k: Tensor, v: Tensor, step: Pass
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
         """Replace the oldest recent token, turn the sinks, attend to the whole cache."""
-        keys, values = self.k[layer], self.v[layer]
+        cached_keys, cached_values = self.k[layer], self.v[layer]
         if not layer and self.sinks is not None and step.length > self.budget:
             self._turn_sinks(step)
         with self.tally.op("attn") as marks:
-            self.append(keys, k, step)
-            self.append(values, v, step)
-            marks.writes(k, v)
+            self.append(cached_keys, keys, step)
+            self.append(cached_values, values, step)
+            marks.writes(keys, values)
             count = min(step.length, self.slots)
             held: int | Tensor = count
             if self.shapes[layer].window:
                 held = self.ring(step.positions[:, 0] + 1)[:, :count]
             seen = visible(step, held, self.shapes[layer].window)
-            return attend(marks, queries, keys[:, :, :count], values[:, :, :count], seen)
+            return attend(
+                marks, queries, cached_keys[:, :, :count], cached_values[:, :, :count], seen
+            )
 
     def resident(self) -> Resident:
         """What is kept, and the sinks' keys once more."""

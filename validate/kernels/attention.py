@@ -57,24 +57,24 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
     return in_blocks(queries, view, scored)
 
 
-def attend_plainly(q: Tensor, view: View, scored: bool = False) -> PartialAttention:
+def attend_plainly(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
     """What the kernels compute, written down plainly: their oracle."""
     tokens = int(view.lengths.max()) if len(view.lengths) else 0
     k = rows(view, tokens, "k")
     # rows beyond a sequence's end may hold anything, and 0 times NaN is not 0
-    held = torch.arange(tokens, device=q.device) < view.lengths[:, None]
+    held = torch.arange(tokens, device=queries.device) < view.lengths[:, None]
     v = rows(view, tokens, "v").masked_fill(~held[:, None, :, None], 0.0)
-    batch, heads, queries, head_dim = q.shape
-    per_kv = heads // k.shape[1] * queries
-    grouped = q.float().reshape(batch, k.shape[1], per_kv, head_dim)
-    logits = (grouped @ k.transpose(-1, -2)).view(batch, heads, queries, tokens) / head_dim**0.5
-    seen = _seen(view, queries, tokens)[:, None]
+    batch, heads, new, head_dim = queries.shape
+    per_kv = heads // k.shape[1] * new
+    grouped = queries.float().reshape(batch, k.shape[1], per_kv, head_dim)
+    logits = (grouped @ k.transpose(-1, -2)).view(batch, heads, new, tokens) / head_dim**0.5
+    seen = _seen(view, new, tokens)[:, None]
     logits = logits.masked_fill(~seen, -torch.inf)
     lse = logits.logsumexp(-1)
     weights = (logits - lse.clamp(min=-1e30)[..., None]).exp()
     out = weights.reshape(batch, k.shape[1], per_kv, tokens) @ v
     return PartialAttention(
-        out.view(q.shape), lse, logits[:, :, -1].to(score_dtype(q)) if scored else None
+        out.view(queries.shape), lse, logits[:, :, -1].to(score_dtype(queries)) if scored else None
     )
 
 

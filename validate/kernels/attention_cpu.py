@@ -15,7 +15,7 @@ from kvsim.validate.kernels.ranges import ranges
 
 
 def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
-    """As ``attention.attend``."""
+    """Attention over a view in blocks of tokens; see ``attention.attend``."""
     counts = [_counts(n, len(queries)) for n in (view.lengths, view.k_packed, view.v_packed)]
     cases = list(zip(*counts, strict=True))
     tokens = max(counts[0], default=0)

@@ -71,7 +71,7 @@ def side(
 
 @jit
 def runs(
-    q, out, lse, scores, lengths, index, chosen, scores_row, kv_heads, splits, root,
+    query_rows, out, lse, scores, lengths, index, chosen, scores_row, kv_heads, splits, root,
     k_codes, k_lower, k_scale, k_zero, k_factor, k_tail, k_fetched, k_packed, k_first,
     k_codes_b, k_codes_h, k_scale_b, k_scale_h, k_factor_b, k_factor_h, k_table, k_groups,
     k_factors, k_slots, k_tail_b, k_tail_h, k_fetched_b, k_fetched_h,
@@ -97,7 +97,7 @@ def runs(
     column = tl.arange(0, WIDTH)
     q_at = (tl.program_id(0) * PER_KV * NEW + query)[:, None] * HEAD_DIM + column[None, :]
     q_mask = (query < PER_KV * NEW)[:, None] & (column < HEAD_DIM)[None, :]
-    queries = tl.load(q + q_at, mask=q_mask, other=0.0)
+    queries = tl.load(query_rows + q_at, mask=q_mask, other=0.0)
     sees = length + query * 0
     if CAUSAL:
         sees = length - (NEW - 1 - query % NEW)

@@ -32,7 +32,7 @@ def mean_attention(logits: Tensor, kv_heads: int) -> Tensor:
 
 
 def softmax_top_k_plainly(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -> Tensor:
-    """The kernel's oracle."""
+    """What the kernel computes, written down plainly: its oracle."""
     tokens = logits.shape[-1]
     barred = torch.arange(tokens, device=logits.device) >= eligible[:, None, None]
     shares = mean_attention(logits, kv_heads).masked_fill(barred, -1.0)

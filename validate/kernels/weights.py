@@ -34,7 +34,7 @@ class Int4:
 
     @property
     def nbytes(self) -> int:
-        """Stored size. [B]"""
+        """Size of the codes and their scales. [B]"""
         return self.codes.nbytes + self.scale.nbytes
 
     def numbers(self, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -42,7 +42,7 @@ class Shape:
 
     @property
     def kv_numbers(self) -> int:
-        """Keys and values."""
+        """Numbers in the keys and values of the whole batch."""
         return 2 * self.batch * self.kv_heads * self.dim * self.tokens
 
     @property

@@ -20,12 +20,12 @@ QUICK_SIZES = (2**12, 2**16, 2**20, 2**24)
 
 
 def h2d(place: Bench) -> Iterator[Work]:
-    """Host to device."""
+    """Copies from the host to the device."""
     yield from _one_way(place, "h2d")
 
 
 def d2h(place: Bench) -> Iterator[Work]:
-    """Device to host."""
+    """Copies from the device to the host."""
     yield from _one_way(place, "d2h")
 
 
@@ -88,7 +88,7 @@ def ends(place: Bench, link: Channel, moved: int, pinned: bool) -> tuple[Tensor,
 
 
 def copier(target: Tensor, source: Tensor) -> Callable[[], None]:
-    """What copies once."""
+    """A function that starts the copy once."""
 
     def copy() -> None:
         target.copy_(source, non_blocking=True)

@@ -99,7 +99,7 @@ class _Clock:
 
     @property
     def remaining(self) -> str:
-        """For people."""
+        """About how long the rest will take, in words; empty at the start."""
         done = self.total - self.left
         if not done:
             return ""

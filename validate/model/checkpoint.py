@@ -102,6 +102,6 @@ class Safetensors:
         return {name: (tuple(p.get_shape()), p.get_dtype()) for name, p in parts.items()}
 
     def read(self, name: str) -> Tensor:
-        """One tensor."""
+        """Read one tensor by its name in the checkpoint."""
         tensor: Tensor = self._open[name].get_tensor(name)
         return tensor

@@ -39,7 +39,7 @@ class Linear:
         return F.linear(tensor, self.weight, self.bias)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Weight and bias."""
+        """The weight, and the bias where there is one."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     def rows(self, start: int, stop: int | None = None) -> "Linear":
@@ -63,7 +63,7 @@ class Norm:
         return F.layer_norm(tensor, self.weight.shape, self.weight, self.bias, self.eps)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Weight and bias."""
+        """The weight, and the bias where there is one."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
@@ -90,7 +90,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Weights:
-    """A whole decoder."""
+    """The weights of a whole decoder."""
 
     embedding: Tensor  # (vocab, hidden)
     positions: Tensor | None  # (learned positions, hidden)

@@ -29,7 +29,7 @@ class AttentionShares:
         self._counts[layer] += len(shares)
 
     def means(self) -> Tensor:
-        """(layers, ...)."""
+        """The mean of each layer. (layers, ...)"""
         pairs = zip(self._sums, self._counts, strict=True)
         return torch.stack([total / max(count, 1) for total, count in pairs])
 
@@ -71,15 +71,17 @@ class WatchedSpecache(Specache):
         self.found = AttentionShares(self.model.layers)  # (pairs, mass)
 
     def attend(
-        self, layer: int, tensor: Tensor, queries: Tensor, k: Tensor, values: Tensor, step: Pass
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
         """Compare what was fetched for this step, then go on."""
         if self.own == 2 and self.chosen and step.kind == "decode":
             self._leaving[layer][0].wait()
             before = step.starts[0]
             home = self.k_home[layer][:, :, :before].to(queries.device)
-            keys = torch.cat([home, k[:, :, :1]], 2)
-            shares = by_kv_head(scores(queries[:, :, :1], keys), k.shape[1])[:, :, 0, :before]
+            cached_keys = torch.cat([home, keys[:, :, :1]], 2)
+            shares = by_kv_head(scores(queries[:, :, :1], cached_keys), keys.shape[1])[
+                :, :, 0, :before
+            ]
             best = shares.topk(min(self.chosen, before), dim=-1)
             index = self.index[layer].long()
             spare = torch.nn.functional.pad(torch.zeros_like(shares, dtype=torch.bool), (0, 1))
@@ -88,7 +90,7 @@ class WatchedSpecache(Specache):
             pairs = fetched.gather(2, best.indices).double().mean(-1)
             mass = (shares * fetched).double().sum(-1) / best.values.double().sum(-1)
             self.found.note(layer, torch.stack([pairs, mass.clamp(max=1.0)], -1).flatten(0, 1))
-        return super().attend(layer, tensor, queries, k, values, step)
+        return super().attend(layer, tensor, queries, keys, values, step)
 
 
 class WatchedZipcache(Zipcache):

@@ -21,7 +21,7 @@ from kvsim.validate.times.live import Live
 
 @dataclass(frozen=True)
 class Timing:
-    """One run."""
+    """What one run took, and what it kept."""
 
     technique: Technique  # with the acceptance that it really had
     ttft: float  # [s]

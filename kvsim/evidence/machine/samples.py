@@ -120,7 +120,7 @@ class Log:
 
     @property
     def samples(self) -> list[Sample]:
-        """All samples."""
+        """The samples of all parts that are done, in the order of parts."""
         return [s for samples in self.done.values() for s in samples]
 
     def _read(self, text: bytes, start: int) -> int:

@@ -74,7 +74,7 @@ class ShapeTable:
         return {"kv_up": (KV_RANK, self.heads * (self.head_dim + VALUE_DIM))}
 
     def mlp_matrices(self, width: Number) -> Mapping[str, tuple[Number, Number]]:
-        """Gated experts."""
+        """Inputs and outputs of the products of gated experts, whose gate and up are one matrix."""
         return {"up": (self.hidden, 2 * width), "down": (width, self.hidden)}
 
 

@@ -1,0 +1,125 @@
+"""What a reader can rely on everywhere in the package, counted in its source."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from tests.support.places import ROOT
+
+ROOMS = ("kvsim", "planner", "validate", "traces")
+LINES = 300  # of a file, at most
+ARGUMENTS = 4  # of a compiled function, at most
+WORDS = 3  # a docstring has more
+COMPILED = ("compiled", "compiled_apart", "inlined", "njit", "jit")
+TRITON = "validate/kernels/"
+"""Triton's kernels take every pointer and stride as an argument of its own: it knows no records."""
+TWINS = ("kvsim/techniques", "validate/impl")
+"""A technique and its real implementation share their file's and their class's name."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Documented = ast.Module | ast.ClassDef | Function
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    """Every file of the package by its path in the repository; links into it are not followed."""
+    linked = {ROOT / "kvsim" / name for name in (*ROOMS, "cli.py")}
+    files = [ROOT / "cli.py"]
+    for room in ROOMS:
+        files += (
+            p for p in (ROOT / room).rglob("*.py") if not linked.intersection((p, *p.parents))
+        )
+    return {str(p.relative_to(ROOT)): ast.parse(p.read_text("utf-8")) for p in sorted(files)}
+
+
+def functions() -> Iterator[tuple[str, Function]]:
+    """Every function and method with the path of its file."""
+    for path, tree in sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, Function):
+                yield path, node
+
+
+def public(node: ast.AST) -> Iterator[Function]:
+    """Functions and methods that others may call: no underscore in front of them or their class."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef) and not child.name.startswith("_"):
+            yield from public(child)
+        elif isinstance(child, Function) and not child.name.startswith("_"):
+            yield child
+
+
+def parameters(function: Function) -> list[str]:
+    """The names of all parameters."""
+    given = function.args
+    some = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+    return [each.arg for each in some]
+
+
+def test_the_whole_package_is_counted() -> None:
+    assert len(sources()) > 350
+    assert {"cli.py", "kvsim/api.py", "planner/programme.py"} <= sources().keys()
+    assert not [path for path in sources() if path.startswith("kvsim/planner")]
+
+
+def test_no_file_is_longer_than_300_lines() -> None:
+    counts = {path: len((ROOT / path).read_text("utf-8").splitlines()) for path in sources()}
+    assert {path: count for path, count in counts.items() if count > LINES} == {}
+
+
+def test_a_class_name_means_one_thing() -> None:
+    places = defaultdict(list)
+    for path, tree in sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(path)
+    twice = {name: paths for name, paths in places.items() if len(paths) > 1}
+    intended = {
+        name
+        for name, paths in twice.items()
+        if tuple(str(Path(path).parent) for path in paths) == TWINS
+        and len({Path(path).name for path in paths}) == 1
+    }
+    assert {name: paths for name, paths in twice.items() if name not in intended} == {}
+    assert len(intended) > 10
+
+
+def test_compiled_functions_take_at_most_four_arguments() -> None:
+    found = {
+        f"{path}: {function.name}": len(parameters(function))
+        for path, function in functions()
+        if not path.startswith(TRITON) and any(map(_compiles, function.decorator_list))
+    }
+    assert len(found) > 60
+    assert {name: count for name, count in found.items() if count > ARGUMENTS} == {}
+
+
+def test_parameters_of_public_functions_are_words() -> None:
+    letters = {
+        f"{path}: {function.name}({name})"
+        for path, tree in sources().items()
+        for function in public(tree)
+        for name in parameters(function)
+        if len(name) == 1 and name != "_"
+    }
+    assert letters == set()
+
+
+def test_docstrings_say_more_than_the_name() -> None:
+    short = {
+        f"{path}: {getattr(node, 'name', 'the file')}: {text}"
+        for path, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, Documented)
+        and (text := ast.get_docstring(node)) is not None
+        and len(text.split()) <= WORDS
+    }
+    assert short == set()
+
+
+def _compiles(decorator: ast.expr) -> bool:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return name in COMPILED
