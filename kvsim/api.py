@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.commands.admission import admission, largest_loss
-from kvsim.commands.arguments import count, counts, gib, number, seconds, token_counts
+from kvsim.commands.arguments import count, counts, gib, number, token_counts
 from kvsim.commands.options import deployment
 from kvsim.commands.plan_asked import deployments_of, limits_of, workload_of
-from kvsim.commands.values import Given, Several, line_of, text
+from kvsim.commands.values import Given, Several, duration, line_of, text
 from kvsim.commands.values import given as given_text
 from kvsim.errors import InputError
 from kvsim.machines.hardware import DEFAULT_STACK
@@ -230,7 +230,7 @@ def simulate(
         prefix_caching=prefix_caching,
         host_cache=0.0 if host_cache is None else gib("host_cache", text(host_cache)),
     )
-    targets = Targets(_time("ttft", ttft, 60), _time("tpot", tpot, 1))
+    targets = Targets(duration("ttft", ttft, 60), duration("tpot", tpot, 1))
     requests = load(text(trace)).requests.scaled(number("rate", text(rate)))
     results = []
     for kind in parse_several(text(technique)):
@@ -295,7 +295,3 @@ def calibrate_run(
     run = read_run(Path(text(log)))
     place = None if out is None else Path(text(out))
     return calibrated(run, techniques[0], where, rules, fit_first, text(stack), place, command)
-
-
-def _time(name: str, value: Given | None, most_bare: float) -> float:
-    return seconds(f"--{name}", "none" if value is None else text(value), most_bare)

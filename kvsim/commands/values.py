@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from kvsim.commands.arguments import seconds
+
 Given = str | float | Path
 """One value, as text or as a number."""
 
@@ -34,3 +36,8 @@ def line_of(command: str, **options: Several | bool | None) -> str:
 def given(value: Several | None) -> str | None:
     """A value as text, or that none was given."""
     return None if value is None else text(value)
+
+
+def duration(name: str, value: Given | None, most_bare: float) -> float:
+    """A time, infinite if none was given; bare numbers up to ``most_bare`` are seconds. [s]"""
+    return seconds(f"--{name}", "none" if value is None else text(value), most_bare)
