@@ -7,6 +7,7 @@ and in what they add around it.
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.engine.formats import FP16, Format
 from kvsim.engine.ops import HALF, gemm, kv_bytes
@@ -15,6 +16,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Kernel
 from kvsim.models.model import LayerShape, Model
 
+Flag = bool | np.bool | NDArray[np.bool]
 SPLIT = 512.0  # cached tokens at which half of a long context's further floor is paid [tokens]
 
 
@@ -81,10 +83,14 @@ def ops(
     """
     m, stack = deployment.shard, deployment.stack
     stored = FP16 if point.prefill else stored
-    sees = _smaller(shape.window, limit)
+    chosen = m.indexer.tokens if m.indexer else None
+    sees = _smaller(_smaller(shape.window, limit), chosen)
     length = cached(deployment, point, LayerShape())
-    # the earliest new query sees as many tokens as the latest
-    tokens = length if sees is None else np.minimum(length, sees + (point.new - 1))
+    tokens = length
+    if chosen is not None:  # by every query for itself
+        tokens = np.minimum(length, sees * point.new)
+    elif sees is not None:  # the earliest new query sees as many tokens as the latest
+        tokens = np.minimum(length, sees + (point.new - 1))
     read = _read(deployment, stored, tokens, point.new, values)
     pairs = query_key_pairs(deployment, point, sees, scored)
     value_pairs = pairs if values is None else np.minimum(pairs, point.new * values)
@@ -93,13 +99,14 @@ def ops(
         expand = _again(deployment, point, tokens, after)
     flops: Number = 2.0 * point.batch * m.heads * m.head_dim * (pairs + value_pairs)
     if m.latent:
-        up, flops, expanded = _latent(deployment, point, tokens, pairs)
+        apart = chosen is not None and length > chosen
+        up, flops, expanded = _latent(deployment, point, tokens, pairs, apart)
         up_name = "kv_up" if name == "attn" else f"{name}_kv_up"
         expand, after = [*expand, replace(up, name=up_name, after=after)], ()
         extra_bytes = extra_bytes + expanded
     moved = (
         point.batch * read
-        + kv_bytes(m, point.tokens)
+        + kv_bytes(m, point.tokens) * shape.keeps
         + 2 * HALF * point.tokens * m.heads * m.head_dim
         + point.batch * m.heads * pairs * score_bytes(deployment, point, scored)
         + extra_bytes
@@ -195,14 +202,15 @@ def _smaller(window: int | None, limit: Number | None) -> Number | None:
 
 
 def _latent(
-    deployment: Deployment, point: Point, tokens: Number, pairs: Number
+    deployment: Deployment, point: Point, tokens: Number, pairs: Number, apart: Flag
 ) -> tuple[Op, Number, Number]:
     """Attention to ``tokens`` cached latents in the cheaper way, point by point.
 
     Returns the product with the up-projection, attention's own FLOPs, and its further bytes.
 
     Expanded: every cached latent becomes full keys and values. Absorbed: queries are projected
-    into the latent space and outputs back out of it (DeepSeek-V2, section 2.1.2).
+    into the latent space and outputs back out of it (DeepSeek-V2, section 2.1.2), which is the one
+    way where queries read latents ``apart`` from one another.
     """
     m = deployment.shard
     inputs, outputs = m.attention_matrices()["kv_up"]
@@ -212,9 +220,8 @@ def _latent(
     per_pair = 2.0 * point.batch * m.heads * pairs
     expanded = per_pair * (m.head_dim + m.value_dim)
     absorbed = per_pair * (2 * m.kv_rank + m.rope_dim)
-    cheaper = expand + expanded < absorb + absorbed
-    up = gemm(
-        deployment, "kv_up", np.where(cheaper, cached_tokens, point.tokens), (inputs, outputs)
-    )
+    cheaper = np.less(expand + expanded, absorb + absorbed) & np.logical_not(apart)
+    rows = np.where(cheaper, cached_tokens, point.tokens)
+    up = gemm(deployment, "kv_up", rows, (inputs, outputs), deployment.mixer_format)
     read = np.where(cheaper, HALF * cached_tokens * m.heads * (m.head_dim + m.value_dim), 0.0)
     return up, np.where(cheaper, expanded, absorbed), read

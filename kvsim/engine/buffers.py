@@ -42,16 +42,19 @@ def scale(part: Buffers, by: Number) -> Buffers:
 def layer_weights(deployment: Deployment, shape: LayerShape) -> float:
     """Stored weights of one layer of a shard; norms and biases are below 0.1 % and left out. [B]"""
     m, stored = deployment.shard, deployment.weight_format
-    matrices = list(m.attention_matrices().values())
+    size = sum(deployment.mixer_format.bytes(*x) for x in m.mixer_matrices(shape).values())
+    size += stored.bytes(m.hidden, m.side) if m.side else 0.0
+    if not shape.mlp:
+        return size
     if shape.routed:
         expert = m.mlp_matrices(m.expert_ffn).values()
         shared = m.mlp_matrices(m.shared_experts * m.expert_ffn).values()
-        size = m.experts * sum(stored.bytes(*x) for x in expert)
+        size += m.experts * sum(stored.bytes(*x) for x in expert)
         size += sum(stored.bytes(*x) for x in shared) if m.shared_experts else 0.0
         size += ops.HALF * m.hidden * m.experts
     else:
-        size = sum(stored.bytes(*x) for x in m.mlp_matrices(m.ffn).values())
-    return size + sum(stored.bytes(*x) for x in matrices)
+        size += sum(stored.bytes(*x) for x in m.mlp_matrices(m.ffn).values())
+    return size
 
 
 def sequences_alive(deployment: Deployment, point: Point) -> Number:
@@ -76,7 +79,7 @@ def resident_once(
     """
     m, stack = deployment.shard, deployment.stack
     table = WEIGHTS["fp16"].bytes(m.hidden, m.vocab)
-    learned = ops.HALF * m.learned_positions * m.hidden
+    learned = ops.HALF * (m.learned_positions * m.hidden + m.tables + m.once * m.hidden)
     embedding = (table if m.tied else 2 * table) + learned
     chunk = (packed and stack.packed_chunk) or stack.prefill_chunk
     alive = np.minimum(part.tokens, chunk)

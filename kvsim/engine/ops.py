@@ -62,10 +62,15 @@ def unpacking(deployment: Deployment, stored: WeightFormat, weights: Number) -> 
     return deployment.stack.unpack_ops * weights / (deployment.flops("fp32") / 2) if packed else 0.0
 
 
-def before_attention(deployment: Deployment, point: Point, after: tuple[str, ...] = ()) -> list[Op]:
-    """Norms, positions, residuals and the activation of the whole layer; then queries and KV."""
+def before_attention(
+    deployment: Deployment, point: Point, shape: LayerShape, after: tuple[str, ...] = ()
+) -> list[Op]:
+    """Norms, positions, residuals and the activation of the whole layer; then its input products.
+
+    What is made of the hidden state here attention, a state or nothing mixes over tokens.
+    """
     m = deployment.shard
-    active = m.experts_active * m.expert_ffn or m.ffn
+    active = (m.experts_active * m.expert_ffn or m.ffn) if shape.mlp else 0
     passes = deployment.stack.pointwise_passes * ((2 * m.norms + 2) * m.hidden + 3 * active)
     small = Op(
         "pointwise",
@@ -74,10 +79,14 @@ def before_attention(deployment: Deployment, point: Point, after: tuple[str, ...
         launches=deployment.stack.pointwise_launches,
         fixed=deployment.stack.layer,
     )
-    matrices = m.attention_matrices()
-    ops = [small, gemm(deployment, "qkv", point.tokens, matrices["qkv"], after=after)]
-    if "q_up" in matrices:
-        ops.append(gemm(deployment, "q_up", point.tokens, matrices["q_up"]))
+    matrices = m.mixer_matrices(shape)
+    made_later = ("out", "kv_up")
+    ops = [small]
+    for name, matrix in matrices.items():
+        if name not in made_later:
+            waits = after if len(ops) == 1 else ()
+            stored = deployment.mixer_format
+            ops.append(gemm(deployment, name, point.tokens, matrix, stored, after=waits))
     return ops
 
 
@@ -93,12 +102,20 @@ def after_attention(
     ``weights`` overrides the format of the MLP.
     """
     m = deployment.shard
-    return [
-        gemm(deployment, "out", point.tokens, m.attention_matrices()["out"], after=after),
-        *all_reduce(deployment, "out_sum", HALF * point.tokens * m.hidden),
-        *(_experts(deployment, point) if shape.routed else _mlp(deployment, point, m.ffn, weights)),
-        *all_reduce(deployment, "mlp_sum", HALF * point.tokens * m.hidden),
-    ]
+    found: list[Op] = []
+    states = HALF * point.tokens * m.hidden
+    out = m.mixer_matrices(shape).get("out")
+    if out:
+        stored = deployment.mixer_format
+        found.append(gemm(deployment, "out", point.tokens, out, stored, after=after))
+        found += all_reduce(deployment, "out_sum", states)
+    if m.side:
+        found.append(gemm(deployment, "side", point.tokens, (m.hidden, m.side)))
+    if shape.routed:
+        found += _experts(deployment, point)
+    elif shape.mlp:
+        found += _mlp(deployment, point, m.ffn, weights)
+    return [*found, *all_reduce(deployment, "mlp_sum", states)] if shape.mlp else found
 
 
 def _mlp(

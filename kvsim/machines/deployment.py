@@ -17,6 +17,7 @@ class WeightFormat:
     scale_bytes: float  # [B]
     dtype: str  # number format the product is computed in
     kernel: str = "gemm"  # kernel class of products; that of experts begins with ``experts``
+    experts_alone: bool = False  # a mixture of experts keeps its other matrices in fp16
 
     def bytes(self, inputs: float, outputs: float) -> float:
         """Stored size of an (inputs, outputs) matrix with its scales. [B]"""
@@ -36,10 +37,12 @@ WEIGHTS = {
     "int4-g32": WeightFormat(4, 32, 4, "fp16", "gemm-int4"),
     # symmetric groups of 128, as GPTQ for Marlin
     "int4": WeightFormat(4, 128, 2, "fp16", "gemm-int4"),
-    # OCP Microscaling v1.0: an 8-bit exponent per 32 numbers; widened in the kernel
-    "mxfp4": WeightFormat(4, 32, 1, "fp16", "gemm-int4"),
-    # NVIDIA's: an fp8 scale per 16 numbers; widened in the kernel
-    "nvfp4": WeightFormat(4, 16, 1, "fp16", "gemm-int4"),
+    # OCP Microscaling v1.0: an 8-bit exponent per 32 numbers; widened in the kernel. Published
+    # mixtures of experts have it in their experts alone (gpt-oss model card, section 2.1)
+    "mxfp4": WeightFormat(4, 32, 1, "fp16", "gemm-int4", experts_alone=True),
+    # NVIDIA's: an fp8 scale per 16 numbers; widened in the kernel. Its mixtures of experts have
+    # it in their MLPs alone (model card of DeepSeek-R1-0528-FP4)
+    "nvfp4": WeightFormat(4, 16, 1, "fp16", "gemm-int4", experts_alone=True),
 }
 """Formats of ``--weights``. Embeddings, LM head and norms stay in fp16."""
 
@@ -75,6 +78,12 @@ class Deployment:
     def weight_format(self) -> WeightFormat:
         """How decoder weights are stored."""
         return WEIGHTS[self.weights]
+
+    @property
+    def mixer_format(self) -> WeightFormat:
+        """How the weights of attention and of other mixers are stored."""
+        alone = self.weight_format.experts_alone and self.model.experts > 0
+        return WEIGHTS["fp16"] if alone else self.weight_format
 
     @cached_property
     def bandwidth(self) -> dict[str, float]:

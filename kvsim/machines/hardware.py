@@ -36,6 +36,9 @@ lives in, which may be pageable; ``cpu`` is attention on the host."""
 
 STANDS_FOR = {
     "prompt": "attention",
+    "recurrence": "attention",
+    "scan": "prompt",
+    "index": "attention-fp8",
     "attention-fp8": "attention",
     "latent": "attention",
     "latent-fp8": "latent",
@@ -50,7 +53,8 @@ STANDS_FOR = {
     "experts-int4": "gemm-int4",
 }
 """Classes that a stack need not tell apart, and what stands for them: ``prompt`` is attention of a
-prompt's queries, ``attention-fp8`` decode attention over an 8-bit cache without scales, ``latent``
+prompt's queries, ``recurrence`` a state's step and ``scan`` its way over a prompt, ``index`` the
+scores that sparse attention chooses by, ``attention-fp8`` decode attention over an 8-bit cache without scales, ``latent``
 decode attention over cached latents (MLA), ``gemm-*`` products with weights of that format,
 ``experts`` the routed experts' products."""
 

@@ -1,18 +1,15 @@
 """Decoder-only language models as shapes: what sets their FLOPs, bytes and cache size."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 
 from kvsim.errors import InputError
+from kvsim.models import counts
+from kvsim.models.kinds import Indexer, LayerShape, Recurrence
 
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """What may differ between the layers of one model."""
-
-    window: int | None = None  # sliding window; None attends to every token [tokens]
-    routed: bool = False  # mixture of experts instead of a dense MLP
+__all__ = ["Indexer", "LayerShape", "Model", "Recurrence"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +44,13 @@ class Model:
     nope_dim: int = 0
     rope_dim: int = 0
     value_dim: int = 0
+    # layers of other kinds than attention to all cached tokens
+    recurrence: Recurrence | None = None  # of the layers that have a state instead of a cache
+    indexer: Indexer | None = None  # of models whose queries read chosen tokens alone
+    gated_attention: bool = False  # a gate as wide as the queries on attention's output
+    side: int = 0  # outputs of further small products of every layer with the hidden state
+    once: int = 0  # outputs of further products of a pass, outside the layers
+    tables: int = 0  # numbers of further tables, of which a token looks up one row per layer
     # small parameters: they matter for exact counts only
     qkv_bias: bool = False
     out_bias: bool = False
@@ -59,6 +63,7 @@ class Model:
     router_bias: bool = False  # one correction per expert, for the choice only (DeepSeek-V3)
     shared_gate: bool = False  # a learned gate on the shared experts (Qwen-MoE)
     embedding_norm: bool = False  # a norm between embedding and first layer (BLOOM)
+    vectors: int = 0  # further small parameters of every layer
     learned_positions: int = 0
     notes: tuple[str, ...] = ()  # assumptions made while reading the configuration
 
@@ -97,11 +102,16 @@ class Model:
         """Numbers cached per token and layer."""
         return self.k_width + self.v_width
 
-    def attention_matrices(self) -> dict[str, tuple[int, int]]:
-        """Weight matrices of one attention block, (inputs, outputs), in the order they are used."""
+    def attention_matrices(self, shares: bool = False) -> dict[str, tuple[int, int]]:
+        """Weight matrices of one attention block, (inputs, outputs), in the order they are used.
+
+        A layer that ``shares`` an earlier one's cache has no keys and values of its own.
+        """
         if not self.latent:
             width = self.heads * self.head_dim
-            return {"qkv": (self.hidden, width + self.kv_width), "out": (width, self.hidden)}
+            asked = width * (2 if self.gated_attention else 1)
+            own = 0 if shares else self.kv_width
+            return {"qkv": (self.hidden, asked + own), "out": (width, self.hidden)}
         queries = self.heads * self.head_dim
         down = self.kv_rank + self.rope_dim
         query = (
@@ -113,6 +123,16 @@ class Model:
             "kv_up": (self.kv_rank, self.heads * (self.nope_dim + self.value_dim)),
             "out": (self.heads * self.value_dim, self.hidden),
         }
+
+    def mixer_matrices(self, shape: LayerShape) -> dict[str, tuple[int, int]]:
+        """Weight matrices of what mixes tokens in a layer, (inputs, outputs), in order of use."""
+        if shape.mixer == "recurrent":
+            assert self.recurrence is not None
+            return self.recurrence.matrices(self.hidden)
+        if not shape.attends:
+            return {}
+        chooses = self.indexer.matrices(self.hidden, self.q_rank) if self.indexer else {}
+        return self.attention_matrices(shape.mixer == "shared") | chooses
 
     def biased(self, matrix: str) -> bool:
         """Whether the product with a weight matrix, by its op's name, adds a bias."""
@@ -132,6 +152,39 @@ class Model:
             "down": (width, self.hidden),
         }
 
+    def shapes(self) -> Iterator[LayerShape]:
+        """Every layer in order."""
+        for block, count in self.layout:
+            for _ in range(count):
+                yield from block
+
+    @cached_property
+    def cached_layers(self) -> int:
+        """Layers that have a cache of their own."""
+        return sum(shape.keeps for shape in self.shapes())
+
+    @cached_property
+    def kv_bytes_per_token(self) -> float:
+        """Cache of one token in all layers in two-byte numbers, windows left out. [B]
+
+        With an indexer its keys, which are fp8, are part of it.
+        """
+        chosen_by = self.indexer.key_bytes if self.indexer else 0.0
+        return self.cached_layers * (2 * self.kv_width + chosen_by)
+
+    @cached_property
+    def state_bytes(self) -> float:
+        """States of one sequence in all layers, whatever its length. [B]"""
+        if self.recurrence is None:
+            return 0.0
+        layers = sum(shape.mixer == "recurrent" for shape in self.shapes())
+        return layers * self.recurrence.state_bytes
+
+    @cached_property
+    def usual(self) -> LayerShape:
+        """The kind of the model's last layer that keeps a cache."""
+        return next(s for s in reversed(list(self.shapes())) if s.keeps)
+
     @cached_property
     def parameters(self) -> int:
         """Weights of the whole model, as a published checkpoint counts them [numbers].
@@ -139,9 +192,7 @@ class Model:
         Embedding, learned positions, every layer with all its experts, final norm and LM head,
         which costs nothing where it is tied. Multi-token-prediction modules are not counted.
         """
-        embedding = (self.vocab + self.learned_positions) * self.hidden
-        head = 0 if self.tied else self.vocab * self.hidden
-        return embedding + self._layer_parameters(self.experts) + head + self.head_bias * self.vocab
+        return counts.parameters(self)
 
     @cached_property
     def active_parameters(self) -> int:
@@ -150,44 +201,7 @@ class Model:
         Every layer with the chosen experts only, final norm and LM head, tied or not; a lookup
         in the embedding or in the learned positions reads one row and is left out.
         """
-        head = self.vocab * self.hidden + self.head_bias * self.vocab
-        return self._layer_parameters(self.experts_active) + head
-
-    def attention_parameters(self) -> int:
-        """Weights of one attention block: matrices, biases, inner norms and sinks [numbers]."""
-        matrices = self.attention_matrices()
-        return (
-            _weights(matrices)
-            + self.qkv_bias * matrices["qkv"][1]
-            + self.out_bias * self.hidden
-            + self.qk_norm * 2 * self.head_dim  # shared by the heads
-            + self.sinks * self.heads
-            + self.latent * (self.q_rank + self.kv_rank)  # norms of the compressed vectors
-        )
-
-    def mlp_parameters(self, routed: bool, experts: int) -> int:
-        """Weights of one layer's MLP, of which ``experts`` routed experts count [numbers].
-
-        The router always counts whole: it scores every expert before it chooses.
-        """
-        width = self.expert_ffn if routed else self.ffn
-        matrices = self.mlp_matrices(width)
-        bias = sum(outputs for _, outputs in matrices.values())
-        if not routed:
-            return _weights(matrices) + self.mlp_bias * bias
-        router = (self.hidden + self.expert_biases + self.router_bias) * self.experts
-        expert = _weights(matrices) + self.expert_biases * bias
-        return router + (experts + self.shared_experts) * expert + self.shared_gate * self.hidden
-
-    def _layer_parameters(self, experts: int) -> int:
-        """All layers with ``experts`` routed experts each, and the norms around them [numbers]."""
-        norm = self.hidden * (2 if self.norm_bias else 1)
-        every_layer = self.layers * (self.attention_parameters() + self.norms * norm)
-        mlps = sum(
-            count * sum(self.mlp_parameters(layer.routed, experts) for layer in block)
-            for block, count in self.layout
-        )
-        return every_layer + mlps + (1 + self.embedding_norm) * norm
+        return counts.active_parameters(self)
 
     def shard(self, tp: int) -> "Model":
         """The part of the model that one of ``tp`` tensor-parallel GPUs holds.
@@ -205,6 +219,7 @@ class Model:
             ("heads", self.heads),
             ("ffn", self.ffn),
             ("experts' ffn", self.expert_ffn),
+            ("heads of states", self.recurrence.heads if self.recurrence else 0),
         ):
             if size % tp:
                 raise InputError(
@@ -223,8 +238,5 @@ class Model:
             ffn=self.ffn // tp,
             expert_ffn=self.expert_ffn // tp,
             vocab=ceil(self.vocab / tp),
+            recurrence=self.recurrence and self.recurrence.shard(tp),
         )
-
-
-def _weights(matrices: dict[str, tuple[int, int]]) -> int:
-    return sum(inputs * outputs for inputs, outputs in matrices.values())

@@ -1,0 +1,80 @@
+"""Layers with a state instead of a cache: what a pass reads, writes and computes.
+
+Decoding reads a sequence's state and writes it back; a prompt is computed in chunks, within which
+tokens attend to one another as in linear attention, and between which states are handed on.
+"""
+
+from kvsim.engine.ops import HALF
+from kvsim.graph import Number, Op, Point
+from kvsim.machines.deployment import Deployment
+from kvsim.models.kinds import CONVOLVED, Recurrence
+
+STEP_FLOPS = {"decay": 5.0, "delta": 7.0, "convolution": 0.0}
+"""FLOPs per number of a state and token: fading 1, the outer product added 2, its read-out 2; the
+delta rule reads once more, to correct what the state recalls of a key."""
+SCAN_WIDTHS = {"decay": (1.0, 1.0), "delta": (3.0, 2.0), "convolution": (0.0, 0.0)}
+"""Products of a chunk's tokens with one another, as wide as a key and as wide as a value: scores
+and what they weigh; the delta rule adds products of keys, and of both with their inverse."""
+
+
+def ops(deployment: Deployment, point: Point) -> list[Op]:
+    """Convolution and state of one layer, between its input and its output product.
+
+    References
+    ----------
+    .. [1] T. Dao and A. Gu, "Transformers are SSMs", ICML 2024, section 6.
+    .. [2] S. Yang et al., "Parallelizing linear transformers with the delta rule over sequence
+       length", NeurIPS 2024, section 3.2.
+    """
+    r = deployment.shard.recurrence
+    assert r is not None
+    found = [] if not r.taps else [_convolution(r, point)]
+    if r.key_dim:
+        found.append(_scan(r, point) if point.prefill else _steps(r, point))
+    return [*found, end()]
+
+
+def end() -> Op:
+    """Where attention would end, so that copies for the next layers wait for this one too."""
+    return Op("attn")
+
+
+def resident(deployment: Deployment, batch: Number, drafts: int) -> Number:
+    """States of one layer, one more per draft, to which a rejected one falls back. [B]"""
+    r = deployment.shard.recurrence
+    assert r is not None
+    return batch * (1 + drafts) * r.state_bytes
+
+
+def _convolution(r: Recurrence, point: Point) -> Op:
+    """Over values, keys and queries, with the latest tokens of every sequence."""
+    kept = 2 * CONVOLVED * point.batch * r.mixed * (r.taps - 1)
+    moved = 2 * HALF * point.tokens * r.mixed + kept
+    return Op("convolution", flops=2.0 * point.tokens * r.mixed * r.taps, bytes={"hbm": moved})
+
+
+def _steps(r: Recurrence, point: Point) -> Op:
+    """Token after token: the state is read once, and written after each, as drafts may fail."""
+    states = r.matrix_bytes * (point.batch + point.tokens)
+    through = HALF * point.tokens * (r.mixed + r.inner)
+    flops = STEP_FLOPS[r.rule] * point.tokens * r.inner * r.key_dim
+    return Op(
+        "state", kernel="recurrence", flops=flops, bytes={"hbm": states + through}, dtype="fp32"
+    )
+
+
+def _scan(r: Recurrence, point: Point) -> Op:
+    """Chunk after chunk; every chunk's state is written and read once."""
+    keys, values = SCAN_WIDTHS[r.rule]
+    within = 2.0 * r.chunk * r.heads * (keys * r.key_dim + values * r.head_dim)
+    between = 2 * 2.0 * r.inner * r.key_dim
+    states = 2 * r.matrix_bytes * (point.tokens / r.chunk + point.batch)
+    through = 2 * HALF * point.tokens * (r.mixed + r.inner)
+    return Op(
+        "state",
+        kernel="scan",
+        flops=point.tokens * (within + between),
+        bytes={"hbm": states + through},
+        columns=point.tokens * r.heads,
+    )
+

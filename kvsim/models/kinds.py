@@ -1,0 +1,136 @@
+"""What the layers of a model may be: attention with a cache, to another's cache, or a state."""
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Literal
+
+STATE_NUMBER = 4.0  # bytes of a state's number: reference kernels keep states in fp32 [B]
+CONVOLVED = 2.0  # bytes of a token's number that a convolution still needs [B]
+
+Mixer = Literal["attention", "shared", "recurrent", "none"]
+"""``attention`` keeps a cache of its own, ``shared`` attends to the cache of an earlier layer,
+``recurrent`` has a state of constant size, and ``none`` is a layer of an MLP alone."""
+
+Rule = Literal["decay", "delta", "convolution"]
+"""``decay`` adds to a fading state (Mamba-2, lightning attention), ``delta`` corrects what a fading
+state recalls (gated DeltaNet, Kimi Delta Attention), ``convolution`` has no further state."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What may differ between the layers of one model."""
+
+    window: int | None = None  # sliding window; None attends to every token [tokens]
+    routed: bool = False  # mixture of experts instead of a dense MLP
+    mixer: Mixer = "attention"
+    mlp: bool = True  # False: a layer that mixes tokens alone (Nemotron-H)
+
+    @property
+    def attends(self) -> bool:
+        """Whether queries read cached keys and values."""
+        return self.mixer in ("attention", "shared")
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the layer has a cache of its own, on which techniques act."""
+        return self.mixer == "attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """A mixer whose state does not grow with the context.
+
+    Each head keeps a matrix of ``key_dim`` by ``head_dim`` numbers, and a short causal convolution
+    runs over its inputs before.
+
+    References
+    ----------
+    .. [1] T. Dao and A. Gu, "Transformers are SSMs", ICML 2024, sections 6 and 7 (Mamba-2).
+    .. [2] S. Yang et al., "Gated delta networks", ICLR 2025, section 3.
+    .. [3] Kimi Team, "Kimi Linear", 2025, section 3 (KDA).
+    """
+
+    rule: Rule
+    heads: int
+    head_dim: int  # numbers of a value
+    key_dim: int  # numbers of a key; Mamba-2's state size
+    key_heads: int  # heads of keys and queries; Mamba-2's groups
+    taps: int  # tokens that the convolution spans; 0: none
+    conv_bias: bool = False
+    gates: int = 0  # outputs of the input product besides values, keys and queries
+    gate_rank: int = 0  # of gates made in two products (KDA), of which there are two
+    vectors: int = 0  # small parameters: decays, biases, the norm of the output
+    chunk: int = 64  # tokens that prefill computes together [tokens]
+
+    @property
+    def inner(self) -> int:
+        """Numbers of all heads' values."""
+        return self.heads * self.head_dim
+
+    @property
+    def mixed(self) -> int:
+        """Values, keys and queries: what the convolution runs over."""
+        return self.inner + 2 * self.key_heads * self.key_dim
+
+    def matrices(self, hidden: int) -> dict[str, tuple[int, int]]:
+        """Weight matrices, (inputs, outputs), in the order they are used."""
+        found = {"in": (hidden, self.mixed + self.gates)}
+        if self.gate_rank:
+            found["gates"] = (self.gate_rank, 2 * self.inner)
+        return found | {"out": (self.inner, hidden)}
+
+    @property
+    def small_parameters(self) -> int:
+        """Convolution and vectors. [numbers]"""
+        return self.mixed * (self.taps + self.conv_bias) + self.vectors
+
+    @property
+    def matrix_bytes(self) -> float:
+        """Heads' matrices of one sequence in one layer. [B]"""
+        return STATE_NUMBER * self.inner * self.key_dim
+
+    @property
+    def state_bytes(self) -> float:
+        """State of one sequence in one layer, with the convolution's latest tokens. [B]"""
+        return self.matrix_bytes + CONVOLVED * self.mixed * max(0, self.taps - 1)
+
+    def shard(self, tp: int) -> "Recurrence":
+        """The part of one of ``tp`` GPUs; key heads are copied where they are fewer."""
+        return replace(
+            self,
+            heads=self.heads // tp,
+            key_heads=max(1, ceil(self.key_heads / tp)),
+            gates=ceil((self.gates - 2 * self.gate_rank) / tp) + 2 * self.gate_rank,
+            vectors=ceil(self.vectors / tp),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """A small scorer that chooses which cached tokens attention reads, one key per token.
+
+    References
+    ----------
+    .. [1] DeepSeek-AI, "DeepSeek-V3.2", 2025, section 2.1: lightning indexer, in fp8.
+    """
+
+    heads: int
+    head_dim: int
+    tokens: int  # that a query attends to [tokens]
+
+    @property
+    def key_bytes(self) -> float:
+        """A cached token's key: fp8 numbers, an fp32 scale per 128. [B]"""
+        return self.head_dim + 4.0 * ceil(self.head_dim / 128)
+
+    def matrices(self, hidden: int, q_rank: int) -> dict[str, tuple[int, int]]:
+        """Weight matrices, (inputs, outputs): queries from the compressed query where there is one."""
+        return {
+            "index_q": (q_rank or hidden, self.heads * self.head_dim),
+            "index_k": (hidden, self.head_dim + self.heads),  # keys, and a weight per head
+        }
+
+    @property
+    def small_parameters(self) -> int:
+        """The layer norm of its keys. [numbers]"""
+        return 2 * self.head_dim
