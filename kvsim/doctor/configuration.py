@@ -4,7 +4,7 @@ from pathlib import Path
 
 from kvsim.errors import InputError
 from kvsim.models.configs import read_config, read_model
-from kvsim.models.families import FieldError
+from kvsim.models.fields import FieldError
 
 # A sound value for each field that may be wrong, so that the fields read after it are checked too.
 SOUND = {

@@ -86,8 +86,8 @@ def ops(
     chosen = m.indexer.tokens if m.indexer else None
     sees = _smaller(_smaller(shape.window, limit), chosen)
     length = cached(deployment, point, LayerShape())
-    tokens = length
-    if chosen is not None:  # by every query for itself
+    tokens: Number = length
+    if chosen is not None and sees is not None:  # by every query for itself
         tokens = np.minimum(length, sees * point.new)
     elif sees is not None:  # the earliest new query sees as many tokens as the latest
         tokens = np.minimum(length, sees + (point.new - 1))
@@ -99,8 +99,8 @@ def ops(
         expand = _again(deployment, point, tokens, after)
     flops: Number = 2.0 * point.batch * m.heads * m.head_dim * (pairs + value_pairs)
     if m.latent:
-        apart = chosen is not None and length > chosen
-        up, flops, expanded = _latent(deployment, point, tokens, pairs, apart)
+        separate = False if chosen is None else np.greater(length, chosen)
+        up, flops, expanded = _latent(deployment, point, tokens, pairs, separate)
         up_name = "kv_up" if name == "attn" else f"{name}_kv_up"
         expand, after = [*expand, replace(up, name=up_name, after=after)], ()
         extra_bytes = extra_bytes + expanded
@@ -195,7 +195,7 @@ def _packed_passes(deployment: Deployment) -> float:
     return (passes - 1) * wider + 1 + (1 + wider)
 
 
-def _smaller(window: int | None, limit: Number | None) -> Number | None:
+def _smaller(window: Number | None, limit: Number | None) -> Number | None:
     if window is None or limit is None:
         return limit if window is None else window
     return np.minimum(window, limit)

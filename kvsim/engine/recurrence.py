@@ -77,4 +77,3 @@ def _scan(r: Recurrence, point: Point) -> Op:
         bytes={"hbm": states + through},
         columns=point.tokens * r.heads,
     )
-

@@ -54,9 +54,9 @@ STANDS_FOR = {
 }
 """Classes that a stack need not tell apart, and what stands for them: ``prompt`` is attention of a
 prompt's queries, ``recurrence`` a state's step and ``scan`` its way over a prompt, ``index`` the
-scores that sparse attention chooses by, ``attention-fp8`` decode attention over an 8-bit cache without scales, ``latent``
-decode attention over cached latents (MLA), ``gemm-*`` products with weights of that format,
-``experts`` the routed experts' products."""
+scores that sparse attention chooses by, ``attention-fp8`` decode attention over an 8-bit cache
+without scales, ``latent`` decode attention over cached latents (MLA), ``gemm-*`` products with
+weights of that format, ``experts`` the routed experts' products."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from typing import Any, TypedDict
 from kvsim.errors import InputError, unknown
 from kvsim.files import read_json
 from kvsim.files.kinds import CONFIG
-from kvsim.models.families import Fields, find_family, shown
+from kvsim.models.families import find_family
+from kvsim.models.fields import Fields, shown
 from kvsim.models.model import LayerShape, Model
 
 MOST_LAYERS = 1000
@@ -25,6 +26,9 @@ class CatalogueEntry(TypedDict):
 
     hf_id: str
     published: int | None  # parameters of the published checkpoint, where known exactly
+    counted: int | None  # those of the transformers class made from the configuration
+    stated: str | None  # what its makers say, rounded as they do: "31.6B"
+    stated_active: str | None  # the same of the parameters that a token meets
     source: str
 
 
@@ -79,6 +83,9 @@ def catalogue_entry(name: str) -> CatalogueEntry:
     return {
         "hf_id": entry["hf_id"],
         "published": entry.get("published_parameters"),
+        "counted": entry.get("counted_parameters"),
+        "stated": entry.get("stated_parameters"),
+        "stated_active": entry.get("stated_active_parameters"),
         "source": entry["source"],
     }
 
@@ -170,10 +177,10 @@ def read_model(config: Mapping[str, Any], name: str, where: str) -> Model:
     if left_out:
         notes.append(f"left out, so the defaults of {title}: {', '.join(left_out)}")
     f = f.with_defaults(family.defaults)
-    layers = f.integer("num_hidden_layers", "n_layer", high=MOST_LAYERS)
+    layers = _layers(f)
     hidden = f.integer("hidden_size", "n_embed")
     heads = f.integer("num_attention_heads", "n_head")
-    max_context = f.integer("max_position_embeddings", "seq_length")
+    max_context = f.integer("max_position_embeddings", "seq_length", "model_max_length")
     fields = family.read(f)
     if "kv_heads" not in fields:
         fields["kv_heads"] = f.integer("num_key_value_heads", default=heads)
@@ -184,8 +191,7 @@ def read_model(config: Mapping[str, Any], name: str, where: str) -> Model:
     if heads % fields["kv_heads"]:
         problem = f"is {heads}, expected a multiple of the {fields['kv_heads']} key-value heads"
         raise f.error("num_attention_heads", problem, "correct one of the two")
-    windows = _windows(f, layers, max_context)
-    routed = _routed(f, layers) if fields.get("experts") else [False] * layers
+    shapes = _shapes(f, layers, max_context, fields)
     return Model(
         name=name,
         family=title,
@@ -193,7 +199,7 @@ def read_model(config: Mapping[str, Any], name: str, where: str) -> Model:
         heads=heads,
         vocab=f.integer("vocab_size"),
         max_context=max_context,
-        layout=compress([LayerShape(*layer) for layer in zip(windows, routed, strict=True)]),
+        layout=compress(shapes),
         tied=f.flag("tie_word_embeddings", False),
         notes=tuple(notes),
         **fields,
@@ -205,6 +211,34 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
         problem = f"is {hidden}, expected a multiple of the {heads} heads"
         raise fields.error("hidden_size", problem, "correct it or add head_dim")
     return fields.integer("head_dim", default=hidden // heads)
+
+
+def _layers(fields: Fields) -> int:
+    """How many there are; some families list them all instead."""
+    listed = fields.values.get("layers_block_type", fields.values.get("hybrid_override_pattern"))
+    count = len(listed) if isinstance(listed, list | str) else None
+    return fields.integer("num_hidden_layers", "n_layer", default=count, high=MOST_LAYERS)
+
+
+def _shapes(
+    fields: Fields, layers: int, max_context: int, found: dict[str, Any]
+) -> list[LayerShape]:
+    """The kind of every layer, by what the family has ``found`` out about them."""
+    mixers = found.pop("mixers", ["attention"] * layers)
+    mlps = found.pop("mlps", [True] * layers)
+    routed = found.pop("routed", None)
+    if routed is None:
+        routed = _routed(fields, layers) if found.get("experts") else [False] * layers
+    for listed in (mixers, mlps, routed):
+        if len(listed) != layers:
+            problem = f"is {layers}, and {len(listed)} layers are listed"
+            raise fields.error("num_hidden_layers", problem, "correct one of the two")
+    if "attention" not in mixers:
+        problem = "has no layer with a cache of keys and values"
+        raise fields.error("layer_types", problem, "choose another model")
+    plain = {"recurrent", "none"} & set(mixers)
+    windows = [None] * layers if plain else _windows(fields, layers, max_context)
+    return [LayerShape(*each) for each in zip(windows, routed, mixers, mlps, strict=True)]
 
 
 def _windows(fields: Fields, layers: int, max_context: int) -> list[int | None]:

@@ -5,74 +5,11 @@ transformers, and a function that reads what differs from Llama as fields of
 :class:`kvsim.models.model.Model`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kvsim.errors import InputError
-
-LARGEST = 10**9  # no dimension of a model comes near it
-
-
-class FieldError(InputError):
-    """What is wrong with one field of a configuration."""
-
-    def __init__(self, message: str, field: str, prefix: str = "") -> None:
-        super().__init__(message)
-        self.field = field
-        self.prefix = prefix
-
-
-class Fields:
-    """A configuration whose fields are checked as they are read; null counts as left out."""
-
-    def __init__(self, config: Mapping[str, Any], where: str, prefix: str = "") -> None:
-        self.values = {key: value for key, value in config.items() if value is not None}
-        self.where = where
-        self.prefix = prefix
-
-    def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
-        """The same configuration, with values for what it leaves out."""
-        return Fields({**defaults, **self.values}, self.where, self.prefix)
-
-    def error(self, field: str, problem: str, mend: str = "correct it") -> FieldError:
-        """The message about one field."""
-        message = f"{self.where}: field '{self.prefix}{field}' {problem}; {mend}"
-        return FieldError(message, field, self.prefix)
-
-    def integer(
-        self, *names: str, default: int | None = None, low: int = 1, high: int = LARGEST
-    ) -> int:
-        """A size or count under the first of ``names`` that is there."""
-        expected = f"a whole number from {low} to {high}"
-        name = next((name for name in names if name in self.values), None)
-        if name is None:
-            if default is None:
-                raise self.error(names[0], f"is missing, expected {expected}", "add it")
-            return default
-        value = self.values[name]
-        # bool is an int to Python, but true is no size
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self.error(name, f"is {shown(value)}, expected {expected}")
-        return value
-
-    def flag(self, name: str, default: bool) -> bool:
-        """A field that is true or false."""
-        value = self.values.get(name, default)
-        if not isinstance(value, bool):
-            raise self.error(name, f"is {shown(value)}, expected true or false")
-        return value
-
-    def must(self, name: str, value: bool, why: str) -> None:
-        """Refuse a variant whose arithmetic :class:`Model` does not cover."""
-        if self.flag(name, value) is not value:
-            problem = f"is {shown(not value).lower()}, expected {shown(value).lower()}: {why}"
-            raise self.error(name, problem, "choose another model")
-
-
-def shown(value: object) -> str:
-    """A value from a file, short and without line breaks."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+from kvsim.models import hybrids
+from kvsim.models.fields import Fields, shown
 
 
 def _nothing(fields: Fields) -> dict[str, Any]:
@@ -122,6 +59,23 @@ def _deepseek(fields: Fields) -> dict[str, Any]:
         "rope_dim": rope,
         "value_dim": fields.integer("v_head_dim"),
     }
+
+
+def _qwen_experts(fields: Fields) -> dict[str, Any]:
+    """Experts beside one with a gate, which biases of Qwen2 do not come with."""
+    dense = fields.integer("intermediate_size", default=0)  # of no layer, where all are routed
+    return _qwen2_moe(fields) | {"qkv_bias": False, "ffn": dense}
+
+
+def _kimi(fields: Fields) -> dict[str, Any]:
+    """Latent attention as DeepSeek's, with names of its own for the experts."""
+    own = {
+        "n_routed_experts": fields.integer("num_experts"),
+        "num_experts_per_tok": fields.integer("num_experts_per_token"),
+        "n_shared_experts": fields.integer("num_shared_experts", default=0, low=0),
+    }
+    renamed = Fields(fields.values | own, fields.where, fields.prefix)
+    return _deepseek(renamed) | {"router_bias": True}
 
 
 def _gpt_oss(fields: Fields) -> dict[str, Any]:
@@ -193,6 +147,8 @@ _GEMMA3 = _GEMMA | {
     "sliding_window": 4096,
     "_sliding_window_pattern": 6,
 }
+_INDEXED: dict[str, Any] = {"router_bias": True}
+_GLM5: dict[str, Any] = {"index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048}
 _ALTERNATE: dict[str, Any] = {"_sliding_window_pattern": 2}
 FAMILIES = {
     "llama": Family({}, _biases),
@@ -210,6 +166,23 @@ FAMILIES = {
     "phi3": Family({}, _nothing),
     "deepseek_v2": Family({}, _deepseek),
     "deepseek_v3": Family({}, lambda f: _deepseek(f) | {"router_bias": True}),
+    "deepseek_v32": Family({}, lambda f: _deepseek(f) | _INDEXED | hybrids.indexed(f)),
+    "glm_moe_dsa": Family(_GLM5, lambda f: _deepseek(f) | _INDEXED | hybrids.indexed(f)),
+    "kimi_linear": Family({}, lambda f: _kimi(f) | hybrids.kimi_delta(f)),
+    "qwen3_next": Family(_QWEN, lambda f: _biases(f) | _qwen_experts(f) | hybrids.gated_delta(f)),
+    "qwen3_5_text": Family(_QWEN, lambda f: _biases(f) | hybrids.gated_delta(f)),
+    "qwen3_5_moe_text": Family(
+        _QWEN, lambda f: _biases(f) | _qwen_experts(f) | hybrids.gated_delta(f)
+    ),
+    "nemotron_h": Family({}, hybrids.nemotron),
+    "bamba": Family({}, hybrids.expanded_mamba),
+    "granitemoehybrid": Family({}, hybrids.granite),
+    "lfm2": Family(_TIED, hybrids.short_convolution),
+    "minimax": Family({}, lambda f: _experts(f, "num_local_experts") | hybrids.lightning(f)),
+    "minimax_text_01": Family(
+        {}, lambda f: _experts(f, "num_local_experts") | hybrids.lightning(f)
+    ),
+    "gemma3n_text": Family(_TIED, lambda f: _biases(f) | hybrids.gemma3n(f)),
     "kimi_k2": Family({}, lambda f: _deepseek(f) | {"router_bias": True}),
     "gpt_oss": Family(
         _ALTERNATE | {"attention_bias": True, "head_dim": 64},

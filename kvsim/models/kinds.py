@@ -124,7 +124,7 @@ class Indexer:
         return self.head_dim + 4.0 * ceil(self.head_dim / 128)
 
     def matrices(self, hidden: int, q_rank: int) -> dict[str, tuple[int, int]]:
-        """Weight matrices, (inputs, outputs): queries from the compressed query where there is one."""
+        """Weight matrices, (inputs, outputs); queries are made of the compressed one, if any."""
         return {
             "index_q": (q_rank or hidden, self.heads * self.head_dim),
             "index_k": (hidden, self.head_dim + self.heads),  # keys, and a weight per head

@@ -33,7 +33,9 @@ def models() -> list[Row]:
                 "heads": m.heads,
                 "kv_heads": m.cached_heads,
                 "max_context": m.max_context,
-                "kv_bytes_per_token": 2 * m.kv_width * m.layers,
+                "cached_layers": m.cached_layers,
+                "kv_bytes_per_token": m.kv_bytes_per_token,
+                "state_bytes_per_sequence": m.state_bytes,
                 "source": entry["source"],
             }
         )

@@ -80,7 +80,10 @@ class Passes:
         total: Number = np.zeros(tokens.shape)
         for shapes, count in d.shard.layout:
             for shape in shapes:
-                for op in [*blocks.before_attention(d, p), *blocks.after_attention(d, p, shape)]:
+                for op in [
+                    *blocks.before_attention(d, p, shape),
+                    *blocks.after_attention(d, p, shape),
+                ]:
                     total = total + count * self.measure.op(op, d)
         return np.where(tokens > 0, total, 0.0)
 
@@ -109,7 +112,7 @@ class Passes:
                 own = t.attend(d, decoding, shape, parts)
                 prompt = _renamed(t.attend(d, part, shape, parts))
                 rest = blocks.after_attention(d, every, shape)
-                layers.append((*blocks.before_attention(d, every), *own, *prompt, *rest))
+                layers.append((*blocks.before_attention(d, every, shape), *own, *prompt, *rest))
             groups.append(Group(tuple(layers), count))
         return np.asarray(self.measure.round(Step(tuple(groups), blocks.head(d, rows)), d))
 

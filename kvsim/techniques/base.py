@@ -15,12 +15,13 @@ from kvsim.engine.buffers import merge
 from kvsim.graph import Array, Buffers, Cycle, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
+from kvsim.techniques.acting import left_alone, unborrowed
 from kvsim.techniques.axes import Drafting
 from kvsim.techniques.layers import LayerPass, Parts
 from kvsim.techniques.layout import Layout, laid_out
 from kvsim.techniques.ranges import Layers, parts_of, scalar_rows, uncovered
 from kvsim.techniques.residency import resident
-from kvsim.techniques.steps import forward, joined, part_of
+from kvsim.techniques.steps import forward, joined, mixing, part_of
 from kvsim.techniques.terms import Term
 
 AnyTerm = TypeVar("AnyTerm", bound=Term)
@@ -115,6 +116,7 @@ class Technique:
     def refuses(self, deployment: Deployment) -> str:
         """Why it cannot run there, or nothing."""
         reason = uncovered(self.layers, deployment.model.layers)
+        reason = reason or unborrowed(deployment, self.parts)
         for parts in () if reason else self.parts:
             reasons = (part.refuses(deployment, parts) for part in parts.every())
             reason = reason or next(filter(None, reasons), "")
@@ -183,8 +185,8 @@ class Technique:
 
     def notes(self, deployment: Deployment, point: Point) -> tuple[str, ...]:
         """What a reader of a plan should know about these settings there."""
-        shape = deployment.shard.layout[0][0][0]
-        found: dict[str, None] = {}
+        shape = deployment.shard.usual
+        found = dict.fromkeys(left_alone(deployment, self.parts))
         for some, parts in zip(self.layers, self.parts, strict=True):
             at = LayerPass(deployment, part_of(point, parts), shape, parts)
             every = (*some.terms, *self.whole)
@@ -250,9 +252,9 @@ class Technique:
     def attend(
         self, deployment: Deployment, point: Point, shape: LayerShape, parts: Parts | None = None
     ) -> list[Op]:
-        """Ops between the projections of one layer."""
+        """Ops between the projections of one layer, whatever mixes tokens in it."""
         at = LayerPass(deployment, point, shape, parts or self.parts[0])
-        return at.selection.attend(at)
+        return mixing(at)
 
     # what stays
 

@@ -74,6 +74,13 @@ class Chosen(Selection):
             *attend(at, waits), *storage.after(at),
         ]  # fmt: skip
 
+    def borrow(self, at: LayerPass) -> list[Op]:
+        """Pages of the earlier layer's cache, by its summaries and this layer's queries."""
+        kept = {op.name for op in self.summarise(at)} | {"quantise", "store_kv"}
+        if at.p.prefill:
+            return attend(at)
+        return [op for op in self.attend(at) if op.name not in kept]
+
     def _fetch(self, at: LayerPass) -> list[Op]:
         """The host's share of the chosen pages."""
         k_share, v_share = at.placement.k_host, at.placement.v_host

@@ -51,9 +51,15 @@ class Duoattention(Selection):
 
     def attend(self, at: LayerPass) -> list[Op]:
         """In prefill streaming heads compute their window's scores alone."""
+        return self._near(at, super().attend(at))
+
+    def borrow(self, at: LayerPass) -> list[Op]:
+        """So they do in layers that attend to an earlier one's cache."""
+        return self._near(at, super().borrow(at))
+
+    def _near(self, at: LayerPass, found: list[Op]) -> list[Op]:
         if not at.p.prefill:
-            return super().attend(at)
-        found = super().attend(at)
+            return found
         whole = attention.query_key_pairs(at.d, at.p, None)
         near = attention.query_key_pairs(at.d, at.p, self.sink + self.recent)
         share = self.retrieval + (1 - self.retrieval) * near / np.maximum(whole, 1.0)

@@ -30,6 +30,7 @@ class Infllm(Selection):
     """
 
     name = "infllm"
+    borrows = False
     chooses = True
 
     k: Number = param(16, "blocks attended to", low=1, high=1e6)

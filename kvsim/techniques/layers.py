@@ -128,7 +128,7 @@ def attend(
         length = at.cached
         limit = share * (length if limit is None else np.minimum(length, limit))
     extra = extra + share * (at.storage.extra_bytes(at) + at.selection.extra_bytes(at))
-    extra = extra + at.drafting.extra_bytes(at)
+    extra = extra + at.drafting.extra_bytes(at) * at.shape.keeps
     return attention.ops(
         at.d, p, at.shape, stored=at.storage.read, limit=limit, extra_bytes=extra,
         scored=at.selection.scored or at.storage.scored, after=after, **more,

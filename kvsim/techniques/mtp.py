@@ -1,6 +1,6 @@
 """Multi-token prediction: DeepSeek-V3's module drafts the token after the next."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
@@ -29,5 +29,5 @@ class Mtp(Head):
         return 2
 
     def shape(self, deployment: Deployment) -> LayerShape:
-        """The kind of the model's last layer."""
-        return deployment.model.layout[-1][0][-1]
+        """The kind of the model's last layer that attends, with an MLP."""
+        return replace(deployment.model.usual, mlp=True)

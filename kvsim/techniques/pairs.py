@@ -24,6 +24,7 @@ class Pairs(Selection):
     """
 
     name = "pairs"
+    borrows = False
     preset = False
     first: ClassVar[bool] = False  # the pass before the first step
 

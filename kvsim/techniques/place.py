@@ -117,7 +117,7 @@ class Place(PlacedShares):
             "dram": share * ops.kv_bytes(m, p.batch * at.kept) + 2 * queries
         }
         name = "attn" if share == 1 else "attn_cpu"
-        sent = queries + share * ops.kv_bytes(m, p.tokens)
+        sent = queries + share * ops.kv_bytes(m, p.tokens) * at.shape.keeps
         here = [] if share == 1 else attend(at, self.waits(at), share=1 - share)
         beside = [
             ops.copy("send_qkv", "d2h", sent, after=("qkv",)),

@@ -187,7 +187,7 @@ def _balance(place: "Place", at: LayerPass, limit: Number) -> Array:
         return none
     surroundings = [
         *place.ahead(at),
-        *ops.before_attention(d, p),
+        *ops.before_attention(d, p, shape),
         *attention.ops(d, p, shape),
         *ops.after_attention(d, p, shape),
     ]

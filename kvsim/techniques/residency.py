@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvsim.engine import ops
+from kvsim.engine import indexer, ops, recurrence
 from kvsim.engine.buffers import (
     largest,
     layer_weights,
@@ -24,7 +24,7 @@ def resident(deployment: Deployment, point: Point, layout: Layout) -> Buffers:
     packed = any(parts.storage.stored.packs for *_, parts in layout)
     widest_part = min((parts for *_, parts in layout), key=lambda some: some.placement.tiles)
     own, scratch, in_turn = [], [], []
-    shapes = [s for block, _ in deployment.shard.layout for s in block]
+    shapes = [s for block, _ in deployment.shard.layout for s in block if s.keeps]
     widest = max(shapes, key=lambda s: s.window or np.inf)
     for parts in {id(parts): parts for *_, parts in layout}.values():
         at = LayerPass(deployment, part_of(point, parts), widest, parts)
@@ -46,7 +46,16 @@ def resident(deployment: Deployment, point: Point, layout: Layout) -> Buffers:
 
 def layer_cache(at: LayerPass) -> Buffers:
     """What one layer keeps besides its weights. [B]"""
-    return merge(at.placement.cache(at), at.selection.resident(at), at.drafting.resident(at))
+    if at.shape.mixer == "recurrent":
+        return {"gpu": {"state": recurrence.resident(at.d, at.p.batch, at.drafting.drafts)}}
+    if not at.shape.keeps:
+        return {}
+    chosen_by: Buffers = {}
+    if at.d.shard.indexer:
+        chosen_by = {"gpu": {"index keys": indexer.resident(at.d, at.p.batch, at.kept)}}
+    return merge(
+        chosen_by, at.placement.cache(at), at.selection.resident(at), at.drafting.resident(at)
+    )
 
 
 def _layer_buffers(at: LayerPass, size: float) -> Buffers:
@@ -55,7 +64,7 @@ def _layer_buffers(at: LayerPass, size: float) -> Buffers:
     cache = layer_cache(at)
     weights = at.placement.weights(stack.weight_copies * size)
     found = merge(weights, at.drafting.beside_weights(at), cache)
-    if stack.old_cache and not at.p.prefill:
+    if stack.old_cache and not at.p.prefill and at.shape.keeps:
         # torch.cat writes the cache anew; packed keys only grow in blocks
         tokens = at.p.batch * at.cached
         stays = at.d.shard.k_width * tokens * stored.k_number if stored.packs else 0.0

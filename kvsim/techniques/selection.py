@@ -20,6 +20,7 @@ class Selection(Part):
     evicts: ClassVar[Evicts] = "never"
     per_head: ClassVar[bool] = False  # heads keep different tokens
     chooses: ClassVar[bool] = False  # what is read is known only when the query is
+    borrows: ClassVar[bool] = True  # whether layers may attend to an earlier one's cache
 
     @property
     def queries(self) -> int:
@@ -85,6 +86,16 @@ class Selection(Part):
             *storage.arrive(at), *place.store(at), *place.finish(at),
             *storage.after(at), *drafting.after_prompt(at),
         ]  # fmt: skip
+
+    def borrow(self, at: LayerPass) -> list[Op]:
+        """Ops of a layer that attends to the cache of an earlier one, as that keeps it.
+
+        Nothing is packed, dropped or sent home; what lives on the host is fetched once more.
+        """
+        place = at.placement
+        if at.p.prefill:
+            return attend(at)
+        return [*place.runtime(at), *place.fetch(at), *self.before(at), *place.attend(at)]
 
     def resident(self, at: LayerPass) -> Buffers:
         """What one layer keeps besides the cache: scores, bounds of pages, copies. [B]"""

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from kvsim.engine import ops
+from kvsim.engine import indexer, ops, recurrence
 from kvsim.graph import Group, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.layers import LayerPass, Parts
@@ -20,6 +20,8 @@ def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:
             shapes, count = shapes[:1], count * len(shapes) * tiles
         else:
             shapes = tuple(s for s in shapes for _ in range(tiles))
+        if _leaves_to_cpu(parts, point):
+            built |= {s: _after_cpu(ops) for s, ops in built.items() if not s.attends}
         block = tuple(built[s] for s in shapes)
         if before is not None and before is not parts and _leaves_to_cpu(before, point):
             groups.append(Group((_after_cpu(block[0]), *block[1:]), 1))
@@ -38,12 +40,27 @@ def _leaves_to_cpu(parts: Parts, point: Point) -> bool:
 def layer_ops(at: LayerPass) -> tuple[Op, ...]:
     """Ops of one decoder layer in issue order."""
     place = at.placement
+    answered = place.output_wait(at) if at.shape.attends else ()
     return (
         *place.ahead(at),
-        *ops.before_attention(at.d, at.p, place.weights_wait()),
-        *at.selection.attend(at),
-        *ops.after_attention(at.d, at.p, at.shape, at.parts.mlp, place.output_wait(at)),
+        *ops.before_attention(at.d, at.p, at.shape, place.weights_wait()),
+        *mixing(at),
+        *ops.after_attention(at.d, at.p, at.shape, at.parts.mlp, answered),
     )
+
+
+def mixing(at: LayerPass) -> list[Op]:
+    """What mixes tokens in a layer, between its input and its output product.
+
+    A technique acts where there is a cache. Layers with a state run as they are.
+    """
+    if at.shape.mixer == "recurrent":
+        return recurrence.ops(at.d, at.p)
+    if not at.shape.attends:
+        return [recurrence.end()]
+    chosen = indexer.ops(at.d, at.p, at.kept)
+    own = at.selection.attend if at.shape.keeps else at.selection.borrow
+    return [*chosen, *own(at)]
 
 
 def _after_cpu(layer: tuple[Op, ...]) -> tuple[Op, ...]:

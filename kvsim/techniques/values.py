@@ -22,6 +22,7 @@ class TopValues(Selection):
     """
 
     name = "values"
+    borrows = False
     preset = False
     chooses = True
 

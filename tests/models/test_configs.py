@@ -162,7 +162,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     (LLAMA | {"layer_types": ["mamba", "mamba"]}, "layer_types", "full_attention"),
     (LLAMA | {"layer_types": ["full_attention"]}, "layer_types", "has 1 entries, expected 2"),
     (LLAMA | {"layer_types": ["sliding_attention"] * 2}, "sliding_window", "is not set"),
-    (LLAMA | {"model_type": None}, "model_type", "is missing, expected one of bloom"),
+    (LLAMA | {"model_type": None}, "model_type", "is missing, expected one of bamba, bloom"),
     (LLAMA | {"model_type": 3}, "model_type", "is 3"),
     (LLAMA | {"model_type": "jamba", "mamba_d_state": 16}, "model_type", "it has mamba_d_state"),
     ({"model_type": "gpt2", "n_embd": 768}, "model_type", "it has no hidden_size"),

@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvsim.engine.buffers import layer_weights
 from kvsim.errors import InputError
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import catalogue_entry, compress, load_model, model_names
 from kvsim.models.model import LayerShape
 
@@ -14,7 +17,7 @@ ROUTED = LayerShape(routed=True)
 
 def test_the_catalogue_holds_the_checked_models() -> None:
     names = model_names()
-    assert len(names) == 71
+    assert len(names) == 91
     assert names == [name.lower() for name in names]
     assert {"llama2-7b", "llama3.1-8b", "qwen3-30b-a3b", "deepseek-v3", "bloom-176b"} <= set(names)
 
@@ -24,12 +27,79 @@ def test_a_catalogue_model_has_its_published_parameters(name: str) -> None:
     model, entry = load_model(name), catalogue_entry(name)
     assert entry["hf_id"].count("/") == 1
     assert entry["source"]
+    exact = {entry["published"], entry["counted"]} - {None}
     if name in ("opt-66b", "opt-175b"):  # no exact figure is public
-        assert entry["published"] is None
+        assert not exact
     else:
-        assert model.parameters == entry["published"]
+        assert exact == {model.parameters}
     assert model.active_parameters <= model.parameters
     assert all("text_config" in note for note in model.notes), "nothing else may be assumed"
+
+
+STATED = [name for name in model_names() if catalogue_entry(name)["stated"]]
+NOT_COUNTED = 0.025  # vision projectors and unused keys and values; Kimi says 48B of its 49.1
+
+
+def _number(text: str) -> tuple[float, float]:
+    """A rounded count, and half of its last digit."""
+    unit = {"M": 1e6, "B": 1e9}[text[-1]]
+    digits = len(text[:-1].partition(".")[2])
+    return float(text[:-1]) * unit, unit * 10.0**-digits / 2
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_counts_are_what_their_makers_state(name: str) -> None:
+    """Makers count the embedding, the LM head, both or neither among active parameters."""
+    model, entry = load_model(name), catalogue_entry(name)
+    assert entry["stated"] is not None
+    total, half = _number(entry["stated"])
+    assert abs(model.parameters - total) <= max(half, NOT_COUNTED * total)
+    if entry["stated_active"]:
+        active, half = _number(entry["stated_active"])
+        table = model.hidden * model.vocab
+        close = [abs(model.active_parameters + k * table - active) <= half for k in (-1, 0, 1)]
+        assert any(close)
+
+
+def test_enough_models_have_layers_of_other_kinds() -> None:
+    kinds = [{s.mixer for s in load_model(name).shapes()} for name in model_names()]
+    assert sum("recurrent" in some for some in kinds) >= 15
+    assert sum("shared" in some for some in kinds) == 2
+    assert sum(load_model(name).indexer is not None for name in model_names()) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "kv", "state"),
+    [
+        # 12 layers, 2 KV heads of 256: 2 * 2 * 2 * 256 * 12; 36 states of 32 x 128 x 128 in fp32
+        # and of 3 tokens x 8192 channels in two bytes
+        ("qwen3-next-80b-a3b", 24576, 36 * (4 * 32 * 128 * 128 + 2 * 3 * 8192)),
+        # 7 latents of 576; 20 states of 32 x 128 x 128 and 3 tokens x 12288 channels
+        ("kimi-linear-48b-a3b", 8064, 20 * (4 * 32 * 128 * 128 + 2 * 3 * 12288)),
+        # 4 layers, 8 heads of 128; 27 states of 128 x 80 x 128; 10240 + 2 x 8 x 128 channels
+        ("nemotron-nano-9b-v2", 16384, 27 * (4 * 128 * 80 * 128 + 2 * 3 * 12288)),
+        # 61 latents of 576, and 128 fp8 numbers with a scale for the indexer
+        ("deepseek-v3.2", 61 * (1152 + 132), 0),
+        # of 35 layers 15 share: 20 layers, 2 heads of 256
+        ("gemma-3n-e4b", 20 * 2048, 0),
+        # 6 layers, 8 heads of 64; 10 states of two tokens
+        ("lfm2-1.2b", 12288, 10 * 2 * 2 * 2048),
+    ],
+)
+def test_cache_of_a_token_and_state_of_a_sequence(name: str, kv: int, state: int) -> None:
+    model = load_model(name)
+    assert (model.kv_bytes_per_token, model.state_bytes) == (kv, state)
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [("gpt-oss-20b", 12.8), ("gpt-oss-120b", 60.8)],  # model card, table 1: checkpoint sizes
+)
+def test_mxfp4_experts_have_the_published_size(name: str, gib: float) -> None:
+    deployment = Deployment(load_model(name), load_hardware("h100"), load_stack("ideal"), "mxfp4")
+    m = deployment.model
+    size = sum(layer_weights(deployment, shape) for shape in m.shapes()) + 4 * m.vocab * m.hidden
+    assert size / 2**30 == pytest.approx(gib, rel=0.005)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +144,7 @@ def test_active_parameters(name: str, parameters: int) -> None:
 )
 def test_cache_of_one_token_in_two_byte_numbers(name: str, size: int) -> None:
     model = load_model(name)
-    assert 2 * model.kv_width * model.layers == size
+    assert 2 * model.kv_width * model.layers == model.kv_bytes_per_token == size
 
 
 def _local(window: int, routed: bool = False) -> LayerShape:

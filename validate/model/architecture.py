@@ -6,7 +6,7 @@ from typing import Any
 
 from kvsim.errors import InputError, unknown
 from kvsim.models.configs import compress, from_config, read_config
-from kvsim.models.families import shown
+from kvsim.models.fields import shown
 from kvsim.models.model import LayerShape, Model
 from kvsim.validate.model.rope import Rope, read_rope
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError, unknown
-from kvsim.models.families import shown
+from kvsim.models.fields import shown
 
 KINDS = ("default", "linear", "llama3", "yarn")
 

@@ -1,0 +1,70 @@
+"""Fields of a ``config.json``, checked as they are read."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvsim.errors import InputError
+
+LARGEST = 10**9  # no dimension of a model comes near it
+
+
+class FieldError(InputError):
+    """What is wrong with one field of a configuration."""
+
+    def __init__(self, message: str, field: str, prefix: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+        self.prefix = prefix
+
+
+class Fields:
+    """A configuration whose fields are checked as they are read; null counts as left out."""
+
+    def __init__(self, config: Mapping[str, Any], where: str, prefix: str = "") -> None:
+        self.values = {key: value for key, value in config.items() if value is not None}
+        self.where = where
+        self.prefix = prefix
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
+        """The same configuration, with values for what it leaves out."""
+        return Fields({**defaults, **self.values}, self.where, self.prefix)
+
+    def error(self, field: str, problem: str, mend: str = "correct it") -> FieldError:
+        """The message about one field."""
+        message = f"{self.where}: field '{self.prefix}{field}' {problem}; {mend}"
+        return FieldError(message, field, self.prefix)
+
+    def integer(
+        self, *names: str, default: int | None = None, low: int = 1, high: int = LARGEST
+    ) -> int:
+        """A size or count under the first of ``names`` that is there."""
+        expected = f"a whole number from {low} to {high}"
+        name = next((name for name in names if name in self.values), None)
+        if name is None:
+            if default is None:
+                raise self.error(names[0], f"is missing, expected {expected}", "add it")
+            return default
+        value = self.values[name]
+        # bool is an int to Python, but true is no size
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.error(name, f"is {shown(value)}, expected {expected}")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A field that is true or false."""
+        value = self.values.get(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, f"is {shown(value)}, expected true or false")
+        return value
+
+    def must(self, name: str, value: bool, why: str) -> None:
+        """Refuse a variant whose arithmetic :class:`Model` does not cover."""
+        if self.flag(name, value) is not value:
+            problem = f"is {shown(not value).lower()}, expected {shown(value).lower()}: {why}"
+            raise self.error(name, problem, "choose another model")
+
+
+def shown(value: object) -> str:
+    """A value from a file, short and without line breaks."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

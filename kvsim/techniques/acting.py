@@ -1,0 +1,50 @@
+"""On which layers a technique acts: those with a cache; and which it leaves alone."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from kvsim.machines.deployment import Deployment
+from kvsim.models.kinds import Mixer
+from kvsim.techniques.layers import Parts
+
+PLAIN = ("all", "fp16", "gpu")  # parts that change nothing
+LEFT: dict[Mixer, str] = {
+    "recurrent": "have a state of constant size, which stays as it is",
+    "shared": "attend to an earlier layer's cache, as that keeps it",
+    "none": "mix no tokens",
+}
+
+
+def unborrowed(deployment: Deployment, layers: Sequence[Parts]) -> str:
+    """Why layers that share a cache, or choose by an indexer, cannot run; nothing if they can."""
+    m = deployment.model
+    shares = any(shape.mixer == "shared" for shape in m.shapes())
+    for parts in layers:
+        name = parts.selection.name
+        if shares and not parts.selection.borrows:
+            return f"{name} chooses anew in every layer, and some share an earlier one's cache"
+        if m.indexer and not parts.selection.borrows:
+            return f"{name} chooses what is read, and the model's indexer does so already"
+    return ""
+
+
+def left_alone(deployment: Deployment, layers: Sequence[Parts]) -> list[str]:
+    """What a reader should know about layers without a cache of their own."""
+    m = deployment.model
+    kinds = Counter(shape.mixer for shape in m.shapes())
+    acts = any(part.name not in PLAIN for parts in layers for part in parts.every()[:3])
+    found = []
+    if acts and kinds["attention"] < m.layers:
+        others = [f"{kinds[kind]} {LEFT[kind]}" for kind in LEFT if kinds[kind]]
+        found.append(f"acts on {kinds['attention']} of {m.layers} layers: {'; '.join(others)}")
+    if kinds["recurrent"]:
+        found.append(
+            f"states: no run of such kernels stands behind stack {deployment.stack.name}; "
+            f"they are taken to reach the shares of peak of its attention"
+        )
+    if m.indexer:
+        found.append(
+            f"sparse attention: a query reads at most {m.indexer.tokens} tokens; an indexer reads "
+            f"{m.indexer.key_bytes:g} bytes of every cached token to choose them"
+        )
+    return found
