@@ -113,19 +113,16 @@ def _words(
     e: LedgerEntry, same: tuple[bool, bool, bool], engine: str, device: str, name: str
 ) -> str:
     rows = f"{e.rows:,} row" + ("s" if e.rows != 1 else "")
-    error = f"{rows} that no fit saw: ± {100 * e.median:.2g} % at the median"
+    where = "other cards" if e.device == ANY else e.device
+    error = f"± {100 * e.median:.2g} % at the median"
     if all(same):
-        return f"measured on this card for this engine and technique, {error}"
-    missing = []
-    if not same[0]:
-        missing.append(f"no row with {name}, the nearest is {e.technique}")
-    if not same[1]:
-        missing.append(f"no row of {engine}, the nearest is {e.engine}")
-    if e.device == ANY:
-        missing.append(f"no row of {device}; other cards were predicted without their own rows")
-    elif not same[2]:
-        missing.append(f"no row of {device}, the nearest is {e.device}")
-    return f"{'; '.join(missing)} ({error}); the interval is widened"
+        return f"{rows} of {engine} with {name} on this card that no fit saw: {error}"
+    asked = (f"with {name}", f"of {engine}", f"on {device}")
+    none = [words for words, known in zip(asked, same, strict=True) if not known]
+    return (
+        f"the nearest evidence is {rows} of {e.engine} with {e.technique} on {where} that no fit "
+        f"saw ({error}); none is {' or '.join(none)}, so the interval is widened"
+    )
 
 
 def _nothing(why: str) -> KnownError:

@@ -51,15 +51,16 @@ def on_card(deployment: Deployment, technique: str) -> list[str]:
 
 def _ledger(deployment: Deployment, technique: str) -> list[str]:
     """The ledger's nearest entries for both times, with their distance in words."""
-    lines = []
+    about: dict[str, list[str]] = {}
     for name, kind in (("TPOT", "decode"), ("TTFT", "prefill")):
         known = evidence_for(deployment, technique, kind)
         if known.entry is not None:
-            lines.append(
-                f"{name}: {known.words}; 80 % of measured times lie between "
-                f"{known.low:.2f} and {known.high:.2f} of the prediction."
+            words = (
+                f"{known.words}; 80 % of measured times lie between {known.low:.2f} and "
+                f"{known.high:.2f} of the prediction."
             )
-    return lines
+            about.setdefault(words, []).append(name)
+    return [f"{' and '.join(names)}: {words}" for words, names in about.items()]
 
 
 def _published(deployment: Deployment, technique: str) -> list[str]:

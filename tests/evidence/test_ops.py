@@ -181,7 +181,7 @@ def test_the_nearest_entry_says_how_far_it_is() -> None:
     exact = ledger.evidence_for(here, "full", entries=entries)
     assert exact.exact and (exact.low, exact.high) == (0.9, 1.1) and "40 rows" in exact.words
     other = ledger.evidence_for(here, "kivi:bits=2", entries=entries)
-    assert not other.exact and "no row with kivi" in other.words
+    assert not other.exact and "none is with kivi" in other.words
     assert other.low < exact.low and other.high > exact.high
     far = Deployment(model, load_hardware("a6000"), load_stack("ideal"))
     assert ledger.evidence_for(far, "kivi", entries=entries).high > other.high
