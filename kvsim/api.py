@@ -105,7 +105,7 @@ def sweep(
 
 def plan(
     model: Given,
-    gpu: Given,
+    gpu: Several,
     prompt: Given = 2048,
     generate: Given = 128,
     batch: Given | None = None,
@@ -137,8 +137,8 @@ def plan(
         Longest times, as ``"500ms"`` or in seconds; ``"none"`` lifts them. [s]
     gpu_memory, host_memory
         What may be used. [GiB]
-    tp, weights
-        Several, or ``"auto"``, are compared.
+    gpu, tp, weights
+        Several are compared; ``"auto"`` are all numbers or formats.
 
     Raises
     ------
@@ -164,15 +164,20 @@ def plan(
     some = deployments_of(
         text(model), text(gpu), text(stack), text(tp), text(weights), given["host_memory"]
     )
-    limits = limits_of(
-        some[0], given["gpu_memory"], given["ttft"], given["tpot"],
-        largest_loss(given["max_loss"], lossy), offline, whole=offline,
-    )  # fmt: skip
     admitted = admission(
         given["only"], given["without"], engine, lossy, given["quality"], given["acceptance"]
     )
     workload = workload_of(given["prompt"], given["generate"], given["batch"], offline)
-    found = plan_among([Question(d, workload, objective, limits, admitted) for d in some])
+    most_loss = largest_loss(given["max_loss"], lossy)
+    found = plan_among([
+        Question(
+            d, workload, objective,
+            limits_of(d, given["gpu_memory"], given["ttft"], given["tpot"], most_loss, offline,
+                      whole=offline),
+            admitted,
+        )
+        for d in some
+    ])  # fmt: skip
     return planned(found, line_of("plan", **options))
 
 

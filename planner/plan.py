@@ -60,7 +60,8 @@ class ChosenPlan:
     advice: list[Advice]
     solver: Solved
     table: Options  # every option, for reports
-    others: list[Prediction] = field(default_factory=list)  # of other weights and GPU counts asked
+    others: list[Prediction] = field(default_factory=list)  # on the other deployments asked
+    impossible: list[Deployment] = field(default_factory=list)  # of those asked, without a plan
 
     @property
     def objective(self) -> str:
@@ -162,7 +163,7 @@ def _placements(q: Question, search: Search) -> Placements:
 
 
 def plan_among(questions: list[Question]) -> ChosenPlan:
-    """The best plan over questions that differ in weights or GPUs, the simplest first.
+    """The best plan over questions that differ in weights, GPUs or their number, the simplest first.
 
     Between deployments too, what is simpler wins within the known error.
 
@@ -197,5 +198,7 @@ def plan_among(questions: list[Question]) -> ChosenPlan:
     top = max(value for value, _, _ in plans)
     near = [x for x in plans if x[0] >= top * (1 - questions[0].errors[0])]
     _, index, plan = min(near, key=lambda x: x[1])
-    others = [p for _, i, p in first if i != index]
-    return replace(plan, others=others)
+    planned = {i: p for _, i, p in first} | {i: found.choice for _, i, found in plans}
+    others = [planned[i] for i in sorted(planned) if i != index]
+    none = [q.deployment for i, q in enumerate(questions) if i not in planned]
+    return replace(plan, others=others, impossible=none)

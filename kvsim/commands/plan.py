@@ -20,7 +20,6 @@ from kvsim.commands.admission import (
 from kvsim.commands.arguments import count, either, number, option
 from kvsim.commands.emit import EmitOption, engines, settings, show
 from kvsim.commands.options import (
-    GpuOption,
     HostOption,
     JsonOption,
     MaxSeqsOption,
@@ -38,12 +37,15 @@ from kvsim.machines.hardware import DEFAULT_STACK
 if TYPE_CHECKING:
     from kvsim.machines.deployment import Deployment
     from kvsim.planner.admit import Admission
+    from kvsim.planner.question import Question
     from kvsim.planner.workload import PlanLimits, Workload
 
 
 def plan(
     model: ModelOption,
-    gpu: GpuOption,
+    gpu: Annotated[
+        str, option("--gpu", "NAME|PATH,..", "From `kvsim gpus`, or a file; several are compared.")
+    ],
     prompt: Annotated[
         str | None, option("--prompt", "N", "Prompt tokens, as 4096 or 4k; 2048 if not given.")
     ] = None,
@@ -107,12 +109,15 @@ def plan(
     report: Annotated[str | None, option("--report", "FILE", "Write an HTML page there.")] = None,
 ) -> None:
     """Choose technique, settings and batch for a workload or trace."""
+    from kvsim.planner.question import Question
+
     wanted = engines(emit)
     if report is not None:
         check_target(report, "--report")
     first, *rest = deployments_of(model, gpu, stack, tp, weights, host_memory)
     whole = offline or trace is not None  # the simulated engine's own share is a setting of it
-    limits = limits_of(first, gpu_memory, ttft, tpot, largest_loss(max_loss, lossy), offline, whole)
+    most_loss = largest_loss(max_loss, lossy)
+    limits = limits_of(first, gpu_memory, ttft, tpot, most_loss, offline, whole)
     admitted = admission(only, without, engine, lossy, quality, acceptance)
     page_path = None if report is None else Path(report)
     if trace is not None:
@@ -120,7 +125,7 @@ def plan(
             lonely = "--pareto" if pareto else "--explain"
             raise InputError(f"{lonely} and --trace: both are given; it is for equal requests")
         if rest:
-            raise InputError("--trace with several --tp or --weights: expected one of each")
+            raise InputError("--trace with several --gpu, --tp or --weights: expected one of each")
         speed = number("--rate", either(rate, "1"))
         rules = count("--max-seqs", max_seqs), count("--max-tokens", max_tokens)
         traced = (
@@ -139,16 +144,18 @@ def plan(
         return
     workload = workload_of(prompt, generate, batch, offline)
     more = [name for name, given in (("pareto", pareto), ("explain", explain)) if given]
-    args = workload, objective, limits, admitted, page_path, json, wanted, more
-    _for_equal([first, *rest], *args)
+    asked = [
+        Question(
+            d, workload, objective,
+            limits_of(d, gpu_memory, ttft, tpot, most_loss, offline, whole), admitted,
+        )
+        for d in (first, *rest)
+    ]  # fmt: skip
+    _for_equal(asked, page_path, json, wanted, more)
 
 
 def _for_equal(
-    deployments: "list[Deployment]",
-    workload: "Workload",
-    objective: str,
-    limits: "PlanLimits",
-    admission: "Admission",
+    asked: "list[Question]",
     report: Path | None,
     json: bool,
     wanted: list[str],
@@ -156,12 +163,10 @@ def _for_equal(
 ) -> None:
     from kvsim.planner.advice import NoPlanError
     from kvsim.planner.plan import plan_among
-    from kvsim.planner.question import Question
     from kvsim.report import names, plan_more
     from kvsim.report import plan as shown
     from kvsim.report.json import print_json
 
-    asked = [Question(d, workload, objective, limits, admission) for d in deployments]
     try:
         result = plan_among(asked)
     except NoPlanError as none:
@@ -176,7 +181,7 @@ def _for_equal(
     if wanted:
         from kvsim.emit.replica import of_prediction
 
-        share = limits.gpu_memory / result.choice.deployment.hardware.gpu_memory
+        share = result.limits.gpu_memory / result.choice.deployment.hardware.gpu_memory
         answer["settings"] = settings(wanted, of_prediction(result.choice, share))
     if "pareto" in more:
         answer["pareto"] = plan_more.front(result)

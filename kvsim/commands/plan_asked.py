@@ -20,17 +20,19 @@ BARE_TTFT, BARE_TPOT = 60.0, 1.0  # numbers without a unit beyond which millisec
 def deployments_of(
     model: str, gpu: str, stack: str, tp: str, weights: str, host_memory: str | None
 ) -> "list[Deployment]":
-    """Every combination asked for, the simplest first: wide weights, few GPUs."""
+    """Every combination asked for, the simplest first: wide weights, few GPUs, cards as typed."""
     counts = COUNTS if tp == "auto" else words("--tp", tp, (*COUNTS, "auto"))
     if weights == "auto":
         formats = ["fp16", "fp8", "int8", "int4"]
     else:
         formats = words("--weights", weights, (*FORMATS, "auto"))
-    base = deployment(model, gpu, stack, "1", "fp16", host_memory)
-    if weights == "auto" and "fp8" not in base.hardware.flops:
+    machines = [name.strip() for name in gpu.split(",")] if "," in gpu else [gpu]
+    bases = [deployment(model, name, stack, "1", "fp16", host_memory) for name in machines]
+    if weights == "auto" and not all("fp8" in base.hardware.flops for base in bases):
         formats.remove("fp8")
-    some = [int(n) for n in counts if tp != "auto" or base.model.heads % int(n) == 0]
-    return [replace(base, weights=f, tp=n) for f in formats for n in some]
+    heads = bases[0].model.heads
+    some = [int(n) for n in counts if tp != "auto" or heads % int(n) == 0]
+    return [replace(base, weights=f, tp=n) for base in bases for f in formats for n in some]
 
 
 def limits_of(

@@ -24,6 +24,7 @@ from kvsim.commands.cacheoptions import (
     two_pools,
     usable_memory,
 )
+from kvsim.commands.cases import cases, told
 from kvsim.commands.options import (
     GpuOption,
     HostOption,
@@ -62,11 +63,23 @@ def simulate(
     compare: Annotated[
         str, option("--compare", "SPEC,...", "Several, as full,kivi:bits=4,kvpr, instead of one.")
     ] = "",
-    replicas: Annotated[str, option("--replicas", "N", "Replicas of the model.")] = "1",
+    replicas: Annotated[
+        str, option("--replicas", "N,..", "Replicas of the model; of several each is run.")
+    ] = "1",
     route: Annotated[
         str, option("--route", "HOW", "round-robin, least-loaded, prefix-aware or cache-and-load.")
     ] = "round-robin",
-    rate: Annotated[str, option("--rate", "X", "The trace X times as fast.")] = "1",
+    rate: Annotated[
+        str | None, option("--rate", "X,..", "The trace X times as fast; of several each is run.")
+    ] = None,
+    req_s: Annotated[
+        str | None,
+        option(
+            "--req-s",
+            "R,..",
+            "So many requests per second instead; a short trace is repeated for two minutes.",
+        ),
+    ] = None,
     max_seqs: MaxSeqsOption = "256",
     max_tokens: MaxTokensOption = "2048",
     block_tokens: Annotated[str, option("--block-tokens", "N", "Tokens per KV block.")] = "16",
@@ -148,6 +161,7 @@ def simulate(
     from kvsim.serving.rules import Rules
     from kvsim.techniques import parse, parse_several
     from kvsim.traces.attentionfile import load as load_attention
+    from kvsim.traces.rates import at_rate
     from kvsim.traces.read import load
 
     if report is not None:
@@ -155,34 +169,44 @@ def simulate(
     kinds = parse_several(compare) if compare else [parse(technique)]
     if not kinds:
         raise InputError(f"--compare: got {compare!r}; expected techniques, as full,kivi:bits=4")
-    places = _places(out, [str(kind) for kind in kinds], bool(compare))
+    if rate is not None and req_s is not None:
+        raise InputError("--req-s: --rate says the same as a factor; give one of them")
+    listed = {
+        "replicas": replicas, "rate": rate, "req_s": req_s, "host_cache": host_cache,
+        "nvme_cache": nvme_cache, "prefix_load": prefix_load,
+    }  # fmt: skip
+    runs = [(kind, case) for case in cases(listed) for kind in kinds]
+    several = bool(compare) or len(runs) > 1
+    names_of = [" ".join([str(kind), *_written(told(case, listed))]) for kind, case in runs]
+    places = _places(out, names_of, several)
     where = deployment(model, gpu, stack, tp, weights, host_memory)
-    rules = Rules(
-        max_seqs=count("--max-seqs", max_seqs),
-        max_tokens=count("--max-tokens", max_tokens),
-        block_tokens=count("--block-tokens", block_tokens),
-        blocks=count("--blocks", blocks),
-        prefill=prefill,
-        priority=priority,
-        preemption=preemption,
-        admission=admission,
-        prefix_caching=prefix_caching,
-        **memories(
-            {
-                "host_cache": host_cache,
-                "nvme_cache": nvme_cache,
-                "remote_cache": remote_cache,
-                "cache_ttl": cache_ttl,
-                "cache_block": cache_block,
-                "nvme_read": nvme_read,
-                "nvme_write": nvme_write,
-                "nic": None if prefill_replicas and remote_cache is None else nic,
-            },
-            prefix_load,
-        ),
-    )
-    fleet = count("--replicas", replicas)
-    pools = two_pools(fleet, prefill_replicas, transfer, nic)
+
+    def rules_of(case: dict[str, str | None]) -> Rules:
+        return Rules(
+            max_seqs=count("--max-seqs", max_seqs),
+            max_tokens=count("--max-tokens", max_tokens),
+            block_tokens=count("--block-tokens", block_tokens),
+            blocks=count("--blocks", blocks),
+            prefill=prefill,
+            priority=priority,
+            preemption=preemption,
+            admission=admission,
+            prefix_caching=prefix_caching,
+            **memories(
+                {
+                    "host_cache": case["host_cache"],
+                    "nvme_cache": case["nvme_cache"],
+                    "remote_cache": remote_cache,
+                    "cache_ttl": cache_ttl,
+                    "cache_block": cache_block,
+                    "nvme_read": nvme_read,
+                    "nvme_write": nvme_write,
+                    "nic": None if prefill_replicas and remote_cache is None else nic,
+                },
+                str(case["prefix_load"]),
+            ),
+        )
+
     usable = usable_memory(gpu_memory, gpu_memory_utilization, where.hardware.gpu_memory)
     targets = Targets(
         ttft=seconds("--ttft", either(ttft, "none"), 60),
@@ -197,40 +221,64 @@ def simulate(
     found = load(trace, options)
     for note in found.notes:
         print(f"kvsim: {note}", file=sys.stderr)
-    requests = found.requests.scaled(number("--rate", rate))
     results = []
-    left_out: list[str] = []
-    for kind, place in zip(kinds, places, strict=True):
+    left_out: dict[str, str] = {}
+    for (kind, case), place in zip(runs, places, strict=True):
         reason = kind.refuses(where) if len(kinds) > 1 else ""
+        if reason and kind.name not in left_out:
+            left_out[kind.name] = f"{kind.name} cannot run here: {reason}"
+            print(f"kvsim: left out: {left_out[kind.name]}", file=sys.stderr)
         if reason:
-            left_out.append(f"{kind.name} cannot run here: {reason}")
-            print(f"kvsim: left out: {left_out[-1]}", file=sys.stderr)
             continue
+        if case["req_s"] is not None:
+            requests, copies = at_rate(found.requests, number("--req-s", case["req_s"]))
+            if copies > 1:
+                print(
+                    f"kvsim: {case['req_s']} requests per second: the trace is repeated {copies} "
+                    f"times, each time with prompts of its own",
+                    file=sys.stderr,
+                )
+        else:
+            requests = found.requests.scaled(number("--rate", either(case["rate"], "1")))
+        fleet = count("--replicas", str(case["replicas"]))
         measured = None if attention is None else measured_for(kind, attention)
         costs = StepCosts(
             technique=with_acceptance(kind, measured),
             deployment=where,
-            rules=rules,
+            rules=rules_of(case),
             longest=int((requests.prompt + requests.generate).max()),
             longest_prompt=int(requests.prompt.max()),
             gpu_memory=usable,
         )
         rates = None if seed is None else drawn_rate(costs, requests.generate, seed, measured)
+        pools = two_pools(fleet, prefill_replicas, transfer, nic)
         job = Job(requests, costs, fleet, route, rates, targets, pools)
-        results.append(job.result(place, resume, check))
+        result = job.result(place, resume, check)
+        if len(runs) > len(kinds):
+            result["row"] |= {"case": told(case, listed)}
+        results.append(result)
     if not results:
-        raise InputError(f"--compare: none can run there; {left_out[0]}")
+        raise InputError(f"--compare: none can run there; {next(iter(left_out.values()))}")
     shown = [result["row"] for result in results]
     asked = [f"{name} {given}" for name, given in (("TTFT", ttft), ("TPOT", tpot)) if given]
-    answer = answered(shown, where, trace, " and ".join(asked), left_out)
-    result = Simulations(command_line(), answer, shown, results)
+    answer = answered(shown, where, trace, " and ".join(asked), list(left_out.values()))
+    simulated = Simulations(command_line(), answer, shown, results)
     if report is not None:
-        simulate_page.write_page(Path(report), names.deployment(where), trace, result)
+        simulate_page.write_page(Path(report), names.deployment(where), trace, simulated)
         say_written(Path(report))
     if json:
-        print_json(shown if compare else shown[0] | {"answer": answer.row()})
+        shown[0] |= {"answer": answer.row()}
+        print_json(shown if several else shown[0])
     else:
-        tables.show(result, trace, checked=check)
+        tables.show(simulated, trace, checked=check)
+
+
+def _written(case: dict[str, str | float]) -> list[str]:
+    """The values of a case as part of a file's name."""
+    return [
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in case.items()
+    ]
 
 
 def _places(out: Path | None, specs: list[str], several: bool) -> list[Path | None]:

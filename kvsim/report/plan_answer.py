@@ -5,6 +5,7 @@ from math import isfinite
 
 from kvsim.emit.engines import emit
 from kvsim.emit.replica import of_prediction
+from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import ENGINES
 from kvsim.planner.advice import NoPlanError
 from kvsim.planner.outlook import LABELS, Binding
@@ -35,7 +36,7 @@ def answered(plan: ChosenPlan, bound_by: str) -> Answer:
     return Answer(
         verdict=verdict(
             [_run(plan), _against_full(plan)],
-            [_quality(plan), why(bound_by), _targets(plan)],
+            [_instead(plan), _quality(plan), why(bound_by), _targets(plan)],
         ),
         figures=_figures(p),
         changes=list(_changes(plan)),
@@ -121,6 +122,46 @@ def _against_full(plan: ChosenPlan) -> str:
     return f"That is {units.times(ratio)} full KV at batch {batch}."
 
 
+def _instead(plan: ChosenPlan) -> str:
+    """The best of the other deployments that were asked for, against the choice."""
+    if plan.others:
+        return f"{_compared(plan, max(plan.others, key=lambda other: _worth(other)))}."
+    if plan.impossible:
+        return f"{_change(plan, plan.impossible[0])} has no plan within the limits."
+    return ""
+
+
+def _compared(plan: ChosenPlan, other: Prediction) -> str:
+    """A plan on another deployment, in a clause."""
+    ratio = units.times(_worth(other) / _worth(plan.choice))
+    some = max(other.deployment.tp, plan.choice.deployment.tp) > 1
+    each = f"{ratio} per GPU" if some else f"{ratio} that"
+    host = number(other.host_bytes)
+    also = f" with {units.size(host)} of host memory" if host else ""
+    name = SPOKEN.get(other.technique.name, label(other.technique))
+    batch = units.whole(number(other.batch))
+    return (
+        f"{_change(plan, other.deployment)} ({name}, batch {batch}{also}): "
+        f"{units.rate(number(other.output_tok_s))} output tok/s, {each}"
+    )
+
+
+def _worth(prediction: Prediction) -> float:
+    """Output per GPU. [tokens/s]"""
+    return float(prediction.output_tok_s[0]) / prediction.deployment.tp
+
+
+def _change(plan: ChosenPlan, other: Deployment) -> str:
+    """The options in which a deployment differs from the choice's."""
+    chosen = plan.choice.deployment
+    options = {
+        f"--gpu {other.hardware.name}": other.hardware.name != chosen.hardware.name,
+        f"--weights {other.weights}": other.weights != chosen.weights,
+        f"--tp {other.tp}": other.tp != chosen.tp,
+    }
+    return " ".join(option for option, differs in options.items() if differs)
+
+
 def _quality(plan: ChosenPlan) -> str:
     if plan.choice.technique.exact:
         return ""
@@ -149,6 +190,10 @@ def _changes(plan: ChosenPlan) -> Iterator[str]:
             f"Run the batch as {waves.count} waves of {size} with {_name(waves.prediction)}: "
             f"{units.rate(waves.output_tok_s)} output tok/s in all."
         )
+    for other in sorted(plan.others, key=_worth, reverse=True)[1:]:
+        yield f"{_compared(plan, other)}."
+    for none in plan.impossible if plan.others else plan.impossible[1:]:
+        yield f"{_change(plan, none)} has no plan within the limits."
     for advice in plan.advice:
         caution = f"; {advice.caution}" if advice.caution else ""
         yield f"{advice}{caution}."

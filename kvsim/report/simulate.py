@@ -6,7 +6,7 @@ import numpy as np
 
 from kvsim.graph import Array
 from kvsim.machines.basis import basis
-from kvsim.report import units
+from kvsim.report import simulate_cases, units
 from kvsim.report.answer import show_rest, show_verdict
 from kvsim.report.grounds import grounds
 from kvsim.report.json import Row
@@ -22,7 +22,9 @@ def times_table(rows: list[Row]) -> Table:
     """Each technique's times: the median and the 99th percentile."""
     spreads = {"ttft_s": 0, "tpot_s": 0, "gap_s": 3, "queue_s": 2, "latency_s": 1}
     columns = [
-        _technique(rows), Column("done", lambda row: units.whole(row["finished"]), rank=4),
+        _technique(rows),
+        *simulate_cases.columns(rows),
+        Column("done", lambda row: units.whole(row["finished"]), rank=4),
         *(of(key, rank, part=part) for key, rank in spreads.items() for part in ("p50", "p99")),
     ]  # fmt: skip
     return Table(columns, rows)
@@ -32,6 +34,7 @@ def use_table(rows: list[Row]) -> Table:
     """Each technique's throughput, use of the machine and price."""
     columns = [
         _technique(rows),
+        *simulate_cases.columns(rows),
         of("output_tok_s"),
         of("goodput_per_s"),
         _share("busy %", lambda row: row["busy_share"], 3),
@@ -40,6 +43,7 @@ def use_table(rows: list[Row]) -> Table:
         _share("H2D %", lambda row: row["utilisation"]["h2d"], 6),
         _share("D2H %", lambda row: row["utilisation"]["d2h"], 7),
         _share("KV peak %", lambda row: row["kv_peak_share"], 0),
+        Column("KV peak GiB", lambda row: units.gib(_held(row)), _held, rank=2),
         Column("pre- empted", lambda row: units.whole(row["preemptions"]), rank=2),
         _share("prefix hits %", lambda row: row["prefix_hit_share"], 1),
         Column("USD", lambda row: units.usd(row["usd"]), lambda row: row["usd"], rank=8),
@@ -53,6 +57,10 @@ def _technique(rows: list[Row]) -> Column:
     return words("technique", lambda row: names[row["technique"]])
 
 
+def _held(row: Row) -> float:
+    return float(row["kv_peak_share"] * row["kv_capacity_bytes"])
+
+
 def _share(heading: str, share: Callable[[Row], float | None], rank: int) -> Column:
     def value(row: Row) -> float | None:
         found = share(row)
@@ -61,22 +69,29 @@ def _share(heading: str, share: Callable[[Row], float | None], rank: int) -> Col
     return Column(heading, lambda row: units.short(value(row), 3), value, rank=rank)
 
 
+def heading(trace: str, rows: list[Row]) -> str:
+    """What was simulated: how many requests, on how many replicas."""
+    requests, replicas = (
+        " or ".join(f"{n:,}" for n in dict.fromkeys(row[key] for row in rows))
+        for key in ("requests", "replicas")
+    )
+    return f"{trace}: {requests} requests, replicas: {replicas}"
+
+
 def show(result: Simulations, trace: str, checked: bool) -> None:
     """The verdict, then each technique's times, throughput, use of the machine and price."""
     out, rows = Screen(), list(result.rows)
     first = rows[0]
-    out.title(f"{trace}: {first['requests']:,} requests, replicas: {first['replicas']}")
+    out.title(heading(trace, rows))
     show_verdict(out, result.answer)
     for table in (times_table(rows), use_table(rows)):
         out.table(table)
         out.blank()
     out.say(SHARES)
     show_rest(out, result.answer)
-    names = short_names([row["technique"] for row in rows])
-    for line in settings_of(names):
+    for line in settings_of(short_names([row["technique"] for row in rows])):
         out.say(line)
-    for row in rows:
-        name = names[row["technique"]]
+    for name, row in zip(simulate_cases.run_names(rows), rows, strict=True):
         if row["refused"] or row["unfinished"]:
             which = ", ".join(map(str, row["refused_rows"]))
             several = ", ..." if row["refused"] > len(row["refused_rows"]) else ""

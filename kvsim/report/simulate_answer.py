@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvsim.machines.deployment import Deployment
-from kvsim.report import evidence, units
+from kvsim.report import evidence, simulate_cases, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row
 from kvsim.report.names import NAME_END
@@ -56,8 +56,12 @@ def answered(
     """
     best = _best(rows, bool(targets))
     full = next((row for row in rows if _name(row) == "full"), None)
+    if simulate_cases.axis(rows):
+        told = simulate_cases.said(rows, _where(best, deployment), trace, best, targets)
+    else:
+        told = verdict(_needed(best, deployment, trace, targets), _wanted(rows, best, full))
     return Answer(
-        verdict=verdict(_needed(best, deployment, trace, targets), _wanted(rows, best, full)),
+        verdict=told,
         figures=_figures(best),
         changes=list(_changes(best, deployment, targets)),
         evidence=evidence.on_card(deployment, _name(best)),
@@ -88,11 +92,14 @@ def _best(rows: Sequence[Row], targets: bool) -> Row:
     return next(row for row in rows if worth(row) >= most * (1 - TIE))
 
 
-def _needed(row: Row, deployment: Deployment, trace: str, targets: str) -> list[str]:
+def _where(row: Row, deployment: Deployment) -> str:
     replicas = f"{row['replicas']} x " if row["replicas"] > 1 else ""
-    where = f"{replicas}{deployment.hardware.name}" + (
-        f" with tp {deployment.tp}" if deployment.tp > 1 else ""
-    )
+    tp = f" with tp {deployment.tp}" if deployment.tp > 1 else ""
+    return f"{replicas}{deployment.hardware.name}{tp}"
+
+
+def _needed(row: Row, deployment: Deployment, trace: str, targets: str) -> list[str]:
+    where = _where(row, deployment)
     ttft, tpot = row["ttft_s"]["p99"], row["tpot_s"]["p99"]
     times = f"TTFT p99 {units.seconds(ttft)}, TPOT p99 {units.seconds(tpot)}"
     tok = f"{units.rate(row['output_tok_s'])} output tok/s"

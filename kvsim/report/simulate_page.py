@@ -1,16 +1,16 @@
 """The page of ``kvsim simulate``: a run over time, and how its requests fared."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvsim.report import page
+from kvsim.report import page, simulate
 from kvsim.report.charts import LOG, finished
-from kvsim.report.colours import mark
+from kvsim.report.colours import NAMES, Marker, mark
 from kvsim.report.json import Row
-from kvsim.report.names import settings_of, short_names
-from kvsim.report.simulate import SHARES
+from kvsim.report.names import NAME_END, settings_of, short_names
 from kvsim.report.simulate_answer import Simulations
+from kvsim.report.simulate_cases import run_names
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -38,20 +38,20 @@ REQUESTS = {
 def write_page(path: Path, heading: str, trace: str, result: Simulations) -> None:
     """A page on the runs of one trace."""
     first = result.rows[0]
-    title = f"{trace}: {first['requests']:,} requests, replicas: {first['replicas']}; {heading}"
+    title = f"{simulate.heading(trace, list(result.rows))}; {heading}"
     names = short_names([row["technique"] for row in result.rows])
     page.write(
         path,
         page.Page(
             title, result.answer, result.tables, result.figures(), first["basis"],
-            [SHARES, *settings_of(names)], result.command,
+            [simulate.SHARES, *settings_of(names)], result.command,
         ),
     )  # fmt: skip
 
 
 def figures(results: list[Row]) -> list[tuple[str, "Figure"]]:
     """How requests fared, then one picture per quantity over time."""
-    names = short_names([result["row"]["technique"] for result in results])
+    names = run_names([result["row"] for result in results])
     drawn = [(title, _spread(names, results, key)) for key, title in REQUESTS.items()]
     series = {"finished_per_s": ("Finished requests per second", 1.0), **OVER_TIME}
     for key, (title, factor) in series.items():
@@ -60,7 +60,7 @@ def figures(results: list[Row]) -> list[tuple[str, "Figure"]]:
     return drawn
 
 
-def _over_time(names: Mapping[str, str], results: list[Row], key: str, factor: float) -> "Figure":
+def _over_time(names: Sequence[str], results: list[Row], key: str, factor: float) -> "Figure":
     """One quantity over the run, a line per technique."""
     from plotly.graph_objects import Figure
 
@@ -71,9 +71,8 @@ def _over_time(names: Mapping[str, str], results: list[Row], key: str, factor: f
             x=one["start_s"], y=one["arrivals_per_s"], name="arrivals", mode="lines",
             line={"width": 1, "color": "#888888", "shape": "hv"},
         )  # fmt: skip
-    for result in results:
-        name, series = names[result["row"]["technique"]], result["over_time"]
-        look = mark(name)
+    for name, look, result in zip(names, _looks(results), results, strict=True):
+        series = result["over_time"]
         figure.add_scatter(
             x=series["start_s"], y=[factor * value for value in series[key]], name=name,
             mode="lines",
@@ -82,17 +81,24 @@ def _over_time(names: Mapping[str, str], results: list[Row], key: str, factor: f
     return finished(figure, 260, "time [s]", "", yaxis={"rangemode": "tozero"})
 
 
-def _spread(names: Mapping[str, str], results: list[Row], key: str) -> "Figure":
+def _spread(names: Sequence[str], results: list[Row], key: str) -> "Figure":
     """The share of requests that took no longer than each time."""
     from plotly.graph_objects import Figure
 
     figure = Figure()
-    for result in results:
-        name, times = names[result["row"]["technique"]], result["quantiles"][key]
-        look = mark(name)
+    for name, look, result in zip(names, _looks(results), results, strict=True):
+        times = result["quantiles"][key]
         shares = [100 * k / max(len(times) - 1, 1) for k in range(len(times))]
         figure.add_scatter(
             x=times, y=shares, name=name, mode="lines",
             line={"width": 1.8, "color": look.colour, "dash": look.dash},
         )  # fmt: skip
     return finished(figure, 340, "s", "% of requests", xaxis=LOG)
+
+
+def _looks(results: list[Row]) -> list[Marker]:
+    """The mark of each run's technique; where runs of one technique differ, one per run."""
+    rows = [result["row"] for result in results]
+    if rows[0].get("case"):
+        return [mark(NAMES[i % len(NAMES)]) for i in range(len(rows))]
+    return [mark(NAME_END.split(row["technique"])[0]) for row in rows]
