@@ -46,6 +46,7 @@ def settings(names: list[str], served: "Served") -> "list[Row]":
                 "version": manual.version,
                 "source": manual.source,
                 "text": shown(found),
+                "line": found.line,
                 "flags": {f.name: f.source for f in found.flags},
                 "missing": list(found.missing),
             }

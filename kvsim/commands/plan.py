@@ -1,6 +1,7 @@
 """`kvsim plan`: the technique, settings and batch for equal requests or for a trace."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from kvsim.machines.deployment import Deployment
     from kvsim.planner.admit import Admission
     from kvsim.planner.question import Question
-    from kvsim.planner.workload import PlanLimits, Workload
+    from kvsim.planner.workload import PlanLimits
 
 
 def plan(
@@ -175,14 +176,17 @@ def _for_equal(
         raise
     found = shown.planned(result, command_line())
     answer, heading = found.row, names.deployment(result.choice.deployment)
-    if report is not None:
-        found.write(report)
-        say_written(report)
     if wanted:
         from kvsim.emit.replica import of_prediction
+        from kvsim.report.emitted import with_flags
 
         share = result.limits.gpu_memory / result.choice.deployment.hardware.gpu_memory
         answer["settings"] = settings(wanted, of_prediction(result.choice, share))
+        found = replace(found, answer=with_flags(found.answer, answer["settings"]))
+        answer["answer"] = found.answer.row()
+    if report is not None:
+        found.write(report)
+        say_written(report)
     if "pareto" in more:
         answer["pareto"] = plan_more.front(result)
     if "explain" in more:

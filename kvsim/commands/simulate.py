@@ -266,9 +266,10 @@ def simulate(
     if report is not None:
         simulate_page.write_page(Path(report), names.deployment(where), trace, simulated)
         say_written(Path(report))
-    if json:
-        shown[0] |= {"answer": answer.row()}
-        print_json(shown if several else shown[0])
+    if json and len(runs) > len(kinds):
+        print_json({"answer": answer.row(), "runs": shown})
+    elif json:
+        print_json(shown if compare else shown[0] | {"answer": answer.row()})
     else:
         tables.show(simulated, trace, checked=check)
 

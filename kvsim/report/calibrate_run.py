@@ -20,6 +20,14 @@ from kvsim.report.table import Column, Table, words
 from kvsim.serving.rules import Rules
 from kvsim.techniques.base import Technique
 
+NAMES = {
+    "ttft_mean": "mean TTFT",
+    "ttft_p50": "median TTFT",
+    "tpot_mean": "mean TPOT",
+    "latency_p90": "E2E p90",
+}
+"""Statistics of a run that predictions are compared in."""
+
 
 @dataclass(frozen=True, repr=False)
 class CalibratedRun(Result):
@@ -43,17 +51,22 @@ class CalibratedRun(Result):
             Column("+-", lambda row: units.short(row["error"]), lambda row: row["error"]),
             words("", lambda row: "" if row["known"] else "not determined"),
         )
-        unseen = self.row["error_not_seen"]
+        unseen, before = self.row["error_not_seen"], self.row["error_before"]
         errors = [
-            {"key": key, "fitted": value, "unseen": unseen[key]}
+            {"key": key, "fitted": value, "unseen": unseen[key], "before": before[key]}
             for key, value in self.row["error_fitted"].items()
         ]
         heads = (
-            words("predicted / measured - 1", lambda row: row["key"]),
-            Column("fitted %", lambda row: f"{100 * row['fitted']:+.1f}"),
-            Column("not seen %", lambda row: f"{100 * row['unseen']:+.1f}"),
+            words("predicted / measured - 1", lambda row: NAMES[row["key"]]),
+            _error("fitted %", "fitted"),
+            _error("not seen %", "unseen"),
+            _error("not seen, before the fit %", "before"),
         )
         return [Table(columns, numbers), Table(heads, errors)]
+
+
+def _error(heading: str, key: str) -> Column:
+    return Column(heading, lambda row: f"{100 * row[key]:+.1f}", lambda row: 100 * row[key])
 
 
 def calibrated(
@@ -76,6 +89,8 @@ def calibrated(
     found = fromrun.simulated(run, technique, fitted, rules)
     seen = fromrun.errors(run, found, slice(0, first))
     unseen = fromrun.errors(run, found, slice(first, None))
+    plain = fromrun.simulated(run, technique, deployment, rules)
+    before = fromrun.errors(run, plain, slice(first, None))
     count = len(run.requests)
     if out is not None:
         errors = ", ".join(f"{name} {100 * value:+.1f} %" for name, value in unseen.items())
@@ -83,28 +98,39 @@ def calibrated(
         told = f"on the other {count - first} requests of the run: {errors}"
         kept = replace(fit, residuals=fit.residuals[:0])  # hundreds of them tell a reader nothing
         replace_text(out, fitted_text(deployment.stack, stack, kept, rows, told, str(date.today())))
-    row = fit_row(fit, seen, unseen, first, count)
+    row = fit_row(fit, seen, unseen, before, first, count)
     answer = _answered(row, deployment, "" if out is None else str(out))
     return CalibratedRun(command, answer, [row], row | {"answer": answer.row()})
 
 
 def _answered(row: Row, deployment: Deployment, place: str) -> Answer:
-    errors = ", ".join(f"{key} {100 * v:+.1f} %" for key, v in row["error_not_seen"].items())
+    unseen, before = row["error_not_seen"], row["error_before"]
+    errors = ", ".join(
+        f"{NAMES[key]} {100 * value:+.1f} % (before: {100 * before[key]:+.1f} %)"
+        for key, value in unseen.items()
+    )
     vague = [key for key, n in row["numbers"].items() if not n["known"]]
     return Answer(
         verdict(
             [
-                f"On {row['checked_requests']:,} requests that the fit did not see, predictions "
-                f"for {deployment.hardware.name} are off by: {errors} (predicted / measured - 1)."
+                f"Fitted to {row['fitted_requests']:,} requests on {deployment.hardware.name}. On "
+                f"the other {row['checked_requests']:,} predictions are off by: {errors}.",
+                f"Use it with --stack {place}." if place else "",
             ],
             [f"The run does not determine {', '.join(vague)}." if vague else ""],
         ),
+        figures={"error_not_seen": unseen, "error_before": before},
         settings=[f"Use it with --stack {place}."] if place else [],
     )
 
 
 def fit_row(
-    fit: Fit, seen: dict[str, float], unseen: dict[str, float], first: int, count: int
+    fit: Fit,
+    seen: dict[str, float],
+    unseen: dict[str, float],
+    before: dict[str, float],
+    first: int,
+    count: int,
 ) -> Row:
     """A fit to a run under its contract names."""
     return {
@@ -117,6 +143,7 @@ def fit_row(
         "confused": [list(pair) for pair in fit.confused],
         "error_fitted": seen,
         "error_not_seen": unseen,
+        "error_before": before,
     }
 
 

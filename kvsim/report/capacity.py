@@ -65,10 +65,12 @@ def in_words(answer: CapacityAnswer) -> str:
     times = f"TTFT p{100 * reached.share:g} {wait(reached.ttft)}, TPOT {wait(reached.tpot)}"
     part = "" if answer.load == 1 else f" {answer.load:.0%} of"
     rate = float(q.traffic.demand.mean.sum()) * answer.load
+    each = _per_million(answer)
+    million = "" if each is None else f", {usd(each)} per million generated tokens"
     meets = "would carry" if answer.shortfall else "carries"
     return (
-        f"Rent {fleet}: {usd(answer.fleet.cost)} per hour. In simulation it {meets}{part} the "
-        f"trace's {rate:.3g} requests per second with {times}."
+        f"Rent {fleet}: {usd(answer.fleet.cost)} per hour{million}. "
+        f"In simulation it {meets}{part} the trace's {rate:.3g} requests per second with {times}."
     )
 
 

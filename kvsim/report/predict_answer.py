@@ -24,8 +24,9 @@ def answered(rows: Sequence[Row], found: Sequence[Prediction], left_out: Sequenc
     points = {(row["batch"], row["prompt"], row["generate"]) for row in rows}
     best = _fastest(rows)
     at = rows.index(best)
+    changes = _changes(rows, found)
     if len(rows) == 1:
-        said = _one(best, found[at])
+        said = _one(best, found[at], changes)
     elif len(points) == 1:
         said = _compared(rows, best)
     else:
@@ -34,7 +35,7 @@ def answered(rows: Sequence[Row], found: Sequence[Prediction], left_out: Sequenc
     return Answer(
         verdict=said,
         figures=figures(best),
-        changes=_changes(rows, found),
+        changes=[f"It fits with {change}." for change in changes],
         settings=_limits(best, found[at]),
         evidence=evidence.on_card(d, best["technique"]),
         assumed=evidence.assumed(d, best["host_bytes"], best["bound_by"]),
@@ -81,20 +82,31 @@ def _memory(row: Row) -> str:
     return f"{units.size(row['gpu_bytes'])} of GPU memory{host}"
 
 
-def _one(row: Row, prediction: Prediction) -> str:
+def _one(row: Row, prediction: Prediction, changes: Sequence[str]) -> str:
     what = f"{row['technique']} on {row['gpu']} at batch {units.whole(row['batch'])}"
     if row["fits"]:
         needed = [f"{what}: {times_of(row)}, {units.size(row['gpu_bytes'])}.", why(row["bound_by"])]
-    else:
-        needed = [f"{what} does not fit: it needs {_memory(row)}.", _most(row)]
-    return verdict(
-        needed, [_most(row), _pool(prediction), _longest(prediction)] if row["fits"] else []
-    )
+        return verdict(needed, [_pool(prediction), _longest(prediction), _most(row)])
+    needed = [f"{what} does not fit: it needs {_memory(row)}{_there_is(row, prediction)}."]
+    return verdict([*needed, _most(row)], [f"It fits with {change}." for change in changes])
+
+
+def _there_is(row: Row, prediction: Prediction) -> str:
+    """The capacity of the tier that is too small."""
+    hardware = prediction.deployment.hardware
+    if row["gpu_bytes"] > hardware.gpu_memory:
+        return f", there are {units.size(hardware.gpu_memory)}"
+    return f", the host has {units.size(hardware.host_memory)}"
 
 
 def _pool(prediction: Prediction) -> str:
     room = pool(prediction.technique, prediction.deployment, prediction.prompt, prediction.generate)
-    return f"At 0.9 of the memory: {room.tokens:,} KV tokens." if room.tokens else ""
+    if not room.tokens:
+        return ""
+    return (
+        f"KV pool at {room.share:.1f} of the memory: {room.tokens:,} tokens, {room.blocks:,} "
+        f"blocks, {room.concurrency:.2f} sequences."
+    )
 
 
 def _longest(prediction: Prediction) -> str:
@@ -217,14 +229,13 @@ def _turn(rows: Sequence[Row], names: Sequence[str]) -> str:
 
 
 def _changes(rows: Sequence[Row], found: Sequence[Prediction]) -> list[str]:
-    """What makes the first point that does not fit do so."""
+    """What makes the first point that does not fit do so, as clauses."""
     for row, p in zip(rows, found, strict=True):
         if not row["fits"]:
-            name = f"{row['technique']} at batch {units.whole(row['batch'])}"
             return [
-                f"{remedy.option}: {name.partition(' at ')[0]} fits, "
-                f"{units.seconds(float(remedy.prediction.tpot_s[0]))} per token, "
-                f"TTFT {units.seconds(float(remedy.prediction.ttft_s[0]))}."
+                f"{remedy.option} (TPOT "
+                f"{units.seconds(float(remedy.prediction.tpot_s[0]))}, TTFT "
+                f"{units.seconds(float(remedy.prediction.ttft_s[0]))})"
                 for remedy in remedies(p)
             ]
     return []

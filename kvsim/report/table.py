@@ -82,8 +82,8 @@ class Table:
         if column.text:
             longest = max(map(len, cells), default=0)
             unbroken = max((len(word) for cell in cells for word in cell.split()), default=0)
-            return max(unbroken, min(longest, NARROWEST_TEXT), _unbroken(column.heading))
-        return max([_unbroken(column.heading), *map(len, cells)])
+            return max(unbroken, min(longest, NARROWEST_TEXT), _unbroken(column.heading), 1)
+        return max([_unbroken(column.heading), 1, *map(len, cells)])
 
     def lines(self, width: int, bold: Callable[[str], str] = str) -> list[str]:
         """The table as text that is no wider than asked, but for a single long word."""

@@ -35,7 +35,7 @@ def test_empty_sections_are_left_out_everywhere() -> None:
 def test_what_does_not_fit_is_told_what_would() -> None:
     text = said("predict", *A10, "--technique", "full", "--batch", "64")
     assert "does not fit" in text and "At most 6 such sequences fit." in text
-    assert "--batch 6: full fits" in text and "--tp" in text
+    assert "It fits with --batch 6 (TPOT" in text and "--tp" in text
 
 
 def test_the_pool_is_told_as_engines_print_it() -> None:
