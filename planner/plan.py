@@ -163,7 +163,7 @@ def _placements(q: Question, search: Search) -> Placements:
 
 
 def plan_among(questions: list[Question]) -> ChosenPlan:
-    """The best plan over questions that differ in weights, GPUs or their number, the simplest first.
+    """The best plan over questions that differ in weights, card or GPUs, the simplest first.
 
     Between deployments too, what is simpler wins within the known error.
 

@@ -1,4 +1,4 @@
-"""A trace at a given request rate, repeated where it would be over too soon to show a steady load."""
+"""A trace at a given request rate, repeated where it would be over too soon for a steady load."""
 
 from dataclasses import replace
 from math import ceil
