@@ -200,5 +200,5 @@ def plan_among(questions: list[Question]) -> ChosenPlan:
     _, index, plan = min(near, key=lambda x: x[1])
     planned = {i: p for _, i, p in first} | {i: found.choice for _, i, found in plans}
     others = [planned[i] for i in sorted(planned) if i != index]
-    none = [q.deployment for i, q in enumerate(questions) if i not in planned]
-    return replace(plan, others=others, impossible=none)
+    missing = [q.deployment for i, q in enumerate(questions) if i not in planned]
+    return replace(plan, others=others, impossible=missing)

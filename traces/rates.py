@@ -1,6 +1,5 @@
 """A trace at a given request rate, repeated where it would be over too soon for a steady load."""
 
-from dataclasses import replace
 from math import ceil
 
 import numpy as np
@@ -42,15 +41,11 @@ def at_rate(requests: Requests, per_second: float) -> tuple[Requests, int]:
 
 def _repeated(requests: Requests, copies: int, period: float) -> Requests:
     arrival = (np.arange(copies)[:, None] * period + requests.arrival).ravel()
-    columns = {
-        "arrival": arrival,
-        "prompt": np.tile(requests.prompt, copies),
-        "generate": np.tile(requests.generate, copies),
-    }
+    prompt, generate = np.tile(requests.prompt, copies), np.tile(requests.generate, copies)
     if requests.block_ids is None or requests.block_start is None:
-        return replace(requests, **columns)
+        return Requests(arrival, prompt, generate)
     own = int(requests.block_ids.max(initial=-1)) + 1
     ids = (np.arange(copies)[:, None] * own + requests.block_ids).ravel()
     ends = np.arange(copies)[:, None] * requests.block_start[-1] + requests.block_start[1:]
     start = np.concatenate([[0], ends.ravel()])
-    return replace(requests, **columns, block_ids=ids, block_start=start)
+    return Requests(arrival, prompt, generate, ids, start, requests.block_tokens)
