@@ -27,8 +27,8 @@ ENGINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "vllm": ("full", "fp8", "eagle", "mtp", "draft"),
         "sglang": ("full", "fp8", "eagle", "mtp", "draft"),
-        "tensorrt-llm": ("full", "fp8", "eagle", "mtp", "draft"),
-        "transformers": ("full", "offload", "kivi", "draft"),
+        "trtllm": ("full", "fp8", "eagle", "mtp", "draft"),
+        "hf": ("full", "offload", "kivi", "draft"),
         "flexgen": ("full", "offload", "flexgen"),
     }
 )

@@ -22,6 +22,7 @@ TURBOQUANT = {
     (3, 3): "turboquant_3bit_nc",
 }
 """vLLM's formats by the bits of keys and values."""
+TRTLLM_DRAFTS = {"eagle": "Eagle3", "mtp": "MTP", "draft": "DraftTarget"}
 
 
 @dataclass
@@ -189,13 +190,26 @@ def _trtllm(s: Served, found: EngineSettings) -> str:
     if s.host_cache:
         found.used.append(flag("trtllm", "kv_cache_config.host_cache_size"))
         entries.append(f"  host_cache_size: {int(s.host_cache)}")
-    for name in ("eagle", "mtp", "draft"):
-        if name in s.terms:
-            found.lacks(f"{name}: its speculative_config differs by model; see the manual")
-    _no_technique(s, found, ("fp8", "eagle", "mtp", "draft"))
+    _no_technique(s, found, ("fp8", *TRTLLM_DRAFTS))
     if s.weights != "fp16":
         found.lacks(f"weights in {s.weights}: serve a checkpoint that is quantised so")
+    entries += _trtllm_drafts(s, found)
     return "# kv.yaml\nkv_cache_config:\n" + "\n".join(entries) + "\n\n" + command
+
+
+def _trtllm_drafts(s: Served, found: EngineSettings) -> list[str]:
+    """Lines of the YAML file for techniques that draft."""
+    lines = []
+    for name in TRTLLM_DRAFTS.keys() & s.terms.keys():
+        settings = {"decoding_type": TRTLLM_DRAFTS[name], "max_draft_len": s.drafts}
+        if name != "mtp":
+            settings["speculative_model"] = "DRAFT_MODEL"
+        found.used += [flag("trtllm", f"speculative_config.{key}") for key in settings]
+        lines += ["speculative_config:", *(f"  {key}: {v}" for key, v in settings.items())]
+        if name == "draft":
+            found.used.append(flag("trtllm", "disable_overlap_scheduler"))
+            lines.append("disable_overlap_scheduler: true")
+    return lines
 
 
 def _lmcache(s: Served, found: EngineSettings) -> str:
@@ -234,7 +248,10 @@ def _hf(s: Served, found: EngineSettings) -> str:
             ("cache_implementation", '"quantized"'),
             ("cache_config", f'{{"nbits": {bits}, "backend": "quanto"}}'),
         ]
-    _no_technique(s, found, ("offload", "kivi"))
+    if "draft" in s.terms:
+        found.used += [flag("hf", "assistant_model"), flag("hf", "num_assistant_tokens")]
+        arguments += [("assistant_model", "draft_model"), ("num_assistant_tokens", str(s.drafts))]
+    _no_technique(s, found, ("offload", "kivi", "draft"))
     _quantised(s, found)
     found.lacks("a batch limit and continuous batching: generate takes one batch at a time")
     told = "".join(f", {name}={value}" for name, value in arguments)

@@ -52,8 +52,10 @@ VLLM_SPECULATION = "docs/features/speculative_decoding/README.md at 01ed47b"
 SGLANG = "docs/advanced_features/server_arguments.md at 004813e"
 TRTLLM = "tensorrt_llm/commands/serve.py at 00209af"
 TRTLLM_KV = "docs/source/features/kvcache.md at 0076e93"
+TRTLLM_SPECULATION = "docs/source/features/speculative-decoding.md at 04c8822"
 LMCACHE = "docs/source/api_reference/configurations.rst at 0223da8"
 TRANSFORMERS = "docs/source/en/kv_cache.md at 04d5adf"
+TRANSFORMERS_ASSISTED = "docs/source/en/assisted_decoding.md at aa4cc07"
 LLAMACPP = "tools/server/README.md at 00dc805"
 
 MANUALS = {
@@ -122,6 +124,10 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("kv_cache_config.enable_block_reuse", "prompts share blocks", TRTLLM_KV),
         Flag("kv_cache_config.host_cache_size", "host memory for evicted blocks [B]",
              "KvCacheConfig in the LLM API reference"),
+        Flag("speculative_config.decoding_type", "Eagle3, MTP or DraftTarget", TRTLLM_SPECULATION),
+        Flag("speculative_config.max_draft_len", "drafted tokens per round", TRTLLM_SPECULATION),
+        Flag("speculative_config.speculative_model", "the draft model", TRTLLM_SPECULATION),
+        Flag("disable_overlap_scheduler", "a draft model cannot run beside it", TRTLLM_SPECULATION),
     ),
     "lmcache": (
         Flag("chunk_size", "tokens per block of the store", LMCACHE),
@@ -138,6 +144,8 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("cache_config.nbits", "bits per cached number", TRANSFORMERS),
         Flag("cache_config.backend", '"quanto" or "hqq"', TRANSFORMERS),
         Flag("max_new_tokens", "tokens to generate", TRANSFORMERS),
+        Flag("assistant_model", "the draft model, loaded beside", TRANSFORMERS_ASSISTED),
+        Flag("num_assistant_tokens", "drafted tokens per round", TRANSFORMERS_ASSISTED),
     ),
     "llamacpp": (
         Flag("--model", "the GGUF file", LLAMACPP),

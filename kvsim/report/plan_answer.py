@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from math import isfinite
 
 from kvsim.emit.engines import emit
+from kvsim.emit.flags import MANUALS
 from kvsim.emit.replica import of_prediction
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import ENGINES
@@ -247,7 +248,8 @@ def _settings(plan: ChosenPlan) -> Iterator[str]:
     if not able:
         yield f"No serving engine has {name}; kvsim's own implementation: `kvsim validate`."
         return
-    yield f"Engines that run it: {', '.join(able)}."
+    titles = (MANUALS[x].title if x in MANUALS else "FlexGen" for x in able)
+    yield f"Engines that run it: {', '.join(titles)}."
     if "vllm" in able and plan.question.workload.service:
         share = plan.question.limits.gpu_memory / p.deployment.hardware.gpu_memory
         yield "vLLM: " + emit("vllm", of_prediction(p, share)).line

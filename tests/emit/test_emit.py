@@ -11,6 +11,7 @@ from kvsim.emit.flags import FLAGS, MANUALS, flag
 from kvsim.emit.served import Served
 from kvsim.errors import InputError
 from kvsim.machines.hardware import GIB
+from kvsim.planner.admit import ENGINES
 from kvsim.techniques import TECHNIQUES, parse
 from tests.support.commands import check, line, run
 
@@ -20,9 +21,9 @@ RUN_BY = {
     "offload": {"hf"},
     "turboquant": {"vllm", "lmcache"},
     "kivi": {"hf"},
-    "eagle": {"vllm", "sglang", "lmcache"},
-    "mtp": {"vllm", "sglang", "lmcache"},
-    "draft": {"vllm", "sglang", "lmcache"},
+    "eagle": {"vllm", "sglang", "trtllm", "lmcache"},
+    "mtp": {"vllm", "sglang", "trtllm", "lmcache"},
+    "draft": {"vllm", "sglang", "trtllm", "lmcache", "hf"},
 }
 """Which engines have a setting for a technique; those that are not here have none anywhere."""
 
@@ -51,8 +52,28 @@ def test_only_flags_of_the_list_are_written(engine: str, technique: str) -> None
     known = {f.name for name in (engine, "vllm") for f in FLAGS[name]}
     assert set(OPTION.findall(found.text)) <= known
     assert {f.name for f in found.flags} <= known
-    if engine not in RUN_BY.get(technique, set()) and technique not in ("eagle", "mtp", "draft"):
-        assert any(technique in what or "formats" in what for what in found.missing), found
+    missing = any(technique in what or "formats" in what for what in found.missing)
+    assert missing == (engine not in RUN_BY.get(technique, set())), found
+
+
+def test_a_plan_for_an_engine_takes_what_the_engine_has_a_setting_for() -> None:
+    # vLLM's TurboQuant has some combinations of bits only, so a plan does not choose it unasked
+    written = {name: {"full"} for name in WRITERS}
+    for technique, engines in RUN_BY.items():
+        for engine in engines if technique != "turboquant" else ():
+            written[engine].add(technique)
+    for engine in WRITERS.keys() & ENGINES.keys():
+        assert set(ENGINES[engine]) == written[engine], engine
+
+
+def test_drafting_is_written_for_tensorrt_llm_and_transformers() -> None:
+    assert emit("trtllm", served("draft:gamma=3")).text.startswith(
+        "# kv.yaml\nkv_cache_config:\n  enable_block_reuse: true\nspeculative_config:\n"
+        "  decoding_type: DraftTarget\n  max_draft_len: 3\n  speculative_model: DRAFT_MODEL\n"
+        "disable_overlap_scheduler: true\n"
+    )
+    found = emit("hf", served("draft:gamma=3")).text
+    assert found.endswith("generate(**inputs, assistant_model=draft_model, num_assistant_tokens=3)")
 
 
 def test_vllm_is_the_golden_one() -> None:
