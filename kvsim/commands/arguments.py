@@ -16,9 +16,11 @@ TOKENS = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)([kKmM])\s*")
 THOUSANDS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}  # as vLLM reads them
 
 
-def option(name: str, metavar: str, meaning: str, group: str | None = None) -> Any:
+def option(
+    name: str, metavar: str, meaning: str, group: str | None = None, also: tuple[str, ...] = ()
+) -> Any:
     """An option that takes text; the functions here check what it means."""
-    return typer.Option(name, metavar=metavar, help=meaning, rich_help_panel=group)
+    return typer.Option(name, *also, metavar=metavar, help=meaning, rich_help_panel=group)
 
 
 def number(name: str, text: str, share: bool = False) -> float:

@@ -21,7 +21,12 @@ def validate(
     device: Annotated[str, option("--device", "DEVICE", "cpu, cuda or cuda:N.")] = "cpu",
     techniques: Annotated[
         list[str] | None,
-        option("--techniques", "SPEC", "NAME:KEY=VALUE,... May be repeated; all if not given."),
+        option(
+            "--technique",
+            "SPEC",
+            "NAME:KEY=VALUE,... + ...; may be repeated; all if not given.",
+            also=("--techniques",),
+        ),
     ] = None,
     layers: Annotated[str, option("--layers", "N", "The first N layers only; 0: all.")] = "0",
     batch: Annotated[

@@ -37,7 +37,8 @@ class Streamingllm(Bounded):
     def before(self, at: LayerPass) -> list[Op]:
         """Sinks' keys move along with the window: one kernel per step for those of all layers."""
         evicts = np.asarray(at.p.length) > self.budget
-        moved = 2 * self._sink_keys(at) * evicts
+        stored, _ = at.storage.number(at)
+        moved = self._sink_keys(at) * (1 + stored / ops.HALF) * evicts
         return [Op("turn", bytes={"hbm": moved}, launches=1.0 / at.d.model.layers)]
 
     def after(self, at: LayerPass) -> list[Op]:

@@ -83,8 +83,8 @@ class TopValues(Selection):
         m, p, share = at.d.shard, at.p, at.placement.v_host
         if not np.any(np.asarray(share) > 0):
             return {}
-        if p.prefill:
-            return {"gpu": {"value buffers": share * 2 * ops.HALF * m.v_width * p.tokens}}
-        rows = share * p.tokens * m.heads * np.minimum(self.n, p.max_length)
         _, v_number = at.storage.number(at)
+        if p.prefill:  # as they are stored, one layer's while the next one's leave
+            return {"gpu": {"value buffers": share * 2 * v_number * m.v_width * p.tokens}}
+        rows = share * p.tokens * m.heads * np.minimum(self.n, p.max_length)
         return {"gpu": {"value buffers": rows * (v_number * m.head_dim + at.d.stack.index_bytes)}}

@@ -84,7 +84,8 @@ def test_all_techniques_that_a_model_allows(tmp_path: Path) -> None:
     names = {t["technique"].partition(":")[0] for t in json.loads(done.out)["techniques"]}
     assert names >= {"full", "offload", "kvpr", "kcache", "streamingllm"}
     left_out = [line for line in done.err.splitlines() if line.startswith("left out: ")]
-    assert len(left_out) == len({"specache", "zipcache", "quantspec", "kivi", "h2o", "snapkv"})
+    packed, choosing = {"specache", "zipcache", "quantspec", "kivi", "fp8"}, {"h2o", "snapkv"}
+    assert len(left_out) == len(packed | choosing | {"pyramidkv"})
     assert all("sliding windows" in line for line in left_out)
 
 

@@ -12,7 +12,7 @@ from kvsim.models.model import Model
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.validate.counts.compare import Comparison, compare
-from kvsim.validate.impl import IMPLEMENTATIONS, implement
+from kvsim.validate.impl import IMPLEMENTATIONS, implement, small_settings
 from kvsim.validate.impl.base import SmallRun
 from kvsim.validate.machine import check_memory, refusals
 from kvsim.validate.model.architecture import Architecture
@@ -86,9 +86,7 @@ def representative(model: Model, work: RandomPrompts) -> list[Technique]:
     narrow = 4 if model.hidden % 128 == 0 and model.ffn % 128 == 0 else 16
     small = SmallRun(work.batch, work.prompt, group, narrow)
     return [
-        parse(f"{name}:{text}")
-        for name, kind in IMPLEMENTATIONS.items()
-        for text in kind.small_settings(small)
+        parse(f"{name}:{text}") for name in IMPLEMENTATIONS for text in small_settings(name, small)
     ]
 
 

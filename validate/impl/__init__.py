@@ -1,38 +1,43 @@
 """The real implementations, found in the files of this folder.
 
-``some_name.py`` runs the technique ``some-name``: its class of that name is the implementation.
-Files of other names hold what implementations share.
+``some_name.py`` runs what ``some-name`` is in ``kvsim/techniques``: its class of that name is a
+piece of one axis, or a whole technique. A preset whose parts all have pieces runs as these,
+``Composed``. Files of other names hold what implementations share.
 """
 
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any
 
 from kvsim.errors import unknown
 from kvsim.techniques import TECHNIQUES
 from kvsim.techniques.base import Technique
-from kvsim.validate.impl.base import Implementation
+from kvsim.validate.impl.base import Implementation, SmallRun
+from kvsim.validate.impl.composed import Composed
+from kvsim.validate.impl.found import found
 from kvsim.validate.model.decoder import Decoder
 
 
 def _found() -> dict[str, type[Implementation]]:
     files = {module.name for module in iter_modules(__path__)}
-    return {name: _class(name) for name in TECHNIQUES if name.replace("-", "_") in files}
-
-
-def _class(name: str) -> type[Implementation]:
-    module = import_module(f"{__name__}.{name.replace('-', '_')}")
-    kinds = {key.lower(): kind for key, kind in vars(module).items() if isinstance(kind, type)}
-    found = kinds[name.replace("-", "")]
-    assert issubclass(found, Implementation)
-    return found
+    names = [name for name in TECHNIQUES if name.replace("-", "_") in files]
+    return {name: found(Implementation, name) or Composed for name in names}
 
 
 IMPLEMENTATIONS: dict[str, type[Implementation]] = _found()
+"""How each preset that can be run is run."""
+
+
+def small_settings(name: str, run: SmallRun) -> list[str]:
+    """Settings under which a preset acts in a small run, as the notation writes them."""
+    source: Any = found(object, name) or import_module(f"{__name__}.{name.replace('-', '_')}")
+    written: list[str] = source.small_settings(run)
+    return written
 
 
 def check_known(techniques: Iterable[Technique]) -> None:
-    """Refuse techniques that cannot be run.
+    """Refuse presets that cannot be run; other techniques are refused when they are made.
 
     Raises
     ------
@@ -40,7 +45,8 @@ def check_known(techniques: Iterable[Technique]) -> None:
         If one has no real implementation.
     """
     for technique in techniques:
-        if technique.name not in IMPLEMENTATIONS:
+        alone = len(technique.terms) == 1 and technique.terms[0].preset
+        if alone and technique.name not in IMPLEMENTATIONS:
             raise unknown("real implementation", technique.name, IMPLEMENTATIONS)
 
 
@@ -59,4 +65,5 @@ def implement(
         If it has no real implementation, or cannot run like this.
     """
     check_known([technique])
-    return kinds[technique.name](technique, decoder, lengths, generate)
+    kind = kinds.get(technique.name, Composed)
+    return kind(technique, decoder, lengths, generate)

@@ -1,27 +1,33 @@
 """Heavy hitters by accumulated attention scores, and recent tokens."""
 
-from typing import ClassVar
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from kvsim.techniques.base import Technique
-from kvsim.validate.impl.base import Resident, SmallRun, put, query_ranges
-from kvsim.validate.impl.eviction import Evicting, by_kv_head, scores, weigh
+from kvsim.techniques.h2o import H2o as Settings
+from kvsim.validate.impl.base import Resident, SmallRun, query_ranges
+from kvsim.validate.impl.cells import Spot
+from kvsim.validate.impl.eviction import Ring
+from kvsim.validate.impl.selecting import Where
+from kvsim.validate.impl.weights import by_kv_head, scores, weigh
 from kvsim.validate.model.attention import Pass, visible
-from kvsim.validate.model.decoder import Decoder
 
 
-class H2o(Evicting):
+class H2o(Ring):
     """Slots of heavy hitters and a ring of recent tokens, chosen by every KV head for itself.
 
     When a token comes in, the one that leaves the ring takes the place of the heavy hitter with
     the lowest sum, if its own is higher. Sums are kept per query head; those of a group are added.
+
+    References
+    ----------
+    .. [1] Z. Zhang et al., "H2O", NeurIPS 2023, algorithm 1.
     """
 
-    differences: ClassVar[dict[str, str]] = {
-        "graduate": "the token that leaves the ring moves to a slot of the heavy hitters"
-    }
+    differences = MappingProxyType(
+        {"graduate": "the token that leaves the ring moves to a slot of the heavy hitters"}
+    )
 
     @classmethod
     def small_settings(cls, run: SmallRun) -> list[str]:
@@ -29,100 +35,95 @@ class H2o(Evicting):
         part = max(1, run.prompt // 4)
         return [f"heavy={part},recent={part}"]
 
-    def __init__(
-        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
-    ) -> None:
-        settings = technique.settings
-        heavy, recent = int(settings["heavy"]), int(settings["recent"])
-        super().__init__(technique, decoder, lengths, generate, heavy, recent)
+    def __init__(self, place: Where) -> None:
+        settings = place.parts.selection
+        assert isinstance(settings, Settings)
+        self.sink, self.recent = int(settings.heavy), int(settings.recent)
+        super().__init__(place)
         self.refuse_windows()
         self.ranked = self.capacity > self.budget  # otherwise nothing is ever evicted
-        self.sums = [self._sums(self.slots) for _ in self.shapes if self.ranked]
+        self.sums = self._sums(self.slots if self.ranked else 0)
         self._prompt_sums: Tensor | None = None
-        self._lengths = torch.tensor(lengths, device=decoder.device)
 
-    def attend_slots(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
-    ) -> Tensor:
-        """With scores, where some token will be evicted."""
+    def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Straight into the cache, with scores where some token will be evicted."""
         if not self.ranked:
-            return super().attend_slots(layer, queries, keys, values, step)
-        with self.tally.op("attn") as marks:
-            put(self.k[layer], keys, step)
-            put(self.v[layer], values, step)
-            marks.writes(keys, values)
-        cached_keys, cached_values = (
-            c[:, :, : step.length] for c in (self.k[layer], self.v[layer])
-        )
-        return self._attend(
-            queries, cached_keys, cached_values, self.sums[layer][:, :, : step.length], step
-        )
+            return super().prefill(queries, keys, values, step)
+        self.cells.append(keys, values, Spot.behind(step))
+        k, v = (side.parts[0][:, :, : step.length] for side in (self.rows.k, self.rows.v))
+        return self._attend(queries, k, v, self.sums[:, :, : step.length], step)
 
-    def attend_prompt(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
-    ) -> Tensor:
+    def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Scores of all queries are added up, token by token."""
+        if not self.ranked:
+            return super().attend_prompt(queries, keys, values, step)
         if not step.starts[0]:
             self._prompt_sums = self._sums(self.prompt)
         assert self._prompt_sums is not None
         return self._attend(queries, keys, values, self._prompt_sums[:, :, : step.length], step)
 
-    def filled(self, layer: int, keys: Tensor, values: Tensor) -> None:
+    def filled(self, keys: Tensor, values: Tensor) -> None:
         """The heaviest of a sequence's older tokens, and its latest."""
-        assert self._prompt_sums is not None
-        lengths = self._lengths
+        sums, self._prompt_sums = self._prompt_sums, None
+        if sums is None or self.prompt <= self.budget:
+            super().filled(keys, values)
+            if sums is not None:
+                self.sums[:, :, : self.prompt] = sums
+            return
+        lengths = self._on_device
         tokens = torch.arange(self.prompt, device=keys.device)
         with self.tally.op("select") as marks:
-            sums = by_kv_head(self._prompt_sums, keys.shape[1])
+            by_head = by_kv_head(sums, keys.shape[1])
             old = tokens < (lengths - self.recent)[:, None]
-            ranked = sums.masked_fill(~old[:, None], -torch.inf)
+            ranked = by_head.masked_fill(~old[:, None], -torch.inf)
             heavy = ranked.topk(self.sink, dim=-1).indices
-            marks.reads(sums)
+            marks.reads(by_head)
         held = self.ring(lengths)[:, None].clamp_min(0).repeat(1, keys.shape[1], 1)
         crowded = (lengths > self.budget)[:, None, None]
         held[:, :, : self.sink] = torch.where(crowded, heavy, held[:, :, : self.sink])
-        self.keep(layer, keys, values, held)
+        self.keep(keys, values, held)
         per_head = held.repeat_interleave(self.model.queries_per_kv, dim=1)
-        self.sums[layer].copy_(self._prompt_sums.gather(2, per_head))
+        self.sums.copy_(sums.gather(2, per_head))
 
-    def attend(
-        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
-    ) -> Tensor:
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Evict where the cache is full, append, attend, add up the scores."""
-        if step.length <= self.budget:
-            return self.attend_slots(layer, queries, keys, values, step)
-        slots = self.slot(step.positions[:, 0])
-        full = step.positions[:, 0] >= self.budget
-        if self.sink:
-            self._graduate(layer, slots, full)
-        sequences = torch.arange(self.batch, device=slots.device)
-        self.sums[layer][sequences, :, slots] = 0.0
-        with self.tally.op("attn") as marks:
-            self.append(self.k[layer], keys, step)
-            self.append(self.v[layer], values, step)
-            marks.writes(keys, values)
-        return self._attend(queries, self.k[layer], self.v[layer], self.sums[layer], step)
+        if not self.ranked:
+            return super().attend(queries, keys, values, step)
+        spot = self.spot(step)
+        if step.length > self.budget:
+            full = step.positions[:, 0] >= self.budget
+            if self.sink:
+                self._graduate(spot.slots[:, 0], full)
+            sequences = torch.arange(self.batch, device=full.device)
+            self.sums[sequences, :, spot.slots[:, 0]] = 0.0
+        self.cells.append(keys, values, spot)
+        seen = visible(step, torch.arange(spot.most, device=queries.device))
+        out, weights = self.cells.look_scored(queries, spot, seen)
+        with self.tally.op("scores") as marks:
+            sums = self.sums[:, :, : spot.most]
+            sums += weights.sum(2, dtype=torch.float32)
+            marks.reads(weights, sums)
+            marks.writes(weights, sums)
+        return out
 
-    def resident(self) -> Resident:
-        """What is kept, and its sums."""
-        return {"gpu": {"kv": [*self.k, *self.v], "scores": self.sums}}
+    def buffers(self) -> Resident:
+        """The sums of what is kept."""
+        return {"gpu": {"scores": [self.sums]}}
 
     def _sums(self, tokens: int) -> Tensor:
         """Room for accumulated scores, (batch, heads, tokens)."""
-        shape = (self.batch, self.model.heads, tokens)
-        return torch.zeros(shape, device=self.decoder.device)
+        return torch.zeros(self.batch, self.model.heads, tokens, device=self.device)
 
     def _attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, sums: Tensor, step: Pass
     ) -> Tensor:
-        """Attention whose scores leave the kernel and are added to the sums, in place.
+        """Attention of the prompt whose scores are added to the sums, in place.
 
         They take no more memory than the MLP's activations, which are not there yet.
         """
         seen = visible(step, torch.arange(keys.shape[2], device=keys.device))
         assert isinstance(seen, Tensor)
-        given = step.positions < self._lengths[:, None]
-        counts = given if step.kind == "prefill" else torch.ones_like(given)
+        counts = step.positions < self._on_device[:, None]
         per_query = self.batch * self.model.heads * keys.shape[2]
         room = self.batch * step.new * self.model.ffn // 4
         outs = [
@@ -161,12 +162,12 @@ class H2o(Evicting):
             marks.writes(weights)
         return out
 
-    def _graduate(self, layer: int, slots: Tensor, full: Tensor) -> None:
+    def _graduate(self, slots: Tensor, full: Tensor) -> None:
         """What leaves the ring takes the slot of the lowest heavy hitter, or is dropped.
 
         ``slots`` (batch,) are where the ring is written next; only ``full`` sequences evict.
         """
-        sums, kv_heads = self.sums[layer], self.model.kv_heads
+        sums, kv_heads = self.sums, self.model.kv_heads
         with self.tally.op("lowest") as marks:
             leaving = slots[:, None, None].expand(-1, self.model.heads, 1)
             own = sums.gather(2, leaving)
@@ -176,11 +177,7 @@ class H2o(Evicting):
             marks.reads(sums[:, :, : self.sink], own)
         with self.tally.op("graduate") as marks:
             target = place[:, :, None]
-            wide = (-1, -1, -1, self.model.head_dim)
-            for cache in (self.k[layer], self.v[layer]):
-                rows = slots[:, None, None, None].expand(-1, kv_heads, 1, self.model.head_dim)
-                moved = cache.gather(2, rows)
-                cache.scatter_(2, target[..., None].expand(*wide), moved)
-                marks.reads(moved)
-                marks.writes(moved)
+            source = slots[:, None, None].expand(-1, kv_heads, 1)
+            for column in (self.rows.k, self.rows.v):
+                column.move(marks, source, target)
             sums.scatter_(2, target.repeat_interleave(self.model.queries_per_kv, 1), own)

@@ -5,15 +5,17 @@ from typing import ClassVar
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.base import Technique
+from kvsim.techniques.axes import Storage
 from kvsim.techniques.kivi import Kivi as Settings
 from kvsim.validate.impl.base import SmallRun
-from kvsim.validate.impl.packed import Packed
-from kvsim.validate.model.attention import Pass
-from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.impl.cells import Cells, Room, Spot, lengths_on, look_packed, shares
+from kvsim.validate.impl.packed import Side, check_groups, check_residual
+from kvsim.validate.kernels.attention import PartialAttention, View
+from kvsim.validate.model.attention import Seen
+from kvsim.validate.tally import Silent
 
 
-class Kivi(Packed):
+class Kivi(Cells):
     """Asymmetric groups with a residual that rolls over.
 
     A new token joins the residual, full blocks of keys and surplus values are packed, and then it
@@ -24,6 +26,7 @@ class Kivi(Packed):
     .. [1] Z. Liu et al., "KIVI", ICML 2024, algorithm 1.
     """
 
+    by_token = False
     differences: ClassVar[dict[str, str]] = {
         "quantise": "keys are packed by whole residuals; the prediction spreads that evenly",
     }
@@ -33,15 +36,16 @@ class Kivi(Packed):
         """Groups that fit the head."""
         return [f"group={run.group},residual={run.group}"]
 
-    def __init__(
-        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
-    ) -> None:
-        settings = technique.term(Settings)
-        super().__init__(technique, decoder, lengths, generate)
-        self.residual = check_residual(technique.name, settings.residual, settings.group)
-        if settings.bits == 16:
+    def __init__(self, part: Storage, room: Room, slots: int, tally: Silent) -> None:
+        super().__init__(part, room, slots, tally)
+        assert isinstance(part, Settings)
+        self.residual = check_residual("kivi", part.residual, part.group)
+        if part.bits == 16:
             raise InputError("kivi: bits=16 packs nothing; choose fewer bits, or technique full")
-        self.sides(self.residual, int(settings.bits), settings.group)
+        check_groups("kivi", part.group, room.dim)
+        bits = int(part.bits)
+        self.k = Side(room, slots, self.residual, bits, part.group, "channel")
+        self.v = Side(room, slots, self.residual, bits, part.group, "token")
 
     def packed_keys(self, tokens: int) -> int:
         """Tokens whose keys are packed: whole blocks of the residual. [tokens]"""
@@ -51,60 +55,52 @@ class Kivi(Packed):
         """All but the residual."""
         return max(tokens - self.residual, 0)
 
-    def attend(
-        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
-    ) -> Tensor:
-        """Append, pack what no longer fits the residual, attend."""
-        lengths = [n + 1 for n in step.starts]
-        pack_values(self, layer, step.starts, step.positions[:, 0] - self.residual)
+    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
+        """Pack the prompt."""
+        with self.tally.op("quantise") as marks:
+            self.k.fill(marks, keys, counts, [self.packed_keys(n) for n in counts])
+            self.v.fill(marks, values, counts, [self.packed_values(n) for n in counts])
+
+    def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+        """The value that leaves the residual, the new token, and a block of keys it completes."""
+        last = spot.slots[:, 0]
+        full = [i for i, n in enumerate(spot.ends) if n > self.residual]
+        if full:
+            with self.tally.op("quantise") as marks:
+                self.v.pack(marks, full, last - self.residual, 1)
         with self.tally.op("attn") as marks:
-            self.k[layer].append(keys, step)
-            self.v[layer].append(values, step)
+            self.k.append(keys, spot.slots)
+            self.v.append(values, spot.slots)
             marks.writes(keys, values)
-        pack_keys(self, layer, lengths, step.positions[:, 0] + 1 - self.residual)
+        whole = [i for i, n in enumerate(spot.ends) if n % self.residual == 0]
+        if whole:
+            with self.tally.op("quantise") as marks:
+                self.k.pack(marks, whole, last + 1 - self.residual, self.residual)
+
+    def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
+        """Packed rows and residual in one kernel."""
+        return self._look(queries, spot).out.to(queries.dtype)
+
+    def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:
+        """Scores leave the kernel."""
+        part = self._look(queries, spot, scored=True)
+        return part.out.to(queries.dtype), shares(part).to(queries.dtype)
+
+    def tensors(self) -> dict[str, list[Tensor]]:
+        """Packed rows and rings."""
+        return {"kv": [*self.k.tensors(), *self.v.tensors()]}
+
+    def _look(self, queries: Tensor, spot: Spot, scored: bool = False) -> PartialAttention:
+        keys = [self.packed_keys(n) for n in spot.ends]
+        values = [self.packed_values(n) for n in spot.ends]
+        ends, k, v = list(spot.ends), self.k, self.v
+        device = self.room.device
+        view = View(
+            lengths_on(device, ends), k.store, v.store, lengths_on(device, keys),
+            lengths_on(device, values), k.ring, v.ring,
+        )  # fmt: skip
         with self.tally.op("attn") as marks:
-            return self.look(marks, layer, queries, step, lengths).out.to(queries.dtype)
-
-
-def check_residual(name: str, residual: int, group: int) -> int:
-    """The residual, if blocks of it hold whole groups of keys.
-
-    Raises
-    ------
-    InputError
-        If they do not.
-    """
-    if residual < 1 or residual % group:
-        raise InputError(
-            f"{name}: residual={residual} is not a multiple of group={group}, so that blocks of "
-            f"keys would not fill groups; choose one that is"
-        )
-    return residual
-
-
-def pack_values(impl: Packed, layer: int, tokens: tuple[int, ...] | list[int], at: Tensor) -> None:
-    """Pack the value that leaves the residual of ``tokens`` cached ones, where it is full.
-
-    Parameters
-    ----------
-    at : (batch,) its position.
-    """
-    room = impl.v[layer].ring.shape[2]
-    full = [i for i, n in enumerate(tokens) if impl.packed_values(n + 1) > impl.packed_values(n)]
-    if full and room:
-        with impl.tally.op("quantise") as marks:
-            impl.v[layer].pack(marks, full, at, 1)
-
-
-def pack_keys(impl: Packed, layer: int, tokens: list[int], begins: Tensor) -> None:
-    """Pack a block of keys where ``tokens`` cached ones complete it.
-
-    Parameters
-    ----------
-    begins : (batch,) the position of its first token.
-    """
-    full = [i for i, n in enumerate(tokens) if impl.packed_keys(n) > impl.packed_keys(n - 1)]
-    if full:
-        block = impl.packed_keys(tokens[full[0]]) - impl.packed_keys(tokens[full[0]] - 1)
-        with impl.tally.op("quantise") as marks:
-            impl.k[layer].pack(marks, full, begins, block)
+            return look_packed(
+                marks, queries, view, spot,
+                lambda: [*k.read(keys, ends), *v.read(values, ends)], scored,
+            )  # fmt: skip

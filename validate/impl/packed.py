@@ -9,6 +9,7 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.base import Technique
 from kvsim.validate.impl.base import Implementation, Resident
+from kvsim.validate.impl.cells import Room, lengths_on, on_the_gpu
 from kvsim.validate.kernels.attention import PartialAttention, View, attend
 from kvsim.validate.kernels.quantise import Levels, quantise
 from kvsim.validate.kernels.stores import By, Store
@@ -25,27 +26,19 @@ class Side:
     """
 
     def __init__(
-        self,
-        impl: Implementation,
-        slots: int,
-        bits: int,
-        group: int,
-        by: By,
-        where: Levels = "ends",
-        hierarchical: bool = False,
-    ) -> None:
-        head_dim, rows = impl.model.head_dim, impl.capacity - impl.slack
-        self.ring = impl.empty(slots)
+        self, room: Room, rows: int, slots: int, bits: int, group: int, by: By,
+        where: Levels = "ends", hierarchical: bool = False,
+    ) -> None:  # fmt: skip
+        self.ring = room.zeros(slots)
         by_token = by == "token"
         # keys are packed by whole groups: a last one that cannot fill has no scales
-        table = (rows, head_dim // group) if by_token else (rows // group, head_dim)
-        scale = impl.empty(*table, dtype=torch.float16)
-        codes = impl.empty(rows, head_dim * bits // 8, dtype=torch.uint8)
-        lower = torch.zeros_like(codes) if hierarchical else None
-        zero = torch.zeros_like(scale)
-        self.store = Store(codes, scale, zero, bits, group, by, lower=lower)
+        table, width = (rows, room.dim // group) if by_token else (rows // group, room.dim)
+        code = (room.dim * bits // 8, torch.uint8)
+        codes, *more = room.rows(rows, [code, code] if hierarchical else [code])
+        scale, zero = room.rows(table, [(width, torch.float16)] * 2)
+        self.store = Store(codes, scale, zero, bits, group, by, lower=more[0] if more else None)
         self._where = where
-        self._all = torch.arange(impl.batch, device=codes.device)
+        self._all = torch.arange(room.sequences, device=room.device)
 
     def tensors(self, slots: int | None = None) -> list[Tensor]:
         """Everything that stays in memory, or so many slots of the ring alone."""
@@ -62,9 +55,9 @@ class Side:
         index = latest.clamp(min=0)[:, None, :, None].expand_as(self.ring)
         self.ring.copy_(prompt.gather(2, index))
 
-    def append(self, new: Tensor, step: Pass) -> None:
-        """Put new tokens (batch, KV heads, new, head dim) in the ring."""
-        slots = step.positions % self.ring.shape[2]
+    def append(self, new: Tensor, positions: Tensor) -> None:
+        """Put new tokens (batch, KV heads, new, head dim) at (batch, new) in the ring."""
+        slots = positions % self.ring.shape[2]
         self.ring[self._all[:, None], :, slots] = new.transpose(1, 2)
 
     def pack(self, marks: Marks, sequences: list[int], begins: Tensor, count: int) -> None:
@@ -143,15 +136,14 @@ class Packed(Implementation):
         InputError
             If groups do not divide a head.
         """
-        head_dim = self.model.head_dim
-        if head_dim % group:
-            raise InputError(
-                f"{self.technique.name}: group={group} does not divide the head dim {head_dim} of "
-                f"{self.model.name}; choose a group that does"
-            )
-        layers = range(self.model.layers)
-        self.k = [Side(self, slots, bits, group, "channel", where, hierarchical) for _ in layers]
-        self.v = [Side(self, slots, bits, group, "token", where, hierarchical) for _ in layers]
+        m, layers = self.model, range(self.model.layers)
+        check_groups(self.technique.name, group, m.head_dim)
+        room = on_the_gpu(
+            self.batch, m.kv_heads, m.head_dim, self.decoder.dtype, self.decoder.device
+        )
+        made = (room, self.capacity - self.slack, slots, bits, group)
+        self.k = [Side(*made, "channel", where, hierarchical) for _ in layers]
+        self.v = [Side(*made, "token", where, hierarchical) for _ in layers]
 
     @abstractmethod
     def packed_keys(self, tokens: int) -> int:
@@ -201,8 +193,8 @@ class Packed(Implementation):
             ends,
             k.store.upper_only() if upper else k.store,
             v.store.upper_only() if upper else v.store,
-            self._counts(keys),
-            self._counts(values),
+            lengths_on(self.decoder.device, keys),
+            lengths_on(self.decoder.device, values),
             k.ring,
             v.ring,
             index,
@@ -222,12 +214,6 @@ class Packed(Implementation):
         """Packed rows and rings."""
         return {"gpu": {"kv": [t for s in (*self.k, *self.v) for t in s.tensors()]}}
 
-    def _counts(self, rows: list[int]) -> Tensor:
-        """Packed rows of every sequence on the device, made there where all are equal."""
-        if min(rows) == max(rows):
-            return torch.full((len(rows),), rows[0], dtype=torch.int32, device=self.decoder.device)
-        return to_device(rows, self.decoder.device, torch.int32)
-
 
 def count_pairs(marks: Marks, queries: Tensor, step: Pass) -> None:
     """Say how many pairs of a query and a token are seen, and on a GPU how many were computed.
@@ -243,3 +229,62 @@ def count_pairs(marks: Marks, queries: Tensor, step: Pass) -> None:
     marks.visible(step.new, max(ends), seen)
     if queries.is_cuda:
         marks.computes(4 * queries[0, :, 0].numel() * seen.numel())
+
+
+def check_groups(name: str, group: int, head_dim: int) -> None:
+    """Refuse groups that do not divide a head.
+
+    Raises
+    ------
+    InputError
+        If they do not.
+    """
+    if head_dim % group:
+        raise InputError(
+            f"{name}: group={group} does not divide the head dim {head_dim}; choose a group that "
+            f"does"
+        )
+
+
+def check_residual(name: str, residual: int, group: int) -> int:
+    """The residual, if blocks of it hold whole groups of keys.
+
+    Raises
+    ------
+    InputError
+        If they do not.
+    """
+    if residual < 1 or residual % group:
+        raise InputError(
+            f"{name}: residual={residual} is not a multiple of group={group}, so that blocks of "
+            f"keys would not fill groups; choose one that is"
+        )
+    return residual
+
+
+def pack_values(impl: Packed, layer: int, tokens: tuple[int, ...] | list[int], at: Tensor) -> None:
+    """Pack the value that leaves the residual of ``tokens`` cached ones, where it is full.
+
+    Parameters
+    ----------
+    at : (batch,) its position.
+    """
+    room = impl.v[layer].ring.shape[2]
+    full = [i for i, n in enumerate(tokens) if impl.packed_values(n + 1) > impl.packed_values(n)]
+    if full and room:
+        with impl.tally.op("quantise") as marks:
+            impl.v[layer].pack(marks, full, at, 1)
+
+
+def pack_keys(impl: Packed, layer: int, tokens: list[int], begins: Tensor) -> None:
+    """Pack a block of keys where ``tokens`` cached ones complete it.
+
+    Parameters
+    ----------
+    begins : (batch,) the position of its first token.
+    """
+    full = [i for i, n in enumerate(tokens) if impl.packed_keys(n) > impl.packed_keys(n - 1)]
+    if full:
+        block = impl.packed_keys(tokens[full[0]]) - impl.packed_keys(tokens[full[0]] - 1)
+        with impl.tally.op("quantise") as marks:
+            impl.k[layer].pack(marks, full, begins, block)

@@ -91,8 +91,8 @@ class Quantspec(Speculative, Packed):
     ) -> Tensor:
         """Append to the buffer; a draft reads the upper halves alone."""
         with self.tally.op("attn") as marks:
-            self.k[layer].append(keys, step)
-            self.v[layer].append(values, step)
+            self.k[layer].append(keys, step.positions)
+            self.v[layer].append(values, step.positions)
             marks.writes(keys, values)
             upper = step.kind == "draft"
             return self.look(marks, layer, queries, step, list(step.starts), upper=upper).out.to(

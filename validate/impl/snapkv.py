@@ -1,16 +1,16 @@
 """A prompt cut to what its last queries attend to."""
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
-from kvsim.techniques.base import Technique
+from kvsim.techniques.snapkv import Snapkv as Settings
 from kvsim.validate.impl.base import SmallRun
-from kvsim.validate.impl.eviction import Evicting, by_kv_head, scores
+from kvsim.validate.impl.cells import Spot
+from kvsim.validate.impl.eviction import Evicting
+from kvsim.validate.impl.selecting import Where
+from kvsim.validate.impl.weights import by_kv_head, scores
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.model.decoder import Decoder
 
 POOL = 5  # neighbouring tokens whose scores are averaged, so that what is kept hangs together
 
@@ -19,6 +19,10 @@ class Snapkv(Evicting):
     """The prompt's kept tokens in their order, and behind them all that is generated.
 
     Kept are the observing queries' own tokens and those with the highest scores, by KV head.
+
+    References
+    ----------
+    .. [1] Y. Li et al., "SnapKV", NeurIPS 2024, section 4 and listing 1.
     """
 
     @classmethod
@@ -26,30 +30,38 @@ class Snapkv(Evicting):
         """Half of the prompt stays."""
         return [f"budget={2 * max(1, run.prompt // 4)},window=8"]
 
-    def __init__(
-        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
-    ) -> None:
-        settings, prompt = technique.settings, max(lengths)
-        budget, self.window = int(settings["budget"]), int(settings["window"])
-        super().__init__(technique, decoder, lengths, generate, min(budget, prompt) + generate, 0)
+    def __init__(self, place: Where) -> None:
+        settings = place.parts.selection
+        assert isinstance(settings, Settings)
+        self._budget, self.window = int(settings.budget), int(settings.window)
+        super().__init__(place)
         self.refuse_windows()
-        self.budget = budget
-        self.evicted = [max(0, n - budget) for n in lengths]
-        self._lengths = torch.tensor(lengths, device=decoder.device)
-        self._moved = torch.tensor(self.evicted, device=decoder.device)[:, None]
+        self.evicted = [max(0, n - self.budget) for n in self.lengths]
+        self._moved = torch.tensor(self.evicted, device=self.device)[:, None]
         self._queries: Tensor | None = None  # of the prompts' last tokens
 
-    def attend_prompt(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
-    ) -> Tensor:
-        """In full; the last queries are kept."""
-        self._observe(queries, step)
-        return super().attend_prompt(layer, queries, keys, values, step)
+    @property
+    def budget(self) -> int:
+        """As set."""
+        return self._budget
 
-    def filled(self, layer: int, keys: Tensor, values: Tensor) -> None:
+    @property
+    def slots(self) -> int:
+        """What stays of the prompt, and all that follows."""
+        return min(self.budget, self.place.run.prompt) + self.place.run.beyond
+
+    def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """In full; the last queries are kept."""
+        if self.prompt > self.budget:
+            self._observe(queries, step)
+        return super().attend_prompt(queries, keys, values, step)
+
+    def filled(self, keys: Tensor, values: Tensor) -> None:
         """Score all tokens by the last queries, keep the best."""
-        assert self._queries is not None
-        lengths = self._lengths[:, None]
+        if self._queries is None:
+            super().filled(keys, values)
+            return
+        lengths = self._on_device[:, None]
         tokens, asking = torch.arange(self.prompt, device=keys.device), self._asking(keys.device)
         with self.tally.op("observe") as marks:
             seen = (tokens <= asking[..., None])[:, None]
@@ -70,26 +82,18 @@ class Snapkv(Evicting):
             marks.writes(pooled)
         first = torch.arange(self.budget, device=keys.device)
         index = torch.where((lengths > self.budget)[:, None], index, first)
-        self.keep(layer, keys, values, index)
-
-    def attend(
-        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
-    ) -> Tensor:
-        """Generated tokens follow what is kept."""
-        starts = tuple(n - away for n, away in zip(step.starts, self.evicted, strict=True))
-        moved = replace(step, starts=starts, positions=step.positions - self._moved)
-        return self.attend_slots(layer, queries, keys, values, moved)
-
-    def prompt_read(self) -> None:
-        """The observing queries go with the prompt."""
-        super().prompt_read()
         self._queries = None
+        self.keep(keys, values, index)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Generated tokens follow what is kept."""
+        spot = Spot.behind(step, self.evicted, self._moved)
+        return self.attend_behind(queries, keys, values, step, spot)
 
     def _asking(self, device: torch.device) -> Tensor:
         """Positions of the observing queries, (batch, window); below 0 for short prompts."""
         many = min(self.window, self.prompt)
-        lengths = self._lengths[:, None]
-        return lengths - many + torch.arange(many, device=device)
+        return self._on_device[:, None] - many + torch.arange(many, device=device)
 
     def _observe(self, queries: Tensor, step: Pass) -> None:
         """Collect the observing queries that are in this chunk."""

@@ -10,8 +10,7 @@ from kvsim.graph import Tier
 from kvsim.techniques.base import Technique
 from kvsim.techniques.specache import Specache as Settings
 from kvsim.validate.impl.base import Resident, SmallRun
-from kvsim.validate.impl.kivi import check_residual, pack_keys, pack_values
-from kvsim.validate.impl.packed import Packed
+from kvsim.validate.impl.packed import Packed, check_residual, pack_keys, pack_values
 from kvsim.validate.kernels.attention import PartialAttention
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.kernels.quantise import Levels
@@ -126,8 +125,8 @@ class Specache(Packed):
         """Attend with the fetched pairs in place, choose and prefetch the next, store, pack."""
         self._arrived[layer].wait()
         with self.tally.op("attn") as marks:
-            self.k[layer].append(keys, step)
-            self.v[layer].append(values, step)
+            self.k[layer].append(keys, step.positions)
+            self.v[layer].append(values, step.positions)
             marks.writes(keys, values)
             known = self.own == 2 and step.kind != "between"
             part = self._look(marks, layer, queries, step, fetched=known, scored=self.chosen > 0)

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from kvsim.validate.kernels.stores import Store
 
+KERNEL_BITS = (1, 2, 4, 8)
+"""Widths that the Triton kernel unpacks."""
+
 
 @dataclass(frozen=True)
 class View:
@@ -49,12 +52,22 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
         not see a token.
     """
     if queries.is_cuda:
+        if not _fused(view.k) or not _fused(view.v):
+            return attend_plainly(queries, view, scored)
         from kvsim.validate.kernels.attention_triton import attend as fused
 
         return fused(queries, view, scored)
     from kvsim.validate.kernels.attention_cpu import attend as in_blocks
 
     return in_blocks(queries, view, scored)
+
+
+def _fused(store: Store | None) -> bool:
+    """Whether a kernel unpacks these rows: widths it knows, each head's rows one after another."""
+    if store is None:
+        return True
+    contiguous = store.codes.stride(2) == store.codes.shape[3]
+    return type(store) is Store and store.bits in KERNEL_BITS and contiguous
 
 
 def attend_plainly(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:

@@ -1,15 +1,18 @@
-"""Numbers of 1, 2, 4 or 8 bits in bytes: neighbours in the last dimension, lowest bits first."""
+"""Numbers of few bits in bytes: neighbours in the last dimension, lowest bits first.
+
+Three bits are two planes: the lower two of all numbers, then the upper one of all.
+"""
 
 import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
 
-WIDTHS = (1, 2, 4, 8)
+WIDTHS = (1, 2, 3, 4, 8)
 
 
 def per_byte(bits: int, count: int) -> int:
-    """Numbers of ``bits`` bits in a byte.
+    """Numbers of ``bits`` bits in a byte, or in as few bytes as they fill.
 
     Raises
     ------
@@ -18,7 +21,7 @@ def per_byte(bits: int, count: int) -> int:
     """
     if bits not in WIDTHS:
         raise InputError(f"packing: {bits} bits; expected one of {', '.join(map(str, WIDTHS))}")
-    numbers = 8 // bits
+    numbers = 8 if bits == 3 else 8 // bits
     if count % numbers:
         raise InputError(
             f"packing: {count} numbers of {bits} bits do not fill whole bytes; "
@@ -30,6 +33,8 @@ def per_byte(bits: int, count: int) -> int:
 def pack(codes: Tensor, bits: int) -> Tensor:
     """Codes (..., n), whole numbers below 2**bits, to bytes (..., n * bits / 8)."""
     numbers = per_byte(bits, codes.shape[-1])
+    if bits == 3:
+        return torch.cat([pack(codes & 3, 2), pack(codes >> 2, 1)], dim=-1)
     shape = (*codes.shape[:-1], codes.shape[-1] // numbers, numbers)
     parts = codes.to(torch.uint8).reshape(shape)
     packed = parts[..., 0].clone()
@@ -40,6 +45,9 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
     """Bytes (..., n * bits / 8) to codes (..., n)."""
+    if bits == 3:
+        lower = packed.shape[-1] * 2 // 3
+        return unpack(packed[..., :lower], 2) | unpack(packed[..., lower:], 1) << 2
     numbers = per_byte(bits, 8)
     parts = [(packed >> (place * bits)) & ((1 << bits) - 1) for place in range(numbers)]
     return torch.stack(parts, dim=-1).flatten(-2)

@@ -8,9 +8,9 @@ from torch import Tensor
 from kvsim.techniques.base import Technique
 from kvsim.validate.impl import IMPLEMENTATIONS
 from kvsim.validate.impl.base import Implementation, put
-from kvsim.validate.impl.eviction import by_kv_head, scores
 from kvsim.validate.impl.full import Full
 from kvsim.validate.impl.specache import Specache
+from kvsim.validate.impl.weights import by_kv_head, scores
 from kvsim.validate.impl.zipcache import Zipcache
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder

@@ -1,0 +1,134 @@
+"""Compositions run for real: counted against what they state, lossless ones against full KV."""
+
+import pytest
+import torch
+
+from kvsim.errors import InputError
+from kvsim.techniques import parse
+from kvsim.validate.counts.compare import Line
+from kvsim.validate.impl.bytoken import PACKED_AT_ONCE
+from kvsim.validate.run import Generation
+from tests.support.decoders import decoder, prompts
+from tests.support.runs import assert_same_run
+from tests.validate.test_impl_counts import STACK_WIDE, counted, short
+
+BATCH, PROMPT, GENERATE = 2, 31, 9
+SNAPKV, STREAMING, H2O = (
+    "snapkv:budget=16,window=8",
+    "streamingllm:sink=4,recent=12",
+    "h2o:heavy=6,recent=8",
+)
+GROUPED = "grouped:bits=4,group=8"
+KIVI = "kivi:bits=2,group=8,residual=8"
+PAIRS = [
+    f"{SNAPKV} + kivi:bits=4,group=8,residual=8", f"{SNAPKV} + {GROUPED}", f"{SNAPKV} + fp8",
+    f"{STREAMING} + {GROUPED}", f"{STREAMING} + fp8",
+    f"{H2O} + grouped:bits=8,group=8", f"{H2O} + fp8",
+    f"values:n=6 + {GROUPED}", "values:n=6 + fp8",
+    f"kcache:n=6 + {GROUPED}", "kcache:n=6 + fp8",
+    "grouped:bits=4,value_bits=2,group=8", "grouped:bits=3,group=8",
+    f"pyramidkv:budget=16,window=8,beta=4 + {KIVI}",
+]  # fmt: skip
+LAYERED = [
+    f"0: full; 1: kcache:n=6 + {GROUPED}",
+    f"0: {KIVI}; 1: {SNAPKV} + fp8",
+    "0: grouped:bits=8,group=8; 1: grouped:bits=2,group=8",
+    f"0: {STREAMING}; 1: {H2O} + fp8",
+    f"0: full; 1: {SNAPKV} + {GROUPED}",
+    f"0: fp8; 1: values:n=6 + {GROUPED}",
+]
+
+
+def test_there_are_twenty_of_them() -> None:
+    assert len(PAIRS + LAYERED) >= 20
+
+
+@pytest.mark.parametrize("model", ["llama", "opt"])
+@pytest.mark.parametrize("text", [*PAIRS, *LAYERED])
+def test_compositions_are_as_stated(text: str, model: str) -> None:
+    """FLOPs, bytes and memory are equal, but for writes of packed storages and H2O's moves."""
+    result = counted(text, model, BATCH, PROMPT, GENERATE)
+    for line in result.lines:
+        assert line.same_flops, (line.phase, line.op)
+        if line.reason == PACKED_AT_ONCE["attn"] and line.phase == "decode":
+            assert line.equal or _unwritten(line, model), line
+        elif line.op not in {*STACK_WIDE, "graduate"}:
+            assert line.equal, line
+    for buffer in result.buffers:
+        assert buffer.equal, buffer
+
+
+def _unwritten(line: Line, model: str) -> bool:
+    """Whether an op is charged for writing new keys and values in fp16, and nothing else."""
+    missing = line.predicted.bytes["hbm"] - line.counted.bytes["hbm"]
+    m = short(model).arch.model
+    layer = 2.0 * BATCH * (GENERATE - 1) * (m.k_width if line.op == "scores" else m.kv_width)
+    return missing in (layer, 2 * layer)  # of one layer, or of both
+
+
+@pytest.mark.parametrize("lengths", [(40, 23, 5), (31,)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0: full; 1-2: values:n=1000", "0-1: kcache:n=1000; 2: full",
+        "0: snapkv:budget=500,window=8; 1-2: h2o:heavy=100,recent=100",
+        "0: streamingllm:sink=4,recent=500; 1: full; 2: snapkv:budget=400,window=4",
+        "values:n=1000", "pyramidkv:budget=500,window=8,beta=2",
+    ],
+)  # fmt: skip
+def test_lossless_compositions_give_full_kvs_tokens(text: str, lengths: tuple[int, ...]) -> None:
+    runs = []
+    for technique in (text, "full"):
+        run = Generation(decoder("llama"), parse(technique), prompts(*lengths), 12, keep=True)
+        run.complete()
+        runs.append(run)
+    assert_same_run(runs[0], runs[1])
+
+
+@pytest.mark.parametrize(
+    ("packed", "plain", "within"),
+    [
+        (f"{SNAPKV} + grouped:bits=8,group=8", SNAPKV, 0.1),
+        (f"{STREAMING} + grouped:bits=8,group=8", STREAMING, 0.1),
+        ("kcache:n=12 + grouped:bits=8,group=8", "kcache:n=12", 0.1),
+        (f"{H2O} + grouped:bits=8,group=8", H2O, 0.1),
+        (f"{SNAPKV} + fp8", SNAPKV, 0.5),
+        ("grouped:bits=8,group=8", "full", 0.1),
+        (f"{SNAPKV} + kivi:bits=8,group=8,residual=8", SNAPKV, 0.1),
+    ],
+)
+def test_eight_bits_are_close_to_what_they_store(packed: str, plain: str, within: float) -> None:
+    """Logits differ by no more than rounding to 8 bits does; 2 bits differ by far more."""
+
+    def logits(text: str) -> torch.Tensor:
+        run = Generation(decoder("llama"), parse(text), prompts(40, 26), 2, keep=True)
+        run.complete()
+        return torch.stack([rows[1] for rows in run.logits])
+
+    exact = logits(plain)
+    off = (logits(packed) - exact).abs().max()
+    assert 0 < off < within
+    if "bits=8" in packed:
+        assert (logits(packed.replace("bits=8", "bits=2")) - exact).abs().max() > 4 * off
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{STREAMING} + {KIVI}", "packs them together"),
+        (f"values:n=4 + {KIVI}", "use grouped"),
+        ("fastdecode", "real implementation"),
+        ("grouped:bits=4,group=32", "does not divide the head dim 16"),
+        ("0: full; 1: kivi", "layers"),
+    ],
+)
+def test_what_cannot_run_is_said_in_a_line(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Generation(decoder("llama"), parse(text), prompts(20), 4)
+
+
+def test_mixed_settings_share_their_buffers() -> None:
+    """Layers that fetch different numbers of values use one buffer, of the larger."""
+    text = "0: kcache:n=4; 1: kcache:n=9"
+    result = counted(text, "llama", BATCH, PROMPT, GENERATE)
+    assert all(buffer.equal for buffer in result.buffers)

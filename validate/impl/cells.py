@@ -1,0 +1,164 @@
+"""What one layer keeps in slots: the storage of a composition, and how a pass finds it.
+
+A storage stores keys and values of the tokens that a selection keeps, which need not be the text's:
+slot ``n`` of a sequence holds whatever the selection put there. Where it lives is the placement's
+business, which hands out the tensors.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvsim.techniques.axes import Storage
+from kvsim.validate.kernels.attention import PartialAttention, View, attend
+from kvsim.validate.model.attention import Pass, Seen, visible
+from kvsim.validate.tally import Marks, Silent
+from kvsim.validate.transfer import to_device
+
+Widths = Sequence[tuple[int, torch.dtype]]
+"""Numbers of every part of a row, and their formats."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where a layer's tensors are made: for so many sequences and KV heads.
+
+    Parameters
+    ----------
+    rows : room for rows of several parts, (sequences, KV heads, rows, width) each; it may be in
+        host memory, or be a buffer that layers use in turn.
+    """
+
+    sequences: int
+    heads: int
+    dim: int  # of a head
+    dtype: torch.dtype
+    device: torch.device
+    rows: Callable[[int, Widths], list[Tensor]]
+
+    def zeros(self, slots: int, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Room on the GPU, (sequences, KV heads, slots, dim)."""
+        shape = (self.sequences, self.heads, slots, self.dim if dim is None else dim)
+        return torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
+
+
+def on_the_gpu(
+    sequences: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device
+) -> Room:
+    """Room that is all the layer's own."""
+
+    def rows(count: int, widths: Widths) -> list[Tensor]:
+        shape = (sequences, heads, count)
+        return [torch.zeros(*shape, width, dtype=kind, device=device) for width, kind in widths]
+
+    return Room(sequences, heads, dim, dtype, device, rows)
+
+
+@dataclass(frozen=True)
+class Spot:
+    """The slots of one pass: where new tokens go, and which slots its queries see.
+
+    Sequences see their first ``ends`` slots, each new token those up to its own.
+    """
+
+    slots: Tensor  # (sequences, new), on the device
+    ends: tuple[int, ...]  # slots in use of each sequence after the pass
+    new: int
+    first: int | None = None  # slot of the first new token, where all sequences' are the same
+
+    @classmethod
+    def behind(cls, step: Pass, away: Sequence[int] = (), moved: Tensor | int = 0) -> "Spot":
+        """New tokens behind the cached ones, of which ``away`` are not in the cache any more."""
+        gone = away or [0] * len(step.starts)
+        starts = tuple(n - m for n, m in zip(step.starts, gone, strict=True))
+        first = starts[0] if min(starts) == max(starts) else None
+        ends = tuple(n + step.new for n in starts)
+        return cls(step.positions - moved, ends, step.new, first)
+
+    @property
+    def most(self) -> int:
+        """Slots in use of the longest sequence."""
+        return max(self.ends)
+
+    def visible(self, step: Pass, window: int | None = None) -> Seen:
+        """What each query sees of the slots in use, which are in the order of tokens."""
+        starts = tuple(end - self.new for end in self.ends)
+        return visible(replace(step, starts=starts, positions=self.slots), self.most, window)
+
+
+class Cells(ABC):
+    """Keys and values of one layer in slots, as a storage keeps them.
+
+    Parameters
+    ----------
+    part : what the technique says of it.
+    slots : tokens there is room for.
+    """
+
+    plain = False  # whether keys and values are full-precision numbers in place
+    by_token = True  # whether a slot can be read, moved or dropped alone
+    differences: ClassVar[dict[str, str]] = {}
+    """Ops and buffers that really differ from what is stated, and why."""
+
+    def __init__(self, part: Storage, room: Room, slots: int, tally: Silent) -> None:
+        self.part, self.room, self.slots, self.tally = part, room, slots, tally
+
+    @abstractmethod
+    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
+        """Store a prompt's tokens (sequences, KV heads, tokens, dim) in the first slots.
+
+        Parameters
+        ----------
+        plainly : the op that writes them where nothing is packed.
+        """
+
+    @abstractmethod
+    def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+        """Store new tokens (sequences, KV heads, new, dim) in their slots."""
+
+    @abstractmethod
+    def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
+        """Attention to the slots in use."""
+
+    @abstractmethod
+    def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:
+        """The same of one query, and what it gave each slot, (sequences, heads, 1, slots)."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, list[Tensor]]:
+        """Everything that stays in memory, by the name of its buffer."""
+
+
+def look_packed(
+    marks: Marks, queries: Tensor, view: View, spot: Spot, read: Callable[[], Iterable[Tensor]],
+    scored: bool = False,
+) -> PartialAttention:  # fmt: skip
+    """Attention over packed slots; ``read`` gives what it has read of them."""
+    part = attend(queries, view, scored)
+    if marks.counting:
+        marks.reads(queries, *read())
+        marks.writes(part.out.to(queries.dtype))
+        own = torch.arange(spot.new)
+        pairs = [torch.arange(end) <= (end - spot.new + own)[:, None] for end in spot.ends]
+        seen = torch.cat([p.flatten() for p in pairs])
+        marks.visible(spot.new, spot.most, seen)
+        if queries.is_cuda:
+            marks.computes(4 * queries[0, :, 0].numel() * seen.numel())
+    return part
+
+
+def shares(part: PartialAttention) -> Tensor:
+    """What the last query gave each slot, (sequences, heads, 1, slots)."""
+    assert part.scores is not None
+    return (part.scores.float() - part.lse[..., -1:]).exp()[:, :, None]
+
+
+def lengths_on(device: torch.device, counts: Sequence[int]) -> Tensor:
+    """Counts of every sequence on the device, made there where all are equal."""
+    if min(counts) == max(counts):
+        return torch.full((len(counts),), counts[0], dtype=torch.int32, device=device)
+    return to_device(counts, device, torch.int32)

@@ -1,0 +1,145 @@
+"""A technique as its parts: in every layer a selection over a storage where a placement puts it."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.machines.deployment import Deployment
+from kvsim.techniques.base import Technique
+from kvsim.techniques.layers import Parts
+from kvsim.validate.impl.base import Implementation, Resident
+from kvsim.validate.impl.cells import Cells
+from kvsim.validate.impl.found import piece
+from kvsim.validate.impl.placing import Placing
+from kvsim.validate.impl.selecting import Selecting, Where
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.session.deployed import deployed
+
+Made = TypeVar("Made")
+
+
+class Composed(Implementation):
+    """Layers as the technique's parts say, each by the piece of that name in this folder."""
+
+    def __init__(
+        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
+    ) -> None:
+        super().__init__(technique, decoder, lengths, generate)
+        self.generate = generate
+        self._shared: dict[object, object] = {}
+        deployment = decoder.deployment or deployed(self.model)
+        if reason := technique.refuses(deployment):
+            raise InputError(f"{technique}: {reason}")
+        self.parts = _by_layer(technique, self.model.layers, deployment)
+        self.placements = [self._placement(i, parts) for i, parts in enumerate(self.parts)]
+        self.layers = [self._layer(i, parts) for i, parts in enumerate(self.parts)]
+        for placing in self._every_placement():
+            placing.ready()
+
+    @property
+    def differences(self) -> dict[str, str]:  # type: ignore[override]
+        """Those of every piece."""
+        found: dict[str, str] = {}
+        for layer, placing in zip(self.layers, self.placements, strict=True):
+            found |= {**layer.cells.differences, **layer.differences, **placing.differences}
+        return found
+
+    # hooks of the decoder
+
+    def prefill(
+        self, layer: int, tensor: Tensor, queries: Tensor, k: Tensor, v: Tensor, step: Pass
+    ) -> Tensor:
+        """Straight into the cache where its cells are plain and the prompt has room."""
+        cache, placing = self.layers[layer], self.placements[layer]
+        placing.begin(layer, step)
+        if cache.direct:
+            out = cache.prefill(queries, k, v, step)
+        else:
+            out = super().prefill(layer, tensor, queries, k, v, step)
+        placing.end(layer, step)
+        return out
+
+    def attend_prompt(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
+        """As the layer's selection does."""
+        return self.layers[layer].attend_prompt(queries, keys, values, step)
+
+    def filled(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """As the layer's selection does."""
+        self.layers[layer].filled(keys, values)
+
+    def prompt_read(self) -> None:
+        """What only the prompt needed is freed."""
+        super().prompt_read()
+        for layer in self.layers:
+            layer.prompt_read()
+        for placing in self._every_placement():
+            placing.prompt_read()
+
+    def attend(
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
+        """As the layer's selection does, once its cache is there."""
+        placing = self.placements[layer]
+        placing.begin(layer, step)
+        out = self.layers[layer].attend(queries, keys, values, step)
+        placing.end(layer, step)
+        return out
+
+    def resident(self) -> Resident:
+        """What layers and placements keep."""
+        held: Resident = {"gpu": {}}
+        kept = [layer.resident() for layer in self.layers]
+        kept += [placing.resident() for placing in self._every_placement()]
+        for one in kept:
+            for tier, buffers in one.items():
+                for name, tensors in buffers.items():
+                    held.setdefault(tier, {}).setdefault(name, []).extend(tensors)
+        return held
+
+    def close(self) -> None:
+        """End the lanes."""
+        for placing in self._every_placement():
+            placing.close()
+
+    # what pieces ask for
+
+    @property
+    def beyond(self) -> int:
+        """Tokens that come after the longest prompt, drafts included. [tokens]"""
+        return self.capacity - self.prompt
+
+    def cells(self, place: Where, slots: int) -> Cells:
+        """A layer's storage where its placement wants it."""
+        kind = piece(Cells, place.parts.storage)  # type: ignore[type-abstract]
+        return self.placements[place.layer].cells(kind, place, slots)
+
+    def shared(self, key: object, make: Callable[[], Made]) -> Made:
+        """What layers share: made when first asked for."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        made: Made = self._shared[key]  # type: ignore[assignment]
+        return made
+
+    def _placement(self, layer: int, parts: Parts) -> Placing:
+        kind = piece(Placing, parts.placement)
+        return self.shared(("placement", parts.placement), lambda: kind(self, parts.placement))
+
+    def _layer(self, index: int, parts: Parts) -> Selecting:
+        return piece(Selecting, parts.selection)(Where(self, index, parts))
+
+    def _every_placement(self) -> list[Placing]:
+        return list(dict.fromkeys(self.placements))
+
+
+def _by_layer(technique: Technique, layers: int, deployment: Deployment) -> list[Parts]:
+    """What every layer does; those that do the same share one object."""
+    found: list[Parts] = []
+    for some, parts in zip(technique.layers, technique.parts, strict=True):
+        last = layers - 1 if some.last is None else min(some.last, layers - 1)
+        found += [parts.at(i, deployment) for i in range(some.first, last + 1)]
+    return found

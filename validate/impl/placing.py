@@ -1,0 +1,57 @@
+"""Where a layer's cache lives: the base of placements."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from kvsim.techniques.axes import Placement
+from kvsim.validate.impl.base import Resident
+from kvsim.validate.impl.cells import Cells, on_the_gpu
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.transfer import Transfers
+
+if TYPE_CHECKING:
+    from kvsim.validate.impl.composed import Composed
+    from kvsim.validate.impl.selecting import Where
+
+
+class Placing:
+    """All layers that are placed alike; the default keeps them on the GPU."""
+
+    differences: ClassVar[dict[str, str]] = {}
+    """Ops and buffers that really differ from what is stated, and why."""
+
+    def __init__(self, run: "Composed", part: Placement) -> None:
+        self.run, self.part = run, part
+        self._lanes: Transfers | None = None
+
+    def cells(self, kind: type[Cells], place: "Where", slots: int) -> Cells:
+        """A layer's storage."""
+        m, where = self.run.model, self.run.decoder
+        room = on_the_gpu(self.run.batch, m.kv_heads, m.head_dim, where.dtype, where.device)
+        return kind(place.parts.storage, room, slots, self.run.tally)
+
+    def lanes(self) -> Transfers:
+        """Copies between GPU and host beside compute."""
+        if self._lanes is None:
+            self._lanes = Transfers(self.run.decoder.device, self.run.tally)
+        return self._lanes
+
+    def ready(self) -> None:
+        """Every layer has its cells."""
+
+    def begin(self, layer: int, step: Pass) -> None:
+        """A pass reaches a layer: bring its cache."""
+
+    def end(self, layer: int, step: Pass) -> None:
+        """It has attended: send home what changed."""
+
+    def prompt_read(self) -> None:
+        """Every layer has read the prompt."""
+
+    def resident(self) -> Resident:
+        """What layers share because of it."""
+        return {}
+
+    def close(self) -> None:
+        """End lanes, if there are any."""
+        if self._lanes is not None:
+            self._lanes.close()

@@ -1,0 +1,132 @@
+"""The cache of one layer: a selection over a storage. The default keeps and reads every token."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.models.model import LayerShape, Model
+from kvsim.techniques.layers import Parts
+from kvsim.validate.impl.base import Resident
+from kvsim.validate.impl.cells import Cells, Spot
+from kvsim.validate.model.attention import Pass, Seen, attend, visible
+from kvsim.validate.tally import Silent
+
+if TYPE_CHECKING:
+    from kvsim.validate.impl.composed import Composed
+
+NONE: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass
+class Where:
+    """Which layer of which run a cache is of."""
+
+    run: "Composed"
+    layer: int
+    parts: Parts  # what the technique says of the layer
+
+
+class Selecting:
+    """What one layer keeps and reads; subclasses are named as the selection they do.
+
+    A selection says how many slots it needs, what stays of the prompt, where new tokens go, and
+    attends. It stores numbers through ``cells`` alone.
+    """
+
+    differences: Mapping[str, str] = NONE
+    """Ops and buffers that really differ from what is stated, and why."""
+
+    def __init__(self, place: Where) -> None:
+        run = place.run
+        self.place, self.parts, self.layer = place, place.parts, place.layer
+        self.run = run
+        self.lengths, self.batch, self.prompt = run.lengths, run.batch, run.prompt
+        self.capacity, self.generate = run.capacity, run.generate
+        self.shape: LayerShape = run.shapes[place.layer]
+        self.model: Model = run.model
+        self.device, self.dtype = run.decoder.device, run.decoder.dtype
+        self._on_device = torch.tensor(run.lengths, device=self.device)
+        self.cells: Cells = self.make(self.slots)
+        if self.shape.window and not self.cells.plain:
+            raise InputError(
+                f"{self.parts.storage.name}: {self.model.name} has sliding windows, which its "
+                f"packed cache does not roll over; choose a model that attends to every token"
+            )
+
+    # what a selection says
+
+    @property
+    def slots(self) -> int:
+        """Tokens per sequence that there is room for."""
+        return self.capacity
+
+    @property
+    def direct(self) -> bool:
+        """Whether chunks of the prompt go straight into their slots."""
+        return self.cells.plain and self.slots >= self.prompt
+
+    def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Attention of a chunk over the prompt so far, (batch, KV heads, tokens, dim)."""
+        with self.tally.op("attn") as marks:
+            return attend(marks, queries, keys, values, self._seen(step))
+
+    def filled(self, keys: Tensor, values: Tensor) -> None:
+        """The prompt is read: store what stays of it."""
+        self.cells.fill(keys, values, self.lengths)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Store new tokens, attend."""
+        return self.attend_behind(queries, keys, values, step, Spot.behind(step))
+
+    def prompt_read(self) -> None:
+        """Every layer has read the prompt."""
+
+    def buffers(self) -> Resident:
+        """What the selection keeps besides the cells."""
+        return {}
+
+    # what they share
+
+    @property
+    def tally(self) -> Silent:
+        """Where ops are counted."""
+        return self.run.tally
+
+    def make(self, slots: int) -> Cells:
+        """The storage's cells where the placement wants them."""
+        return self.run.cells(self.place, slots)
+
+    def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """A chunk straight into its slots."""
+        return self.attend_behind(queries, keys, values, step, Spot.behind(step))
+
+    def attend_behind(
+        self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, spot: Spot
+    ) -> Tensor:
+        """New tokens behind the others, and attention to all."""
+        self.cells.append(keys, values, spot)
+        return self.cells.look(queries, spot, spot.visible(step, self.shape.window))
+
+    def resident(self) -> Resident:
+        """Every tensor that the layer keeps."""
+        held: Resident = {"gpu": self.cells.tensors()}
+        for tier, buffers in self.buffers().items():
+            for name, tensors in buffers.items():
+                held.setdefault(tier, {}).setdefault(name, []).extend(tensors)
+        return held
+
+    def refuse_windows(self) -> None:
+        """For selections that do not know the positions of what they keep."""
+        if self.shape.window:
+            raise InputError(
+                f"{self.parts.selection.name}: {self.model.name} has sliding windows, which evict "
+                f"by themselves; choose a model without, or another technique"
+            )
+
+    def _seen(self, step: Pass) -> Seen:
+        return visible(step, step.length, self.shape.window)
