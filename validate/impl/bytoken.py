@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.axes import Storage
-from kvsim.validate.impl.cells import Cells, Room, Spot, Widths, lengths_on, look_packed, shares
+from kvsim.validate.impl.cells import (
+    CacheRoom,
+    Cells,
+    Spot,
+    Widths,
+    lengths_on,
+    look_packed,
+    shares,
+)
 from kvsim.validate.impl.weights import scores, weigh
 from kvsim.validate.kernels.attention import View
 from kvsim.validate.kernels.gather import rows_at
@@ -46,11 +54,11 @@ class Plain(Codec):
     """Numbers as they are."""
 
     def widths(self, dim: int, dtype: torch.dtype) -> Widths:
-        """All of them."""
+        """One part, which has all of them."""
         return [(dim, dtype)]
 
     def encode(self, numbers: Tensor) -> list[Tensor]:
-        """As they are."""
+        """They stay as they are."""
         return [numbers]
 
     def store(self, parts: list[Tensor]) -> Store:
@@ -83,7 +91,7 @@ class Coded(Store):
         return self.widen([t[:, :, start:stop] for t in (self.codes, *self.more)])
 
 
-class Column:
+class TokenRows:
     """Keys or values of a layer, a row per slot.
 
     Parameters
@@ -92,7 +100,7 @@ class Column:
         (slots, sequences, KV heads, width); otherwise rows are where the room makes them.
     """
 
-    def __init__(self, codec: Codec, room: Room, slots: int, host: Host | None = None) -> None:
+    def __init__(self, codec: Codec, room: CacheRoom, slots: int, host: Host | None = None) -> None:
         self.codec, self.dtype = codec, room.dtype
         self.plain = isinstance(codec, Plain)
         self.widths = codec.widths(room.dim, room.dtype)
@@ -127,7 +135,7 @@ class Column:
         return torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=-1)
 
     def fill(self, marks: Marks, numbers: Tensor) -> None:
-        """The first rows."""
+        """A prompt to the first rows."""
         self._note(marks, numbers, made := self.codec.encode(numbers))
         for mine, new in zip(self.parts, made, strict=True):
             mine[:, :, : new.shape[2]] = new
@@ -187,12 +195,15 @@ class ByToken(Cells):
     """
 
     def __init__(
-        self, part: Storage, room: Room, slots: int, tally: Silent, values: Host | None = None
+        self, part: Storage, room: CacheRoom, slots: int, tally: Silent, values: Host | None = None
     ) -> None:
         super().__init__(part, room, slots, tally)
         codecs = self.codecs()
         self.values_away = values is not None
-        self.k, self.v = Column(codecs[0], room, slots), Column(codecs[1], room, slots, values)
+        self.k, self.v = (
+            TokenRows(codecs[0], room, slots),
+            TokenRows(codecs[1], room, slots, values),
+        )
         self.plain = self.k.plain and self.v.plain
 
     @abstractmethod
@@ -200,14 +211,14 @@ class ByToken(Cells):
         """Of keys and of values."""
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """Encode the prompt."""
+        """Encode the tokens of a prompt."""
         most = max(counts)
         for column, numbers in ((self.k, keys), (self.v, values)):
             with self.tally.op(plainly if column.plain else "quantise") as marks:
                 column.fill(marks, numbers[:, :, :most])
 
     def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
-        """Encode new tokens."""
+        """Encode the tokens of a pass."""
         for column, numbers in ((self.k, keys), (self.v, values)):
             with self.tally.op("attn" if column.plain else "quantise") as marks:
                 column.write(marks, numbers, spot)

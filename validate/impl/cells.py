@@ -24,7 +24,7 @@ Widths = Sequence[tuple[int, torch.dtype]]
 
 
 @dataclass(frozen=True)
-class Room:
+class CacheRoom:
     """Where a layer's tensors are made: for so many sequences and KV heads.
 
     Parameters
@@ -41,21 +41,21 @@ class Room:
     rows: Callable[[int, Widths], list[Tensor]]
 
     def zeros(self, slots: int, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Room on the GPU, (sequences, KV heads, slots, dim)."""
+        """CacheRoom on the GPU, (sequences, KV heads, slots, dim)."""
         shape = (self.sequences, self.heads, slots, self.dim if dim is None else dim)
         return torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
 
 
 def on_the_gpu(
     sequences: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device
-) -> Room:
-    """Room that is all the layer's own."""
+) -> CacheRoom:
+    """CacheRoom that is all the layer's own."""
 
     def rows(count: int, widths: Widths) -> list[Tensor]:
         shape = (sequences, heads, count)
         return [torch.zeros(*shape, width, dtype=kind, device=device) for width, kind in widths]
 
-    return Room(sequences, heads, dim, dtype, device, rows)
+    return CacheRoom(sequences, heads, dim, dtype, device, rows)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Cells(ABC):
     differences: ClassVar[dict[str, str]] = {}
     """Ops and buffers that really differ from what is stated, and why."""
 
-    def __init__(self, part: Storage, room: Room, slots: int, tally: Silent) -> None:
+    def __init__(self, part: Storage, room: CacheRoom, slots: int, tally: Silent) -> None:
         self.part, self.room, self.slots, self.tally = part, room, slots, tally
 
     @abstractmethod

@@ -50,15 +50,15 @@ class Composed(Implementation):
     # hooks of the decoder
 
     def prefill(
-        self, layer: int, tensor: Tensor, queries: Tensor, k: Tensor, v: Tensor, step: Pass
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
         """Straight into the cache where its cells are plain and the prompt has room."""
         cache, placing = self.layers[layer], self.placements[layer]
         placing.begin(layer, step)
         if cache.direct:
-            out = cache.prefill(queries, k, v, step)
+            out = cache.prefill(queries, keys, values, step)
         else:
-            out = super().prefill(layer, tensor, queries, k, v, step)
+            out = super().prefill(layer, tensor, queries, keys, values, step)
         placing.end(layer, step)
         return out
 
@@ -102,7 +102,7 @@ class Composed(Implementation):
         return held
 
     def close(self) -> None:
-        """End the lanes."""
+        """End the lanes of every placement."""
         for placing in self._every_placement():
             placing.close()
 

@@ -50,7 +50,7 @@ class Ring(Evicting):
 
     @property
     def budget(self) -> int:
-        """Sinks and ring."""
+        """Sinks and ring together."""
         return self.sink + self.recent
 
     @property

@@ -4,8 +4,8 @@ from kvsim.validate.impl.bytoken import ByToken, Codec, Plain
 
 
 class Fp16(ByToken):
-    """Nothing is packed."""
+    """Keys and values stay as they come."""
 
     def codecs(self) -> tuple[Codec, Codec]:
-        """As they are."""
+        """They stay as they are."""
         return Plain(), Plain()

@@ -23,7 +23,7 @@ class Fp8(ByToken):
 
     @classmethod
     def small_settings(cls, run: SmallRun) -> list[str]:
-        """It has none."""
+        """There are none to choose."""
         return [""]
 
     def codecs(self) -> tuple[Codec, Codec]:

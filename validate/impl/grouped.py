@@ -7,7 +7,7 @@ from kvsim.errors import InputError
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.grouped import Grouped as Settings
 from kvsim.validate.impl.bytoken import PACKED_AT_ONCE, ByToken, Codec, Host, Plain
-from kvsim.validate.impl.cells import Room, Widths
+from kvsim.validate.impl.cells import CacheRoom, Widths
 from kvsim.validate.kernels.quantise import quantise
 from kvsim.validate.kernels.stores import Store
 from kvsim.validate.tally import Silent
@@ -24,7 +24,7 @@ class Grouped(ByToken):
     differences = PACKED_AT_ONCE
 
     def __init__(
-        self, part: Storage, room: Room, slots: int, tally: Silent, values: Host | None = None
+        self, part: Storage, room: CacheRoom, slots: int, tally: Silent, values: Host | None = None
     ) -> None:
         assert isinstance(part, Settings)
         if room.dim % part.group:

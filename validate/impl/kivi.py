@@ -8,7 +8,7 @@ from kvsim.errors import InputError
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.kivi import Kivi as Settings
 from kvsim.validate.impl.base import SmallRun
-from kvsim.validate.impl.cells import Cells, Room, Spot, lengths_on, look_packed, shares
+from kvsim.validate.impl.cells import CacheRoom, Cells, Spot, lengths_on, look_packed, shares
 from kvsim.validate.impl.packed import Side, check_groups, check_residual
 from kvsim.validate.kernels.attention import PartialAttention, View
 from kvsim.validate.model.attention import Seen
@@ -36,7 +36,7 @@ class Kivi(Cells):
         """Groups that fit the head."""
         return [f"group={run.group},residual={run.group}"]
 
-    def __init__(self, part: Storage, room: Room, slots: int, tally: Silent) -> None:
+    def __init__(self, part: Storage, room: CacheRoom, slots: int, tally: Silent) -> None:
         super().__init__(part, room, slots, tally)
         assert isinstance(part, Settings)
         self.residual = check_residual("kivi", part.residual, part.group)
@@ -56,7 +56,7 @@ class Kivi(Cells):
         return max(tokens - self.residual, 0)
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """Pack the prompt."""
+        """Pack what leaves the residual."""
         with self.tally.op("quantise") as marks:
             self.k.fill(marks, keys, counts, [self.packed_keys(n) for n in counts])
             self.v.fill(marks, values, counts, [self.packed_values(n) for n in counts])

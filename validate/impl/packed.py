@@ -9,7 +9,7 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.base import Technique
 from kvsim.validate.impl.base import Implementation, Resident
-from kvsim.validate.impl.cells import Room, lengths_on, on_the_gpu
+from kvsim.validate.impl.cells import CacheRoom, lengths_on, on_the_gpu
 from kvsim.validate.kernels.attention import PartialAttention, View, attend
 from kvsim.validate.kernels.quantise import Levels, quantise
 from kvsim.validate.kernels.stores import By, Store
@@ -26,7 +26,7 @@ class Side:
     """
 
     def __init__(
-        self, room: Room, rows: int, slots: int, bits: int, group: int, by: By,
+        self, room: CacheRoom, rows: int, slots: int, bits: int, group: int, by: By,
         where: Levels = "ends", hierarchical: bool = False,
     ) -> None:  # fmt: skip
         self.ring = room.zeros(slots)

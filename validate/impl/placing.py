@@ -24,7 +24,7 @@ class Placing:
         self._lanes: Transfers | None = None
 
     def cells(self, kind: type[Cells], place: "Where", slots: int) -> Cells:
-        """A layer's storage."""
+        """The storage of one layer."""
         m, where = self.run.model, self.run.decoder
         room = on_the_gpu(self.run.batch, m.kv_heads, m.head_dim, where.dtype, where.device)
         return kind(place.parts.storage, room, slots, self.run.tally)

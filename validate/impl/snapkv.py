@@ -42,7 +42,7 @@ class Snapkv(Evicting):
 
     @property
     def budget(self) -> int:
-        """As set."""
+        """The number that was set."""
         return self._budget
 
     @property
