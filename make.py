@@ -12,6 +12,7 @@ new-technique NAME
 gpu    what can be measured while a GPU is there, with the Python that runs this file; goes on
        where it was: --minutes N, --state DIR, --out DIR, --report
 robust the whole table of bad inputs and 150 kills, about an hour
+       --minutes N: fuzzers of every format for that long instead; --only PART, --seed N
 """
 
 import itertools
@@ -146,6 +147,10 @@ def main() -> None:
         for path in new_technique(options[0]):
             print(f"wrote {path.relative_to(ROOT)}")
         print("Fill in what the files say, until `python3 make.py test` passes.")
+        return
+    if task == "robust" and options:
+        install(REQUIREMENTS[task])
+        run(["-m", "tests.robust.fuzz", *options])
         return
     if (
         task not in TASKS

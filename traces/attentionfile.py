@@ -4,7 +4,6 @@ import json
 from dataclasses import MISSING
 from datetime import date
 from importlib.resources import files
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +193,7 @@ class _FieldReader:
         return tuple(self.number(f"{where}[{i}]", one, 0.0, 1.0) for i, one in enumerate(listed))
 
     def number(self, where: str, item: object, least: float = 0.0, most: float = 1e12) -> float:
-        if type(item) not in (int, float) or not (isfinite(item) and least <= item <= most):  # type: ignore[arg-type, operator]
+        if type(item) not in (int, float) or not least <= item <= most:  # type: ignore[operator]
             raise self.wrong(where, item, f"a number from {least:g} to {most:g}")
         return float(item)  # type: ignore[arg-type]
 

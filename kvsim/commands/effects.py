@@ -1,5 +1,6 @@
 """Options that would do nothing are refused: which options a command needs for which."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,19 +85,42 @@ EFFECTS: dict[str, tuple[Rule, ...]] = {
         needs("--schedule", "--start-up"), needs("--max-power", "--watts"),
         excludes("--max-loss", "--lossy"),
     ),
+    "kvsim sweep": (excludes("--scheduler", "--workers"),),
     "kvsim traces inspect": (excludes("--columns", "--format"),),
     "kvsim traces convert": (excludes("--columns", "--format"),),
     "kvsim traces generate": (excludes("--requests", "--duration"),),
 }  # fmt: skip
 
 
+def misgiven(order: Sequence[Any], values: Mapping[str, Any]) -> str:
+    """What is wrong with how often options are given, or an empty value; empty if nothing is.
+
+    Parameters
+    ----------
+    order : the parser's parameters as they were typed, with repetitions.
+    values : by the parameter's name; a list where it may be repeated.
+    """
+    for i, parameter in enumerate(order):
+        if parameter.param_type_name != "option" or parameter.is_flag:
+            continue
+        name, value = parameter.opts[0], values[parameter.name]
+        if not parameter.multiple and parameter in order[:i]:
+            return f"{name}: is given twice; expected one value, leave one away"
+        if value == "" or (isinstance(value, list) and "" in value):
+            return f"{name}: got ''; expected a value, or leave {name} away"
+    return ""
+
+
 class CheckedCommand(GroupedCommand):
-    """A command that refuses options without effect."""
+    """A command that refuses options without effect, given twice, or without a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The parser's own work, and then the rules."""
-        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        values, _, order = self.make_parser(ctx).parse_args(list(args))
         rest: list[str] = super().parse_args(ctx, args)
+        fault = misgiven(order, values)
+        if fault:
+            raise InputError(fault)
         given = {p.opts[0] for p in order if p.opts}
         for rule in EFFECTS.get(ctx.command_path, ()):
             fault = rule.fault(given)

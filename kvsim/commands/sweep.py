@@ -35,8 +35,6 @@ def sweep(
     from kvsim.sweeps.workers import cluster, here, pool
     from kvsim.techniques import TECHNIQUES
 
-    if scheduler is not None and workers is not None:
-        raise InputError("--scheduler and --workers: both are given; expected at most one of them")
     several = 1 if workers is None else count("--workers", workers)
     if not 1 <= several <= MOST_WORKERS:
         raise InputError(f"--workers: got {several}; expected 1 to {MOST_WORKERS}")

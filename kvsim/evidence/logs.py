@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -32,6 +32,7 @@ DETAILS = ("input_lens", "output_lens", "ttfts", "itls")
 """Lists of a benchmark's result, one entry per request."""
 ASK = "save them: vllm --save-result --save-detailed, sglang --output-details, trtllm --save-result"
 PARQUET = b"PAR1"
+MOST = 1e15  # of any number in a log; seconds on some clock, tokens
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def _result(path: Path, found: Mapping[str, Any]) -> _Log:
     """One object of lists, as all three benchmarks write it."""
     lists = {name: _list(path, found, name) for name in DETAILS}
     count = len(lists["ttfts"])
-    errors = found.get("errors") or [""] * count
+    errors = _list(path, found, "errors") if found.get("errors") else [""] * count
     starts = found.get("start_times")
     sizes = {name: len(values) for name, values in lists.items()} | {"errors": len(errors)}
     if starts is not None:
@@ -143,6 +144,11 @@ def _result(path: Path, found: Mapping[str, Any]) -> _Log:
         )
         if errors[i] or generate < 1 or ttft <= 0:
             continue
+        if prompt < 1 or prompt % 1 or generate % 1:
+            raise InputError(
+                f"{path}, {at}: got {prompt:g} tokens in, {generate:g} out; expected whole numbers "
+                f"from 1"
+            )
         gaps = lists["itls"][i]
         if not isinstance(gaps, list):
             raise InputError(f"{path}, {at}, itls: got {str(gaps)[:40]!r}; expected a list of gaps")
@@ -195,9 +201,14 @@ def _list(path: Path, found: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _number(path: Path, where: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if not _is_number(value):
         raise InputError(f"{path}, {where}: got {str(value)[:40]!r}; expected a number")
     return float(value)
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and abs(value) <= MOST
 
 
 # kvsim's own
@@ -211,14 +222,19 @@ def _simulated(path: Path) -> _Log:
     names = ("arrival_s", "prompt_tokens", "generate_tokens", "first_token_s", "last_token_s")
     try:
         table = read_table(check_input(path, RESULT), columns=[*names, "status"])
-    except (ArrowException, OSError, KeyError, ValueError):
+        finished = np.array([status == "finished" for status in table["status"].to_pylist()], bool)
+        columns = [np.asarray(table[name].cast("float64").to_numpy())[finished] for name in names]
+    except InputError:
+        raise
+    except (ArrowException, OSError, KeyError, ValueError, IndexError):
         listed = ", ".join((*names, "status"))
         raise InputError(f"{path}: no file of kvsim simulate --out; expected {listed}") from None
-    finished = np.array([status == "finished" for status in table["status"].to_pylist()], bool)
-    arrival, prompt, generate, first, last = (
-        np.asarray(table[name].to_numpy(), float)[finished] for name in names
-    )
+    arrival, prompt, generate, first, last = columns
     rows = [f"row {n + 1}" for n in np.flatnonzero(finished)]
+    for name, values in zip(names, columns, strict=True):
+        least = 1 if "tokens" in name else -MOST
+        for row in np.flatnonzero(~((values >= least) & (values <= MOST)))[:1]:
+            raise InputError(f"{path}, {rows[row]}, {name}: got {values[row]:g}; expected a number")
     return _Log(arrival, prompt, generate, first, last, rows, int((~finished).sum()))
 
 
@@ -248,8 +264,9 @@ def _row(where: str, found: Mapping[str, Any]) -> dict[str, float]:
         if value is None and role == "queued":
             row[role] = np.nan
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-            raise InputError(f"{where}, {names[0]}: got {value!r}; expected a number ({role})")
+        if not _is_number(value):
+            got = str(value)[:40]
+            raise InputError(f"{where}, {names[0]}: got {got!r}; expected a number ({role})")
         if role in ("prompt", "generate") and not (value >= 1 and value == int(value)):
             raise InputError(f"{where}, {names[0]}: got {value!r}; expected whole tokens from 1")
         row[role] = float(value)

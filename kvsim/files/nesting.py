@@ -7,13 +7,18 @@ from kvsim.errors import InputError
 DEEPEST = 64  # levels; a config.json has 4, a profile 3
 
 # Strings first, so that brackets inside them do not count.
-JSON_PIECES = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+# Nothing is scanned twice: a string without an end reaches to the end, and takes no step back.
+JSON_PIECES = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 TOML_STRINGS = re.compile(
-    r'"""(?:[^\\]|\\.)*?"""' r"|'''.*?'''" r'|"(?:[^"\\\n]|\\.)*"' r"|'[^'\n]*'" r"|#[^\n]*",
+    r'"""(?:[^"\\]|\\.|"(?!""))*+(?:"{3,5}|)'
+    r"|'''(?:[^']|'(?!''))*+(?:'{3,5}|)"
+    r'|"(?:[^"\\\n]|\\[^\n])*+"?'
+    r"|'[^'\n]*+'?"
+    r"|#[^\n]*+",
     re.DOTALL,
 )
 BRACKETS = re.compile(r"[\[{]|[\]}]")
-DOTTED = re.compile(rf"(?:[A-Za-z0-9_-]+[ \t]*\.[ \t]*){{{DEEPEST}}}")
+DOTTED = re.compile(rf"(?<![A-Za-z0-9_.-])(?:[A-Za-z0-9_-]++[ \t]*+\.[ \t]*+){{{DEEPEST}}}")
 
 
 def check_json(text: str, where: str, deepest: int = DEEPEST) -> None:

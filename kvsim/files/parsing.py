@@ -14,6 +14,7 @@ from kvsim.files.nesting import check_json, check_toml
 from kvsim.files.reading import read_lines, read_text, shown
 
 LONGEST_FIELD = 1_000_000  # characters of one CSV field
+MOST_DIGITS = 300  # of a whole number in JSON, so that it is one for floats, too
 
 
 def read_json(path: Path | str, kind: Kind, strict: bool = True) -> Any:
@@ -42,7 +43,7 @@ def parsed_json(text: str, where: str, expected: str, strict: bool = True) -> An
     """
     check_json(text, where)
     try:
-        return json.loads(text, object_pairs_hook=once if strict else None)
+        return json.loads(text, object_pairs_hook=once if strict else None, parse_int=_whole)
     except json.JSONDecodeError as problem:
         place = f"not valid JSON in line {problem.lineno} ({problem.msg})"
         raise InputError(f"{where}: {place}; expected {expected}") from None
@@ -50,6 +51,12 @@ def parsed_json(text: str, where: str, expected: str, strict: bool = True) -> An
         raise InputError(
             f"{where}: not valid JSON ({str(problem)[:80]}); expected {expected}"
         ) from None
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

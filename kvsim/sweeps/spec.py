@@ -13,7 +13,7 @@ context = [1024, 8192]
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +171,7 @@ def _value(path: Path, name: str, value: Any) -> Value:
         if not isinstance(value, str) or not value.strip():
             raise InputError(f"{wrong}texts")
         return value.strip()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e18:
         raise InputError(f"{wrong}numbers")
     if name in WHOLE and (value != int(value) or not 1 <= value <= 10**9):
         raise InputError(f"{wrong}whole numbers of 1 or more")

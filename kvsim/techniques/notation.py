@@ -267,7 +267,7 @@ def _from_plan(path: Path) -> Technique:
             return parse(spec)
         whole = content["choice"].get("whole")
         return parse("; ".join([*clauses, *([str(whole)] if whole else [])]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, InputError):
             raise InputError(f"{shown}: {error}") from None
         raise InputError(f"{shown}: choice.layers lacks {error}; plan again") from None

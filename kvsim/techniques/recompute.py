@@ -179,7 +179,9 @@ def _balance(place: "Place", at: LayerPass, limit: Number) -> Array:
     """The whole number of tokens that makes the longer of GPU and link time shortest.
 
     GPU time grows with the split and link time falls, so the best is at their crossing. Where
-    an input is no smaller than the keys and values it replaces, both grow: nothing is recomputed.
+    copies hold the GPU, GPU time may fall at first: the longer of two convex times is convex, and
+    its lowest point is looked for. Where an input is no smaller than the keys and values it
+    replaces, both grow: nothing is recomputed.
     """
     d, p, shape = at.d, at.p, at.shape
     none = np.zeros(np.broadcast_shapes(np.shape(p.batch), np.shape(limit)))
@@ -203,10 +205,20 @@ def _balance(place: "Place", at: LayerPass, limit: Number) -> Array:
         gpu = gpu + (1 - d.stack.overlap) * exposed
         return np.asarray(np.maximum(gpu, hbm)), np.asarray(link)
 
-    low = last_within(lambda split: np.subtract(*times(split)), none, none + limit)
-    best, shortest = none, np.maximum(*times(none))  # no kernel at all may be best
+    def longest(split: Array) -> Array:
+        return np.asarray(np.maximum(*times(split)))
+
+    if d.stack.overlap < 1:
+        low = last_within(
+            lambda split: longest(split) - longest(np.maximum(split - 1, 0)),
+            np.minimum(none + 1, limit),
+            none + limit,
+        )
+    else:
+        low = last_within(lambda split: np.subtract(*times(split)), none, none + limit)
+    best, shortest = none, longest(none)  # no kernel at all may be best
     for split in (low, np.minimum(low + 1, limit)):
-        longer = np.maximum(*times(split))
+        longer = longest(split)
         best = np.where(longer < shortest, split, best)
         shortest = np.minimum(longer, shortest)
     return best

@@ -14,7 +14,8 @@ from kvsim.traces.requests import Requests
 PROMPT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 GENERATE = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 ACCESS = re.compile(
-    r'\S+ \S+ .*?\[(?P<time>[^\]]+)\] "(?P<method>[A-Z]+) (?P<path>\S+)[^"]*" (?P<status>\d{3}) '
+    r"\S++ \S++ [^\[]*+\[(?P<time>[^\]]{1,64}+)\] "
+    r'"(?P<method>[A-Z]{1,20}+) (?P<path>[^\s"]++)[^"]*+" (?P<status>\d{3}) '
 )
 SERVED = re.compile(r"completions|generate|messages|responses")
 CLOCK = "%d/%b/%Y:%H:%M:%S %z"

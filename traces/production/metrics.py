@@ -17,7 +17,10 @@ from kvsim.traces import prefixes
 from kvsim.traces.requests import Floats, Integers, Requests
 
 LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+([^\s]+)(?:\s+-?\d+)?")
-LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+LABEL = re.compile(r'(?<![a-zA-Z0-9_])([a-zA-Z_][a-zA-Z0-9_]*+)="((?:[^"\\]|\\.)*+)"')
+LONGEST = 10_000  # characters of a line
+MOST_LENGTH = 1e9  # upper bound of a bucket [tokens]
+MOST_COUNTED = 1e15  # of a counter, and seconds of a clock
 BLOCK = 16  # tokens of the prefix blocks that are drawn
 DEPTH = 0.5  # of a prompt that is used again, where it is used again
 DISTANCE = 20.0  # requests since the prefix was seen
@@ -109,7 +112,7 @@ def of_texts(texts: list[str], where: list[str], every: float) -> list[Series]:
         for number, line in enumerate(text.splitlines(), 1):
             if not line.strip() or line.startswith("#"):
                 continue
-            found = LINE.fullmatch(line.strip())
+            found = LINE.fullmatch(line.strip()) if len(line) <= LONGEST else None
             try:
                 value = float(found[3]) if found else float("nan")
             except ValueError:
@@ -137,7 +140,12 @@ def drawn(series: list[Series], where: str, seed: int) -> tuple[Requests, list[s
     if engine is None:
         names = " or ".join(f"{e.prompt}_bucket" for e in ENGINES.values())
         raise InputError(f"{where}: no histogram of prompts; expected {names}")
-    prompt, generate = (_histogram(series, n, where) for n in (engine.prompt, engine.generate))
+    both = (engine.prompt, engine.generate)
+    used = [*(f"{name}_{part}" for name in both for part in ("bucket", "sum")), *engine.hits,
+            *engine.queries]  # fmt: skip
+    _check_counted([one for one in series if one[0] in used], where)
+    grid = _looks(series, both, where)
+    prompt, generate = (_histogram(series, name, grid, where) for name in both)
     each = np.rint(np.diff(np.cumsum(prompt.counts.sum(axis=1)), prepend=0.0)).astype(np.int64)
     count = int(each.sum())
     if not 0 < count <= MOST_REQUESTS:
@@ -176,27 +184,49 @@ def _increments(times: Floats, values: Floats, grid: Floats) -> Floats:
     return np.asarray(np.diff(total))
 
 
-def _histogram(series: list[Series], name: str, where: str) -> LengthHistogram:
-    """A histogram over time, all instances together."""
-    found = _some(series, f"{name}_bucket")
-    if not found:
-        raise InputError(f"{where}: {name}_bucket is missing; query it too")
-    grid = np.unique(np.concatenate([times for _, _, times, _ in found]))
+def _check_counted(series: list[Series], where: str) -> None:
+    """Refuse times that do not rise, and values that no counter has."""
+    for name, _, times, values in series:
+        sound = (values >= 0) & (values <= MOST_COUNTED)
+        rising = (np.diff(times) > 0).all() and (np.abs(times) <= MOST_COUNTED).all()
+        if not (sound.all() and rising):
+            raise InputError(
+                f"{where}: {name} has times that do not rise, or values that are no counts; "
+                f"expected a counter's numbers from 0 on"
+            )
+
+
+def _looks(series: list[Series], names: tuple[str, ...], where: str) -> Floats:
+    """When any of some histograms was looked at. [s]"""
+    found = [times for name in names for _, _, times, _ in _some(series, f"{name}_bucket")]
+    grid = np.unique(np.concatenate(found))
     if len(grid) < 2:
         raise InputError(
             f"{where}: one look at the metrics; expected a range query, or several texts"
         )
+    return np.asarray(grid)
+
+
+def _histogram(series: list[Series], name: str, grid: Floats, where: str) -> LengthHistogram:
+    """A histogram over time, all instances together."""
+    found = _some(series, f"{name}_bucket")
+    if not found:
+        raise InputError(f"{where}: {name}_bucket is missing; query it too")
     by_edge: dict[float, Floats] = {}
     for _, labels, times, values in found:
         try:
             edge = float(labels["le"].replace("+Inf", "inf"))
         except (KeyError, ValueError):
-            raise InputError(f"{where}: {name}_bucket without a number as le") from None
+            edge = float("nan")
+        if not (0 <= edge <= MOST_LENGTH or edge == float("inf")):
+            raise InputError(f"{where}: {name}_bucket without a number of tokens as le")
         grown = _increments(times, values, grid)
         by_edge[edge] = by_edge.get(edge, np.zeros(len(grid) - 1)) + grown
     edges = np.array(sorted(by_edge))
     cumulative = np.maximum.accumulate(np.stack([by_edge[e] for e in edges], axis=1), axis=1)
     counts = np.diff(cumulative, axis=1, prepend=0.0)
+    if not counts.sum():
+        raise InputError(f"{where}: {name}_bucket counts no request; query a time with traffic")
     return LengthHistogram(grid, edges, counts, _counted(series, (f"{name}_sum",)))
 
 

@@ -18,7 +18,8 @@ LONGEST_NAME = 65_535  # bytes
 MOST_DIMENSIONS = 4
 WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a number by its type; 8 is a text, 9 an array."""
-TEXT, ARRAY = 8, 9
+WHOLE, TEXT, ARRAY = 4, 8, 9
+ALIGNMENT, MOST_ALIGNMENT = "general.alignment", 2**20
 
 
 def check_header(path: Path) -> None:
@@ -49,7 +50,10 @@ class _Header:
         tensors, fields = self.entries("tensors", 24), self.entries("fields", 12)
         for _ in range(fields):
             name = self.text("the name of a field")
-            self.value(self.number("I"), name)
+            if name == ALIGNMENT:
+                self.alignment()
+            else:
+                self.value(self.number("I"), name)
         numbers = 0
         for _ in range(tensors):
             name = self.text("the name of a tensor")
@@ -61,9 +65,18 @@ class _Header:
                 raise self.wrong(f"tensor {name!r} has no numbers, its shape is {shape}")
             numbers += prod(shape)
             self.number("I")
-            self.number("Q")
+            offset = self.number("Q")
+            if offset > self.size:
+                raise self.wrong(f"tensor {name!r} begins beyond the end of the file")
         if numbers > 8 * self.size:  # a byte holds eight numbers at most
             raise self.wrong(f"its tensors have {numbers:.3g} numbers in {self.size:,} bytes")
+
+    def alignment(self) -> None:
+        """Step over what tensors' places are multiples of."""
+        kind = self.number("I")
+        size = self.number("I") if kind == WHOLE else 0
+        if not 1 <= size <= MOST_ALIGNMENT or size & (size - 1):
+            raise self.wrong(f"field {ALIGNMENT!r} is no power of 2 up to {MOST_ALIGNMENT:,}")
 
     def value(self, kind: int, name: str) -> None:
         """Step over the value of a field."""

@@ -97,11 +97,23 @@ class Gguf:
         }
 
     def read(self, name: str) -> Tensor:
-        """One tensor, widened; rows of queries and keys back in the order of Hugging Face."""
+        """One tensor, widened; rows of queries and keys back in the order of Hugging Face.
+
+        Raises
+        ------
+        InputError
+            If its number format is one that cannot be read.
+        """
         from gguf import dequantize
 
         tensor = self._tensors[_gguf(name)]
-        numbers = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).float()
+        try:
+            numbers = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).float()
+        except (NotImplementedError, ValueError, TypeError):
+            raise InputError(
+                f"{self.where}: tensor {tensor.name!r} is stored as {tensor.tensor_type.name}, "
+                f"which is not read; give a file with fp16, bf16, or Q4 to Q8 weights"
+            ) from None
         heads = {"q_proj": "attention.head_count", "k_proj": "attention.head_count_kv"}
         for part, key in heads.items():
             if self.family == "llama" and part in name:

@@ -19,6 +19,7 @@ from kvsim.files.kinds import SAMPLES
 from kvsim.graph import Op
 
 FORMAT = 1
+MOST = 1e30  # of a number in a sample
 Case = Mapping[str, object]
 
 
@@ -64,9 +65,21 @@ class Sample:
 
 
 def sample(row: Mapping[str, Any]) -> Sample:
-    """A sample from its row."""
+    """A sample from its row.
+
+    Raises
+    ------
+    ValueError, KeyError, TypeError
+        If it is none.
+    """
     op, runs = Op(**row["op"]), tuple(row["runs"])
-    return Sample(row["benchmark"], row["case"], op, runs, row.get("host_s", 0.0))
+    host = row.get("host_s", 0.0)
+    numbers = (op.flops, op.rows, op.launches, *op.bytes.values(), host, *runs)
+    texts = (row["benchmark"], op.name, op.stream, op.kernel, op.dtype)
+    sound = all(type(n) in (int, float) and 0 <= n < MOST for n in numbers) and bool(runs)
+    if not (sound and all(isinstance(text, str) for text in texts) and min(runs) > 0):
+        raise ValueError("no sample")
+    return Sample(row["benchmark"], dict(row["case"]), op, runs, host)
 
 
 @dataclass
@@ -134,11 +147,12 @@ class Log:
                 if "done" not in row:
                     found.append(sample(row))
                     continue
-            except (ValueError, KeyError, TypeError):
+                benchmark = row["done"]
+            except (ValueError, KeyError, TypeError, RecursionError):
                 break
-            if not line.endswith(b"\n"):
+            if not (line.endswith(b"\n") and isinstance(benchmark, str)):
                 break
-            self.done[row["done"]], found, end = found, [], place
+            self.done[benchmark], found, end = found, [], place
         return end
 
 
@@ -155,7 +169,7 @@ def read_samples(path: Path) -> tuple[dict[str, Any], list[Sample]]:
         header = json.loads(text.partition(b"\n")[0])
         if header.pop("samples") != FORMAT:
             raise ValueError
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise InputError(f"{path}: not a file of samples that kvsim calibrate wrote") from None
     log = Log(path, header)
     log._read(text, len(text.partition(b"\n")[0]) + 1)
@@ -167,7 +181,7 @@ def _other(text: bytes, header: Mapping[str, Any]) -> str:
     try:
         found = json.loads(text.partition(b"\n")[0])
         found.pop("samples")
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return "there is another file"
     differs = [k for k in header if found.get(k) != header[k]]
     which = differs[0] if differs else "format"
