@@ -58,7 +58,8 @@ class Quest(Chosen):
         m, p = at.d.shard, at.p
         pages = np.ceil(at.kept / self.page)
         flops = 4.0 * p.tokens * m.heads * m.head_dim * pages
-        moved = self._bounds(at, at.kept) + 4.0 * p.tokens * m.heads * pages
+        scores = 2 * ops.HALF * p.tokens * m.heads * pages  # written, then compared
+        moved = self._bounds(at, at.kept) + ops.HALF * p.tokens * m.heads * m.head_dim + scores
         return [Op("bounds", kernel="attention", flops=flops, bytes={"hbm": moved}, size=p.new)]
 
     def summarise(self, at: LayerPass) -> list[Op]:
@@ -66,7 +67,8 @@ class Quest(Chosen):
         m, p = at.d.shard, at.p
         read = ops.HALF * m.k_width * p.tokens
         written = self._bounds(at, p.new if p.prefill else 1.0)
-        return [Op("page_bounds", bytes={"hbm": read + written})]
+        old = 0.0 if p.prefill else written
+        return [Op("page_bounds", bytes={"hbm": read + old + written})]
 
     def resident(self, at: LayerPass) -> Buffers:
         """Bounds of every page."""

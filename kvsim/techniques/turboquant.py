@@ -3,9 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from kvsim.engine import ops
 from kvsim.engine.formats import FP16, Format
-from kvsim.graph import Buffers, Op
+from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.layers import LayerPass, pack
@@ -49,12 +51,16 @@ class Turboquant(Storage):
 
     def _rotate(self, at: LayerPass, name: str, cached: bool) -> Op:
         m, p = at.d.shard, at.p
+        tokens: Number = p.tokens
+        if p.prefill:  # what stays of the prompt
+            kept = at.selection.prompt_kept(at)
+            tokens = p.batch * (kept - np.minimum(kept, p.context))
         heads = m.heads * m.head_dim * (not p.prefill)
-        numbers = p.tokens * (heads + cached * m.kv_width)
+        numbers = tokens * (heads + cached * m.kv_width)
         moved = 2 * ops.HALF * numbers + ops.HALF * m.head_dim**2
         return Op(
             name, kernel="gemm", flops=2.0 * m.head_dim * numbers, bytes={"hbm": moved},
-            size=p.tokens,
+            size=tokens,
         )  # fmt: skip
 
     def once(self, at: LayerPass) -> Buffers:

@@ -18,6 +18,7 @@ SNAPKV, STREAMING, H2O = (
     "streamingllm:sink=4,recent=12",
     "h2o:heavy=6,recent=8",
 )
+QUEST = "quest:budget=12,page=4,dense=0"
 GROUPED = "grouped:bits=4,group=8"
 KIVI = "kivi:bits=2,group=8,residual=8"
 PAIRS = [
@@ -28,6 +29,8 @@ PAIRS = [
     f"kcache:n=6 + {GROUPED}", "kcache:n=6 + fp8",
     "grouped:bits=4,value_bits=2,group=8", "grouped:bits=3,group=8",
     f"pyramidkv:budget=16,window=8,beta=4 + {KIVI}",
+    f"{QUEST} + {GROUPED}", f"{QUEST} + fp8",
+    f"{SNAPKV} + turboquant:bits=3,group=8", f"{H2O} + turboquant:bits=4,value_bits=2,group=8",
 ]  # fmt: skip
 LAYERED = [
     f"0: full; 1: kcache:n=6 + {GROUPED}",
@@ -36,6 +39,7 @@ LAYERED = [
     f"0: {STREAMING}; 1: {H2O} + fp8",
     f"0: full; 1: {SNAPKV} + {GROUPED}",
     f"0: fp8; 1: values:n=6 + {GROUPED}",
+    f"0: turboquant:bits=4,group=8; 1: {QUEST}",
 ]
 
 
@@ -73,6 +77,7 @@ def _unwritten(line: Line, model: str) -> bool:
         "0: full; 1-2: values:n=1000", "0-1: kcache:n=1000; 2: full",
         "0: snapkv:budget=500,window=8; 1-2: h2o:heavy=100,recent=100",
         "0: streamingllm:sink=4,recent=500; 1: full; 2: snapkv:budget=400,window=4",
+        "0: quest:budget=800,page=4,dense=0; 1-2: full", "quest:budget=16,page=4,dense=3",
         "values:n=1000", "pyramidkv:budget=500,window=8,beta=2",
     ],
 )  # fmt: skip
@@ -117,6 +122,7 @@ def test_eight_bits_are_close_to_what_they_store(packed: str, plain: str, within
     [
         (f"{STREAMING} + {KIVI}", "packs them together"),
         (f"values:n=4 + {KIVI}", "use grouped"),
+        (f"{QUEST} + turboquant:bits=4,group=8", "use grouped"),
         ("fastdecode", "real implementation"),
         ("grouped:bits=4,group=32", "does not divide the head dim 16"),
         ("0: full; 1: kivi", "layers"),

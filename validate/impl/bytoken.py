@@ -166,6 +166,12 @@ class TokenRows:
         """Numbers of the rows ``index`` (sequences, KV heads, n)."""
         return self.widened([rows_at(part, index) for part in self.parts])
 
+    def gathered(self, marks: Marks, index: Tensor) -> Tensor:
+        """The same, counted as what attention reads."""
+        parts = [rows_at(part, index) for part in self.parts]
+        marks.reads(*parts)
+        return self.widened(parts)
+
     def widened(self, parts: list[Tensor]) -> Tensor:
         """Parts as numbers again."""
         if self.plain:

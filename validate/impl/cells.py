@@ -100,7 +100,7 @@ class Cells(ABC):
     """
 
     plain = False  # whether keys and values are full-precision numbers in place
-    by_token = True  # whether a slot can be read, moved or dropped alone
+    as_given = True  # whether rows hold the numbers that came, each by itself
     differences: ClassVar[dict[str, str]] = {}
     """Ops and buffers that really differ from what is stated, and why."""
 

@@ -9,7 +9,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kvsim.validate.impl.bytoken import ByToken
 from kvsim.validate.impl.cells import Spot
 from kvsim.validate.impl.selecting import Selecting
 from kvsim.validate.model.attention import Pass
@@ -57,12 +56,6 @@ class Ring(Evicting):
     def slots(self) -> int:
         """The budget, or fewer where the text is shorter."""
         return min(self.budget, self.capacity)
-
-    @property
-    def rows(self) -> ByToken:
-        """The cells, whose slots are written one by one."""
-        assert isinstance(self.cells, ByToken)
-        return self.cells
 
     def ring(self, lengths: Tensor) -> Tensor:
         """Position of the token in every slot, where the first ones never leave.

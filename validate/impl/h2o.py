@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kvsim.techniques.h2o import H2o as Settings
 from kvsim.validate.impl.base import Resident, SmallRun, query_ranges
+from kvsim.validate.impl.bytoken import ByToken
 from kvsim.validate.impl.cells import Spot
 from kvsim.validate.impl.eviction import Ring
 from kvsim.validate.impl.selecting import Where
@@ -50,7 +51,8 @@ class H2o(Ring):
         if not self.ranked:
             return super().prefill(queries, keys, values, step)
         self.cells.append(keys, values, Spot.behind(step))
-        k, v = (side.parts[0][:, :, : step.length] for side in (self.rows.k, self.rows.v))
+        assert isinstance(self.cells, ByToken)
+        k, v = (side.parts[0][:, :, : step.length] for side in (self.cells.k, self.cells.v))
         return self._attend(queries, k, v, self.sums[:, :, : step.length], step)
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
@@ -178,6 +180,7 @@ class H2o(Ring):
         with self.tally.op("graduate") as marks:
             target = place[:, :, None]
             source = slots[:, None, None].expand(-1, kv_heads, 1)
-            for column in (self.rows.k, self.rows.v):
+            assert isinstance(self.cells, ByToken)
+            for column in (self.cells.k, self.cells.v):
                 column.move(marks, source, target)
             sums.scatter_(2, target.repeat_interleave(self.model.queries_per_kv, 1), own)

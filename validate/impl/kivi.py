@@ -26,7 +26,7 @@ class Kivi(Cells):
     .. [1] Z. Liu et al., "KIVI", ICML 2024, algorithm 1.
     """
 
-    by_token = False
+    as_given = False
     differences: ClassVar[dict[str, str]] = {
         "quantise": "keys are packed by whole residuals; the prediction spreads that evenly",
     }

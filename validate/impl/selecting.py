@@ -12,6 +12,7 @@ from kvsim.errors import InputError
 from kvsim.models.model import LayerShape, Model
 from kvsim.techniques.layers import Parts
 from kvsim.validate.impl.base import Resident
+from kvsim.validate.impl.bytoken import ByToken
 from kvsim.validate.impl.cells import Cells, Spot
 from kvsim.validate.model.attention import Pass, Seen, attend, visible
 from kvsim.validate.tally import Silent
@@ -119,6 +120,22 @@ class Selecting:
             for name, tensors in buffers.items():
                 held.setdefault(tier, {}).setdefault(name, []).extend(tensors)
         return held
+
+    @property
+    def rows(self) -> ByToken:
+        """The cells, for selections that read or write single rows.
+
+        Raises
+        ------
+        InputError
+            If the storage packs tokens together, or keeps rotated ones.
+        """
+        if not isinstance(self.cells, ByToken) or not self.cells.as_given:
+            chosen, stored = self.parts.selection.name, self.parts.storage.name
+            raise InputError(
+                f"{chosen}: no real implementation works on single rows of {stored}; use grouped"
+            )
+        return self.cells
 
     def refuse_windows(self) -> None:
         """For selections that do not know the positions of what they keep."""

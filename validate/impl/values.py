@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvsim.errors import InputError
 from kvsim.techniques.values import TopValues
 from kvsim.validate.impl.base import Resident, put
-from kvsim.validate.impl.bytoken import PACKED_AT_ONCE, ByToken
+from kvsim.validate.impl.bytoken import PACKED_AT_ONCE
 from kvsim.validate.impl.cells import Spot
 from kvsim.validate.impl.selecting import Selecting, Where
 from kvsim.validate.kernels.gather import gather, rows_at
@@ -35,12 +34,6 @@ class Values(Selecting):
         settings = place.parts.selection
         assert isinstance(settings, TopValues)
         super().__init__(place)
-        if not isinstance(self.cells, ByToken):
-            raise InputError(
-                f"values: {place.parts.storage.name} packs tokens together, and no real "
-                f"implementation reads single values of it; use grouped"
-            )
-        self.rows: ByToken = self.cells
         self.n = min(int(settings.n), self.capacity)
         self.away = _Away.of(self) if self.rows.values_away else None
         if self.away:  # keys are read by an op of its own

@@ -1,0 +1,93 @@
+"""Newer techniques, each against its paper's algorithm put down in plain words."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvsim.techniques import parse
+from kvsim.validate.impl.turboquant import Levels, levels, rotation
+from kvsim.validate.kernels.packing import pack, unpack
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.run import Generation
+from tests.support.decoders import decoder, prompts
+from tests.support.naive_caches import assert_like_naive
+from tests.validate.test_impl_eviction import Choosing
+
+PAGE, PAGES = 4, 3
+
+
+class NaiveQuest(Choosing):
+    """The newest page, and the two others whose bounds promise most to a head of the group."""
+
+    def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+        self.queries = q
+        return super().attend(layer, x, q, k, v, step)
+
+    def kept(self, layer: int, i: int, g: int, new: int) -> list[int]:
+        keys = self.k[layer][i][g]
+        shared = self.queries.shape[1] // self.k[layer][i].shape[0]
+        heads = self.queries[i, g * shared : (g + 1) * shared, 0]
+        promised = []
+        for first in range(0, new - new % PAGE, PAGE):
+            page = keys[first : first + PAGE]
+            low, high = page.min(0).values, page.max(0).values
+            promised.append(float(torch.maximum(heads * low, heads * high).sum(1).max()))
+        best = sorted(range(len(promised)), key=lambda page: -promised[page])[: PAGES - 1]
+        if len(promised) > PAGES - 1:
+            ordered = sorted(promised, reverse=True)
+            self.decide(i, new, ordered[PAGES - 2], ordered[PAGES - 1])
+        pages = sorted([*best, new // PAGE])
+        return [n for page in pages for n in range(page * PAGE, page * PAGE + PAGE) if n <= new]
+
+
+@pytest.mark.parametrize("lengths", [(90, 61), (10, 24, 5), (25,), (24,)])
+def test_quest_attends_to_the_pages_that_promise_most(lengths: tuple[int, ...]) -> None:
+    text = f"quest:budget={PAGE * PAGES + 1},page={PAGE},dense=0"
+    run = Generation(decoder("llama"), parse(text), prompts(*lengths), 20, keep=True)
+    run.complete()
+    assert_like_naive(run, NaiveQuest)
+
+
+@pytest.mark.parametrize(
+    ("bits", "published"), [(1, 0.3634), (2, 0.1175), (3, 0.03454), (4, 0.009497)]
+)
+def test_turboquant_distorts_as_published(bits: int, published: float) -> None:
+    """Squared error of unit vectors: theorem 1 of the paper, digits by J. Max, 1960, table 1."""
+    vectors = torch.randn(1, 1, 4000, 128, generator=torch.Generator().manual_seed(0))
+    vectors /= vectors.norm(dim=-1, keepdim=True)
+    codec = Levels(bits, 128)
+    wide = codec.widen(codec.encode(vectors))
+    assert (wide - vectors).square().sum(-1).mean().item() == pytest.approx(published, rel=0.02)
+
+
+def test_turboquants_rotation_keeps_products() -> None:
+    turn = rotation(16)
+    assert torch.allclose(turn @ turn.T, torch.eye(16, dtype=turn.dtype), atol=1e-12)
+    first = torch.zeros(16, dtype=turn.dtype)
+    first[0] = 1.0
+    assert (first @ turn.T).abs().max() < 0.9, "one channel is spread over all"
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
+def test_levels_are_the_nearest(bits: int) -> None:
+    table, borders = (torch.tensor(some) for some in levels(bits))
+    numbers = torch.linspace(-4, 4, 801)
+    nearest = (numbers[:, None] - table).abs().argmin(1)
+    assert torch.equal(torch.bucketize(numbers, borders), nearest)
+
+
+def test_three_bits_are_packed_in_three_bytes_for_eight_numbers() -> None:
+    codes = torch.arange(64).reshape(2, 32) % 8
+    packed = pack(codes, 3)
+    assert packed.shape == (2, 12)
+    assert torch.equal(unpack(packed, 3).long(), codes)
+
+
+@pytest.mark.parametrize("text", ["turboquant:bits=8,group=16", "turboquant:bits=8,group=8"])
+def test_a_rotated_cache_of_eight_bits_gives_nearly_full_kv(text: str) -> None:
+    runs = []
+    for technique in (text, "full"):
+        run = Generation(decoder("llama"), parse(technique), prompts(40, 26), 2, keep=True)
+        run.complete()
+        runs.append(torch.stack([rows[1] for rows in run.logits]))
+    assert 0 < (runs[0] - runs[1]).abs().max() < 0.2
