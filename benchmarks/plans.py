@@ -1,11 +1,12 @@
 """Plans for equal requests: what was asked of them beside what they give.
 
-    python benchmarks/plans.py [tokens] [defaults] [gamma] [loss] [bounds] [optimum] [fits] [size]
+    python benchmarks/plans.py [SECTION ...] [--cases N]
 
 tokens    lossless tokens per second of offline batches on the stack `fused`
 defaults  default plans of 37 GPUs for four workloads: none with TPOT over 0.5 s or TTFT over 60 s
 gamma     drafts per round from QuantSpec's table 6: measured speed beside the best row's
 loss      what `--max-loss 0.05` admits on the models of the papers
+gaps      lower bound of the chosen plan against its replay, 24 offline cases
 bounds    lower bounds of random mixes against their replay
 optimum   the programme with cuts against every assignment replayed, on few layers
 fits      a plan wherever some setting fits
@@ -31,7 +32,7 @@ from kvsim.planner.advice import NoPlanError
 from kvsim.planner.mixes import Arrangement, Use
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.plan import make_plan
-from kvsim.planner.programme import Programme
+from kvsim.planner.programme import Programme, Streaming
 from kvsim.planner.shares import FAMILIES, Option, Shares, options_for
 from kvsim.planner.solving import Mix, best_first, solve
 from kvsim.planner.workload import TPOT, TTFT, PlanLimits, Workload
@@ -50,6 +51,25 @@ TOKENS = (
     ("opt-13b", "a100-40g", 64, 1024, 32, 95.0),
     ("llama3.1-70b", "h100", None, 4000, 256, 31.4),
     ("llama3.1-8b", "rtx4090", 1, 128000, 512, 2.08),
+)
+GAPS = (  # of one batch from an idle GPU; without a batch it is chosen
+    *(case[:5] for case in TOKENS),
+    ("llama3.1-8b", "rtx4090", None, 128000, 500),
+    ("llama2-7b", "a6000", None, 2048, 128),
+    ("llama2-7b", "t4", None, 512, 128),
+    ("llama2-7b", "a6000", 128, 1000, 100),
+    ("llama2-13b", "rtx4090", 4, 2048, 64),
+    ("opt-6.7b", "rtx4090", 48, 1024, 64),
+    ("opt-13b", "l4", 16, 512, 64),
+    ("opt-30b", "rtx4090", 4, 512, 32),
+    ("mistral-7b-v0.2", "l40s", 40, 16000, 128),
+    ("qwen2.5-7b", "t4", 8, 8192, 64),
+    ("qwen2.5-32b", "a100-40g", None, 4096, 256),
+    ("gemma-3-12b", "l4", 8, 8192, 64),
+    ("mixtral-8x7b", "rtx4090", 16, 1024, 64),
+    ("llama3.1-70b", "rtx4090", 1, 2048, 16),
+    ("llama3-8b", "h100", None, 1024, 1),
+    ("llama3-8b", "a6000", 2, 100000, 64),
 )
 WORKLOADS = (
     ("llama3.1-8b", 2048, 128),
@@ -84,6 +104,26 @@ def tokens(_: int) -> None:
             f"choice {gap if gap is None else round(gap, 4)}, "
             f"{time.process_time() - began:.2f} s of CPU; {str(p.technique)[:90]}"
         )
+
+
+def gaps(_: int) -> None:
+    found = []
+    for model, gpu, batch, prompt, generate in GAPS:
+        d, began = deployment(model, gpu), time.process_time()
+        plan = make_plan(d, Workload(prompt, generate, batch), "throughput", whole(d))
+        gap = plan.solver.gap
+        if gap is not None:
+            found.append(gap)
+        batch = float(plan.choice.batch[0])
+        print(
+            f"{model} {gpu} batch {batch:.0f} {prompt}/{generate}: gap "
+            f"{'none' if gap is None else f'{gap:.2%}'}, {time.process_time() - began:.2f} s of "
+            f"CPU; {str(plan.choice.technique)[:110]}"
+        )
+    print(
+        f"{len(found)} chosen plans: gap {np.median(found):.2%} at the median, "
+        f"{max(found):.2%} at worst (asked: 1 %, 3 %)"
+    )
 
 
 def defaults(cases: int) -> None:
@@ -246,14 +286,15 @@ def size(_: int) -> None:
     layers, options, took, worst = 80, 40, 0.0, 0.0
     for _ in range(12):
         gpu = random.uniform(0.1, 1.0, (1, options, 1))
+        nothing = Streaming(np.zeros((3, 5, 1)), np.zeros(1), np.zeros(1), 0.0, most=0.0)
         p = Programme(
             names=tuple(f"o{i}" for i in range(options)), option_of=np.arange(options),
             layers=np.array([layers]), resources=("gpu", "h2d", "d2h", "cpu", "chain"),
             phases=("prefill", "round0", "round1"),
             seconds=random.uniform(0.1, 1.0, (3, 5, options, 1)) / gpu[None] ** 0.5,
             head=np.zeros((3, 5)), weight=np.array([1.0, 64.0, 64.0]), gpu=gpu, host=1 - gpu,
-            once_gpu=random.uniform(0, 1, (1, options)), once_host=np.zeros((1, options)),
-            streamed=(np.zeros((3, 5)), 0.0, 0.0), memory=(0.5 * layers, layers),
+            once_gpu=random.uniform(0, 1, (1, 1, options)), once_host=np.zeros((1, 1, options)),
+            streaming=nothing, memory=(0.5 * layers, layers),
             loss=random.uniform(0, 1, (layers, options)), budget=0.2 * layers,
             shape_of=np.zeros(layers, dtype=np.int64),
         )  # fmt: skip
@@ -266,8 +307,8 @@ def size(_: int) -> None:
 
 
 SECTIONS: dict[str, Callable[[int], None]] = {
-    "tokens": tokens, "defaults": defaults, "gamma": gamma, "loss": loss, "bounds": bounds,
-    "optimum": optimum, "fits": fits, "size": size,
+    "tokens": tokens, "gaps": gaps, "defaults": defaults, "gamma": gamma, "loss": loss,
+    "bounds": bounds, "optimum": optimum, "fits": fits, "size": size,
 }  # fmt: skip
 
 

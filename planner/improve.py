@@ -1,29 +1,39 @@
 """Placements that no single technique offers: the programme's mixes, replayed and polished."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.graph import Array
-from kvsim.planner.mixes import FINER, Arrangement, arranged, levelled, neighbours, orders
+from kvsim.planner.mixes import (
+    FINER,
+    Arrangement,
+    arranged,
+    levelled,
+    neighbours,
+    orders,
+)
 from kvsim.planner.options import CONTEXTS, GROWTH
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.programme import Programme
 from kvsim.planner.question import Question
 from kvsim.planner.shares import FAMILIES, Shares, options_for, placed
 from kvsim.planner.solving import Mix, solve
+from kvsim.planner.tighter import TIGHTER, lowered
 from kvsim.planner.workload import PlanLimits
 from kvsim.prediction.generate import Prediction
 
 BATCHES = 8  # of the relaxation
 TRIED = 3  # batches whose mixes are replayed
 TRIES = 80  # replays of the local search, per batch
-TIGHTER = 1e-4  # of a memory: shares are written with six digits
+ROUGH = 5e-3  # gap of a mix that is only to be replayed
 REPAIRS = 3  # times that the memory is lowered by what a replay exceeds it
 WORTH = 1.002  # times a time: a move that gains less is none
 ALTERNATING = 1.005  # times a time: what every further block of layers must gain
@@ -65,7 +75,6 @@ class Placements:
         moving = [f & kinds for f in FAMILIES if f & kinds - {"full"}]
         self.families = moving or ([frozenset(kinds)] if kinds else [])
         self._bounds: Array | None = None
-        self._proved: dict[tuple[int, frozenset[str]], float] = {}
         self.solves = 0
         self.replays = 0
 
@@ -85,7 +94,7 @@ class Placements:
 
     def _programme(self, index: int, limits: PlanLimits, family: frozenset[str]) -> Programme:
         p = self.coefficients.programme(index, limits, family)
-        return p if self._streams else replace(p, most_streamed=0.0)
+        return p if self._streams else replace(p, streaming=replace(p.streaming, most=0.0))
 
     def _batches(self) -> Array:
         w, d, limits = self.q.workload, self.q.deployment, self.q.limits
@@ -125,7 +134,12 @@ class Placements:
         return BatchBounds(self.coefficients.batches, found, perf_counter() - started)
 
     def bound_of(self, prediction: Prediction) -> float | None:
-        """Seconds in which no placement serves a prediction's batch; None where there is none."""
+        """Seconds in which no placement serves a prediction's batch; None where there is none.
+
+        None too where a technique loses something or drafts: placements do not bound it.
+        """
+        if not prediction.technique.exact or prediction.technique.drafts:
+            return None
         known = np.flatnonzero(self.coefficients.batches == prediction.batch[0])
         if known.size and self._bounds is not None and np.isfinite(self._bounds[known[0]]):
             return float(self._bounds[known[0]])
@@ -147,41 +161,60 @@ class Placements:
 
     def at(self, index: int) -> Improved | None:
         """The best mix at one batch, of any family; the bound is that of all of them."""
-        found = [self._of_family(index, family) for family in self.families]
-        known = [x for x in found if x is not None]
-        if not known:
+        first: list[tuple[Mix, frozenset[str]]] = []
+        for family in self.families:
+            with suppress(InfeasibleError):
+                p = self._programme(index, self.q.limits, family)
+                first.append((self._solve(p), family))
+        first.sort(key=lambda x: x[0].bound)
+        best: Improved | None = None
+        for mix, family in first:
+            if best is None or mix.bound < best.replay:
+                found = self._of_family(index, family, mix)
+                if found is not None and (best is None or found.replay < best.replay):
+                    best = found
+        if best is None:
             return None
-        bound = min(self._proved.get((index, family), np.inf) for family in self.families)
+        bound = first[0][0].bound
         if self._bounds is not None:  # whole layers prove more than the relaxation
             self._bounds[index] = max(self._bounds[index], bound)
-        return replace(min(known, key=lambda x: x.replay), bound=bound)
+        return replace(best, bound=bound)
 
-    def _of_family(self, index: int, family: frozenset[str]) -> Improved | None:
-        """The programme's mix, in its best order, polished by replay."""
+    def _of_family(self, index: int, family: frozenset[str], first: Mix) -> Improved | None:
+        """The programme's mixes, in their best order, polished by replay."""
         limits, start = self.q.limits, None
-        mix: Mix | None = None
-        first: Mix | None = None
         for _ in range(REPAIRS):
             p = self._programme(index, limits, family)
-            try:
-                mix = solve(p)
-            except InfeasibleError:
+            start, over = self._best_order(p, self._mixes(p, first), index)
+            if start is not None or not np.isfinite(over).all():
                 break
-            self.solves += 1
-            if first is None:
-                first = mix
-                self._proved[index, family] = mix.bound
-            start, over = self._best_order(p, mix, index)
-            if start is not None:
-                break
-            limits = _lower(limits, over)
-        if start is None or first is None:
+            limits = lowered(limits, over)
+        if start is None:
             return None
         best = self._polish(start, index)
         exact = self._replay(best, index, 0)
         if exact is None:
             return None
         return Improved(exact, first.bound, turn(exact), first)
+
+    def _solve(self, p: Programme, **decided: Any) -> Mix:
+        self.solves += 1
+        return solve(p, **decided)
+
+    def _mixes(self, p: Programme, first: Mix) -> Iterator[Mix]:
+        """Mixes whose memory is exact: of the bound's counts, and of those that are best in blocks.
+
+        Each with its shares for layers that overlap, and for layers that stand in blocks.
+        """
+        gpu, host = p.memory
+        p = replace(p, memory=(gpu * (1 - TIGHTER), host * (1 - TIGHTER)))
+        every = [first.counts]
+        with suppress(InfeasibleError):
+            blocks = self._solve(p, apart=True, gap=ROUGH).counts
+            every += [] if (blocks == first.counts).all() else [blocks]
+        for counts, apart in product(every, (False, True)):
+            with suppress(InfeasibleError):
+                yield self._solve(p, counts=counts, apart=apart)
 
     def _replay(self, a: Arrangement, index: int, contexts: int = CONTEXTS) -> Prediction | None:
         """What the engine says; nothing where it refuses."""
@@ -209,20 +242,23 @@ class Placements:
         )
 
     def _best_order(
-        self, p: Programme, mix: Mix, index: int
+        self, p: Programme, mixes: Iterable[Mix], index: int
     ) -> tuple[Arrangement | None, tuple[float, float]]:
-        """The order of layers that is fastest; blocks unless alternating gains clearly."""
+        """The mix and order of layers that are fastest; blocks unless alternating gains clearly."""
+        tried: dict[Arrangement, None] = {}
+        for mix in mixes:
+            first = arranged(self.coefficients, p, mix)
+            level = levelled(first)
+            tried |= dict.fromkeys([*orders(first), *(orders(level) if level else ())])
         best: tuple[float, Arrangement] | None = None
-        over = (0.0, 0.0)
-        first = arranged(self.coefficients, p, mix)
-        even = levelled(first)
-        for a in [*orders(first), *(orders(even) if even else ())]:
+        over = (np.inf, np.inf)
+        for a in tried:
             found = self._replay(a, index)
             if found is None:
                 continue
             beyond = self._within(found)
             if max(beyond) > 0:
-                over = beyond
+                over = min(over, beyond, key=sum)
                 continue
             took = turn(found) * ALTERNATING ** (a.blocks - 1)
             if best is None or took < best[0]:
@@ -259,13 +295,3 @@ def turn(prediction: Prediction) -> float:
 def _clearly_better(value: float) -> float:
     """What an objective must undercut; anything where there is none yet."""
     return value if np.isinf(value) else value - 1e-3 * abs(value)
-
-
-def _lower(limits: PlanLimits, over: tuple[float, float]) -> PlanLimits:
-    """Less memory than there is, so that what replay needs besides fits."""
-    gpu, host = (x if np.isfinite(x) else 0.0 for x in over)
-    return replace(
-        limits,
-        gpu_memory=(limits.gpu_memory - 1.1 * gpu) * (1 - TIGHTER),
-        host_memory=(limits.host_memory - 1.1 * host) * (1 - TIGHTER),
-    )

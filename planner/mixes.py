@@ -33,24 +33,22 @@ class Use:
     shares: Shares
     parts: int
     layers: int
+    streamed: float = 0.0  # share of their weights
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Uses of layers of each shape, the weights that are streamed, and the order.
+    """Uses of layers of each shape, and the order.
 
     Attributes
     ----------
     uses
         By shape of layer, the first use in the first layers.
-    streamed
-        Share of the weights on the host.
     spread
         Whether uses alternate as evenly as they can, or stand in blocks.
     """
 
     uses: tuple[tuple[Use, ...], ...]
-    streamed: float = 0.0
     spread: bool = False
 
     @property
@@ -74,7 +72,7 @@ class Arrangement:
     def _term(self, u: Use, prompt: int) -> Term:
         """A use by its technique's name where it has one."""
         host, split = _rounded(u.shares.host), float(np.floor(u.shares.split * prompt + ROUNDING))
-        cpu, weights = _rounded(u.shares.cpu), _rounded(self.streamed)
+        cpu, weights = _rounded(u.shares.cpu), _rounded(u.streamed)
         if not weights and u.parts == 1 and not cpu:
             if not host:
                 return Full()
@@ -123,9 +121,10 @@ def arranged(coefficients: Coefficients, programme: Programme, mix: Mix) -> Arra
                 / float(weight.sum())
                 for key in keys
             }
-            uses.append(Use(Shares(**mean), some[0][0].parts, count))
+            streamed = min(float(mix.streamed[o, k]) / count, 1.0)
+            uses.append(Use(Shares(**mean), some[0][0].parts, count, streamed))
         found.append(tuple(uses))
-    return Arrangement(tuple(found), mix.streamed)
+    return Arrangement(tuple(found))
 
 
 def levelled(arrangement: Arrangement) -> Arrangement | None:
@@ -141,8 +140,9 @@ def levelled(arrangement: Arrangement) -> Arrangement | None:
             sum(u.layers * getattr(u.shares, key) for u in moved) / count
             for key in ("host", "split")
         )
+        streamed = sum(u.layers * u.streamed for u in moved) / count
         left = tuple(u for u in uses if u not in moved)
-        found.append((Use(Shares(host, split), 1, count), *left))
+        found.append((Use(Shares(host, split), 1, count, streamed), *left))
     levelled = replace(arrangement, uses=tuple(found))
     return None if levelled == arrangement else levelled
 
@@ -182,9 +182,25 @@ def neighbours(arrangement: Arrangement, step: int) -> Iterator[Arrangement]:
                     shares = replace(shares, split=min(shares.split, shares.host))
                     if shares != use.shares:
                         yield _with(arrangement, k, {i: replace(use, shares=shares)})
-    if arrangement.streamed > 0:
-        for other in (arrangement.streamed - fine, arrangement.streamed + fine):
-            yield replace(arrangement, streamed=min(max(other, 0.0), 1.0))
+            if use.streamed > 0:
+                for other in (use.streamed - fine, use.streamed + fine):
+                    yield _with(
+                        arrangement, k, {i: replace(use, streamed=min(max(other, 0.0), 1.0))}
+                    )
+        yield from _exchanged(arrangement, k, fine)
+
+
+def _exchanged(a: Arrangement, k: int, fine: float) -> Iterator[Arrangement]:
+    """Weights streamed by other layers of a shape, as many in all."""
+    uses = a.uses[k]
+    for i, j in permutations(range(len(uses)), 2):
+        moved = min(fine * uses[i].layers, uses[i].streamed * uses[i].layers,
+                    (1 - uses[j].streamed) * uses[j].layers)  # fmt: skip
+        if moved > 0:
+            yield _with(a, k, {
+                i: replace(uses[i], streamed=uses[i].streamed - moved / uses[i].layers),
+                j: replace(uses[j], streamed=uses[j].streamed + moved / uses[j].layers),
+            })  # fmt: skip
 
 
 def _with(a: Arrangement, count: int, changed: dict[int, Use]) -> Arrangement:

@@ -5,7 +5,6 @@ from the host, part of that recomputed, all attended to by the CPU. Its coeffici
 ops that the engine itself plays, evaluated for every batch at once.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -16,14 +15,15 @@ from kvsim.engine.buffers import layer_weights
 from kvsim.engine.ops import copy
 from kvsim.engine.roofline import resource_seconds, seconds
 from kvsim.engine.timeline import least
-from kvsim.graph import Array, Number, Point
+from kvsim.graph import Array, Buffers, Point, Tier
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
 from kvsim.planner.planes import Stretches, plane, stretches
-from kvsim.planner.programme import Programme
+from kvsim.planner.programme import Programme, Streaming
 from kvsim.planner.shares import Option, Shares, placed
 from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.memory import (
+    TIERS,
     decode_point,
     phases,
     prefill_point,
@@ -31,7 +31,7 @@ from kvsim.prediction.memory import (
     tier_bytes,
 )
 from kvsim.techniques.layers import LayerPass, Parts
-from kvsim.techniques.residency import layer_cache
+from kvsim.techniques.residency import layer_buffers
 from kvsim.techniques.steps import layer_ops, part_of
 
 STREAMS = ("gpu", "h2d", "d2h", "cpu")
@@ -139,55 +139,69 @@ class Coefficients:
         return [last] if w.service else [prefill_point(b, w.prompt, w.generate), last]
 
     @cached_property
+    def _corners(self) -> list[tuple[Shares, int]]:
+        """Shares and parts of every corner. (v,)"""
+        return [(s, o.parts) for o in self.options for s in o.corners]
+
+    @cached_property
+    def _layer_tables(self) -> list[list[list[Buffers]]]:
+        """What one layer of each shape keeps, at each peak at every corner. (m, v, k)"""
+        d, found = self.deployment, []
+        for p in self._peaks:
+            row = []
+            for s, parts in self._corners:
+                own = placed(s, self.workload.prompt, parts=parts).parts[0]
+                passes = [LayerPass(d, p, shape, own, part_of(p, own)) for shape in self.shapes]
+                row.append([layer_buffers(at, layer_weights(d, at.shape)) for at in passes])
+            found.append(row)
+        return found
+
+    @cached_property
     def bytes(self) -> tuple[Array, Array]:
         """Memory of one layer, of a GPU and of all shards on the host. (m, v, k, b) [B]"""
-        d, w = self.deployment, self.workload
-        corners = [(o.parts, s) for o in self.options for s in o.corners]
-        gpu = np.zeros((len(self._peaks), len(corners), len(self.shapes), self.batches.size))
-        host = np.zeros_like(gpu)
-        for (m, p), (v, (parts, s)) in product(enumerate(self._peaks), enumerate(corners)):
-            own = placed(s, w.prompt, parts=parts).parts[0]
-            for k, shape in enumerate(self.shapes):
-                cache = layer_cache(LayerPass(d, p, shape, own, part_of(p, own)))
-                gpu[m, v, k] = d.stack.weight_copies * layer_weights(d, shape)
-                gpu[m, v, k] += _total(cache.get("gpu", {}).values())
-                host[m, v, k] = d.tp * _total(cache.get("host", {}).values())
-        return gpu, host
+        sizes = [
+            [[(tier_bytes(t, "gpu"), tier_bytes(t, "host")) for t in shapes] for shapes in row]
+            for row in self._layer_tables
+        ]
+        shape = (len(self._peaks), len(self._corners), len(self.shapes), self.batches.size)
+        found = np.zeros((2, *shape))
+        for (m, row), v, k in product(enumerate(sizes), range(shape[1]), range(shape[2])):
+            found[0, m, v, k], found[1, m, v, k] = row[v][k]
+        return found[0], self.deployment.tp * found[1]
 
     @cached_property
     def once(self) -> tuple[Array, Array]:
-        """What an option needs besides its layers: what is shared, buffers. (m, o, b) [B]"""
+        """Every buffer that layers share. (m, s, v, b) [B]"""
         w, d = self.workload, self.deployment
-        gpu, host = self.bytes
-        counts = np.array(list(self.shapes.values()), dtype=float)
-        found = np.zeros((2, len(self._peaks), len(self.options), self.batches.size))
-        first = 0
-        for o, option in enumerate(self.options):
-            at = first + option.corners.index(option.largest)
-            first += len(option.corners)
-            t = placed(option.largest, w.prompt, parts=option.parts)
-            args = t, d, self.batches, w.prompt, w.generate
+        sizes: dict[tuple[Tier, str], Array] = {}
+        shape = len(self._peaks), len(self._corners), self.batches.size
+        for v, (s, parts) in enumerate(self._corners):
+            args = placed(s, w.prompt, parts=parts), d, self.batches, w.prompt, w.generate
             tables = [served_buffers(*args)] if w.service else phases(*args)
             for m, table in enumerate(tables):
-                found[0, m, o] = tier_bytes(table, "gpu") - np.einsum("k,kb->b", counts, gpu[m, at])
-                whole = d.tp * tier_bytes(table, "host")
-                found[1, m, o] = whole - np.einsum("k,kb->b", counts, host[m, at])
-        return np.maximum(found[0], 0.0), np.maximum(found[1], 0.0)
+                layers = self._layer_tables[m][v]
+                for tier in TIERS:
+                    own = {name for some in layers for name in some.get(tier, {})}
+                    for name in table.get(tier, {}).keys() - own:
+                        sizes.setdefault((tier, name), np.zeros(shape))
+                        sizes[tier, name][m, v] = table[tier][name]
+        gpu, host = (
+            np.stack([np.zeros(shape), *(x for (t, _), x in sorted(sizes.items()) if t == tier)])
+            for tier in TIERS
+        )
+        return np.moveaxis(gpu, 0, 1), d.tp * np.moveaxis(host, 0, 1)
 
     @cached_property
-    def streamed(self) -> tuple[Array, float, float]:
-        """Streaming all weights: seconds (q, r), bytes that leave the GPU, bytes on the host."""
+    def streaming(self) -> Streaming:
+        """What streaming weights takes."""
         d = self.deployment
-        found = np.zeros((len(self.phases), len(RESOURCES)))
-        total = 0.0
-        for shape, count in self.shapes.items():
-            size = layer_weights(d, shape)
+        sizes = np.array([layer_weights(d, shape) for shape in self.shapes])
+        found = np.zeros((len(self.phases), len(RESOURCES), sizes.size))
+        for k, size in enumerate(sizes):
             op = copy("load_weights", "h2d", size, kernel="copy")
-            found[:, RESOURCES.index("h2d")] += count * float(max(resource_seconds(op, d).values()))
-            total += count * size
-        largest = max(layer_weights(d, shape) for shape in self.shapes)
-        kept = d.stack.weight_copies * total
-        return found, kept - 2 * largest, d.tp * kept
+            found[:, RESOURCES.index("h2d"), k] = max(map(float, resource_seconds(op, d).values()))
+        kept = d.stack.weight_copies * sizes
+        return Streaming(found, kept, d.tp * kept, 2 * float(sizes.max()))
 
     def programme(self, index: int, limits: PlanLimits, family: frozenset[str]) -> Programme:
         """The programme at one of the batches, for the options of a family."""
@@ -214,9 +228,9 @@ class Coefficients:
             weight=np.concatenate([[reads], each]),
             gpu=gpu[..., index][:, rows],
             host=host[..., index][:, rows],
-            once_gpu=once_gpu[:, usable, index],
-            once_host=once_host[:, usable, index],
-            streamed=self.streamed,
+            once_gpu=once_gpu[:, :, rows, index],
+            once_host=once_host[:, :, rows, index],
+            streaming=self.streaming,
             memory=(limits.gpu_memory, limits.host_memory),
             times=self._times(limits, reads, each),
         )
@@ -261,10 +275,3 @@ def _resources(parts: Parts, deployment: Deployment, point: Point, shape: LayerS
     if tiles > 1:  # the CPU's halves follow one another, and other layers wait for both
         found[turn] = np.maximum(found[chain], found[STREAMS.index("cpu")])
     return found
-
-
-def _total(sizes: Iterable[Number]) -> Number:
-    total: Number = 0.0
-    for size in sizes:
-        total = total + size
-    return total

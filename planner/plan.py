@@ -31,7 +31,7 @@ class Solved:
     replays: int  # of its mixes by the engine
     seconds: float
     status: str
-    bound: float | None  # seconds in which no placement serves the choice's batch; None if lossy
+    bound: float | None  # [s] in which no placement serves the batch; None where that says nothing
     replay: float  # seconds in which the choice does [s]
     optimum: Prediction  # the best there is, before simplicity counts
     given_up: float  # of the objective, for the simplest plan within the known error
@@ -141,7 +141,7 @@ def answer(question: Question) -> ChosenPlan:
             replays=placements.replays,
             seconds=seconds,
             status="optimal",
-            bound=placements.bound_of(choice) if choice.technique.exact else None,
+            bound=placements.bound_of(choice),
             replay=turn(choice),
             optimum=search.replay(best),
             given_up=max(0.0, (search.value(row) - top) / abs(top)),

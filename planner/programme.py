@@ -5,7 +5,8 @@ Layers of one shape cost the same time, so time and memory are linear in counts:
     n[o,k]      layers of shape k that do option o, whole numbers
     y[v,k]      those of them at corner v of the option's shares; they sum to n
     x[l,o]      whether layer l does o, between 0 and 1; only where losses differ by layer
-    w           share of the weights that is streamed
+    w[o,k]      layers' worth of weights that layers of shape k under option o stream, at most n
+    z[s]        how much of its weights any layer streams at most, which their buffers cost once
     use[o]      whether any layer does o, which its transient buffers cost once
     T[q]        time of one pass of phase q: prefill, and points of the growing context
 
@@ -27,6 +28,32 @@ import pulp
 from numpy.typing import NDArray
 
 from kvsim.graph import Array
+from kvsim.planner.rows import cut, losses, weight_buffers
+
+Variables = Mapping[tuple[int, int], pulp.LpVariable]
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """Weights that come from the host in every pass.
+
+    Attributes
+    ----------
+    seconds
+        Of one layer's weights. (q, r, k) [s]
+    gpu, host
+        Bytes of one layer that leave the GPU's memory and fill the host's. (k,) [B]
+    buffers
+        GPU memory where some layer streams all of its weights. [B]
+    most
+        Of a layer's weights; 0 where the user wants none streamed.
+    """
+
+    seconds: Array
+    gpu: Array
+    host: Array
+    buffers: float
+    most: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -54,11 +81,10 @@ class Programme:
     gpu, host
         Memory of one layer, at each time when memory may be fullest. (m, v, k) [B]
     once_gpu, once_host
-        What is needed once for an option that any layer does: buffers, and all that layers share;
-        options share it too, so that the largest counts. (m, o) [B]
-    streamed
-        What streaming all weights would take: seconds of each phase's resource (q, r), and bytes
-        that leave the GPU's memory and fill the host's. [s, B, B]
+        Buffers that an option needs once, if any layer does it, and what all layers share, by
+        buffer; options share each, so that the largest counts. (m, s, v) [B]
+    streaming
+        What streaming weights takes.
     limits
         On ``gpu`` and ``host`` [B], and on sums of phases: name -> (weights by phase, bound) [s].
     loss, budget
@@ -79,9 +105,8 @@ class Programme:
     host: Array
     once_gpu: Array
     once_host: Array
-    streamed: tuple[Array, float, float]
+    streaming: Streaming
     memory: tuple[float, float]
-    most_streamed: float = 1.0  # of the weights
     times: Mapping[str, tuple[Array, float]] = field(default_factory=dict)
     loss: Array | None = None
     budget: float = np.inf
@@ -95,17 +120,26 @@ class Built:
     problem: pulp.LpProblem
     n: dict[tuple[int, int], pulp.LpVariable]
     y: dict[tuple[int, int], pulp.LpVariable]
-    w: pulp.LpVariable
+    w: dict[tuple[int, int], pulp.LpVariable]
     t: list[pulp.LpVariable]
     x: dict[tuple[int, int], pulp.LpVariable]
 
 
-def build(programme: Programme, whole: bool = True, cuts: tuple[Array, ...] = ()) -> Built:
+def build(
+    programme: Programme,
+    whole: bool = True,
+    cuts: tuple[Array, ...] = (),
+    apart: bool = False,
+    counts: Array | None = None,
+) -> Built:
     """The programme; with ``whole`` counts are whole numbers, else it is the relaxation.
 
     Parameters
     ----------
     cuts : counts that are known already and may not come again. (o, k) each
+    apart : whether the layers of each option take their own time, as blocks of layers do whose
+        copies are no more than one load ahead; otherwise the work of all layers overlaps.
+    counts : of layers, where they are decided; buffers are then exact. (o, k)
     """
     problem = pulp.LpProblem("placement", pulp.LpMinimize)
     options, corners, shapes = (
@@ -113,7 +147,7 @@ def build(programme: Programme, whole: bool = True, cuts: tuple[Array, ...] = ()
         range(len(programme.option_of)),
         range(programme.layers.size),
     )
-    kind = pulp.LpInteger if whole else pulp.LpContinuous
+    kind = pulp.LpInteger if whole and counts is None else pulp.LpContinuous
 
     def layers_of(name: str, k: int, kind: str) -> pulp.LpVariable:
         return problem.add_variable(name, 0, int(programme.layers[k]), kind)
@@ -123,20 +157,14 @@ def build(programme: Programme, whole: bool = True, cuts: tuple[Array, ...] = ()
         for o, k in product(options, shapes)
     }
     y = {(v, k): layers_of(f"y_{v}_{k}", k, pulp.LpContinuous) for v, k in product(corners, shapes)}
-    w = problem.add_variable("w", 0, programme.most_streamed)
+    w = {}
+    if programme.streaming.most:
+        w = {(o, k): layers_of(f"w_{programme.names[o]}_{k}", k, pulp.LpContinuous) for o, k in n}
     t = [problem.add_variable(f"T_{q}", 0) for q in programme.phases]
     most = float(programme.layers.sum())
-    costly = [
-        o
-        for o in options
-        if (programme.once_gpu[:, o] > 0).any() or (programme.once_host[:, o] > 0).any()
-    ]
-    use = {
-        o: problem.add_variable(
-            f"use_{programme.names[o]}", 0, 1, pulp.LpInteger if whole else "Continuous"
-        )
-        for o in costly
-    }
+    once = np.maximum(programme.once_gpu.max(axis=(0, 1)), programme.once_host.max(axis=(0, 1)))
+    costly = [o for o in options if once[programme.option_of == o].max() > 0]
+    use = {o: problem.add_variable(f"use_{programme.names[o]}", 0, 1, kind) for o in costly}
     unit = float(np.max(programme.seconds.sum(axis=(2, 3)), initial=0.0)) or 1.0
     problem.setObjective(pulp.lpSum(float(c) * x for c, x in zip(programme.weight, t, strict=True)))
     for k in shapes:
@@ -145,115 +173,86 @@ def build(programme: Programme, whole: bool = True, cuts: tuple[Array, ...] = ()
     for o, k in product(options, shapes):
         mine = [y[v, k] for v in corners if programme.option_of[v] == o]
         problem.addConstraint(pulp.lpSum(mine) == n[o, k], f"shares_{programme.names[o]}_{k}")
-    _times(problem, programme, y, w, t, unit)
-    _memory(problem, programme, y, w, use)
+    decided = {} if counts is None else {key: float(counts[key]) for key in n}
+    for key, value in decided.items():
+        problem.addConstraint(n[key] == value, f"counted_{programme.names[key[0]]}_{key[1]}")
+    _times(problem, programme, y, w, t, unit, apart)
+    widest = weight_buffers(problem, programme, n, w, whole, counts)
+    _memory(problem, programme, y, w, use, widest, counts)
     for o, x in use.items():
         total = pulp.lpSum(n[o, k] for k in shapes)
         problem.addConstraint(total <= most * x, f"used_{programme.names[o]}")
+        if counts is not None:
+            x.lowBound = float(counts[o].sum() > 0)
     for name, (weights, limit) in programme.times.items():
         used = pulp.lpSum(float(c / limit) * x for c, x in zip(weights, t, strict=True) if c)
         problem.addConstraint(used <= 1, name)
-    assigned = _losses(problem, programme, n)
-    _cut(problem, n, programme, cuts)
+    assigned = losses(problem, programme, n)
+    cut(problem, n, programme, cuts)
     return Built(problem, n, y, w, t, assigned)
 
 
 def _times(
-    problem: pulp.LpProblem,
-    p: Programme,
-    y: Mapping[tuple[int, int], pulp.LpVariable],
-    w: pulp.LpVariable,
-    t: list[pulp.LpVariable],
-    unit: float,
-) -> None:
+    problem: pulp.LpProblem, p: Programme, y: Variables, w: Variables, t: list[pulp.LpVariable],
+    unit: float, apart: bool,
+) -> None:  # fmt: skip
     """A pass takes at least the work of every stream, and at least the chain."""
-    extra = p.streamed[0]
-    for (i, q), (j, r) in product(enumerate(p.phases), enumerate(p.resources)):
-        per_layer = p.seconds[i, j]
-        if not (per_layer.any() or p.head[i, j] or extra[i, j]):
-            continue
-        work = pulp.LpAffineExpression(
-            [(x, float(per_layer[v, k]) / unit) for (v, k), x in y.items() if per_layer[v, k]]
-            + ([(w, float(extra[i, j]) / unit)] if extra[i, j] else [])
-        )
-        problem.addConstraint(work - t[i] / unit <= -float(p.head[i, j]) / unit, f"{r}_{q}")
+    groups = [[o] for o in range(len(p.names))] if apart else [list(range(len(p.names)))]
+    for i, q in enumerate(p.phases):
+        head = p.head[i].max() / unit if apart else p.head[i] / unit
+        parts = [problem.add_variable(f"T_{q}_{p.names[o]}", 0) for (o,) in groups] if apart else []
+        if apart:
+            problem.addConstraint(pulp.lpSum(parts) - t[i] / unit <= -float(head), f"blocks_{q}")
+        for (g, some), (j, r) in product(enumerate(groups), enumerate(p.resources)):
+            per_layer, moved = p.seconds[i, j] / unit, p.streaming.seconds[i, j] / unit
+            if not (per_layer.any() or p.head[i, j] or (w and moved.any())):
+                continue
+            work = pulp.LpAffineExpression(
+                [(x, float(per_layer[v, k])) for (v, k), x in y.items()
+                 if per_layer[v, k] and p.option_of[v] in some]
+                + [(x, float(moved[k])) for (o, k), x in w.items() if moved[k] and o in some]
+            )  # fmt: skip
+            if apart:
+                problem.addConstraint(work <= parts[g], f"{r}_{q}_{p.names[g]}")
+            else:
+                problem.addConstraint(work - t[i] / unit <= -float(head[j]), f"{r}_{q}")
 
 
 def _memory(
     problem: pulp.LpProblem,
     p: Programme,
-    y: Mapping[tuple[int, int], pulp.LpVariable],
-    w: pulp.LpVariable,
+    y: Variables,
+    w: Variables,
     use: Mapping[int, pulp.LpVariable],
+    widest: pulp.LpVariable | None,
+    counts: Array | None,
 ) -> None:
-    """Layers, the largest of the transient buffers, and weights where they are."""
-    _, leaves, fills = p.streamed
-    sides = (("gpu", p.gpu, p.once_gpu, -leaves), ("host", p.host, p.once_host, fills))
+    """Layers, the largest of the transient buffers, and weights where they are.
+
+    An option's buffers are those of its layers' mean shares. Where the number of layers is not
+    decided, at least those of its cheapest corner, and what others need more if all took part.
+    """
+    s = p.streaming
+    layers = np.full(len(p.names), p.layers.sum()) if counts is None else counts.sum(axis=1)
+    sides = (("gpu", p.gpu, p.once_gpu, -s.gpu), ("host", p.host, p.once_host, s.host))
     for (tier, each, once, moved), limit in zip(sides, p.memory, strict=True):
         scale = limit or 1.0
         for m in range(len(each)):
             used = pulp.LpAffineExpression(
                 [(x, float(each[m, v, k]) / scale) for (v, k), x in y.items() if each[m, v, k]]
-                + ([(w, moved / scale)] if moved else [])
+                + [(x, float(moved[k]) / scale) for (_, k), x in w.items() if moved[k]]
             )
-            if any(once[m, o] > 0 for o in use):
-                buffers = problem.add_variable(f"buffers_{tier}_{m}", 0)
+            if widest is not None and tier == "gpu" and s.buffers:
+                used += s.buffers / scale * widest
+            for b, sizes in enumerate(once[m] / scale):
+                if not sizes.any():
+                    continue
+                largest = problem.add_variable(f"buffer_{tier}_{m}_{b}", 0)
+                used += largest
                 for o, x in use.items():
-                    if once[m, o] > 0:
-                        part = float(once[m, o]) / scale * x
-                        name = f"buffers_{tier}_{m}_{p.names[o]}"
-                        problem.addConstraint(part <= buffers, name)
-                used += buffers
+                    mine = np.flatnonzero(p.option_of == o)
+                    least = float(sizes[mine].min())
+                    more = {v: float(sizes[v] - least) / max(layers[o], 1) for v in mine.tolist()}
+                    part = least * x + pulp.lpSum(more[v] * y[v, k] for v, k in y if more.get(v))
+                    problem.addConstraint(part <= largest, f"{largest.name}_{p.names[o]}")
             problem.addConstraint(used <= limit / scale, f"memory_{tier}_{m}")
-
-
-def _losses(
-    problem: pulp.LpProblem, p: Programme, n: Mapping[tuple[int, int], pulp.LpVariable]
-) -> dict[tuple[int, int], pulp.LpVariable]:
-    """Layers' shares of options carry the loss; they add up to the counts."""
-    if p.loss is None or p.shape_of is None or not np.isfinite(p.budget):
-        return {}
-    layers, options = p.loss.shape
-    x = {
-        (i, o): problem.add_variable(f"x_{i}_{o}", 0, 1)
-        for i, o in product(range(layers), range(options))
-    }
-    for i in range(layers):
-        problem.addConstraint(pulp.lpSum(x[i, o] for o in range(options)) == 1, f"layer_{i}")
-    for o, k in product(range(options), range(p.layers.size)):
-        mine = pulp.lpSum(x[i, o] for i in range(layers) if p.shape_of[i] == k)
-        problem.addConstraint(mine == n[o, k], f"assigned_{p.names[o]}_{k}")
-    unit = p.budget or 1.0
-    lost = pulp.LpAffineExpression(
-        [(v, float(p.loss[key]) / unit) for key, v in x.items() if p.loss[key]]
-    )
-    problem.addConstraint(lost <= p.budget / unit, "loss")
-    return x
-
-
-def _cut(
-    problem: pulp.LpProblem,
-    n: Mapping[tuple[int, int], pulp.LpVariable],
-    p: Programme,
-    cuts: tuple[Array, ...],
-) -> None:
-    """Counts that were replayed already do not come again: some count must differ by one."""
-    for i, known in enumerate(cuts):
-        away = []
-        for key, x in n.items():
-            least, most = 0, int(p.layers[key[1]])
-            value = round(float(known[key]))
-            if value == least:
-                away.append(x)
-            elif value == most:
-                away.append(most - x)
-            else:
-                up = problem.add_variable(f"up_{i}_{key[0]}_{key[1]}", 0)
-                side = problem.add_variable(f"side_{i}_{key[0]}_{key[1]}", 0, 1, pulp.LpInteger)
-                name = f"cut_{i}_{key[0]}_{key[1]}"
-                problem.addConstraint(up <= most * side, f"{name}_side")
-                down = problem.add_variable(f"down_{i}_{key[0]}_{key[1]}", 0)
-                problem.addConstraint(down <= most * (1 - side), f"{name}_down")
-                problem.addConstraint(x - value == up - down, name)
-                away.append(up + down)
-        problem.addConstraint(pulp.lpSum(away) >= 1, f"cut_{i}")

@@ -49,11 +49,6 @@ class Option:
         keys = vars(self.corners[0])
         return Shares(**{k: sum(getattr(c, k) for c in self.corners) / count for k in keys})
 
-    @property
-    def largest(self) -> Shares:
-        """The corner whose buffers are largest."""
-        return max(self.corners, key=lambda s: (s.host - s.split / 2, s.cpu))
-
 
 def options_for(deployment: Deployment, halves: bool) -> list[Option]:
     """Every way to place a cache there.

@@ -26,7 +26,7 @@ class Mix:
     corners
         Layers by corner and shape, fractions where shares are between corners. (v, k)
     streamed
-        Share of the weights that is streamed.
+        Layers' worth of streamed weights by option and shape. (o, k)
     bound
         Below the objective of every mix, as proved by the solver. [s]
     objective
@@ -35,7 +35,7 @@ class Mix:
 
     counts: Array
     corners: Array
-    streamed: float
+    streamed: Array
     bound: float
     objective: float
     status: str
@@ -49,8 +49,10 @@ def solve(
     gap: float = 1e-4,
     cuts: tuple[Array, ...] = (),
     seconds: float = 5.0,
+    apart: bool = False,
+    counts: Array | None = None,
 ) -> Mix:
-    """The best mix by the bounds.
+    """The best mix by the bounds; see ``programme.build`` for what may be decided already.
 
     Raises
     ------
@@ -58,7 +60,7 @@ def solve(
         If no mix is within the limits.
     """
     started = time.perf_counter()
-    built = build(programme, whole, cuts)
+    built = build(programme, whole, cuts, apart, counts)
     solver = _solver(gap, seconds)
     built.problem.solve(solver)
     status = STATUSES[built.problem.status]
@@ -68,6 +70,9 @@ def solve(
     counts = np.array([[built.n[o, k].value() for k in range(shapes)] for o in range(options)])
     corners = np.array([[built.y[v, k].value() for k in range(shapes)]
                         for v in range(len(programme.option_of))])  # fmt: skip
+    streamed = np.zeros((options, shapes))
+    for key, x in built.w.items():
+        streamed[key] = max(x.value(), 0.0)
     objective = float(pulp.value(built.problem.objective))
     assigned = None
     if built.x:
@@ -77,7 +82,7 @@ def solve(
     return Mix(
         counts=np.abs(np.round(counts)) if whole else counts,
         corners=np.maximum(corners, 0.0),
-        streamed=float(built.w.value() or 0.0),
+        streamed=streamed,
         bound=objective * (1 - gap) if whole else objective,
         objective=objective,
         status=status,
@@ -127,12 +132,15 @@ def _solver(gap: float, seconds: float) -> pulp.LpSolver:
     return pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=gap, timeLimit=seconds)
 
 
-def lower_bound(programme: Programme, corners: Array, streamed: float = 0.0) -> Array:
-    """What the programme says of a mix, phase by phase, without solving. (q,) [s]"""
-    work = (
-        np.einsum("qrvk,vk->qr", programme.seconds, corners)
-        + programme.head
-        + streamed * programme.streamed[0]
-    )
+def lower_bound(programme: Programme, corners: Array, streamed: Array | None = None) -> Array:
+    """What the programme says of a mix, phase by phase, without solving. (q,) [s]
+
+    Parameters
+    ----------
+    streamed : layers' worth of streamed weights, by shape. (k,)
+    """
+    work = np.einsum("qrvk,vk->qr", programme.seconds, corners) + programme.head
+    if streamed is not None:
+        work = work + programme.streaming.seconds @ streamed
     found: Array = work.max(axis=1)
     return found

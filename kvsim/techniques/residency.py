@@ -35,7 +35,7 @@ def resident(deployment: Deployment, point: Point, layout: Layout) -> Buffers:
         for shape in some:
             if shape not in known:
                 at = LayerPass(deployment, point, shape, parts, part_of(point, parts))
-                known[shape] = _layer_buffers(at, layer_weights(deployment, shape))
+                known[shape] = layer_buffers(at, layer_weights(deployment, shape))
             own.append(scale(known[shape], count))
     most = scratch[0]
     for other in scratch[1:]:
@@ -58,7 +58,7 @@ def layer_cache(at: LayerPass) -> Buffers:
     )
 
 
-def _layer_buffers(at: LayerPass, size: float) -> Buffers:
+def layer_buffers(at: LayerPass, size: float) -> Buffers:
     """Weights and cache of one layer. [B]"""
     stack, stored = at.d.stack, at.storage.stored
     cache = layer_cache(at)

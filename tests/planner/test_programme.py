@@ -16,7 +16,7 @@ from kvsim.planner.improve import Placements, turn
 from kvsim.planner.mixes import Arrangement, Use
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.planes import plane, stretches
-from kvsim.planner.programme import Programme, build
+from kvsim.planner.programme import Programme, Streaming, build
 from kvsim.planner.question import Question
 from kvsim.planner.shares import FAMILIES, Option, Shares, options_for
 from kvsim.planner.solving import Mix, best_first, lower_bound, solve
@@ -50,9 +50,11 @@ def instance(seed: int, losses: bool = False) -> Programme:
         weight=np.array([1.0, 8.0, 8.0]),
         gpu=gpu,
         host=1 - gpu,
-        once_gpu=random.random((1, options)) / 2,
-        once_host=np.zeros((1, options)),
-        streamed=(np.zeros((phases, resources)), 0.0, 0.0),
+        once_gpu=random.random((1, 1, options)) / 2,
+        once_host=np.zeros((1, 1, options)),
+        streaming=Streaming(
+            np.zeros((phases, resources, shapes)), np.zeros(shapes), np.zeros(shapes), 0.0, most=0.0
+        ),
         memory=(float(random.uniform(0.3, 1.0)) * total, float(random.uniform(0.5, 1.0)) * total),
         times={"tpot": (np.array([0.0, 0.5, 0.5]), float(random.uniform(0.4, 1.2)) * total)},
         loss=random.random((total, options)) if losses else None,
@@ -81,7 +83,7 @@ def brute(p: Programme) -> float:
     best = np.inf
     for n in counts_of(p):
         used = n.sum(axis=1) > 0
-        gpu = float((p.gpu[0] * n).sum() + p.once_gpu[0][used].max())
+        gpu = float((p.gpu[0] * n).sum() + p.once_gpu[0, 0][used].max())
         host = float((p.host[0] * n).sum())
         t = lower_bound(p, n)
         late = any(weights @ t > limit for weights, limit in p.times.values())
@@ -140,7 +142,7 @@ def test_best_first_proves_the_best_of_all_counts(seed: int) -> None:
     within = []
     for n in counts_of(p):
         used = n.sum(axis=1) > 0
-        gpu = float((p.gpu[0] * n).sum() + p.once_gpu[0][used].max())
+        gpu = float((p.gpu[0] * n).sum() + p.once_gpu[0, 0][used].max())
         late = any(w @ lower_bound(p, n) > limit for w, limit in p.times.values())
         if gpu <= p.memory[0] and (p.host[0] * n).sum() <= p.memory[1] and not late:
             within.append(value(n))
@@ -166,20 +168,24 @@ def test_the_programme_as_text(tmp_path: Path) -> None:
         weight=np.array([1.0, 4.0]),
         gpu=np.array([[[4.0], [3.0], [1.0]]]),
         host=np.array([[[0.0], [1.0], [3.0]]]),
-        once_gpu=np.array([[0.5, 2.0]]),
-        once_host=np.zeros((1, 2)),
-        streamed=(np.array([[0, 1.0, 0], [0, 1.0, 0]]), 3.0, 4.0),
+        once_gpu=np.array([[[0.5, 1.0, 2.0], [0.25, 0.0, 0.0]]]),
+        once_host=np.zeros((1, 1, 3)),
+        streaming=Streaming(
+            np.array([[0, 0.5, 0], [0, 0.5, 0]])[..., None], np.array([2.0]), np.array([4.0]), 1.0
+        ),
         memory=(8.0, 16.0),
         times={"ttft": (np.array([1.0, 0.0]), 8.0), "tpot": (np.array([0.0, 1.0]), 4.0)},
         loss=np.array([[0.0, 0.5], [0.0, 0.25]]),
         budget=0.5,
         shape_of=np.zeros(2, dtype=np.int64),
     )  # fmt: skip
-    for name, whole, cuts in (
-        ("placement", True, (np.array([[1.0], [1.0]]),)),
-        ("relaxation", False, ()),
+    both = np.array([[1.0], [1.0]])
+    for name, built in (
+        ("placement", build(p, cuts=(both,))),
+        ("relaxation", build(p, whole=False)),
+        ("blocks", build(p, apart=True)),
+        ("counted", build(p, counts=both)),
     ):
-        built = build(p, whole, cuts)
         file = tmp_path / f"{name}.lp"
         built.problem.writeLP(str(file))
         assert file.read_text() == (GOLDEN / f"{name}.lp").read_text(), name

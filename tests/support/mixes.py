@@ -25,9 +25,10 @@ def bound_over_replay(
 
 def random_mix(
     c: Coefficients, p: Programme, random: np.random.Generator
-) -> tuple[Arrangement, np.ndarray, float]:
+) -> tuple[Arrangement, np.ndarray, np.ndarray]:
     """Two options per shape of layer at shares anywhere in their boxes, as they can be written."""
     corners, uses, prompt = np.zeros((len(p.option_of), p.layers.size)), [], c.workload.prompt
+    streamed = np.zeros(p.layers.size)
     for k, layers in enumerate(p.layers):
         some = random.choice(len(p.names), min(2, len(p.names)), replace=False)
         first, row = int(random.integers(1, int(layers))), []
@@ -39,8 +40,9 @@ def random_mix(
             at = np.array([host, split, cpu, 1.0])
             weight, _ = nnls(np.column_stack([points, np.ones(rows.size)]).T, at)
             corners[rows, k] += weight * count
-            parts = c.corner(p, int(rows[0]))[0].parts
-            row.append(Use(Shares(host, split, cpu), parts, count))
+            parts, share = c.corner(p, int(rows[0]))[0].parts, round(random.random(), 6)
+            share *= float(random.choice([0.0, 1.0]))
+            streamed[k] += share * count
+            row.append(Use(Shares(host, split, cpu), parts, count, share))
         uses.append(tuple(row))
-    streamed = float(random.choice([0.0, round(random.random(), 6)]))
-    return Arrangement(tuple(uses), streamed), corners, streamed
+    return Arrangement(tuple(uses)), corners, streamed
