@@ -1,17 +1,21 @@
 """What was measured on a card, in words: which rows a result may lean on, and which it may not."""
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from math import log
 
 from kvsim.evidence import published
-from kvsim.evidence.ledger import evidence_for
+from kvsim.evidence.ledger import ANY, KINDS, LedgerEntry, evidence_for, shipped
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware
 from kvsim.machines.profiles import load_hardware
+from kvsim.report import units
 from kvsim.report.json import Row
 
 ASSUMED = "assumed"
+TIME_KINDS = set(KINDS) - {"memory"}
+LISTED = 3  # engines and techniques whose errors on a card are told
 HOST = {
     "memory.host_capacity_B": "host memory size",
     "dram.bandwidth_Bps": "host memory bandwidth",
@@ -75,6 +79,8 @@ def _published(deployment: Deployment, technique: str) -> list[str]:
     if here:
         others = ", ".join(f"{n} of {name}" for name, n in Counter(here).most_common(3))
         return [f"No measured time of {technique} on {card}; published times there: {others}."]
+    if _held_out(card):
+        return []  # the ledger's lines say what
     near = nearest(deployment.hardware)
     count = sum(hardware == near for hardware, _ in _rows())
     return [
@@ -85,19 +91,35 @@ def _published(deployment: Deployment, technique: str) -> list[str]:
 
 def on_any(machine: Hardware) -> str:
     """How accurate predictions are known to be on a card, whatever the technique."""
-    here = Counter(name for hardware, name in _rows() if hardware == machine.name)
+    here = _held_out(machine.name)
     if here:
-        told = ", ".join(f"{count} of {name}" for name, count in here.most_common(4))
         return (
-            f"{sum(here.values())} published times were measured on {machine.name} ({told}); "
-            f"`kvsim reproduce` prints how far predictions are off, row by row."
+            f"On {machine.name}, on rows that no fit saw: {_errors(here)}. Other engines and "
+            f"techniques were not measured there; `calibrate --from-run` fits to a log of your "
+            f"server."
         )
-    near = nearest(machine)
     return (
-        f"Nothing was measured on {machine.name}: how accurate predictions are there is not known. "
-        f"The nearest card with published times is {near}. `kvsim calibrate` measures this one, "
-        f"`calibrate --from-run` fits to a log of your server."
+        f"Nothing was measured on {machine.name}. On cards without rows of their own, rows that no "
+        f"fit saw: {_errors(_held_out(ANY))}. The nearest card with published times is "
+        f"{nearest(machine)}. `kvsim calibrate` measures this one, `calibrate --from-run` fits to "
+        f"a log of your server."
     )
+
+
+def _held_out(device: str) -> list[LedgerEntry]:
+    """End-to-end errors of a card on rows that no fit saw, the most rows first."""
+    found = [e for e in shipped() if e.device == device and e.kind in TIME_KINDS]
+    return sorted(found, key=lambda e: -e.rows)
+
+
+def _errors(entries: Sequence[LedgerEntry]) -> str:
+    """Errors as a list in a sentence."""
+    told = [
+        f"{e.engine} with {e.technique} is off by {units.percent(e.median)} at the median and "
+        f"{units.percent(e.p90)} at p90 ({e.rows:,} rows)"
+        for e in entries[:LISTED]
+    ]
+    return "; ".join(told)
 
 
 def technique_rows(technique: str) -> str:

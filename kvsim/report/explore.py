@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -11,7 +10,8 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
-from kvsim.machines.hardware import GIB, Link
+from kvsim.machines.hardware import GIB
+from kvsim.prediction.breakeven import linked
 from kvsim.prediction.generate import Prediction
 from kvsim.report import page
 from kvsim.report.answer import Answer, verdict
@@ -63,7 +63,7 @@ def grid(deployment: Deployment, techniques: Sequence[Technique], generate: int)
                 "exact": t.exact,
                 "knobs": knobs,
                 "links": [
-                    _table(t, _linked(deployment, factor), prompts, generate)
+                    _table(t, linked(deployment, factor), prompts, generate)
                     for factor in (LINKS if moved[id(t)] else (1.0,))
                 ],
             }
@@ -92,20 +92,12 @@ def _variants(technique: Technique) -> list[tuple[Technique, dict[str, float]]]:
     return found or [(technique, {})]
 
 
-def _linked(deployment: Deployment, factor: float) -> Deployment:
-    links = {
-        name: Link(link.bandwidth * factor, link.latency) if name in ("h2d", "d2h") else link
-        for name, link in deployment.hardware.links.items()
-    }
-    return replace(deployment, hardware=replace(deployment.hardware, links=links))
-
-
 def _uses_link(technique: Technique, deployment: Deployment, generate: int) -> bool:
     """Whether a faster host link changes anything."""
     batch = np.array([64.0 * technique.tiles()])
     before, after = (
         float(
-            Prediction(technique, _linked(deployment, f), batch, 8192, generate, CONTEXTS).tpot_s[0]
+            Prediction(technique, linked(deployment, f), batch, 8192, generate, CONTEXTS).tpot_s[0]
         )
         for f in (1.0, 2.0)
     )

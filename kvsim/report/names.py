@@ -1,6 +1,7 @@
 """How techniques, their settings and deployments are written."""
 
 import re
+from collections.abc import Sequence
 
 from kvsim.machines.deployment import Deployment
 from kvsim.report.json import Row
@@ -70,6 +71,17 @@ def short_names(specs: list[str]) -> dict[str, str]:
         text: name if names.count(name) == 1 else f"{name} #{names[: i + 1].count(name)}"
         for i, (text, name) in enumerate(zip(different, names, strict=True))
     }
+
+
+def distinct(rows: Sequence[Row]) -> list[str]:
+    """Names for a sentence: a technique, and where it comes with other settings, those."""
+    found = []
+    for row in rows:
+        same = [r["params"] for r in rows if r["technique"] == row["technique"]]
+        others = [k for k, v in row["params"].items() if any(p.get(k) != v for p in same)]
+        told = ", ".join(f"{k} {plain(row['params'][k])}" for k in others)
+        found.append(f"{row['technique']} ({told})" if told else str(row["technique"]))
+    return found
 
 
 def settings_of(names: dict[str, str]) -> list[str]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from kvsim.planner.plan import ChosenPlan
 from kvsim.prediction.generate import Prediction
+from kvsim.report import breakeven
 from kvsim.report.charts import LOG, finished, lanes, lanes_title, memories, roofline
 from kvsim.report.colours import mark
 from kvsim.report.predict import prediction
@@ -35,9 +36,21 @@ def pictures(plan: ChosenPlan) -> list[tuple[str, "Figure"]]:
             (f"Roofline of its ops ({name})", roofline(p)),
             ("Fastest technique by batch and prompt", winners(plan)),
         ]
+        if plan.baseline is not None:
+            rivals = [_at(p, other) for other in compared if other is not plan.baseline]
+            drawn += breakeven.pictures(
+                [other for other in rivals if other.technique.uniform], plan.baseline.technique
+            )
     if any(gain > TOLD for gain in plan.prices.values()):
         drawn.append(("What would bring more", prices(plan)))
     return drawn
+
+
+def _at(choice: Prediction, other: Prediction) -> Prediction:
+    """A technique at the batch of the choice, or the next one that its parts divide."""
+    parts = other.technique.tiles()
+    batch = np.ceil(choice.batch / parts) * parts
+    return Prediction(other.technique, choice.deployment, batch, choice.prompt, choice.generate)
 
 
 def technique_map(plan: ChosenPlan) -> "Figure":

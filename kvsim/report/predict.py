@@ -55,9 +55,14 @@ class Predictions(Result):
 
     def figures(self) -> list[tuple[str, "Figure"]]:
         """The pictures of the page with their titles."""
-        from kvsim.report import charts
+        from kvsim.report import breakeven, charts
 
-        return charts.of_predictions(self.rows, self.found)
+        drawn = charts.of_predictions(self.rows, self.found)
+        full = next((p.technique for p in self.found if p.technique.name == "full"), None)
+        if full is not None:
+            first = {str(p.technique): p for p in reversed(self.found)}
+            drawn += breakeven.pictures(list(first.values())[::-1], full)
+        return drawn
 
 
 def predicted(

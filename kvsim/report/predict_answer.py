@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+from kvsim.prediction.breakeven import break_even_acceptance
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.pool import longest_prompt, pool
 from kvsim.prediction.remedies import remedies
 from kvsim.report import evidence, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row
+from kvsim.report.names import distinct
 from kvsim.report.reasons import why
 
 SAME = 0.02  # relative difference below which two techniques are called equal
@@ -28,9 +30,9 @@ def answered(rows: Sequence[Row], found: Sequence[Prediction], left_out: Sequenc
     if len(rows) == 1:
         said = _one(best, found[at], changes)
     elif len(points) == 1:
-        said = _compared(rows, best)
+        said = _compared(rows, best, _accepted(rows, found))
     else:
-        said = _swept(rows, best)
+        said = _swept(rows, best, _accepted(rows, found))
     d = found[at].deployment
     return Answer(
         verdict=said,
@@ -78,14 +80,17 @@ def within(row: Row, name: str) -> str:
 
 
 def _memory(row: Row) -> str:
-    host = f" and {units.size(row['host_bytes'])} of host memory" if row["host_bytes"] else ""
-    return f"{units.size(row['gpu_bytes'])} of GPU memory{host}"
+    if not row["host_bytes"]:
+        return f"{units.size(row['gpu_bytes'])} of GPU memory"
+    return (
+        f"{units.size(row['gpu_bytes'])} of GPU and {units.size(row['host_bytes'])} of host memory"
+    )
 
 
 def _one(row: Row, prediction: Prediction, changes: Sequence[str]) -> str:
     what = f"{row['technique']} on {row['gpu']} at batch {units.whole(row['batch'])}"
     if row["fits"]:
-        needed = [f"{what}: {times_of(row)}, {units.size(row['gpu_bytes'])}.", why(row["bound_by"])]
+        needed = [f"{what}: {times_of(row)}, {_memory(row)}.", why(row["bound_by"])]
         return verdict(needed, [_pool(prediction), _longest(prediction), _most(row)])
     needed = [f"{what} does not fit: it needs {_memory(row)}{_there_is(row, prediction)}."]
     return verdict([*needed, _most(row)], [f"It fits with {change}." for change in changes])
@@ -101,8 +106,8 @@ def _there_is(row: Row, prediction: Prediction) -> str:
 
 def _pool(prediction: Prediction) -> str:
     room = pool(prediction.technique, prediction.deployment, prediction.prompt, prediction.generate)
-    if not room.tokens:
-        return ""
+    if not room.tokens or float(prediction.host_bytes[0]):
+        return ""  # engines have no pool of what is kept elsewhere
     return (
         f"KV pool at {room.share:.1f} of the memory: {room.tokens:,} tokens, {room.blocks:,} "
         f"blocks, {room.concurrency:.2f} sequences."
@@ -122,34 +127,54 @@ def _most(row: Row) -> str:
     return f"At most {units.whole(row['max_batch'])} such sequences fit."
 
 
-def _compared(rows: Sequence[Row], best: Row) -> str:
+def _accepted(rows: Sequence[Row], found: Sequence[Prediction]) -> str:
+    """From which acceptance on drafting pays, at the largest batch of the one that drafts."""
+    full = next((p.technique for p in found if p.technique.name == "full"), None)
+    drafts = [p for p in found if "acceptance" in p.technique.settings and bool(p.fits[0])]
+    if full is None or len({str(p.technique) for p in drafts}) != 1:
+        return ""
+    last = max(drafts, key=lambda p: (float(p.batch[0]), p.prompt))
+    share = break_even_acceptance(last, full)
+    if not share:
+        return ""
+    if share > 1:
+        return f"At batch {units.whole(float(last.batch[0]))} no acceptance makes it pay."
+    gamma = last.technique.settings.get("gamma")
+    drafted = f" ({gamma:g} drafts per round)" if isinstance(gamma, (int, float)) else ""
+    at = units.whole(float(last.batch[0]))
+    return f"At batch {at} it breaks even at an acceptance of {share:.2f}{drafted}."
+
+
+def _compared(rows: Sequence[Row], best: Row, accepted: str) -> str:
     """Several techniques at one point: the fastest, against full KV if that is one of them."""
+    names = dict(zip(map(id, rows), distinct(rows), strict=True))
     full = next((row for row in rows if row["technique"] == "full"), None)
     others = [row for row in rows if row is not best]
     if full is None or not full["fits"]:
         gone = "Full KV does not fit." if full else ""
-        told = f"{best['technique']} is fastest on {best['gpu']} at batch {best['batch']}:"
+        told = f"{names[id(best)]} is fastest on {best['gpu']} at batch {best['batch']}:"
         return verdict([gone, f"{told} {times_of(best)}.", why(best["bound_by"])])
     if best is full or _ratio(best, full) < 1 + SAME:
         slow = min(others, key=lambda row: _ratio(row, full)) if others else None
         close = max((row for row in rows if row is not full), key=lambda row: _ratio(row, full))
         needed = [
             f"Stay with full KV on {full['gpu']} at batch {full['batch']}: {times_of(full)}.",
-            f"{close['technique']} {_against(close, full)}{_saves(close, full)}.",
+            f"{names[id(close)]} {_against(close, full)}{_saves(close, full)}.",
         ]
         wanted = [why(close["bound_by"])]
         if slow is not None and slow is not close:
-            needed.append(f"{slow['technique']} {_against(slow, full)}{_saves(slow, full)}.")
+            needed.append(f"{names[id(slow)]} {_against(slow, full)}{_saves(slow, full)}.")
             wanted = [why(slow["bound_by"])]
-        return verdict(needed, wanted)
+        return verdict(needed, [accepted, *wanted])
     return verdict(
         [
-            f"{best['technique']} is fastest on {best['gpu']} at batch {best['batch']}: "
+            f"{names[id(best)]} is fastest on {best['gpu']} at batch {best['batch']}: "
             f"{times_of(best)}, {units.times(_ratio(best, full))} full KV's{_saves(best, full)}."
         ],
         [
-            why(best["bound_by"]),
-            *(f"{r['technique']} {_against(r, full)}." for r in others if r is not full),
+            accepted,
+            *([] if len(rows) > 3 else [why(best["bound_by"])]),
+            *(f"{names[id(r)]} {_against(r, full)}." for r in others if r is not full),
         ],
     )
 
@@ -180,7 +205,7 @@ def _saves(row: Row, full: Row) -> str:
     return f" and saves {units.size(saved)} of GPU memory"
 
 
-def _swept(rows: Sequence[Row], best: Row) -> str:
+def _swept(rows: Sequence[Row], best: Row, accepted: str) -> str:
     """A grid of points: where full KV is overtaken, and by what."""
     names = dict.fromkeys(row["technique"] for row in rows)
     fits = sum(row["fits"] for row in rows)
@@ -191,7 +216,7 @@ def _swept(rows: Sequence[Row], best: Row) -> str:
         return verdict([told, fastest], [why(best["bound_by"])])
     turn = _turn(rows, list(names))
     if turn:
-        return verdict([turn, fastest], [told])
+        return verdict([turn, *filter(None, [accepted]), fastest], [told])
     wins: dict[str, int] = {}
     points = dict.fromkeys((row["batch"], row["prompt"], row["generate"]) for row in rows)
     for point in points:

@@ -1,0 +1,123 @@
+"""Where a technique overtakes full KV: by context, batch, acceptance, and host link."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kvsim.graph import Array
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Link
+from kvsim.prediction.generate import Prediction
+from kvsim.techniques.base import Technique
+
+CONTEXTS = 4  # points of the sum over the generated tokens
+PROMPTS = tuple(256 * 2**i for i in range(12))
+BATCHES = tuple(2**i for i in range(11))
+ACCEPTANCES = tuple(i / 10 for i in range(11))
+LINKS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # times the profile's host link
+AXES = {
+    "prompt": "prompt [tokens]",
+    "batch": "batch",
+    "acceptance": "accepted over drafted tokens",
+    "link": "host link, times the profile's",
+}
+MOVES = 1e-6  # relative change of a ratio that makes an axis worth showing
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """Decoding speed relative to full KV along one axis.
+
+    Attributes
+    ----------
+    axis
+        One of ``AXES``.
+    values
+        Ascending. (n,)
+    ratio
+        Decoded tokens per second over full KV's at the same point; NaN where one does not fit. (n,)
+    """
+
+    axis: str
+    values: Array
+    ratio: Array
+
+    @property
+    def crossings(self) -> list[float]:
+        """Where the ratio passes 1, between neighbours by its logarithm."""
+        found = []
+        gain = np.log(self.ratio)
+        grid = self.values if self.axis == "acceptance" else np.log(self.values)
+        for i in range(len(gain) - 1):
+            a, b = gain[i], gain[i + 1]
+            if np.isfinite(a) and np.isfinite(b) and (a > 0) != (b > 0):
+                at = grid[i] + (grid[i + 1] - grid[i]) * a / (a - b)
+                found.append(float(at if self.axis == "acceptance" else np.exp(at)))
+        return found
+
+
+def break_evens(prediction: Prediction, full: Technique) -> Iterator[BreakEven]:
+    """How the first point of a prediction compares with full KV along every axis that matters."""
+    d, batch = prediction.deployment, float(prediction.batch[0])
+    t, prompt = prediction.technique, prediction.prompt
+    speed = _Speeds(full, prediction.generate)
+    prompts = [p for p in PROMPTS if p + prediction.generate <= d.model.max_context]
+    yield from _made("prompt", prompts, [speed.ratio(t, d, batch, p) for p in prompts])
+    batches = [b for b in BATCHES if b % t.tiles() == 0]
+    yield from _made("batch", batches, [speed.ratio(t, d, b, prompt) for b in batches])
+    yield from _acceptances(prediction, speed)
+    ratios = [speed.ratio(t, linked(d, factor), batch, prompt) for factor in LINKS]
+    if np.ptp(ratios) > MOVES * abs(ratios[0]):
+        yield from _made("link", LINKS, ratios)
+
+
+def break_even_acceptance(prediction: Prediction, full: Technique) -> float | None:
+    """The acceptance at which a technique that drafts is as fast as full KV.
+
+    0 if it is always faster, infinite if it never is, None for a technique without drafts.
+    """
+    for found in _acceptances(prediction, _Speeds(full, prediction.generate)):
+        always = 0.0 if found.ratio[0] > 1 else float("inf")
+        return found.crossings[0] if found.crossings else always
+    return None
+
+
+def _acceptances(prediction: Prediction, speed: "_Speeds") -> Iterator[BreakEven]:
+    """The axis of acceptance, for techniques that draft."""
+    t = prediction.technique
+    if "acceptance" in t.settings:
+        point = prediction.deployment, float(prediction.batch[0]), prediction.prompt
+        ratios = [speed.ratio(t.changed(acceptance=a), *point) for a in ACCEPTANCES]
+        yield from _made("acceptance", ACCEPTANCES, ratios)
+
+
+def linked(deployment: Deployment, factor: float) -> Deployment:
+    """The deployment with its host links so many times as fast."""
+    links = {
+        name: Link(link.bandwidth * factor, link.latency) if name in ("h2d", "d2h") else link
+        for name, link in deployment.hardware.links.items()
+    }
+    return replace(deployment, hardware=replace(deployment.hardware, links=links))
+
+
+@dataclass(frozen=True)
+class _Speeds:
+    full: Technique
+    generate: int
+
+    def ratio(self, technique: Technique, d: Deployment, batch: float, prompt: int) -> float:
+        """Decoding speed over full KV's; NaN where one of them does not fit."""
+        found = [
+            Prediction(t, d, np.array([float(batch)]), prompt, self.generate, CONTEXTS)
+            for t in (technique, self.full)
+        ]
+        if not all(p.fits[0] for p in found):
+            return float("nan")
+        mine, base = (float(p.decode_tok_s[0]) for p in found)
+        return mine / base
+
+
+def _made(axis: str, values: Sequence[float], ratios: Sequence[float]) -> Iterator[BreakEven]:
+    if len(values) > 1 and np.isfinite(ratios).sum() > 1:
+        yield BreakEven(axis, np.array(values, dtype=float), np.array(ratios))
