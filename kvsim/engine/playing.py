@@ -92,8 +92,7 @@ class Timeline:
                 state.streams[copies] = np.maximum(state.streams[copies], state.streams["gpu"])
         for name in dict.fromkeys(name for names in self.early for name in names):
             if name not in state.issued:
-                first = next(i for i, names in enumerate(self.early) if name in names)
-                self._issue_early(state, name, first, past)
+                self._issue_early(state, name, None, past)
         for first, period, count in self.blocks:
             index, stop = first, first + period * count
             before: list[Number] = []
@@ -150,11 +149,11 @@ class Timeline:
         begin = state.streams["gpu"]
         arrived = {name: state.issued.pop(name) for name in self.early[index]}
         state.ends = [*state.ends[-2:], arrived]
-        for name, target in self.following[index].items():  # the next layer that has such a load
-            if target > index:
-                self._issue_early(state, name, target, past)
+        for name in self.early[index]:
+            if self.following[index][name] > index:
+                self._issue_early(state, name, index, past)
             elif wrap:
-                self._issue_early(state, name, target, {})
+                self._issue_early(state, name, index, {})
         for timed in self.layers[index]:
             if not timed.op.ahead:
                 waits = self._waits(timed, state.ends, index, past)
@@ -166,11 +165,20 @@ class Timeline:
             state.streams = dict.fromkeys(state.streams, done)
             state.host = done + self.d.stack.sync
 
-    def _issue_early(self, state: State, name: str, target: int, past: dict[str, History]) -> None:
-        """Issue a load of a later layer; lags count the layers that have such a load."""
+    def _issue_early(
+        self, state: State, name: str, now: int | None, past: dict[str, History]
+    ) -> None:
+        """Issue the next load of that name while a layer begins, or before the first one.
+
+        Lags count the layers that have such a load. Of its own layer a load waits for what was
+        issued before it; loads that are on their way for other layers are not its own.
+        """
+        following = self.following[-1 if now is None else now]
+        target = following[name]
         timed = next(t for t in self.layers[target] if t.op.ahead and t.op.name == name)
-        before = state.loads.get(name, [])
-        recent = [*([{}] * 3), *before, {}, state.issued]
+        own = {other: end for other, end in state.issued.items() if following[other] == target}
+        begun: list[dict[str, Number]] = [] if now is None else [{}]
+        recent = [*([{}] * 3), *state.loads.get(name, []), *begun, own]
         self._run(state, timed, state.issued, self._waits(timed, recent, target, past))
 
     def _waits(
@@ -216,11 +224,11 @@ class Timeline:
 
 
 def _following(early: list[tuple[str, ...]]) -> list[dict[str, int]]:
-    """For every layer and each of its early ops, the next layer that has it, around the end."""
+    """For every layer and each early op, the next layer that has it, around the end."""
     found: list[dict[str, int]] = [{} for _ in early]
     nearest: dict[str, int] = {}
     for index in (*range(len(early) - 1, -1, -1), *range(len(early) - 1, -1, -1)):
-        found[index] = {name: nearest.get(name, index) for name in early[index]}
+        found[index] = dict(nearest)
         nearest |= dict.fromkeys(early[index], index)
     return found
 
