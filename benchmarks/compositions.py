@@ -1,4 +1,4 @@
-"""Every pair of terms of two axes on five models; docs/techniques.md is written from it.
+"""Every pair of terms of two axes on nine models; docs/techniques.md is written from it.
 
 ``python -m benchmarks.compositions`` holds all pairs to what a composition promises (equal to the
 scalar twin at 1e-12, finite, bounded, memory that grows with the batch) or prints why they are
@@ -91,6 +91,12 @@ def document() -> str:
         "without layers. A setting without a name belongs to `grouped` (`bits`, `value_bits`) or",
         "`place` (`host_share`, `cpu_share`, ...). The JSON file of a plan stands for",
         "the technique that it chose.",
+        "",
+        "A technique acts on the layers that have a cache of their own, and a note says which it",
+        "leaves alone. Layers with a state (gated DeltaNet, KDA, Mamba-2, lightning attention,",
+        "short convolutions) run as they are; a drafting technique keeps one more state per draft.",
+        "Layers that share an earlier one's cache (Gemma 3n) read it as that layer keeps it. With",
+        "an indexer (DeepSeek-V3.2, GLM-5) attention reads the tokens that it chose of those kept.",
         "",
         "## Names",
         "",

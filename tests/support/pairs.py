@@ -41,7 +41,11 @@ MODELS = {
     "GQA": "llama3-8b",
     "MLA": "deepseek-v2-lite",
     "MoE": "mixtral-8x7b",
-    "hybrid": "gemma-2-2b",
+    "windows": "gemma-2-2b",
+    "hybrid": "nemotron-nano-9b-v2",
+    "delta": "qwen3-next-80b-a3b",
+    "shared": "gemma-3n-e4b",
+    "indexed": "deepseek-v3.2",
 }
 TOLERANCE = 1e-12
 BATCH = np.array([[8.0], [32.0]])

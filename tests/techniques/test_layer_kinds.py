@@ -1,0 +1,234 @@
+"""Layers with states, indexers and shared caches: bytes and FLOPs by hand, and who acts on them."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from kvsim.engine.timeline import steady
+from kvsim.errors import InputError
+from kvsim.graph import Op, Point
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import from_config, load_model
+from kvsim.models.kinds import LayerShape
+from kvsim.prediction.memory import decode_point, prefill_point
+from kvsim.techniques import TECHNIQUES, parse
+from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.steps import layer_ops
+
+EVERYWHERE = ("full", "offload", "snapkv", "kivi", "fp8", "h2o", "flexgen", "mtp")
+
+
+@cache
+def deployment(model: str, stack: str = "fused", tp: int = 1) -> Deployment:
+    return Deployment(load_model(model), load_hardware("h100"), load_stack(stack), "fp16", tp)
+
+
+def layer(d: Deployment, p: Point, shape: LayerShape, text: str = "full") -> dict[str, Op]:
+    at = LayerPass(d, p, shape, parse(text).parts[0])
+    return {op.name: op for op in layer_ops(at)}
+
+
+def shape(d: Deployment, mixer: str) -> LayerShape:
+    return next(s for s in d.model.shapes() if s.mixer == mixer)
+
+
+def test_a_gated_delta_layer_decodes() -> None:
+    """Qwen3-Next: 32 heads of 128 x 128 in fp32; 16 key heads; batch 2.
+
+    Input product: values 4096, keys and queries 2 x 2048, gate 4096, two numbers per head.
+    State: 2 MiB read and written per sequence; 7 FLOPs per number: fade, recall 2, add 2, read 2.
+    """
+    d = deployment("qwen3-next-80b-a3b")
+    ops = layer(d, Point(2.0, 900.0, 1.0, 800.0, 1000.0), shape(d, "recurrent"))
+    assert ops["in"].flops == 2 * 2 * 2048 * (4096 + 2 * 2048 + 4096 + 64)
+    number = 32 * 128 * 128
+    assert ops["state"].flops == 7 * 2 * number
+    assert ops["state"].bytes["hbm"] == 2 * 2 * 4 * number + 2 * 2 * (8192 + 4096)
+    assert ops["convolution"].bytes["hbm"] == 2 * 2 * 2 * 8192 + 2 * 2 * 2 * 3 * 8192
+    assert ops["out"].flops == 2 * 2 * 4096 * 2048
+    assert ops["experts_up"].flops == 2 * 2 * 10 * 2048 * 2 * 512
+
+
+def test_a_mamba_layer_reads_a_prompt_in_chunks() -> None:
+    """Nemotron Nano 2: 128 heads of 80 x 128; 8 groups; chunks of 128; one prompt of 1024.
+
+    Within a chunk scores and their weighing: 2 x 128 x (128 + 80) per head and token; between
+    chunks the state is made and read: 2 x 2 x 80 x 128 per head and token. Eight chunks' states of
+    5 MiB are written and read, and the one at the end.
+    """
+    d = deployment("nemotron-nano-9b-v2")
+    ops = layer(d, prefill_point(1.0, 1024.0, 10.0), shape(d, "recurrent"))
+    assert ops["state"].flops == 1024 * 128 * (2 * 128 * 208 + 4 * 80 * 128)
+    states = 2 * 4 * 128 * 80 * 128 * (8 + 1)
+    assert ops["state"].bytes["hbm"] == states + 2 * 2 * 1024 * (12288 + 10240)
+    assert set(ops) == {"pointwise", "in", "convolution", "state", "attn", "out"}  # no MLP
+    assert ops["attn"].flops == 0
+
+
+def test_kimi_delta_attention_makes_its_gates_in_two_products() -> None:
+    """Three times 4096 and 32, and two gates over 128 numbers."""
+    d = deployment("kimi-linear-48b-a3b")
+    ops = layer(d, Point(1.0, 9.0, 1.0, 8.0, 20.0), shape(d, "recurrent"))
+    assert ops["in"].flops == 2 * 2304 * (3 * 4096 + 32 + 2 * 128)
+    assert ops["gates"].flops == 2 * 128 * 2 * 4096
+
+
+def test_an_indexer_scores_all_and_attention_reads_the_best() -> None:
+    """DeepSeek-V3.2 at 100,000 tokens: 132 bytes of each for the indexer, 2048 latents of 576."""
+    d = deployment("deepseek-v3.2")
+    p = Point(1.0, 99_999.0, 1.0, 90_000.0, 100_100.0)
+    ops = layer(d, p, shape(d, "attention"))
+    assert ops["index"].flops == 2 * 64 * 128 * 100_000
+    queries = 64 * (128 + 2)
+    assert ops["index"].bytes["hbm"] == 132 * (100_000 + 1) + queries
+    assert ops["attn"].flops == 2 * 128 * 2048 * (512 + 512 + 64)
+    own, heads = 2 * 576, 2 * 2 * 128 * 192
+    assert ops["attn"].bytes["hbm"] == 2 * 576 * 2048 + own + heads
+    held = parse("full").resident(d, p)["gpu"]
+    assert held["index keys"] == 61 * 132 * 100_000
+    short = layer(d, Point(1.0, 999.0, 1.0, 900.0, 1100.0), shape(d, "attention"))
+    dense = layer(deployment("deepseek-v3"), Point(1.0, 999.0, 1.0, 900.0, 1100.0), LayerShape())
+    assert short["attn"] == dense["attn"]  # nothing to choose yet
+
+
+def test_an_indexers_prompt_attends_to_the_best_of_every_query() -> None:
+    """4096 tokens: the first 2048 queries see all before them, the others 2048 each."""
+    d = deployment("deepseek-v3.2")
+    ops = layer(d, prefill_point(1.0, 4096.0, 10.0), shape(d, "attention"))
+    pairs = 2048 * 2049 / 2 + 2048 * 2048
+    assert ops["attn"].flops == 2 * 128 * pairs * (512 + 512 + 64)  # absorbed: latents are apart
+    assert ops["index"].flops == 2 * 64 * 128 * 4096 * 4097 / 2
+
+
+def test_a_layer_that_shares_a_cache_adds_nothing_to_it() -> None:
+    """Gemma 3n: 8 query heads of 256, no keys and values of its own."""
+    d = deployment("gemma-3n-e4b")
+    p = Point(1.0, 99.0, 1.0, 90.0, 200.0)
+    own, other = (layer(d, p, shape(d, mixer)) for mixer in ("attention", "shared"))
+    assert own["qkv"].flops == 2 * 2048 * (2048 + 2 * 512)
+    assert other["qkv"].flops == 2 * 2048 * 2048
+    assert own["attn"].bytes["hbm"] - other["attn"].bytes["hbm"] == 2 * 2 * 512
+    held = parse("full").resident(d, decode_point(4.0, 3000.0, 100.0, 50.0))["gpu"]
+    windows, whole = 16, 4  # of the first twenty layers
+    assert held["kv"] == 4 * 2048 * (windows * 512 + whole * 3051)
+
+
+@pytest.mark.parametrize("text", ["kivi", "offload", "snapkv", "quest", "duoattention"])
+def test_a_shared_cache_is_read_as_its_layer_keeps_it(text: str) -> None:
+    """And neither packed, stored nor chosen from a second time."""
+    d = deployment("gemma-3n-e4b")
+    p = decode_point(4.0, 3000.0, 100.0, 50.0)
+    full = next(s for s in d.model.shapes() if s.mixer == "attention" and not s.window)
+    borrows = next(s for s in d.model.shapes() if s.mixer == "shared" and not s.window)
+    own, other = (layer(d, p, s, text) for s in (full, borrows))
+    assert not {"quantise", "store_kv", "page_bounds", "compact"} & set(other)
+    written = 4 * 2 * 2 * 512
+    assert own["attn"].bytes["hbm"] - other["attn"].bytes["hbm"] == written
+    prompt = layer(d, prefill_point(4.0, 3000.0, 100.0), borrows, text)
+    assert set(prompt) == set(layer(d, prefill_point(4.0, 3000.0, 100.0), borrows))
+
+
+@pytest.mark.parametrize("model", ["qwen3-next-80b-a3b", "nemotron-nano-9b-v2", "lfm2-1.2b"])
+def test_states_do_not_grow_and_techniques_leave_them_alone(model: str) -> None:
+    d, plain = deployment(model), parse("full")
+    states = [
+        parse(text).resident(d, decode_point(4.0, tokens, 100.0, 50.0))["gpu"]["state"]
+        for text in EVERYWHERE[:-1]
+        for tokens in (1000.0, 50_000.0)
+    ]
+    assert set(states) == {4 * d.model.state_bytes}
+    p = decode_point(4.0, 5000.0, 100.0, 50.0)
+    for text in TECHNIQUES:
+        t = parse(text)
+        if not t.refuses(d):
+            ops = t.attend(d, p, shape(d, "recurrent"))
+            assert ops == plain.attend(d, p, shape(d, "recurrent")), text
+    kept, every = d.model.cached_layers, d.model.layers
+    assert f"acts on {kept} of {every} layers" in parse("kivi").notes(d, p)[0]
+    assert not any("acts on" in note for note in plain.notes(d, p))
+
+
+def test_a_state_per_draft_is_kept_to_fall_back_to() -> None:
+    d, p = deployment("qwen3-next-80b-a3b"), decode_point(4.0, 5000.0, 100.0, 50.0)
+    drafted = parse("eagle:gamma=3,acceptance=0.7").resident(d, p)["gpu"]["state"]
+    assert drafted == 4 * parse("full").resident(d, p)["gpu"]["state"]
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_shards_share_states(tp: int) -> None:
+    """Key heads and low-rank gates are on every GPU; all else divides."""
+    for model in ("qwen3-next-80b-a3b", "nemotron-nano-9b-v2", "kimi-linear-48b-a3b"):
+        whole = load_model(model)
+        shard = whole.shard(tp)
+        assert shard.recurrence is not None and whole.recurrence is not None
+        assert shard.recurrence.matrix_bytes * tp == whole.recurrence.matrix_bytes
+        assert shard.parameters * tp >= whole.parameters
+        assert shard.parameters * tp < 1.25 * whole.parameters
+
+
+@pytest.mark.parametrize("text", EVERYWHERE)
+@pytest.mark.parametrize("model", ["qwen3-next-80b-a3b", "gemma-3n-e4b", "deepseek-v3.2"])
+def test_longer_contexts_take_longer(model: str, text: str) -> None:
+    d = deployment(model)
+    contexts = np.array([1000.0, 8000.0, 64_000.0, 500_000.0])
+    took = [
+        steady(parse(text).cycle(d, Point(8.0, c, 1.0, c, c + 1.0)).steps[-1], d) for c in contexts
+    ]
+    assert (np.diff(np.ravel(np.asarray(took, dtype=float))) >= 0).all()
+
+
+STATES = {
+    "model_type": "qwen3_next", "hidden_size": 64, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96,
+    "linear_num_value_heads": 4, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16, "linear_conv_kernel_dim": 4, "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32, "vocab_size": 100, "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+LETTERS = {
+    "model_type": "nemotron_h", "hidden_size": 64, "hybrid_override_pattern": "M-*E",
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96,
+    "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2,
+    "conv_kernel": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "use_bias": False,
+    "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 64,
+    "vocab_size": 100, "max_position_embeddings": 512, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_lists_of_layers_are_read() -> None:
+    mixers = [s.mixer for s in from_config(STATES, "x").shapes()]
+    assert mixers == ["recurrent"] * 3 + ["attention"]
+    listed = from_config(STATES | {"layer_types": ["full_attention", "linear_attention"] * 2}, "x")
+    assert [s.mixer for s in listed.shapes()] == ["attention", "recurrent"] * 2
+    words = {"layers_block_type": ["mamba", "mlp", "attention", "moe"]}
+    letters = from_config(LETTERS, "x")
+    assert letters == from_config(
+        {k: v for k, v in LETTERS.items() if k != "hybrid_override_pattern"} | words, "x"
+    )
+    assert [(s.mixer, s.mlp, s.routed) for s in letters.shapes()] == [
+        ("recurrent", False, False), ("none", True, False), ("attention", False, False),
+        ("none", True, True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (STATES | {"layer_types": ["full_attention", "magic"] * 2}, "layer_types"),
+        (STATES | {"layer_types": ["full_attention"] * 3}, "num_hidden_layers"),
+        (STATES | {"layer_types": ["linear_attention"] * 4}, "no layer with a cache"),
+        (STATES | {"linear_key_head_dim": 0}, "linear_key_head_dim"),
+        (LETTERS | {"hybrid_override_pattern": "M-X*"}, "hybrid_override_pattern"),
+        (LETTERS | {"use_bias": True}, "use_bias"),
+        (LETTERS | {"num_hidden_layers": 5}, "num_hidden_layers"),
+        (LETTERS | {"moe_latent_size": 8}, "moe_latent_size"),
+        (LETTERS | {"moe_shared_expert_intermediate_size": 65}, "multiple"),
+    ],
+)
+def test_bad_layers_are_named_in_one_line(config: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        from_config(config, "x")
+    assert "\n" not in str(caught.value)
