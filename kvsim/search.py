@@ -36,3 +36,49 @@ def last_within(excess: Callable[[Array], Number], low: Array, high: Array) -> A
         low, below = np.where(fits, trial, low), np.where(fits, over, below)
         high, above = np.where(fits, high, trial), np.where(fits, above, over)
     return low
+
+
+def least_of_convex(
+    cost: Callable[[Array], Number], low: Array, high: Array, within: float = 0.0
+) -> Array:
+    """The whole number from ``low`` to ``high`` of the least cost, element by element.
+
+    ``cost`` is convex and piecewise affine: where the lines at both ends of a bracket meet lies the
+    least or another line, so that few of them are looked at; a bisection at times keeps the worst
+    case short. What the lines promise bounds the least from below.
+
+    Parameters
+    ----------
+    cost : positive function of an array of whole numbers, whose first axis is a choice of them.
+    low, high : brackets that include the answer.
+    within : share of the least cost that the answer's may exceed it by.
+    """
+    shape = np.broadcast_shapes(low.shape, high.shape)
+    low, high = (np.array(np.broadcast_to(end, shape), dtype=float) for end in (low, high))
+
+    def line(at: Array) -> tuple[Array, Array]:
+        here, beyond = np.asarray(cost(np.stack([at, np.minimum(at + 1, high)])))
+        return here, np.where(at < high, beyond - here, 0.0)
+
+    first, last = low, high
+    value, slope = line(first)
+    above = np.asarray(cost(last[None]))[0]
+    rise = np.where(last > first, above - np.asarray(cost(np.maximum(last - 1, low)[None]))[0], 0.0)
+    for probe in range(MOST_PROBES):
+        apart = (slope < 0) & (rise > 0) & (last - first > 1)
+        meets = first + (value - above + rise * (last - first)) / np.where(apart, rise - slope, 1.0)
+        least = value + slope * (meets - first)
+        apart &= np.minimum(value, above) > (1 + within) * least
+        if not apart.any():
+            break
+        trial = np.floor(meets) if probe % 3 < 2 else np.floor((first + last) / 2)
+        trial = np.where(apart, np.clip(trial, first + 1, np.maximum(last - 1, first)), first)
+        at, grows = line(trial)
+        falls, other = apart & (grows < 0), apart & (grows >= 0)
+        first, value, slope = (
+            np.where(falls, new, old) for new, old in ((trial, first), (at, value), (grows, slope))
+        )
+        last, above, rise = (
+            np.where(other, new, old) for new, old in ((trial, last), (at, above), (grows, rise))
+        )
+    return np.where(value <= above, first, last)

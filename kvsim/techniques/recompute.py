@@ -13,15 +13,17 @@ import numpy as np
 
 from kvsim.engine import attention, ops
 from kvsim.engine.roofline import channel_seconds, seconds
-from kvsim.graph import Array, Number, Op
+from kvsim.engine.timeline import steady
+from kvsim.graph import Array, Group, Number, Op, Step
 from kvsim.machines.deployment import Deployment
-from kvsim.search import last_within
+from kvsim.search import last_within, least_of_convex
 from kvsim.techniques.layers import LayerPass
 
 if TYPE_CHECKING:
     from kvsim.techniques.place import Place
 
 ZERO: Number = 0.0
+NEAR = 1e-3  # share of a step's time that a chosen split may leave on the table
 
 
 def optimal_split(context: Number, width: Number, link: Number, flops: Number) -> Number:
@@ -62,7 +64,8 @@ def recomputed(place: "Place", at: LayerPass) -> Number:
     if d.stack.split_prompt:
         fixed: Number = np.minimum(np.floor(d.stack.split_prompt * p.prompt), limit)
         return fixed
-    balanced: Number = np.floor(d.stack.split_achieved * _balance(place, at, limit))
+    best = _balance if d.stack.overlap == 1 else _shortest
+    balanced: Number = np.floor(d.stack.split_achieved * best(place, at, limit))
     return balanced
 
 
@@ -179,9 +182,7 @@ def _balance(place: "Place", at: LayerPass, limit: Number) -> Array:
     """The whole number of tokens that makes the longer of GPU and link time shortest.
 
     GPU time grows with the split and link time falls, so the best is at their crossing. Where
-    copies hold the GPU, GPU time may fall at first: the longer of two convex times is convex, and
-    its lowest point is looked for. Where an input is no smaller than the keys and values it
-    replaces, both grow: nothing is recomputed.
+    an input is no smaller than the keys and values it replaces, both grow: nothing is recomputed.
     """
     d, p, shape = at.d, at.p, at.shape
     none = np.zeros(np.broadcast_shapes(np.shape(p.batch), np.shape(limit)))
@@ -201,27 +202,45 @@ def _balance(place: "Place", at: LayerPass, limit: Number) -> Array:
     def times(split: Array) -> tuple[Array, Array]:
         moved = fetch(place, at, split)
         gpu, link, hbm = (a + b for a, b in zip(around, _loads(moved, d), strict=True))
-        exposed = sum(seconds(o, d) for o in moved if o.kernel == "relay")
-        gpu = gpu + (1 - d.stack.overlap) * exposed
         return np.asarray(np.maximum(gpu, hbm)), np.asarray(link)
 
-    def longest(split: Array) -> Array:
-        return np.asarray(np.maximum(*times(split)))
-
-    if d.stack.overlap < 1:
-        low = last_within(
-            lambda split: longest(split) - longest(np.maximum(split - 1, 0)),
-            np.minimum(none + 1, limit),
-            none + limit,
-        )
-    else:
-        low = last_within(lambda split: np.subtract(*times(split)), none, none + limit)
-    best, shortest = none, longest(none)  # no kernel at all may be best
+    low = last_within(lambda split: np.subtract(*times(split)), none, none + limit)
+    best, shortest = none, np.maximum(*times(none))  # no kernel at all may be best
     for split in (low, np.minimum(low + 1, limit)):
-        longer = longest(split)
+        longer = np.maximum(*times(split))
         best = np.where(longer < shortest, split, best)
         shortest = np.minimum(longer, shortest)
     return best
+
+
+def _shortest(place: "Place", at: LayerPass, limit: Number) -> Array:
+    """The whole number of tokens that makes the step shortest where copies hold up the GPU.
+
+    How much of that they do depends on when they start, so the timeline itself is asked: every
+    clock of it is a maximum of sums, which are convex in the split where both parts have work.
+    """
+    d, p, shape = at.d, at.p, at.shape
+    none = np.zeros(np.broadcast_shapes(np.shape(p.batch), np.shape(limit)))
+    if input_width(d) >= d.shard.kv_width:
+        return none
+
+    def took(split: Array) -> Number:
+        own = replace(place, split=split)
+        now = replace(at, parts=replace(at.parts, placement=own), known={})
+        layer = (
+            *own.ahead(now),
+            *ops.before_attention(d, p, shape, own.weights_wait()),
+            *at.selection.attend(now),
+            *ops.after_attention(d, p, shape, at.parts.mlp, own.output_wait(now)),
+        )
+        step = Step((Group((layer,), d.shard.layers * place.tiles),), ops.head(d, p))
+        return np.broadcast_to(steady(step, d), split.shape)
+
+    whole = none + limit
+    inside = least_of_convex(took, np.minimum(1.0, whole), np.maximum(whole - 1, 0.0), NEAR)
+    choices = np.stack([none, inside, whole])  # no kernel at all may be best, or no copy at all
+    best = np.argmin(took(choices), axis=0)
+    return np.take_along_axis(choices, best[None], axis=0)[0]
 
 
 def _loads(some: list[Op], deployment: Deployment) -> tuple[Number, Number, Number]:

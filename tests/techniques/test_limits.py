@@ -194,6 +194,24 @@ def test_kvpr_balances_as_well_as_any_split(
     assert (auto <= 1.01 * np.min(fixed, axis=0)).all()
 
 
+@pytest.mark.parametrize("overlap", [0.0, 0.54, 0.9])
+@pytest.mark.parametrize("stack", ["fused", "flexgen", "hf-specache"])
+@pytest.mark.parametrize("settings", ["", ",schedule=column", ",bits=4"])
+def test_kvpr_finds_the_best_split_where_copies_hold_up_the_gpu(
+    settings: str, stack: str, overlap: float
+) -> None:
+    """Within 0.2 % of the best of 65 splits, by the timeline itself."""
+    for model, gpu in (("llama2-7b", "a6000"), ("opt-1.3b", "h100")):
+        d = deployment(model, stack, gpu)
+        d = replace(d, stack=replace(d.stack, overlap=overlap, split_prompt=0.0))
+        batch, context = np.array([[8.0], [64.0]]), np.array([[256.0, 1024.0, 8192.0]])
+        p = Point(batch, context, 1.0, context, context + 1)
+        auto = round_seconds(parse(f"kvpr:split=auto{settings}"), d, p)
+        splits = np.floor(context * np.linspace(0, 1, 65)[:, None, None])
+        fixed = round_seconds(parse(f"kvpr:split=0{settings}").changed(split=splits), d, p)
+        assert (auto <= 1.002 * np.min(fixed, axis=0)).all()
+
+
 @pytest.mark.parametrize("stack", CLEAN)
 @pytest.mark.parametrize(
     "model", ["llama3-8b", "llama2-70b", "mixtral-8x7b", "falcon-7b", "qwen2.5-0.5b", "gemma-2-2b"]
