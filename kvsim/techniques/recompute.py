@@ -240,7 +240,7 @@ def _shortest(place: "Place", at: LayerPass, limit: Number) -> Array:
     inside = least_of_convex(took, np.minimum(1.0, whole), np.maximum(whole - 1, 0.0), NEAR)
     choices = np.stack([none, inside, whole])  # no kernel at all may be best, or no copy at all
     best = np.argmin(took(choices), axis=0)
-    return np.take_along_axis(choices, best[None], axis=0)[0]
+    return np.asarray(np.choose(best, choices))
 
 
 def _loads(some: list[Op], deployment: Deployment) -> tuple[Number, Number, Number]:
