@@ -21,6 +21,7 @@ from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.base import Technique
 from kvsim.traces.attention import Acceptance
 
+DIGITS = 4  # of an acceptance
 FIRST_DRAFTS = (0, 1, 2, 4, 7, 11, 16)  # per round; those beside the best are tried after
 
 ENGINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -33,6 +34,12 @@ ENGINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Techniques that a released engine runs without changes to its code, as of 2026-11."""
+
+
+TRAINED = ("eagle", "mtp", "draft")
+"""Techniques whose drafts come from weights that are trained for one model."""
+WITH_MTP = ("deepseek_v3", "deepseek_v32", "glm4_moe", "mimo", "qwen3_next")
+"""Families of models (Hugging Face's ``model_type``) published with prediction modules."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,8 @@ class Admission:
         self, technique: Technique, deployment: Deployment, prompt: int, generate: int
     ) -> list[Technique]:
         """Settings of a technique worth considering, array-valued ones along the first axis."""
+        if not self._has_drafter(technique, deployment):
+            return []
         found = [x for x in technique.options(deployment, prompt, generate) if self._worth(x)]
         if "gamma" not in technique.settings:
             return found
@@ -120,6 +129,17 @@ class Admission:
         some = (technique.drafts + step for step in (-2, -1, 1, 2))
         return [_drafting(technique, g, positions.rate(g)) for g in some if 0 <= g <= MOST_DRAFTS]
 
+    def _has_drafter(self, technique: Technique, deployment: Deployment) -> bool:
+        """Whether what drafts exists: heads and draft models are trained for one model.
+
+        Prediction modules come with some models; any other the user has to name or to measure.
+        """
+        if technique.name not in TRAINED or technique.name in self.only:
+            return True
+        if any(parse(found.technique).name == technique.name for found in self.accepted):
+            return True
+        return technique.name == "mtp" and deployment.model.family in WITH_MTP
+
     def _worth(self, technique: Technique) -> bool:
         """Whether the placement programme leaves anything to these settings.
 
@@ -135,10 +155,7 @@ class Admission:
     ) -> Positions | None:
         """Accepted drafts of a technique by position, if anybody measured them."""
         for found in self.accepted:
-            other = parse(found.technique)
-            if other.name == technique.name and _without_drafts(other) == _without_drafts(
-                technique
-            ):
+            if _without_drafts(parse(found.technique)) == _without_drafts(technique):
                 return from_measured(found)
         if self.rate is not None:
             seen = self.seen_at or int(parse(technique.name).settings["gamma"])
@@ -163,12 +180,15 @@ def _once(found: Iterable[Technique]) -> list[Technique]:
     return list(kinds.values())
 
 
-def _without_drafts(technique: Technique) -> dict[str, Any]:
-    return {k: v for k, v in technique.settings.items() if k not in ("gamma", "acceptance")}
+def _without_drafts(technique: Technique) -> tuple[str, dict[str, Any]]:
+    """Name and settings; of several terms a setting has its term's name before it."""
+    drafts = ("gamma", "acceptance")
+    kept = {k: v for k, v in technique.settings.items() if k.rpartition(".")[2] not in drafts}
+    return technique.name, kept
 
 
 def _drafting(technique: Technique, gamma: int, rate: float) -> Technique:
-    return technique.with_rounds(gamma, rate)
+    return technique.with_rounds(gamma, round(rate, DIGITS))
 
 
 def read_acceptance(text: str) -> tuple[float | None, int, tuple[Acceptance, ...]]:

@@ -3,22 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
-from kvsim.machines.hardware import Hardware
-from kvsim.planner.choose import relaxed
-from kvsim.planner.outlook import LABELS
 from kvsim.planner.question import FULL, Question, Search
 from kvsim.planner.rivals import spoken
-from kvsim.planner.workload import GIB
 from kvsim.prediction.generate import Prediction
-from kvsim.quality.evidence import KNOWN_BAD
-from kvsim.techniques import parse
 
 WORTH = 1.2  # times the objective: a change that brings less is not worth a line
 FORMATS = ("fp8", "int8", "int4")
+PUBLISHED = {"gpt_oss": "mxfp4", "deepseek_v3": "fp8-block"}
+"""Formats in which families of models were published: nothing is lost by them."""
 GPUS_PER_REPLICA = (1, 2, 4, 8)
 QUICK = (FULL, "offload")  # what a first look at another deployment tries
 STEPS = 10  # of the search for the longest context
@@ -106,11 +100,13 @@ def on(question: Question, deployment: Deployment) -> Question:
 def changes(question: Question) -> Iterator[Advice]:
     """Other weights and more GPUs, the gentlest first, where they allow a plan."""
     d = question.deployment
-    for name in FORMATS:
-        if d.weights == "fp16" and (name != "fp8" or "fp8" in d.hardware.flops):
+    own = PUBLISHED.get(d.model.family)
+    for name in (own, *FORMATS) if own else FORMATS:
+        if d.weights == "fp16" and (not name.startswith("fp8") or "fp8" in d.hardware.flops):
             found = _try(question, replace(d, weights=name))
             if found is not None:
-                yield Advice(f"--weights {name}", f"{name} weights", found, caution=NARROW)
+                caution = "the weights as they were published" if name == own else NARROW
+                yield Advice(f"--weights {name}", f"{name} weights", found, caution=caution)
     for count in GPUS_PER_REPLICA:
         if count > d.tp and not d.model.heads % count:
             found = _try(question, replace(d, tp=count))
@@ -148,125 +144,3 @@ def score(question: Question, prediction: Prediction) -> float:
     if question.objective == "cost":
         return 1 / float(prediction.usd_per_million()[0])
     return float(prediction.output_tok_s[0]) / prediction.deployment.tp
-
-
-def explain(question: Question, search: Search) -> NoPlanError:
-    """Why there is no plan, the smallest relaxation of each limit, and what meets all of them."""
-    table, limits = search.table, question.limits
-    if not table.technique:
-        hint = "; see `kvsim techniques`"
-        text = f"no technique can run this model, batch and hardware{hint}"
-        return NoPlanError(text, {}, list(remedies(question)))
-    allowed = (table.columns["loss"] <= limits.loss) & (table.columns["assumed"] <= limits.assumed)
-    if not allowed.any():
-        return NoPlanError("no lossless technique can run here; --lossy admits the others", {}, [])
-    hard = limits.hard()
-    columns = {k: table.columns[k][allowed] for k in hard}
-    alone = {k: v for k, v in relaxed(columns, hard).items() if v > hard[k] * (1 + 1e-9)}
-    parts = [
-        f"{LABELS[k]} would have to be {amount(k, v)} instead of {amount(k, hard[k])}"
-        for k, v in alone.items()
-    ]
-    text = " or ".join(parts)
-    if not parts:
-        text = "no single limit is in the way; " + _together(columns, hard)
-    advice = list(remedies(question, search))
-    if advice:
-        text += ". What meets every limit: " + "; ".join(str(a) for a in advice)
-    return NoPlanError(f"no plan meets the limits: {text}", alone, advice)
-
-
-def _together(columns: dict[str, np.ndarray], hard: dict[str, float]) -> str:
-    from kvsim.planner.choose import nearest
-
-    row, excess = nearest(columns, hard)
-    return "together " + " and ".join(
-        f"{LABELS[k]} would have to be {amount(k, float(columns[k][row]))} instead of "
-        f"{amount(k, hard[k])}"
-        for k in excess
-    )
-
-
-def amount(name: str, value: float) -> str:
-    """A limit with its unit."""
-    return f"{value / GIB:.2f} GiB" if name.endswith("memory") else spoken(value)
-
-
-def remedies(question: Question, search: Search | None = None) -> Iterator[Advice]:
-    """Changes that meet every limit: of quality, batch, weights, GPUs, the GPU, the context."""
-    limits = question.limits
-    if search is not None:
-        for option, wide in (
-            ("--lossy", replace(limits, loss=max(limits.loss, KNOWN_BAD))),
-            ("--acceptance", replace(limits, assumed=1.0)),
-        ):
-            found = _admitting(question, search, option, wide)
-            if found is not None:
-                yield Advice(option, "other techniques", found)
-        if question.workload.batch is not None and question.workload.batch > 1:
-            free = replace(question, workload=replace(question.workload, batch=None))
-            smaller = quick(free)
-            if smaller is not None:
-                option = f"--batch {float(smaller.batch[0]):.0f}"
-                yield Advice(option, "a smaller batch", smaller)
-    yield from changes(question)
-    other = next(_other_gpus(question), None)
-    if other is not None:
-        yield other
-    shorter = longest_prompt(question)
-    if shorter is not None:
-        yield shorter
-
-
-def _admitting(q: Question, search: Search, option: str, wide: object) -> Prediction | None:
-    """The best row if lossy techniques, or assumed acceptances, were admitted."""
-    from kvsim.planner.choose import best
-
-    table = search.table
-    columns = dict(table.columns)
-    if option == "--lossy":
-        unknown = replace(q.admission, unmeasured=True)
-        columns["loss"] = np.array([unknown.loss(e) for e in table.evidence])
-    row = best(columns[q.objective], columns, wide.finite())  # type: ignore[attr-defined]
-    return None if row is None else search.replay(row)
-
-
-def _other_gpus(q: Question) -> Iterator[Advice]:
-    """GPUs of the catalogue that meet all limits, the cheapest or else the smallest first."""
-    from kvsim.machines.profiles import hardware_names, load_hardware
-
-    def order(h: Hardware) -> tuple[float, float]:
-        return (h.price if h.price is not None else np.inf, h.gpu_memory)
-
-    known = [load_hardware(name) for name in hardware_names()]
-    for hardware in sorted(known, key=order):
-        if hardware.gpu_memory <= q.deployment.hardware.gpu_memory:
-            continue
-        other = on(q, replace(q.deployment, hardware=hardware))
-        room = other.limits.gpu_memory, other.limits.host_memory
-        if q.workload.largest(parse(FULL), other.deployment, *room) < (q.workload.batch or 1):
-            continue
-        found = quick(other, (FULL,))
-        if found is not None:
-            yield Advice(f"--gpu {hardware.name}", hardware.title, found)
-
-
-def longest_prompt(question: Question) -> Advice | None:
-    """The longest prompt for which there is a plan, to two digits."""
-    w = question.workload
-
-    def plan(prompt: int) -> Prediction | None:
-        return quick(replace(question, workload=replace(w, prompt=prompt)))
-
-    low, high = 0, w.prompt
-    found = None
-    while high - low > max(1, low // 20):
-        middle = max(1, (low + high) // 2) if low else max(1, high // 4)
-        tried = plan(middle)
-        if tried is None:
-            high = middle
-        else:
-            low, found = middle, tried
-        if high <= 64:
-            return None
-    return None if found is None else Advice(f"--prompt {low}", "a shorter prompt", found)

@@ -6,6 +6,7 @@ import numpy as np
 
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Link
+from kvsim.planner.needs import needs
 from kvsim.planner.options import settled
 from kvsim.planner.question import Question, Search, gain
 from kvsim.planner.workload import GIB
@@ -33,6 +34,7 @@ class Binding:
     limit: str
     gain_without: float  # of the objective, relative, as solved without the limit
     technique: str  # what would then be chosen
+    option: str = ""  # of the command line, which takes the limit away
 
 
 def prices(question: Question, search: Search, row: int) -> dict[str, float]:
@@ -92,7 +94,8 @@ def bindings(
         other = search.optimum(question.limits.finite(without=name))
         if other is not None and gain(value, search.value(other)) > max(PAYS, question.errors[0]):
             technique = str(search.table.technique[other])
-            limits.append(Binding(name, gain(value, search.value(other)), technique))
+            option = " ".join(needs(question, search, other))
+            limits.append(Binding(name, gain(value, search.value(other)), technique, option))
     return limits
 
 

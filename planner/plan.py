@@ -8,13 +8,14 @@ import numpy as np
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
-from kvsim.planner.advice import Advice, NoPlanError, better, explain, quick, score
+from kvsim.planner.advice import Advice, NoPlanError, better, quick, score
 from kvsim.planner.flips import Flip, flips, front
 from kvsim.planner.improve import Placements, turn
+from kvsim.planner.noplan import explain
 from kvsim.planner.options import Options
 from kvsim.planner.outlook import Binding, bindings, prices
-from kvsim.planner.question import Question, Search
-from kvsim.planner.rivals import Knee, Rival, Waves, alternatives, baseline, knees, waves
+from kvsim.planner.question import FULL, Question, Search
+from kvsim.planner.rivals import Knee, Rival, Waves, alternatives, baseline, knees, runnable, waves
 from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
@@ -60,6 +61,9 @@ class ChosenPlan:
     advice: list[Advice]
     solver: Solved
     table: Options  # every option, for reports
+    engine_best: Prediction | None = (
+        None  # of what released engines run, where none runs the choice
+    )
     others: list[Prediction] = field(default_factory=list)  # on the other deployments asked
     impossible: list[Deployment] = field(default_factory=list)  # of those asked, without a plan
 
@@ -120,15 +124,14 @@ def answer(question: Question) -> ChosenPlan:
     assert best is not None
     choice = search.replay(row)
     seconds = perf_counter() - started
-    found = prices(
-        question, search, best
-    )  # of the best there is: what is simpler gives up a little
+    # of the best there is: what is simpler gives up a little
+    found = prices(question, search, best)
     top = search.value(best)
     return ChosenPlan(
         question=question,
         choice=choice,
         evidence=search.table.evidence[row],
-        baseline=baseline(question, search),
+        baseline=choice if choice.technique.name == FULL else baseline(question, search),
         alternatives=alternatives(question, search, row),
         knees=knees(question, search, row),
         waves=waves(question, choice),
@@ -147,6 +150,7 @@ def answer(question: Question) -> ChosenPlan:
             given_up=max(0.0, (search.value(row) - top) / abs(top)),
         ),
         table=search.table,
+        engine_best=runnable(question, search, row),
     )
 
 

@@ -1,13 +1,13 @@
 """What a plan is compared with: full KV, what else comes close, waves, and smaller batches."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
 
-from kvsim.planner.admit import Admission
+from kvsim.planner.admit import ENGINES, Admission
 from kvsim.planner.choose import as_good, within
+from kvsim.planner.needs import needs
 from kvsim.planner.outlook import LABELS
 from kvsim.planner.question import FULL, Question, Search, gain, rank
 from kvsim.prediction.explain import bound_by
@@ -15,6 +15,7 @@ from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point
 from kvsim.quality.evidence import Evidence
 from kvsim.techniques import TECHNIQUES, parse
+from kvsim.techniques.base import Technique
 
 SHOWN = 3  # alternatives of either kind
 KNEES = (0.01, 0.05, 0.10)  # of the objective given up for an earlier first token
@@ -77,6 +78,8 @@ def alternatives(question: Question, search: Search, chosen: int) -> list[Rival]
         if row is None:  # nothing is within the times: what comes nearest to the choice
             memory = {k: v for k, v in limits.hard().items() if k.endswith("memory")}
             row = search.best(memory, name)
+        if row is not None and _recomputes_nothing(table.technique[row]):
+            row = None  # that is offload, which is shown by its own name
         if row is not None:
             late = not _in_time(search, row)
             found[bool(allowed[row])].append(
@@ -95,20 +98,12 @@ def alternatives(question: Question, search: Search, chosen: int) -> list[Rival]
     ]
 
 
+def _recomputes_nothing(technique: Technique) -> bool:
+    return technique.name == "kvpr" and technique.settings["split"] == 0
+
+
 def _in_time(search: Search, row: int) -> bool:
     return all(search.table.columns[k][row] <= v for k, v in search.q.limits.hard().items())
-
-
-def needs(question: Question, search: Search, row: int) -> Iterator[str]:
-    """Options of the command line that would admit a row."""
-    if search.table.columns["loss"][row] > question.limits.loss:
-        found = search.table.evidence[row]
-        if found.kind == "none" or found.missing:
-            yield "--lossy"
-        else:
-            yield f"--max-loss {ceil(found.loss * 100) / 100:g}"
-    if search.table.columns["assumed"][row] > question.limits.assumed:
-        yield "--acceptance"
 
 
 def reason(question: Question, search: Search, chosen: int, row: int) -> str:
@@ -142,6 +137,17 @@ def spoken(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms"
     return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min"
+
+
+def runnable(question: Question, search: Search, chosen: int) -> Prediction | None:
+    """The best that a released engine runs, where none runs the choice."""
+    able = {name for techniques in ENGINES.values() for name in techniques}
+    if search.table.technique[chosen].name in able:
+        return None
+    limits, goal = question.limits.finite(), search.table.columns[question.objective]
+    rows = [search.best(limits, name) for name in search.table.names if name in able]
+    known = [row for row in rows if row is not None]
+    return search.replay(min(known, key=lambda row: float(goal[row]))) if known else None
 
 
 def knees(question: Question, search: Search, chosen: int) -> list[Knee]:

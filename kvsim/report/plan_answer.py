@@ -115,7 +115,10 @@ def _against_full(plan: ChosenPlan) -> str:
     if base is None:
         return "Full KV does not fit."
     if p.technique.name == "full":
-        return "Nothing lossless is faster." if plan.limits.loss == 0 else ""
+        if plan.limits.loss > 0:
+            return ""
+        more = f" by more than {units.percent(plan.question.errors[0])}, the known error"
+        return f"Nothing lossless is faster{more if plan.solver.given_up > SAME else ''}."
     ratio = float(p.output_tok_s[0]) / float(base.output_tok_s[0])
     batch = units.whole(number(base.batch))
     if ratio < 1:
@@ -215,18 +218,21 @@ def _changes(plan: ChosenPlan) -> Iterator[str]:
 
 
 def _binding(plan: ChosenPlan, b: Binding) -> str:
-    gain, name = units.percent(b.gain_without), b.technique.partition(":")[0]
-    what = "throughput" if plan.objective == "throughput" else plan.objective
+    gain, name = b.gain_without, b.technique.partition(":")[0]
+    if plan.objective == "throughput":
+        more = f"{units.percent(gain)} more throughput"
+    else:
+        more = f"{units.percent(gain / (1 + gain))} less {plan.objective}"
     if b.limit == "loss":
-        return f"Allowing lossy techniques (--lossy) could bring {gain} {what}: {name}."
+        return f"Allowing loss of quality ({b.option or '--lossy'}) could bring {more}: {name}."
     if b.limit == "assumed":
         return (
-            f"Speculation ({name}) could bring {gain} {what}; pass --acceptance once you have "
+            f"Speculation ({name}) could bring {more}; pass --acceptance once you have "
             f"measured yours."
         )
     option = {"ttft": "--ttft none", "tpot": "--tpot none"}.get(b.limit, "")
     told = f" ({option})" if option else ""
-    return f"Without the limit on {LABELS[b.limit]}{told}: {gain} more {what}, with {name}."
+    return f"Without the limit on {LABELS[b.limit]}{told}: {more}, with {name}."
 
 
 def _runner_up(plan: ChosenPlan) -> str:
@@ -247,6 +253,13 @@ def _settings(plan: ChosenPlan) -> Iterator[str]:
     able = [engine for engine, techniques in ENGINES.items() if name in techniques]
     if not able:
         yield f"No serving engine has {name}; kvsim's own implementation: `kvsim validate`."
+        other = plan.engine_best
+        if other is not None:
+            runs = [e for e, techniques in ENGINES.items() if other.technique.name in techniques]
+            yield (
+                f"The best that an engine runs as released: {_name(other)}, batch "
+                f"{units.whole(number(other.batch))}: {_times(other)} ({', '.join(runs)})."
+            )
         return
     titles = (MANUALS[x].title if x in MANUALS else "FlexGen" for x in able)
     yield f"Engines that run it: {', '.join(titles)}."

@@ -15,13 +15,14 @@ from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner.admit import Admission
+from kvsim.planner.admit import Admission, _once
 from kvsim.planner.advice import NoPlanError
 from kvsim.planner.choose import best, nearest, relaxed, simplest
+from kvsim.planner.noplan import longer_times
 from kvsim.planner.options import batches, measures, tabulate
 from kvsim.planner.outlook import MORE, faster
 from kvsim.planner.plan import ChosenPlan, make_plan
-from kvsim.planner.question import OBJECTIVES
+from kvsim.planner.question import OBJECTIVES, Question
 from kvsim.planner.workload import GIB, PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import MOST_SEQUENCES
@@ -348,3 +349,35 @@ def test_the_table_covers_the_batches_that_matter() -> None:
     for name, column in (("batch", table.batch), *table.columns.items()):
         assert column.shape == (len(table.technique),)
         assert name == "loss" or np.isfinite(column).all()  # nothing is known of some losses
+
+
+def test_settings_of_two_techniques_alike_are_both_considered() -> None:
+    """Two compositions whose settings read the same differ by name."""
+    found = [parse("quantspec:group=64"), parse("quantspec:group=64,gamma=2")]
+    assert len(_once(found)) == 1
+    two = [parse("full+draft"), parse("full+mtp")]
+    assert [t.name for t in _once(two)] == [t.name for t in two]
+    assert len(_once([parse("eagle:gamma=2,acceptance=0.5"), parse("mtp")])) == 2
+
+
+def test_heads_are_considered_where_they_exist() -> None:
+    """No prediction module was published with Llama 2; DeepSeek-V3 comes with one."""
+    llama = Deployment(load_model("llama2-7b"), load_hardware("a6000"), load_stack("fused"))
+    deepseek = replace(llama, model=replace(llama.model, family="deepseek_v3"))
+    rate = Admission(rate=0.9, seen_at=4)
+    assert not rate.settings(parse("mtp"), llama, 1000, 100)
+    assert rate.settings(parse("mtp"), deepseek, 1000, 100)
+    assert replace(rate, only=("mtp",)).settings(parse("mtp"), llama, 1000, 100)
+    assert rate.settings(parse("magicdec"), llama, 1000, 100)
+
+
+def test_a_long_prompt_is_told_which_targets_it_can_keep() -> None:
+    d = Deployment(load_model("llama3.1-8b"), load_hardware("rtx4090"), load_stack("fused"))
+    h = d.hardware
+    limits = PlanLimits(0.9 * h.gpu_memory, h.host_memory, ttft=2.0)
+    q = Question(d, Workload(100_000, 8, service=True), "throughput", limits)
+    found = longer_times(q)
+    assert found is not None and found.prediction is not None
+    asked = float(found.option.removeprefix("--ttft ").removesuffix("s"))
+    assert 2.0 < float(found.prediction.ttft_s[0]) <= asked
+    assert longer_times(replace(q, limits=replace(limits, ttft=np.inf))) is None
