@@ -178,7 +178,8 @@ def _write_host(folder: Path) -> None:
         own, found = _host_times(folder, engine, today)
         _add(stacks / f"{engine}.toml", own)
         entries += found
-    _write_rtx4090(folder, stacks / "vllm" / "rtx4090.toml", today)
+    for card, engine, near, also in PRODUCTS_ALONE:
+        _write_products(folder, stacks / "vllm" / f"{card}.toml", engine, near, also, today)
     pairs = [(row, published.predict(row)) for p in published.papers() for row in published.read(p)]
     entries += published_errors.entries(pairs)
     for (what, which), (count, mean, worst) in published_errors.by_mechanism(pairs).items():
@@ -239,11 +240,21 @@ def _host_times(
     return own, entries
 
 
-def _write_rtx4090(folder: Path, place: Path, today: str) -> None:
-    """Products of the RTX 4090's own 33 rows; everything else from the card near it."""
-    hardware, near = load_hardware("rtx4090"), load_stack("vllm@rtx-pro-6000")
-    table = read_ops([folder / "ops" / "gemm_other.csv"], "vllm", hardware)
-    place.write_text(card_text(table, fit_table(table, hardware, near), near.name, today))
+PRODUCTS_ALONE = (
+    ("rtx4090", "vllm", "vllm@rtx-pro-6000", ()),
+    ("a40", "vllm-vidur", "vllm", ("a10", "a10g", "a6000", "rtx3090")),
+)
+"""Cards of which products alone were measured: rows of which engine, the stack that has everything
+else, and cards that run the same kernels."""
+
+
+def _write_products(
+    folder: Path, place: Path, engine: str, base: str, near: tuple[str, ...], today: str
+) -> None:
+    """A card's own products; everything else from the stack below."""
+    hardware, below = load_hardware(place.stem), load_stack(base)
+    table = read_ops([folder / "ops" / "gemm_other.csv"], engine, hardware)
+    place.write_text(card_text(table, fit_table(table, hardware, below), base, today, near))
 
 
 OWN: dict[str, tuple[float, str]] = {

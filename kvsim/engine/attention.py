@@ -120,8 +120,9 @@ def ops(
         if shares.split:
             fixed = shares.split * tokens / (tokens + SPLIT)
     unpacked: Number = 0.0
-    if not point.prefill and (stored.kernel == "lowbit" or "fp8" not in deployment.hardware.flops):
-        unpacked = point.batch * stored.unpacked(m.k_width, m.v_width, tokens)
+    widens = stored.kernel == "lowbit" or "fp8" not in deployment.hardware.flops
+    if not point.prefill and (widens or shares.unpacking):
+        unpacked = point.batch * stored.unpacked(m.k_width, m.v_width, tokens + shares.padding)
     op = Op(
         name, "gpu", kernel, flops, {"hbm": moved}, size=point.new,
         columns=point.tokens * m.heads if point.prefill else m.heads,

@@ -16,6 +16,7 @@ from kvsim.machines.deployment import Deployment
 
 COPIES = ("h2d", "d2h")
 ARITHMETIC = ("compute", "cpu")
+MANY = 1e9  # rows of a product of which none is padding; a size may be infinite
 
 
 def channel_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
@@ -49,18 +50,27 @@ def resource_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
     needs: dict[str, Number] = {}
     for name, peak in peak_seconds(op, deployment).items():
         if name in ARITHMETIC:
-            fill = 1.0 + kernel.half_size / np.maximum(op.size, 1.0)
+            rows = np.maximum(op.size, 1.0)
+            fill = 1.0 + kernel.half_size / rows
+            if kernel.tile:
+                fill = fill + tiled(rows, kernel.tile) - 1.0
             needs[name] = slower * peak * fill / kernel.compute
         else:
             copied = op.stream in COPIES and name not in COPIES
             needs[name] = slower * peak / (1.0 if copied else kernel.memory)
-    if deployment.stack.unpack_arithmetic and not _nothing(op.unpacked):
+    each = kernel.unpacking or deployment.stack.unpack_arithmetic
+    if each and not _nothing(op.unpacked):
         # work per number, whatever the number of queries; one instruction per lane and clock is
         # half of the rate that counts a product and a sum
-        needs["unpack"] = (
-            deployment.stack.unpack_arithmetic * op.unpacked / (deployment.flops("fp32") / 2)
-        )
+        needs["unpack"] = slower * each * op.unpacked / (deployment.flops("fp32") / 2)
     return needs
+
+
+def tiled(rows: Number, tile: float) -> Number:
+    """Rows that a product computes over those it has: whole tiles, powers of two below a tile."""
+    rows = np.minimum(rows, MANY)
+    each = np.minimum(tile, 2.0 ** np.ceil(np.log2(rows)))
+    return each * np.ceil(rows / each) / rows
 
 
 def overhead_seconds(op: Op, deployment: Deployment) -> Number:

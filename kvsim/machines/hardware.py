@@ -94,6 +94,7 @@ class Kernel:
     compute: float = 1.0  # share of the arithmetic peak it reaches
     floor: float = 0.0  # time it takes however small the work [s]
     half_size: float = 0.0  # rows of a product (attention: new tokens) that reach half of the peak
+    tile: float = 0.0  # rows that a product computes together: others are rounded up (0: none)
     half_columns: float = 0.0  # columns of a product (prompts: queries in all heads) that reach
     # half of every rate
     added: float = 0.0  # share of the faster resources' time that adds to the slowest one's
@@ -103,6 +104,7 @@ class Kernel:
     wide: float = 1.0  # the same at a head dimension of 256
     ungrouped: float = 1.0  # times longer with one query head per KV head
     padding: float = 0.0  # tokens per sequence that decode attention takes besides the cached ones
+    unpacking: float = 0.0  # vector operations per cached number that is widened (0: the stack's)
     split: float = 0.0  # further floor of decode attention that splits long contexts [s]
     host: float = 0.0  # time of the host to issue an op of it, besides its launches [s]
 

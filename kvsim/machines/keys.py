@@ -110,6 +110,7 @@ KERNEL_NUMBERS = {
     "floor_s": ("floor", NON_NEGATIVE),
     "host_s": ("host", NON_NEGATIVE),
     "half_size": ("half_size", NON_NEGATIVE),
+    "tile_rows": ("tile", NON_NEGATIVE),
     "half_columns": ("half_columns", NON_NEGATIVE),
     "added": ("added", SHARE),
     "input_passes": ("input_passes", AT_LEAST_ONE),
@@ -119,6 +120,7 @@ KERNEL_NUMBERS = {
     "ungrouped": ("ungrouped", POSITIVE),
     "padding": ("padding", NON_NEGATIVE),
     "split_s": ("split", NON_NEGATIVE),
+    "unpack_ops": ("unpacking", NON_NEGATIVE),
 }
 
 STACK_FILE = Schema(

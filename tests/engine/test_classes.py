@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.engine.attention import head_factor
-from kvsim.engine.roofline import all_ops, seconds
+from kvsim.engine.roofline import all_ops, seconds, tiled
 from kvsim.engine.sums import all_reduce
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import STANDS_FOR, Kernel
@@ -20,6 +21,7 @@ from tests.support import scalar
 APART = Kernel(
     memory=0.7, compute=0.6, floor=4e-6, half_size=40.0, half_columns=300.0, added=0.2,
     input_passes=3.0, traffic=5.0, narrow=1.3, wide=0.9, ungrouped=1.2, padding=50.0, split=6e-6,
+    tile=128.0, unpacking=9.0,
 )  # fmt: skip
 
 
@@ -72,3 +74,22 @@ def test_head_factors() -> None:
     assert head_factor(APART, 64, 4) == pytest.approx(1.3)
     assert head_factor(APART, 256, 1) == pytest.approx(0.9 * 1.2)
     assert head_factor(APART, 512, 4) == pytest.approx(0.9)
+
+
+def test_products_compute_whole_tiles() -> None:
+    rows = np.array([1.0, 3.0, 64.0, 65.0, 128.0, 129.0, 256.0, 257.0, np.inf])
+    computed = [1, 4, 64, 128, 128, 256, 256, 384]
+    assert (tiled(rows, 128.0)[:-1] * rows[:-1]) == pytest.approx(computed)
+    assert tiled(rows, 128.0)[-1] == 1.0
+
+
+def test_an_fp8_cache_is_read_no_faster_than_it_is_widened() -> None:
+    d, p = deployment("llama3-8b", tp=1), decode_point(32.0, 8000.0, 100.0, 7.0)
+    fused = load_stack("fused")
+    hard = Kernel(unpacking=60.0)
+    d = replace(d, stack=replace(fused, kernels=dict(fused.kernels) | {"attention-fp8": hard}))
+    op = next(op for op, _ in all_ops(parse("fp8").forward(d, p)) if op.name == "attn")
+    widened = 32 * 8008 * d.shard.kv_width  # cached numbers, those of this step too
+    needed = 60.0 * widened / (d.hardware.flops["fp32"] / 2)
+    assert seconds(op, d) == pytest.approx(needed + fused.gap, rel=1e-3)
+    assert seconds(op, replace(d, stack=fused)) < 0.3 * needed

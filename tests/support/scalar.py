@@ -6,12 +6,13 @@ the number of its layer, counted through all steps.
 """
 
 from dataclasses import dataclass, field, replace
-from math import isinf
+from math import ceil, isinf
 
 import numpy as np
 
 from kvsim.graph import Group, Number, Op, Step, Stream
 from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Kernel
 
 Layer = tuple[Op, ...]
 COPIES: tuple[Stream, ...] = ("h2d", "d2h")
@@ -35,17 +36,30 @@ def op_seconds(op: Op, d: Deployment) -> float:
     if flops:
         rates = d.hardware.flops
         peak = d.hardware.cpu_flops if op.stream == "cpu" else rates.get(op.dtype, rates["fp16"])
-        filled = 1.0 if isinf(size) else max(size, 1.0) / (max(size, 1.0) + kernel.half_size)
+        filled = 1.0 if isinf(size) else max(size, 1.0) / (whole(size, kernel) + kernel.half_size)
         needs.append(float(op.slower) * flops / (peak * kernel.compute * filled * wide))
-    if d.stack.unpack_arithmetic and op.unpacked:
+    operations = kernel.unpacking or d.stack.unpack_arithmetic
+    if operations and op.unpacked:
         rate = d.hardware.flops["fp32"] / 2
-        needs.append(d.stack.unpack_arithmetic * float(op.unpacked) / rate)
+        needs.append(float(op.slower) * operations * float(op.unpacked) / rate / wide)
     each = d.hardware.links[op.stream].latency if op.stream in COPIES else 0.0
     each = d.stack.gap if op.stream == "gpu" else each
     floor = kernel.floor * min(1.0, op.launches)
     longest = max([0.0, *needs])
     longest += kernel.added * (sum(needs) - longest)
     return longest + floor + op.launches * each + fixed + rows * d.stack.gather_row
+
+
+def whole(rows: float, kernel: Kernel) -> float:
+    """Rows that a product computes: tiles, or the next power of two where that is less."""
+    rows, tile = max(rows, 1.0), kernel.tile
+    if not tile:
+        return rows
+    power = 1.0
+    while power < rows and power < tile:
+        power *= 2.0
+    power = min(power, tile)
+    return power * ceil(rows / power)
 
 
 def channel_rate(channel: str, d: Deployment) -> float:

@@ -1,6 +1,6 @@
 """Numbers of a stack fitted to measured operators, kernel class by kernel class."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from zlib import crc32
 
@@ -28,6 +28,7 @@ HEADS = {"narrow": (0.5, 4.0, 1.05), "wide": (0.5, 4.0, 1.05)}
 DECODE = {"memory": SHARES["memory"]} | FLOOR | HEADS | {
     "padding": (0.0, 1000.0, 30.0), "split_s": (0.0, 60e-6, 5e-6), "ungrouped": (0.5, 4.0, 1.05),
 }  # fmt: skip
+WIDENING = {"unpack_ops": (0.0, 40.0, 8.0)}
 PROMPT = SHARES | FLOOR | HEADS | {
     "half_size": (0.0, 5000.0, 100.0), "half_columns": (0.0, 200_000.0, 10_000.0),
 }  # fmt: skip
@@ -45,8 +46,18 @@ SUMS = {
     "ring_s": (0.0, 200e-6, 15e-6), "ring_hop_s": (0.0, 50e-6, 1e-6),
     "ring_share": (0.01, 1.0, 0.75),
 }  # fmt: skip
-FIXED = {"prefill_attention": {"added": 1.0}}
-"""Numbers that a class sets without fitting: the memory time of a prompt adds to its arithmetic."""
+FIXED = {"prompt": {"added": 1.0}, "attention-fp8": {"added": 0.3}}
+"""Numbers that a class sets without fitting: the memory time of a prompt adds to its arithmetic; a
+third of the time to load an fp8 cache adds to that of widening it, as H100 and H200 tell, which
+differ in memory alone."""
+WIDENED = {"attention-fp8": "attention"}
+"""Classes that load as another one does: what they take beside is time to widen their numbers."""
+TILES = (0.0, 64.0, 128.0, 256.0)
+"""Tiles of fp8 products that are tried. 16-bit products gain nothing from one."""
+WHY = {
+    "added": "set, not fitted", "memory": "that of the same kernel over a 16-bit cache",
+    "tile_rows": "the best of 0, 64, 128 and 256",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,26 +95,50 @@ def fit_table(
     ----------
     count : parts of the shapes that are held out in turn; 0 to hold out nothing.
     """
-    return [
-        fit_class(rows, hardware, base, count)
-        for rows in table.rows
-        if len(rows) >= FEWEST and (rows.kind != "prefill_attention" or rows.dtype == "fp16")
-    ]
+    found: dict[str, ClassFit] = {}
+    for rows in table.rows:  # 16-bit formats come first
+        if len(rows) < FEWEST or (rows.kind == "prefill_attention" and rows.dtype != "fp16"):
+            continue
+        name = class_name(rows)
+        wide = found.get(WIDENED.get(name, ""))
+        given = {} if wide is None else {"memory": wide.numbers[f"kernel.{wide.name}.memory"]}
+        found[name] = fit_class(rows, hardware, base, count, given)
+    return list(found.values())
 
 
-def fit_class(rows: OpRows, hardware: Hardware, base: Stack, count: int = FOLDS) -> ClassFit:
-    """Numbers of one kernel class, and each row predicted by a fit without its shape."""
+def fit_class(
+    rows: OpRows, hardware: Hardware, base: Stack, count: int = FOLDS,
+    given: Mapping[str, float] | None = None,
+) -> ClassFit:  # fmt: skip
+    """Numbers of one kernel class, and each row predicted by a fit without its shape.
+
+    Parameters
+    ----------
+    given : numbers of the class that are known from elsewhere.
+    """
     name = class_name(rows)
     prefix = "sums." if name == "sums" else f"kernel.{name}."
-    fixed = {prefix + key: value for key, value in FIXED.get(rows.kind, {}).items()}
+    fixed = {prefix + key: value for key, value in (FIXED.get(name, {}) | (given or {})).items()}
+    if name.startswith("gemm-fp8"):
+        fixed[prefix + "tile_rows"] = _tile(rows, hardware, base, prefix)
     stack = with_numbers(base, _neutral(name) | fixed)
     parts = folds(rows, count)
     unseen = np.full(len(rows), np.nan)
     for part in np.unique(parts) if count else ():
         out = parts == part
-        known = _fitted(rows.where(~out), hardware, stack, prefix)
+        known = _fitted(rows.where(~out), hardware, stack, prefix, fixed)
         unseen[out] = predicted(rows.where(out), hardware, with_numbers(stack, known.values))
-    return ClassFit(name, rows, _fitted(rows, hardware, stack, prefix), fixed, unseen)
+    return ClassFit(name, rows, _fitted(rows, hardware, stack, prefix, fixed), fixed, unseen)
+
+
+def _tile(rows: OpRows, hardware: Hardware, base: Stack, prefix: str) -> float:
+    """The tile with which a product's rows fit best. [rows]"""
+
+    def loss(tile: float) -> float:
+        neutral = _neutral(prefix.split(".")[1]) | {f"{prefix}tile_rows": tile}
+        return _loss(_fitted(rows, hardware, with_numbers(base, neutral), prefix))
+
+    return min(TILES, key=loss)
 
 
 def _neutral(name: str) -> dict[str, float]:
@@ -122,13 +157,15 @@ def folds(rows: OpRows, count: int = FOLDS) -> Array:
     return np.array([crc32(repr(tuple(map(float, k))).encode()) % max(count, 1) for k in keys])
 
 
-def _fitted(rows: OpRows, hardware: Hardware, stack: Stack, prefix: str) -> Fit:
+def _fitted(
+    rows: OpRows, hardware: Hardware, stack: Stack, prefix: str, fixed: Collection[str] = ()
+) -> Fit:
     def predict(numbers: dict[str, float]) -> Array:
         return predicted(rows, hardware, with_numbers(stack, numbers))
 
     best: Fit | None = None
     for times in STARTS if prefix == "sums." else STARTS[:1]:
-        parameters = _parameters(rows, prefix, times)
+        parameters = _parameters(rows, prefix, times, fixed)
         found = fit_ratio(predict, rows.took, parameters, robust=True)
         if best is None or _loss(found) < _loss(best):
             best = found
@@ -140,8 +177,10 @@ def _loss(fit: Fit) -> float:
     return float(np.sum(np.sqrt(1 + (np.log1p(fit.residuals) / 0.05) ** 2)))
 
 
-def _parameters(rows: OpRows, prefix: str, times: float) -> Sequence[Parameter]:
-    """Numbers to fit: those that the rows can tell."""
+def _parameters(
+    rows: OpRows, prefix: str, times: float, fixed: Collection[str]
+) -> Sequence[Parameter]:
+    """Numbers to fit: those that the rows can tell and that are not set."""
     ranges = {
         "gemm": PRODUCT, "decode_attention": DECODE, "prefill_attention": PROMPT, "moe": EXPERTS,
         "mla_decode": LATENT, "all_reduce": SUMS,
@@ -149,12 +188,14 @@ def _parameters(rows: OpRows, prefix: str, times: float) -> Sequence[Parameter]:
     dims = rows.shape.get("head_dim", np.zeros(1))
     left_out = {"narrow"} - ({"narrow"} if (dims < 128).any() else set())
     left_out |= {"wide"} - ({"wide"} if (dims > 128).any() else set())
+    if f"{prefix}memory" in fixed:
+        ranges = ranges | WIDENING
     if "kv_heads" in rows.shape and not (rows.shape["heads"] == rows.shape["kv_heads"]).any():
         left_out.add("ungrouped")
     return [
         Parameter(prefix + key, min(high, max(low, start * times)), low, high)
         for key, (low, high, start) in ranges.items()
-        if key not in left_out
+        if key not in left_out and prefix + key not in fixed
     ]
 
 

@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from kvsim.evidence.ops.fit import ClassFit
+from kvsim.evidence.ops.fit import WHY, ClassFit
 from kvsim.evidence.ops.rows import OpTable
 from kvsim.evidence.stackfile import numbers_text
 from kvsim.graph import Array
 
+ALONE = {"attention-fp8": frozenset({"h100", "h200"})}
+"""Cards whose kernel of a class runs on no other: FlashAttention 3 over fp8 caches is Hopper's."""
 NONE = 1e-12  # a fitted number below this stands at its bound of 0
 
 
@@ -23,8 +25,9 @@ def card_text(
     """TOML of a stack for one card that extends ``base``."""
     numbers: dict[str, float] = {}
     sources: dict[str, str] = {}
+    name = f"{table.engine} {table.version}".strip()
     for found in fits:
-        rows = f"{len(found.rows)} rows of {table.engine} {table.version} on {table.device}"
+        rows = f"{len(found.rows)} rows of {name} on {table.device}"
         where = f"{rows} ({', '.join(table.sources)}), {today}"
         for key, value in found.fit.values.items():
             numbers[key] = value
@@ -33,18 +36,18 @@ def card_text(
             sources[key] = f"fitted to {where}: {value:.4g} +- {known:.2g}{unknown}"
         for key, value in found.fixed.items():
             numbers[key] = value
-            sources[key] = f"set, not fitted, with {where}"
+            sources[key] = f"{WHY[key.rpartition('.')[2]]}, with {where}"
     worst = ", ".join(
         f"{f.name} {100 * np.median(errors_of(f)):.2g} / {100 * np.quantile(errors_of(f), 0.9):.2g}"
         for f in fits
     )
     left = ", ".join(f"{count} {reason}" for reason, count in table.rejected.items())
     head: dict[str, object] = {
-        "title": f"{table.engine} {table.version} on {table.device}, fitted to measured operators",
+        "title": f"{name} on {table.device}, fitted to measured operators",
         "basis": "calibrated",
         "error": f"kernels on shapes that no fit saw, median / 90 % of rows in %: {worst}",
         "extends": base,
-        "version": table.version,
+        **({"version": table.version} if table.version else {}),
         "device": table.device,
         "date": today,
         "fit": f"{sum(len(f.rows) for f in fits)} measured operators; left out: {left or 'none'}",
@@ -70,16 +73,23 @@ def typical_text(
     numbers: dict[str, float] = {key: value for key, (value, _) in own.items()}
     sources = {key: text for key, (_, text) in own.items()}
     for key, value in typical(cards).items():
-        seen = ", ".join(f"{c} {n[key]:.3g}" for c, n in cards.items() if key in n)
+        seen = ", ".join(f"{c} {x:.3g}" for c, x in _stated(cards, key).items())
         numbers[key] = value
         sources[key] = f"median of cards fitted on {today}: {seen}"
     return stack_text(head, numbers, sources)
 
 
 def typical(cards: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Medians over the cards that state a number."""
+    """Medians over the cards that state a number and whose kernels other cards may run."""
     keys = dict.fromkeys(key for numbers in cards.values() for key in numbers)
-    return {key: float(np.median([n[key] for n in cards.values() if key in n])) for key in keys}
+    return {key: float(np.median(list(_stated(cards, key).values()))) for key in keys}
+
+
+def _stated(cards: Mapping[str, Mapping[str, float]], key: str) -> dict[str, float]:
+    """What cards say of a number; those with kernels that no other card runs only if alone."""
+    found = {card: numbers[key] for card, numbers in cards.items() if key in numbers}
+    alone = ALONE.get(key.split(".")[1], frozenset())
+    return {card: x for card, x in found.items() if card not in alone} or found
 
 
 def stack_text(
