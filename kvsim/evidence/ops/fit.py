@@ -118,7 +118,9 @@ def fit_class(
     """
     name = class_name(rows)
     prefix = "sums." if name == "sums" else f"kernel.{name}."
-    fixed = {prefix + key: value for key, value in (FIXED.get(name, {}) | (given or {})).items()}
+    fixed = {
+        prefix + key: value for key, value in (FIXED.get(name, {}) | dict(given or {})).items()
+    }
     if name.startswith("gemm-fp8"):
         fixed[prefix + "tile_rows"] = _tile(rows, hardware, base, prefix)
     stack = with_numbers(base, _neutral(name) | fixed)
