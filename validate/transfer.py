@@ -9,7 +9,7 @@ waits for who filled it, and nothing is freed before compute waits for the lane 
 PyTorch hands freed memory to the stream that asked for it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from queue import SimpleQueue
@@ -71,6 +71,12 @@ class Transfers:
         """End all lanes, after what they still have to do."""
         for lane in (self.h2d, self.d2h, self.side):
             lane.close()
+
+
+def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy every source (second) to its target; a GPU does so while others go on."""
+    for target, source in pairs:
+        target.copy_(source, non_blocking=True)
 
 
 def to_device(

@@ -7,6 +7,8 @@ from kvsim.errors import InputError
 from kvsim.techniques import parse
 from kvsim.validate.counts.compare import Line
 from kvsim.validate.impl.bytoken import PACKED_AT_ONCE
+from kvsim.validate.impl.place import SENT_LATE
+from kvsim.validate.impl.turboquant import READ_TWICE
 from kvsim.validate.run import Generation
 from tests.support.decoders import decoder, prompts
 from tests.support.runs import assert_same_run
@@ -30,6 +32,9 @@ PAIRS = [
     "grouped:bits=4,value_bits=2,group=8", "grouped:bits=3,group=8",
     f"pyramidkv:budget=16,window=8,beta=4 + {KIVI}",
     f"{QUEST} + {GROUPED}", f"{QUEST} + fp8",
+    "offload + fp8", f"offload:host_share=0.5 + {GROUPED}", f"offload + {KIVI}",
+    "offload:host_share=0.5 + turboquant:bits=4,group=8", f"{SNAPKV} + offload:host_share=0.5",
+    f"{SNAPKV} + {KIVI} + offload:host_share=0.5",
     f"{SNAPKV} + turboquant:bits=3,group=8", f"{H2O} + turboquant:bits=4,value_bits=2,group=8",
 ]  # fmt: skip
 LAYERED = [
@@ -40,7 +45,13 @@ LAYERED = [
     f"0: full; 1: {SNAPKV} + {GROUPED}",
     f"0: fp8; 1: values:n=6 + {GROUPED}",
     f"0: turboquant:bits=4,group=8; 1: {QUEST}",
+    f"0: offload:host_share=0.5; 1: {KIVI}",
+    f"0: full; 1: offload + {SNAPKV}",
 ]
+
+
+NAMED = {SENT_LATE, READ_TWICE}
+"""Differences of what is sent home late, and of rows in two places."""
 
 
 def test_there_are_twenty_of_them() -> None:
@@ -56,6 +67,8 @@ def test_compositions_are_as_stated(text: str, model: str) -> None:
         assert line.same_flops, (line.phase, line.op)
         if line.reason == PACKED_AT_ONCE["attn"] and line.phase == "decode":
             assert line.equal or _unwritten(line, model), line
+        elif line.reason in NAMED:
+            assert line.holds
         elif line.op not in {*STACK_WIDE, "graduate"}:
             assert line.equal, line
     for buffer in result.buffers:
@@ -78,6 +91,8 @@ def _unwritten(line: Line, model: str) -> bool:
         "0: snapkv:budget=500,window=8; 1-2: h2o:heavy=100,recent=100",
         "0: streamingllm:sink=4,recent=500; 1: full; 2: snapkv:budget=400,window=4",
         "0: quest:budget=800,page=4,dense=0; 1-2: full", "quest:budget=16,page=4,dense=3",
+        "0-1: place:host_share=0.5; 2: full", "0: kcache:n=1000; 1-2: place:host_share=1",
+        "snapkv:budget=500,window=8 + offload:host_share=0.5",
         "values:n=1000", "pyramidkv:budget=500,window=8,beta=2",
     ],
 )  # fmt: skip
@@ -123,6 +138,8 @@ def test_eight_bits_are_close_to_what_they_store(packed: str, plain: str, within
         (f"{STREAMING} + {KIVI}", "packs them together"),
         (f"values:n=4 + {KIVI}", "use grouped"),
         (f"{QUEST} + turboquant:bits=4,group=8", "use grouped"),
+        (f"{H2O} + offload", "rows on the host"),
+        ("kvpr + fp8", "recomputed is fp16"),
         ("fastdecode", "real implementation"),
         ("grouped:bits=4,group=32", "does not divide the head dim 16"),
         ("0: full; 1: kivi", "layers"),

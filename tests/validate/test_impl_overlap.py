@@ -19,7 +19,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
 from kvsim.validate import transfer
-from kvsim.validate.impl import hostcache, kcache, rows, specache
+from kvsim.validate.impl import hostcache, place, placing, rows, specache, values
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Generation
@@ -91,6 +91,12 @@ def late(monkeypatch: Any) -> Lateness:
         lateness.wait()
         plainly(self, other, tokens)
 
+    def copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
+        for target, _ in pairs:
+            poisoned(target)
+        lateness.wait()
+        transfer.copy_all(pairs)
+
     def fetch(k: Tensor, v: Tensor, index: Tensor, *into: Tensor) -> tuple[Tensor, Tensor]:
         for buffer in into:
             poisoned(buffer)
@@ -98,13 +104,22 @@ def late(monkeypatch: Any) -> Lateness:
         return gather(k, v, index, into[0], into[1])
 
     monkeypatch.setattr(rows.Rows, "take", take)
-    for module in (hostcache, kcache, specache):
+    for module in (hostcache, placing, specache):
         monkeypatch.setattr(module, "Transfers", Late)
-    for module in (kcache, specache):
+    for module in (values, specache):
         monkeypatch.setattr(module, "gather", fetch)
+    for module in (place, values):
+        monkeypatch.setattr(module, "copy_all", copy_all)
     return lateness
 
 
+COMPOSED = [
+    "place:host_share=0.5", "0-1: place:host_share=1; 2: full",
+    "0: full; 1: place:host_share=0.5; 2-: kcache:n=2000",
+    "offload:host_share=0.5 + kivi:bits=4,group=8,residual=8", "offload + fp8",
+    "0: full; 1-2: kcache:n=6 + grouped:bits=4,group=8", "offload + snapkv:budget=16,window=4",
+]  # fmt: skip
+"""The first three lose nothing."""
 LOSSLESS = ["offload:host_share=0.5", "kvpr:split=9"]
 OWN = ["kcache:n=6", "specache:bits=2,group=16,residual=16,k=6"]
 OTHERS = [
@@ -134,18 +149,27 @@ def test_no_wrong_token_with_other_settings(text: str, late: Lateness) -> None:
     assert torch.equal(Generation(tiny(), parse(text), prompts(*LENGTHS), FEW).complete(), truth)
 
 
-@pytest.mark.parametrize("text", [*LOSSLESS, *OWN, OTHERS[1], OTHERS[4]])
+@pytest.mark.parametrize("text", COMPOSED)
+def test_no_wrong_token_in_compositions(text: str, late: Lateness) -> None:
+    truth = plain("full" if text in COMPOSED[:3] else text, FEW)
+    for late.longest in (2e-3, 5e-4):
+        run = Generation(tiny(), parse(text), prompts(*LENGTHS), FEW)
+        assert torch.equal(run.complete(), truth)
+    assert late.copies > FEW
+
+
+@pytest.mark.parametrize("text", [*LOSSLESS, *OWN, OTHERS[1], OTHERS[4], *COMPOSED[3:5]])
 def test_the_prompt_leaves_late(text: str, late: Lateness) -> None:
     """Long after the layers that computed it are through with their buffers."""
     late.storing = 3e-2
     tokens = Generation(tiny(), parse(text), prompts(*LENGTHS), 4).complete()
-    assert torch.equal(tokens, plain(text if text in OWN else "full", FEW)[:, :4])
+    assert torch.equal(tokens, plain(text if text in OWN + COMPOSED else "full", FEW)[:, :4])
 
 
-@pytest.mark.parametrize("text", LOSSLESS + OWN)
+@pytest.mark.parametrize("text", [*LOSSLESS, *OWN, *COMPOSED[:4]])
 def test_without_waiting_tokens_are_wrong(text: str, late: Lateness, monkeypatch: Any) -> None:
     """Or nothing above would show a race."""
-    truth = plain("full" if text in LOSSLESS else text, FEW)
+    truth = plain(text if text in OWN + COMPOSED else "full", FEW)
     monkeypatch.setattr(transfer._ThreadMark, "wait", lambda self: None)
     late.longest = 5e-3
     assert not torch.equal(
@@ -158,5 +182,5 @@ def known() -> None:
     """What is expected is found without any delay, before fixtures change anything."""
     for text in ["full", *OWN]:
         plain(text, STEPS // RUNS)
-    for text in ["full", *OWN, *OTHERS]:
+    for text in ["full", *OWN, *OTHERS, *COMPOSED]:
         plain(text, FEW)

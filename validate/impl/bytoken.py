@@ -265,6 +265,15 @@ class ByToken(Cells):
         """Every part of every row that is on the GPU."""
         return {"kv": [*self.k.parts, *(() if self.values_away else self.v.parts)]}
 
+    def rows_in_use(self, ends: tuple[int, ...]) -> list[int]:
+        """A row per token."""
+        return [max(ends)] * (len(self.k.parts) + len(self.v.parts))
+
+    def bind(self, tables: list[Tensor]) -> None:
+        """Keys' parts, then values'."""
+        count = len(self.k.parts)
+        self.k.parts, self.v.parts = tables[:count], tables[count:]
+
     def _view(self, spot: Spot) -> View:
         ends = lengths_on(self.room.device, spot.ends)
         return View(ends, self.k.store(), self.v.store(), ends, ends)

@@ -6,9 +6,9 @@ business, which hands out the tensors.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -101,8 +101,11 @@ class Cells(ABC):
 
     plain = False  # whether keys and values are full-precision numbers in place
     as_given = True  # whether rows hold the numbers that came, each by itself
-    differences: ClassVar[dict[str, str]] = {}
+    differences: Mapping[str, str] = MappingProxyType({})
     """Ops and buffers that really differ from what is stated, and why."""
+
+    apart: Mapping[str, str] = MappingProxyType({})
+    """Further ones where some rows are on the host and others here."""
 
     def __init__(self, part: Storage, room: CacheRoom, slots: int, tally: Silent) -> None:
         self.part, self.room, self.slots, self.tally = part, room, slots, tally
@@ -127,6 +130,18 @@ class Cells(ABC):
     @abstractmethod
     def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:
         """The same of one query, and what it gave each slot, (sequences, heads, 1, slots)."""
+
+    def rows_in_use(self, ends: tuple[int, ...]) -> list[int]:
+        """Rows of every table that tokens up to these ends fill, in the order they were made."""
+        raise NotImplementedError
+
+    def bind(self, tables: list[Tensor]) -> None:
+        """Use these tables from here on, in the order they were made."""
+        raise NotImplementedError
+
+    def tails(self) -> list[Tensor]:
+        """What stays on the GPU wherever the tables are."""
+        return []
 
     @abstractmethod
     def tensors(self) -> dict[str, list[Tensor]]:

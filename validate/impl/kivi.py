@@ -1,6 +1,7 @@
 """KIVI: keys packed per channel in blocks, values per token behind the latest ones."""
 
-from typing import ClassVar
+from dataclasses import replace
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -27,9 +28,9 @@ class Kivi(Cells):
     """
 
     as_given = False
-    differences: ClassVar[dict[str, str]] = {
-        "quantise": "keys are packed by whole residuals; the prediction spreads that evenly",
-    }
+    differences = MappingProxyType(
+        {"quantise": "keys are packed by whole residuals; the prediction spreads that evenly"}
+    )
 
     @classmethod
     def small_settings(cls, run: SmallRun) -> list[str]:
@@ -89,6 +90,21 @@ class Kivi(Cells):
     def tensors(self) -> dict[str, list[Tensor]]:
         """Packed rows and rings."""
         return {"kv": [*self.k.tensors(), *self.v.tensors()]}
+
+    def rows_in_use(self, ends: tuple[int, ...]) -> list[int]:
+        """Packed rows of keys, groups of them, and packed rows of values."""
+        keys, values = self.packed_keys(max(ends)), self.packed_values(max(ends))
+        groups = keys // self.k.store.group
+        return [keys, groups, groups, values, values, values]
+
+    def bind(self, tables: list[Tensor]) -> None:
+        """Codes, scales and zero points of keys, then of values."""
+        for side, (codes, scale, zero) in ((self.k, tables[:3]), (self.v, tables[3:])):
+            side.store = replace(side.store, codes=codes, scale=scale, zero=zero)
+
+    def tails(self) -> list[Tensor]:
+        """The latest tokens."""
+        return [self.k.ring, self.v.ring]
 
     def _look(self, queries: Tensor, spot: Spot, scored: bool = False) -> PartialAttention:
         keys = [self.packed_keys(n) for n in spot.ends]

@@ -1,26 +1,188 @@
-"""Shares of the cache in host memory."""
+"""Shares of the cache in host memory, which visit the GPU layer by layer.
+
+Two buffers take turns: while one layer is attended to, the next one arrives in the other.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from kvsim.errors import InputError
+from kvsim.techniques.axes import Placement
 from kvsim.techniques.place import Place as Settings
+from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.bytoken import ByToken
 from kvsim.validate.impl.cells import Cells, on_the_gpu
 from kvsim.validate.impl.placing import Placing
 from kvsim.validate.impl.selecting import Where
+from kvsim.validate.impl.split import SplitCells
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.tally import Silent
+from kvsim.validate.transfer import Mark, copy_all
+
+if TYPE_CHECKING:
+    from kvsim.validate.impl.composed import Composed
+
+SENT_LATE = "the latest tokens are sent when they are packed; the prediction sends every token"
+
+
+@dataclass
+class Coming:
+    """A layer's rows on their way to a buffer."""
+
+    mark: Mark
+    note: Silent
 
 
 class Place(Placing):
-    """Values alone in host memory."""
+    """A share of the rows of every layer, or all values, in host memory.
 
-    def cells(self, kind: type[Cells], place: Where, slots: int) -> Cells:
-        """Values at home, where all of them are."""
-        assert isinstance(self.part, Settings)
-        if not self.part.loads:
-            return super().cells(kind, place, slots)
-        m, where = self.run.model, self.run.decoder
-        if float(self.part.v_host) != 1 or float(self.part.k_host) or not issubclass(kind, ByToken):
+    References
+    ----------
+    .. [1] Y. Sheng et al., "FlexGen", ICML 2023, section 3.2.
+    """
+
+    def __init__(self, run: "Composed", part: Placement) -> None:
+        super().__init__(run, part)
+        assert isinstance(part, Settings)
+        self.place = part
+        self.visitors: dict[int, SplitCells] = {}  # by layer
+        self.buffers: list[list[Tensor]] = []
+        self._turn = 0  # visits so far: even ones use the first buffer
+        self._free: list[tuple[Mark, ...]] = [(), ()]  # what each buffer's next filler waits for
+        self._stored: dict[int, Mark] = {}  # when a layer's home took its last tokens
+        self._coming: Coming | None = None
+
+    def cells(self, kind: type[Cells], where: Where, slots: int) -> Cells:
+        """Rows or values at home, where the share says so."""
+        place = self.place
+        if not place.loads:
+            return super().cells(kind, where, slots)
+        m, at = self.run.model, self.run.decoder
+        room = on_the_gpu(self.run.batch, m.kv_heads, m.head_dim, at.dtype, at.device)
+        stored, tally, host = where.parts.storage, self.run.tally, self.lanes().host
+        self._refuse(kind, where)
+        if not float(place.k_host):
+            return kind(stored, room, slots, tally, host)  # type: ignore[call-arg]
+        away = round(float(place.host_share) * room.sequences * room.heads)
+        if not away:
+            return super().cells(kind, where, slots)
+        split = SplitCells(kind, stored, room, slots, tally, away, host)
+        self.visitors[where.layer] = split
+        if split.away.tails():
+            self.differences = {"store_kv": SENT_LATE}
+        return split
+
+    def ready(self) -> None:
+        """Buffers that have room for the largest layer."""
+        if not self.visitors:
+            return
+        homes = [split.homes for split in self.visitors.values()]
+        if any([h.shape[1:] for h in one] != [h.shape[1:] for h in homes[0]] for one in homes):
+            raise InputError("place: layers that are stored differently cannot share buffers")
+        largest = [max(parts, key=len) for parts in zip(*homes, strict=True)]
+        device = self.run.decoder.device
+        self.buffers = [[torch.zeros_like(h, device=device) for h in largest] for _ in "12"]
+
+    def begin(self, layer: int, step: Pass) -> None:
+        """Ask for the next layer, wait for this one."""
+        if layer not in self.visitors:
+            return
+        cells, turn = self.visitors[layer], self._turn % 2
+        cells.visit([b[: len(h)] for b, h in zip(self.buffers[turn], cells.homes, strict=True)])
+        if step.kind == "prefill":
+            if not step.starts[0]:
+                for mark in self._free[turn]:
+                    mark.wait()
+            return
+        coming, following = self._coming, self._after(layer)
+        if following != layer:
+            self._request(following, self._turn + 1)
+        if coming:
+            coming.mark.wait()
+            self.run.tally.take(coming.note)
+
+    def end(self, layer: int, step: Pass) -> None:
+        """Send home what is new; the buffer is free when attention and copies are done."""
+        if layer not in self.visitors:
+            return
+        cells = self.visitors[layer]
+        if step.kind == "prefill":
+            if step.length < self.run.prompt:
+                return
+            cells.begins = 0  # all of it
+        self._store(layer)
+        self._turn += 1
+        following = self._after(layer)
+        if step.kind == "prefill":
+            if following <= layer:
+                self._request(following, self._turn)
+        elif following == layer:  # one layer: the next step needs what this one stores
+            self._request(layer, self._turn)
+
+    def resident(self) -> Resident:
+        """Homes, and the buffers that layers take turns with."""
+        if not self.visitors:
+            return {}
+        homes = [home for split in self.visitors.values() for home in split.homes]
+        return {"gpu": {"kv buffers": [t for b in self.buffers for t in b]}, "host": {"kv": homes}}
+
+    def _refuse(self, kind: type[Cells], where: Where) -> None:
+        """What only whole techniques do, and selections that change rows that are away."""
+        place, selection = self.place, where.parts.selection
+        if place.recomputes or place.cpu_share or place.weights_host or place.parts > 1:
             raise InputError(
-                "place: of caches in host memory only values that are stored token by token run "
-                "composed; offload and kvpr run by themselves"
+                "place: composed, rows or values of the cache live on the host; recomputation and "
+                "columns run as kvpr and offload, by themselves"
             )
-        room = on_the_gpu(self.run.batch, m.kv_heads, m.head_dim, where.dtype, where.device)
-        return kind(place.parts.storage, room, slots, self.run.tally, self.lanes().host)
+        if not float(place.k_host):
+            if float(place.v_host) != 1 or not issubclass(kind, ByToken) or not selection.chooses:
+                raise InputError(
+                    "place: values on the host are fetched one by one: all of them, by kcache, "
+                    "stored token by token"
+                )
+        elif selection.evicts == "always" or selection.chooses:
+            raise InputError(
+                f"place: {selection.name} works on single rows, and no real implementation does "
+                f"that to rows on the host"
+            )
+        if getattr(where.parts.storage, "host", False):
+            raise InputError("grouped: host=true runs within offload and kvpr, by themselves")
+        if where.parts.drafting.drafts:
+            raise InputError("place: no real implementation takes drafts back from the host")
+
+    def _after(self, layer: int) -> int:
+        """The next layer that visits, from the last one the first."""
+        layers = list(self.visitors)
+        return layers[(layers.index(layer) + 1) % len(layers)]
+
+    def _request(self, layer: int, turn: int) -> None:
+        """Queue the copy of a layer's rows to the buffer of a turn."""
+        cells, note = self.visitors[layer], self.run.tally.apart()
+        used = cells.in_use()
+        pairs = [
+            (buffer[:rows], home[:rows])
+            for buffer, home, rows in zip(self.buffers[turn % 2], cells.homes, used, strict=True)
+            if rows
+        ]
+        note.copy("load_kv", "h2d", [home for _, home in pairs])
+
+        after = (*self._free[turn % 2], self._stored[layer])
+        self._coming = Coming(self.lanes().h2d(lambda: copy_all(pairs), *after), note)
+
+    def _store(self, layer: int) -> None:
+        """Queue the copy home of what this visit has added."""
+        cells, buffers = self.visitors[layer], self.buffers[self._turn % 2]
+        new = zip(cells.homes, buffers, cells.untouched(), cells.in_use(), strict=True)
+        pairs = [
+            (home[first:last], buffer[first:last])
+            for home, buffer, first, last in new
+            if first < last
+        ]
+        self.run.tally.copy("store_kv", "d2h", [home for home, _ in pairs])
+
+        stored = self.lanes().d2h(lambda: copy_all(pairs), self.lanes().mark())
+        self._stored[layer] = stored
+        self._free[self._turn % 2] = (self.lanes().mark(), stored)

@@ -1,6 +1,8 @@
 """Where a layer's cache lives: the base of placements."""
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from kvsim.techniques.axes import Placement
 from kvsim.validate.impl.base import Resident
@@ -16,18 +18,18 @@ if TYPE_CHECKING:
 class Placing:
     """All layers that are placed alike; the default keeps them on the GPU."""
 
-    differences: ClassVar[dict[str, str]] = {}
+    differences: Mapping[str, str] = MappingProxyType({})
     """Ops and buffers that really differ from what is stated, and why."""
 
     def __init__(self, run: "Composed", part: Placement) -> None:
         self.run, self.part = run, part
         self._lanes: Transfers | None = None
 
-    def cells(self, kind: type[Cells], place: "Where", slots: int) -> Cells:
+    def cells(self, kind: type[Cells], where: "Where", slots: int) -> Cells:
         """The storage of one layer."""
-        m, where = self.run.model, self.run.decoder
-        room = on_the_gpu(self.run.batch, m.kv_heads, m.head_dim, where.dtype, where.device)
-        return kind(place.parts.storage, room, slots, self.run.tally)
+        m, at = self.run.model, self.run.decoder
+        room = on_the_gpu(self.run.batch, m.kv_heads, m.head_dim, at.dtype, at.device)
+        return kind(where.parts.storage, room, slots, self.run.tally)
 
     def lanes(self) -> Transfers:
         """Copies between GPU and host beside compute."""

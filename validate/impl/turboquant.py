@@ -1,6 +1,7 @@
 """TurboQuant: vectors rotated at random, then rounded number by number to levels of a normal."""
 
 from functools import cache
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from kvsim.validate.kernels.stores import Store
 from kvsim.validate.model.attention import Seen
 from kvsim.validate.tally import Silent
 
+READ_TWICE = "rows on the host and on the GPU are rotated apart: the rotation is read twice"
 SEED = 2504  # of the rotation, which all layers share
 
 
@@ -35,6 +37,7 @@ class Turboquant(ByToken):
 
     as_given = False
     differences = PACKED_AT_ONCE
+    apart = MappingProxyType(dict.fromkeys(("rotate", "rotate_back"), READ_TWICE))
 
     @classmethod
     def small_settings(cls, run: SmallRun) -> list[str]:

@@ -12,7 +12,7 @@ from kvsim.validate.impl.cells import Spot
 from kvsim.validate.impl.selecting import Selecting, Where
 from kvsim.validate.kernels.gather import gather, rows_at
 from kvsim.validate.model.attention import Pass, attend
-from kvsim.validate.transfer import Mark, Transfers
+from kvsim.validate.transfer import Mark, Transfers, copy_all
 
 Copies = list[tuple[Tensor, Tensor]]  # to, from
 
@@ -221,11 +221,8 @@ class _Away:
     def _send(self, layer: Values, copies: Copies) -> None:
         layer.tally.copy("store_v", "d2h", [source for _, source in copies])
 
-        def work() -> None:
-            for target, source in copies:
-                target.copy_(source, non_blocking=True)
-
-        self.sent[layer.layer] = self.transfers.d2h(work, self.transfers.mark()), copies
+        lane, mark = self.transfers.d2h, self.transfers.mark()
+        self.sent[layer.layer] = lane(lambda: copy_all(copies), mark), copies
 
     def _wait(self, layer: Values) -> None:
         """Until a layer's values are at home; only then may their source be used again."""
