@@ -117,7 +117,7 @@ class Prediction:
         if uneven.size:
             raise InputError(
                 f"{self.technique.name}: batch {uneven[0]:.0f} does not divide into {parts} parts; "
-                f"choose a multiple of {parts}, or ask for it alone" + _fewer_parts(self.technique)
+                f"choose multiples of {parts}" + _fewer_parts(self.technique)
             )
 
     @property

@@ -47,30 +47,42 @@ class Passes:
         """New tokens per sequence in the widest pass of a round."""
         return self.technique.pass_width
 
+    @cached_property
+    def _single(self) -> Technique:
+        """The technique for one prompt, which does not divide into parts."""
+        return self.technique.for_batches(np.ones(1))
+
     def round(self, batch: Array, context: Array) -> Array:
-        """What a decoding round takes at each batch and context, as ``measure`` counts it."""
-        parts = self.technique.tiles()
-        padded = np.ceil(batch / parts) * parts
-        p = Point(padded, context, 1.0, context, context + 1.0)
-        total: Number = 0.0
-        for step in self.technique.cycle(self.deployment, p).steps:
-            total = total + self.measure.round(step, self.deployment)
-        return np.array(np.broadcast_to(total, np.broadcast_shapes(batch.shape, context.shape)))
+        """What a decoding round takes at each batch and context, as ``measure`` counts it.
+
+        A batch is decoded in as many parts as divide it, up to the technique's, as predictions do.
+        """
+        found = np.zeros(np.broadcast_shapes(batch.shape, context.shape))
+        fitting = {some: self.technique.for_batches(np.array([some])) for some in np.unique(batch)}
+        for technique in {t.tiles(): t for t in fitting.values()}.values():
+            parts = technique.tiles()
+            p = Point(np.ceil(batch / parts) * parts, context, 1.0, context, context + 1.0)
+            total: Number = 0.0
+            for step in technique.cycle(self.deployment, p).steps:
+                total = total + self.measure.round(step, self.deployment)
+            its = [some for some, t in fitting.items() if t.tiles() == parts]
+            found = np.where(np.isin(batch, its), total, found)
+        return found
 
     def prompt(self, new: Array, start: Array) -> Array:
         """Passes over ``new`` tokens of one prompt each, after ``start`` earlier ones."""
         new, start = np.broadcast_arrays(new, start)
-        parts = float(self.technique.tiles())
+        parts = float(self._single.tiles())
         length = start + new
         p = Point(parts, start / 1.0, new / parts, length, length + 1.0, prefill=True)
-        total = self.measure.alone(self.technique.prefill(self.deployment, p), self.deployment)
+        total = self.measure.alone(self._single.prefill(self.deployment, p), self.deployment)
         return np.array(np.broadcast_to(total, new.shape))
 
     def between(self, prompt: Array) -> Array:
         """What comes between a prompt and its first decoding round."""
-        p = decode_point(float(self.technique.tiles()), prompt, 2.0, 0.0)
+        p = decode_point(float(self._single.tiles()), prompt, 2.0, 0.0)
         total: Number = np.zeros(prompt.shape)
-        for step in self.technique.between(self.deployment, p):
+        for step in self._single.between(self.deployment, p):
             total = total + self.measure.alone(step, self.deployment)
         return np.asarray(total)
 

@@ -1,15 +1,21 @@
 """FastDecode: the cache stays in host memory and the CPU attends to it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kvsim.machines.deployment import Deployment
 from kvsim.techniques.place import Place
+from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Part, Term
 
 
 @dataclass(frozen=True)
 class Fastdecode(Term):
-    """CPU attention; two halves of the batch alternate so that GPU and CPU both stay busy.
+    """CPU attention; parts of the batch alternate so that GPU and CPU both stay busy.
+
+    The paper has two parts. One leaves each side idle while the other works, but reads the weights
+    once, which is quicker where few sequences are decoded.
 
     References
     ----------
@@ -18,6 +24,12 @@ class Fastdecode(Term):
 
     name: ClassVar[str] = "fastdecode"
 
+    parts: int = param(2, "parts of the batch that alternate", low=1, high=1024)
+
     def says(self) -> tuple[Part, ...]:
         """All of the cache with the CPU."""
-        return (Place(cpu_share=1, parts=2),)
+        return (Place(cpu_share=1, parts=self.parts),)
+
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+        """The paper's two parts, and one."""
+        return [Fastdecode(), Fastdecode(1)]

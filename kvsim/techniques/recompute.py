@@ -164,9 +164,13 @@ def notes(place: "Place", at: LayerPass) -> tuple[str, ...]:
         cached = float(np.ravel(at.p.context)[0])
         rates = d.bandwidth["h2d"], d.flops("fp16")
         ideal = float(optimal_split(cached, m.hidden, *rates)) if m.queries_per_kv == 1 else 0
+        everyone = (
+            f"; each of {d.tp} GPUs loads the layer's whole input, {width:.0f} numbers per token, "
+            f"where it would load {m.kv_width:.0f} of keys and values"
+        )
         return (
             f"split: {split:.0f} of {cached:.0f} cached tokens are recomputed in the last step "
-            f"(the paper's equation 11 at peak rates: {ideal:.0f})",
+            f"(the paper's equation 11 at peak rates: {ideal:.0f}){everyone if d.tp > 1 else ''}",
         )
     sharing = "a latent cache" if m.latent else f"{m.queries_per_kv} query heads per KV head"
     if d.tp > 1 and not m.latent:

@@ -252,6 +252,7 @@ def test_utilisation_is_what_the_ops_move_and_compute(name: str) -> None:
     generate = 40
     costs = StepCosts(kind, d, Rules(prefill="whole"), LONGEST, 512)
     run = simulate(Requests(np.zeros(1), np.array([512]), np.array([generate])), costs)
+    kind = kind.for_batches(np.ones(1))
     tiles = float(kind.tiles())
     steps = [kind.prefill(d, Point(tiles, 0.0, 512 / tiles, 512.0, 513.0, prefill=True))]
     steps += kind.between(d, decode_point(tiles, 512.0, 2.0, 0.0))
