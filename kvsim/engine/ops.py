@@ -57,9 +57,16 @@ def gemm(
 
 
 def unpacking(deployment: Deployment, stored: WeightFormat, weights: Number) -> Number:
-    """Time to widen packed weights that loading them does not hide. [s]"""
-    packed = stored.bits < 16 and stored.dtype == "fp16"
-    return deployment.stack.unpack_ops * weights / (deployment.flops("fp32") / 2) if packed else 0.0
+    """Time to widen packed weights that loading them does not hide. [s]
+
+    In the product's kernel that is arithmetic; software that widens them before moves them again.
+    """
+    if stored.bits == 16 or stored.dtype != "fp16":
+        return 0.0
+    stack = deployment.stack
+    rate = deployment.bandwidth["hbm"] * stack.kernel("pointwise").memory
+    took = stack.unpack_ops / (deployment.flops("fp32") / 2) + stack.widen_bytes / rate
+    return took * weights
 
 
 def before_attention(

@@ -177,6 +177,7 @@ class Stack:
     ring_share: float = 1.0  # share of the link's rate that a ring reaches
     # weights
     unpack_ops: float = 0.0  # vector operations per packed weight that its loading does not hide
+    widen_bytes: float = 0.0  # moved per packed weight to widen it before its product [B]
     # memory
     context_memory: float = 0.0  # driver, libraries, workspaces [B]
     old_cache: bool = False  # a step's caller keeps the cache that torch.cat replaces

@@ -81,6 +81,7 @@ STACK_NUMBERS: Mapping[str, tuple[str, Number]] = {
     "sums.ring_hop_s": ("ring_hop", NON_NEGATIVE),
     "sums.ring_share": ("ring_share", EFFICIENCY),
     "weights.unpack_ops": ("unpack_ops", NON_NEGATIVE),
+    "weights.unpack_bytes": ("widen_bytes", NON_NEGATIVE),
     "cache.unpack_ops": ("unpack_arithmetic", NON_NEGATIVE),
     "memory.context_memory_B": ("context_memory", NON_NEGATIVE),
     "memory.weight_copies": ("weight_copies", AT_LEAST_ONE),

@@ -156,11 +156,10 @@ def scratch(place: "Place", at: LayerPass) -> Number:
 
 
 def notes(place: "Place", at: LayerPass) -> tuple[str, ...]:
-    """The split in use, and why it is 0 on grouped-query models."""
+    """The split in use, why it is best at 0 on grouped-query models, and what GPUs load alike."""
     d, m = at.d, at.d.shard
-    width = input_width(d)
+    width, split = input_width(d), float(np.ravel(recomputed(place, at))[0])
     if width < m.kv_width:
-        split = float(np.ravel(recomputed(place, at))[0])
         cached = float(np.ravel(at.p.context)[0])
         rates = d.bandwidth["h2d"], d.flops("fp16")
         ideal = float(optimal_split(cached, m.hidden, *rates)) if m.queries_per_kv == 1 else 0
@@ -176,7 +175,7 @@ def notes(place: "Place", at: LayerPass) -> tuple[str, ...]:
     if d.tp > 1 and not m.latent:
         sharing += f" and {d.tp} GPUs that each load the layer's whole input"
     return (
-        f"split 0: with {sharing} a token's layer input ({width:.0f} numbers) is "
+        f"split {split:.0f}: with {sharing} a token's layer input ({width:.0f} numbers) is "
         f"no smaller than the keys and values it would replace ({m.kv_width:.0f}), so "
         f"recomputing saves no transfer and only adds work",
     )

@@ -33,14 +33,31 @@ class Storage(Part):
 
     def notes(self, at: LayerPass) -> tuple[str, ...]:
         """Which kernels a low-bit answer stands for."""
+        stack, said = at.d.stack, f"low-bit cache: stack {at.d.stack.name} stands for"
+        if self.read != self.stored:
+            share = stack.kernel("quantise").memory
+            return (
+                f"{said} kernels that widen what arrives from the host, before attention, at "
+                f"{share:.0%} of the memory bandwidth",
+            )
         if self.read.kernel != "lowbit":
             return ()
-        stack = at.d.stack
-        each = f"{stack.unpack_arithmetic:g} vector operations" if stack.unpack_arithmetic else ""
-        work = f"{each} per number unpacked" if each else "unpacking that memory traffic hides"
+        if stack.unpack_bytes:
+            return (
+                f"{said} software that unpacks a layer to fp16 before attention and moves "
+                f"{stack.unpack_bytes:g} bytes per number for it",
+            )
+        if stack.unpack_arithmetic:
+            each = f"{stack.unpack_arithmetic:g} vector operations per number"
+            return (
+                f"{said} attention kernels tuned to unpack in registers with {each}; kernels that "
+                f"are not lose on cards with much bandwidth",
+            )
+        passes = f" in {stack.packed_passes:g} passes" if stack.packed_passes > 1 else ""
         return (
-            f"{self.name}: stack {stack.name} stands for low-bit attention kernels with {work}; "
-            f"kernels that are not tuned so lose on cards with much bandwidth",
+            f"{said} attention kernels that read a packed cache{passes} at "
+            f"{stack.kernel('lowbit').memory:.0%} of the memory bandwidth, which hides the "
+            f"arithmetic of unpacking",
         )
 
     @property

@@ -15,6 +15,8 @@ from kvsim.engine import attention
 from kvsim.engine import ops as blocks
 from kvsim.engine.roofline import seconds
 from kvsim.graph import Point
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.memory import prefill_point
 from kvsim.techniques import compose, parse
@@ -288,3 +290,40 @@ def test_fp8_and_fastdecode() -> None:
     assert moved(layer["attn"], "dram") == 4 * half * (S + 1) * 4096 + 4 * half * 4096
     assert moved(layer["send_qkv"], "d2h") == 2 * half * 4096 + 4 * half * 4096
     assert moved(layer["return_out"], "h2d") == 2 * half * 4096
+
+
+def test_flexgen_widens_packed_weights_before_their_product() -> None:
+    """14.5 bytes per weight at 85 % of a T4's 320 GB/s; fp16 weights need nothing."""
+    for weights, each in (("int4", 14.5), ("fp16", 0.0)):
+        d = Deployment(load_model("opt-6.7b"), load_hardware("t4"), load_stack("flexgen"), weights)
+        op = blocks.gemm(d, "up", 8.0, (4096, 16384))
+        expected = each * 4096 * 16384 / (0.85 * d.bandwidth["hbm"])
+        assert number(op.fixed) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("stack", "text", "words"),
+    [
+        ("flexgen", "kivi", "unpacks a layer to fp16 before attention and moves 8 bytes"),
+        ("flexgen", "flexgen:bits=4", "widen what arrives from the host"),
+        ("hf-specache", "kivi", "in 4 passes at 80% of the memory bandwidth"),
+        ("fused", "kivi", "tuned to unpack in registers with 1.8 vector operations"),
+    ],
+)
+def test_a_low_bit_answer_says_which_kernels_it_stands_for(
+    stack: str, text: str, words: str
+) -> None:
+    (note,) = parse(text).notes(deployment("opt-6.7b", stack), decoding())
+    assert f"stack {stack} stands for" in note and words in note
+
+
+def test_kvpr_says_what_every_gpu_of_a_group_loads() -> None:
+    """Two GPUs halve keys and values but not the layer's input, which is then no smaller."""
+    whole = deployment("opt-6.7b")
+    for tp, words in ((1, "split: 100 of"), (2, "split 100: with 1 query heads per KV head and 2")):
+        (note,) = parse("kvpr:split=100").notes(replace(whole, tp=tp), decoding())
+        assert note.startswith(words)
+        assert ("GPUs that each load the layer's whole input" in note) is (tp == 2)
+    wide = replace(whole.model, kv_heads=64, heads=64)  # still smaller on two GPUs
+    (note,) = parse("kvpr:split=100").notes(replace(whole, model=wide, tp=2), decoding())
+    assert "each of 2 GPUs loads the layer's whole input, 4096 numbers per token" in note
