@@ -1,7 +1,7 @@
 """Which techniques and settings a plan may choose, and what is known of their quality."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -172,6 +172,10 @@ class Admission:
         if self.unmeasured and (found.kind == "none" or found.missing):
             return found.loss if found.loss > 0 else 0.0
         return found.column
+
+    def harm(self, found: Evidence) -> float:
+        """The known loss; 0 where nothing is known of it."""
+        return replace(self, unmeasured=True).loss(found)
 
 
 def _once(found: Iterable[Technique]) -> list[Technique]:

@@ -3,7 +3,7 @@
 Nothing here knows what a row is: columns of numbers go in, all to be small; a row comes out.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,8 @@ def simplest(
     ranks: Sequence[tuple[int, ...]],
     size: Column,
     rows: Rows,
-    errors: tuple[float, float],
+    between: Callable[[int, int], float],
+    inside: float,
 ) -> int:
     """Of the rows that are as good as the best within the known error, the simplest.
 
@@ -65,10 +66,11 @@ def simplest(
     groups : what belongs together, by row; errors within a group nearly cancel.
     ranks : simplicity by row, equal within a group; lower is simpler.
     size : what a group's rows differ in, to be small.
-    errors : relative error between groups, and within one.
+    between : relative error between the groups of two rows, the first the best.
+    inside : relative error within a group.
     """
-    between, inside = errors
-    value = float(objective[rows].min())
+    first = int(rows[np.argmin(objective[rows])])
+    value = float(objective[first])
     members: dict[Hashable, list[int]] = {}
     for row in rows:
         members.setdefault(groups[row], []).append(int(row))
@@ -76,7 +78,7 @@ def simplest(
     for group, some in members.items():
         mine = np.array(some)
         top = float(objective[mine].min())
-        if top <= value + between * abs(value):
+        if top <= value + between(first, some[0]) * abs(value):
             good = as_good(objective, mine, top, inside)
             near[group] = int(min(good, key=lambda r: (size[r], latency[r], objective[r])))
     lowest = min(ranks[row] for row in near.values())

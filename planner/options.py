@@ -74,6 +74,7 @@ def evaluate(
     known = [admission.evidence(s, deployment, workload.length) for s in settings]
     admitted = {
         "loss": np.repeat([admission.loss(e) for e in known], batch.size),
+        "harm": np.repeat([admission.harm(e) for e in known], batch.size),
         "assumed": np.repeat([1.0 if s.assumes else 0.0 for s in settings], batch.size),
     }
     return Options(
@@ -159,7 +160,7 @@ def settled(
     return table
 
 
-def between(
+def batches_between(
     table: Options, row: int, deployment: Deployment, workload: Workload, admission: Admission
 ) -> Options:
     """The batches between a row's neighbours, for the same settings."""

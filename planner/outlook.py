@@ -10,6 +10,7 @@ from kvsim.planner.needs import needs
 from kvsim.planner.options import settled
 from kvsim.planner.question import Question, Search, gain
 from kvsim.planner.workload import GIB
+from kvsim.quality.evidence import KNOWN_BAD
 from kvsim.techniques.base import Technique
 
 MORE = 1.1  # times a bandwidth or a time
@@ -91,12 +92,19 @@ def bindings(
         if found.get(label, 0.0) > PAYS:
             limits.append(_without(question, search, row, name))
     for name in ("loss", "assumed"):
-        other = search.optimum(question.limits.finite(without=name))
-        if other is not None and gain(value, search.value(other)) > max(PAYS, question.errors[0]):
-            technique = str(search.table.technique[other])
+        other = search.optimum(question.limits.finite(without=name) | {"harm": KNOWN_BAD})
+        if other is None:
+            continue
+        technique = _spoken(search.table.technique[other])
+        error = question.between(search.table.technique[other], search.table.technique[row])
+        if gain(value, search.value(other)) > max(PAYS, error):
             option = " ".join(needs(question, search, other))
             limits.append(Binding(name, gain(value, search.value(other)), technique, option))
     return limits
+
+
+def _spoken(technique: Technique) -> str:
+    return technique.name if technique.uniform else "mixed layers"
 
 
 def _without(q: Question, search: Search, row: int, name: str) -> Binding:
@@ -112,7 +120,7 @@ def _without(q: Question, search: Search, row: int, name: str) -> Binding:
     if found is None:
         return Binding(name, 0.0, "")
     better = gain(search.value(row), other.value(found))
-    return Binding(name, better, str(other.table.technique[found]))
+    return Binding(name, better, _spoken(other.table.technique[found]))
 
 
 def near(search: Search, row: int) -> list[Technique]:

@@ -94,9 +94,13 @@ def make_plan(
     objective: str,
     limits: PlanLimits,
     admission: Admission | None = None,
-    errors: tuple[float, float] | None = None,
+    error: float | None = None,
 ) -> ChosenPlan:
     """Choose technique, settings and batch for a workload.
+
+    Parameters
+    ----------
+    error : relative, between any two techniques; what the ledger of errors says if None.
 
     Raises
     ------
@@ -106,7 +110,7 @@ def make_plan(
         If nothing is within the limits; says which stand in the way, and what would do.
     """
     q = Question(deployment, workload, objective, limits, admission or Admission())
-    return answer(q if errors is None else replace(q, errors=errors))
+    return answer(replace(q, error=error))
 
 
 def answer(question: Question) -> ChosenPlan:
@@ -200,7 +204,9 @@ def plan_among(questions: list[Question]) -> ChosenPlan:
         assert problem is not None
         raise problem
     top = max(value for value, _, _ in plans)
-    near = [x for x in plans if x[0] >= top * (1 - questions[0].errors[0])]
+    best = max(plans, key=lambda x: x[0])[2].choice.technique
+    errors = [questions[i].between(best, found.choice.technique) for _, i, found in plans]
+    near = [x for x, error in zip(plans, errors, strict=True) if x[0] >= top * (1 - error)]
     _, index, plan = min(near, key=lambda x: x[1])
     planned = {i: p for _, i, p in first} | {i: found.choice for _, i, found in plans}
     others = [planned[i] for i in sorted(planned) if i != index]

@@ -8,7 +8,8 @@ from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
 from kvsim.planner.choose import best, simplest, within
-from kvsim.planner.options import Options, between, measures, settled, tabulate
+from kvsim.planner.error import between
+from kvsim.planner.options import Options, batches_between, measures, settled, tabulate
 from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.techniques.base import Technique
@@ -18,13 +19,8 @@ FAR = 1.0  # behind the best: batches of what is slower need not be finer
 REFINEMENTS = 2  # each divides the distance between neighbouring batches by nine
 FULL = "full"  # nothing is done to the cache
 REPLAYS = 32  # rows that are computed at every token, at most
-BETWEEN, INSIDE = 0.05, 0.005
-"""Known relative error between two techniques, and between two settings of one.
-
-Held-out rows of full KV are predicted to 3 % on average, those of offloading to 9 %
-(docs/errors.md); much of that is common to the techniques of one stack and one machine. Settings
-of one technique share nearly all of it.
-"""
+INSIDE = 0.005
+"""Relative error between two settings of one technique: they share nearly all of it."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class Question:
     objective: str
     limits: PlanLimits
     admission: Admission = field(default_factory=Admission)
-    errors: tuple[float, float] = (BETWEEN, INSIDE)
+    error: float | None = None  # between any two techniques; as the ledger says if None
 
     def __post_init__(self) -> None:
         check_objective(self.objective, self.deployment)
@@ -46,6 +42,10 @@ class Question:
         d, w, limits = self.deployment, self.workload, self.limits
         admission = replace(self.admission, only=names) if names else self.admission
         return tabulate(d, w, gpu or (limits.gpu_memory,), limits.host_memory, admission)
+
+    def between(self, one: Technique, other: Technique) -> float:
+        """Known relative error between two techniques."""
+        return between(self.deployment, one, other) if self.error is None else self.error
 
     def with_limits(self, **changes: float) -> "Question":
         """The same question under other limits."""
@@ -79,7 +79,7 @@ class Search:
                 row = self.best(self.q.limits.hard(), name)
                 if row is not None and top is not None and self._near(row, top):
                     q = self.q
-                    extra = between(self.table, row, q.deployment, q.workload, q.admission)
+                    extra = batches_between(self.table, row, q.deployment, q.workload, q.admission)
                     if extra.technique:
                         self.table.add(extra)
 
@@ -144,7 +144,8 @@ class Search:
             [rank(x) for x in t.technique],
             t.batch,
             rows,
-            self.q.errors,
+            lambda first, row: self.q.between(t.technique[first], t.technique[row]),
+            INSIDE if self.q.error is None else min(INSIDE, self.q.error),
         )
 
     def include(self, found: Prediction) -> int:
@@ -153,6 +154,7 @@ class Search:
         known = admission.evidence(t, self.q.deployment, self.q.workload.length)
         columns = measures(found)
         columns |= {"loss": np.array([admission.loss(known)]), "assumed": np.zeros(1)}
+        columns |= {"harm": np.array([admission.harm(known)])}
         name = np.array([t.name])
         self.table.add(Options([t], name, [known], found.batch, columns, [(t, found.batch)]))
         row = len(self.table) - 1

@@ -13,7 +13,7 @@ from kvsim.planner.question import FULL, Question, Search, gain, rank
 from kvsim.prediction.explain import bound_by
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point
-from kvsim.quality.evidence import Evidence
+from kvsim.quality.evidence import KNOWN_BAD, Evidence
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.base import Technique
 
@@ -68,24 +68,20 @@ def alternatives(question: Question, search: Search, chosen: int) -> list[Rival]
     """The best of other techniques: three that are allowed, three that are not yet."""
     table, limits = search.table, question.limits
     allowed = (table.columns["loss"] <= limits.loss) & (table.columns["assumed"] <= limits.assumed)
-    found: dict[bool, list[tuple[bool, float, int]]] = {True: [], False: []}
+    best: dict[tuple[bool, str], tuple[bool, float, int]] = {}
     for name in table.names:
-        if name == table.technique[chosen].name:
+        row = _shown(search, name)
+        if row is None or name == table.technique[chosen].name:
             continue
-        row = search.best(limits.finite(), name)
-        if row is None:
-            row = search.best(limits.hard(), name)
-        if row is None:  # nothing is within the times: what comes nearest to the choice
-            memory = {k: v for k, v in limits.hard().items() if k.endswith("memory")}
-            row = search.best(memory, name)
-        if row is not None and _recomputes_nothing(table.technique[row]):
-            row = None  # that is offload, which is shown by its own name
-        if row is not None:
-            late = not _in_time(search, row)
-            found[bool(allowed[row])].append(
-                (late, float(table.columns[question.objective][row]), row)
-            )
-    shown = [row for options in found.values() for _, _, row in sorted(options)[:SHOWN]]
+        t = table.technique[row]
+        kind = t.name if t.uniform else ""  # of mixed layers one is enough
+        entry = not _in_time(search, row), float(table.columns[question.objective][row]), row
+        key = bool(allowed[row]), kind
+        best[key] = min(best.get(key, entry), entry)
+    shown = []
+    for admitted in (True, False):
+        some = sorted(entry for (okay, _), entry in best.items() if okay == admitted)
+        shown += [row for *_, row in some[:SHOWN]]
     return [
         Rival(
             prediction=search.replay(row),
@@ -98,8 +94,26 @@ def alternatives(question: Question, search: Search, chosen: int) -> list[Rival]
     ]
 
 
-def _recomputes_nothing(technique: Technique) -> bool:
-    return technique.name == "kvpr" and technique.settings["split"] == 0
+def _shown(search: Search, name: str) -> int | None:
+    """The best row of a technique that is worth a line: within the limits, or nearest to them.
+
+    Not what is known to lose much, nor settings that another technique has under its own name.
+    """
+    limits, mild = search.q.limits, {"harm": KNOWN_BAD}
+    memory = {k: v for k, v in limits.hard().items() if k.endswith("memory")}
+    for some in (limits.finite(), limits.hard(), memory):
+        row = search.best(some | mild, name)
+        if row is not None:
+            return None if _does_nothing(search.table.technique[row]) else row
+    return None
+
+
+def _does_nothing(technique: Technique) -> bool:
+    """Recomputes or drafts nothing: offload or full KV by another name."""
+    s = technique.settings
+    return (technique.name == "kvpr" and s["split"] == 0) or (
+        "gamma" in s and not technique.drafts and technique.exact
+    )
 
 
 def _in_time(search: Search, row: int) -> bool:
@@ -120,13 +134,13 @@ def reason(question: Question, search: Search, chosen: int, row: int) -> str:
             return f"its {LABELS[name]} is {spoken(value)}, above {spoken(limit)}"
     best, value = search.value(chosen), search.value(row)
     if value <= best:
-        ahead = gain(best, value)
+        ahead, error = gain(best, value), question.between(t, table.technique[chosen])
         why = "and loses quality" if rank(t)[0] > rank(table.technique[chosen])[0] else (
             "and moves parts of the cache"
             if rank(t) > rank(table.technique[chosen])
             else "and its latency is higher"
         )  # fmt: skip
-        return f"is {ahead:.1%} better, within the known error of {question.errors[0]:.0%}, {why}"
+        return f"is {ahead:.1%} better, within the known error of {error:.0%}, {why}"
     middle = decode_point(float(mine.batch[0]), mine.prompt, mine.generate, mine.generate // 2)
     behind = gain(value, best)
     return f"is {behind / (1 + behind):.0%} slower; bound by {bound_by(t, mine.deployment, middle)}"

@@ -5,7 +5,8 @@ import numpy as np
 from kvsim.errors import InfeasibleError
 from kvsim.planner.carry import ReplicaTargets
 from kvsim.planner.choose import best, nearest
-from kvsim.planner.question import BETWEEN, rank
+from kvsim.planner.error import between
+from kvsim.planner.question import rank
 from kvsim.planner.verify import Simulated, measured
 
 TIE = 0.005  # objectives this near are equal, and the mean latency decides
@@ -29,7 +30,9 @@ def best_of(done: list[Simulated], objective: str, targets: ReplicaTargets) -> S
     if first is None:
         raise InfeasibleError(_explain(done, columns, bounds))
     value = float(columns[objective][first])
-    within[objective] = value + BETWEEN * abs(value)
+    error = np.array([_between(done[first], s) for s in done])
+    within["behind"] = value
+    columns["behind"] = columns[objective] - error * abs(value)
     ranks = np.array([_simplicity(s) for s in done], dtype=float)
     lowest = best(ranks, columns, within)
     assert lowest is not None
@@ -41,6 +44,12 @@ def best_of(done: list[Simulated], objective: str, targets: ReplicaTargets) -> S
     row = best(columns["latency"], columns | simplest, equal)
     assert row is not None
     return done[row]
+
+
+def _between(one: Simulated, other: Simulated) -> float:
+    """Known relative error between what two plans run."""
+    d = one.lanes[0].deployment
+    return max(between(d, x, y) for x in one.techniques for y in other.techniques)
 
 
 def _simplicity(s: Simulated) -> int:

@@ -33,6 +33,7 @@ KINDS = {
 # How much wider a logarithmic interval is per step of distance. Measured: rows of paper tables that
 # nobody fitted are 3 to 6 times worse on another technique, about twice on another engine or card.
 WIDER = {"technique": 3.0, "engine": 2.0, "device": 2.0}
+UNKNOWN = 0.1  # typical error where nothing like a number was ever measured
 ALIKE = {"full", "fp8"}  # techniques that run an engine's own attention kernels
 WIDER_ALIKE = 1.3
 
@@ -100,6 +101,17 @@ def evidence_for(
     low, high = (_within(exp(wider * log(x))) for x in (nearest.low, nearest.high))
     words = _words(nearest, same, engine, device, name)
     return KnownError(nearest, words, min(low, 1.0), max(high, 1.0), all(same))
+
+
+def typical_error(deployment: Deployment, technique: str, kind: str = "decode") -> float:
+    """Median error of the nearest rows, larger where they are of another technique; relative.
+
+    What the engine or the card adds is left out: techniques on one machine share it.
+    """
+    entry = evidence_for(deployment, technique, kind).entry
+    if entry is None:
+        return UNKNOWN
+    return entry.median * _wider(technique.partition(":")[0], entry.technique)
 
 
 def _wider(wanted: str, got: str) -> float:

@@ -22,6 +22,11 @@ from kvsim.report.reasons import why
 
 SPOKEN = {"full": "full KV", "place": "mixed placement"}
 """Names that a sentence needs instead of those of the command line."""
+KNOWN_BY = {
+    "measured": "as measured on this model",
+    "published": "as published for this model",
+    "published elsewhere": "as published for other models of its kind",
+}
 SAME = 0.005  # relative gain below which nothing is gained
 FEWEST = 1.02  # of full KV's rate, to say that a technique is faster
 
@@ -117,7 +122,9 @@ def _against_full(plan: ChosenPlan) -> str:
     if p.technique.name == "full":
         if plan.limits.loss > 0:
             return ""
-        more = f" by more than {units.percent(plan.question.errors[0])}, the known error"
+        better = plan.solver.optimum.technique
+        error = units.percent(plan.question.between(better, p.technique))
+        more = f" by more than {error}, the known error"
         return f"Nothing lossless is faster{more if plan.solver.given_up > SAME else ''}."
     ratio = float(p.output_tok_s[0]) / float(base.output_tok_s[0])
     batch = units.whole(number(base.batch))
@@ -172,7 +179,10 @@ def _quality(plan: ChosenPlan) -> str:
     found = plan.evidence
     if found.kind == "none" or found.missing:
         return "How much quality it loses is not known."
-    return f"It loses {units.percent(found.loss)} of {found.unit} ({found.kind})."
+    loss, where = units.percent(found.loss), KNOWN_BY.get(found.kind, found.kind)
+    if found.unit == "relative perplexity":
+        return f"Its perplexity is {loss} higher, {where}."
+    return f"Its scores are {loss} lower, {where}."
 
 
 def _targets(plan: ChosenPlan) -> str:
@@ -206,7 +216,7 @@ def _changes(plan: ChosenPlan) -> Iterator[str]:
             yield _binding(plan, binding)
     for what, gain in plan.prices.items():
         if gain > SAME:
-            yield f"{what[0].upper()}{what[1:]} would bring {units.percent(gain)} more."
+            yield f"{what[0].upper()}{what[1:]} would bring {_more(plan, gain)}."
     for knee in plan.knees[-1:]:
         p = knee.prediction
         if float(p.ttft_s[0]) < 0.9 * float(plan.choice.ttft_s[0]):
@@ -217,12 +227,15 @@ def _changes(plan: ChosenPlan) -> Iterator[str]:
             )
 
 
-def _binding(plan: ChosenPlan, b: Binding) -> str:
-    gain, name = b.gain_without, b.technique.partition(":")[0]
+def _more(plan: ChosenPlan, gain: float) -> str:
+    """A gain of the objective, which may be less of it."""
     if plan.objective == "throughput":
-        more = f"{units.percent(gain)} more throughput"
-    else:
-        more = f"{units.percent(gain / (1 + gain))} less {plan.objective}"
+        return f"{units.percent(gain)} more throughput"
+    return f"{units.percent(gain / (1 + gain))} less {plan.objective}"
+
+
+def _binding(plan: ChosenPlan, b: Binding) -> str:
+    more, name = _more(plan, b.gain_without), b.technique
     if b.limit == "loss":
         return f"Allowing loss of quality ({b.option or '--lossy'}) could bring {more}: {name}."
     if b.limit == "assumed":

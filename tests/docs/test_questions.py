@@ -170,7 +170,7 @@ def tier(text: str) -> None:
 
 
 def loss(text: str) -> None:
-    assert 0 < figure(r"It loses ([\d.]+) %", text) <= 5
+    assert 0 < figure(r"scores are ([\d.]+) % lower", text) <= 5
 
 
 ANSWERS: dict[str, tuple[tuple[str, ...], Callable[[str], None]]] = {
@@ -188,7 +188,7 @@ ANSWERS: dict[str, tuple[tuple[str, ...], Callable[[str], None]]] = {
     "kv-pool": (("KV pool at 0.9 of the memory",), pool),
     "host-or-larger-card": (("Run full KV on a100-80g", "--gpu a100-40g"), cards),
     "huggingface": (("offload on h100", "TPOT"), transformers),
-    "quality": (("It loses", "relative"), loss),
+    "quality": (("scores are", "as published for this model"), loss),
     "tensor-parallel": (("Run full KV on h100", "--tp 2"), two_gpus),
     "longest-context": (("Longest prompt:",), longest),
     "engine-flags": (("vllm serve", "--gpu-memory-utilization 0.9"), flags),

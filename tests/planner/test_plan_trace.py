@@ -20,7 +20,6 @@ from kvsim.planner.candidates import options_of
 from kvsim.planner.carry import ONE, Carried, ReplicaTargets, build, carry
 from kvsim.planner.classes import Classes, classes_of
 from kvsim.planner.load import DENSITY, Loads, _prompt_s, loads_of
-from kvsim.planner.question import BETWEEN
 from kvsim.planner.trace import TracePlan, make_trace_plan
 from kvsim.planner.verify import simulated
 from kvsim.planner.workload import PlanLimits
@@ -35,6 +34,7 @@ from kvsim.traces.requests import Requests
 from tests.serving.test_serving import tables_of, workload
 from tests.support.places import SHARED
 
+BETWEEN = 0.14  # between two techniques nobody measured, by the ledger of errors
 KNOWN = 1.02 * (1 + BETWEEN)  # what a plan may give up to be simple, and what it may overlook
 GOLDEN = Path(__file__).parent / "golden" / "trace.lp"
 SOME = "full offload:host_share=0.5 kivi snapkv h2o zipcache"
