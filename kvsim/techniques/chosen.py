@@ -26,6 +26,10 @@ class Chosen(Selection):
         """Tokens read per KV head. [tokens]"""
         raise NotImplementedError
 
+    def away(self, at: LayerPass) -> Number:
+        """Those of them that are fetched where they live on the host: by default all. [tokens]"""
+        return np.minimum(self.tokens(at), at.kept)
+
     def run(self) -> int:
         """Tokens that lie together wherever one of them is chosen. [tokens]"""
         raise NotImplementedError
@@ -86,7 +90,7 @@ class Chosen(Selection):
         k_share, v_share = at.placement.k_host, at.placement.v_host
         if not np.any(np.asarray(v_share) > 0):
             return []
-        tokens = np.minimum(self.tokens(at), at.kept)
+        tokens = self.away(at)
         k, v = at.storage.moved(at, tokens)
         sides = (np.asarray(k_share) > 0) * 1.0 + 1.0
         rows = sides * at.p.batch * at.d.shard.cached_heads * v_share * tokens / self.run()
@@ -100,5 +104,5 @@ class Chosen(Selection):
         if at.p.prefill:  # a layer's tokens on their way out
             k, v = at.storage.moved(at, at.p.new)
             return {"gpu": {"kv on the way out": 2 * (place.k_host * k + place.v_host * v)}}
-        k, v = at.storage.moved(at, np.minimum(self.tokens(at), at.p.max_length))
+        k, v = at.storage.moved(at, self.away(at))
         return {"gpu": {"fetched pages": place.k_host * k + place.v_host * v}}

@@ -31,6 +31,10 @@ class Landmarks(Chosen):
         """Chosen chunks, outliers, and what was generated since the prompt."""
         return self.budget + self._always(at)
 
+    def away(self, at: LayerPass) -> Number:
+        """Chosen chunks alone: outliers, and what is generated, stay on the GPU."""
+        return np.minimum(self.budget, at.kept)
+
     def _always(self, at: LayerPass) -> Number:
         generated = np.maximum(at.p.length - at.p.prompt, 0.0)
         return generated + np.minimum(self.outliers * self.chunk, at.p.prompt)
@@ -62,7 +66,10 @@ class Landmarks(Chosen):
         return at.storage.restore(at, np.minimum(self.budget, at.kept))
 
     def resident(self, at: LayerPass) -> Buffers:
-        """Landmarks and outlier chunks."""
+        """Landmarks and outlier chunks; values of generated tokens beside those on the host."""
         m, p = at.d.shard, at.p
+        generated = np.maximum(p.length - p.prompt, 0.0)
+        recent = at.placement.v_host * ops.HALF * m.v_width * p.batch * generated
         stay = ops.kv_bytes(m, p.batch * np.minimum(self.outliers * self.chunk, p.prompt))
-        return {"gpu": {"landmarks": self._means(at, at.cached), "outlier chunks": stay}}
+        means = self._means(at, at.cached)
+        return {"gpu": {"landmarks": means, "outlier chunks": stay, "generated values": recent}}
