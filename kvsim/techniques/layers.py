@@ -129,10 +129,33 @@ def attend(
         limit = share * (length if limit is None else np.minimum(length, limit))
     extra = extra + share * (at.storage.extra_bytes(at) + at.selection.extra_bytes(at))
     extra = extra + at.drafting.extra_bytes(at) * at.shape.keeps
-    return attention.ops(
+    behind = _behind(at, limit)
+    if limit is not None and behind is not None:  # what the first of the new tokens sees
+        limit = limit - (p.new - 1) * (np.asarray(behind) > 0)
+    found = attention.ops(
         at.d, p, at.shape, stored=at.storage.read, limit=limit, extra_bytes=extra,
         scored=at.selection.scored or at.storage.scored, after=after, **more,
     )  # fmt: skip
+    return found if behind is None else [_with(op, at, behind) for op in found]
+
+
+def _behind(at: LayerPass, limit: Number | None) -> Number | None:
+    """Pairs per head and sequence of several new tokens with each other, behind a cut prompt.
+
+    Other limits are what each query sees; this one is what the last of them sees.
+    """
+    if at.p.prefill or at.selection.evicts != "after the prompt" or not np.any(at.p.new > 1):
+        return None
+    own = at.p.new * (at.p.new - 1) / 2
+    return own * (np.asarray(limit) < at.cached)
+
+
+def _with(op: Op, at: LayerPass, pairs: Number) -> Op:
+    """Attention with the products of these pairs too."""
+    if op.kernel not in ("attention", "attention-fp8", "lowbit") or at.d.shard.latent:
+        return op
+    m = at.d.shard
+    return replace(op, flops=op.flops + 4.0 * at.p.batch * m.heads * m.head_dim * pairs)
 
 
 def pack(at: LayerPass) -> list[Op]:

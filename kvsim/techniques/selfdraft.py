@@ -127,14 +127,16 @@ class Selfdraft(Drafting):
 
     def resident(self, at: LayerPass) -> Buffers:
         """The draft cache, and room for the drafts of a round in both."""
-        if not self._small:
+        if not self.gamma or self.reads == "upper":
             return {}
-        m = at.d.shard
-        drafts = ops.kv_bytes(m, at.p.batch * self.gamma)
+        m, (k, v) = at.d.shard, at.storage.number(at)
+        drafts = at.p.batch * self.gamma * (m.k_width * k + m.v_width * v)
+        if not self._small:
+            return {"gpu": {"kv": drafts}}
         tokens: Number = np.minimum(at.cached, self.budget)
         if self.reads == "snapkv":
             tokens = kept_tokens(at, self.budget)
-        small = ops.kv_bytes(m, at.p.batch * tokens) + drafts
+        small = ops.kv_bytes(m, at.p.batch * (tokens + self.gamma))
         return {"gpu": {"kv": drafts, "draft kv": small}}
 
     def beside_weights(self, at: LayerPass) -> Buffers:

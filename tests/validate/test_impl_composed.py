@@ -8,6 +8,7 @@ from kvsim.techniques import parse
 from kvsim.validate.counts.compare import Line
 from kvsim.validate.impl.bytoken import PACKED_AT_ONCE
 from kvsim.validate.impl.place import SENT_LATE
+from kvsim.validate.impl.selfdraft import Selfdraft
 from kvsim.validate.impl.turboquant import READ_TWICE
 from kvsim.validate.run import Generation
 from tests.support.decoders import decoder, prompts
@@ -19,6 +20,10 @@ SNAPKV, STREAMING, H2O = (
     "snapkv:budget=16,window=8",
     "streamingllm:sink=4,recent=12",
     "h2o:heavy=6,recent=8",
+)
+MAGICDEC, NARROW = (
+    "magicdec:draft=snapkv,budget=40,gamma=2",
+    "selfdraft:reads=all,weight_bits=4,acceptance=0.5",
 )
 QUEST = "quest:budget=12,page=4,dense=0"
 GROUPED = "grouped:bits=4,group=8"
@@ -32,6 +37,7 @@ PAIRS = [
     "grouped:bits=4,value_bits=2,group=8", "grouped:bits=3,group=8",
     f"pyramidkv:budget=16,window=8,beta=4 + {KIVI}",
     f"{QUEST} + {GROUPED}", f"{QUEST} + fp8",
+    f"{MAGICDEC} + fp8", f"{MAGICDEC} + {GROUPED}", f"{NARROW} + fp8", f"{SNAPKV} + {NARROW}",
     "offload + fp8", f"offload:host_share=0.5 + {GROUPED}", f"offload + {KIVI}",
     "offload:host_share=0.5 + turboquant:bits=4,group=8", f"{SNAPKV} + offload:host_share=0.5",
     f"{SNAPKV} + {KIVI} + offload:host_share=0.5",
@@ -47,10 +53,11 @@ LAYERED = [
     f"0: turboquant:bits=4,group=8; 1: {QUEST}",
     f"0: offload:host_share=0.5; 1: {KIVI}",
     f"0: full; 1: offload + {SNAPKV}",
+    f"0: full; 1: fp8; {MAGICDEC}",
 ]
 
 
-NAMED = {SENT_LATE, READ_TWICE}
+NAMED = {SENT_LATE, READ_TWICE, *Selfdraft.differences.values()}
 """Differences of what is sent home late, and of rows in two places."""
 
 
@@ -62,11 +69,13 @@ def test_there_are_twenty_of_them() -> None:
 @pytest.mark.parametrize("text", [*PAIRS, *LAYERED])
 def test_compositions_are_as_stated(text: str, model: str) -> None:
     """FLOPs, bytes and memory are equal, but for writes of packed storages and H2O's moves."""
-    result = counted(text, model, BATCH, PROMPT, GENERATE)
+    rounds = (1, 60, 7) if MAGICDEC in text else (1, PROMPT, GENERATE)
+    shape = rounds if "draft" in text else (BATCH, PROMPT, GENERATE)
+    result = counted(text, model, *shape)
     for line in result.lines:
         assert line.same_flops, (line.phase, line.op)
         if line.reason == PACKED_AT_ONCE["attn"] and line.phase == "decode":
-            assert line.equal or _unwritten(line, model), line
+            assert line.equal or "draft" in text or _unwritten(line, model), line
         elif line.reason in NAMED:
             assert line.holds
         elif line.op not in {*STACK_WIDE, "graduate"}:
@@ -93,6 +102,8 @@ def _unwritten(line: Line, model: str) -> bool:
         "0: quest:budget=800,page=4,dense=0; 1-2: full", "quest:budget=16,page=4,dense=3",
         "0-1: place:host_share=0.5; 2: full", "0: kcache:n=1000; 1-2: place:host_share=1",
         "snapkv:budget=500,window=8 + offload:host_share=0.5",
+        f"0-1: full; 2: snapkv:budget=500,window=8; {MAGICDEC}", NARROW,
+        "snapkv:budget=500,window=8 + selfdraft:reads=all,weight_bits=4,gamma=3,acceptance=0.5",
         "values:n=1000", "pyramidkv:budget=500,window=8,beta=2",
     ],
 )  # fmt: skip
@@ -138,6 +149,9 @@ def test_eight_bits_are_close_to_what_they_store(packed: str, plain: str, within
         (f"{STREAMING} + {KIVI}", "packs them together"),
         (f"values:n=4 + {KIVI}", "use grouped"),
         (f"{QUEST} + turboquant:bits=4,group=8", "use grouped"),
+        (f"{QUEST} + {MAGICDEC}", "for one query"),
+        (f"values:n=4 + {MAGICDEC}", "for one query"),
+        (f"{KIVI} + {MAGICDEC}", "takes drafts back"),
         (f"{H2O} + offload", "rows on the host"),
         ("kvpr + fp8", "recomputed is fp16"),
         ("fastdecode", "real implementation"),

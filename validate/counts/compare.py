@@ -182,7 +182,7 @@ def _rounds_as(technique: Technique, run: Generation) -> list[Technique]:
     drafted: list[int] | None = getattr(run.impl, "drafted", None)
     return (
         [technique] * len(run.rounds)
-        if drafted is None
+        if not drafted
         else [technique.with_rounds(g) for g in drafted]
     )
 

@@ -100,6 +100,7 @@ class Cells(ABC):
     """
 
     plain = False  # whether keys and values are full-precision numbers in place
+    takes_back = True  # whether tokens may be overwritten by the next pass
     as_given = True  # whether rows hold the numbers that came, each by itself
     differences: Mapping[str, str] = MappingProxyType({})
     """Ops and buffers that really differ from what is stated, and why."""

@@ -1,27 +1,35 @@
 """A technique as its parts: in every layer a selection over a storage where a placement puts it."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
+from kvsim.techniques.axes import Placement
 from kvsim.techniques.base import Technique
 from kvsim.techniques.layers import Parts
 from kvsim.validate.impl.base import Implementation, Resident
 from kvsim.validate.impl.cells import Cells
+from kvsim.validate.impl.drafter import Drafter
 from kvsim.validate.impl.found import piece
 from kvsim.validate.impl.placing import Placing
 from kvsim.validate.impl.selecting import Selecting, Where
+from kvsim.validate.impl.speculation import Speculative
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.weights import LayerWeights
 from kvsim.validate.session.deployed import deployed
+from kvsim.validate.tally import Kind
+
+if TYPE_CHECKING:
+    from kvsim.validate.run import Generation
 
 Made = TypeVar("Made")
 
 
-class Composed(Implementation):
+class Composed(Speculative):
     """Layers as the technique's parts say, each by the piece of that name in this folder."""
 
     def __init__(
@@ -36,13 +44,23 @@ class Composed(Implementation):
         self.parts = _by_layer(technique, self.model.layers, deployment)
         self.placements = [self._placement(i, parts) for i, parts in enumerate(self.parts)]
         self.layers = [self._layer(i, parts) for i, parts in enumerate(self.parts)]
+        self.drafter = Drafter(self, technique.drafting)
+        if self.gamma:
+            self.drafter = piece(Drafter, technique.drafting)(self, technique.drafting)
+            refused = [layer for layer in self.layers if not layer.cells.takes_back]
+            if refused:
+                name = refused[0].parts.storage.name
+                raise InputError(
+                    f"{name}: no real implementation takes drafts back from its latest tokens"
+                )
+            self.drafter.ready()
         for placing in self._every_placement():
             placing.ready()
 
     @property
     def differences(self) -> dict[str, str]:  # type: ignore[override]
         """Those of every piece."""
-        found: dict[str, str] = {}
+        found: dict[str, str] = {**self.drafter.differences} if self.gamma else {}
         for layer, placing in zip(self.layers, self.placements, strict=True):
             found |= {**layer.cells.differences, **layer.differences, **placing.differences}
         return found
@@ -57,6 +75,9 @@ class Composed(Implementation):
         placing.begin(layer, step)
         if cache.direct:
             out = cache.prefill(queries, keys, values, step)
+            if self.gamma:
+                k, v = (side.parts[0][:, :, : step.length] for side in cache.plain_sides())
+                self.drafter.read(layer, queries, k, v, step, step.length == self.prompt)
         else:
             out = super().prefill(layer, tensor, queries, keys, values, step)
         placing.end(layer, step)
@@ -65,8 +86,10 @@ class Composed(Implementation):
     def attend_prompt(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
-        """As the layer's selection does."""
-        return self.layers[layer].attend_prompt(queries, keys, values, step)
+        """As the layer's selection does; drafts may have a cache that reads it too."""
+        out = self.layers[layer].attend_prompt(queries, keys, values, step)
+        self.drafter.read(layer, queries, keys, values, step, step.length == self.prompt)
+        return out
 
     def filled(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """As the layer's selection does."""
@@ -85,15 +108,34 @@ class Composed(Implementation):
     ) -> Tensor:
         """As the layer's selection does, once its cache is there."""
         placing = self.placements[layer]
+        if step.kind == "draft":
+            drafted = self.drafter.attend(layer, queries, keys, values, step)
+            if drafted is not None:
+                return drafted
+        elif self.gamma:
+            self.drafter.verified(layer, keys, values, step)
         placing.begin(layer, step)
         out = self.layers[layer].attend(queries, keys, values, step)
         placing.end(layer, step)
         return out
 
+    def round(self, run: "Generation") -> None:
+        """Drafts and their verification, or one token."""
+        if self.gamma:
+            super().round(run)
+        else:
+            Implementation.round(self, run)
+
+    def weights(self, layer: int, kind: Kind) -> LayerWeights:
+        """Drafts may have narrower ones."""
+        drafted = self.drafter.weights(layer) if kind == "draft" else None
+        return drafted or super().weights(layer, kind)
+
     def resident(self) -> Resident:
         """What layers and placements keep."""
         held: Resident = {"gpu": {}}
         kept = [layer.resident() for layer in self.layers]
+        kept.append(self.drafter.resident())
         kept += [placing.resident() for placing in self._every_placement()]
         for one in kept:
             for tier, buffers in one.items():
@@ -116,6 +158,8 @@ class Composed(Implementation):
     def cells(self, place: Where, slots: int) -> Cells:
         """A layer's storage where its placement wants it."""
         kind = piece(Cells, place.parts.storage)  # type: ignore[type-abstract]
+        if type(place.parts.placement) is Placement:  # drafts' caches are on the GPU
+            return Placing(self, place.parts.placement).cells(kind, place, slots)
         return self.placements[place.layer].cells(kind, place, slots)
 
     def shared(self, key: object, make: Callable[[], Made]) -> Made:

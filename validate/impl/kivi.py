@@ -27,7 +27,7 @@ class Kivi(Cells):
     .. [1] Z. Liu et al., "KIVI", ICML 2024, algorithm 1.
     """
 
-    as_given = False
+    as_given, takes_back = False, False
     differences = MappingProxyType(
         {"quantise": "keys are packed by whole residuals; the prediction spreads that evenly"}
     )

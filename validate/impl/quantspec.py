@@ -57,7 +57,7 @@ class Quantspec(Speculative, Packed):
         self.sides(2 * self.half, 4, settings.group, hierarchical=True)
         drafts = self.gamma > 0 and settings.weight_bits == 4
         layers = decoder.weights.layers if drafts else ()
-        self._draft = [replace(w, up=_narrow(w.up), down=_narrow(w.down)) for w in layers]
+        self._draft = [replace(w, up=narrow(w.up), down=narrow(w.down)) for w in layers]
 
     def packed_keys(self, tokens: int) -> int:
         """All halves but the one that is always in full precision."""
@@ -114,6 +114,7 @@ class Quantspec(Speculative, Packed):
         return held
 
 
-def _narrow(matrix: Matrix) -> Matrix:
+def narrow(matrix: Matrix) -> Matrix:
+    """A matrix rounded to four bits."""
     assert isinstance(matrix, Linear)
     return int4_matrix(matrix.weight, matrix.bias)

@@ -32,6 +32,7 @@ class Quest(Selecting):
         assert isinstance(settings, Settings)
         self.page, self.pages = settings.page, max(int(settings.budget) // settings.page, 1)
         super().__init__(place)
+        self.refuse_drafts()
         self.refuse_windows()
         every = -(-self.capacity // self.page)
         self.low, self.high = (self.rows.room.zeros(every) for _ in "lh")

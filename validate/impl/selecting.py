@@ -12,7 +12,7 @@ from kvsim.errors import InputError
 from kvsim.models.model import LayerShape, Model
 from kvsim.techniques.layers import Parts
 from kvsim.validate.impl.base import Resident
-from kvsim.validate.impl.bytoken import ByToken
+from kvsim.validate.impl.bytoken import ByToken, TokenRows
 from kvsim.validate.impl.cells import Cells, Spot
 from kvsim.validate.model.attention import Pass, Seen, attend, visible
 from kvsim.validate.tally import Silent
@@ -136,6 +136,19 @@ class Selecting:
                 f"{chosen}: no real implementation works on single rows of {stored}; use grouped"
             )
         return self.cells
+
+    def refuse_drafts(self) -> None:
+        """For selections that choose what one query reads."""
+        if self.run.gamma:
+            raise InputError(
+                f"{self.parts.selection.name}: its real implementation chooses for one query, and "
+                f"drafts are verified together; run it without drafts"
+            )
+
+    def plain_sides(self) -> tuple[TokenRows, TokenRows]:
+        """Keys and values in full precision, where chunks of the prompt went straight into them."""
+        assert isinstance(self.cells, ByToken)
+        return self.cells.k, self.cells.v
 
     def refuse_windows(self) -> None:
         """For selections that do not know the positions of what they keep."""

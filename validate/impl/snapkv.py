@@ -52,14 +52,21 @@ class Snapkv(Evicting):
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """In full; the last queries are kept."""
-        if self.prompt > self.budget:
-            self._observe(queries, step)
+        self.observe(queries, step)
         return super().attend_prompt(queries, keys, values, step)
 
     def filled(self, keys: Tensor, values: Tensor) -> None:
         """Score all tokens by the last queries, keep the best."""
         if self._queries is None:
             super().filled(keys, values)
+        else:
+            self.cut(keys, values)
+
+    def cut(self, keys: Tensor, values: Tensor) -> None:
+        """Keep what the last queries attend to, or all where all has room."""
+        if self._queries is None:
+            first = torch.arange(min(self.budget, self.prompt), device=keys.device)
+            self.keep(keys, values, first.expand(self.batch, keys.shape[1], -1))
             return
         lengths = self._on_device[:, None]
         tokens, asking = torch.arange(self.prompt, device=keys.device), self._asking(keys.device)
@@ -87,16 +94,21 @@ class Snapkv(Evicting):
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Generated tokens follow what is kept."""
-        spot = Spot.behind(step, self.evicted, self._moved)
-        return self.attend_behind(queries, keys, values, step, spot)
+        return self.attend_behind(queries, keys, values, step, self.spot(step))
+
+    def spot(self, step: Pass) -> Spot:
+        """Behind what is kept of every prompt."""
+        return Spot.behind(step, self.evicted, self._moved)
 
     def _asking(self, device: torch.device) -> Tensor:
         """Positions of the observing queries, (batch, window); below 0 for short prompts."""
         many = min(self.window, self.prompt)
         return self._on_device[:, None] - many + torch.arange(many, device=device)
 
-    def _observe(self, queries: Tensor, step: Pass) -> None:
-        """Collect the observing queries that are in this chunk."""
+    def observe(self, queries: Tensor, step: Pass) -> None:
+        """Collect the observing queries that are in this chunk, if they choose anything."""
+        if self.prompt <= self.budget:
+            return
         asking = self._asking(queries.device)
         place = asking - step.starts[0]
         here = (place >= 0) & (place < step.new)

@@ -34,6 +34,7 @@ class Values(Selecting):
         settings = place.parts.selection
         assert isinstance(settings, TopValues)
         super().__init__(place)
+        self.refuse_drafts()
         self.n = min(int(settings.n), self.capacity)
         self.away = _Away.of(self) if self.rows.values_away else None
         if self.away:  # keys are read by an op of its own

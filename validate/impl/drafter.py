@@ -1,0 +1,56 @@
+"""Who proposes tokens in a composition: the base, which proposes none."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from kvsim.techniques.axes import Drafting
+from kvsim.validate.impl.base import Resident
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.model.weights import LayerWeights
+
+if TYPE_CHECKING:
+    from kvsim.validate.impl.composed import Composed
+
+
+class Drafter:
+    """What drafts of the whole model need beside the layers' own caches."""
+
+    differences: Mapping[str, str] = MappingProxyType({})
+    """Ops and buffers that really differ from what is stated, and why."""
+
+    def __init__(self, run: "Composed", part: Drafting) -> None:
+        self.run, self.part = run, part
+
+    def ready(self) -> None:
+        """Every layer of the model has its cache."""
+
+    def read(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, whole: bool
+    ) -> None:
+        """A chunk of the prompt has been attended to.
+
+        Parameters
+        ----------
+        keys, values : the prompt so far, (batch, KV heads, tokens, dim).
+        whole : whether that is all of it.
+        """
+
+    def verified(self, layer: int, keys: Tensor, values: Tensor, step: Pass) -> None:
+        """New tokens of a pass that verifies."""
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor | None:
+        """Attention of a draft; none where it reads the layer's own cache."""
+        return None
+
+    def weights(self, layer: int) -> LayerWeights | None:
+        """What a layer is multiplied with in a draft, if that differs."""
+        return None
+
+    def resident(self) -> Resident:
+        """What is kept for drafts."""
+        return {}
