@@ -161,7 +161,24 @@ class Model:
     @cached_property
     def cached_layers(self) -> int:
         """Layers that have a cache of their own."""
-        return sum(shape.keeps for shape in self.shapes())
+        return len(self.caches)
+
+    @cached_property
+    def caches(self) -> tuple[int, ...]:
+        """Which layers have a cache of their own, counted from 0."""
+        return tuple(i for i, shape in enumerate(self.shapes()) if shape.keeps)
+
+    @cached_property
+    def owners(self) -> dict[int, int]:
+        """For every layer that shares a cache, whose: the latest alike that has one."""
+        latest: dict[int | None, int] = {}
+        found = {}
+        for i, shape in enumerate(self.shapes()):
+            if shape.keeps:
+                latest[shape.window] = i
+            elif shape.attends:
+                found[i] = latest.get(shape.window, self.caches[-1])
+        return found
 
     @cached_property
     def kv_bytes_per_token(self) -> float:

@@ -121,7 +121,9 @@ MODELS = (
     _number("heads", "heads", rank=5),
     _number("KV heads", "kv_heads", rank=4),
     Column("context", lambda row: units.whole(row["max_context"]), rank=1),
+    _number("caches", "cached_layers", rank=3),
     _number("KV KiB/token", "kv_bytes_per_token", 1024),
+    _number("state MiB", "state_bytes_per_sequence", 2**20, 2),
 )
 GPUS = (
     words("gpu", lambda row: row["name"]),

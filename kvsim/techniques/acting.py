@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from kvsim.machines.deployment import Deployment
 from kvsim.models.kinds import Mixer
 from kvsim.techniques.layers import Parts
+from kvsim.techniques.layout import Layout, alike
 
 PLAIN = ("all", "fp16", "gpu")  # parts that change nothing
 LEFT: dict[Mixer, str] = {
@@ -15,13 +16,16 @@ LEFT: dict[Mixer, str] = {
 }
 
 
-def unborrowed(deployment: Deployment, layers: Sequence[Parts]) -> str:
+def unborrowed(deployment: Deployment, layout: Layout) -> str:
     """Why layers that share a cache, or choose by an indexer, cannot run; nothing if they can."""
     m = deployment.model
-    shares = any(shape.mixer == "shared" for shape in m.shapes())
-    for parts in layers:
+    every = [parts for shapes, count, parts in layout for _ in range(count * len(shapes))]
+    for index, owner in m.owners.items():
+        if not alike(every[index], every[owner]):
+            return f"layer {index} shares layer {owner}'s cache and cannot be treated differently"
+    for *_, parts in layout:
         name = parts.selection.name
-        if shares and not parts.selection.borrows:
+        if m.owners and not parts.selection.borrows:
             return f"{name} chooses anew in every layer, and some share an earlier one's cache"
         if m.indexer and not parts.selection.borrows:
             return f"{name} chooses what is read, and the model's indexer does so already"

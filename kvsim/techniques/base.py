@@ -116,7 +116,8 @@ class Technique:
     def refuses(self, deployment: Deployment) -> str:
         """Why it cannot run there, or nothing."""
         reason = uncovered(self.layers, deployment.model.layers)
-        reason = reason or unborrowed(deployment, self.parts)
+        if not reason and (deployment.model.owners or deployment.model.indexer):
+            reason = unborrowed(deployment, self.layout(deployment))
         for parts in () if reason else self.parts:
             reasons = (part.refuses(deployment, parts) for part in parts.every())
             reason = reason or next(filter(None, reasons), "")

@@ -38,7 +38,7 @@ def _segments(
         end = deployment.model.layers if last is None else min(last + 1, deployment.model.layers)
         for begin in [first, *sorted(b for b in own.breaks(deployment) if first < b < end)]:
             now = own.at(begin, deployment)
-            if latest is None or not _equal(latest, now):
+            if latest is None or not alike(latest, now):
                 yield begin, now
                 latest = now
 
@@ -60,7 +60,7 @@ def split_layout(
     return before, after
 
 
-def _equal(one: Parts, other: Parts) -> bool:
+def alike(one: Parts, other: Parts) -> bool:
     """Whether two layers do the same, settings that are arrays included."""
     if one is other:
         return True

@@ -95,7 +95,7 @@ class PlacedShares(Placement):
         if self.recomputes and not some(self.host_share):
             return "split recomputes tokens that live on the host, and host_share is 0"
         selection, storage = beside.selection, beside.storage
-        if self.recomputes and any(s.mixer == "shared" for s in deployment.model.shapes()):
+        if self.recomputes and deployment.model.owners:
             return "recomputation needs a layer's own input, and some layers share another's cache"
         if self.recomputes and selection.evicts != "never":
             return f"recomputation needs every token's layer input, and {selection.name} drops some"

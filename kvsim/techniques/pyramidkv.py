@@ -1,5 +1,6 @@
 """PyramidKV: SnapKV with budgets that shrink from the first layer to the last."""
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from kvsim.techniques.terms import Term
 
 @dataclass(frozen=True)
 class Pyramidkv(Snapkv):
-    """Budgets fall linearly with depth; their mean is ``budget``.
+    """Budgets fall linearly with depth among the layers with a cache; their mean is ``budget``.
 
     The last layer keeps the mean over ``beta``, the first twice the mean less that.
 
@@ -36,8 +37,8 @@ class Pyramidkv(Snapkv):
 
     def at(self, index: int, deployment: Deployment) -> Snapkv:  # type: ignore[override]
         """One layer's budget, a window at least."""
-        least = self.budget / self.beta
-        depth = index / max(1, deployment.model.layers - 1)
+        least, caches = self.budget / self.beta, deployment.model.caches
+        depth = bisect_left(caches, index) / max(1, len(caches) - 1)
         budget = 2 * self.budget - least - depth * (2 * self.budget - 2 * least)
         return Snapkv(np.maximum(np.round(budget), self.window), self.window)
 

@@ -1,5 +1,6 @@
 """Quest: pages of the cache chosen by bounds on their keys, for every query."""
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -34,12 +35,13 @@ class Quest(Chosen):
     dense: int = param(2, "first layers that attend to everything", high=1000)
 
     def breaks(self, deployment: Deployment) -> tuple[int, ...]:
-        """The first sparse layer."""
-        return (self.dense,) if self.dense else ()
+        """The first sparse layer, counted among those with a cache."""
+        caches = deployment.model.caches
+        return caches[self.dense : self.dense + 1] if self.dense else ()
 
     def at(self, index: int, deployment: Deployment) -> Selection:  # type: ignore[override]
         """Dense layers read everything."""
-        return self if index >= self.dense else Selection()
+        return self if bisect_left(deployment.model.caches, index) >= self.dense else Selection()
 
     def tokens(self, at: LayerPass) -> Number:
         """Whole pages within the budget."""

@@ -12,7 +12,11 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import from_config, load_model
 from kvsim.models.kinds import LayerShape
+from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, prefill_point
+from kvsim.serving.passes import Passes
+from kvsim.serving.room import Room
+from kvsim.serving.rules import Rules
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.steps import layer_ops
@@ -232,3 +236,45 @@ def test_bad_layers_are_named_in_one_line(config: dict[str, object], words: str)
     with pytest.raises(InputError, match=words) as caught:
         from_config(config, "x")
     assert "\n" not in str(caught.value)
+
+
+def test_depth_is_counted_among_layers_with_a_cache() -> None:
+    """Nemotron Nano 2 attends in layers 14, 21, 30 and 39 of 56; Quest's first two are dense."""
+    d, p = deployment("nemotron-nano-9b-v2"), decode_point(1.0, 9000.0, 100.0, 0.0)
+    assert d.model.caches == (14, 21, 30, 39)
+    layout = parse("quest").layout(d)
+    sparse = [parts.selection.name for block, n, parts in layout for _ in range(n) for _ in block]
+    assert [sparse[i] for i in d.model.caches] == ["all", "all", "quest", "quest"]
+    held = float(np.ravel(parse("pyramidkv").resident(d, p)["gpu"]["kv"])[0])
+    last, first = 1024 / 20, 2 * 1024 - 1024 / 20
+    budgets = [round(first - i / 3 * (first - last)) for i in range(4)]
+    assert held == 4096 * (sum(budgets) + 4)  # one generated token each
+
+
+def test_layers_that_share_a_cache_are_treated_like_its_owner() -> None:
+    d = deployment("gemma-3n-e4b")
+    assert set(d.model.owners.values()) == {18, 19} and min(d.model.owners) == 20
+    assert not parse("0-9: full; 10-: kivi").refuses(d)
+    assert parse("0-19: full; 20-: kivi").refuses(d).startswith("layer 20 shares layer 18's cache")
+    assert "cannot be treated differently" in parse("pyramidkv").refuses(d)
+
+
+def test_serving_gives_every_sequence_its_state() -> None:
+    """A sequence's first block of 16 tokens comes with the states of all layers."""
+    d = deployment("lfm2-1.2b")
+    room = Room(parse("full"), d, Rules(), 2048, 512)
+    tokens = 16 * np.arange(1, 129)
+    expected = d.model.state_bytes + tokens * d.model.kv_bytes_per_token
+    assert room.decode_bytes[1:] == pytest.approx(expected)
+
+
+def test_every_hook_takes_every_kind() -> None:
+    """Prediction, largest batch, serving costs and a plan's layers come from one statement."""
+    for model in ("nemotron-nano-9b-v2", "gemma-3n-e2b", "deepseek-v2-lite"):
+        d = deployment(model)
+        found = Prediction(parse("offload"), d, np.array([4.0]), 4000, 8)
+        assert 0 < float(found.tpot_s[0]) < 1 and float(found.max_batch[0]) > 4
+        passes = Passes(parse("offload"), d)
+        alone = passes.round(np.array([4.0]), np.array([4000.0]))
+        step = parse("offload").cycle(d, Point(4.0, 4000.0, 1.0, 4000.0, 4001.0)).steps[0]
+        assert float(alone[0]) == pytest.approx(float(np.ravel(steady(step, d))[0]), rel=1e-9)
