@@ -17,7 +17,7 @@ from kvsim.commands.plan_asked import deployments_of, limits_of, workload_of
 from kvsim.commands.values import Given, Several, duration, line_of, text
 from kvsim.commands.values import given as given_text
 from kvsim.errors import InputError
-from kvsim.machines.hardware import DEFAULT_STACK
+from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 from kvsim.report.predict import Predictions, predicted
 from kvsim.report.sweep import Sweep, swept
 from kvsim.techniques import parse_several
@@ -40,7 +40,7 @@ def predict(
     *,
     stack: Given = DEFAULT_STACK,
     tp: Given = 1,
-    weights: str = "fp16",
+    weights: str = RELEASED,
     host_memory: Given | None = None,
 ) -> Predictions:
     """Latency, throughput and memory of techniques at every combination of sizes.
@@ -84,7 +84,7 @@ def sweep(
     *,
     stack: Given = DEFAULT_STACK,
     tp: Given = 1,
-    weights: str = "fp16",
+    weights: str = RELEASED,
     host_memory: Given | None = None,
 ) -> Sweep:
     """A grid of batch and prompt in memory: times, throughput and memory of every point.
@@ -125,7 +125,7 @@ def plan(
     host_memory: Given | None = None,
     stack: Given = DEFAULT_STACK,
     tp: Several = 1,
-    weights: Several = "fp16",
+    weights: Several = RELEASED,
 ) -> "Planned":
     """The technique, settings and batch for equal requests, as ``kvsim plan`` chooses them.
 
@@ -198,7 +198,7 @@ def simulate(
     tpot: Given | None = None,
     stack: Given = DEFAULT_STACK,
     tp: Given = 1,
-    weights: str = "fp16",
+    weights: str = RELEASED,
     host_memory: Given | None = None,
 ) -> "Simulations":
     """A request trace under continuous batching, with one technique or several.
@@ -272,7 +272,7 @@ def calibrate_run(
     prefix_caching: bool = False,
     stack: Given = DEFAULT_STACK,
     tp: Given = 1,
-    weights: str = "fp16",
+    weights: str = RELEASED,
 ) -> "CalibratedRun":
     """Fit a stack to the request log of a serving run; write it if ``out`` is given.
 

@@ -16,7 +16,7 @@ from kvsim.commands.options import (
     deployment,
 )
 from kvsim.errors import InputError
-from kvsim.machines.hardware import DEFAULT_STACK
+from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 
 
 def calibrate(
@@ -76,7 +76,7 @@ def calibrate(
         option("--stack", "NAME|PATH", "What to start from: the engine's if it ships, else vllm."),
     ] = None,
     tp: TpOption = "1",
-    weights: WeightsOption = "fp16",
+    weights: WeightsOption = RELEASED,
     json: JsonOption = False,
 ) -> None:
     """Measure this machine, or fit a stack to runs or tables."""

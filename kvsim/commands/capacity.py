@@ -33,7 +33,7 @@ from kvsim.commands.options import (
 from kvsim.commands.pairs import per_gpu
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.limits import ENGINE_SHARE
-from kvsim.machines.hardware import DEFAULT_STACK
+from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 
 if TYPE_CHECKING:
     from kvsim.planner.fleet.arrays import FleetLimits, Schedule
@@ -54,7 +54,7 @@ def capacity(
     ] = "99",
     rate: Annotated[str, option("--rate", "X", "The trace X times as fast.")] = "1",
     tp: Annotated[str, option("--tp", "N,...", "GPUs per replica to consider.")] = DEGREES,
-    weights: WeightsOption = "fp16",
+    weights: WeightsOption = RELEASED,
     stack: StackOption = DEFAULT_STACK,
     only: OnlyOption = None,
     without: WithoutOption = None,

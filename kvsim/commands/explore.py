@@ -18,7 +18,7 @@ from kvsim.commands.options import (
     say_written,
 )
 from kvsim.files import check_target
-from kvsim.machines.hardware import DEFAULT_STACK
+from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 
 
 def explore(
@@ -33,7 +33,7 @@ def explore(
     generate: Annotated[str, option("--generate", "N", "Tokens to generate.")] = "128",
     stack: StackOption = DEFAULT_STACK,
     tp: TpOption = "1",
-    weights: WeightsOption = "fp16",
+    weights: WeightsOption = RELEASED,
     host_memory: HostOption = None,
 ) -> None:
     """Write a page with sliders: batch, prompt, bits, drafts, link."""

@@ -19,7 +19,14 @@ ModelOption = Annotated[
 GpuOption = Annotated[str, option("--gpu", "NAME|PATH", "From `kvsim gpus`, or a TOML profile.")]
 StackOption = Annotated[str, option("--stack", "NAME|PATH", "From `kvsim stacks`, or a TOML file.")]
 TpOption = Annotated[str, option("--tp", "N", "Tensor-parallel GPUs: 1, 2, 4 or 8.")]
-WeightsOption = Annotated[str, option("--weights", "FORMAT", "fp16, fp8, int8 or int4.")]
+WeightsOption = Annotated[
+    str,
+    option(
+        "--weights", "FORMAT",
+        "fp16, fp8, fp8-block, int8, int4, int4-g32, mxfp4 or nvfp4; released is the published "
+        "checkpoint's.",
+    ),
+]  # fmt: skip
 HostOption = Annotated[
     str | None, option("--host-memory", "GIB", "Host memory; the profile's if not given.")
 ]

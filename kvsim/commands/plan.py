@@ -33,7 +33,7 @@ from kvsim.commands.options import (
 from kvsim.commands.plan_asked import deployments_of, limits_of, workload_of
 from kvsim.errors import InputError
 from kvsim.files import check_target
-from kvsim.machines.hardware import DEFAULT_STACK
+from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 
 if TYPE_CHECKING:
     from kvsim.machines.deployment import Deployment
@@ -97,8 +97,8 @@ def plan(
         str, option("--tp", "N,..|auto", "Tensor-parallel GPUs: 1, 2, 4, 8; several are compared.")
     ] = "1",
     weights: Annotated[
-        str, option("--weights", "F,..|auto", "fp16, fp8, int8, int4; several are compared.")
-    ] = "fp16",
+        str, option("--weights", "F,..|auto", "As in `predict`; several are compared.")
+    ] = RELEASED,
     emit: EmitOption = None,
     pareto: Annotated[
         bool, typer.Option("--pareto", help="Plans from the lowest TPOT to most throughput too.")

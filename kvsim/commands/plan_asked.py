@@ -7,12 +7,12 @@ from kvsim.commands.arguments import count, either, gib, seconds, tokens, words
 from kvsim.commands.options import deployment
 from kvsim.errors import InputError
 from kvsim.limits import ENGINE_SHARE
+from kvsim.machines.hardware import RELEASED
 
 if TYPE_CHECKING:
     from kvsim.machines.deployment import Deployment
     from kvsim.planner.workload import PlanLimits, Workload
 
-FORMATS = ("fp16", "fp8", "int8", "int4", "int4-g32")
 COUNTS = ("1", "2", "4", "8")
 BARE_TTFT, BARE_TPOT = 60.0, 1.0  # numbers without a unit beyond which milliseconds are likely [s]
 
@@ -21,18 +21,26 @@ def deployments_of(
     model: str, gpu: str, stack: str, tp: str, weights: str, host_memory: str | None
 ) -> "list[Deployment]":
     """Every combination asked for, the simplest first: wide weights, few GPUs, cards as typed."""
+    from kvsim.machines.deployment import WEIGHTS
+
     counts = COUNTS if tp == "auto" else words("--tp", tp, (*COUNTS, "auto"))
-    if weights == "auto":
-        formats = ["fp16", "fp8", "int8", "int4"]
-    else:
-        formats = words("--weights", weights, (*FORMATS, "auto"))
     machines = [name.strip() for name in gpu.split(",")] if "," in gpu else [gpu]
-    bases = [deployment(model, name, stack, "1", "fp16", host_memory) for name in machines]
-    if weights == "auto" and not all("fp8" in base.hardware.flops for base in bases):
-        formats.remove("fp8")
+    bases = [deployment(model, name, stack, "1", RELEASED, host_memory) for name in machines]
+    if weights == "auto":
+        formats = narrower(bases)
+    else:
+        formats = words("--weights", weights, (RELEASED, *WEIGHTS, "auto"))
     heads = bases[0].model.heads
     some = [int(n) for n in counts if tp != "auto" or heads % int(n) == 0]
     return [replace(base, weights=f, tp=n) for base in bases for f in formats for n in some]
+
+
+def narrower(bases: "list[Deployment]") -> list[str]:
+    """The released format of a model, and those to compare with it that every card can run."""
+    released = bases[0].weights
+    fp8 = all("fp8" in base.hardware.flops for base in bases)
+    below = {"fp16": ["fp8", "int8", "int4"] if fp8 else ["int8", "int4"]}
+    return [released, *below.get(released, ["int4"] if released.startswith("fp8") else [])]
 
 
 def limits_of(

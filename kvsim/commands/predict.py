@@ -21,7 +21,7 @@ from kvsim.commands.options import (
     say_written,
 )
 from kvsim.files import check_target
-from kvsim.machines.hardware import DEFAULT_STACK
+from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 
 
 def predict(
@@ -36,7 +36,7 @@ def predict(
     generate: Annotated[str, option("--generate", "N,...", "Tokens to generate.")] = "128",
     stack: StackOption = DEFAULT_STACK,
     tp: TpOption = "1",
-    weights: WeightsOption = "fp16",
+    weights: WeightsOption = RELEASED,
     host_memory: HostOption = None,
     page: ReportOption = None,
     json: JsonOption = False,

@@ -52,7 +52,7 @@ from kvsim.commands.traceoptions import (
 )
 from kvsim.errors import InputError
 from kvsim.files import check_target, make_folder
-from kvsim.machines.hardware import DEFAULT_STACK
+from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 
 
 def simulate(
@@ -122,7 +122,7 @@ def simulate(
     tpot: Annotated[str | None, option("--tpot", "TIME", "Target of a good request.")] = None,
     stack: StackOption = DEFAULT_STACK,
     tp: TpOption = "1",
-    weights: WeightsOption = "fp16",
+    weights: WeightsOption = RELEASED,
     host_memory: HostOption = None,
     gpu_memory: Annotated[
         str | None, option("--gpu-memory", "GIB", "GPU memory to use; all if not given.")

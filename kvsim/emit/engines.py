@@ -9,6 +9,7 @@ from kvsim.emit.served import Served
 from kvsim.errors import unknown
 
 QUANTISED = {
+    "fp8-block": "fp8 weights with a scale per block: serve a checkpoint that is quantised so",
     "int8": "weights of 8 bits: serve a checkpoint that is quantised so (W8A16)",
     "int4": "weights of 4 bits: serve a checkpoint that is quantised so (GPTQ or AWQ)",
     "int4-g32": "weights of 4 bits in groups of 32: serve a checkpoint that is quantised so",
@@ -113,7 +114,7 @@ def _turboquant(s: Served) -> str:
 
 
 def _quantised(s: Served, found: EngineSettings) -> None:
-    if s.weights in QUANTISED:
+    if s.weights in QUANTISED and not s.released:
         found.lacks(QUANTISED[s.weights])
 
 
@@ -129,7 +130,7 @@ def _vllm(s: Served, found: EngineSettings) -> str:
     turbo = _turboquant(s)
     if "fp8" in s.terms or turbo:
         found.add("--kv-cache-dtype", turbo or "fp8")
-    if s.weights == "fp8":
+    if s.weights == "fp8" and not s.released:
         found.add("--quantization", "fp8")
     if s.host_cache:
         found.add("--kv-offloading-size", f"{s.host_gib:g}")
@@ -155,7 +156,7 @@ def _sglang(s: Served, found: EngineSettings) -> str:
     found.add("--page-size", s.block_tokens)
     if "fp8" in s.terms:
         found.add("--kv-cache-dtype", "fp8_e4m3")
-    if s.weights == "fp8":
+    if s.weights == "fp8" and not s.released:
         found.add("--quantization", "fp8")
     if s.host_cache:
         found.add("--enable-hierarchical-cache")
@@ -191,7 +192,7 @@ def _trtllm(s: Served, found: EngineSettings) -> str:
         found.used.append(flag("trtllm", "kv_cache_config.host_cache_size"))
         entries.append(f"  host_cache_size: {int(s.host_cache)}")
     _no_technique(s, found, ("fp8", *TRTLLM_DRAFTS))
-    if s.weights != "fp16":
+    if s.weights != "fp16" and not s.released:
         found.lacks(f"weights in {s.weights}: serve a checkpoint that is quantised so")
     entries += _trtllm_drafts(s, found)
     return "# kv.yaml\nkv_cache_config:\n" + "\n".join(entries) + "\n\n" + command
@@ -274,7 +275,7 @@ def _llamacpp(s: Served, found: EngineSettings) -> str:
         found.lacks("its own formats q8_0 and q4_0 (--cache-type-k, --cache-type-v) are others")
     if s.host_cache:
         found.lacks("host memory for evicted blocks")
-    if s.weights != "fp16":
+    if s.weights != "fp16" and not s.released:
         found.lacks(f"weights in {s.weights}: convert the model to the GGUF format that is nearest")
     return _shell("llama-server", found.options)
 

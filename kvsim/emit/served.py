@@ -19,6 +19,8 @@ class Served:
         As the engine finds it: a name at Hugging Face, or a path.
     weights
         Format of the weights, as ``--weights`` takes it.
+    released
+        Whether the model's published checkpoint has them in that format.
     tp
         GPUs.
     max_model_len
@@ -49,6 +51,7 @@ class Served:
     gpu_bytes: float
     prefix_caching: bool = False
     host_cache: float = 0.0
+    released: bool = False
 
     @property
     def drafts(self) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kvsim.errors import InputError
-from kvsim.machines.hardware import Hardware, Stack
+from kvsim.machines.hardware import RELEASED, Hardware, Stack
 from kvsim.models.model import Model
 
 
@@ -51,7 +51,8 @@ WEIGHTS = {
 class Deployment:
     """One tensor-parallel replica: ``tp`` equal GPUs, each holding a shard of the model.
 
-    A stack that was measured card by card becomes that of the deployment's card.
+    A stack that was measured card by card becomes that of the deployment's card; weights that are
+    "released" those of the model's published checkpoint.
     """
 
     model: Model
@@ -61,9 +62,12 @@ class Deployment:
     tp: int = 1
 
     def __post_init__(self) -> None:
+        if self.weights == RELEASED:
+            object.__setattr__(self, "weights", self.model.released)
         if self.weights not in WEIGHTS:
+            expected = ", ".join([RELEASED, *WEIGHTS])
             raise InputError(
-                f"--weights: unknown format {self.weights!r}; expected one of {', '.join(WEIGHTS)}"
+                f"--weights: unknown format {self.weights!r}; expected one of {expected}"
             )
         object.__setattr__(self, "stack", self.stack.on(self.hardware.name))
         if self.tp not in (1, 2, 4, 8):

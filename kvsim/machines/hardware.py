@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 GIB = 2.0**30  # [B]
 
 DEFAULT_STACK = "vllm"
+RELEASED = "released"  # --weights in the format of the model's published checkpoint
 """The stack of an answer that names none: vLLM as measured on the card, on a card near it, or with
 typical numbers. On cards left out of its fits it is half as far off as ``fused``."""
 

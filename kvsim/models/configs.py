@@ -16,6 +16,7 @@ from kvsim.files.kinds import CONFIG
 from kvsim.models.families import find_family
 from kvsim.models.fields import Fields, shown
 from kvsim.models.model import LayerShape, Model
+from kvsim.models.released import released_format
 
 MOST_LAYERS = 1000
 MEND = "give a config.json, a directory that holds one, or a name from the catalogue"
@@ -162,6 +163,7 @@ def read_model(config: Mapping[str, Any], name: str, where: str) -> Model:
         For the first field that cannot be right.
     """
     f = Fields(config, where)
+    stated = config.get("quantization_config")
     notes: list[str] = []
     if "text_config" in f.values:
         text = f.values["text_config"]
@@ -192,6 +194,9 @@ def read_model(config: Mapping[str, Any], name: str, where: str) -> Model:
         problem = f"is {heads}, expected a multiple of the {fields['kv_heads']} key-value heads"
         raise f.error("num_attention_heads", problem, "correct one of the two")
     shapes = _shapes(f, layers, max_context, fields)
+    released = released_format(f.values.get("quantization_config", stated))
+    if not released:
+        notes.append("its quantization_config is not known: the weights are taken to be in fp16")
     return Model(
         name=name,
         family=title,
@@ -201,6 +206,7 @@ def read_model(config: Mapping[str, Any], name: str, where: str) -> Model:
         max_context=max_context,
         layout=compress(shapes),
         tied=f.flag("tie_word_embeddings", False),
+        released=released or "fp16",
         notes=tuple(notes),
         **fields,
     )

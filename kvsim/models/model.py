@@ -32,6 +32,7 @@ class Model:
     layout: tuple[tuple[tuple[LayerShape, ...], int], ...]
     gated: bool = True  # three MLP matrices (SwiGLU, GeGLU) instead of two
     tied: bool = False  # the LM head shares the embedding
+    released: str = "fp16"  # format of the published checkpoint's weights, as --weights names it
     # mixture of experts
     experts: int = 0
     experts_active: int = 0

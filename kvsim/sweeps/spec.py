@@ -22,7 +22,7 @@ import numpy as np
 from kvsim.errors import InputError, unknown
 from kvsim.files import read_toml
 from kvsim.files.kinds import SPECIFICATION
-from kvsim.machines.hardware import DEFAULT_STACK
+from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 
 Value = str | int | float
 
@@ -35,22 +35,22 @@ POINTS = ("batch", "context")  # axes of a prediction that are evaluated togethe
 AXES: Mapping[str, Mapping[str, tuple[Value, ...]]] = {
     "predict": {
         "model": (), "gpu": (), "technique": (), "batch": (), "context": (),
-        "stack": (DEFAULT_STACK,), "weights": ("fp16",), "tp": (1,),
+        "stack": (DEFAULT_STACK,), "weights": (RELEASED,), "tp": (1,),
     },
     "plan": {
         "model": (), "gpu": (), "prompt": (), "generate": (),
-        "stack": (DEFAULT_STACK,), "weights": ("fp16",), "tp": (1,), "ttft_target_s": (10.0,),
+        "stack": (DEFAULT_STACK,), "weights": (RELEASED,), "tp": (1,), "ttft_target_s": (10.0,),
         "tpot_target_s": (0.1,),
     },
     "simulate": {
         "model": (), "gpu": (), "technique": (), "trace": (),
-        "stack": (DEFAULT_STACK,), "weights": ("fp16",), "tp": (1,), "rate": (1.0,),
+        "stack": (DEFAULT_STACK,), "weights": (RELEASED,), "tp": (1,), "rate": (1.0,),
         "replicas": (1,), "route": ("round-robin",), "ttft_target_s": (2.0,),
         "tpot_target_s": (0.1,),
     },
     "capacity": {
         "model": (), "gpu": (), "trace": (),
-        "stack": (DEFAULT_STACK,), "weights": ("fp16",), "rate": (1.0,), "ttft_target_s": (2.0,),
+        "stack": (DEFAULT_STACK,), "weights": (RELEASED,), "rate": (1.0,), "ttft_target_s": (2.0,),
         "tpot_target_s": (0.1,),
     },
 }  # fmt: skip

@@ -1,0 +1,65 @@
+"""The format of released weights: read from configurations, and what --weights makes of it."""
+
+import pytest
+
+from kvsim.emit.engines import emit
+from kvsim.machines.deployment import WEIGHTS, Deployment
+from kvsim.machines.hardware import RELEASED
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model, model_names
+from kvsim.models.released import released_format
+from tests.emit.test_emit import served
+from tests.support.commands import run
+
+KNOWN = {
+    "deepseek-v3": "fp8-block", "deepseek-v3.2": "fp8-block", "kimi-k2": "fp8-block",
+    "gpt-oss-20b": "mxfp4", "gpt-oss-120b": "mxfp4",
+}  # fmt: skip
+"""Models of the catalogue whose checkpoints are not in 16 bits, as their model cards say."""
+
+
+def test_the_catalogue_knows_which_checkpoints_are_quantised() -> None:
+    found = {name: load_model(name).released for name in model_names()}
+    assert {name: kind for name, kind in found.items() if kind != "fp16"} == KNOWN
+    assert set(found.values()) <= WEIGHTS.keys()
+
+
+@pytest.mark.parametrize(
+    ("stated", "found"),
+    [
+        (None, "fp16"),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8-block"),
+        ({"quant_method": "gptq", "bits": 4}, "int4"),
+        ({"quant_method": "gptq", "bits": 8}, "int8"),
+        ({"quant_method": "awq", "bits": 4}, "int4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "gptq", "bits": [4]}, ""),
+        ({"quant_method": "bitsandbytes"}, ""),
+        ({"quant_method": ["fp8"]}, ""),
+        ("fp8", ""),
+    ],
+)
+def test_a_configuration_says_the_format_or_nothing(stated: object, found: str) -> None:
+    assert released_format(stated) == found
+
+
+def test_released_weights_are_those_of_the_checkpoint() -> None:
+    h200, stack = load_hardware("h200"), load_stack("vllm")
+    one, other = (
+        Deployment(load_model("deepseek-v3"), h200, stack, kind, 8)
+        for kind in (RELEASED, "fp8-block")
+    )
+    assert one == other and one.weights == "fp8-block"
+    plain = run("predict", "--model", "llama3-8b", "--gpu", "h100", "--technique", "full")
+    assert "fp16 weights" in plain.out
+    blocks = run(
+        "predict", "--model", "deepseek-v3", "--gpu", "h200", "--tp", "8", "--technique", "full"
+    )
+    assert "fp8-block weights" in blocks.out
+
+
+def test_an_engine_needs_no_flag_for_released_weights() -> None:
+    own = emit("vllm", served("full", weights="fp8", released=True))
+    assert "--quantization" not in own.text and not own.missing
+    assert "--quantization fp8" in emit("vllm", served("full", weights="fp8")).text
