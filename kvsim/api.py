@@ -12,9 +12,8 @@ import numpy as np
 
 from kvsim.commands.admission import admission, largest_loss
 from kvsim.commands.arguments import count, counts, gib, number, token_counts
-from kvsim.commands.options import deployment
 from kvsim.commands.plan_asked import deployments_of, limits_of, workload_of
-from kvsim.commands.values import Given, Several, duration, line_of, text
+from kvsim.commands.values import Given, Several, deployment_of, duration, line_of, text
 from kvsim.commands.values import given as given_text
 from kvsim.errors import InputError
 from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
@@ -64,7 +63,7 @@ def predict(
         For unknown names, and for sizes no system could mean.
     """
     return predicted(
-        deployment(text(model), text(gpu), text(stack), text(tp), weights, given_text(host_memory)),
+        deployment_of(model, gpu, stack, tp, weights, host_memory),
         parse_several(text(technique)),
         counts("batch", text(batch)),
         token_counts("prompt", text(prompt)),
@@ -93,7 +92,7 @@ def sweep(
     points take a second or two. ``kvsim sweep`` has grids over everything, on disk.
     """
     return swept(
-        deployment(text(model), text(gpu), text(stack), text(tp), weights, given_text(host_memory)),
+        deployment_of(model, gpu, stack, tp, weights, host_memory),
         parse_several(text(technique)),
         np.array(counts("batch", text(batch)), dtype=float),
         token_counts("prompt", text(prompt)),
@@ -226,9 +225,7 @@ def simulate(
     from kvsim.serving.rules import Rules
     from kvsim.traces.read import load
 
-    where = deployment(
-        text(model), text(gpu), text(stack), text(tp), weights, given_text(host_memory)
-    )
+    where = deployment_of(model, gpu, stack, tp, weights, host_memory)
     rules = Rules(
         max_seqs=max_seqs,
         max_tokens=max_tokens,
@@ -285,7 +282,7 @@ def calibrate_run(
     from kvsim.report.calibrate_run import calibrated
     from kvsim.serving.rules import Rules
 
-    where = deployment(text(model), text(gpu), text(stack), text(tp), weights, None)
+    where = deployment_of(model, gpu, stack, tp, weights)
     techniques = parse_several(technique)
     if len(techniques) != 1:
         raise InputError(f"technique: got {technique[:40]!r}; expected the one that was served")

@@ -2,8 +2,13 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvsim.commands.arguments import seconds
+from kvsim.commands.options import deployment
+
+if TYPE_CHECKING:
+    from kvsim.machines.deployment import Deployment
 
 Given = str | float | Path
 """One value, as text or as a number."""
@@ -41,3 +46,10 @@ def given(value: Several | None) -> str | None:
 def duration(name: str, value: Given | None, most_bare: float) -> float:
     """A time, infinite if none was given; bare numbers up to ``most_bare`` are seconds. [s]"""
     return seconds(f"--{name}", "none" if value is None else text(value), most_bare)
+
+
+def deployment_of(
+    model: Given, gpu: Given, stack: Given, tp: Given, weights: str, host: Given | None = None
+) -> "Deployment":
+    """The deployment that values from Python describe."""
+    return deployment(text(model), text(gpu), text(stack), text(tp), weights, given(host))
