@@ -105,9 +105,9 @@ def misgiven(order: Sequence[Any], values: Mapping[str, Any]) -> str:
             continue
         name, value = parameter.opts[0], values[parameter.name]
         if not parameter.multiple and parameter in order[:i]:
-            return f"{name}: is given twice; expected one value, leave one away"
+            return f"{name}: is given twice; expected one value; omit one of them"
         if value == "" or (isinstance(value, list) and "" in value):
-            return f"{name}: got ''; expected a value, or leave {name} away"
+            return f"{name}: got ''; expected a value, or omit {name}"
     return ""
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvsim import cli
 from kvsim.errors import InputError
-from tests.support.commands import BAD, check, line
+from tests.support.commands import BAD, check, line, replaced
 
 SHIPPED = Path(cli.__file__).parent
 CATALOGUE = SHIPPED / "models" / "catalogue"
@@ -22,11 +22,10 @@ IMPOSSIBLE = 1
 
 
 def refused(command: str, *options: str, code: int = BAD) -> str:
-    """The one line that a command ends with; later options replace earlier ones."""
-    good = ["--model", "smollm2-135m", "--gpu", "t4"]
-    if command == PREDICT and "--technique" not in options:
-        good += ["--technique", "full"]
-    return line(command, *good, *options, code=code)
+    """The one line that a command ends with; options replace the good ones of their name."""
+    good = (command, "--model", "smollm2-135m", "--gpu", "t4")
+    good += ("--technique", "full") if command == PREDICT else ()
+    return line(*replaced(good, *options), code=code)
 
 
 @pytest.mark.parametrize(
@@ -56,24 +55,24 @@ def test_usage(arguments: str, words: str) -> None:
     ("option", "value", "words"),
     [
         ("model", "lama2-7b", "'lama2-7b'|llama2-7b"),
-        ("model", "", "unknown model ''|config.json"),
+        ("model", "", "--model|got ''|omit"),
         ("model", "x" * 5000, "xxx...xxx|File name too long|config.json"),
         ("model", "a\nb", r"'a\nb'|config.json"),
         ("model", "no/such/place", "no/such/place|no such file"),
         ("model", "\udcff", r"\udcff|config.json"),
         ("model", "../../etc/passwd\0", "file"),
         ("gpu", "a6001", "'a6001'|a6000|.toml"),
-        ("gpu", "", "unknown GPU ''|.toml"),
+        ("gpu", "", "--gpu|got ''"),
         ("gpu", "no/such.toml", "no/such.toml|No such file"),
         ("gpu", "/" + "y" * 300, "too long"),
         ("stack", "fusd", "'fusd'|fused|.toml"),
-        ("stack", "", "unknown stack ''"),
+        ("stack", "", "--stack|got ''"),
         ("stack", "H" * 3000, "unknown stack|.toml"),
         ("technique", "kvrp", "'kvrp'|kvpr|kvsim techniques"),
-        ("technique", "", "unknown technique ''"),
+        ("technique", "", "--technique|got ''"),
         ("technique", ":bits=4", "unknown technique ''"),
         ("weights", "int3", "'int3'|fp16|int4"),
-        ("weights", "", "--weights|fp16"),
+        ("weights", "", "--weights|got ''"),
     ],
 )
 def test_unknown_names(option: str, value: str, words: str) -> None:
@@ -93,7 +92,6 @@ COUNTS = [
     ("9" * 4000, "999|whole number"),
     ("1.5", "'1.5'|whole number"),
     ("1e3", "'1e3'|whole number"),
-    ("", "''|whole number"),
     ("nan", "'nan'|whole number"),
     ("inf", "'inf'|whole number"),
     ("1,,2", "'1,,2'|whole number"),
@@ -110,14 +108,14 @@ def test_counts(option: str, value: str, words: str) -> None:
     check(refused(PLAN, f"--{option}", value), f"--{option}|whole number")
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e300", "", "x", "1_0", "٣", "1,2"])
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e300", "x", "1_0", "٣", "1,2"])
 @pytest.mark.parametrize("option", ["ttft", "tpot", "gpu-memory", "host-memory"])
 def test_limits(option: str, value: str) -> None:
     expected = "expected a number" if option.endswith("memory") else "unit"
     check(refused(PLAN, f"--{option}", value), f"--{option}|got {value!r}|{expected}")
 
 
-@pytest.mark.parametrize("value", ["-0.1", "1.1", "nan", "", "half"])
+@pytest.mark.parametrize("value", ["-0.1", "1.1", "nan", "half"])
 @pytest.mark.parametrize("option", ["max-loss", "acceptance"])
 def test_shares(option: str, value: str) -> None:
     expected = "from 0 to 1" if option == "max-loss" else "the share of drafts"
@@ -265,9 +263,14 @@ def test_truncated_profiles(size: int, tmp_path: Path) -> None:
     check(refused(PREDICT, "--gpu", str(file)), "cut.toml")
 
 
-@pytest.mark.parametrize("name", ["", "/", ".", "no/such/page.html", "z" * 300, "a\0b", "a\nb"])
+@pytest.mark.parametrize("option", ["batch", "ttft", "gpu-memory", "max-loss", "report"])
+def test_empty_values_are_none(option: str) -> None:
+    check(refused(PLAN, f"--{option}", ""), f"--{option}: got ''; expected a value, or omit")
+
+
+@pytest.mark.parametrize("name", ["/", ".", "no/such/page.html", "z" * 300, "a\0b", "a\nb"])
 def test_reports_that_cannot_be_written(name: str, tmp_path: Path) -> None:
-    place = str(tmp_path / name) if name not in ("", "/") else name
+    place = str(tmp_path / name) if name != "/" else name
     check(refused(PLAN, "--report", place), "--report|existing, writable folder")
     assert list(tmp_path.iterdir()) == []
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvsim.report import capacity_tables
-from tests.support.commands import check, line, run
+from tests.support.commands import check, line, replaced, run
 
 COMMAND = (
     "capacity", "--trace", "sample:chat", "--model", "llama3-8b", "--gpus", "l40s,h100",
@@ -72,7 +72,7 @@ def test_terminal_is_narrow(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_targets_that_nothing_meets_still_have_an_answer() -> None:
-    result = run(*COMMAND, "--only", "full", "--ttft", "5ms", "--tpot", "100ms", "--json")
+    result = run(*replaced(COMMAND, "--only", "full", "--ttft", "5ms", "--tpot", "100ms", "--json"))
     found = json.loads(result.out)
     assert result.code == 1
     assert not found["met"] and found["fleet"]
@@ -81,7 +81,9 @@ def test_targets_that_nothing_meets_still_have_an_answer() -> None:
 
 
 def test_limits_that_leave_too_little_still_have_an_answer() -> None:
-    result = run(*COMMAND, *TARGETS, "--only", "full", "--rate", "8", "--max-gpus", "1", "--json")
+    result = run(
+        *replaced(COMMAND, *TARGETS, "--only", "full", "--rate", "8", "--max-gpus", "1", "--json")
+    )
     found = json.loads(result.out)
     assert result.code == 1
     assert 0 < found["planned_for"]["load"] < 1
@@ -94,7 +96,7 @@ def test_limits_that_leave_too_little_still_have_an_answer() -> None:
     [
         (("--gpus", "h1000"), "unknown GPU|nearest"),
         (("--gpus", "v100-32g"), "--price|v100-32g|add --price"),
-        (("--gpus", ""), "--gpus|words separated by commas"),
+        (("--gpus", ""), "--gpus|got ''"),
         (("--price", "h100"), "--price|GPU=NUMBER"),
         (("--price", "a10=1"), "--price|name one of --gpus"),
         (("--price", "h100=0"), "--price|above 0"),
@@ -132,4 +134,4 @@ def test_limits_that_leave_too_little_still_have_an_answer() -> None:
     ],
 )
 def test_bad_input_is_one_line(changed: tuple[str, ...], words: str) -> None:
-    check(line(*COMMAND, *TARGETS, *changed), words)
+    check(line(*replaced((*COMMAND, *TARGETS), *changed)), words)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import run
+from tests.support.commands import replaced, run
 
 BASE = ("plan", "--model", "llama3-8b", "--gpu", "a6000", "--trace", "sample:chat")
 
@@ -54,7 +54,7 @@ def test_the_plan_is_what_simulate_says_of_it() -> None:
     ],
 )
 def test_bad_input_gets_one_line(arguments: tuple[str, ...], code: int, message: str) -> None:
-    done = run(*BASE, *arguments)
+    done = run(*replaced(BASE, *arguments))
     assert done.code == code
     assert len(done.err.strip().splitlines()) == 1
     assert message in done.err

@@ -35,6 +35,12 @@ def run(*args: str) -> Result:
     return Result(code, out.getvalue(), err.getvalue())
 
 
+def replaced(base: tuple[str, ...], *options: str) -> list[str]:
+    """A command and its options, each with a value, with some replaced and others added."""
+    command, pairs = base[0], zip(base[1::2], base[2::2], strict=True)
+    return [command, *(w for name, v in pairs if name not in options for w in (name, v)), *options]
+
+
 def line(*arguments: str, code: int = BAD) -> str:
     result = run(*arguments)
     assert result.code == code, result
