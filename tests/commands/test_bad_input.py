@@ -23,7 +23,7 @@ IMPOSSIBLE = 1
 
 def refused(command: str, *options: str, code: int = BAD) -> str:
     """The one line that a command ends with; options replace the good ones of their name."""
-    good = (command, "--model", "smollm2-135m", "--gpu", "t4")
+    good: tuple[str, ...] = (command, "--model", "smollm2-135m", "--gpu", "t4")
     good += ("--technique", "full") if command == PREDICT else ()
     return line(*replaced(good, *options), code=code)
 
