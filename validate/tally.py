@@ -178,8 +178,8 @@ class _Counted(Marks):
     def visible(self, queries: int, keys: int, seen: Tensor | str) -> None:
         if isinstance(seen, Tensor):
             self.share = Fraction(int(seen.sum()), seen.numel())
-        elif seen == "causal":
-            self.share = Fraction(queries + 1, 2 * keys)
+        elif seen in ("causal", "later"):
+            self.share = Fraction(2 * keys - queries + 1, 2 * keys)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

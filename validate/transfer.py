@@ -11,15 +11,20 @@ PyTorch hands freed memory to the stream that asked for it.
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cache, partial
+from math import prod
+from mmap import mmap
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from kvsim.validate.tally import SILENT, Silent
+
+WAYS = ("h2d", "d2h")
+MAPPED = 3  # cudaHostRegisterPortable and cudaHostRegisterMapped
 
 
 class Mark(Protocol):
@@ -50,27 +55,48 @@ class Transfers:
     ) -> None:
         self.device = device
         on_cuda, wait = device.type == "cuda", before or _nothing
-        copies = partial(_CudaLane, device) if on_cuda else _ThreadLane
         self.h2d, self.d2h = (
-            copies(partial(_run, wait, partial(tally.moving, way))) for way in ("h2d", "d2h")
+            _CudaLane(device, way, runs) if on_cuda else _ThreadLane(runs)
+            for way, runs in ((w, partial(_run, wait, partial(tally.moving, w))) for w in WAYS)
         )
         beside = partial(_run, wait, nullcontext)
-        self.side = _CudaLane(device, beside) if on_cuda else _ComputeLane(beside)
+        self.side = _CudaLane(device, "side", beside) if on_cuda else _ComputeLane(beside)
+        self._registered: list[int] = []  # addresses
 
     def mark(self) -> Mark:
         """Everything that compute has been asked to do so far."""
         return _CudaMark(self.device) if self.device.type == "cuda" else _Done()
 
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Room in host memory, pinned where there is a GPU; none at all in a rehearsal."""
-        where = "meta" if self.device.type == "meta" else "cpu"
-        pinned = self.device.type == "cuda"
-        return torch.zeros(shape, dtype=dtype, device=where, pin_memory=pinned)
+        """Room in host memory, pinned where there is a GPU; none at all in a rehearsal.
+
+        Pinned room is as large as it must be, to a page, and is given back when the lanes end:
+        PyTorch's own takes the next power of two, and keeps it.
+
+        Raises
+        ------
+        RuntimeError
+            If the memory cannot be pinned.
+        """
+        numbers = prod(shape)
+        if self.device.type != "cuda" or not numbers:
+            where = "meta" if self.device.type == "meta" else "cpu"
+            return torch.zeros(shape, dtype=dtype, device=where)
+        pages = mmap(-1, numbers * dtype.itemsize)
+        home = torch.frombuffer(pages, dtype=dtype, count=numbers).view(shape)
+        problem = int(_runtime().cudaHostRegister(home.data_ptr(), len(pages), MAPPED))
+        if problem:
+            size = f"{len(pages) / 2**20:.0f} MiB"
+            raise RuntimeError(f"host memory: {size} cannot be pinned (CUDA error {problem})")
+        self._registered.append(home.data_ptr())
+        return home
 
     def close(self) -> None:
-        """End all lanes, after what they still have to do."""
+        """End all lanes, after what they still have to do; homes are pinned no more."""
         for lane in (self.h2d, self.d2h, self.side):
             lane.close()
+        while self._registered:
+            _runtime().cudaHostUnregister(self._registered.pop())
 
 
 def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -203,9 +229,9 @@ class _CudaMark:
 class _CudaLane:
     """A stream of its own; the host only queues."""
 
-    def __init__(self, device: torch.device, run: Runs) -> None:
+    def __init__(self, device: torch.device, way: str, run: Runs) -> None:
         self._device, self._run = device, run
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = _stream(device, way)
 
     def __call__(self, work: Callable[[], None], *after: Mark) -> Mark:
         with torch.cuda.stream(self._stream):
@@ -214,3 +240,15 @@ class _CudaLane:
 
     def close(self) -> None:
         self._stream.synchronize()
+
+
+def _runtime() -> Any:
+    """CUDA's runtime library."""
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+@cache
+def _stream(device: torch.device, way: str) -> torch.cuda.Stream:
+    """One stream per device and way for all runs: each new one costs memory of its own."""
+    made: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return made

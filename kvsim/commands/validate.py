@@ -115,6 +115,7 @@ def validate(
     )
     from kvsim.validate.impl import check_known
     from kvsim.validate.machine import find_device
+    from kvsim.validate.model.attention import kernels
     from kvsim.validate.model.checkpoint import open_model
 
     where = find_device(device)
@@ -148,6 +149,7 @@ def validate(
             "model": arch.model.name, "layers": arch.model.layers,
             "weights": "random" if source is None else source.where,
             "device": device, "device_name": name, "torch": torch.__version__,
+            "attention": kernels(arch.model, where),
             "batch": work.batch, "prompt": work.prompt, "generate": work.generate,
             "techniques": [shown.outcome(outcome) for outcome in found],
             "left_out": [{"technique": str(f.technique), "reason": f.reason} for f in failed],

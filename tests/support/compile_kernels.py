@@ -32,7 +32,7 @@ from triton.backends.compiler import GPUTarget
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
-from kvsim.validate.impl import kcache, packed, rows, specache, zipcache
+from kvsim.validate.impl import cells, grouped, packed, rows, specache, values, zipcache
 from kvsim.validate.kernels import (
     attention,
     attention_triton,
@@ -59,6 +59,8 @@ RUNS = {
     "zipcache": "zipcache",
     "quantspec": "quantspec:gamma=3",
     "kcache": "kcache:n=16",
+    "snapkv over groups": "snapkv:budget=200,window=8 + grouped:bits=4,value_bits=2,group=32",
+    "kcache over groups": "kcache:n=16 + grouped:bits=4,group=32",
 }
 FEW = ("kivi", "quantspec")
 CPU = torch.device("cpu")
@@ -118,10 +120,10 @@ def compiling(compiled: Compiled) -> Iterator[None]:
 
     replaced = [
         *((module, "launch", compiled.launch) for module in LAUNCHERS),
-        (packed, "attend", attend), (zipcache, "attend", attend),
-        (packed, "quantise", pack), (rows, "quantise", pack),
+        (packed, "attend", attend), (cells, "attend", attend), (zipcache, "attend", attend),
+        (packed, "quantise", pack), (rows, "quantise", pack), (grouped, "quantise", pack),
         (specache, "softmax_top_k", twice(topk_triton.softmax_top_k, topk.softmax_top_k)),
-        (specache, "gather", gathered), (kcache, "gather", gathered),
+        (specache, "gather", gathered), (values, "gather", gathered),
     ]  # fmt: skip
     patches = [patch.object(module, name, new) for module, name, new in replaced]
     for one in patches:

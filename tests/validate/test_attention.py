@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from kvsim.validate import transfer  # noqa: E402
 from kvsim.validate.kernels import ranges  # noqa: E402
 from kvsim.validate.model import attention  # noqa: E402
 from kvsim.validate.model.attention import FEW_QUERIES, attend  # noqa: E402
@@ -91,3 +92,75 @@ def test_attention_of_16_bits_runs_where_amx_meets_older_kernels(
         assert any(fused in name for name in names) == (capability == "AVX512")
     attention._packs_for_amx.cache_clear()
     assert (found["AVX512"] - found["AVX2"]).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("new", [3, 40])
+def test_the_latest_queries_see_up_to_themselves(new: int, kv_heads: int) -> None:
+    """Of the kernels' own name and of a mask alike, in chunks and in verification."""
+    torch.manual_seed(0)
+    q = torch.randn(2, 4, new, 8, dtype=torch.float64)
+    k, v = (torch.randn(2, kv_heads, 60, 8, dtype=torch.float64) for _ in "kv")
+    seen = torch.ones(new, 60, dtype=torch.bool).tril(60 - new)[None, None]
+    plain = by_hand(q, k, v, seen)
+    assert torch.allclose(attend(Marks(), q, k, v, "later"), plain)
+    named = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=attention._bias(q, k), enable_gqa=kv_heads != 4
+    )
+    assert torch.allclose(named, plain)
+
+
+def test_chunks_of_a_prompt_need_no_mask() -> None:
+    positions = torch.arange(40, 60)[None].expand(2, -1)
+    step = attention.Pass(slice(0, 2), (40, 40), 20, positions, kind="prefill")
+    assert attention.visible(step, 60) == "later"
+    assert isinstance(attention.visible(step, 60, window=30), Tensor)
+    uneven = attention.Pass(slice(0, 2), (40, 39), 20, positions, kind="verify")
+    assert isinstance(attention.visible(uneven, 60), Tensor)
+
+
+class Runtime:
+    """Stands for CUDA's: what is pinned."""
+
+    def __init__(self) -> None:
+        self.pinned: dict[int, int] = {}
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        if address in self.pinned:
+            return 712
+        self.pinned[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> None:  # noqa: N802
+        del self.pinned[address]
+
+
+def test_homes_are_as_large_as_they_must_be_and_given_back(monkeypatch: Any) -> None:
+    """And lanes of the same device are made once."""
+    runtime, made = Runtime(), []
+
+    class Stream:
+        def __init__(self, device: Any) -> None:
+            made.append(device)
+
+        def synchronize(self) -> None:
+            return None
+
+    monkeypatch.setattr(transfer, "_runtime", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    transfer._stream.cache_clear()
+    for _ in range(3):
+        transfers = Transfers(torch.device("cuda", 0))
+        homes = [transfers.host((3, 5, 7), torch.float16), transfers.host((5000,), torch.uint8)]
+        empty = transfers.host((0, 4), torch.float16)
+        assert [home.shape for home in (*homes, empty)] == [(3, 5, 7), (5000,), (0, 4)]
+        assert all(home.data_ptr() % 4096 == 0 and not home.any() for home in homes)
+        assert sum(runtime.pinned.values()) == 3 * 5 * 7 * 2 + 5000
+        transfers.close()
+        assert not runtime.pinned
+    assert len(made) == 3, "to the device, from it, and beside"
+    transfer._stream.cache_clear()
+    monkeypatch.setattr(runtime, "cudaHostRegister", lambda *_: 2)
+    with pytest.raises(RuntimeError, match="cannot be pinned"):
+        Transfers(torch.device("cuda", 0)).host((8,), torch.uint8)
+    transfer._stream.cache_clear()

@@ -10,7 +10,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+from torch.utils._python_dispatch import _disable_current_modes
 
+from kvsim.models.model import Model
 from kvsim.validate.kernels.blockwise import products, weighted
 from kvsim.validate.kernels.ranges import ranges
 from kvsim.validate.tally import Kind, Marks
@@ -45,8 +48,9 @@ class Pass:
 LOWEST_WITH_AMX = "AVX512"  # kernels that can pack what AMX multiplies
 FEW_QUERIES = 16  # per head, up to which heads of a group are queries of one: keys are read once
 
-Seen = Tensor | Literal["all", "causal"]
-"""What queries see: everything, all up to themselves, or where a mask is true."""
+Seen = Tensor | Literal["all", "causal", "later"]
+"""What queries see: everything, all up to themselves where they are the only tokens, or where they
+are the latest, or where a mask is true."""
 
 
 def visible(step: Pass, held: Tensor | int, window: int | None = None) -> Seen:
@@ -64,6 +68,8 @@ def visible(step: Pass, held: Tensor | int, window: int | None = None) -> Seen:
                 return "all"
             if step.new == held:
                 return "causal"
+            if step.uniform and step.length == held:
+                return "later"
         held = torch.arange(held, device=step.positions.device)
     while held.dim() < 3:
         held = held.unsqueeze(0) if held.dim() == 1 else held.unsqueeze(1)
@@ -77,8 +83,10 @@ def attend(marks: Marks, queries: Tensor, keys: Tensor, values: Tensor, seen: Se
 
     Reads queries, keys and values once and writes the output: scores stay on the chip.
     """
-    causal = isinstance(seen, str) and seen == "causal"
+    given, causal = seen, isinstance(seen, str) and seen == "causal"
     few = queries.shape[2] <= FEW_QUERIES and not causal
+    if few and isinstance(seen, str) and seen == "later":
+        seen = _lower_right(queries, keys)
     if few and queries.device.type == "cpu":
         out = _in_blocks(queries, keys, values, seen)
     elif few and queries.shape[1] != keys.shape[1]:
@@ -87,14 +95,16 @@ def attend(marks: Marks, queries: Tensor, keys: Tensor, values: Tensor, seen: Se
         out = _by_head(queries, keys, values, seen)
     marks.reads(queries, keys, values)
     marks.writes(out)
-    marks.visible(queries.shape[2], keys.shape[2], seen)
+    marks.visible(queries.shape[2], keys.shape[2], given)
     return out
 
 
 def _by_head(queries: Tensor, keys: Tensor, values: Tensor, seen: Seen) -> Tensor:
     """Every query head by itself."""
     mask = seen if isinstance(seen, Tensor) else None
-    if mask is not None and mask.shape[1] > 1:  # KV heads that keep different tokens
+    if isinstance(seen, str) and seen == "later":  # no mask where a fused kernel knows it
+        mask = _bias(queries, keys) if queries.is_cuda else _lower_right(queries, keys)
+    elif mask is not None and mask.shape[1] > 1:  # KV heads that keep different tokens
         mask = mask.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
     causal = isinstance(seen, str) and seen == "causal"
     plainly = queries.device.type == "cpu" and queries.element_size() == 2 and not _packs_for_amx()
@@ -107,6 +117,37 @@ def _by_head(queries: Tensor, keys: Tensor, values: Tensor, seen: Seen) -> Tenso
             is_causal=causal,
             enable_gqa=queries.shape[1] != keys.shape[1],
         )
+
+
+def _lower_right(queries: Tensor, keys: Tensor) -> Tensor:
+    """A mask under which queries are the latest tokens, (1, 1, queries, keys)."""
+    new, held = queries.shape[2], keys.shape[2]
+    everything = torch.ones(new, held, dtype=torch.bool, device=queries.device)
+    return everything.tril(held - new)[None, None]
+
+
+def _bias(queries: Tensor, keys: Tensor) -> Tensor:
+    """The same as a name that fused kernels know, made where nobody counts."""
+    with _disable_current_modes():
+        return causal_lower_right(queries.shape[2], keys.shape[2])
+
+
+def backend(queries: Tensor, keys: Tensor, causal: bool) -> str:
+    """Which of PyTorch's attention kernels takes these, in its own words."""
+    grouped = queries.shape[1] != keys.shape[1]
+    chosen = torch._fused_sdp_choice(queries, keys, keys, is_causal=causal, enable_gqa=grouped)
+    return SDPBackend(chosen).name.lower()
+
+
+def kernels(model: Model, device: torch.device) -> dict[str, str]:
+    """The kernels of a model's attention in fp16: of prompts, and of single tokens."""
+    shape = (1, model.heads, 2 * FEW_QUERIES, model.head_dim)
+    queries = torch.zeros(shape, dtype=torch.float16, device=device)
+    keys = queries[:, : model.kv_heads]
+    decoding = "blocks on the CPU"
+    if device.type == "cuda":  # heads of a group are queries of one
+        decoding = backend(queries[:, : model.kv_heads, :1], keys, causal=False)
+    return {"prompt": backend(queries, keys, causal=True), "decode": decoding}
 
 
 @cache
