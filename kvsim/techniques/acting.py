@@ -47,8 +47,9 @@ def left_alone(deployment: Deployment, layers: Sequence[Parts]) -> list[str]:
             f"they are taken to reach the shares of peak of its attention"
         )
     if m.indexer:
+        alike = f", all of it on each of {deployment.tp} GPUs" if deployment.tp > 1 else ""
         found.append(
             f"sparse attention: a query reads at most {m.indexer.tokens} tokens; an indexer reads "
-            f"{m.indexer.key_bytes:g} bytes of every cached token to choose them"
+            f"{m.indexer.key_bytes:g} bytes of every cached token to choose them{alike}"
         )
     return found

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.compositions import document
 from kvsim.engine.timeline import makespan, steady
 from kvsim.errors import InputError
 from kvsim.graph import Number
@@ -275,6 +276,12 @@ def test_bad_notation_is_one_line_with_its_column(text: str) -> None:
     message = str(caught.value)
     assert "\n" not in message and words in message, message
     assert not column or message.endswith(f"(column {column})"), message
+
+
+def test_the_page_of_techniques_is_the_generated_one() -> None:
+    page = Path(__file__).parents[2] / "docs" / "techniques.md"
+    renew = "renew it: python -m benchmarks.compositions --docs"
+    assert page.read_text(encoding="utf-8") == document(), renew
 
 
 def test_there_are_sixty_bad_notations() -> None:
