@@ -273,7 +273,10 @@ def _windows(fields: Fields, layers: int, max_context: int) -> list[int | None]:
 
 
 def _routed(fields: Fields, layers: int) -> list[bool]:
-    """Which layers of a mixture-of-experts model have one: by DeepSeek's or by Qwen's fields."""
+    """Which layers of a mixture-of-experts model have one: by a list or a family's own fields."""
+    types = fields.values.get("mlp_layer_types")
+    if isinstance(types, list):
+        return [kind == "sparse" for kind in types]
     first = fields.integer("first_k_dense_replace", default=0, low=0)
     every = fields.integer("moe_layer_freq", default=1)
     step = fields.integer("decoder_sparse_step", default=1)

@@ -6,9 +6,10 @@ transformers, and a function that reads what differs from Llama as fields of
 """
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from kvsim.models import hybrids
+from kvsim.models import hybrids, recent
 from kvsim.models.fields import Fields, shown
 
 
@@ -65,6 +66,11 @@ def _qwen_experts(fields: Fields) -> dict[str, Any]:
     """Experts beside one with a gate, which biases of Qwen2 do not come with."""
     dense = fields.integer("intermediate_size", default=0)  # of no layer, where all are routed
     return _qwen2_moe(fields) | {"qkv_bias": False, "ffn": dense}
+
+
+def _glm4_experts(fields: Fields) -> dict[str, Any]:
+    shared = {"shared_experts": fields.integer("n_shared_experts", default=0, low=0)}
+    return _experts(fields, "n_routed_experts") | shared
 
 
 def _kimi(fields: Fields) -> dict[str, Any]:
@@ -184,6 +190,19 @@ FAMILIES = {
     ),
     "gemma3n_text": Family(_TIED, lambda f: _biases(f) | hybrids.gemma3n(f)),
     "kimi_k2": Family({}, lambda f: _deepseek(f) | {"router_bias": True}),
+    "glm4_moe": Family({}, lambda f: _glm4_experts(f) | recent.glm4(f)),
+    "glm4_moe_lite": Family({}, lambda f: _deepseek(f) | {"router_bias": True}),
+    "minimax_m2": Family(
+        {},
+        lambda f: _experts(f, "num_local_experts") | recent.wide_norms(f) | {"router_bias": True},
+    ),
+    "olmo3": Family({}, recent.wide_norms),
+    "seed_oss": Family({"attention_bias": True}, recent.query_biases),
+    "smollm3": Family(_TIED, _biases),
+    "ernie4_5": Family(_TIED, recent.ernie),
+    "ernie4_5_moe": Family(_TIED, recent.ernie),
+    "qwen3_vl_text": Family(_QWEN, lambda f: _biases(f) | {"qk_norm": True}),
+    "qwen3_vl_moe_text": Family(_QWEN, lambda f: _biases(f) | _experts(f) | {"qk_norm": True}),
     "gpt_oss": Family(
         _ALTERNATE | {"attention_bias": True, "head_dim": 64},
         _gpt_oss,
@@ -207,19 +226,18 @@ _NOT_LLAMA = ("num_experts", "num_local_experts", "n_routed", "kv_lora", "linear
 
 def find_family(fields: Fields) -> tuple[str, Family, list[str]]:
     """The ``model_type``, how to read it and what had to be assumed."""
-    known = ", ".join(sorted(FAMILIES))
     name = fields.values.get("model_type")
+    near = get_close_matches(str(name), FAMILIES, n=3) or ["llama", "qwen3", "deepseek_v3"]
+    known = f"expected one of {len(FAMILIES)} families such as {', '.join(near)}"
     if not isinstance(name, str):
         problem = "is missing" if name is None else f"is {shown(name)}"
-        raise fields.error("model_type", f"{problem}, expected one of {known}")
+        raise fields.error("model_type", f"{problem}, {known}")
     if name in FAMILIES:
         return name, FAMILIES[name], []
     missing = [f"it has no {field}" for field in _LLAMA if field not in fields.values]
     strange = [f"it has {field}" for field in fields.values if field.startswith(_NOT_LLAMA)]
     if missing or strange:
         problem = f"is {shown(name)}, which cannot be read as Llama ({(missing + strange)[0]})"
-        raise fields.error(
-            "model_type", f"{problem}, expected one of {known}", "choose another model"
-        )
+        raise fields.error("model_type", f"{problem}, {known}", "choose another model")
     note = f"model_type {shown(name)} is not known: read as Llama-shaped"
     return name, FAMILIES["llama"], [note]
