@@ -1,6 +1,5 @@
 """What each setting of a technique costs each class of a trace's requests."""
 
-from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,6 @@ from kvsim.graph import Array
 from kvsim.planner.classes import Classes
 from kvsim.serving import spend
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.tables import COSTS
 
 DENSITY = 2  # nodes per octave of the estimate's step costs
 
@@ -78,11 +76,11 @@ def _load(costs: StepCosts, classes: Classes, lengths: NDArray[np.int64], target
               costs.room.host_capacity / max(float(weight @ host), 1.0))  # fmt: skip
     most = int(np.clip(fit, 2, max(costs.rules.max_seqs, 2)))
     few, many = 1, min(most, t.costs.round.shape[0] - 1)
-    at_few = np.array([spend.round_s(t, few, x) for x in middle])
-    at_many = np.array([spend.round_s(t, many, x) for x in middle])
+    at_few = spend.pass_seconds(t, batch=few, context=middle)
+    at_many = spend.pass_seconds(t, batch=many, context=middle)
     each = np.maximum(at_many - at_few, 0.0) / max(many - few, 1)
     fixed = max(float(weight @ (at_few - each)), 0.0)
-    ttft = np.array([_prompt_s(costs, x) for x in classes.prompt])
+    ttft = _prompts_s(costs, classes.prompt)
     seats = classes.decoded_per_s / costs.rate
     return Loads(
         fixed=np.array(fixed),
@@ -103,22 +101,24 @@ def _late(costs: StepCosts, classes: Classes, lengths: NDArray[np.int64], target
 
     ``lengths`` are those of the prompts, each once and in order.
     """
-    within = bisect_right(lengths, target, key=lambda prompt: _prompt_s(costs, float(prompt)))
-    if within == lengths.size:
+    late = lengths[_prompts_s(costs, lengths.astype(float)) > target]
+    if not late.size:
         return np.zeros(len(classes))
-    exceeds = classes.of[classes.prompts >= lengths[within]]
+    exceeds = classes.of[classes.prompts >= late[0]]
     return np.bincount(exceeds, minlength=len(classes)) / classes.of.size
 
 
-def _prompt_s(costs: StepCosts, prompt: float) -> float:
-    """A prompt alone, in the parts that the rules make of it. [s]"""
-    t, total = costs.tables, np.zeros(len(COSTS))
-    size = float(costs.rules.max_tokens) if costs.rules.prefill == "chunked" else prompt
-    starts = np.arange(0.0, prompt, size)
-    for start in starts:
-        part = min(size, prompt - start)
-        prompts = spend.Prompts(round(part), int(start == starts[-1]))
-        spend.add_pass(t, total, spend.Decoding(0, 0.0, 0.0), prompts)
-        spend.add_chunk(t, total, part, start)
-    spend.add_after_prompt(t, total, prompt)
-    return float(total[0])
+def _prompts_s(costs: StepCosts, prompts: Array) -> Array:
+    """Each of some prompts alone, in the parts that the rules make of it. (n,) [s]"""
+    chunked = costs.rules.prefill == "chunked"
+    size = float(costs.rules.max_tokens) if chunked else max(float(prompts.max()), 1.0)
+    parts = np.maximum(np.ceil(prompts / size), 1).astype(np.int64)
+    of = np.repeat(np.arange(prompts.size), parts)
+    place = np.arange(of.size) - np.repeat(np.cumsum(parts) - parts, parts)
+    last = place == parts[of] - 1
+    start = place * size
+    took = spend.pass_seconds(
+        costs.tables, tokens=np.round(np.minimum(size, prompts[of] - start)), start=start,
+        finished=last, after=np.where(last, prompts[of], 0.0),
+    )  # fmt: skip
+    return np.bincount(of, weights=took, minlength=prompts.size)

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from kvsim.graph import Array
+from kvsim.graph import Array, Number
 from kvsim.serving import spend
 from kvsim.serving.passes import Passes
-from kvsim.serving.tables import COSTS, Tables
+from kvsim.serving.tables import Tables
 
 Samples = Mapping[str, tuple[Callable[[Tables], Array], Array]]
 """By kind of pass: what tables say of random points, and what direct evaluation says. [s]"""
@@ -22,17 +22,16 @@ def samples(passes: Passes, max_seqs: int, longest: int, longest_chunk: int) -> 
     context = _log_uniform(random, longest)
     new = _log_uniform(random, longest_chunk)
     start = np.minimum(_log_uniform(random, longest) - 1, longest - new)
+    one: Mapping[str, Number] = {"tokens": new, "start": start, "finished": 1}
 
-    def rounds(t: Tables) -> Array:
-        pairs = zip(batch, context, strict=True)
-        return np.array([spend.round_s(t, int(b), c) for b, c in pairs])
+    def rounds(tables: Tables) -> Array:
+        return spend.pass_seconds(tables, batch=batch, context=context)
 
-    def prompts(t: Tables) -> Array:
-        return np.array([_pass_s(t, 0, 0.0, n, s) for n, s in zip(new, start, strict=True)])
+    def prompts(tables: Tables) -> Array:
+        return spend.pass_seconds(tables, **one)
 
-    def mixed(t: Tables) -> Array:
-        points = zip(batch, context, new, start, strict=True)
-        return np.array([_pass_s(t, int(b), c, n, s) for b, c, n, s in points])
+    def mixed(tables: Tables) -> Array:
+        return spend.pass_seconds(tables, batch=batch, context=context, **one)
 
     found: dict[str, tuple[Callable[[Tables], Array], Array]] = {
         "rounds": (rounds, passes.round(batch, context)),
@@ -41,14 +40,6 @@ def samples(passes: Passes, max_seqs: int, longest: int, longest_chunk: int) -> 
     if passes.mixes_plainly:
         found["mixed"] = (mixed, passes.mixed(batch, context, new, start))
     return found
-
-
-def _pass_s(tables: Tables, batch: int, context: float, new: float, start: float) -> float:
-    """A pass over decoding sequences and one prompt's last part, as the simulator costs it. [s]"""
-    total = np.zeros(len(COSTS))
-    spend.add_pass(tables, total, spend.Decoding(batch, context, 0.0), spend.Prompts(int(new), 1))
-    spend.add_chunk(tables, total, new, start)
-    return float(total[0])
 
 
 def worst(found: Samples, tables: Tables) -> dict[str, float]:

@@ -1,49 +1,67 @@
-"""Numba's compiler: every function of the simulator once, for the types its annotations name."""
+"""Numba's compiler: every function of the simulator once, for the types its annotations name.
+
+Python calls few of these functions: the entries. They alone are kept on disk, each with the code of
+all that it calls, so that a run after the first loads one file. The others are compiled when an
+entry has to be.
+"""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, TypeVar, cast, get_type_hints
 
 from numba import njit, types
 from numba.core import event
 
 F = TypeVar("F", bound=Callable[..., object])
+Kinds = Mapping[Any, Any]
+"""Numba's type of every class that annotations name besides numbers."""
 
 OPTIONS: Any = {"error_model": "numpy", "_nrt": False}
 """Compiled functions allocate nothing, so that arrays need no reference counts: counting them at
 every call would take longer than the work."""
+INSIDE: Any = {**OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""What Python never calls needs no code that takes its arguments apart: a third of the wait."""
 
 PLAIN = {int: types.int64, float: types.float64, bool: types.boolean}
+STALE = (AttributeError, ImportError, EOFError, UnpicklingError)
+"""What reading code raises that another version of kvsim kept, or that was cut short."""
 
-_registered: list[Any] = []
+_compiled: list[tuple[Any, Any]] = []
 
 
 def compiled(function: F) -> F:
-    """Machine code, kept on disk; the Python function is its ``py_func``."""
-    dispatcher = _kept_where_possible(function)
-    _registered.append(dispatcher)
+    """Machine code for other compiled functions; Python cannot call it."""
+    return _registered(function, None)
+
+
+def compiled_unless(otherwise: Callable[..., object]) -> Callable[[F], F]:
+    """The same, but with the code of another function where some of its types do not occur."""
+    return lambda function: _registered(function, otherwise)
+
+
+def _registered(function: F, otherwise: Any) -> F:
+    dispatcher: Any = njit(**INSIDE)(function)
+    if hasattr(dispatcher, "py_func"):  # else NUMBA_DISABLE_JIT is set
+        dispatcher._can_compile = False  # but in _compile
+        _compiled.append((dispatcher, otherwise))
     return cast(F, dispatcher)
 
 
-def compiled_apart(function: F) -> F:
-    """The same for one that few runs need: it is compiled when it is called."""
-    return cast(F, _kept_where_possible(function))
-
-
-def _kept_where_possible(function: Callable[..., object]) -> Any:
-    """Compiled with a cache on disk, or without one where Numba finds no place for it."""
+def entry(function: F) -> F:
+    """Machine code that Python calls, kept on disk where Numba finds a place for it."""
     try:
         dispatcher: Any = njit(cache=True, **OPTIONS)(function)
     except (RuntimeError, OSError):
-        return njit(**OPTIONS)(function)
+        return cast(F, njit(**OPTIONS)(function))
     kept: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
-    if hasattr(kept, "_source_stamp"):  # a caller holds the code of what it calls in other files
+    if hasattr(kept, "_source_stamp"):  # an entry holds the code of what it calls in other files
         kept._source_stamp = _stamp()
-    return dispatcher
+    return cast(F, dispatcher)
 
 
 @cache
@@ -58,60 +76,85 @@ def inlined(function: F) -> F:
     return cast(F, njit(inline="always", **OPTIONS)(function))
 
 
-def prepare(kinds: Mapping[Any, Any]) -> None:
-    """Compile what has not been compiled yet, in order of definition, callees first.
-
-    With one signature each, no function is compiled a second time for an argument that happens to
-    be a literal or a narrower integer.
-
-    Parameters
-    ----------
-    kinds : Numba's type of every class that annotations name besides numbers.
-    """
-    kinds = {**PLAIN, **kinds}
-    with cheaper_passes(), announced():
-        while _registered:
-            dispatcher = _registered.pop(0)
-            if not hasattr(dispatcher, "py_func"):
-                continue  # NUMBA_DISABLE_JIT is set
-            hints = get_type_hints(dispatcher.py_func, include_extras=True)
-            hints.pop("return")
-            dispatcher.compile(tuple(kinds[hint] for hint in hints.values()))
-            dispatcher.disable_compile()
+def prepare(function: Callable[..., object], kinds: Kinds) -> None:
+    """Load an entry, or compile it, for the types that its annotations name."""
+    with compiling(kinds):
+        if hasattr(function, "py_func"):
+            signature = _signature(function, {**PLAIN, **kinds})
+            assert signature is not None
+            _compile(function, signature)
 
 
 @contextmanager
-def cheaper_passes() -> Iterator[None]:
-    """Without loop vectorisation and the last of LLVM's passes, which gain nothing here."""
+def compiling(kinds: Kinds) -> Iterator[None]:
+    """Where entries may be compiled; all that they may call is compiled before the first one."""
     config: Any = import_module("numba.core.config")
     before = config.OPT, config.LOOP_VECTORIZE
+    # loop vectorisation and the last of LLVM's passes gain nothing here
     config.OPT, config.LOOP_VECTORIZE = type(config.OPT)(2), 0
     try:
-        yield
+        with event.install_listener("numba:compile", _Callees({**PLAIN, **kinds})):
+            yield
     finally:
         config.OPT, config.LOOP_VECTORIZE = before
 
 
-class _Announcer(event.Listener):
-    """Says once what is awaited."""
+class _Callees(event.Listener):
+    """Compiles what an entry may call when the entry itself is about to be compiled."""
 
-    def __init__(self) -> None:
-        self.said = False
+    def __init__(self, kinds: Kinds) -> None:
+        self.kinds = kinds
+        self.begun = False
 
     def on_start(self, event: object) -> None:
-        if not self.said:
-            self.said = True
-            print(
-                "kvsim: compiling the serving simulator, once after an installation",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+        """Say what is awaited, and compile in order of definition, callees first."""
+        if self.begun:
+            return
+        self.begun = True
+        _announce()
+        for dispatcher, otherwise in _compiled:
+            signature = _signature(dispatcher, self.kinds)
+            if signature is not None:
+                _compile(dispatcher, signature)
+            elif otherwise is not None:
+                signature = _signature(otherwise, self.kinds)
+                if signature is not None and signature not in dispatcher.overloads:
+                    dispatcher.add_overload(otherwise.overloads[signature])
 
     def on_end(self, event: object) -> None:
         """Print nothing when a compilation ends."""
 
 
-@contextmanager
-def announced() -> Iterator[None]:
-    """A line on stderr if anything has to be compiled."""
-    with event.install_listener("numba:compile", _Announcer()):
-        yield
+@cache
+def _announce() -> None:
+    """Say what is awaited, once in a process."""
+    text = "kvsim: compiling the serving simulator, once after an installation"
+    print(text, file=sys.stderr, flush=True)
+
+
+def _signature(dispatcher: Any, kinds: Kinds) -> tuple[Any, ...] | None:
+    """Numba's types of the parameters, if all of them occur."""
+    found = [kinds.get(hint) for hint in _hints(dispatcher.py_func)]
+    return None if None in found else tuple(found)
+
+
+@cache
+def _hints(function: Callable[..., object]) -> tuple[Any, ...]:
+    hints = get_type_hints(function, include_extras=True)
+    return tuple(hint for name, hint in hints.items() if name != "return")
+
+
+def _compile(dispatcher: Any, signature: tuple[Any, ...]) -> None:
+    """Compile for one signature alone, not again for a literal or a narrower integer."""
+    if signature in dispatcher.overloads:
+        return
+    dispatcher._can_compile = True
+    try:
+        dispatcher.compile(signature)
+    except STALE:
+        with suppress(OSError):
+            dispatcher._cache.flush()
+        dispatcher.compile(signature)
+    dispatcher._can_compile = False
+    if "no_cpython_wrapper" in dispatcher.targetoptions:
+        dispatcher._clear()  # what Python would find when it calls, and must not

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import InputError
-from kvsim.serving.compiled import announced, compiled_apart, prepare
+from kvsim.serving.compiled import compiled, compiling, entry
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.growth import blocks_of
 from kvsim.serving.queues import queue
-from kvsim.serving.record import widen
 from kvsim.serving.records import BINS, GAPS, REFUSED, Bin, Integers, Replica, Request, World, make
 from kvsim.serving.schedule import has_work, step
 from kvsim.serving.simulate import Run
@@ -62,8 +61,7 @@ def simulate_lanes(requests: Requests, lanes: list[Lane], lane_of: NDArray[np.in
         shared._replace(limits=own, sizes=sizes_of(lane.costs))
         for own, lane in zip(limits, lanes, strict=True)
     )
-    prepare(kinds_of(worlds[0], lanes[0].costs.tables))
-    with announced():
+    with compiling(kinds_of(worlds[0], lanes[0].costs.tables)):
         play_lanes(tuple(lane.costs.tables for lane in lanes), worlds, which)
     whole = limits[0].copy()
     whole.gpu = sum(int(own.gpu) for own in limits)
@@ -82,16 +80,19 @@ def _limits(lane: Lane, requests: Requests, capacity: int) -> Any:
 def _one_replica(world: World) -> World:
     """What the lanes did, as one replica's record."""
     lanes: Any = world.replicas
-    for lane in range(lanes.size):
-        while lanes[lane]["bin_width"] < lanes["bin_width"].max():
-            widen(world, lanes[lane])
+    bins: Any = np.asarray(world.bins).reshape(-1, BINS)
+    for own, width in zip(bins, lanes["bin_width"], strict=True):
+        for _ in range(round(np.log2(lanes["bin_width"].max() / width))):
+            for name in own.dtype.names:  # bins twice as wide, two into one
+                pairs = own[name].reshape(BINS // 2, 2, -1).sum(axis=1)
+                own[name] = 0.0
+                own[name][: BINS // 2] = pairs.reshape(own[name][: BINS // 2].shape)
     sums = {
         name: lanes[name].sum()
         for name in ("emitted", "preemptions", "passes", "private", "pinned", "host_private",
                      "host_swapped", "peak")
     }  # fmt: skip
     least = {name: lanes[name].max() for name in ("clock", "bin_width")}
-    bins: Any = np.asarray(world.bins).reshape(-1, BINS)
     one = make(Bin, BINS, **{name: bins[name].sum(axis=0) for name in bins.dtype.names})
     return world._replace(
         replicas=make(Replica, 1, lowest=lanes["lowest"].min(), **sums, **least),
@@ -100,14 +101,14 @@ def _one_replica(world: World) -> World:
     )
 
 
-@compiled_apart
+@compiled
 def fits(world: World, request: Request) -> bool:
     """Whether an empty cache has room for all of a request."""
     size = world.sizes[blocks_of(world.limits, request.prompt + request.generate - 1.0)]
     return size.prompt <= world.limits.gpu and size.host <= world.limits.host
 
 
-@compiled_apart
+@entry
 def play_lanes(tables: tuple[Tables, ...], worlds: tuple[World, ...], lane_of: Integers) -> None:
     """Passes in turn; a lane that is alone plays on until somebody arrives."""
     now, coming, turn = 0.0, 0, 0

@@ -37,15 +37,6 @@ def queue_front(world: World, replica: Replica, index: int) -> None:
 
 
 @compiled
-def hand_over(world: World, replica: Replica, index: int) -> None:
-    """Wait to decode, with the cache that another replica made."""
-    request = world.requests[index]
-    request.status = SWAPPED
-    request.left = int(np.ceil((request.generate - request.made) / request.rate - ROUNDING))
-    queue_swapped(world, replica, index)
-
-
-@compiled
 def unqueue(world: World, replica: Replica) -> int:
     """Take the first one that waits."""
     index = replica.wait_head
@@ -65,6 +56,15 @@ def queue_swapped(world: World, replica: Replica, index: int) -> None:
         world.requests[replica.swap_tail].link = index
     replica.swap_tail = index
     replica.swapped += 1
+
+
+@compiled
+def hand_over(world: World, replica: Replica, index: int) -> None:
+    """Wait to decode, with the cache that another replica made."""
+    request = world.requests[index]
+    request.status = SWAPPED
+    request.left = int(np.ceil((request.generate - request.made) / request.rate - ROUNDING))
+    queue_swapped(world, replica, index)
 
 
 @compiled

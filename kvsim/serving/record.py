@@ -21,6 +21,12 @@ class Span(NamedTuple):
 
 
 @compiled
+def gap_bin(gap: float) -> int:
+    """Bin of a time between tokens."""
+    return min(max(int(np.log(gap / FINEST_GAP) * PER_LOG), 0), GAPS - 1)
+
+
+@compiled
 def note_gaps(world: World, replica: Replica, gaps: tuple[float, float], tokens: int) -> None:
     """Tokens by the time since the one before, which moved evenly from first to last. [s]"""
     if tokens == 0:
@@ -32,10 +38,35 @@ def note_gaps(world: World, replica: Replica, gaps: tuple[float, float], tokens:
         world.gaps[i] += tokens / (high - low + 1)
 
 
+@inlined
+def clear(note: Bin) -> None:
+    """Nothing happened in this stretch of time."""
+    note.seconds = note.running = note.waiting = note.cache = 0.0
+    note.context = note.decoded = note.prompt = note.rounds = 0.0
+    for k in range(len(RESOURCES)):
+        note.use[k] = 0.0
+
+
 @compiled
-def gap_bin(gap: float) -> int:
-    """Bin of a time between tokens."""
-    return min(max(int(np.log(gap / FINEST_GAP) * PER_LOG), 0), GAPS - 1)
+def widen(world: World, replica: Replica) -> None:
+    """Bins twice as wide, two into one."""
+    first, half = replica.index * BINS, BINS // 2
+    for i in range(half):
+        into = world.bins[first + i]
+        one, other = world.bins[first + 2 * i], world.bins[first + 2 * i + 1]
+        into.seconds = one.seconds + other.seconds
+        into.running = one.running + other.running
+        into.waiting = one.waiting + other.waiting
+        into.cache = one.cache + other.cache
+        into.context = one.context + other.context
+        into.decoded = one.decoded + other.decoded
+        into.prompt = one.prompt + other.prompt
+        into.rounds = one.rounds + other.rounds
+        for k in range(len(RESOURCES)):
+            into.use[k] = one.use[k] + other.use[k]
+    for i in range(half, BINS):
+        clear(world.bins[first + i])
+    replica.bin_width *= 2
 
 
 @compiled
@@ -65,34 +96,3 @@ def note_span(world: World, replica: Replica, span: Span) -> None:
             note.use[k] += share * replica.cost[k + 1]
     for k in range(len(COSTS)):
         replica.cost[k] = 0.0
-
-
-@compiled
-def widen(world: World, replica: Replica) -> None:
-    """Bins twice as wide, two into one."""
-    first, half = replica.index * BINS, BINS // 2
-    for i in range(half):
-        into = world.bins[first + i]
-        one, other = world.bins[first + 2 * i], world.bins[first + 2 * i + 1]
-        into.seconds = one.seconds + other.seconds
-        into.running = one.running + other.running
-        into.waiting = one.waiting + other.waiting
-        into.cache = one.cache + other.cache
-        into.context = one.context + other.context
-        into.decoded = one.decoded + other.decoded
-        into.prompt = one.prompt + other.prompt
-        into.rounds = one.rounds + other.rounds
-        for k in range(len(RESOURCES)):
-            into.use[k] = one.use[k] + other.use[k]
-    for i in range(half, BINS):
-        clear(world.bins[first + i])
-    replica.bin_width *= 2
-
-
-@inlined
-def clear(note: Bin) -> None:
-    """Nothing happened in this stretch of time."""
-    note.seconds = note.running = note.waiting = note.cache = 0.0
-    note.context = note.decoded = note.prompt = note.rounds = 0.0
-    for k in range(len(RESOURCES)):
-        note.use[k] = 0.0

@@ -4,6 +4,7 @@ Each class below is the layout of a record: a NumPy structured dtype is made of 
 and compiled code reads ``replica.clock`` where Python would read an attribute.
 """
 
+from functools import cache
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, get_type_hints
 
 import numpy as np
@@ -72,7 +73,6 @@ class Limits:
     unit_bytes: int  # [B]
     ttl: float  # stored blocks are forgotten so long after their last use [s]
     load: int  # of LOADS: what to do with stored blocks
-    link_rate: PerLink  # [B/s]
 
 
 class Request:
@@ -241,8 +241,13 @@ class World(NamedTuple):
     sizes: Records[Sizes]
     bins: Records[Bin]  # of replica r, World.bins[BINS * r:][:BINS]
     gaps: Array  # tokens by the time since the one before, GAPS of each replica
+    links: Any = None  # rate of each of LINKS [B/s]; None where only GPUs keep blocks
 
 
+TieredWorld = Annotated[World, "whose links lead to other memories that keep shared blocks"]
+
+
+@cache
 def layout(record: type) -> np.dtype[Any]:
     """Structured dtype of a record's annotations."""
     plain = {float: "f8", int: "i8", bool: "?"}

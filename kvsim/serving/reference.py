@@ -20,6 +20,7 @@ from kvsim.serving.reference_memory import (
 )
 from kvsim.serving.reference_prompts import PlainPrompts
 from kvsim.serving.reference_tiers import PlainStore
+from kvsim.serving.world import link_rates
 from kvsim.traces.requests import Requests
 
 
@@ -202,7 +203,7 @@ def fleet_of(
             costs.tables, limits,
             stores={"host": store(rules.host_cache), "nvme": store(rules.nvme_cache),
                     "remote": remote},
-            rates=dict(zip(names, map(float, limits.link_rate), strict=True)),
+            rates=dict(zip(names, map(float, link_rates(costs)), strict=True)),
         )
         for _ in range(replicas)
     ]  # fmt: skip

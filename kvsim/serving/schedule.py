@@ -82,7 +82,7 @@ def decode(world: World, replica: Replica) -> None:
         replica.decoding += 1
 
 
-@compiled
+@inlined
 def begin(tables: Tables, world: World, replica: Replica) -> bool:
     """Begin the prompt that has waited longest, unless it has to wait.
 
@@ -136,22 +136,7 @@ def begin(tables: Tables, world: World, replica: Replica) -> bool:
     return True
 
 
-@compiled
-def read_prompts(tables: Tables, world: World, replica: Replica) -> None:
-    """Go on with the prompts that have begun, then begin others."""
-    if replica.reading > 0:
-        for i in range(replica.first_reader, replica.running):
-            sequence = world.sequences[replica.first_sequence + i]
-            if sequence.todo > 0:
-                read_more(world, replica, sequence)
-    while replica.ousted + replica.swapped == 0 and replica.waiting > 0:
-        if replica.running == world.limits.max_seqs or replica.budget <= 0:
-            break
-        if not begin(tables, world, replica):
-            break
-
-
-@compiled
+@inlined
 def read_more(world: World, replica: Replica, sequence: Sequence) -> None:
     """Go on with a prompt, unless what comes next is still on its way here."""
     if sequence.skip > 0 and sequence.done == sequence.skip_at:
@@ -174,6 +159,21 @@ def read_more(world: World, replica: Replica, sequence: Sequence) -> None:
         replica.prompt_tokens += part
 
 
+@compiled
+def read_prompts(tables: Tables, world: World, replica: Replica) -> None:
+    """Go on with the prompts that have begun, then begin others."""
+    if replica.reading > 0:
+        for i in range(replica.first_reader, replica.running):
+            sequence = world.sequences[replica.first_sequence + i]
+            if sequence.todo > 0:
+                read_more(world, replica, sequence)
+    while replica.ousted + replica.swapped == 0 and replica.waiting > 0:
+        if replica.running == world.limits.max_seqs or replica.budget <= 0:
+            break
+        if not begin(tables, world, replica):
+            break
+
+
 @inlined
 def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
     """One pass; if it only decodes, as many as nothing interrupts."""
@@ -184,20 +184,13 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
     replica.copying = 0.0
     replica.grown = False
     replica.next_ready = np.inf
-    if limits.chunked and limits.decode_first:
-        replica.force = True
-        decode(world, replica)
-        read_prompts(tables, world, replica)
-    elif limits.chunked:
-        read_prompts(tables, world, replica)
-        replica.force = replica.prompt_tokens == 0
-        decode(world, replica)
-    else:
-        if not (limits.decode_first and replica.running > replica.reading):
+    for turn in range(2):
+        if (turn == 0) == (limits.chunked and limits.decode_first):
+            replica.force = replica.prompt_tokens == 0
+            if limits.chunked or replica.force:
+                decode(world, replica)
+        elif limits.chunked or not limits.decode_first or replica.running == replica.reading:
             read_prompts(tables, world, replica)
-        if replica.prompt_tokens == 0:
-            replica.force = True
-            decode(world, replica)
     replica.just_done = 0
     if replica.decoding + replica.prompt_tokens == 0:
         if replica.next_ready < np.inf:  # nothing but blocks on their way here
@@ -212,7 +205,7 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
     replica.passes += 1
 
 
-@compiled
+@inlined
 def advance(tables: Tables, world: World, replica: Replica, until: float) -> bool:
     """Play passes until one ends at or after ``until``, or nothing is left to do.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.graph import Array
-from kvsim.serving.compiled import compiled, inlined, prepare
+from kvsim.serving.compiled import entry, inlined, prepare
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.idle import fits
 from kvsim.serving.queues import hand_over, queue
@@ -111,15 +111,12 @@ def play_world(
     course = make(Course, 1, route=route, until=until)[0]
     course.together = route != ROUND_ROBIN or costs.rules.remote_cache > 0
     progress: Any = world.requests
-    prepare(kinds_of(world, costs.tables))
-    for order in _orders(world, course):
-        course.next = 0
+    prepare(play, kinds_of(world, costs.tables))
+    for order in (*_orders(world, course), np.zeros(0, np.int64)):
+        course.next, course.ending = 0, not order.size
         while not play(costs.tables, world, course, order):
-            pass
+            told(int(np.count_nonzero(progress.status >= FINISHED)))
         told(int(np.count_nonzero(progress.status >= FINISHED)))
-    while not finish(costs.tables, world, course):
-        told(int(np.count_nonzero(progress.status >= FINISHED)))
-    told(int(np.count_nonzero(progress.status >= FINISHED)))
 
 
 def _orders(world: World, course: Any) -> Iterator[Integers]:
@@ -138,40 +135,42 @@ def _orders(world: World, course: Any) -> Iterator[Integers]:
         yield order
 
 
-@compiled
+@entry
 def play(tables: Tables, world: World, course: Course, order: Integers) -> bool:
     """Let requests arrive in a given order, with the passes between them; whether all have.
 
-    It also stops after many passes on end.
+    At the end no more arrive, and what is left is played. It also stops after many passes on end.
     """
-    while course.next < order.size:
-        request = world.requests[order[course.next]]
-        now = request.arrival
-        if course.together:
-            for index in range(world.replicas.size):
-                if not advance(tables, world, world.replicas[index], now):
-                    return False
-        if request.replica == NONE:
-            request.replica = best(world, request, course.route)
-        replica = world.replicas[request.replica]
-        if not advance(tables, world, replica, now):
-            return False
-        replica.clock = max(replica.clock, now)
-        if request.handed:
-            hand_over(world, replica, order[course.next])
-        else:
-            queue(world, replica, order[course.next])
+    while True:
+        until, first, last = course.until, 0, world.replicas.size
+        if course.next < order.size:
+            request = world.requests[order[course.next]]
+            until = request.arrival
+            if not course.together:
+                first, last = request.replica, request.replica + 1
+        elif not course.ending:
+            return True
+        for index in range(first, last):
+            if not advance(tables, world, world.replicas[index], until):
+                return False
+        if course.next == order.size:
+            return True
+        receive(world, course.route, order[course.next])
         course.next += 1
-    return True
 
 
-@compiled
-def finish(tables: Tables, world: World, course: Course) -> bool:
-    """Play what is left when all requests have arrived; whether nothing is."""
-    for index in range(world.replicas.size):
-        if not advance(tables, world, world.replicas[index], course.until):
-            return False
-    return True
+@inlined
+def receive(world: World, route: int, index: int) -> None:
+    """A request arrives at its replica, or at the one that suits it best."""
+    request = world.requests[index]
+    if request.replica == NONE:
+        request.replica = best(world, request, route)
+    replica = world.replicas[request.replica]
+    replica.clock = max(replica.clock, request.arrival)
+    if request.handed:
+        hand_over(world, replica, index)
+    else:
+        queue(world, replica, index)
 
 
 @inlined

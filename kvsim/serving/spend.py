@@ -3,14 +3,19 @@
 ``cost`` has one entry for each of COSTS, to which passes add theirs.
 """
 
-from typing import Annotated, NamedTuple
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.graph import Array
-from kvsim.serving.compiled import compiled, inlined
-from kvsim.serving.tables import Tables
+from kvsim.graph import Array, Number
+from kvsim.serving.compiled import compiled, entry, inlined, prepare
+from kvsim.serving.records import PerCost, Records, make
+from kvsim.serving.tables import COSTS, Tables
+
+numba: Any = import_module("numba")  # its functions have no types
 
 Cost = Annotated[Array, "a number for each of COSTS"]  # [s]
 Costs = Annotated[Array, "a row of them for each node"]
@@ -30,6 +35,18 @@ class Prompts(NamedTuple):
 
     tokens: int  # that it reads [tokens]
     finished: int  # prompts that it completes
+
+
+class OnePass:
+    """A pass over decoding sequences and at most one part of a prompt."""
+
+    batch: int  # sequences that decode
+    context: float  # their mean [tokens]
+    tokens: int  # of the prompt that it reads [tokens]
+    start: float  # those before them [tokens]
+    finished: int  # 1 if they are its last ones
+    after: float  # its length if what follows it is counted too [tokens]
+    cost: PerCost  # what it costs, as COSTS [s]
 
 
 @compiled
@@ -169,3 +186,46 @@ def rounds_within(tables: Tables, decoding: Decoding, rounds: int, seconds: floa
         done += count
         context += count * decoding.growth
     return rounds
+
+
+@entry
+def add_passes(tables: Tables, passes: Records[OnePass]) -> None:
+    """What each of some passes costs."""
+    for i in range(passes.size):
+        one = passes[i]
+        prompts = Prompts(one.tokens, one.finished)
+        add_pass(tables, one.cost, Decoding(one.batch, one.context, 0.0), prompts)
+        if one.tokens > 0:
+            add_chunk(tables, one.cost, float(one.tokens), one.start)
+        if one.after > 0:
+            add_after_prompt(tables, one.cost, one.after)
+
+
+def pass_seconds(tables: Tables, **passes: Number) -> Array:
+    """Times of passes with the given fields of ``OnePass``, zeros where none are given. (n,) [s]"""
+    count = max(np.size(values) for values in passes.values())
+    records = make(OnePass, count, **passes)
+    kinds = kinds_of_tables(numba.typeof(tables))
+    prepare(add_passes, kinds | {Records[OnePass]: numba.typeof(records)})
+    add_passes(tables, records)
+    return np.asarray(records.cost[:, 0])
+
+
+@cache
+def kinds_of_tables(tables: Any) -> dict[Any, Any]:
+    """Numba's types of what functions of this file are given, by those of the tables."""
+    whole, real = numba.types.int64, numba.types.float64
+    costs = dict(zip(tables.fields, tables.types, strict=True))
+    return {
+        Tables: tables,
+        Cost: numba.types.NestedArray(real, (len(COSTS),)),
+        Costs: _field(costs["costs"], "token"),
+        Below: _field(costs["below"], "tokens"),
+        Decoding: numba.types.NamedTuple((whole, real, real), Decoding),
+        Prompts: numba.types.NamedUniTuple(whole, 2, Prompts),
+        tuple[int, int]: numba.types.UniTuple(whole, 2),
+    }
+
+
+def _field(kind: Any, name: str) -> Any:
+    return kind.types[kind.fields.index(name)]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvsim.serving import spend
-from kvsim.serving.compiled import compiled
+from kvsim.serving.compiled import compiled, compiled_unless
 from kvsim.serving.growth import blocks_of
 from kvsim.serving.memory import append, available, find, hits_of, insert, pin, remove, unlink
 from kvsim.serving.records import (
@@ -29,6 +29,7 @@ from kvsim.serving.records import (
     Replica,
     Request,
     Sequence,
+    TieredWorld,
     World,
 )
 from kvsim.serving.rules import FASTER, LOAD, RECOMPUTE
@@ -46,7 +47,7 @@ class Plan(NamedTuple):
 
 
 @compiled
-def pool_of(world: World, replica: Replica, memory: int) -> Pool:
+def pool_of(world: TieredWorld, replica: Replica, memory: int) -> Pool:
     """A replica's pool in one memory; the remote one is everybody's."""
     if memory == REMOTE:
         return world.pools[world.pools.size - 1]
@@ -54,7 +55,7 @@ def pool_of(world: World, replica: Replica, memory: int) -> Pool:
 
 
 @compiled
-def holds(world: World, replica: Replica, memory: int, unit: int) -> int:
+def holds(world: TieredWorld, replica: Replica, memory: int, unit: int) -> int:
     """Entry of a unit that is in a memory and not forgotten, or NONE."""
     pool = pool_of(world, replica, memory)
     at = find(world, pool, unit)
@@ -65,7 +66,7 @@ def holds(world: World, replica: Replica, memory: int, unit: int) -> int:
 
 
 @compiled
-def source_of(world: World, replica: Replica, unit: int) -> int:
+def source_of(world: TieredWorld, replica: Replica, unit: int) -> int:
     """The nearest memory that a unit can be loaded from now, or NONE."""
     for memory in range(HOST, REMOTE + 1):
         at = holds(world, replica, memory, unit)
@@ -74,12 +75,10 @@ def source_of(world: World, replica: Replica, unit: int) -> int:
     return NONE
 
 
-@compiled
-def found_blocks(world: World, replica: Replica, request: Request) -> int:
+@compiled_unless(hits_of)
+def found_blocks(world: TieredWorld, replica: Replica, request: Request) -> int:
     """Leading prompt blocks that the replica's own memories hold now."""
     blocks = hits_of(world, replica, request)
-    if not world.limits.tiers:
-        return blocks
     while blocks < request.blocks:
         j = blocks // world.limits.unit
         if (j + 1) * world.limits.unit > request.blocks:
@@ -93,7 +92,16 @@ def found_blocks(world: World, replica: Replica, request: Request) -> int:
 
 
 @compiled
-def transfer(world: World, replica: Replica, link: int, size: float) -> float:
+def passed(world: TieredWorld, replica: Replica, link: int, size: float) -> float:
+    """When bytes that are put on a link now would have passed it. [s]"""
+    if size == 0:
+        return replica.clock
+    begin = max(replica.clock, replica.link_free[link])
+    return float(begin + size / world.links[link])
+
+
+@compiled
+def transfer(world: TieredWorld, replica: Replica, link: int, size: float) -> float:
     """Put bytes on a link behind those before; when they have passed. [s]"""
     if size == 0:
         return replica.clock
@@ -105,16 +113,35 @@ def transfer(world: World, replica: Replica, link: int, size: float) -> float:
 
 
 @compiled
-def passed(world: World, replica: Replica, link: int, size: float) -> float:
-    """When bytes that are put on a link now would have passed it. [s]"""
-    if size == 0:
-        return replica.clock
-    begin = max(replica.clock, replica.link_free[link])
-    return float(begin + size / world.limits.link_rate[link])
+def put(world: TieredWorld, replica: Replica, what: tuple[int, int], ready: float) -> None:
+    """A unit becomes the most recently used of a memory; it is there once it has arrived."""
+    memory, unit = what
+    pool = pool_of(world, replica, memory)
+    limit = pool.limit
+    if memory == HOST and world.limits.unit_bytes > 0:
+        free = world.limits.host_cache - replica.host_swapped
+        limit = min(limit, free // world.limits.unit_bytes)
+    if limit == 0:
+        return
+    at = find(world, pool, unit)
+    if at == NONE:
+        while pool.count >= limit:
+            remove(world, pool, pool.oldest)
+        at = insert(world, pool, unit)
+        world.entries[at].ready = ready
+    else:
+        unlink(world, pool, at)
+    world.entries[at].used = replica.clock
+    append(world, pool, at)
 
 
 @compiled
-def store(world: World, replica: Replica, request: Request) -> None:
+def store_nowhere(world: World, replica: Replica, request: Request) -> None:
+    """Only the GPU keeps blocks."""
+
+
+@compiled_unless(store_nowhere)
+def store(world: TieredWorld, replica: Replica, request: Request) -> None:
     """Copy the full units of a prompt on the GPU to the memories that do not hold them."""
     units, each = request.blocks // world.limits.unit, float(world.limits.unit_bytes)
     down = drive = net = 0.0
@@ -140,30 +167,9 @@ def store(world: World, replica: Replica, request: Request) -> None:
 
 
 @compiled
-def put(world: World, replica: Replica, what: tuple[int, int], ready: float) -> None:
-    """A unit becomes the most recently used of a memory; it is there once it has arrived."""
-    memory, unit = what
-    pool = pool_of(world, replica, memory)
-    limit = pool.limit
-    if memory == HOST and world.limits.unit_bytes > 0:
-        free = world.limits.host_cache - replica.host_swapped
-        limit = min(limit, free // world.limits.unit_bytes)
-    if limit == 0:
-        return
-    at = find(world, pool, unit)
-    if at == NONE:
-        while pool.count >= limit:
-            remove(world, pool, pool.oldest)
-        at = insert(world, pool, unit)
-        world.entries[at].ready = ready
-    else:
-        unlink(world, pool, at)
-    world.entries[at].used = replica.clock
-    append(world, pool, at)
-
-
-@compiled
-def recompute_s(tables: Tables, world: World, replica: Replica, span: tuple[int, int]) -> float:
+def recompute_s(
+    tables: Tables, world: TieredWorld, replica: Replica, span: tuple[int, int]
+) -> float:
     """A part of a prompt in passes of its own. [s]"""
     first, last = span
     size = world.limits.max_tokens if world.limits.chunked else last
@@ -179,7 +185,7 @@ def recompute_s(tables: Tables, world: World, replica: Replica, span: tuple[int,
 
 
 @compiled
-def load_s(world: World, replica: Replica, request: Request, span: tuple[int, int]) -> float:
+def load_s(world: TieredWorld, replica: Replica, request: Request, span: tuple[int, int]) -> float:
     """From now until units of a prompt would be here. [s]"""
     up = drive = net = 0.0
     for j in range(span[0], span[1]):
@@ -194,7 +200,7 @@ def load_s(world: World, replica: Replica, request: Request, span: tuple[int, in
 
 
 @compiled
-def until_read_s(tables: Tables, world: World, replica: Replica, plan: Plan) -> float:
+def until_read_s(tables: Tables, world: TieredWorld, replica: Replica, plan: Plan) -> float:
     """Until a prompt is read whose units from one on are loaded, the last one not included. [s]"""
     request = world.requests[plan.request]
     tokens = world.limits.unit * world.limits.prefix_tokens
@@ -208,7 +214,7 @@ def until_read_s(tables: Tables, world: World, replica: Replica, plan: Plan) -> 
 
 
 @compiled
-def first_loaded(tables: Tables, world: World, replica: Replica, plan: Plan) -> int:
+def first_loaded(tables: Tables, world: TieredWorld, replica: Replica, plan: Plan) -> int:
     """The unit from which on a prompt's stored units are loaded; those before are recomputed.
 
     Recomputing goes on while the rest is loaded, so the later of the two decides.
@@ -240,7 +246,14 @@ def first_loaded(tables: Tables, world: World, replica: Replica, plan: Plan) -> 
 
 
 @compiled
-def load(tables: Tables, world: World, replica: Replica, sequence: Sequence) -> int:
+def load_nothing(tables: Tables, world: World, replica: Replica, sequence: Sequence) -> int:
+    """Only the GPU keeps blocks: tokens to read in this pass."""
+    limits = world.limits
+    return min(sequence.todo, replica.budget) if limits.chunked else sequence.todo
+
+
+@compiled_unless(load_nothing)
+def load(tables: Tables, world: TieredWorld, replica: Replica, sequence: Sequence) -> int:
     """Begin to load stored units behind the blocks on the GPU; tokens to read in this pass."""
     limits, request = world.limits, world.requests[sequence.request]
     first = last = sequence.found // limits.unit

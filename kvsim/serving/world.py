@@ -1,5 +1,6 @@
 """Everything a run reads and changes, made of a trace and of step costs."""
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -24,14 +25,17 @@ from kvsim.serving.records import (
     Request,
     Sequence,
     Sizes,
+    TieredWorld,
     World,
     layout,
     make,
 )
 from kvsim.serving.rules import LOADS, Rules
-from kvsim.serving.tables import COSTS, Tables
+from kvsim.serving.tables import Tables
 from kvsim.serving.tiers import Plan
 from kvsim.traces.requests import Requests
+
+numba: Any = import_module("numba")  # its functions have no types
 
 
 class Course:
@@ -40,6 +44,7 @@ class Course:
     route: int  # of simulate.ROUTES
     together: bool  # whether all replicas are played up to every arrival
     next: int  # place in the order of arrivals
+    ending: bool  # whether all have arrived, so that what is left is played
     until: float  # [s]
 
 
@@ -66,7 +71,15 @@ def world_of(requests: Requests, costs: StepCosts, replicas: int, rate: Array) -
         sizes=sizes_of(costs),
         bins=make(Bin, replicas * BINS),
         gaps=np.zeros(replicas * GAPS),
+        links=link_rates(costs) if limits.tiers else None,
     )
+
+
+def link_rates(costs: StepCosts) -> Array:
+    """Rates of the links between each GPU and the memories besides it, as LINKS. [B/s]"""
+    rules, tables = costs.rules, costs.tables
+    shared = (rules.nvme_read, rules.nvme_write, rules.nic, rules.nic)  # by the replica's GPUs
+    return np.array([tables.h2d, tables.d2h, *(rate / costs.deployment.tp for rate in shared)])
 
 
 def sizes_of(costs: StepCosts) -> Any:
@@ -135,16 +148,6 @@ def limits_of(costs: StepCosts, requests: Requests) -> Any:
         unit_bytes=unit * prefix_bytes,
         ttl=rules.cache_ttl,
         load=LOADS.index(rules.prefix_load),
-        link_rate=np.array(
-            [
-                tables.h2d,
-                tables.d2h,
-                *(
-                    rate / costs.deployment.tp
-                    for rate in (rules.nvme_read, rules.nvme_write, rules.nic, rules.nic)
-                ),
-            ]
-        ),
     )
     return limits[0]
 
@@ -195,22 +198,20 @@ def _prefix_bytes(costs: StepCosts, requests: Requests) -> int:
 
 def kinds_of(world: World, tables: Tables) -> dict[Any, Any]:
     """Numba's types of what compiled functions are given."""
-    numba: Any = import_module("numba")
+    return _kinds(numba.typeof(world), numba.typeof(tables), world.links is not None)
+
+
+@cache
+def _kinds(world: Any, tables: Any, tiered: bool) -> dict[Any, Any]:
     whole, real = numba.types.int64, numba.types.float64
-    found = {
-        World: numba.typeof(world),
-        Tables: numba.typeof(tables),
-        Integers: numba.typeof(world.ids),
-        spend.Cost: numba.types.NestedArray(real, (len(COSTS),)),
-        spend.Costs: numba.typeof(tables.costs.token),
-        spend.Below: numba.typeof(tables.below.tokens),
-        spend.Decoding: numba.types.NamedTuple((whole, real, real), spend.Decoding),
-        spend.Prompts: numba.types.NamedUniTuple(whole, 2, spend.Prompts),
+    records = (Limits, Request, Sequence, Replica, Pool, Entry, Bin, Course)
+    return {
+        **spend.kinds_of_tables(tables),
+        **{record: numba.from_dtype(layout(record)) for record in records},
+        World: world,
+        **({TieredWorld: world} if tiered else {}),
+        Integers: world.types[world.fields.index("ids")],
         Plan: numba.types.NamedUniTuple(whole, len(Plan._fields), Plan),
         Span: numba.types.NamedTuple((real, whole, real, whole), Span),
-        tuple[int, int]: numba.types.UniTuple(whole, 2),
         tuple[float, float]: numba.types.UniTuple(real, 2),
     }
-    for record in (Limits, Request, Sequence, Replica, Pool, Entry, Bin, Course):
-        found[record] = numba.from_dtype(layout(record))
-    return found

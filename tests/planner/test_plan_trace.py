@@ -19,7 +19,7 @@ from kvsim.planner.admit import Admission
 from kvsim.planner.candidates import options_of
 from kvsim.planner.carry import ONE, Carried, ReplicaTargets, build, carry
 from kvsim.planner.classes import Classes, classes_of
-from kvsim.planner.load import DENSITY, Loads, _prompt_s, loads_of
+from kvsim.planner.load import DENSITY, Loads, _prompts_s, loads_of
 from kvsim.planner.trace import TracePlan, make_trace_plan
 from kvsim.planner.verify import simulated
 from kvsim.planner.workload import PlanLimits
@@ -356,7 +356,10 @@ def test_late_are_the_requests_whose_prompt_alone_takes_too_long() -> None:
     requests = load("sample:chat").requests
     options = options_of(d, requests, limits_of(d, 0.0), Rules(), Admission((parse("full"),)))
     c = classes_of(requests)
-    prompts = [_prompt_s(options[0].with_density(DENSITY), float(n)) for n in requests.prompt]
+    costs = options[0].with_density(DENSITY)
+    every = requests.prompt.tolist()
+    alone = {n: float(_prompts_s(costs, np.array([float(n)]))[0]) for n in set(every)}
+    prompts = [alone[n] for n in every]
     for target in (1e-6, 0.05, 0.2, 1e3):
         late = [
             np.mean([s > target and k == i for s, k in zip(prompts, c.of, strict=True)])
