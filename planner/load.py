@@ -121,4 +121,4 @@ def _prompts_s(costs: StepCosts, prompts: Array) -> Array:
         costs.tables, tokens=np.round(np.minimum(size, prompts[of] - start)), start=start,
         finished=last, after=np.where(last, prompts[of], 0.0),
     )  # fmt: skip
-    return np.bincount(of, weights=took, minlength=prompts.size)
+    return np.bincount(of, weights=took, minlength=prompts.size).astype(float)
