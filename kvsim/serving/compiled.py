@@ -32,6 +32,7 @@ STALE = (AttributeError, ImportError, EOFError, UnpicklingError)
 """What reading code raises that another version of kvsim kept, or that was cut short."""
 
 _compiled: list[tuple[Any, Any]] = []
+_ready: set[tuple[Any, object]] = set()
 
 
 def compiled(function: F) -> F:
@@ -76,13 +77,24 @@ def inlined(function: F) -> F:
     return cast(F, njit(inline="always", **OPTIONS)(function))
 
 
-def prepare(function: Callable[..., object], kinds: Kinds) -> None:
-    """Load an entry, or compile it, for the types that its annotations name."""
+def prepare(
+    function: Callable[..., object], kinds_of: Callable[[], Kinds], variant: object = None
+) -> None:
+    """Load an entry, or compile it, for the types that its annotations name.
+
+    Parameters
+    ----------
+    kinds_of : gives the types; asked once for each variant, because finding them takes longer than
+        a short run.
+    """
+    if (function, variant) in _ready or not hasattr(function, "py_func"):
+        return
+    kinds = {**PLAIN, **kinds_of()}
     with compiling(kinds):
-        if hasattr(function, "py_func"):
-            signature = _signature(function, {**PLAIN, **kinds})
-            assert signature is not None
-            _compile(function, signature)
+        signature = _signature(function, kinds)
+        assert signature is not None
+        _compile(function, signature)
+    _ready.add((function, variant))
 
 
 @contextmanager

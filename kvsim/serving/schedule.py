@@ -22,7 +22,7 @@ from kvsim.serving.records import (
     World,
 )
 from kvsim.serving.tables import Tables
-from kvsim.serving.tiers import load
+from kvsim.serving.tiers_load import load
 
 PASSES = 100_000  # between two looks at what else happens, such as Ctrl-C
 

@@ -111,7 +111,7 @@ def play_world(
     course = make(Course, 1, route=route, until=until)[0]
     course.together = route != ROUND_ROBIN or costs.rules.remote_cache > 0
     progress: Any = world.requests
-    prepare(play, kinds_of(world, costs.tables))
+    prepare(play, lambda: kinds_of(world, costs.tables), world.links is not None)
     for order in (*_orders(world, course), np.zeros(0, np.int64)):
         course.next, course.ending = 0, not order.size
         while not play(costs.tables, world, course, order):

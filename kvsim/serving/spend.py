@@ -3,7 +3,6 @@
 ``cost`` has one entry for each of COSTS, to which passes add theirs.
 """
 
-from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
@@ -205,27 +204,24 @@ def pass_seconds(tables: Tables, **passes: Number) -> Array:
     """Times of passes with the given fields of ``OnePass``, zeros where none are given. (n,) [s]"""
     count = max(np.size(values) for values in passes.values())
     records = make(OnePass, count, **passes)
-    kinds = kinds_of_tables(numba.typeof(tables))
-    prepare(add_passes, kinds | {Records[OnePass]: numba.typeof(records)})
+    prepare(add_passes, lambda: _kinds_of_passes(tables, records))
     add_passes(tables, records)
     return np.asarray(records.cost[:, 0])
 
 
-@cache
-def kinds_of_tables(tables: Any) -> dict[Any, Any]:
-    """Numba's types of what functions of this file are given, by those of the tables."""
+def _kinds_of_passes(tables: Tables, records: Any) -> dict[Any, Any]:
+    return kinds_of_tables(tables) | {Records[OnePass]: numba.typeof(records)}
+
+
+def kinds_of_tables(tables: Tables) -> dict[Any, Any]:
+    """Numba's types of what functions of this file are given."""
     whole, real = numba.types.int64, numba.types.float64
-    costs = dict(zip(tables.fields, tables.types, strict=True))
     return {
-        Tables: tables,
+        Tables: numba.typeof(tables),
         Cost: numba.types.NestedArray(real, (len(COSTS),)),
-        Costs: _field(costs["costs"], "token"),
-        Below: _field(costs["below"], "tokens"),
+        Costs: numba.typeof(tables.costs.token),
+        Below: numba.typeof(tables.below.tokens),
         Decoding: numba.types.NamedTuple((whole, real, real), Decoding),
         Prompts: numba.types.NamedUniTuple(whole, 2, Prompts),
         tuple[int, int]: numba.types.UniTuple(whole, 2),
     }
-
-
-def _field(kind: Any, name: str) -> Any:
-    return kind.types[kind.fields.index(name)]

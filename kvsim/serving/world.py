@@ -1,6 +1,5 @@
 """Everything a run reads and changes, made of a trace and of step costs."""
 
-from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -32,7 +31,7 @@ from kvsim.serving.records import (
 )
 from kvsim.serving.rules import LOADS, Rules
 from kvsim.serving.tables import Tables
-from kvsim.serving.tiers import Plan
+from kvsim.serving.tiers_load import Plan
 from kvsim.traces.requests import Requests
 
 numba: Any = import_module("numba")  # its functions have no types
@@ -198,19 +197,15 @@ def _prefix_bytes(costs: StepCosts, requests: Requests) -> int:
 
 def kinds_of(world: World, tables: Tables) -> dict[Any, Any]:
     """Numba's types of what compiled functions are given."""
-    return _kinds(numba.typeof(world), numba.typeof(tables), world.links is not None)
-
-
-@cache
-def _kinds(world: Any, tables: Any, tiered: bool) -> dict[Any, Any]:
     whole, real = numba.types.int64, numba.types.float64
     records = (Limits, Request, Sequence, Replica, Pool, Entry, Bin, Course)
+    kind = numba.typeof(world)
     return {
         **spend.kinds_of_tables(tables),
         **{record: numba.from_dtype(layout(record)) for record in records},
-        World: world,
-        **({TieredWorld: world} if tiered else {}),
-        Integers: world.types[world.fields.index("ids")],
+        World: kind,
+        **({} if world.links is None else {TieredWorld: kind}),
+        Integers: numba.typeof(world.ids),
         Plan: numba.types.NamedUniTuple(whole, len(Plan._fields), Plan),
         Span: numba.types.NamedTuple((real, whole, real, whole), Span),
         tuple[float, float]: numba.types.UniTuple(real, 2),

@@ -45,15 +45,15 @@ def test_what_another_version_kept_is_compiled_again(
     place = tmp_path / "kept.py"
     place.write_text(SOURCE)
     first = loaded(place)
-    prepare(first.twice, {})
+    prepare(first.twice, dict)
     assert first.twice(4) == 8 and first.twice.stats.cache_misses
     (index,) = tmp_path.rglob("*.nbi")
     index.write_bytes(pickle.dumps(numba.__version__) + damage)
     again = loaded(place)
-    prepare(again.twice, {})
+    prepare(again.twice, dict)
     assert again.twice(4) == 8
     third = loaded(place)
-    prepare(third.twice, {})
+    prepare(third.twice, dict)
     assert third.twice(4) == 8 and third.twice.stats.cache_hits
 
 
