@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from engines_2024 import OLD, spread, write_old
+from engines_intervals import WITHIN_SHAPES, interval, line, requests, write_page
 
 from kvsim.evidence import ledger, loadtests, published, published_errors
 from kvsim.evidence.ops.fit import ClassFit, fit_table
@@ -75,23 +76,29 @@ def main() -> None:
     if "--write" in sys.argv:
         _write(folder, fits, unseen)
         _write_host(folder)
+        _write_intervals(folder, fits, unseen, base)
 
 
 def _unseen(fits: Fits, base: Stack) -> dict[tuple[str, str, str], np.ndarray]:
     """Predictions of each group by the stacks of the same engine on other cards. [s]"""
     found = {}
     for (engine, device), (_, classes) in fits.items():
-        others = {
-            other: {k: v for c in fits[engine, other][1] for k, v in c.numbers.items()}
-            for other in NEAR
-            if other != device
-        }
-        twin = TWINS.get(device)
-        numbers = others[twin] if twin else typical(others)
-        stack = with_numbers(base, _sums(numbers) | numbers)
+        stack = _carried(fits, base, engine, device)
         for c in classes:
             found[engine, device, c.name] = predicted(c.rows, load_hardware(device), stack)
     return found
+
+
+def _carried(fits: Fits, base: Stack, engine: str, device: str) -> Stack:
+    """An engine's stack for a card by the numbers of the other cards."""
+    others = {
+        other: {k: v for c in fits[engine, other][1] for k, v in c.numbers.items()}
+        for other in NEAR
+        if other != device
+    }
+    twin = TWINS.get(device)
+    numbers = others[twin] if twin else typical(others)
+    return with_numbers(base, _sums(numbers) | numbers)
 
 
 def _sums(numbers: Numbers) -> Numbers:
@@ -152,8 +159,9 @@ def _write(folder: Path, fits: Fits, unseen: dict[tuple[str, str, str], np.ndarr
                           "source": ", ".join(table.sources)}  # fmt: skip
                 other = unseen[engine, device, c.name]
                 seen = ledger.entry_of(
-                    c.held_out, c.rows.took, device=device, held_out="shape", **common
-                )
+                    c.held_out, c.rows.took, tail=WITHIN_SHAPES, device=device, held_out="shape",
+                    **common,
+                )  # fmt: skip
                 apart = ledger.entry_of(
                     other, c.rows.took, device=ledger.ANY, held_out=f"device {device}", **common
                 )
@@ -169,15 +177,46 @@ def _write(folder: Path, fits: Fits, unseen: dict[tuple[str, str, str], np.ndarr
     ledger.update(LEDGER, entries)
 
 
+def _write_intervals(
+    folder: Path, fits: Fits, unseen: dict[tuple[str, str, str], np.ndarray], base: Stack
+) -> None:
+    """Lines of the ledger for cards without rows, and how many rows their intervals hold."""
+    groups: dict[str, dict[tuple[str, ...], np.ndarray]] = {}
+    for (engine, device), (_, classes) in fits.items():
+        for c in classes:
+            others = [d for d in NEAR if d != device and c.name in _names(fits, engine, d)]
+            if others:
+                ratio = c.rows.took / unseen[engine, device, c.name]
+                groups.setdefault(c.name, {})[engine, device] = ratio
+    entries, found = requests(
+        folder, ENGINES, lambda engine, device: _carried(fits, base, engine, device), load_stack
+    )
+    for name, several in groups.items():
+        if len({device for _, device in several}) < 3:
+            continue
+        found[name] = interval(several, lambda key: key[1])
+        for engine in sorted({engine for engine, _ in several}):
+            mine = np.concatenate([r for key, r in several.items() if key[0] == engine])
+            technique = "fp8" if name.endswith("-fp8") else "full"
+            entries.append(line(
+                mine, found[name], engine=engine, version="", kind=name, device=ledger.ANY,
+                technique=technique, held_out="device", source="aic-core-0.12.0",
+            ))  # fmt: skip
+    ledger.update(LEDGER, entries)
+    write_page(Path("docs/errors.md"), found)
+
+
+def _names(fits: Fits, engine: str, device: str) -> set[str]:
+    return {c.name for c in fits[engine, device][1]}
+
+
 def _write_host(folder: Path) -> None:
     """What load tests tell beside the kernels: the engines' host times, and the stacks of 2024."""
     stacks = Path("hwprofiles/stacks")
     today = str(date.today())
     entries = []
     for engine in ENGINES:
-        own, found = _host_times(folder, engine, today)
-        _add(stacks / f"{engine}.toml", own)
-        entries += found
+        _add(stacks / f"{engine}.toml", _host_times(folder, engine, today))
     for card, engine, near, also in PRODUCTS_ALONE:
         _write_products(folder, stacks / "vllm" / f"{card}.toml", engine, near, also, today)
     pairs = [(row, published.predict(row)) for p in published.papers() for row in published.read(p)]
@@ -207,10 +246,8 @@ def _add(place: Path, own: dict[str, tuple[float, str]]) -> None:
 LEDGER = Path("kvsim/evidence/ledger.csv")
 
 
-def _host_times(
-    folder: Path, engine: str, today: str
-) -> tuple[dict[str, tuple[float, str]], list[ledger.LedgerEntry]]:
-    """Host times of an engine by its load tests, and their error held out by model."""
+def _host_times(folder: Path, engine: str, today: str) -> dict[str, tuple[float, str]]:
+    """Host times of an engine by its load tests; their error held out by model is printed."""
     rows = loadtests.read_load_tests(folder / "ops" / "serving.csv", engine)
     stack = load_stack(engine)
     fit = loadtests.fit_host(rows, stack)
@@ -219,25 +256,12 @@ def _host_times(
     devices = ", ".join(sorted({r.device for r in rows}))
     said = f"fitted on {today} to {len(rows)} load tests on {devices} (aic-core-0.12.0)"
     held_out = "model" if len({r.model for r in rows}) > 1 else "half"
-    entries = []
-    for device in [ledger.ANY, *sorted({r.device for r in rows})]:
-        for precision, technique in (("bf16", "full"), ("fp8", "fp8")):
-            here = np.array(
-                [r.precision == precision and device in (r.device, ledger.ANY) for r in rows]
-            )
-            if here.sum() >= ledger.FEWEST:
-                entries.append(ledger.entry_of(
-                    unseen[here], measured[here], engine=engine, version="", kind="request",
-                    device=device, technique=technique, held_out=held_out,
-                    source="aic-core-0.12.0",
-                ))  # fmt: skip
     off = np.abs(unseen / measured - 1)
     seen = np.abs(loadtests.latencies(rows, loadtests.changed(
         stack, fit.values, {r.device for r in rows})) / measured - 1)  # fmt: skip
     print(f"request latency, {engine}: {len(rows)} load tests, fitted {spread(seen)}, "
           f"held out by {held_out} {spread(off)}; {fit.values}")  # fmt: skip
-    own = {k: (v, f"{said}: {v:.3g} +- {fit.errors[k]:.2g}") for k, v in fit.values.items()}
-    return own, entries
+    return {k: (v, f"{said}: {v:.3g} +- {fit.errors[k]:.2g}") for k, v in fit.values.items()}
 
 
 PRODUCTS_ALONE = (

@@ -19,6 +19,7 @@ from kvsim.files.kinds import TABLE
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 
+ONE_DEVICE = "device "  # begins what was held out where rows of one device alone are meant
 ANY = "any"  # device of an entry that was held out by device: the error on a card without rows
 FEWEST = 3  # rows below which a spread says little
 WIDEST = 4.0  # an interval reaches at most this factor to either side
@@ -50,7 +51,7 @@ class LedgerEntry:
     rows: int
     median: float  # of |predicted / measured - 1|
     p90: float
-    low: float  # tenth and ninetieth percentile of measured over predicted
+    low: float  # factors on a prediction that hold 80 % of what is measured elsewhere
     high: float
     held_out: str  # what was held out: shape, device, model, row
     source: str
@@ -82,7 +83,8 @@ def evidence_for(
     entries : the ledger; the shipped one if left out.
     """
     kinds = (kind, "request") if kind in ("decode", "prefill") else (kind,)
-    known = [e for e in (shipped() if entries is None else entries) if e.kind in kinds]
+    told = shipped() if entries is None else entries
+    known = [e for e in told if e.kind in kinds and not e.held_out.startswith(ONE_DEVICE)]
     engine, device = deployment.stack.name.partition("@")[0], deployment.hardware.name
     name = technique.partition(":")[0]
     if not known:
@@ -147,12 +149,17 @@ def _within(factor: float) -> float:
 
 def entry_of(
     predicted: Array, measured: Array, *, engine: str, version: str, kind: str, device: str,
-    technique: str, held_out: str, source: str,
+    technique: str, held_out: str, source: str, tail: float = 0.1,
 ) -> LedgerEntry:  # fmt: skip
-    """One line of the ledger from rows that no fit saw, both in the same unit."""
+    """One line of the ledger from rows that no fit saw, both in the same unit.
+
+    Parameters
+    ----------
+    tail : share of the rows below and above the interval.
+    """
     off, ratio = np.abs(predicted / measured - 1), measured / predicted
     median, p90 = (_short(x) for x in np.quantile(off, (0.5, 0.9)))
-    low, high = (_short(x) for x in np.quantile(ratio, (0.1, 0.9)))
+    low, high = (_short(x) for x in np.quantile(ratio, (tail, 1 - tail)))
     rows = int(off.size)
     return LedgerEntry(
         engine, version, kind, device, technique, rows, median, p90, low, high, held_out, source

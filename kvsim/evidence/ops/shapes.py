@@ -40,6 +40,7 @@ class ShapeTable:
     kv_rank: float = KV_RANK
     rope_dim: float = ROPE_DIM
     value_dim: float = VALUE_DIM
+    indexer: None = None
 
     def shard(self, tp: int) -> "ShapeTable":
         """The shapes are those of one GPU already."""

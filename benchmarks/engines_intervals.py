@@ -1,0 +1,143 @@
+"""Intervals of the engines' ledger: wide enough to hold 80 % of what no fit saw, and how many do.
+
+Rows come in groups: a device's rows predicted by the numbers of other devices, or a model's load
+tests on one device by host times fitted without them. The interval for a group not measured yet is
+a range of quantiles over all groups, each counting alike; the range is the narrowest that holds
+80 % of the rows of groups left out of it one after another.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.evidence import ledger, loadtests
+from kvsim.machines.hardware import Stack
+
+Groups = Mapping[tuple[str, ...], np.ndarray]  # measured over predicted, by group
+TAILS = (0.1, 0.08, 0.06, 0.05, 0.04, 0.03, 0.02, 0.01, 0.005, 0.0)
+HELD = 0.8
+WITHIN_SHAPES = 0.08  # share of rows below and above an interval on other shapes of one card
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Factors on a prediction, and the share of rows of left-out groups that they hold."""
+
+    low: float
+    high: float
+    coverage: float
+    plain: float  # the share that tenth and ninetieth percentiles hold
+
+
+def interval(groups: Groups, alike: Callable[[tuple[str, ...]], str]) -> Interval:
+    """The interval for a group not measured yet.
+
+    Parameters
+    ----------
+    alike : what groups are left out together, such as those of one device.
+    """
+    found = {tail: _coverage(groups, alike, tail) for tail in TAILS}
+    tail = next((t for t in TAILS if found[t] >= HELD), TAILS[-1])
+    low, high = _range(list(groups.values()), tail)
+    return Interval(low, high, found[tail], found[TAILS[0]])
+
+
+def _coverage(groups: Groups, alike: Callable[[tuple[str, ...]], str], tail: float) -> float:
+    held = []
+    for key, ratio in groups.items():
+        others = [r for k, r in groups.items() if alike(k) != alike(key)]
+        if others:
+            low, high = _range(others, tail)
+            held.append(np.mean((ratio >= low) & (ratio <= high)))
+    return float(np.mean(held))
+
+
+def _range(groups: list[np.ndarray], tail: float) -> tuple[float, float]:
+    """Quantiles over groups that count alike."""
+    ratio = np.concatenate(groups)
+    weight = np.concatenate([np.full(g.size, 1 / g.size) for g in groups])
+    order = np.argsort(ratio)
+    place = np.cumsum(weight[order]) - 0.5 * weight[order]
+    low, high = np.interp((tail, 1 - tail), place / weight.sum(), ratio[order])
+    return float(low), float(high)
+
+
+def requests(
+    folder: Path, engines: Mapping[str, str], carried: Callable[[str, str], Stack],
+    own: Callable[[str], Stack],
+) -> tuple[list[ledger.LedgerEntry], dict[str, Interval]]:  # fmt: skip
+    """Lines of load tests that no fit saw, on cards with kernels of their own and on others.
+
+    Parameters
+    ----------
+    carried : an engine's stack for a card without the card's own numbers.
+    own : an engine's stack.
+    """
+    tests = {e: loadtests.read_load_tests(folder / "ops" / "serving.csv", e) for e in engines}
+    parts = sorted({
+        (e, r.device, r.model, loadtests.PRECISIONS[r.precision][1])
+        for e, rows in tests.items() for r in rows
+    })  # fmt: skip
+    groups: dict[str, dict[tuple[str, ...], np.ndarray]] = {"card": {}, "device": {}}
+    for engine, device, model, technique in parts:
+        here = [r for r in tests[engine] if (r.device, r.model) == (device, model)]
+        took = np.array([r.latency for r in here])
+        for what, stack in (("card", own(engine)), ("device", carried(engine, device))):
+            left = [
+                r
+                for r in tests[engine]
+                if r.device != device or (what == "card" and r.model != model)
+            ] or [r for e in engines if e != engine for r in tests[e] if r.device != device]
+            host = loadtests.fit_host(left, own(engine)).values
+            told = loadtests.latencies(here, loadtests.changed(stack, host, {device}))
+            groups[what][engine, device, model, technique] = took / told
+    found = {what: interval(g, lambda key: key[1] + key[2]) for what, g in groups.items()}
+    entries = []
+    for what, several in groups.items():
+        for engine in engines:
+            mine = {k: r for k, r in several.items() if k[0] == engine}
+            wanted = sorted({k[1] for k in mine}) if what == "card" else [ledger.ANY]
+            for device in wanted:
+                for technique in sorted({k[3] for k in mine}):
+                    chosen = [
+                        r for k, r in mine.items()
+                        if k[3] == technique and (k[1] == device or device == ledger.ANY)
+                    ]  # fmt: skip
+                    if chosen:
+                        entries.append(line(
+                            np.concatenate(chosen), found[what], engine=engine, version="",
+                            kind="request", device=device, technique=technique,
+                            held_out="model on the card" if what == "card" else "device",
+                            source="aic-core-0.12.0",
+                        ))  # fmt: skip
+    return entries, {f"requests, {what}": i for what, i in found.items()}
+
+
+def line(ratio: np.ndarray, found: Interval, **keys: str) -> ledger.LedgerEntry:
+    """A line of the ledger: the error of some rows, and the interval for others like them."""
+    entry = ledger.entry_of(1 / ratio, np.ones(ratio.size), **keys)
+    return replace(entry, low=float(f"{found.low:.4g}"), high=float(f"{found.high:.4g}"))
+
+
+def write_page(page: Path, found: Mapping[str, Interval]) -> None:
+    """Put the table of intervals below the page's other errors."""
+    lines = [MARK, SAID]
+    for name, i in found.items():
+        cells = f"{i.low:.2f}–{i.high:.2f} | {100 * i.coverage:.0f} % | {100 * i.plain:.0f} %"
+        lines.append(f"| {name} | {cells} |")
+        print(lines[-1])
+    above = page.read_text().partition(MARK)[0].rstrip()
+    page.write_text("\n".join([above, "", *lines, ""]))
+
+
+MARK = "## Intervals on cards without rows"
+SAID = """
+How many rows lie within the 80 % interval of an answer, where neither the numbers nor the interval
+saw their card (`requests, card`: their model's load tests on it). The interval is the narrowest
+range of quantiles that holds 80 % of the rows of cards left out of it; quantiles of 10 and 90 %
+hold less. `benchmarks/engines.py --write` makes this table.
+
+| class | factors on a time | rows held | by 10 and 90 % |
+| --- | --- | --- | --- |"""
