@@ -42,10 +42,11 @@ def calibrate_operators(
     stack = load_stack(base).on(hardware.name)
     found = fit.fit_table(table, hardware, stack, round(1 / share) if share else 0)
     few = [f"{fit.class_name(r)} ({len(r)} rows)" for r in table.rows if len(r) < fit.FEWEST]
+    if not found:
+        told = ", ".join(few)
+        raise InputError(f"--from-ops: no class has {fit.FEWEST} rows, but {told}; give more rows")
     if few:
         print(f"kvsim: too few to fit, base numbers kept: {', '.join(few)}", file=sys.stderr)
-    if not found:
-        raise InputError(f"--from-ops: no class has {fit.FEWEST} rows of {engine}; give more")
     replace_text(out, write.card_text(table, found, stack.name, str(date.today())))
     return {
         "engine": engine, "version": table.version, "gpu": hardware.name,
@@ -59,8 +60,6 @@ def _only_gpu(pairs: list[tuple[str, str]], engine: str) -> str:
     if len(gpus) == 1:
         return gpus[0]
     known = ", ".join(sorted({one for _, one in pairs}))
-    if not known:
-        raise InputError("--from-ops: the files hold no row; add operators below the header")
     if not gpus:
         raise InputError(f"--engine: no row of {engine!r}; the files hold {known}")
     raise InputError(f"--gpu: the files hold {', '.join(gpus)}; name one")

@@ -72,9 +72,9 @@ def test_a_measured_vllm_run_is_predicted_from_its_first_hundred_requests(tmp_pa
     [
         ({"input_toks": 0}, "line 2, input_toks: got 0"),
         ({"output_toks": 2.5}, "line 2, output_toks: got 2.5"),
-        ({"arrival_time": None}, "line 2, arrival_time: got None"),
+        ({"arrival_time": None}, "line 2, arrival_time: got 'None'"),
         ({"first_token_ts": "2"}, "line 2, first_token_ts: got '2'"),
-        ({"last_token_ts": float("nan")}, "line 2, last_token_ts: got nan"),
+        ({"last_token_ts": float("nan")}, "line 2, last_token_ts: got 'nan'"),
         ({"first_token_ts": 0.5}, "line 2: first_token_ts before arrival"),
         ({"last_token_ts": 1.5}, "line 2: first_token_ts before arrival or after"),
     ],

@@ -127,12 +127,22 @@ def read_ops(
 
 
 def pairs(files: Iterable[Path]) -> list[tuple[str, str]]:
-    """Devices and engines that files hold, in order of the rows."""
+    """Devices and engines that files hold, in order of the rows.
+
+    Raises
+    ------
+    InputError
+        If a file has no rows.
+    """
     seen: dict[tuple[str, str], None] = {}
     for path in files:
+        count = 0
         for _, row in read_records(path, TABLE):
             _check_columns(path, row)
+            count += 1
             seen[row["device"], row["engine"]] = None
+        if not count:
+            raise InputError(f"{path}: no row below a header with device, engine, op and ms")
     return list(seen)
 
 
