@@ -63,9 +63,10 @@ def fit_run(
     several = more > 0
 
     def times(first: Array, last: Array) -> Array:
-        """TTFT, latency and, of requests with several tokens, TPOT. [s]"""
+        """TTFT, latency and, of requests with several tokens, TPOT; means count like all. [s]"""
         tpot = (last - first)[several] / more[several]
-        return np.concatenate([first - arrival, last - arrival, tpot])
+        kinds = [kind for kind in (first - arrival, last - arrival, tpot) if kind.size]
+        return np.concatenate([*kinds, *(np.full(kind.size, kind.mean()) for kind in kinds)])
 
     def predict(numbers: dict[str, float]) -> Array:
         where = replace(deployment, stack=with_numbers(deployment.stack, numbers))
