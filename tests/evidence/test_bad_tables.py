@@ -24,7 +24,7 @@ LOAD = {
 
 def written(path: Path, row: dict[str, str], change: dict[str, str | None], count: int) -> Path:
     """A table of equal rows with some cells changed; without the columns whose change is None."""
-    row = {k: v for k, v in (row | change).items() if v is not None}  # type: ignore[misc]
+    row = {k: v for k, v in (row | change).items() if v is not None}
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(row))
         writer.writeheader()
