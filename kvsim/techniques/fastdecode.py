@@ -1,10 +1,8 @@
 """FastDecode: the cache stays in host memory and the CPU attends to it."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim.machines.deployment import Deployment
 from kvsim.techniques.place import Place
 from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Part, Term
@@ -29,7 +27,3 @@ class Fastdecode(Term):
     def says(self) -> tuple[Part, ...]:
         """All of the cache with the CPU."""
         return (Place(cpu_share=1, parts=self.parts),)
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """The paper's two parts, and one."""
-        return [Fastdecode(), Fastdecode(1)]
