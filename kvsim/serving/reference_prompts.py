@@ -1,6 +1,6 @@
 """How a replica reads prompts in plain Python: what the compiled scheduler must equal."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil, inf, isnan
 
 from kvsim.serving.reference_memory import EPS, PlainRequest, PlainSequence
@@ -11,8 +11,6 @@ from kvsim.serving.reference_tiers import PlainTiers
 class PlainPrompts(PlainTiers):
     """A replica's queue of prompts."""
 
-    waiting: list[PlainRequest] = field(default_factory=list)
-    swapped: list[PlainRequest] = field(default_factory=list)
     budget: int = 0
     preempted: int = 0
     next_ready: float = inf

@@ -28,6 +28,8 @@ class PlainStore:
 class PlainTiers(PlainMemory):
     """A replica's other memories and the links to them."""
 
+    waiting: list[PlainRequest] = field(default_factory=list)
+    swapped: list[PlainRequest] = field(default_factory=list)
     stores: dict[str, PlainStore] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)  # [B/s]
     link_free: dict[str, float] = field(default_factory=dict)  # [s]
@@ -171,11 +173,20 @@ class PlainTiers(PlainMemory):
             behind = self.recompute_s(min(last * tokens, length - 1), length)
             return max(recomputed(unit), loaded(unit)) + behind
 
+        others = len(self.waiting) + len(self.swapped) + len(self.batch) - 1
+        loading = sum(s.skip > 0 for s in self.batch)
+
+        def with_others(unit: int) -> float:
+            if unit == last:
+                return until_read(unit) + 2 * others * self.recompute_s(begins, length)
+            wait = 2 * loading * loaded(unit)
+            return until_read(unit) + wait + 2 * others * recomputed(unit)
+
         crossing = first
         if how == "split" and self.limits.chunked:
             while crossing < last and recomputed(crossing) < loaded(crossing):
                 crossing += 1
-        return min((max(crossing - 1, first), crossing, last), key=until_read)
+        return min((first, max(crossing - 1, first), crossing, last), key=with_others)
 
     def begin_to_load(self, sequence: PlainSequence, part: int, budget: int) -> int:
         """Begin to load stored units behind the blocks on the GPU; tokens to read in this pass."""
