@@ -24,10 +24,11 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner.admit import Admission
 from kvsim.planner.fleet.arrays import Counts, Demand, FleetLimits
-from kvsim.planner.fleet.capacity import CapacityAnswer, CapacityQuestion, make_capacity
+from kvsim.planner.fleet.capacity import CapacityAnswer, make_capacity
 from kvsim.planner.fleet.dispatch import utilisation
 from kvsim.planner.fleet.play import FleetTargets, play
 from kvsim.planner.fleet.programme import solve
+from kvsim.planner.fleet.question import CapacityQuestion
 from kvsim.planner.fleet.shortlist import Rentable
 from kvsim.planner.fleet.traffic import traffic_of
 from kvsim.serving.rules import Rules

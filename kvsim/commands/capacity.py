@@ -17,7 +17,16 @@ from kvsim.commands.admission import (
     admission,
     largest_loss,
 )
-from kvsim.commands.arguments import count, either, gib, number, option, seconds, words
+from kvsim.commands.arguments import count, number, option, seconds, words
+from kvsim.commands.cacheoptions import Nic, NvmeRead, NvmeWrite
+from kvsim.commands.capacityoptions import (
+    HostCacheOption,
+    NvmeCacheOption,
+    PoolsOption,
+    all_rentable,
+    extras,
+    fleet_limits,
+)
 from kvsim.commands.emit import EmitOption, engines, settings, show
 from kvsim.commands.options import (
     HostOption,
@@ -30,14 +39,12 @@ from kvsim.commands.options import (
     command_line,
     say_written,
 )
-from kvsim.commands.pairs import per_gpu
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.limits import ENGINE_SHARE
 from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 
 if TYPE_CHECKING:
-    from kvsim.planner.fleet.arrays import FleetLimits, Schedule
-    from kvsim.planner.fleet.shortlist import Rentable
+    from kvsim.planner.fleet.arrays import Schedule
 
 MOST_BARE_TTFT, MOST_BARE_TPOT = 100.0, 5.0  # larger bare numbers may be milliseconds [s]
 DEGREES = "1,2,4,8"
@@ -99,6 +106,12 @@ def capacity(
         str, option("--gpu-memory-utilization", "X", "Share of GPU memory that engines use.")
     ] = str(ENGINE_SHARE),
     host_memory: HostOption = None,
+    host_cache: HostCacheOption = None,
+    nvme_cache: NvmeCacheOption = None,
+    nvme_read: NvmeRead = None,
+    nvme_write: NvmeWrite = None,
+    nic: Nic = None,
+    pools: PoolsOption = "auto",
     max_seqs: MaxSeqsOption = "256",
     max_tokens: MaxTokensOption = "2048",
     spread: Annotated[
@@ -112,9 +125,10 @@ def capacity(
     """Find the cheapest fleet that serves a trace within targets."""
     from kvsim.emit.replica import of_costs
     from kvsim.files.writing import check_target
-    from kvsim.planner.fleet.capacity import CapacityQuestion, make_capacity
+    from kvsim.planner.fleet.capacity import make_capacity
     from kvsim.planner.fleet.certainty import Spread
     from kvsim.planner.fleet.play import FleetTargets
+    from kvsim.planner.fleet.question import CapacityQuestion
     from kvsim.planner.fleet.traffic import traffic_of
     from kvsim.report import capacity as answers
     from kvsim.report import capacity_page, capacity_tables
@@ -132,12 +146,12 @@ def capacity(
         seconds("--tpot", tpot, MOST_BARE_TPOT),
         _percentile(percentile),
     )
-    limits = _limits(
+    limits = fleet_limits(
         names, targets.share, max_gpus, max_host, max_power, configurations, headroom, failures
     )
     if max_power is not None and watts is None:
         raise InputError("--max-power: the GPUs' power is unknown; add --watts GPU=W,...")
-    rentable = _rentable(model, names, tp, weights, stack, host_memory, price, reserved, watts)
+    rentable = all_rentable(model, names, tp, weights, stack, host_memory, price, reserved, watts)
     used = number("--gpu-memory-utilization", gpu_memory_utilization, share=True)
     off = None if spread is None else Spread(number("--spread", spread), "given with --spread")
     found = load(trace)
@@ -161,6 +175,18 @@ def capacity(
         spread=off,
         utilisation=used,
         schedule=_schedule(start_up) if schedule else None,
+        extras=extras(
+            requests.block_ids is not None,
+            rentable,
+            {
+                "host_cache": host_cache,
+                "nvme_cache": nvme_cache,
+                "nvme_read": nvme_read,
+                "nvme_write": nvme_write,
+                "nic": nic,
+            },
+            pools,
+        ),
     )
     answer = make_capacity(question, _tell)
     shown = answers.row(answer, trace)
@@ -200,89 +226,6 @@ def _schedule(start_up: str) -> "Schedule":
     from kvsim.planner.fleet.arrays import Schedule
 
     return Schedule(seconds("--start-up", start_up, float("inf")) / 3600)
-
-
-def _limits(
-    gpus: list[str],
-    share: float,
-    max_gpus: str | None,
-    max_host: str | None,
-    max_power: str | None,
-    configurations: str | None,
-    headroom: str,
-    failures: str,
-) -> "FleetLimits":
-    """The limits on the fleet."""
-    from kvsim.planner.fleet.arrays import FleetLimits
-
-    most, of_kind = float("inf"), {}
-    if max_gpus is not None and "=" in max_gpus:
-        of_kind = per_gpu("--max-gpus", max_gpus, gpus)
-    elif max_gpus is not None:
-        most = float(count("--max-gpus", max_gpus, " or GPU=N,..."))
-    kinds = float("inf") if configurations is None else count("--configurations", configurations)
-    lost = count("--failures", failures)
-    if most < 1 or kinds < 1 or not 0 <= lost <= 3:
-        name, got, expected = (
-            ("--max-gpus", max_gpus, "1 or more")
-            if most < 1
-            else ("--configurations", configurations, "1 or more")
-            if kinds < 1
-            else ("--failures", failures, "0 to 3")
-        )
-        raise InputError(f"{name}: got {got}; expected {expected}")
-    spare = number("--headroom", headroom, share=True)
-    return FleetLimits(
-        gpus=most,
-        gpus_of=of_kind,
-        host=float("inf") if max_host is None else gib("--max-host", max_host),
-        power=float("inf") if max_power is None else 1e3 * number("--max-power", max_power),
-        configurations=kinds,
-        headroom=spare,
-        failures=lost,
-        late=1 - share,
-    )
-
-
-def _rentable(
-    model: str,
-    gpus: list[str],
-    tp: str,
-    weights: str,
-    stack: str,
-    host_memory: str | None,
-    price: str | None,
-    reserved: str | None,
-    watts: str | None,
-) -> "list[Rentable]":
-    """Every GPU at every degree of parallelism and weight format."""
-    from kvsim.commands.options import deployment
-    from kvsim.planner.fleet.shortlist import Rentable
-
-    prices = per_gpu("--price", either(price, ""), gpus) if price else {}
-    committed = per_gpu("--reserved", either(reserved, ""), gpus) if reserved else {}
-    power = per_gpu("--watts", either(watts, ""), gpus) if watts else {}
-    found = []
-    for gpu in gpus:
-        for form in words("--weights", weights):
-            for degree in words("--tp", tp):
-                d = deployment(model, gpu, stack, degree, form, host_memory)
-                each = prices.get(gpu, d.hardware.price)
-                if each is None and gpu not in committed:
-                    raise InputError(
-                        f"--price: {gpu} has no price in its profile; add --price {gpu}=USD, per "
-                        f"GPU and hour"
-                    )
-                found.append(
-                    Rentable(
-                        deployment=d,
-                        gpu=gpu,
-                        price=float("inf") if each is None else each * d.tp,
-                        reserved=committed.get(gpu, float("inf")) * d.tp,
-                        power=power.get(gpu, float("inf")) * d.tp,
-                    )
-                )
-    return found
 
 
 def _tell(what: str) -> None:

@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 
 from kvsim.machines.basis import basis
-from kvsim.planner.fleet.capacity import CapacityAnswer, OtherFleet
+from kvsim.machines.hardware import GIB
+from kvsim.planner.fleet.beside import OtherFleet
+from kvsim.planner.fleet.capacity import CapacityAnswer
 from kvsim.planner.fleet.certainty import SURE
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.play import FleetTargets, Played
@@ -13,6 +15,7 @@ from kvsim.planner.fleet.search import Found
 from kvsim.report.json import Row, number
 from kvsim.report.units import seconds, usd
 from kvsim.serving.outcome import spread
+from kvsim.serving.records import MEMORIES
 
 
 def row(answer: CapacityAnswer, trace: str) -> Row:
@@ -42,6 +45,12 @@ def row(answer: CapacityAnswer, trace: str) -> Row:
             for j, p in answer.after_loss.items()
         },
         "alternatives": [_alternative(a, fleet.cost) for a in answer.alternatives],
+        "limits": [_alternative(a, fleet.cost) for a in answer.limits],
+        "fleet_at_load": {
+            f"{load:g}": _alternative(a, fleet.cost) for load, a in answer.at_other_loads.items()
+        },
+        "prices": _prices(answer),
+        "assumed": others_assumed(answer),
         "certainty": _certainty(answer),
         "classes": _classes(answer),
         "considered": [_considered(answer, j) for j in range(len(answer.market.configurations))],
@@ -109,11 +118,17 @@ def _replicas(answer: CapacityAnswer, j: int) -> Row:
         "max_model_len": x.costs.longest,
         "gpu_memory_utilization": answer.question.utilisation,
         "kv_cache_tokens": kv_tokens(x),
+        "host_cache_bytes": x.costs.rules.host_cache,
+        "nvme_cache_bytes": x.costs.rules.nvme_cache,
+        "engines": {"prefill": x.apart.prefill, "decode": x.apart.decode} if x.apart else None,
         "usd_per_hour": float(fleet.replicas[j] * x.rent),
         "share_of_requests": float(mine.sum() / asked),
         "busy_share": _mean([(g.busy, g.count) for g in groups]),
         "most_running": max((g.most_running for g in groups), default=0),
-        "prefix_hit_share": _mean([(g.hits, g.requests) for g in groups]),
+        "prefix_hit_share": _mean([(sum(g.hits.values()), g.requests) for g in groups]),
+        "prefix_hits": {
+            name: _mean([(g.hits[name], g.requests) for g in groups]) for name in MEMORIES
+        },
         "simulated": _times(fleet.played, answer.targets, mine),
     }
 
@@ -173,6 +188,51 @@ def _alternative(a: OtherFleet, cost: float) -> Row:
         "usd_per_hour": a.found.fleet.cost,
         "dearer": a.found.fleet.cost / cost - 1,
     }
+
+
+def others_assumed(answer: CapacityAnswer) -> list[str]:
+    """What is taken for granted of memories and links besides the GPU's, where any are used."""
+    extras, said = answer.question.extras, []
+    some = [answer.market.configurations[j] for j in answer.used]
+    rules = [x.costs.rules for x in some if x.tiers]
+    if any(r.host_cache for r in rules):
+        said.append(
+            f"Each GPU has {extras.host / GIB:.0f} GiB of host memory for prefix blocks (a quarter "
+            "of the profile's host, or --host-cache); the host is not paid for separately."
+        )
+    if any(r.nvme_cache for r in rules):
+        one = next(r for r in rules if r.nvme_cache)
+        said.append(
+            f"Each replica has one NVMe drive that reads {one.nvme_read / 1e9:g} and writes "
+            f"{one.nvme_write / 1e9:g} GB/s (by default the datasheet rates of Samsung's PM9A3, "
+            "PCIe 4.0); --nvme-read and --nvme-write set them. It is not paid for separately."
+        )
+    if any(x.apart for x in some):
+        said.append(
+            f"Caches are handed over at {extras.nic / 1e9:g} GB/s for each engine (by default one "
+            "200 Gb/s port); --nic sets it. What the receiving side does at the same time is left "
+            "out."
+        )
+    return said
+
+
+def _prices(answer: CapacityAnswer) -> list[Row]:
+    """For every GPU alone, the price of one GPU at which it would be as cheap as the fleet."""
+    found = []
+    for a in answer.alternatives:
+        gpu, alone = a.label.removesuffix(" alone"), a.found
+        mine = [j for j, x in enumerate(a.configurations) if x.gpu == gpu]
+        if alone is None or not mine or not a.label.endswith(" alone"):
+            continue
+        gpus = int(sum(alone.fleet.replicas[j] * a.configurations[j].gpus for j in mine))
+        found.append(
+            {
+                "gpu": gpu,
+                "usd_per_gpu_hour": alone.fleet.cost / gpus,
+                "as_cheap_at": answer.fleet.cost / gpus,
+            }
+        )
+    return found
 
 
 def _certainty(answer: CapacityAnswer) -> Row:

@@ -12,7 +12,7 @@ from kvsim.planner.fleet.capacity import CapacityAnswer
 from kvsim.report import capacity_tables as tables
 from kvsim.report import page
 from kvsim.report.answer import Answer, verdict
-from kvsim.report.capacity import wait
+from kvsim.report.capacity import others_assumed, wait
 from kvsim.report.colours import PALETTE
 from kvsim.report.json import Row
 
@@ -28,7 +28,8 @@ def write_page(path: Path, row: Row, answer: CapacityAnswer, command: str = "") 
     notes = [
         _demand_note(answer), _saving(row),
         f"Time to first token: {_waits_note(row, 'ttft_s')}.",
-        f"Time per token: {_waits_note(row, 'tpot_s')}.", *_assumptions(row),
+        f"Time per token: {_waits_note(row, 'tpot_s')}.", *tables.prefixes(row),
+        *tables.prices(row), *_assumptions(row, answer),
     ]  # fmt: skip
     pictures = [
         ("Demand over the trace", _demand(answer)),
@@ -40,6 +41,8 @@ def write_page(path: Path, row: Row, answer: CapacityAnswer, command: str = "") 
     more = (
         ("Other loads, and a loss", tables.loads),
         ("Other fleets", tables.alternatives),
+        ("What limits and targets cost", tables.limits),
+        ("What other loads need", tables.at_loads),
         ("Who serves which requests", tables.classes),
         ("What was measured", tables.considered),
     )
@@ -184,15 +187,20 @@ def _sensitivity(row: Row) -> "Figure":
     return figure
 
 
-def _assumptions(row: Row) -> list[str]:
+def _assumptions(row: Row, answer: CapacityAnswer) -> list[str]:
+    """What the answer rests on, with where it comes from."""
     memory = ", ".join(sorted({f"{r['gpu_memory_utilization']:.0%}" for r in row["fleet"]}))
     return [
         tables.bound(row),
-        "Requests go to a kind of replica by their class and among those to the least loaded.",
+        tables.certain(row),
+        *others_assumed(answer),
+        "Requests go to a kind of replica by their class and among those to the least loaded, or "
+        "where most of their prefix is.",
         f"Engines use {memory} of GPU memory; a pass holds at most "
         f"{row['fleet'][0]['max_tokens']} tokens.",
         "Prices are those of the hardware profiles or of the command line; see kvsim gpus --json.",
-        "Not modelled: time to load a model, networks between replicas, failures while serving.",
+        "Not modelled: time to load a model, failures while serving, and networks between replicas "
+        "but for caches that are handed over.",
     ]
 
 

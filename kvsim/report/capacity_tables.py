@@ -16,10 +16,12 @@ def show(answer: Row) -> None:
     for line in (*shortfall(answer), sureness(answer)):
         out.say(line)
     out.say(asked(answer))
-    for table in (fleet(answer), loads(answer), alternatives(answer)):
+    for table in (fleet(answer), loads(answer), alternatives(answer), limits(answer)):
         out.blank()
         out.table(table)
     out.blank()
+    for line in (*prefixes(answer), *prices(answer), *answer["assumed"]):
+        out.say(line)
     for line in (certain(answer), bound(answer)):
         out.say(line)
 
@@ -100,31 +102,75 @@ def fleet(answer: Row) -> Table:
     return of_cells(heads, rows, ranks="000012300")
 
 
+MEMORY_NAMES = {"gpu": "GPU memory", "host": "host memory", "nvme": "NVMe", "remote": "the store"}
+
+
+def prefixes(answer: Row) -> list[str]:
+    """Where prompts found their prefixes, if anywhere."""
+    said = []
+    for r in answer["fleet"]:
+        found = {MEMORY_NAMES[k]: v for k, v in r["prefix_hits"].items() if v > 0}
+        if found:
+            parts = ", ".join(f"{percent(v)} in {k}" for k, v in found.items())
+            said.append(f"Prompt tokens found on {r['name']}: {parts}.")
+    return said
+
+
 def loads(answer: Row) -> Table:
-    """The fleet at other loads and after losses."""
-    rows = [("the trace", answer["simulated"])]
-    rows += [(f"{load} times its load", times) for load, times in answer["at_load"].items()]
-    rows += [(f"without one {name}", times) for name, times in answer["after_loss"].items()]
+    """The fleet at other loads and after losses, and what other loads need."""
+    rows = [("the trace", answer["simulated"], answer["usd_per_hour"])]
+    for load, times in answer["at_load"].items():
+        needs = answer["fleet_at_load"][load]["usd_per_hour"]
+        rows.append((f"{load} times its load", times, needs))
+    rows += [(f"without one {name}", times, None) for name, times in answer["after_loss"].items()]
     cells = [
         (
             label, _at(t, "ttft_s"), _at(t, "tpot_s"), percent(t["good_share"], 3),
-            "met" if t["met"] else "missed",
+            "met" if t["met"] else "missed", "" if needs is None else usd(needs),
         )
-        for label, t in rows
+        for label, t, needs in rows
     ]  # fmt: skip
-    return of_cells(("this fleet with", "TTFT", "TPOT", "within both", "targets"), cells)
+    heads = ("this fleet with", "TTFT", "TPOT", "within both", "targets", "USD/h it needs")
+    return of_cells(heads, cells)
+
+
+def limits(answer: Row) -> Table:
+    """What every limit and target costs."""
+    return _beside(answer["limits"], "what limits cost")
+
+
+def at_loads(answer: Row) -> Table:
+    """The fleets that other loads need."""
+    return _beside(list(answer["fleet_at_load"].values()), "a fleet for")
+
+
+def prices(answer: Row) -> list[str]:
+    """At which price another GPU would be chosen."""
+    said = [
+        f"{p['gpu']} below {usd(p['as_cheap_at'])} (now {usd(p['usd_per_gpu_hour'])})"
+        for p in answer["prices"]
+        if p["as_cheap_at"] < p["usd_per_gpu_hour"] * (1 - 1e-9)
+    ]
+    return (
+        [f"Prices per GPU and hour that would change the fleet: {'; '.join(said)}."] if said else []
+    )
 
 
 def alternatives(answer: Row) -> Table:
     """Other fleets for the same question."""
+    return _beside(answer["alternatives"], "for comparison")
+
+
+def _beside(rows: list[Row], head: str) -> Table:
+    """Other fleets and how much dearer they are."""
     cells = [
         (
             a["name"], a["fleet"] or a["reason"], usd(a["usd_per_hour"]),
             "" if a["usd_per_hour"] is None else f"{100 * a['dearer']:+.0f} %",
         )
-        for a in answer["alternatives"]
+        for a in rows
     ]  # fmt: skip
-    return of_cells(("for comparison", "fleet", "USD/h", "dearer"), cells, text=2)
+    return of_cells((head, "fleet", "USD/h", "dearer"), cells, text=2)
 
 
 def classes(answer: Row) -> Table:

@@ -124,13 +124,15 @@ def handed_over(reading: World, costs: StepCosts, pools: TwoPools) -> Array:
     size = costs.tables.gpu_bytes[blocks]
     free = np.zeros(pools.prefill)
     ready = np.full(requests.size, np.nan)
-    for i in np.argsort(requests.first, kind="stable"):
-        if requests.status[i] != FINISHED:
-            continue
-        sender = int(requests.replica[i])
-        read, begin = float(requests.first[i]), float(requests.first[i])
+    order = np.argsort(requests.first, kind="stable")
+    order = order[requests.status[order] == FINISHED]
+    firsts, starts, senders = (
+        np.asarray(requests[name]).tolist() for name in ("first", "started", "replica")
+    )
+    for i in order.tolist():
+        sender, read, begin = senders[i], firsts[i], firsts[i]
         if pools.transfer == "layers":
-            begin = float(requests.started[i])
+            begin = starts[i]
             read += size[i] / layers / rate
         ready[i] = free[sender] = max(max(begin, free[sender]) + size[i] / rate, read)
     return ready

@@ -5,59 +5,27 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kvsim.errors import InfeasibleError, InputError
-from kvsim.limits import ENGINE_SHARE
-from kvsim.planner.admit import Admission
-from kvsim.planner.fleet.arrays import FleetLimits, Schedule
-from kvsim.planner.fleet.certainty import Certainty, Spread, certainty, known
-from kvsim.planner.fleet.configurations import Configuration
+from kvsim.errors import InfeasibleError
+from kvsim.planner.fleet.beside import (
+    OtherFleet,
+    alternatives,
+    fleet_for,
+    search_of,
+    without_limits,
+)
+from kvsim.planner.fleet.certainty import Certainty, certainty, known
 from kvsim.planner.fleet.market import Market, measured
+from kvsim.planner.fleet.near import CHEAPER
 from kvsim.planner.fleet.play import FleetTargets, Played
+from kvsim.planner.fleet.question import CapacityQuestion
 from kvsim.planner.fleet.reachable import reachable
 from kvsim.planner.fleet.search import FleetSearch, Found, Proven
-from kvsim.planner.fleet.shortlist import Rated, Rentable, Terms, shortlist
-from kvsim.planner.fleet.traffic import Traffic
-from kvsim.serving.rules import Rules
+from kvsim.planner.fleet.shortlist import Rated, Terms, shortlist
+from kvsim.planner.fleet.variants import varied
 
 LOADS = (0.5, 1.5, 2.0)
 BATCH_LIMITS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 PARTS = 8  # halvings of the load that limits allow
-
-
-@dataclass(frozen=True)
-class CapacityQuestion:
-    """What is asked.
-
-    Attributes
-    ----------
-    largest_loss
-        Relative loss of quality that may be known of a setting.
-    utilisation
-        Share of each GPU's memory that the engine uses.
-    spread
-        How far predictions have been off; what the ledger of errors has if None.
-    """
-
-    traffic: Traffic
-    rentable: list[Rentable]
-    admission: Admission
-    targets: FleetTargets
-    limits: FleetLimits
-    rules: Rules
-    spread: Spread | None = None
-    largest_loss: float = 0.0
-    utilisation: float = ENGINE_SHARE
-    schedule: Schedule | None = None
-
-
-@dataclass(frozen=True)
-class OtherFleet:
-    """Another fleet for the same question; None if there is none, with the reason."""
-
-    label: str
-    found: Found | None
-    configurations: list[Configuration]
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,6 +44,10 @@ class CapacityAnswer:
         The fleet at other loads, and without one replica of a kind.
     alternatives
         Other fleets: one kind of replica, full KV, each GPU alone, more certain.
+    limits
+        Fleets without each limit that was set, and with longer targets.
+    at_other_loads
+        Fleets that other loads need.
     """
 
     question: CapacityQuestion
@@ -87,6 +59,8 @@ class CapacityAnswer:
     at_load: dict[float, Played]
     after_loss: dict[int, Played]
     alternatives: list[OtherFleet]
+    limits: list[OtherFleet]
+    at_other_loads: dict[float, OtherFleet]
     sure: Certainty
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -122,15 +96,16 @@ def make_capacity(
     """
     q = question
     rated = _shortlist(q, tell)
-    market = measured(rated, q.traffic, q.targets, tell)
+    market = measured(rated, q.traffic, q.targets, tell=tell)
     targets, shortfall = q.targets, ""
     if not (market.offers.capacity > 0).any(axis=1).all():
         targets, shortfall = reachable(rated, q.traffic, q.targets, tell)
         q = replace(q, targets=targets)
-        market = measured(_shortlist(q, tell), q.traffic, targets, tell)
+        rated = _shortlist(q, tell)
+        market = measured(rated, q.traffic, targets, tell=tell)
     load = 1.0
     try:
-        search, found = _search(q, market, tell=tell)
+        search, found = search_of(q, market, tell=tell)
     except InfeasibleError:
         load, search, found = _most_load(q, market, tell)
         reason = f"the limits allow a fleet for {load:.0%} of the trace's load"
@@ -138,7 +113,11 @@ def make_capacity(
     whole = market
     used = [market.configurations[j] for j in np.flatnonzero(found.fleet.replicas)]
     spread = q.spread or known(used)
-    market, search, found = _trimmed(q, market, search, found, load)
+    others = alternatives(q, rated, whole, load, spread, tell)
+    uniform = others[0].found
+    if uniform is not None and uniform.fleet.cost <= found.fleet.cost * (1 + CHEAPER):
+        found = uniform  # as cheap, and simpler to run
+    market, search, found = _trimmed(market, search, found)
     return CapacityAnswer(
         question=question,
         shortfall=shortfall,
@@ -148,29 +127,18 @@ def make_capacity(
         found=found,
         at_load={x: search.played(found.fleet.running, found.fleet.share, x) for x in LOADS},
         after_loss=_losses(search, found.fleet),
-        alternatives=_alternatives(q, whole, load, spread, tell),
+        alternatives=others,
+        limits=without_limits(q, whole, load, tell),
+        at_other_loads={
+            x: fleet_for(f"{x:g} times the load", q, whole, q.limits, load * x) for x in LOADS
+        },
         sure=certainty(search, found.fleet, targets, spread),
     )
 
 
 def _shortlist(q: CapacityQuestion, tell: Callable[[str], None]) -> list[Rated]:
     terms = Terms(q.traffic, q.targets, q.rules, q.admission, q.largest_loss, q.utilisation)
-    return shortlist(q.rentable, terms, tell)
-
-
-def _search(
-    q: CapacityQuestion,
-    market: Market,
-    limits: FleetLimits | None = None,
-    load: float = 1.0,
-    slowdown: float = 1.0,
-    tell: Callable[[str], None] = lambda _: None,
-) -> tuple[FleetSearch, Found]:
-    search = FleetSearch(
-        q.traffic, market.configurations, market.offers, q.targets, limits or q.limits,
-        q.schedule, load, slowdown, tell,
-    )  # fmt: skip
-    return search, search.run()
+    return varied(shortlist(q.rentable, terms, tell), q.traffic.requests, q.extras)
 
 
 def _most_load(
@@ -188,7 +156,7 @@ def _most_load(
         middle = (low + high) / 2
         tell(f"within the limits at {middle:.0%} of the load")
         try:
-            best = (middle, *_search(q, market, load=middle, tell=tell))
+            best = (middle, *search_of(q, market, load=middle, tell=tell))
             low = middle
         except InfeasibleError:
             high = middle
@@ -201,12 +169,19 @@ def _most_load(
 
 
 def _trimmed(
-    q: CapacityQuestion, market: Market, search: FleetSearch, found: Found, load: float
+    market: Market, search: FleetSearch, found: Found
 ) -> tuple[Market, FleetSearch, Found]:
-    """The same fleet with batch limits that it just does not reach."""
-    most = {g.kind: 0 for g in found.fleet.played.groups}
-    for g in found.fleet.played.groups:
-        most[g.kind] = max(most[g.kind], g.most_running)
+    """The same fleet with batch limits that it does not reach wherever it meets the targets.
+
+    That is in the trace itself, at the other loads, and after a loss.
+    """
+    fleet = found.fleet
+    plays = [search.played(fleet.running, fleet.share, x) for x in LOADS]
+    plays += _losses(search, fleet).values()
+    within = [fleet.played, *(p for p in plays if p.meets(search.targets))]
+    most = {g.kind: 0 for g in fleet.played.groups}
+    for g in (g for p in within for g in p.groups):
+        most[g.kind] = max(most.get(g.kind, 0), g.most_running)
     some = list(market.configurations)
     for j, running in most.items():
         limit = min((x for x in BATCH_LIMITS if x >= running), default=running)
@@ -214,8 +189,8 @@ def _trimmed(
             some[j] = some[j].limited(limit)
     market = replace(market, configurations=some)
     search.configurations = some
-    played = search.played(found.fleet.running, found.fleet.share)
-    return market, search, replace(found, fleet=replace(found.fleet, played=played))
+    played = search.played(fleet.running, fleet.share)
+    return market, search, replace(found, fleet=replace(fleet, played=played))
 
 
 def _losses(search: FleetSearch, fleet: Proven) -> dict[int, Played]:
@@ -227,37 +202,3 @@ def _losses(search: FleetSearch, fleet: Proven) -> dict[int, Played]:
         if left.any(axis=1).all():
             lost[int(j)] = search.after_loss(left)
     return lost
-
-
-def _alternatives(
-    q: CapacityQuestion,
-    market: Market,
-    load: float,
-    spread: Spread,
-    tell: Callable[[str], None],
-) -> list[OtherFleet]:
-    """Other fleets for the same question."""
-    one = replace(q.limits, configurations=1)
-    some: list[tuple[str, Market, FleetLimits, float]] = [
-        ("one kind of replica", market, one, 1.0),
-        ("full KV", market.where(lambda x: x.costs.technique.name == "full"), q.limits, 1.0),
-    ]
-    gpus = dict.fromkeys(x.gpu for x in market.configurations)
-    if len(gpus) > 1:
-        some += [
-            (f"{gpu} alone", market.where(lambda x, gpu=gpu: x.gpu == gpu), one, 1.0)  # type: ignore[misc]
-            for gpu in gpus
-        ]
-    some.append(("95 % certain", market, q.limits, spread.slowdown))
-    answers = []
-    for label, part, limits, slowdown in some:
-        tell(f"for comparison: {label}")
-        try:
-            if not part.configurations:
-                raise InfeasibleError("none on the shortlist")
-            _, other = _search(q, part, limits, load, slowdown, tell)
-        except (InfeasibleError, InputError) as problem:
-            answers.append(OtherFleet(label, None, part.configurations, str(problem)))
-            continue
-        answers.append(OtherFleet(label, other, part.configurations))
-    return answers

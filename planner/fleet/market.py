@@ -51,10 +51,16 @@ def measured(
     rated: list[Rated],
     traffic: Traffic,
     targets: FleetTargets,
+    slowdown: float = 1.0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Market:
-    """Play the trace, and each class alone, on every configuration that may be worth it."""
-    busy = [_all(x, traffic, targets, tell) for x in rated]
+    """Play the trace, and each class alone, on every configuration that may be worth it.
+
+    Parameters
+    ----------
+    slowdown : everything that a replica does takes so many times as long.
+    """
+    busy = [_all(x, traffic, targets, slowdown, tell) for x in rated]
     alone = np.array([x.needed for x in busy])
     rent = np.array([x.configuration.rent for x in rated])
     dear = alone * rent > DEAR * (alone * rent).min(initial=np.inf)
@@ -68,7 +74,7 @@ def measured(
             needed = alone[j] * x.needed / x.needed.sum()  # as the estimate divides it
         else:
             needed = np.array([
-                _class(x, c, traffic, targets, late[c, j]) for c in range(traffic.classes)
+                _class(x, c, traffic, targets, late[c, j], slowdown) for c in range(traffic.classes)
             ])  # fmt: skip
         some = np.isfinite(needed) & (needed > 0)
         capacity[some, j] = peak[some] / needed[some]
@@ -80,14 +86,20 @@ def measured(
 
 
 def _all(
-    rated: Rated, traffic: Traffic, targets: FleetTargets, tell: Callable[[str], None]
+    rated: Rated,
+    traffic: Traffic,
+    targets: FleetTargets,
+    slowdown: float,
+    tell: Callable[[str], None],
 ) -> Busy:
     """Replicas that the whole trace keeps busy."""
     tell(f"what {rated.configuration.name} carries")
     if not np.isfinite(rated.needed).all():
         return Busy(np.inf, np.ones(len(traffic.requests)))
     guess = max(float(rated.needed.sum()), 1.0)
-    return replicas_kept_busy(traffic.requests, rated.configuration, targets, guess=guess)
+    return replicas_kept_busy(
+        traffic.requests, rated.configuration, targets, guess=guess * slowdown, slowdown=slowdown
+    )
 
 
 def _late(missed: Array, traffic: Traffic, targets: FleetTargets) -> Array:
@@ -102,10 +114,13 @@ def _late(missed: Array, traffic: Traffic, targets: FleetTargets) -> Array:
     return np.asarray(late * min(1.0, (1 - targets.share) / total) if total else late)
 
 
-def _class(rated: Rated, c: int, traffic: Traffic, targets: FleetTargets, late: float) -> float:
+def _class(
+    rated: Rated, c: int, traffic: Traffic, targets: FleetTargets, late: float, slowdown: float
+) -> float:
     """Replicas that a class alone keeps busy."""
     guess = float(rated.needed[c])
     if not np.isfinite(guess) or late >= 1:
         return float("inf")
     part = traffic.part(c)
-    return replicas_kept_busy(part, rated.configuration, targets, late, max(guess, 1.0)).needed
+    guess = max(guess * slowdown, 1.0)
+    return replicas_kept_busy(part, rated.configuration, targets, late, guess, slowdown).needed

@@ -1,6 +1,7 @@
 """A fleet plays a trace: what its requests waited, kind by kind of replica."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from kvsim.planner.fleet.arrays import Counts
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.traffic import TURN, Traffic
 from kvsim.serving.outcome import Outcome
+from kvsim.serving.pools import simulate_pools
 from kvsim.serving.records import REFUSED
 from kvsim.serving.simulate import Run, simulate
 from kvsim.traces.requests import Requests
@@ -54,7 +56,7 @@ class Replicas:
     most_running
         Sequences that one of them held at most.
     hits
-        Share of the prompt tokens that its cache had.
+        Share of the prompt tokens that were found in each memory.
     tokens
         Generated tokens.
     """
@@ -64,7 +66,7 @@ class Replicas:
     requests: int
     busy: float
     most_running: int
-    hits: float
+    hits: Mapping[str, float]
     tokens: int
 
 
@@ -171,7 +173,11 @@ def serve(requests: Requests, configuration: Configuration, count: int) -> Outco
     """Play a trace on equal replicas."""
     keeps = configuration.costs.rules.prefix_caching and requests.block_ids is not None
     route = WITH_PREFIXES if keeps else WITHIN_KIND
-    return Outcome(simulate(requests, configuration.costs, count, route))
+    one = configuration.apart
+    if one is None:
+        return Outcome(simulate(requests, configuration.costs, count, route))
+    pools = replace(one, prefill=count * one.prefill, decode=count * one.decode)
+    return Outcome(simulate_pools(requests, configuration.costs, pools, route))
 
 
 def waits(outcome: Outcome) -> tuple[Array, Array, Array]:
@@ -183,14 +189,13 @@ def waits(outcome: Outcome) -> tuple[Array, Array, Array]:
 
 def _replicas(kind: int, count: int, outcome: Outcome) -> Replicas:
     run = outcome.run
-    prompts = int(run.requests.prompt.sum())
     return Replicas(
         kind=kind,
         count=count,
         requests=len(run.requests),
         busy=outcome.busy_share,
         most_running=_most_running(run),
-        hits=float(run.progress.hits.sum() / prompts),
+        hits=outcome.prefix_hits,
         tokens=outcome.output_tokens,
     )
 

@@ -207,7 +207,7 @@ class FleetSearch:
         most = running.max(axis=0)
         for lost in losses_of(most, self.limits.failures):
             left = np.maximum(running - np.array(lost), 0)
-            if not self.after_loss(left).meets(self.targets):
+            if not left.any(axis=1).all() or not self.after_loss(left).meets(self.targets):
                 return False
         return True
 

@@ -1,0 +1,162 @@
+"""What `kvsim capacity` may rent: limits, prices, memories besides the GPU's, prefill apart."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from kvsim.commands.arguments import count, either, gib, number, option, words
+from kvsim.commands.cacheoptions import GB
+from kvsim.commands.pairs import per_gpu
+from kvsim.errors import InputError
+
+if TYPE_CHECKING:
+    from kvsim.planner.fleet.arrays import FleetLimits
+    from kvsim.planner.fleet.shortlist import Rentable
+    from kvsim.planner.fleet.variants import Extras
+
+HOST_SHARE = 0.25  # of a host's memory that one GPU's prefix blocks may take, if nothing is said
+POOLS = ("auto", "yes", "no")
+
+HostCacheOption = Annotated[
+    str | None,
+    option("--host-cache", "GIB", "Host memory per GPU for prefix blocks; 0: none."),
+]
+NvmeCacheOption = Annotated[
+    str | None, option("--nvme-cache", "GIB", "NVMe space per GPU for prefix blocks.")
+]
+PoolsOption = Annotated[
+    str,
+    option("--pools", "HOW", "Try prefill and decode apart: auto (with prefix blocks), yes, no."),
+]
+
+
+def extras(
+    prefixes: bool,
+    rentable: "list[Rentable]",
+    given: dict[str, str | None],
+    pools: str,
+) -> "Extras":
+    """What replicas may use besides GPU memory.
+
+    Parameters
+    ----------
+    prefixes : whether the trace names prefix blocks.
+    given : texts of host_cache, nvme_cache, nvme_read, nvme_write and nic.
+
+    Raises
+    ------
+    InputError
+        For an option that would do nothing, or a value that it cannot have.
+    """
+    from kvsim.planner.fleet.variants import Extras
+    from kvsim.serving.rules import NIC_RATE
+
+    if pools not in POOLS:
+        raise InputError(f"--pools: got {pools[:40]!r}; expected auto, yes or no")
+    for name in ("host_cache", "nvme_cache"):
+        if given[name] is not None and not prefixes:
+            raise InputError(
+                f"--{name.replace('_', '-')}: the trace names no prefix blocks, so nothing would "
+                "be stored; leave it out or use a trace that has hash blocks"
+            )
+    apart = pools == "yes" or (pools == "auto" and prefixes)
+    drive = 0.0 if given["nvme_cache"] is None else gib("--nvme-cache", given["nvme_cache"])
+    rates: dict[str, Any] = {}
+    for name in ("nvme_read", "nvme_write"):
+        text, called = given[name], f"--{name.replace('_', '-')}"
+        if text is not None and not drive:
+            raise InputError(f"{called}: does nothing without --nvme-cache; add it or leave it out")
+        if text is not None:
+            rates[name] = number(called, text) * GB
+    if given["nic"] is not None and not apart:
+        raise InputError(
+            "--nic: does nothing where prefill and decode are not apart; add --pools yes"
+        )
+    nic = NIC_RATE if given["nic"] is None else number("--nic", given["nic"]) * GB
+    if not prefixes:
+        return Extras(apart=apart, nic=nic)
+    host = min(x.deployment.hardware.host_memory for x in rentable) * HOST_SHARE
+    if given["host_cache"] is not None:
+        host = 0.0 if given["host_cache"] == "0" else gib("--host-cache", given["host_cache"])
+    return Extras(host, drive, rates, apart, nic)
+
+
+def fleet_limits(
+    gpus: list[str],
+    share: float,
+    max_gpus: str | None,
+    max_host: str | None,
+    max_power: str | None,
+    configurations: str | None,
+    headroom: str,
+    failures: str,
+) -> "FleetLimits":
+    """The limits on the fleet."""
+    from kvsim.planner.fleet.arrays import FleetLimits
+
+    most, of_kind = float("inf"), {}
+    if max_gpus is not None and "=" in max_gpus:
+        of_kind = per_gpu("--max-gpus", max_gpus, gpus)
+    elif max_gpus is not None:
+        most = float(count("--max-gpus", max_gpus, " or GPU=N,..."))
+    kinds = float("inf") if configurations is None else count("--configurations", configurations)
+    lost = count("--failures", failures)
+    if most < 1 or kinds < 1 or not 0 <= lost <= 3:
+        name, got, expected = (
+            ("--max-gpus", max_gpus, "1 or more")
+            if most < 1
+            else ("--configurations", configurations, "1 or more")
+            if kinds < 1
+            else ("--failures", failures, "0 to 3")
+        )
+        raise InputError(f"{name}: got {got}; expected {expected}")
+    spare = number("--headroom", headroom, share=True)
+    return FleetLimits(
+        gpus=most,
+        gpus_of=of_kind,
+        host=float("inf") if max_host is None else gib("--max-host", max_host),
+        power=float("inf") if max_power is None else 1e3 * number("--max-power", max_power),
+        configurations=kinds,
+        headroom=spare,
+        failures=lost,
+        late=1 - share,
+    )
+
+
+def all_rentable(
+    model: str,
+    gpus: list[str],
+    tp: str,
+    weights: str,
+    stack: str,
+    host_memory: str | None,
+    price: str | None,
+    reserved: str | None,
+    watts: str | None,
+) -> "list[Rentable]":
+    """Every GPU at every degree of parallelism and weight format."""
+    from kvsim.commands.options import deployment
+    from kvsim.planner.fleet.shortlist import Rentable
+
+    prices = per_gpu("--price", either(price, ""), gpus) if price else {}
+    committed = per_gpu("--reserved", either(reserved, ""), gpus) if reserved else {}
+    power = per_gpu("--watts", either(watts, ""), gpus) if watts else {}
+    found = []
+    for gpu in gpus:
+        for form in words("--weights", weights):
+            for degree in words("--tp", tp):
+                d = deployment(model, gpu, stack, degree, form, host_memory)
+                each = prices.get(gpu, d.hardware.price)
+                if each is None and gpu not in committed:
+                    raise InputError(
+                        f"--price: {gpu} has no price in its profile; add --price {gpu}=USD, per "
+                        f"GPU and hour"
+                    )
+                found.append(
+                    Rentable(
+                        deployment=d,
+                        gpu=gpu,
+                        price=float("inf") if each is None else each * d.tp,
+                        reserved=committed.get(gpu, float("inf")) * d.tp,
+                        power=power.get(gpu, float("inf")) * d.tp,
+                    )
+                )
+    return found

@@ -1,0 +1,153 @@
+"""Fleets beside the one that is chosen: what its saving, its limits and other loads come to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kvsim.errors import InfeasibleError, InputError
+from kvsim.planner.fleet.arrays import FleetLimits
+from kvsim.planner.fleet.certainty import Spread
+from kvsim.planner.fleet.configurations import Configuration
+from kvsim.planner.fleet.market import Market, measured
+from kvsim.planner.fleet.play import FleetTargets
+from kvsim.planner.fleet.question import CapacityQuestion
+from kvsim.planner.fleet.search import FleetSearch, Found
+from kvsim.planner.fleet.shortlist import Rated
+
+LONGER = 2.0  # times as long as a target, to see what it costs
+NEAREST = 6  # configurations that are measured once more for slower replicas, the cheapest
+
+
+@dataclass(frozen=True)
+class OtherFleet:
+    """Another fleet for the same question; None if there is none, with the reason."""
+
+    label: str
+    found: Found | None
+    configurations: list[Configuration]
+    reason: str = ""
+
+
+def search_of(
+    q: CapacityQuestion,
+    market: Market,
+    limits: FleetLimits | None = None,
+    load: float = 1.0,
+    slowdown: float = 1.0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> tuple[FleetSearch, Found]:
+    """The cheapest fleet of a market.
+
+    Raises
+    ------
+    InfeasibleError
+        If no fleet within the limits is found that meets the targets.
+    """
+    search = FleetSearch(
+        q.traffic, market.configurations, market.offers, q.targets, limits or q.limits,
+        q.schedule, load, slowdown, tell,
+    )  # fmt: skip
+    return search, search.run()
+
+
+def fleet_for(
+    label: str,
+    q: CapacityQuestion,
+    market: Market,
+    limits: FleetLimits,
+    load: float,
+    slowdown: float = 1.0,
+) -> OtherFleet:
+    """The cheapest fleet of a market, or why there is none."""
+    try:
+        if not market.configurations:
+            raise InfeasibleError("none on the shortlist")
+        _, found = search_of(q, market, limits, load, slowdown)
+    except (InfeasibleError, InputError) as problem:
+        return OtherFleet(label, None, market.configurations, str(problem))
+    return OtherFleet(label, found, market.configurations)
+
+
+def alternatives(
+    q: CapacityQuestion,
+    rated: list[Rated],
+    market: Market,
+    load: float,
+    spread: Spread,
+    tell: Callable[[str], None],
+) -> list[OtherFleet]:
+    """Other fleets for the same question, that of one kind of replica first."""
+    one = replace(q.limits, configurations=1)
+    some: list[tuple[str, Market, FleetLimits]] = [
+        ("one kind of replica", market, one),
+        ("full KV", market.where(lambda x: x.costs.technique.name == "full"), q.limits),
+    ]
+    for label, uses in (("GPU memory alone for prefixes", _tiers), ("no prefill apart", _pools)):
+        if any(map(uses, market.configurations)):
+            some.append((label, market.where(lambda x, uses=uses: not uses(x)), q.limits))  # type: ignore[misc]
+    gpus = dict.fromkeys(x.gpu for x in market.configurations)
+    if len(gpus) > 1:
+        some += [
+            (f"{gpu} alone", market.where(lambda x, gpu=gpu: x.gpu == gpu), one)  # type: ignore[misc]
+            for gpu in gpus
+        ]
+    found = []
+    for label, part, limits in some:
+        tell(f"for comparison: {label}")
+        found.append(fleet_for(label, q, part, limits, load))
+    tell("for comparison: 95 % certain")
+    return [*found, _certain(q, rated, market, load, spread)]
+
+
+def _certain(
+    q: CapacityQuestion, rated: list[Rated], market: Market, load: float, spread: Spread
+) -> OtherFleet:
+    """The cheapest fleet with times as long as they are with 95 % certainty at most.
+
+    What replicas carry then is derived from what they carry without; where that finds no fleet,
+    it is measured.
+    """
+    label, slower = "95 % certain", spread.slowdown
+    one = replace(q.limits, configurations=1)
+    each = [fleet_for(label, q, market, limits, load, slower) for limits in (one, q.limits)]
+    if not any(x.found for x in each):
+        cheap = sorted(range(len(rated)), key=lambda j: float(market.cost_alone[j]))[:NEAREST]
+        slow = measured([rated[j] for j in cheap], q.traffic, q.targets, slower)
+        each = [fleet_for(label, q, slow, limits, load, slower) for limits in (one, q.limits)]
+    return min(each, key=lambda x: x.found.fleet.cost if x.found else float("inf"))
+
+
+def without_limits(
+    q: CapacityQuestion, market: Market, load: float, tell: Callable[[str], None]
+) -> list[OtherFleet]:
+    """Fleets without each limit that was set, and with targets twice as long.
+
+    The latter are found from what replicas carry within the targets, so a cheaper one may exist.
+    """
+    free, some = FleetLimits(), []
+    for name, called in (
+        ("gpus", "--max-gpus"), ("gpus_of", "--max-gpus"), ("host", "--max-host"),
+        ("power", "--max-power"), ("configurations", "--configurations"),
+        ("headroom", "--headroom"), ("failures", "--failures"),
+    ):  # fmt: skip
+        if getattr(q.limits, name) != getattr(free, name):
+            changed = replace(q.limits, **{name: getattr(free, name)})
+            some.append((f"without {called}", q, changed))
+    for name in ("ttft", "tpot"):
+        target = getattr(q.targets, name)
+        if target != float("inf"):
+            loose: FleetTargets = replace(q.targets, **{name: LONGER * target})
+            said = f"{name.upper()} at most {LONGER * target:g} s"
+            some.append((said, replace(q, targets=loose), q.limits))
+    found = []
+    for label, question, limits in some:
+        tell(f"for comparison: {label}")
+        found.append(fleet_for(label, question, market, limits, load))
+    return found
+
+
+def _tiers(x: Configuration) -> bool:
+    return x.tiers
+
+
+def _pools(x: Configuration) -> bool:
+    return x.apart is not None
