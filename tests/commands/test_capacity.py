@@ -18,13 +18,20 @@ COMMAND = (
 TARGETS = ("--ttft", "2s", "--tpot", "100ms")
 
 
+def command(*changed: str) -> tuple[str, ...]:
+    """The command with options changed or added; one that stands twice would be refused."""
+    some = dict(zip((*COMMAND, *TARGETS)[1::2], (*COMMAND, *TARGETS)[2::2], strict=True))
+    some |= dict(zip(changed[::2], changed[1::2], strict=True))
+    return ("capacity", *(word for pair in some.items() for word in pair))
+
+
 @cache
 def ran() -> tuple[dict[str, Any], str]:
     """The answer, and its page."""
     with TemporaryDirectory() as folder:
         page = Path(folder) / "fleet.html"
         some = ("--percentile", "95", "--json", "--report", str(page))
-        result = run(*COMMAND, *TARGETS, *some)
+        result = run(*command(*some[:2], *some[3:]), "--json")
         assert result.code == 0, result
         return dict(json.loads(result.out)), page.read_text()
 
@@ -46,6 +53,58 @@ def test_the_fleet_meets_the_targets_and_nothing_cheaper_is_named() -> None:
     assert found["at_load"].keys() == {"0.5", "1.5", "2"}
     good = [found["at_load"][load]["good_share"] for load in ("0.5", "1.5", "2")]
     assert good == sorted(good, reverse=True)
+
+
+def test_other_loads_limits_and_prices_stand_beside_it() -> None:
+    found = answer()
+    needs = [found["fleet_at_load"][load]["usd_per_hour"] for load in ("0.5", "1.5", "2")]
+    assert needs == sorted(needs)
+    assert needs[0] <= found["usd_per_hour"] * (1 + 1e-6) <= needs[2] * (1 + 2e-6)
+    assert [x["name"] for x in found["limits"]] == ["TTFT at most 4 s", "TPOT at most 0.2 s"]
+    assert all(x["usd_per_hour"] <= found["usd_per_hour"] * (1 + 1e-6) for x in found["limits"])
+    for price in found["prices"]:
+        alone = next(a for a in found["alternatives"] if a["name"] == f"{price['gpu']} alone")
+        ratio = found["usd_per_hour"] / alone["usd_per_hour"]
+        assert price["as_cheap_at"] == pytest.approx(price["usd_per_gpu_hour"] * ratio)
+
+
+def test_any_replica_may_be_lost() -> None:
+    """Also by the fleets it is compared with: one replica is not enough, however fast it is."""
+    some = command("--only", "full", "--percentile", "95", "--failures", "1")
+    found = json.loads(run(*some, "--json").out)
+    assert sum(r["replicas"] for r in found["fleet"]) >= 2
+    assert all(times["met"] for times in found["after_loss"].values())
+    assert found["after_loss"]
+    for other in found["alternatives"]:
+        if other["fleet"] is not None:
+            assert not other["fleet"].startswith("1 x ") or " + " in other["fleet"]
+    without = next(x for x in found["limits"] if x["name"] == "without --failures")
+    assert without["usd_per_hour"] <= found["usd_per_hour"]
+
+
+def test_host_memory_for_prefixes_is_tried_where_the_trace_names_them(tmp_path: Path) -> None:
+    """Fifty long prompts in turn, more of them than GPUs keep."""
+    place = tmp_path / "turns.jsonl"
+    with place.open("w") as file:
+        for i in range(600):
+            ids = [i % 50 * 20 + k for k in range(20)]
+            row = {"timestamp": 700 * i, "input_length": 10240, "output_length": 8, "hash_ids": ids}
+            file.write(json.dumps(row) + "\n")
+    some = command(
+        "--trace", str(place), "--gpus", "l40s", "--only", "full", "--percentile", "90",
+        "--ttft", "4s", "--pools", "yes",
+    )  # fmt: skip
+    found = json.loads(run(*some, "--json").out)
+    names = [x["name"] for x in found["considered"]]
+    assert {"l40s full", "l40s full + 128 GiB host cache"} <= set(names)
+    assert any("prefill" in name for name in names)
+    alone = {x["name"]: x["replicas_alone"] for x in found["considered"]}
+    assert alone["l40s full + 128 GiB host cache"] < alone["l40s full"]
+    used = found["fleet"][0]
+    assert used["host_cache_bytes"] == 0 or used["prefix_hits"]["host"] > 0
+    labels = {a["name"]: a["usd_per_hour"] for a in found["alternatives"]}
+    assert labels["GPU memory alone for prefixes"] >= found["usd_per_hour"] * (1 - 1e-6)
+    assert "no prefill apart" in labels
 
 
 def test_shares_add_up() -> None:
@@ -72,7 +131,11 @@ def test_terminal_is_narrow(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_targets_that_nothing_meets_still_have_an_answer() -> None:
+<<<<<<< HEAD
     result = run(*replaced(COMMAND, "--only", "full", "--ttft", "5ms", "--tpot", "100ms", "--json"))
+=======
+    result = run(*command("--only", "full", "--ttft", "5ms"), "--json")
+>>>>>>> 9eb39e3 (Docs and tests of prefix memories, prefill apart, limits and losses in capacity)
     found = json.loads(result.out)
     assert result.code == 1
     assert not found["met"] and found["fleet"]
@@ -81,9 +144,13 @@ def test_targets_that_nothing_meets_still_have_an_answer() -> None:
 
 
 def test_limits_that_leave_too_little_still_have_an_answer() -> None:
+<<<<<<< HEAD
     result = run(
         *replaced(COMMAND, *TARGETS, "--only", "full", "--rate", "8", "--max-gpus", "1", "--json")
     )
+=======
+    result = run(*command("--only", "full", "--rate", "8", "--max-gpus", "1"), "--json")
+>>>>>>> 9eb39e3 (Docs and tests of prefix memories, prefill apart, limits and losses in capacity)
     found = json.loads(result.out)
     assert result.code == 1
     assert 0 < found["planned_for"]["load"] < 1
@@ -96,7 +163,11 @@ def test_limits_that_leave_too_little_still_have_an_answer() -> None:
     [
         (("--gpus", "h1000"), "unknown GPU|nearest"),
         (("--gpus", "v100-32g"), "--price|v100-32g|add --price"),
+<<<<<<< HEAD
         (("--gpus", ""), "--gpus|got ''"),
+=======
+        (("--gpus", ""), "--gpus|expected a value"),
+>>>>>>> 9eb39e3 (Docs and tests of prefix memories, prefill apart, limits and losses in capacity)
         (("--price", "h100"), "--price|GPU=NUMBER"),
         (("--price", "a10=1"), "--price|name one of --gpus"),
         (("--price", "h100=0"), "--price|above 0"),
@@ -131,7 +202,16 @@ def test_limits_that_leave_too_little_still_have_an_answer() -> None:
         (("--max-seqs", "0"), "max-seqs"),
         (("--report", "/nowhere/x.html"), "--report|existing"),
         (("--spread", "-1"), "--spread|got|expected"),
+        (("--host-cache", "100"), "--host-cache|no prefix blocks"),
+        (("--nvme-cache", "100"), "--nvme-cache|no prefix blocks"),
+        (("--nvme-read", "5"), "--nvme-read|--nvme-cache"),
+        (("--nic", "5"), "--nic|--pools yes"),
+        (("--pools", "maybe"), "--pools|auto, yes or no"),
     ],
 )
 def test_bad_input_is_one_line(changed: tuple[str, ...], words: str) -> None:
+<<<<<<< HEAD
     check(line(*replaced((*COMMAND, *TARGETS), *changed)), words)
+=======
+    check(line(*command(*changed)), words)
+>>>>>>> 9eb39e3 (Docs and tests of prefix memories, prefill apart, limits and losses in capacity)
