@@ -18,20 +18,13 @@ COMMAND = (
 TARGETS = ("--ttft", "2s", "--tpot", "100ms")
 
 
-def command(*changed: str) -> tuple[str, ...]:
-    """The command with options changed or added; one that stands twice would be refused."""
-    some = dict(zip((*COMMAND, *TARGETS)[1::2], (*COMMAND, *TARGETS)[2::2], strict=True))
-    some |= dict(zip(changed[::2], changed[1::2], strict=True))
-    return ("capacity", *(word for pair in some.items() for word in pair))
-
-
 @cache
 def ran() -> tuple[dict[str, Any], str]:
     """The answer, and its page."""
     with TemporaryDirectory() as folder:
         page = Path(folder) / "fleet.html"
         some = ("--percentile", "95", "--json", "--report", str(page))
-        result = run(*command(*some[:2], *some[3:]), "--json")
+        result = run(*COMMAND, *TARGETS, *some)
         assert result.code == 0, result
         return dict(json.loads(result.out)), page.read_text()
 
@@ -70,8 +63,8 @@ def test_other_loads_limits_and_prices_stand_beside_it() -> None:
 
 def test_any_replica_may_be_lost() -> None:
     """Also by the fleets it is compared with: one replica is not enough, however fast it is."""
-    some = command("--only", "full", "--percentile", "95", "--failures", "1")
-    found = json.loads(run(*some, "--json").out)
+    some = replaced((*COMMAND, *TARGETS), "--only", "full", "--percentile", "95")
+    found = json.loads(run(*some, "--failures", "1", "--json").out)
     assert sum(r["replicas"] for r in found["fleet"]) >= 2
     assert all(times["met"] for times in found["after_loss"].values())
     assert found["after_loss"]
@@ -90,8 +83,8 @@ def test_host_memory_for_prefixes_is_tried_where_the_trace_names_them(tmp_path: 
             ids = [i % 50 * 20 + k for k in range(20)]
             row = {"timestamp": 700 * i, "input_length": 10240, "output_length": 8, "hash_ids": ids}
             file.write(json.dumps(row) + "\n")
-    some = command(
-        "--trace", str(place), "--gpus", "l40s", "--only", "full", "--percentile", "90",
+    some = replaced(
+        (*COMMAND, *TARGETS), "--trace", str(place), "--gpus", "l40s", "--only", "full", "--percentile", "90",
         "--ttft", "4s", "--pools", "yes",
     )  # fmt: skip
     found = json.loads(run(*some, "--json").out)
@@ -131,11 +124,7 @@ def test_terminal_is_narrow(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_targets_that_nothing_meets_still_have_an_answer() -> None:
-<<<<<<< HEAD
     result = run(*replaced(COMMAND, "--only", "full", "--ttft", "5ms", "--tpot", "100ms", "--json"))
-=======
-    result = run(*command("--only", "full", "--ttft", "5ms"), "--json")
->>>>>>> 9eb39e3 (Docs and tests of prefix memories, prefill apart, limits and losses in capacity)
     found = json.loads(result.out)
     assert result.code == 1
     assert not found["met"] and found["fleet"]
@@ -144,13 +133,9 @@ def test_targets_that_nothing_meets_still_have_an_answer() -> None:
 
 
 def test_limits_that_leave_too_little_still_have_an_answer() -> None:
-<<<<<<< HEAD
     result = run(
         *replaced(COMMAND, *TARGETS, "--only", "full", "--rate", "8", "--max-gpus", "1", "--json")
     )
-=======
-    result = run(*command("--only", "full", "--rate", "8", "--max-gpus", "1"), "--json")
->>>>>>> 9eb39e3 (Docs and tests of prefix memories, prefill apart, limits and losses in capacity)
     found = json.loads(result.out)
     assert result.code == 1
     assert 0 < found["planned_for"]["load"] < 1
@@ -163,11 +148,7 @@ def test_limits_that_leave_too_little_still_have_an_answer() -> None:
     [
         (("--gpus", "h1000"), "unknown GPU|nearest"),
         (("--gpus", "v100-32g"), "--price|v100-32g|add --price"),
-<<<<<<< HEAD
         (("--gpus", ""), "--gpus|got ''"),
-=======
-        (("--gpus", ""), "--gpus|expected a value"),
->>>>>>> 9eb39e3 (Docs and tests of prefix memories, prefill apart, limits and losses in capacity)
         (("--price", "h100"), "--price|GPU=NUMBER"),
         (("--price", "a10=1"), "--price|name one of --gpus"),
         (("--price", "h100=0"), "--price|above 0"),
@@ -210,8 +191,4 @@ def test_limits_that_leave_too_little_still_have_an_answer() -> None:
     ],
 )
 def test_bad_input_is_one_line(changed: tuple[str, ...], words: str) -> None:
-<<<<<<< HEAD
     check(line(*replaced((*COMMAND, *TARGETS), *changed)), words)
-=======
-    check(line(*command(*changed)), words)
->>>>>>> 9eb39e3 (Docs and tests of prefix memories, prefill apart, limits and losses in capacity)
