@@ -1,16 +1,15 @@
-"""Memories that keep prefix blocks: what they hit, what they bring, and how fast they are played.
+"""Memories for prefix blocks: hits, TTFT and speed.
 
-    python benchmarks/tiers.py TRACE.jsonl     # Mooncake's conversation trace
+    python benchmarks/tiers.py [MOONCAKE_TRACE.jsonl]
 
-Asked: hits per memory equal to a plain count (tests/serving/test_tiers.py, with KVSIM_SHARED); the
-gain in TTFT of host memory and of a drive; recompute-or-load never worse than either alone; 300,000
-requests per second and more with host memory for a million generated requests over 50 replicas.
-Times of requests are simulated, those of the simulator CPU time.
+Asked: hits per memory as a plain count finds them (a test does that), the gain in TTFT of host
+memory and of NVMe, `split` and `faster` never worse than `load` or `recompute` alone, and 300,000
+requests/s for a million generated requests over 50 replicas with all memories on.
 """
 
 import sys
 import time
-from typing import Any, NamedTuple
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.outcome import Outcome
+from kvsim.serving.outcome import Outcome, faults
 from kvsim.serving.rules import LOADS, Rules
 from kvsim.serving.simulate import simulate
 from kvsim.techniques import parse
@@ -28,93 +27,66 @@ from kvsim.traces.read import load
 from kvsim.traces.requests import Requests
 
 GIB = 2.0**30
-REPLICAS = (2, 3, 4, 6)
-HOST, DRIVE, STORE = 200 * GIB, 2000 * GIB, 4000 * GIB
-MEMORIES: dict[str, dict[str, Any]] = {
-    "host 200 GiB": {"host_cache": HOST},
-    "drive 2000 GiB": {"nvme_cache": DRIVE},
-    "host and drive": {"host_cache": HOST, "nvme_cache": DRIVE},
-    "remote store": {"remote_cache": STORE},
-    "drive at 1.7 GB/s": {"nvme_cache": DRIVE, "nvme_read": 1.7e9, "nvme_write": 1.7e9},
-}
-BLOCK, TURNS = 512, 4
+WHERE = Deployment(load_model("llama3.1-8b"), load_hardware("h100"), load_stack("fused"))
 
 
-class Means(NamedTuple):
-    """Of all requests. [s]"""
-
-    ttft: float
-    latency: float
-    hits: dict[str, float]
-
-
-def costs_of(requests: Requests) -> StepCosts:
-    where = Deployment(load_model("llama3-8b"), load_hardware("h100"), load_stack("fused"))
+def costs_of(requests: Requests, rules: Rules) -> StepCosts:
     longest = int((requests.prompt + requests.generate).max())
-    rules = Rules(prefix_caching=True)
-    return StepCosts(parse("full"), where, rules, longest, int(requests.prompt.max()))
+    return StepCosts(parse("full"), WHERE, rules, longest, int(requests.prompt.max()))
 
 
-def policies(requests: Requests) -> None:
-    costs = costs_of(requests)
-    for count in REPLICAS:
-        rules = Rules(prefix_caching=True)
-        alone = _played(requests, costs, rules, count)
-        print(f"{count} replicas, GPU memory alone: mean TTFT {alone.ttft:.3f} s")
-        for name, changes in MEMORIES.items():
-            found = {
-                how: _played(
-                    requests, costs, Rules(prefix_caching=True, prefix_load=how, **changes), count
-                )
-                for how in LOADS
-            }
-            split, load_, again = found["split"], found["load"], found["recompute"]
-            ttft = split.ttft / min(load_.ttft, again.ttft)
-            latency = split.latency / min(load_.latency, again.latency)
-            print(
-                f"  {name}: mean TTFT {split.ttft:.3f} s, {split.ttft / alone.ttft:.3f} of that of "
-                f"the GPU's memory alone; hits {split.hits}; split over the better of load and "
-                f"recompute (at most 1): TTFT {ttft:.4f}, latency {latency:.4f}",
-                flush=True,
-            )
-
-
-def _played(requests: Requests, costs: StepCosts, rules: Rules, count: int) -> Means:
-    done = Outcome(simulate(requests, costs.with_rules(rules), count, "cache-and-load"))
-    hits = {name: round(share, 3) for name, share in done.prefix_hits.items()}
-    return Means(float(done.ttft_s.mean()), float(done.latency_s.mean()), hits)
+def mooncake(place: str) -> None:
+    requests = load(place).requests
+    base = costs_of(requests, Rules(prefix_caching=True))
+    assert base.tables
+    print(f"{len(requests):,} requests on 6 replicas of llama3.1-8b on H100, cache-and-load")
+    cases: dict[str, dict[str, object]] = {"GPU alone": {}}
+    for how in LOADS:
+        cases[f"host 256 GiB, {how}"] = {"host_cache": 256 * GIB, "prefix_load": how}
+    for how in LOADS:
+        both = {"host_cache": 64 * GIB, "nvme_cache": 4096 * GIB, "prefix_load": how}
+        cases[f"host 64 GiB + NVMe 4 TiB, {how}"] = both
+    for how in LOADS:
+        cases[f"remote 8 TiB at 2 GB/s, {how}"] = {
+            "remote_cache": 8192 * GIB, "nic": 2e9, "prefix_load": how,
+        }  # fmt: skip
+    for name, changes in cases.items():
+        costs = replace(base, rules=replace(base.rules, **changes))
+        object.__setattr__(costs, "_checked", base._checked)
+        found = Outcome(simulate(requests, costs, 6, "cache-and-load"))
+        assert faults(found.run) == []
+        ttft = found.ttft_s[found.finished]
+        hits = ", ".join(f"{k} {v:.1%}" for k, v in found.prefix_hits.items() if v)
+        print(
+            f"  {name}: TTFT mean {ttft.mean():.3f} s, p50 {np.median(ttft):.3f} s, "
+            f"p99 {np.quantile(ttft, 0.99):.2f} s; hits: {hits}",
+            flush=True,
+        )
 
 
 def speed() -> None:
-    count, replicas = 10**6, 50
-    plain = TrafficModel(specs.arrivals("poisson"), 5.0 * replicas, specs.DEFAULT).draw(
-        1, count, None
+    replicas, count = 50, 10**6
+    workload = TrafficModel(
+        specs.arrivals("poisson"), 5.0 * replicas, specs.DEFAULT, specs.shared_prefixes("reuse")
     )
-    blocks = plain.prompt // BLOCK + 1  # conversations of some turns, each with the last one's
-    start = np.concatenate([[0], np.cumsum(blocks)])
-    session = np.arange(count) // (replicas * TURNS) * replicas + np.arange(count) % replicas
-    place = np.arange(start[-1]) - np.repeat(start[:-1], blocks)
-    ids = np.repeat(session, blocks) * int(blocks.max()) + place
-    ids = np.unique(ids, return_inverse=True)[1]
-    requests = Requests(plain.arrival, plain.prompt, plain.generate, ids, start, BLOCK)
-    costs = costs_of(requests).with_rules(Rules(prefix_caching=True, host_cache=HOST))
-    simulate(requests.head(1000), costs, replicas)
-    best, hits = np.inf, {}
-    for _ in range(3):
-        began = time.process_time()
-        run = simulate(requests, costs, replicas)
-        best = min(best, time.process_time() - began)
+    requests = workload.draw(1, count, None)
+    rules = Rules(prefix_caching=True, host_cache=128 * GIB, nvme_cache=1024 * GIB)
+    for name, some in (
+        ("host and NVMe", rules),
+        ("host, NVMe and remote", replace(rules, remote_cache=4096 * GIB)),
+    ):
+        costs = costs_of(requests, some)
+        simulate(requests.head(1000), costs, replicas)
+        best = np.inf
+        for _ in range(2):
+            began = time.process_time()
+            run = simulate(requests, costs, replicas)
+            best = min(best, time.process_time() - began)
         hits = Outcome(run).prefix_hits
-    print(f"{count:,} requests on {replicas} with host memory: {count / best:,.0f} per second "
-          f"(300,000), hits {hits}")  # fmt: skip
-
-
-def main() -> None:
-    if len(sys.argv) < 2:
-        raise SystemExit(__doc__)
-    policies(load(sys.argv[1]).requests)
-    speed()
+        print(f"{count:,} on {replicas}, {name}: {count / best:,.0f} requests/s, hits {hits}")
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 1:
+        mooncake(sys.argv[1])
+    speed()

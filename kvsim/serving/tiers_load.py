@@ -27,6 +27,8 @@ from kvsim.serving.rules import FASTER, LOAD, RECOMPUTE
 from kvsim.serving.tables import COSTS, Tables
 from kvsim.serving.tiers import passed, put, source_of, transfer
 
+BEHIND = 2  # who waits for work that is put before theirs: those there, and as many still to come
+
 
 class Plan(NamedTuple):
     """Stored units of a prompt that are to be loaded, and what is around them."""
@@ -89,7 +91,8 @@ def until_read_s(tables: Tables, world: TieredWorld, replica: Replica, plan: Pla
 def first_loaded(tables: Tables, world: TieredWorld, replica: Replica, plan: Plan) -> int:
     """The unit from which on a prompt's stored units are loaded; those before are recomputed.
 
-    Recomputing goes on while the rest is loaded, so the later of the two decides.
+    Recomputing goes on while the rest is loaded, so the later of the two decides. What it takes of
+    the GPU the others on the replica wait for, and what loading takes of the links those who load.
     """
     if world.limits.load == LOAD:
         return plan.first
@@ -109,9 +112,18 @@ def first_loaded(tables: Tables, world: TieredWorld, replica: Replica, plan: Pla
         else:
             high = middle
     chosen, least = plan.last, np.inf
-    for first in (max(low - 1, plan.first), low, plan.last):
+    loading = 0
+    for i in range(replica.running):
+        loading += world.sequences[replica.first_sequence + i].skip > 0
+    others = replica.waiting + replica.swapped + replica.running - 1
+    for first in (plan.first, max(low - 1, plan.first), low, plan.last):
         choice = Plan(plan.request, plan.begins, plan.length, first, plan.last)
         took = until_read_s(tables, world, replica, choice)
+        upto = plan.length
+        if first < plan.last:
+            upto = max(first * tokens, plan.begins)
+            took += BEHIND * loading * load_s(world, replica, request, (first, plan.last))
+        took += BEHIND * others * recompute_s(tables, world, replica, (plan.begins, upto))
         if took < least:
             chosen, least = first, took
     return chosen

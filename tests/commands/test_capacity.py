@@ -84,8 +84,8 @@ def test_host_memory_for_prefixes_is_tried_where_the_trace_names_them(tmp_path: 
             row = {"timestamp": 700 * i, "input_length": 10240, "output_length": 8, "hash_ids": ids}
             file.write(json.dumps(row) + "\n")
     some = replaced(
-        (*COMMAND, *TARGETS), "--trace", str(place), "--gpus", "l40s", "--only", "full", "--percentile", "90",
-        "--ttft", "4s", "--pools", "yes",
+        (*COMMAND, *TARGETS), "--trace", str(place), "--gpus", "l40s", "--only", "full",
+        "--percentile", "90", "--ttft", "4s", "--pools", "yes",
     )  # fmt: skip
     found = json.loads(run(*some, "--json").out)
     names = [x["name"] for x in found["considered"]]

@@ -1,0 +1,120 @@
+"""Memories that keep prefix blocks: what they hit, what they bring, and how fast they are played.
+
+    python benchmarks/prefixes.py TRACE.jsonl     # Mooncake's conversation trace
+
+Asked: hits per memory equal to a plain count (tests/serving/test_tiers.py, with KVSIM_SHARED); the
+gain in TTFT of host memory and of a drive; recompute-or-load never worse than either alone; 300,000
+requests per second and more with host memory for a million generated requests over 50 replicas.
+Times of requests are simulated, those of the simulator CPU time.
+"""
+
+import sys
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.serving.costs import StepCosts
+from kvsim.serving.outcome import Outcome
+from kvsim.serving.rules import LOADS, Rules
+from kvsim.serving.simulate import simulate
+from kvsim.techniques import parse
+from kvsim.traces import specs
+from kvsim.traces.likeness import TrafficModel
+from kvsim.traces.read import load
+from kvsim.traces.requests import Requests
+
+GIB = 2.0**30
+REPLICAS = (2, 3, 4, 6)
+HOST, DRIVE, STORE = 200 * GIB, 2000 * GIB, 4000 * GIB
+MEMORIES: dict[str, dict[str, Any]] = {
+    "host 200 GiB": {"host_cache": HOST},
+    "drive 2000 GiB": {"nvme_cache": DRIVE},
+    "host and drive": {"host_cache": HOST, "nvme_cache": DRIVE},
+    "remote store": {"remote_cache": STORE},
+    "drive at 1.7 GB/s": {"nvme_cache": DRIVE, "nvme_read": 1.7e9, "nvme_write": 1.7e9},
+}
+BLOCK, TURNS = 512, 4
+
+
+class Means(NamedTuple):
+    """Of all requests. [s]"""
+
+    ttft: float
+    latency: float
+    hits: dict[str, float]
+
+
+def costs_of(requests: Requests) -> StepCosts:
+    where = Deployment(load_model("llama3-8b"), load_hardware("h100"), load_stack("fused"))
+    longest = int((requests.prompt + requests.generate).max())
+    rules = Rules(prefix_caching=True)
+    return StepCosts(parse("full"), where, rules, longest, int(requests.prompt.max()))
+
+
+def policies(requests: Requests) -> None:
+    costs = costs_of(requests)
+    for count in REPLICAS:
+        rules = Rules(prefix_caching=True)
+        alone = _played(requests, costs, rules, count)
+        print(f"{count} replicas, GPU memory alone: mean TTFT {alone.ttft:.3f} s")
+        for name, changes in MEMORIES.items():
+            found = {
+                how: _played(
+                    requests, costs, Rules(prefix_caching=True, prefix_load=how, **changes), count
+                )
+                for how in LOADS
+            }
+            split, load_, again = found["split"], found["load"], found["recompute"]
+            ttft = split.ttft / min(load_.ttft, again.ttft)
+            latency = split.latency / min(load_.latency, again.latency)
+            print(
+                f"  {name}: mean TTFT {split.ttft:.3f} s, {split.ttft / alone.ttft:.3f} of that of "
+                f"the GPU's memory alone; hits {split.hits}; split over the better of load and "
+                f"recompute (at most 1): TTFT {ttft:.4f}, latency {latency:.4f}",
+                flush=True,
+            )
+
+
+def _played(requests: Requests, costs: StepCosts, rules: Rules, count: int) -> Means:
+    done = Outcome(simulate(requests, costs.with_rules(rules), count, "cache-and-load"))
+    hits = {name: round(share, 3) for name, share in done.prefix_hits.items()}
+    return Means(float(done.ttft_s.mean()), float(done.latency_s.mean()), hits)
+
+
+def speed() -> None:
+    count, replicas = 10**6, 50
+    plain = TrafficModel(specs.arrivals("poisson"), 5.0 * replicas, specs.DEFAULT).draw(
+        1, count, None
+    )
+    blocks = plain.prompt // BLOCK + 1  # conversations of some turns, each with the last one's
+    start = np.concatenate([[0], np.cumsum(blocks)])
+    session = np.arange(count) // (replicas * TURNS) * replicas + np.arange(count) % replicas
+    place = np.arange(start[-1]) - np.repeat(start[:-1], blocks)
+    ids = np.repeat(session, blocks) * int(blocks.max()) + place
+    ids = np.unique(ids, return_inverse=True)[1]
+    requests = Requests(plain.arrival, plain.prompt, plain.generate, ids, start, BLOCK)
+    costs = costs_of(requests).with_rules(Rules(prefix_caching=True, host_cache=HOST))
+    simulate(requests.head(1000), costs, replicas)
+    best, hits = np.inf, {}
+    for _ in range(3):
+        began = time.process_time()
+        run = simulate(requests, costs, replicas)
+        best = min(best, time.process_time() - began)
+        hits = Outcome(run).prefix_hits
+    print(f"{count:,} requests on {replicas} with host memory: {count / best:,.0f} per second "
+          f"(300,000), hits {hits}")  # fmt: skip
+
+
+def main() -> None:
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
+    policies(load(sys.argv[1]).requests)
+    speed()
+
+
+if __name__ == "__main__":
+    main()
