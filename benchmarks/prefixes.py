@@ -1,18 +1,13 @@
-"""Memories that keep prefix blocks: what they hit, what they bring, and how fast they are played.
+"""Recompute or load of stored prefixes against either alone, by replicas and memories.
 
     python benchmarks/prefixes.py TRACE.jsonl     # Mooncake's conversation trace
 
-Asked: hits per memory equal to a plain count (tests/serving/test_tiers.py, with KVSIM_SHARED); the
-gain in TTFT of host memory and of a drive; recompute-or-load never worse than either alone; 300,000
-requests per second and more with host memory for a million generated requests over 50 replicas.
-Times of requests are simulated, those of the simulator CPU time.
+Asked: `split` never worse than the better of `load` and `recompute`. All times are simulated.
+benchmarks/tiers.py has hits, the gain of each memory on one card, and the simulator's speed.
 """
 
 import sys
-import time
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
@@ -22,8 +17,6 @@ from kvsim.serving.outcome import Outcome
 from kvsim.serving.rules import LOADS, Rules
 from kvsim.serving.simulate import simulate
 from kvsim.techniques import parse
-from kvsim.traces import specs
-from kvsim.traces.likeness import TrafficModel
 from kvsim.traces.read import load
 from kvsim.traces.requests import Requests
 
@@ -37,7 +30,6 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "remote store": {"remote_cache": STORE},
     "drive at 1.7 GB/s": {"nvme_cache": DRIVE, "nvme_read": 1.7e9, "nvme_write": 1.7e9},
 }
-BLOCK, TURNS = 512, 4
 
 
 class Means(NamedTuple):
@@ -85,35 +77,10 @@ def _played(requests: Requests, costs: StepCosts, rules: Rules, count: int) -> M
     return Means(float(done.ttft_s.mean()), float(done.latency_s.mean()), hits)
 
 
-def speed() -> None:
-    count, replicas = 10**6, 50
-    plain = TrafficModel(specs.arrivals("poisson"), 5.0 * replicas, specs.DEFAULT).draw(
-        1, count, None
-    )
-    blocks = plain.prompt // BLOCK + 1  # conversations of some turns, each with the last one's
-    start = np.concatenate([[0], np.cumsum(blocks)])
-    session = np.arange(count) // (replicas * TURNS) * replicas + np.arange(count) % replicas
-    place = np.arange(start[-1]) - np.repeat(start[:-1], blocks)
-    ids = np.repeat(session, blocks) * int(blocks.max()) + place
-    ids = np.unique(ids, return_inverse=True)[1]
-    requests = Requests(plain.arrival, plain.prompt, plain.generate, ids, start, BLOCK)
-    costs = costs_of(requests).with_rules(Rules(prefix_caching=True, host_cache=HOST))
-    simulate(requests.head(1000), costs, replicas)
-    best, hits = np.inf, {}
-    for _ in range(3):
-        began = time.process_time()
-        run = simulate(requests, costs, replicas)
-        best = min(best, time.process_time() - began)
-        hits = Outcome(run).prefix_hits
-    print(f"{count:,} requests on {replicas} with host memory: {count / best:,.0f} per second "
-          f"(300,000), hits {hits}")  # fmt: skip
-
-
 def main() -> None:
     if len(sys.argv) < 2:
         raise SystemExit(__doc__)
     policies(load(sys.argv[1]).requests)
-    speed()
 
 
 if __name__ == "__main__":
