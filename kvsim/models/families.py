@@ -64,8 +64,10 @@ def _deepseek(fields: Fields) -> dict[str, Any]:
 
 def _qwen_experts(fields: Fields) -> dict[str, Any]:
     """Experts beside one with a gate, which biases of Qwen2 do not come with."""
-    dense = fields.integer("intermediate_size", default=0)  # of no layer, where all are routed
-    return _qwen2_moe(fields) | {"qkv_bias": False, "ffn": dense}
+    own = _qwen2_moe(fields)
+    # where all layers are routed, a dense one (of a draft head) is as wide as a token's experts
+    dense = fields.integer("intermediate_size", default=own["experts_active"] * own["expert_ffn"])
+    return own | {"qkv_bias": False, "ffn": dense}
 
 
 def _glm4_experts(fields: Fields) -> dict[str, Any]:
