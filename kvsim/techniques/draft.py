@@ -68,8 +68,11 @@ class Draft(Rounds):
         """Its weights, embedding and cache; activations take turns with the model's. [B]"""
         if not self.gamma:
             return {}
-        own = self._own(deployment)
-        held = resident(own, point, laid_out(own, [(0, None)], [_full()]))["gpu"]
+        own, drafts = self._own(deployment), self.gamma
+        longer = replace(
+            point, context=point.context + drafts, max_length=point.max_length + drafts
+        )
+        held = resident(own, longer, laid_out(own, [(0, None)], [_full()]))["gpu"]
         names = {"weights": "draft weights", "embedding": "draft embedding", "kv": "draft kv"}
         return {"gpu": {to: held[name] for name, to in names.items()}}
 

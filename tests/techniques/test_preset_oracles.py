@@ -169,7 +169,7 @@ def test_a_draft_model() -> None:
     assert number(ops["lm_head"].flops) == 2 * 4 * 2048 * 128256
     assert moved(ops["attn"]) == 4 * 10001 * 2 * 1024 + 2 * 2 * 4 * 2048
     memory = held(text)
-    assert memory["draft kv"] == 16 * 4 * 10000 * 2 * 1024
+    assert memory["draft kv"] == 16 * 4 * (10000 + 4) * 2 * 1024
     each = 2048 * (2048 + 1024) + 2048 * 2048 + 3 * 2048 * 8192
     assert memory["draft weights"] == 16 * 2 * each
     assert memory["draft embedding"] == 2 * 2048 * 128256

@@ -7,8 +7,8 @@ from kvsim.errors import InputError
 from kvsim.techniques import parse
 from kvsim.validate.counts.compare import Line
 from kvsim.validate.impl.bytoken import PACKED_AT_ONCE
+from kvsim.validate.impl.drafter import PACKED_EARLY
 from kvsim.validate.impl.place import SENT_LATE
-from kvsim.validate.impl.selfdraft import Selfdraft
 from kvsim.validate.impl.turboquant import READ_TWICE
 from kvsim.validate.run import Generation
 from tests.support.decoders import decoder, prompts
@@ -57,7 +57,7 @@ LAYERED = [
 ]
 
 
-NAMED = {SENT_LATE, READ_TWICE, *Selfdraft.differences.values()}
+NAMED = {SENT_LATE, READ_TWICE, PACKED_EARLY}
 """Differences of what is sent home late, and of rows in two places."""
 
 

@@ -11,6 +11,8 @@ from kvsim.validate.model.attention import Pass
 from kvsim.validate.run import Generation
 from tests.support.decoders import decoder, prompts
 from tests.support.naive_caches import assert_like_naive
+from tests.support.runs import assert_same_run
+from tests.validate.test_impl_counts import counted, short
 from tests.validate.test_impl_eviction import Choosing
 
 PAGE, PAGES = 4, 3
@@ -91,3 +93,49 @@ def test_a_rotated_cache_of_eight_bits_gives_nearly_full_kv(text: str) -> None:
         run.complete()
         runs.append(torch.stack([rows[1] for rows in run.logits]))
     assert 0 < (runs[0] - runs[1]).abs().max() < 0.2
+
+
+@pytest.fixture
+def drafting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalogue's draft model is the toy model's first layer."""
+    small = short("llama").arch.first(1)
+    monkeypatch.setattr("kvsim.validate.impl.draft.load_architecture", lambda name: small)
+    monkeypatch.setattr("kvsim.techniques.draft.load_model", lambda name: small.model)
+
+
+@pytest.mark.parametrize("beside", ["", " + fp8", " + grouped:bits=4,group=8"])
+@pytest.mark.usefixtures("drafting")
+def test_a_draft_model_is_as_stated(beside: str) -> None:
+    text = f"draft:model=smollm2-135m,gamma=2,acceptance=0.5{beside}"
+    result = counted(text, "llama", 1, 31, 9)
+    assert [line for line in result.lines if not line.holds] == []
+    passes = [line for line in result.lines if line.op in ("qkv", "attn", "out", "up", "down")]
+    assert all(line.equal for line in passes if not (beside and line.op == "attn"))
+    assert all(buffer.equal for buffer in result.buffers)
+    assert {"draft weights", "draft embedding", "draft kv"} <= {b.name for b in result.buffers}
+
+
+@pytest.mark.parametrize("lengths", [(40, 23, 5), (31,)])
+@pytest.mark.usefixtures("drafting")
+def test_a_draft_model_loses_nothing(lengths: tuple[int, ...]) -> None:
+    runs = []
+    for text in ("draft:model=smollm2-135m,gamma=3,acceptance=0.5", "full"):
+        run = Generation(decoder("llama"), parse(text), prompts(*lengths), 16, keep=True)
+        run.complete()
+        runs.append(run)
+    assert_same_run(runs[0], runs[1])
+
+
+def test_a_draft_model_that_is_the_model_is_always_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It catches up with drafts it has not read itself; else it would soon be wrong."""
+    own = decoder("llama")
+    monkeypatch.setattr("kvsim.validate.impl.draft.load_architecture", lambda name: own.arch)
+    monkeypatch.setattr("kvsim.validate.impl.draft.random_weights", lambda *_: own.weights)
+    monkeypatch.setattr("kvsim.techniques.draft.load_model", lambda name: own.arch.model)
+    technique = parse("draft:model=smollm2-135m,gamma=3,acceptance=1")
+    run = Generation(own, technique, prompts(40, 23), 21, keep=True)
+    run.complete()
+    full = Generation(own, parse("full"), prompts(40, 23), 21, keep=True)
+    full.complete()
+    assert_same_run(run, full)
+    assert all(given == 4 for counts in run.yielded for given in counts)

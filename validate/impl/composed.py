@@ -119,6 +119,15 @@ class Composed(Speculative):
         placing.end(layer, step)
         return out
 
+    def between(self, run: "Generation") -> None:
+        """Whoever drafts may read the prompt too."""
+        self.drafter.begin(run)
+
+    def draft(self, run: "Generation", tokens: Tensor, ahead: int) -> Tensor:
+        """By whoever drafts."""
+        proposed = self.drafter.propose(run, tokens, ahead)
+        return super().draft(run, tokens, ahead) if proposed is None else proposed
+
     def round(self, run: "Generation") -> None:
         """Drafts and their verification, or one token."""
         if self.gamma:

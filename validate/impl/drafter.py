@@ -13,12 +13,15 @@ from kvsim.validate.model.weights import LayerWeights
 
 if TYPE_CHECKING:
     from kvsim.validate.impl.composed import Composed
+    from kvsim.validate.run import Generation
+
+PACKED_EARLY = "drafts are packed before it is known which stay; the prediction packs those that do"
 
 
 class Drafter:
     """What drafts of the whole model need beside the layers' own caches."""
 
-    differences: Mapping[str, str] = MappingProxyType({})
+    differences: Mapping[str, str] = MappingProxyType({"quantise": PACKED_EARLY})
     """Ops and buffers that really differ from what is stated, and why."""
 
     def __init__(self, run: "Composed", part: Drafting) -> None:
@@ -45,6 +48,18 @@ class Drafter:
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | None:
         """Attention of a draft; none where it reads the layer's own cache."""
+        return None
+
+    def begin(self, generation: "Generation") -> None:
+        """The prompt is read by the model."""
+
+    def propose(self, generation: "Generation", tokens: Tensor, ahead: int) -> Tensor | None:
+        """Logits of a draft (batch, 1, vocab); none where the model's own layers make it.
+
+        Parameters
+        ----------
+        ahead : drafts of this round so far. [tokens]
+        """
         return None
 
     def weights(self, layer: int) -> LayerWeights | None:

@@ -1,7 +1,6 @@
 """Drafts by the model's own layers, over a small cache of their own or with narrower weights."""
 
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -35,10 +34,6 @@ class Selfdraft(Drafter):
     ----------
     .. [1] R. Sadhukhan et al., "MagicDec", ICLR 2025, section 4.
     """
-
-    differences = MappingProxyType(
-        {"quantise": "tokens are packed before it is known which stay; predicted are those that do"}
-    )
 
     def __init__(self, run: "Composed", part: Drafting) -> None:
         super().__init__(run, part)

@@ -39,13 +39,17 @@ class Speculative(Implementation):
     def settled(self, before: list[int], after: list[int]) -> None:
         """A round is over; ``before`` and ``after`` are the cached tokens of every sequence."""
 
+    def draft(self, run: "Generation", tokens: Tensor, ahead: int) -> Tensor:
+        """Logits of a draft (batch, 1, vocab) after tokens (batch, 1): by the model itself."""
+        return run.forward(tokens, "draft", ahead=ahead)
+
     def round(self, run: "Generation") -> None:
         """Draft as many tokens as there is room for, verify them together."""
         gamma = min(self.gamma, self.room(run.cached) - 1)
         self.drafted.append(gamma)
         tokens, shares = [run.last], []
         for i in range(gamma):
-            logits = run.forward(tokens[-1][:, None], "draft", ahead=i)[:, 0]
+            logits = self.draft(run, tokens[-1][:, None], i)[:, 0]
             tokens.append(run.choose(logits))
             if run.temperature:
                 shares.append(run.shares(logits))
