@@ -41,7 +41,11 @@ TASKS = {
     "lint": LINT,
     "test": [*LINT, ["-Im", "pytest", "-n", "2"]],
     "docs": [["-m", "mkdocs", "build", "--strict"]],
-    "robust": [["-m", "tests.robust"], ["-m", "tests.robust.kills"]],
+    "robust": [
+        ["-m", "tests.robust"],
+        ["-m", "tests.robust.kills"],
+        ["-m", "tests.robust.determinism"],
+    ],
     "bench": [[str(path)] for path in sorted((ROOT / "benchmarks").glob("*.py"))],
 }
 REQUIREMENTS = {

@@ -35,6 +35,7 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
     "tests/planner/test_plan_trace.py::test_late",
     "tests/report/test_explore.py",
     "tests/report/test_pages.py",
+    "tests/robust/test_determinism.py",
     "tests/robust/test_environment.py",
     "tests/robust/test_kills.py",
     "tests/sweep/test_sweep.py::test_a_pool",

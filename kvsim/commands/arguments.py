@@ -9,8 +9,8 @@ from kvsim import limits
 from kvsim.errors import InputError
 
 MOST = 1e9  # of any number that a user gives
-WHOLE = re.compile(r"\s*-?[0-9]{1,18}\s*")
-TIME = re.compile(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(us|ms|s|min)?\s*")
+WHOLE = re.compile(r"\s*+-?[0-9]{1,18}\s*+")
+TIME = re.compile(r"\s*+([0-9.]++(?:[eE][+-]?[0-9]++)?)\s*+(?:(us|ms|s|min)\s*+)?")
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 TOKENS = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)([kKmM])\s*")
 THOUSANDS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}  # as vLLM reads them

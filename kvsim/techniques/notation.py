@@ -22,7 +22,8 @@ from kvsim.techniques.registry import terms
 from kvsim.techniques.terms import Term
 
 BARE = ("grouped", "place")  # terms whose settings may stand without their name
-RANGE = re.compile(r"\s*(\d+)\s*(?:(-)\s*(\d*))?\s*:(?!\w*=)")
+RANGE = re.compile(r"\s*+(\d++)\s*+(?:(-)\s*+(\d*+)\s*+)?:(?!\w*=)")
+MARKS = re.compile(r"(?<!\s)\s*+([+;:=,])\s*+")
 MOST_LAYERS = 10_000
 LONGEST = 2_000  # characters of a technique
 
@@ -281,7 +282,7 @@ def parse_several(text: str) -> list[Technique]:
     InputError
         As ``parse``, and for a technique that comes twice.
     """
-    close = re.sub(r"\s*([+;:=,])\s*", r"\1", text)
+    close = MARKS.sub(r"\1", text.strip())
     specs: list[str] = []
     for item in filter(None, re.split(r"[,\s]+", close)):
         head = re.split(r"[+;:]", item, maxsplit=1)[0]

@@ -243,7 +243,7 @@ def test_fewer_samples_than_numbers_give_a_profile_with_those_marked(
         (tmp_path / name).write_text(text(found, machine, "2026-01-02"))
     assert load_hardware(tmp_path / "F.toml").links["h2d"].latency == 0.0
     assert load_stack(tmp_path / "F.stack.toml").kernels["attention"].floor == 0.0
-    with pytest.raises(InputError, match="no samples of h2d"):
+    with pytest.raises(InputError, match="samples have none of h2d"):
         fit_samples([s for s in few.values() if s.benchmark != "h2d"])
 
 

@@ -1,4 +1,6 @@
-"""Commands that write, stopped at any moment: ``python -m tests.robust.kills [MOMENTS [SEED]]``.
+"""Commands that write, stopped at any moment.
+
+Usage: ``python -m tests.robust.kills [MOMENTS [SEED [NAMES]]]``.
 
 A forked child runs a command; the parent stops it some time later with one of four signals, looks
 at what is there, and runs the command again. No output may be broken, no draft may be left after
@@ -23,7 +25,15 @@ ENDS = {
     signal.SIGINT: (0, 1, 130, -2), signal.SIGTERM: (0, 1, 143, -15),
     signal.SIGKILL: (0, 1, -9), signal.SIGPIPE: (0, 1, 141, -13),
 }  # fmt: skip
-OWN = {"own.csv": TRACE}
+ACCESS = '1.1.1.1 - - [22/Nov/2026:06:00:0{} +0000] "POST /v1/completions HTTP/1.1" 200 9 "-" "-"\n'
+SWEEP = (
+    '[grid]\nmodel = ["smollm2-135m"]\ngpu = ["t4"]\ntechnique = ["full"]\n'
+    "batch = [1, 8]\ncontext = [64, 512]\n"
+)
+OWN = {
+    "own.csv": TRACE, "sweep.toml": SWEEP,
+    "access.log": "".join(ACCESS.replace("{}", str(second)) for second in range(9)),
+}  # fmt: skip
 COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "predict": (("predict", *WHERE, "--technique", "full", "--report", "a.html"), ("a.html",)),
     "plan": (("plan", *WHERE, "--report", "a.html"), ("a.html",)),
@@ -41,6 +51,14 @@ COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "reproduce": (("reproduce", "kcache", "--report", "a.html"), ("a.html",)),
     "convert": (("traces", "convert", "own.csv", "a.parquet"), ("a.parquet",)),
+    "import": (
+        ("traces", "import", "access.log", "--out", "a.csv", "--lengths",
+         "lognormal:prompt=64,generate=16"), ("a.csv",),
+    ),
+    "explore": (("explore", *WHERE, "--technique", "full", "--out", "a.html"), ("a.html",)),
+    "sweep": (
+        ("sweep", "sweep.toml", "--out", "swept", "--resume"), ("swept/chunk-0000000.parquet",),
+    ),
     "generate": (
         ("traces", "generate", "a.jsonl.gz", "--rate", "9", "--requests", "20000"),
         ("a.jsonl.gz",),
@@ -149,15 +167,16 @@ def main(tell: Callable[[str], None] = print) -> int:
     """Stop at 150 moments, or as many as asked."""
     moments = int(sys.argv[1]) if len(sys.argv) > 1 else 150
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    names = tuple(sys.argv[3].split(",")) if len(sys.argv) > 3 else tuple(COMMANDS)
     preload()
     with tempfile.TemporaryDirectory() as scratch:
-        found = stops(moments, Path(scratch) / "kill", seed=seed)
+        found = stops(moments, Path(scratch) / "kill", names, seed)
     broken = [outcome for outcome in found if outcome.faults]
     for outcome in broken:
         tell(str(outcome))
     stopped = sum(outcome.code not in (0, 1) for outcome in found)
     tell("| asked | measured |\n|---|---|")
-    counts = f"{len(found)} kills over {len(COMMANDS)} commands, {stopped} before the end"
+    counts = f"{len(found)} kills over {len(names)} commands, {stopped} before the end"
     asked = "150 kills: no broken file, no draft after the next run"
     tell(f"| {asked} | {counts}, {len(broken)} with a fault |")
     return int(bool(broken))

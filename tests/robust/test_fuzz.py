@@ -5,13 +5,18 @@ from pathlib import Path
 import pytest
 
 from tests.robust.fuzz.formats import FORMATS
-from tests.robust.fuzz.play import faults, given_file
+from tests.robust.fuzz.play import faults, given_file, warm_up
 from tests.robust.fuzz.search import Found, search
 
 INPUTS = 150  # for a reader
 MORE = 6  # for each command that reads the format
 NEEDS = {"GGUF": ("torch", "gguf"), "safetensors": ("torch", "safetensors"),
          "tokenizer": ("torch", "tokenizers")}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    warm_up()
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -1,13 +1,14 @@
 """The suite on machines that are not here: what it measures, leaves out and refuses."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from kvsim.errors import InputError  # noqa: E402
-from kvsim.evidence.machine.samples import Log  # noqa: E402
+from kvsim.evidence.machine.samples import Log, Sample  # noqa: E402
 from kvsim.validate import micro  # noqa: E402
 from kvsim.validate.micro import suite  # noqa: E402
 from kvsim.validate.micro.budget import (  # noqa: E402
@@ -17,7 +18,7 @@ from kvsim.validate.micro.budget import (  # noqa: E402
     check_complete,
     select,
 )
-from kvsim.validate.micro.place import Bench  # noqa: E402
+from kvsim.validate.micro.place import Bench, Work  # noqa: E402
 
 CPU = torch.device("cpu")
 MIB, GIB = 2**20, 2**30
@@ -61,7 +62,7 @@ def test_what_is_left_out_is_said() -> None:
     assert sum(map(len, found.kept.values())) + sum(found.left_out.values()) == total
 
 
-def test_a_cache_that_memory_cannot_outgrow_is_refused_at_once(tmp_path: object) -> None:
+def test_a_cache_that_memory_cannot_outgrow_is_refused_at_once(tmp_path: Path) -> None:
     place, _ = server(2, GIB, True, memory=3 * GIB)
     with pytest.raises(InputError, match=r"memory cannot be measured here: the cache holds 1024"):
         check_complete(dict(micro.plan(place)), place)
@@ -69,10 +70,8 @@ def test_a_cache_that_memory_cannot_outgrow_is_refused_at_once(tmp_path: object)
 
 
 def test_time_that_is_up_ends_a_benchmark_with_what_it_has(
-    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pathlib import Path
-
     small = Bench(CPU, True, 2**14, 2**22)
     parts = {name: micro.SUITE[name] for name in ("launch", "memory", "topk")}
     monkeypatch.setattr(micro, "SUITE", parts)
@@ -85,3 +84,26 @@ def test_time_that_is_up_ends_a_benchmark_with_what_it_has(
     assert len(log.done["memory"]) == len(list(parts["memory"](small)))  # no profile without it
     assert len(log.done["topk"]) == 1
     assert any("left out, as time is up" in text for text in said)
+
+
+@pytest.mark.parametrize("lacking", ["all of it", "one format"])
+def test_what_a_profile_needs_and_cannot_run_ends_at_once_and_is_not_kept(
+    lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run measures it again, and what was measured before it is kept."""
+    small = Bench(CPU, True, 2**14, 2**22)
+    monkeypatch.setattr(micro, "SUITE", {n: micro.SUITE[n] for n in ("launch", "gemm")})
+    monkeypatch.setattr(suite, "check_complete", lambda suite, place: None)
+
+    def sample(work: Work, name: str, clocks: object, budget: float) -> Sample | str:
+        if name == "gemm" and (lacking == "all of it" or work.op.dtype == "fp16"):
+            return "no kernel"
+        return Sample(name, dict(work.case), work.op, (1e-3,))
+
+    monkeypatch.setattr(suite, "_measured", sample)
+    log = Log.open(tmp_path / "samples.jsonl", {})
+    words = r"gemm in .*fp16.* could not be measured.*no kernel.*run the same command again"
+    with pytest.raises(InputError, match=words) as fault:
+        suite.run_suite(small, log, lambda text: None)
+    assert ("fp32" in str(fault.value)) is (lacking == "all of it")
+    assert set(Log.open(log.path, {}).done) == {"launch"}

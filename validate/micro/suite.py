@@ -1,12 +1,12 @@
 """Running the suite: a selection that fits the time, and every benchmark kept once it is done."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 
 import torch
 
-from kvsim.errors import brief
+from kvsim.errors import InputError, brief
 from kvsim.evidence.machine.samples import Log, Sample
 from kvsim.validate import micro
 from kvsim.validate.machine import refusals
@@ -61,14 +61,20 @@ def run_suite(place: Bench, log: Log, say: Say) -> None:
     for name, works in selection.kept.items():
         say(f"{name}: {len(works)} of {clock.left} measurements left{clock.remaining}")
         samples: list[Sample] = []
+        refused = ""
         for i, work in enumerate(works):
             if clock.is_late and samples and name not in LEAST_REQUIRED and not _paired(work):
                 say(f"{name}: {len(works) - i} left out, as time is up")
                 clock.left -= len(works) - i
                 break
-            sample = _measured(name, work, clocks, clock.budget, say)
-            samples += [sample] if sample else []
+            sample = _measured(work, name, clocks, clock.budget)
+            if isinstance(sample, Sample):
+                samples.append(sample)
+            else:
+                refused = f"{dict(work.case)}: {sample}"
+                say(f"{name}: skipped {refused}")
             clock.left -= 1
+        check_measured(name, works, samples, refused)
         log.append(name, samples)
     deadline = monotonic() + RUNS_LIMIT[place.quick]
     for name, runs in micro.RUNS.items():
@@ -112,14 +118,37 @@ def _paired(work: Work) -> bool:
     return "pair" in work.case
 
 
-def _measured(
-    name: str, work: Work, clocks: Mapping[str, Timer], budget: float, say: Say
-) -> Sample | None:
-    """One work's sample; none where this device or build of PyTorch lacks the kernel."""
+def check_measured(
+    name: str, works: Sequence[Work], samples: Sequence[Sample], refused: str
+) -> None:
+    """Refuse to go on without a benchmark that every profile needs; nothing of it is kept.
+
+    Parameters
+    ----------
+    refused : the last work that could not run, and why.
+
+    Raises
+    ------
+    InputError
+        If none of its works outside the cache, or none of a number format, could run.
+    """
+    if name not in LEAST_REQUIRED:
+        return
+    wanted = {work.op.dtype for work in works if work.case.get("cached") != "yes"}
+    found = {sample.op.dtype for sample in samples if sample.case.get("cached") != "yes"}
+    if wanted - found:
+        raise InputError(
+            f"--device: {name} in {', '.join(sorted(wanted - found))} could not be measured, and "
+            f"no profile is without it (skipped {refused}); free memory or mend PyTorch, and run "
+            f"the same command again: what is measured is kept"
+        )
+
+
+def _measured(work: Work, name: str, clocks: Mapping[str, Timer], budget: float) -> Sample | str:
+    """One work's sample, or why this device or build of PyTorch cannot run it."""
     try:
         with work.make() as calls:
             runs = measure(clocks[work.clock], calls, budget)
     except refusals() as problem:
-        say(f"{name}: skipped {dict(work.case)}: {brief(problem, 80)}")
-        return None
+        return brief(problem, 80)
     return Sample(name, dict(work.case), replace(work.op, bytes=dict(work.op.bytes)), runs)

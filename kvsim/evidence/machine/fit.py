@@ -258,8 +258,8 @@ class _Fitter(Solver):
 
 def _missing(benchmark: str) -> InputError:
     return InputError(
-        f"no samples of {benchmark}, without which there is no profile; remove the samples and "
-        f"measure again"
+        f"the samples have none of {benchmark}, which a profile needs: they were cut off, or are "
+        f"of another version; give another --out, which measures everything anew"
     )
 
 

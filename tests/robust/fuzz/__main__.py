@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from tests.robust.fuzz.formats import FORMATS, Format
+from tests.robust.fuzz.play import warm_up
 from tests.robust.fuzz.search import Found, search
 
 WALL = 120.0  # seconds until one input counts as hanging in compiled code
@@ -46,6 +47,7 @@ def main() -> int:
         sys.exit(f"--only: no format has {given.only!r} in its name; there are {known}")
     resource.setrlimit(resource.RLIMIT_DATA, (MOST, MOST))
     rows, broken = [], 0
+    warm_up()
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
         for name, kind in chosen.items():

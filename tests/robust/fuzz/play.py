@@ -21,6 +21,7 @@ SECONDS = 10.0  # of CPU that one input may take
 BYTES = 2 * 10**9  # that it may add to what the process holds
 NOISE = re.compile(r"Traceback|Warning|fault in kvsim|memory ran out")
 COMMANDS = checked(app)
+ONE_RUN = ("simulate", "--model", "smollm2-135m", "--gpu", "t4", "--trace", "{}")
 Work = Callable[[Path], object]
 """What is done with an input: a reader of a path, or a command line."""
 
@@ -64,6 +65,12 @@ def faults(work: Work, path: Path) -> tuple[int, list[str]]:
     if code != 0 and _names(path.parent) != names:
         wrong.append(f"left {_names(path.parent) - names}")
     return code, wrong
+
+
+def warm_up() -> None:
+    """Have the serving simulator compiled, which happens once after an installation."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        ended(lambda: command(*ONE_RUN)(Path("sample:chat")))
 
 
 @contextmanager

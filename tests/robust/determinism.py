@@ -1,0 +1,104 @@
+"""The same command gives the same bytes: ``python -m tests.robust.determinism``.
+
+Every command that computes runs in one process per environment, which differ in the hash seed, the
+number of threads, the language and the folder's name; outputs are compared but for the date.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import date
+from pathlib import Path
+
+from tests.robust.cases import MODEL, TRACE, WHERE
+from tests.support.commands import run
+
+SWEEP = (
+    '[grid]\nmodel = ["smollm2-135m"]\ngpu = ["t4", "a10"]\ntechnique = ["full", "kivi:bits=4"]\n'
+    "batch = [1, 8]\ncontext = [64, 512]\n"
+)
+TARGETS = ("--ttft", "9s", "--tpot", "5s")
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "predict": ("predict", *WHERE, "--technique", "full,kvpr", "--report", "p.html"),
+    "plan": ("plan", *WHERE, "--report", "plan.html", "--json"),
+    "plan --explain": ("plan", *WHERE, "--explain"),
+    "simulate": ("simulate", *WHERE, "--trace", "own.csv", "--out", "s.parquet", "--report",
+                 "s.html"),
+    "simulate --compare": ("simulate", *WHERE, "--trace", "own.csv", "--compare", "full,snapkv",
+                           "--json"),
+    "capacity": ("capacity", *MODEL, "--gpus", "t4,a10", *TARGETS, "--trace", "own.csv", "--json",
+                 "--max-gpus", "2"),
+    "reproduce": ("reproduce", "kcache", "--report", "r.html", "--json"),
+    "sweep": ("sweep", "sweep.toml", "--out", "swept"),
+    "explore": ("explore", *WHERE, "--out", "e.html", "--technique", "full"),
+    "generate": ("traces", "generate", "g.jsonl.gz", "--rate", "9", "--requests", "500"),
+    "inspect": ("traces", "inspect", "sample:chat", "--json"),
+    "lists": ("techniques", "--json"),
+}  # fmt: skip
+QUICK = ("predict", "plan", "simulate", "reproduce", "sweep", "generate")
+ENVIRONMENTS: tuple[dict[str, str], ...] = (
+    {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    {"PYTHONHASHSEED": "2", "OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2",
+     "NUMBA_NUM_THREADS": "2"},
+    {"PYTHONHASHSEED": "3", "LANG": "C", "LC_ALL": "C", "TZ": "Asia/Kathmandu"},
+)  # fmt: skip
+
+
+def digests(names: tuple[str, ...]) -> dict[str, str]:
+    """What commands print and write in this folder, by command and file."""
+    Path("own.csv").write_text(TRACE)
+    Path("sweep.toml").write_text(SWEEP)
+    found: dict[str, str] = {}
+    for name in names:
+        before = _files()
+        ended = run(*COMMANDS[name])
+        if ended.code not in (0, 1):
+            raise RuntimeError(f"{name}: {ended.err}")
+        found[name] = _digest(ended.out.encode())
+        for path in sorted(_files() - before):
+            found[f"{name}: {path}"] = _digest(Path(path).read_bytes())
+    return found
+
+
+def _files() -> set[str]:
+    return {str(path) for path in Path().rglob("*") if path.is_file()}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content.replace(str(date.today()).encode(), b"DATE")).hexdigest()
+
+
+def differences(names: tuple[str, ...], environments: tuple[dict[str, str], ...]) -> list[str]:
+    """Outputs that are not the same in all environments."""
+    found = []
+    for more in environments:
+        with tempfile.TemporaryDirectory() as folder:
+            plain = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG"))}
+            path = {"PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))}  # noqa: PTH109
+            command = [sys.executable, "-m", "tests.robust.determinism", "--digest", *names]
+            done = subprocess.run(
+                command, cwd=folder, env=plain | path | more, capture_output=True, check=True
+            )
+            found.append(json.loads(done.stdout))
+    keys = sorted(set().union(*found))
+    return [key for key in keys if len({one.get(key, "missing") for one in found}) > 1]
+
+
+def main() -> int:
+    """Compare all commands in all environments."""
+    if "--digest" in sys.argv:
+        print(json.dumps(digests(tuple(sys.argv[2:]))))
+        return 0
+    wrong = differences(tuple(COMMANDS), ENVIRONMENTS)
+    print("\n".join(f"differs: {key}" for key in wrong))
+    print("| asked | measured |\n|---|---|")
+    print(f"| the same bytes but for the date | {len(COMMANDS)} commands in {len(ENVIRONMENTS)} "
+          f"environments, {len(wrong)} outputs differ |")  # fmt: skip
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
