@@ -26,14 +26,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FROZEN = "tests/frozen/test_frozen.py"
-ORACLES = (
-    "tests/techniques/test_technique_oracles.py", "tests/techniques/test_recompute.py",
-    "tests/techniques/test_limits.py",
+ORACLES = tuple(
+    f"tests/techniques/test_{name}.py"
+    for name in ("settings", "more_techniques", "preset_oracles", "layer_kinds",
+                 "technique_oracles", "recompute", "limits")
 )  # fmt: skip
 PLANS = ("tests/planner/test_programme.py", "tests/planner/test_planner.py")
 ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "techniques": ("kvsim/techniques", (FROZEN, *ORACLES)),
-    "engine": ("kvsim/engine", (FROZEN, "tests/engine")),
+    "engine": ("kvsim/engine", (FROZEN, *ORACLES[1:4], "tests/engine")),
     "prediction": ("kvsim/prediction", (FROZEN, "tests/prediction")),
     "planner": ("planner", PLANS),
     "serving": ("kvsim/serving", ("tests/serving",)),

@@ -37,6 +37,7 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
     "tests/report/test_pages.py",
     "tests/robust/test_determinism.py",
     "tests/robust/test_environment.py",
+    "tests/robust/test_injection.py::test_markup_is_text_on_the_page_of_capacity",
     "tests/robust/test_kills.py",
     "tests/sweep/test_sweep.py::test_a_pool",
     "tests/test_scaffold.py::test_every_command_knows_it",
