@@ -10,12 +10,15 @@ from kvsim.commands.arguments import count, option
 from kvsim.commands.machine import calibrate_machine
 from kvsim.commands.options import (
     JsonOption,
+    ReportOption,
     TpOption,
     WeightsOption,
     command_line,
     deployment,
+    say_written,
 )
 from kvsim.errors import InputError
+from kvsim.files import check_target
 from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 
 
@@ -77,6 +80,7 @@ def calibrate(
     ] = None,
     tp: TpOption = "1",
     weights: WeightsOption = RELEASED,
+    page: ReportOption = None,
     json: JsonOption = False,
 ) -> None:
     """Measure this machine, or fit a stack to runs or tables."""
@@ -86,6 +90,12 @@ def calibrate(
             "calibrate: expected one of --device cpu|cuda:N, --from-run LOG, --from-ops F.csv "
             "and --from-serving F.csv"
         )
+    if page is not None:
+        if from_ops or from_serving:
+            raise InputError(
+                "--report: fits to tables have no page; it goes with --from-run or --device"
+            )
+        check_target(page, "--report")
     if from_ops or from_serving:
         from kvsim.commands import operators
         from kvsim.commands.arguments import number
@@ -110,7 +120,7 @@ def calibrate(
             operators.show(row, str(out))
         return
     if device is not None:
-        calibrate_machine(device, out, quick, json)
+        calibrate_machine(device, out, quick, json, page)
         return
     assert from_run is not None
     if quick or model is None or gpu is None:
@@ -118,7 +128,6 @@ def calibrate(
         raise InputError(f"calibrate: {wrong}; see kvsim calibrate --help")
 
     from kvsim.evidence.logs import read_run
-    from kvsim.files import check_target
     from kvsim.report import calibrate_run as report
     from kvsim.report.json import print_json
     from kvsim.serving.rules import Rules
@@ -142,6 +151,9 @@ def calibrate(
     print(f"kvsim: fitting to the first {first} of {len(run.requests)} requests", file=sys.stderr)
     found = report.calibrated(run, kind, where, rules, first, stack, out, command_line())
     answer = found.row
+    if page is not None:
+        found.write(page)
+        say_written(page)
     if json:
         print_json(answer)
     else:

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import typer
 
+from kvsim.commands.options import command_line, say_written
 from kvsim.errors import InputError
 from kvsim.files import check_target, own_output
 
 
-def calibrate_machine(device: str, out: Path, quick: bool, json: bool) -> None:
+def calibrate_machine(
+    device: str, out: Path, quick: bool, json: bool, page: Path | None = None
+) -> None:
     """Measure a device, fit its profile and the stack beside it, and say what was found."""
     from kvsim.evidence.machine.datasheet import find_datasheet
     from kvsim.evidence.machine.fit import fit_samples
@@ -57,6 +60,11 @@ def calibrate_machine(device: str, out: Path, quick: bool, json: bool) -> None:
         load_hardware(profile)
     sheet = find_datasheet(found.name, found.memory) if where.type == "cuda" else None
     answer = report.row(fit, machine, sheet, notes, len(log.samples), out)
+    if page is not None:
+        from kvsim.report import calibrate_page
+
+        calibrate_page.write_machine(page, answer, command_line())
+        say_written(page)
     if json:
         print_json(answer)
     else:

@@ -8,6 +8,7 @@ import typer
 
 from kvsim.commands.arguments import number, option
 from kvsim.commands.importing import import_
+from kvsim.commands.options import ReportOption, command_line, say_written
 from kvsim.commands.traceoptions import (
     CharsPerToken,
     Columns,
@@ -20,6 +21,7 @@ from kvsim.commands.traceoptions import (
     reading,
 )
 from kvsim.errors import InputError
+from kvsim.files import check_target
 
 app = typer.Typer(
     help="Inspect, convert and generate request traces.",
@@ -46,18 +48,27 @@ def inspect(
     chars_per_token: CharsPerToken = "",
     sort: Sort = False,
     skip_bad: SkipBad = False,
+    report: ReportOption = None,
     json: Json = False,
 ) -> None:
     """Show rate, burstiness, lengths and prefix reuse of a trace."""
     from kvsim.report import traces
     from kvsim.traces.read import load
 
+    if report is not None:
+        check_target(report, "--report")
     options = reading(
         format, columns, time_unit, block_tokens, chars_per_token, sort, skip_bad
     )  # fmt: skip
     trace = load(file, options)
     _tell(trace.notes)
-    traces.show(traces.row(trace), json)
+    row = traces.row(trace)
+    if report is not None:
+        from kvsim.report import traces_page
+
+        traces_page.write_page(report, row, trace.requests, command_line())
+        say_written(report)
+    traces.show(row, json)
 
 
 @app.command()

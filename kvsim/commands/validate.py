@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvsim.commands.arguments import count, either, number, option
-from kvsim.commands.options import GpuOption, JsonOption
+from kvsim.commands.options import GpuOption, JsonOption, command_line, say_written
 from kvsim.commands.timing import validate_times
 from kvsim.errors import InputError
 from kvsim.files import check_target
@@ -55,7 +55,7 @@ def validate(
         str | None, option("--max-error", "X", "Exit 1 if the median error of times is above X.")
     ] = None,
     report: Annotated[
-        Path | None, typer.Option("--report", metavar="F.html", help="A page of the times.")
+        Path | None, typer.Option("--report", metavar="F.html", help="Write an HTML page there.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -98,7 +98,7 @@ def validate(
     if hardware.device:
         validate_times(gpu, hardware, device, asked, points, limit, report, json)
         return
-    if limit is not None or report is not None:
+    if limit is not None:
         raise InputError(
             f"--gpu: {gpu} was not measured here, and times can only be compared on the machine "
             f"that was; kvsim calibrate --device {device} measures it"
@@ -144,6 +144,15 @@ def validate(
             typer.echo(step, err=True)
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
     passed = all(outcome.passed for outcome in found) and not failed
+    weights = "random weights" if source is None else "its own weights"
+    depth = f"{arch.model.layers} layer{'s' * (arch.model.layers > 1)}"
+    title = f"{arch.model.name}, {depth}, {weights}, on {name}: "
+    title += f"batch {work.batch}, prompt {work.prompt}, generate {work.generate}"
+    if report is not None:
+        from kvsim.report import validate_page
+
+        validate_page.write_page(report, title, found, command_line())
+        say_written(report)
     if json:
         answer = {
             "model": arch.model.name, "layers": arch.model.layers,
@@ -157,10 +166,6 @@ def validate(
         }  # fmt: skip
         print_json(answer)
     else:
-        weights = "random weights" if source is None else "its own weights"
-        depth = f"{arch.model.layers} layer{'s' * (arch.model.layers > 1)}"
-        title = f"{arch.model.name}, {depth}, {weights}, on {name}: "
-        title += f"batch {work.batch}, prompt {work.prompt}, generate {work.generate}"
         shown.print_outcomes(title, found)
     if not passed:
         sys.stdout.flush()

@@ -4,6 +4,7 @@ The verdict is one paragraph of at most 60 words. What follows it is in sections
 heading, so that a reader who stops early has read what matters most.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -12,6 +13,8 @@ from kvsim.report.json import Row
 from kvsim.report.screen import Screen
 
 WORDS = 60  # of a verdict at most
+CODE = re.compile("`([^`]+)`")
+COMMAND = re.compile(r"^(\w+): (\w+ serve .*)$")
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Answer:
         """The answer as part of a page."""
         parts = [f'<p class="verdict">{escape(self.verdict)}</p>']
         for heading, lines in self.sections():
-            items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+            items = "".join(f"<li>{_marked(line)}</li>" for line in lines)
             parts.append(f"<h2>{escape(heading)}</h2><ul>{items}</ul>")
         return f'<section class="answer">{"".join(parts)}</section>'
 
@@ -94,6 +97,12 @@ class Answer:
         for heading, lines in self.sections():
             parts.append("\n".join([f"{heading}:", *(f"- {line}" for line in lines)]))
         return "\n\n".join(parts)
+
+
+def _marked(line: str) -> str:
+    """A line for a page: what is to be typed stands as code."""
+    coded = CODE.sub(r"<code>\1</code>", escape(line))
+    return COMMAND.sub(r"\1: <code>\2</code>", coded)
 
 
 def show_verdict(out: Screen, answer: Answer) -> None:

@@ -79,8 +79,7 @@ def _figure(axis: str, lines: Sequence[tuple[str, str, BreakEven]]) -> "Figure":
         name="full KV", line={"color": "#888888", "width": 1.5, "dash": "dot"}, hoverinfo="skip",
     )  # fmt: skip
     scale = {} if axis == "acceptance" else {"type": "log"}
-    ticks = {"dtick": "D2"} if axis == "link" else {}
     return finished(
-        figure, 360, AXES[axis], "decode tok/s, full KV = 1", xaxis=scale | ticks,
+        figure, 360, AXES[axis], "decode tok/s, full KV = 1", xaxis=scale,
         yaxis={"rangemode": "tozero"},
     )  # fmt: skip

@@ -52,19 +52,24 @@ def row(
     }
 
 
-def show(answer: Row) -> None:
-    """The numbers as a table, then what looks wrong."""
-    out = Screen()
-    out.title(f"{answer['device']}: {answer['samples']} samples")
+def number_table(answer: Row) -> Table:
+    """The numbers with their errors, beside the data sheet."""
     columns = (
         words("number", lambda n: n["key"]),
-        Column("measured", lambda n: f"{n['value']:.4g}"),
+        Column("measured", lambda n: f"{n['value']:.4g}", lambda n: n["value"]),
         Column("+- %", lambda n: "-" if n["error"] is None else f"{100 * n['error']:.2g}", rank=2),
         Column("samples off %", lambda n: f"{100 * n['residual']:.2g}", rank=3),
         Column("data sheet", _beside_sheet, rank=1),
         words("", lambda n: "" if n["verdict"] == "identified" else n["verdict"]),
     )
-    out.table(Table(columns, answer["numbers"]))
+    return Table(columns, answer["numbers"])
+
+
+def show(answer: Row) -> None:
+    """The numbers as a table, then what looks wrong."""
+    out = Screen()
+    out.title(f"{answer['device']}: {answer['samples']} samples")
+    out.table(number_table(answer))
     if answer["datasheet"] is None:
         out.say("No data sheet of this device is shipped.")
     for text in answer["suspicious"]:

@@ -3,6 +3,9 @@
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from kvsim.evidence import run as fromrun
 from kvsim.evidence.leastsquares import Fit
@@ -19,6 +22,9 @@ from kvsim.report.screen import Screen
 from kvsim.report.table import Column, Table, words
 from kvsim.serving.rules import Rules
 from kvsim.techniques.base import Technique
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 NAMES = {
     "ttft_mean": "mean TTFT",
@@ -40,6 +46,18 @@ class CalibratedRun(Result):
     """
 
     row: Row
+    quantiles: Row  # of unseen requests: measured, predicted before and after [s]
+
+    def figures(self) -> list[tuple[str, "Figure"]]:
+        """The pictures of the page with their titles."""
+        from kvsim.report import calibrate_page
+
+        return calibrate_page.of_run(self.row, self.quantiles)
+
+    @property
+    def title(self) -> str:
+        """What was fitted."""
+        return f"{self.row['stack']} fitted to a run of {self.row['model']} on {self.row['gpu']}"
 
     @property
     def tables(self) -> list[Table]:
@@ -99,8 +117,16 @@ def calibrated(
         kept = replace(fit, residuals=fit.residuals[:0])  # hundreds of them tell a reader nothing
         replace_text(out, fitted_text(deployment.stack, stack, kept, rows, told, str(date.today())))
     row = fit_row(fit, seen, unseen, before, first, count)
+    row |= {"model": deployment.model.name, "gpu": deployment.hardware.name, "stack": stack}
+    late = slice(first, None)
+    curves = {
+        "measured": run.first[late] - run.requests.arrival[late],
+        "after the fit": found.ttft_s[late],
+        "before the fit": plain.ttft_s[late],
+    }
+    times = {name: np.quantile(v, np.linspace(0, 1, 101)).tolist() for name, v in curves.items()}
     answer = _answered(row, deployment, "" if out is None else str(out))
-    return CalibratedRun(command, answer, [row], row | {"answer": answer.row()})
+    return CalibratedRun(command, answer, [row], row | {"answer": answer.row()}, times)
 
 
 def _answered(row: Row, deployment: Deployment, place: str) -> Answer:

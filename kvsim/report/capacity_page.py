@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 POINTS = 400  # of a curve
+WINDOWS = 40  # of a short trace's demand
 TARGET = "#a83246"
 
 
@@ -43,8 +44,10 @@ def write_page(path: Path, row: Row, answer: CapacityAnswer, command: str = "") 
         ("Other fleets", tables.alternatives),
         ("What limits and targets cost", tables.limits),
         ("What other loads need", tables.at_loads),
+    )
+    details = (
         ("Who serves which requests", tables.classes),
-        ("What was measured", tables.considered),
+        ("Every replica that was considered", tables.considered),
     )
     page.write(
         path,
@@ -52,6 +55,7 @@ def write_page(path: Path, row: Row, answer: CapacityAnswer, command: str = "") 
             f"{row['model']} for {row['trace']}", answered(row),
             [tables.fleet(row), *(replace(made(row), title=title) for title, made in more)],
             pictures, row["basis"], notes, command, extra=_settings(row),
+            details=[replace(made(row), title=title) for title, made in details],
         ),
     )  # fmt: skip
 
@@ -68,6 +72,8 @@ def answered(row: Row) -> Answer:
 def _demand_note(answer: CapacityAnswer) -> str:
     demand = answer.question.traffic.demand
     total = demand.rate.sum(axis=1)
+    if len(total) == 1:
+        return f"{total[0]:.3g} requests per second over {60 * demand.hours[0]:.3g} minutes."
     return (
         f"{total.mean():.3g} requests per second on average, {total.max():.3g} in the busiest of "
         f"{len(total)} windows of {60 * demand.hours[0]:.3g} minutes."
@@ -81,6 +87,8 @@ def _demand(answer: CapacityAnswer) -> "Figure":
     traffic = answer.question.traffic
     demand = traffic.demand
     start = np.concatenate([[0.0], np.cumsum(demand.hours)])[:-1]
+    if len(start) == 1:
+        return _arrivals(traffic.requests.arrival)
     figure = go.Figure()
     for c in range(traffic.classes):
         figure.add_bar(
@@ -97,6 +105,22 @@ def _demand(answer: CapacityAnswer) -> "Figure":
     figure.update_layout(barmode="stack", height=360)
     figure.update_xaxes(title="hours from the first request")
     figure.update_yaxes(title="requests per second", selector={"overlaying": None})
+    return figure
+
+
+def _arrivals(arrival: Array) -> "Figure":
+    """Requests per second over a trace that is planned for as one window."""
+    from plotly import graph_objects as go
+
+    edges = np.linspace(0, max(float(arrival[-1]), 1.0), WINDOWS + 1)
+    rate = np.histogram(arrival, edges)[0] / np.diff(edges)
+    figure = go.Figure(
+        go.Bar(x=edges[:-1] / 60, y=rate, width=np.diff(edges) / 60, offset=0,
+               marker_color=PALETTE[0], hovertemplate="%{y:.3g} per second<extra></extra>")
+    )  # fmt: skip
+    figure.update_layout(height=300, bargap=0)
+    figure.update_xaxes(title="minutes from the first request")
+    figure.update_yaxes(title="requests per second")
     return figure
 
 
@@ -127,10 +151,12 @@ def _costs(row: Row) -> "Figure":
             marker_color=[PALETTE[2], *[PALETTE[5]] * (len(bars) - 1)],
         )
     )  # fmt: skip
-    figure.add_vline(
-        x=row["solver"]["relaxation_usd_per_hour"], line={"dash": "dot", "color": "#888888"},
-        annotation_text="bound",
+    bound = row["solver"]["relaxation_usd_per_hour"]
+    figure.add_scatter(
+        x=[bound] * len(bars), y=[name for name, _, _ in bars], mode="lines",
+        name="if parts of replicas could be rented", line={"dash": "dot", "color": "#888888"},
     )  # fmt: skip
+    figure.update_traces(selector={"type": "bar"}, showlegend=False)
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title="USD per hour")
     figure.update_layout(height=80 + 36 * len(bars))
@@ -166,7 +192,7 @@ def _waits(answer: CapacityAnswer, name: str) -> "Figure":
             x=[target, target], y=[0, 100], mode="lines", name="target",
             line={"dash": "dot", "color": TARGET},
         )  # fmt: skip
-    figure.update_xaxes(title="seconds", type="log", dtick="D2")
+    figure.update_xaxes(title="seconds", type="log")
     figure.update_yaxes(title="% of requests")
     figure.update_layout(height=340)
     return figure

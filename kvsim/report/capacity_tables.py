@@ -199,7 +199,13 @@ def considered(answer: Row) -> Table:
         )
         for c in some
     ]  # fmt: skip
-    heads = ("replica", "USD/h each", "KV tokens", "kept busy by the trace", "USD/h of those")
+    heads = (
+        "replica",
+        "USD/h each",
+        "KV tokens",
+        "replicas the trace keeps busy",
+        "USD/h for them",
+    )
     return of_cells(heads, cells)
 
 

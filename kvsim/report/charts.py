@@ -19,7 +19,7 @@ from kvsim.report.names import short_names, spec
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-LOG = {"type": "log", "dtick": "D2"}
+LOG = {"type": "log"}
 LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
 STREAMS = {"gpu": "GPU", "h2d": "host to GPU", "d2h": "GPU to host", "cpu": "CPU"}
 MOST_LANES = 400  # ops of a step that are drawn

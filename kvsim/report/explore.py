@@ -29,6 +29,7 @@ KNOBS = {
     "acceptance": (0.5, 0.7, 0.9),
 }
 """Settings with a slider, and the values that are computed."""
+WHOLE = 16  # bits of a number that is not packed
 CONTEXTS = 4  # points of the sum over the generated tokens
 DIGITS = 3
 
@@ -82,6 +83,8 @@ def _unparted(technique: Technique) -> Technique:
 def _variants(technique: Technique) -> list[tuple[Technique, dict[str, float]]]:
     """A technique with each combination of the settings that have sliders."""
     names = [name for name in technique.settings if name in KNOBS]
+    if technique.settings.get("bits") == WHOLE:
+        names.remove("bits")  # it moves the cache as it is; narrower is another technique
     found: list[tuple[Technique, dict[str, float]]] = []
     for values in product(*(KNOBS[name] for name in names)):
         knobs = dict(zip(names, values, strict=True))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvsim import __version__
 from kvsim.files import replace_text
-from kvsim.report.answer import Answer
+from kvsim.report.answer import CODE, Answer
 from kvsim.report.grounds import grounds
 from kvsim.report.json import Row
 from kvsim.report.table import Column, Table
@@ -43,6 +43,7 @@ class Page:
     extra: str = ""
     plotted: bool = False  # whether that script draws with plotly
     sources: Sequence[str] = field(default_factory=tuple)
+    details: Sequence[Table] = ()  # tables that follow the pictures
 
     def html(self) -> str:
         """The whole page as HTML, which needs no other file."""
@@ -52,7 +53,8 @@ class Page:
             *(table(found, i) for i, found in enumerate(self.tables, 1)),
             self.extra,
             *(_picture(i, title, figure) for i, (title, figure) in enumerate(self.pictures)),
-            *(f"<p>{escape(note)}</p>" for note in self.notes),
+            *(table(found, i) for i, found in enumerate(self.details, len(self.tables) + 1)),
+            *(f"<p>{_coded(note)}</p>" for note in self.notes),
         ]
         style, script = _asset("page.css"), _asset("page.js")
         drawn = f"<script>{_plotly()}</script>" if self.pictures or self.plotted else ""
@@ -75,12 +77,16 @@ class Page:
         return f"<footer>{''.join(f'<p>{line}</p>' for line in lines)}</footer>"
 
 
+def _coded(note: str) -> str:
+    return CODE.sub(r"<code>\1</code>", escape(note))
+
+
 def write_result(path: Path, result: "Result", title: str = "") -> None:
     """The page of a result."""
     basis = next((row["basis"] for row in result.rows if "basis" in row), None)
     page = Page(
-        title or result.title, result.answer, result.tables, result.figures(), basis,
-        result.remarks, result.command,
+        title or result.title, result.answer, result.tables, pictures=result.figures(),
+        basis=basis, notes=result.remarks, command=result.command,
     )  # fmt: skip
     write(path, page)
 
@@ -125,6 +131,7 @@ def _cell(column: Column, row: Row, below: str) -> str:
 
 
 def _picture(index: int, title: str, figure: "Figure") -> str:
+    figure.update_layout(template=None)  # the page has its own colours
     drawn = figure.to_json().replace("</", "<\\/")
     return (
         f"<section><h2>{escape(title)}</h2>"

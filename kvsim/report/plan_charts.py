@@ -8,7 +8,7 @@ from kvsim.planner.plan import ChosenPlan
 from kvsim.prediction.generate import Prediction
 from kvsim.report import breakeven
 from kvsim.report.charts import LOG, finished, lanes, lanes_title, memories, roofline
-from kvsim.report.colours import mark
+from kvsim.report.colours import PALETTE, mark
 from kvsim.report.predict import prediction
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def pictures(plan: ChosenPlan) -> list[tuple[str, "Figure"]]:
                 [other for other in rivals if other.technique.uniform], plan.baseline.technique
             )
     if any(gain > TOLD for gain in plan.prices.values()):
-        drawn.append(("What would bring more", prices(plan)))
+        drawn.append((f"What would bring more {plan.objective}", prices(plan)))
     return drawn
 
 
@@ -64,6 +64,13 @@ def technique_map(plan: ChosenPlan) -> "Figure":
     )
     fits &= np.isfinite(columns["tpot"]) & (columns["tpot"] > 0)
     figure = Figure()
+    exact_rows = np.array([i for i, t in enumerate(table.technique) if t.exact and fits[i]], int)
+    front = _front(exact_rows, columns) if exact_rows.size else []
+    figure.add_scatter(
+        x=1e3 * columns["tpot"][front], y=-columns["throughput"][front], mode="lines",
+        name="lossless front", line={"color": "#888888", "width": 7}, opacity=0.35,
+        hoverinfo="skip",
+    )  # fmt: skip
     for name in dict.fromkeys(t.name for t in table.technique):
         rows = np.array([i for i in _front(table.rows_of(name), columns) if fits[i]], int)[:DRAWN]
         if not rows.size:
@@ -160,6 +167,6 @@ def prices(plan: ChosenPlan) -> "Figure":
     figure = Figure()
     figure.add_bar(
         y=list(gains), x=[100 * gain for gain in gains.values()], orientation="h",
-        marker={"color": "#2f6fb3"}, hovertemplate="%{x:.3g} %<extra></extra>",
+        marker={"color": PALETTE[0]}, hovertemplate="%{x:.3g} %<extra></extra>",
     )  # fmt: skip
-    return finished(figure, 120 + 40 * len(gains), f"% more {plan.objective}", "")
+    return finished(figure, 120 + 40 * len(gains), "%", "")

@@ -8,6 +8,7 @@ from kvsim.evidence.published import PublishedRow
 from kvsim.evidence.scores import error, score
 from kvsim.files import replace_text
 from kvsim.report.charts import LOG, finished
+from kvsim.report.colours import PALETTE
 from kvsim.report.page import Page, write
 from kvsim.report.reproduce import answered, markdown, score_table
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 COLOURS = {
     "fit": ("#888888", "circle", "fitted"),
-    "check": ("#2f6fb3", "diamond", "not fitted"),
+    "check": (PALETTE[0], "diamond", "not fitted"),
     "anomaly": ("#c0453f", "x", "anomaly"),
 }
 

@@ -3,9 +3,11 @@
 from dataclasses import asdict
 from typing import Any
 
+from kvsim.report import units
+from kvsim.report.answer import Answer, show_verdict, verdict
 from kvsim.report.json import Row, print_json
 from kvsim.report.screen import Screen
-from kvsim.report.table import of_cells
+from kvsim.report.table import Table, of_cells
 from kvsim.report.units import short
 from kvsim.traces.read import Trace
 from kvsim.traces.requests import Requests
@@ -53,6 +55,30 @@ def row(trace: Trace) -> Row:
     return described(trace.name, trace.requests) | read
 
 
+def answered(row: Row) -> Answer:
+    """A trace in words: rate, lengths and what its prefixes share."""
+    prompt, generate, reuse = (row[k] for k in ("prompt_tokens", "generate_tokens", "reuse"))
+    shared = "It has no prefix blocks: prefix caching cannot be simulated."
+    if reuse:
+        shared = (
+            f"With an unlimited cache {units.percent(reuse['token_share'])} of prompt tokens would "
+            f"be prefix hits."
+        )
+    rate = f"{units.rate(row['rate_rps'])} per second over {units.seconds(row['duration_s'])}"
+    return Answer(
+        verdict(
+            [
+                f"{row['trace']} has {row['requests']:,} requests"
+                + (f", {rate}." if row["duration_s"] else ", all at once."),
+                f"Prompts have {prompt['mean']:,.0f} tokens on average (p99 {prompt['p99']:,.0f}), "
+                f"answers {generate['mean']:,.0f} (p99 {generate['p99']:,.0f}).",
+                shared,
+            ]
+        ),
+        figures={k: row[k] for k in ("requests", "rate_rps", "duration_s")},
+    )
+
+
 def show(row: Row, json: bool, source: Row | None = None) -> None:
     """Print statistics; beside those of the trace they were fitted to, if there is one."""
     shown = [row, *([source] if source else [])]
@@ -61,21 +87,33 @@ def show(row: Row, json: bool, source: Row | None = None) -> None:
         return
     out = Screen()
     out.title(_title(row))
+    if not source:
+        show_verdict(out, answered(row))
+    out.table(statistics_table(shown))
+    out.blank()
+    out.table(length_table(shown))
+
+
+def statistics_table(shown: list[Row]) -> Table:
+    """Rate, burstiness and reuse, a column per trace."""
     lines = [[said, *(short(one[key], 6) for one in shown)] for key, said in LINES.items()]
     if all(one["reuse"] for one in shown):
         lines += [
             [said, *(short(one["reuse"][key], 6) for one in shown)] for key, said in REUSE.items()
         ]
-    out.table(of_cells(["", "trace", *(["like"] if source else [])], lines))
-    out.blank()
-    names = [name for name in row["prompt_tokens"] if name != "total"]
+    return of_cells(["", "trace", *["like"] * (len(shown) - 1)], lines)
+
+
+def length_table(shown: list[Row]) -> Table:
+    """Prompt and generated tokens, a row per trace."""
+    names = [name for name in shown[0]["prompt_tokens"] if name != "total"]
     lengths = [
         [f"{what} tokens{like}", *(short(one[f"{key}_tokens"][name]) for name in names)]
         for key, what in (("prompt", "prompt"), ("generate", "generated"))
         for one, like in zip(shown, ("", ", like"), strict=False)
     ]
     ranks = "0" + "".join("0" if name in ("mean", "p50", "p99") else "1" for name in names)
-    out.table(of_cells(["", *names], lengths, ranks=ranks))
+    return of_cells(["", *names], lengths, ranks=ranks)
 
 
 def _title(row: Row) -> str:

@@ -1,5 +1,6 @@
 """What real runs showed, as JSON and as a table by technique and op."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvsim.report.answer import Answer, show_verdict
@@ -7,7 +8,7 @@ from kvsim.report.answer import verdict as paragraph
 from kvsim.report.json import Row
 from kvsim.report.names import settings_of, short_names
 from kvsim.report.screen import Screen
-from kvsim.report.table import of_cells
+from kvsim.report.table import Table, of_cells
 from kvsim.report.units import short
 from kvsim.validate.counts.check import TOLERANCE, CheckedTechnique
 from kvsim.validate.counts.compare import CHANNELS, Buffer, Line
@@ -80,11 +81,16 @@ def answered(found: list[CheckedTechnique]) -> Answer:
     )
 
 
-def print_outcomes(title: str, found: list[CheckedTechnique]) -> None:
-    """The verdict, a summary, then every op and buffer of every technique."""
-    out = Screen()
-    out.title(title)
-    show_verdict(out, answered(found))
+KEY = (
+    f"exact: gives full KV's tokens; its fp32 logits must be within {TOLERANCE:g} of them. "
+    "Rows are what was counted, over all layers and passes. equal: predicted to the last "
+    "digit; named: it differs for the reason given, and the prediction is below it."
+)
+"""What the words in the tables mean."""
+
+
+def summary_table(found: list[CheckedTechnique]) -> Table:
+    """A row per technique: its counts, tokens and logits beside full KV's."""
     names = short_names([str(o.technique) for o in found])
     summary = [
         [
@@ -98,33 +104,43 @@ def print_outcomes(title: str, found: list[CheckedTechnique]) -> None:
         for o in found
     ]
     heads = ("technique", "exact", "counts", "", "tokens of full", "logits off")
-    out.table(of_cells(heads, summary, 4, "010023"))
+    return of_cells(heads, summary, 4, "010023")
+
+
+def line_table(lines: Sequence[Line], title: str = "") -> Table:
+    """Operations and bytes of ops, as counted, and below as predicted where that differs."""
+    rows = [row for line in lines for row in _cells(line)]
+    traffic = [f"{channel.upper()} B" for channel in CHANNELS]
+    ranks = "000" + "0" + "2" * len(CHANNELS)
+    return of_cells(("phase", "op", "", "FLOP", *traffic), rows, 3, ranks, title)
+
+
+def print_outcomes(title: str, found: list[CheckedTechnique]) -> None:
+    """The verdict, a summary, then every op and buffer of every technique."""
+    out = Screen()
+    out.title(title)
+    show_verdict(out, answered(found))
+    names = short_names([str(o.technique) for o in found])
+    out.table(summary_table(found))
     for line in settings_of(names):
         out.say(line)
     full = next((o.comparison.lines for o in found if o.technique.name == "full"), ())
     known = {(line.phase, line.op): line for line in full}
     for o in found:
         lines = [x for x in o.comparison.lines if o.technique.name == "full" or not _as(x, known)]
-        rows = [row for line in lines for row in _cells(line)]
         out.blank()
         out.title(names[str(o.technique)])
-        traffic = [f"{channel.upper()} B" for channel in CHANNELS]
-        ranks = "000" + "0" + "2" * len(CHANNELS)
-        out.table(of_cells(("phase", "op", "", "FLOP", *traffic), rows, 3, ranks))
+        out.table(line_table(lines))
         as_full = [line for line in o.comparison.lines if line not in lines]
         for phase in dict.fromkeys(line.phase for line in as_full):
             same = ", ".join(line.op for line in as_full if line.phase == phase)
             out.say(f"{phase} as full: {same}")
         held = ("phase", "tier", "buffer", "", "B")
-        out.table(of_cells(held, [row for b in o.comparison.buffers for row in _resident(b)], 4))
+        out.table(of_cells(held, [row for b in o.comparison.buffers for row in resident(b)], 4))
         for reason, about in _reasons([*lines, *o.comparison.buffers]).items():
             out.say(f"named: {', '.join(about)}: {reason}")
     out.blank()
-    out.say(
-        f"exact: gives full KV's tokens; its fp32 logits must be within {TOLERANCE:g} of them. "
-        "Rows are what was counted, over all layers and passes. equal: predicted to the last "
-        "digit; named: it differs for the reason given, and the prediction is below it."
-    )
+    out.say(KEY)
 
 
 def _as(line: Line, known: dict[tuple[str, str], Line]) -> bool:
@@ -133,12 +149,19 @@ def _as(line: Line, known: dict[tuple[str, str], Line]) -> bool:
     return full is not None and (line.predicted, line.counted) == (full.predicted, full.counted)
 
 
-def _counts(o: CheckedTechnique) -> str:
+def kinds(o: CheckedTechnique) -> dict[str, int]:
+    """How many counts are equal, differ for a named reason, or differ."""
     items: list[Line | Buffer] = [*o.comparison.lines, *o.comparison.buffers]
     verdicts = [verdict(item) for item in items]
-    kinds = {"equal": verdicts.count("equal"), "named": verdicts.count("named")}
-    kinds["DIFFER"] = verdicts.count("DIFFERS")
-    return ", ".join(f"{n} {kind}" for kind, n in kinds.items() if n)
+    return {
+        "equal": verdicts.count("equal"),
+        "named": verdicts.count("named"),
+        "DIFFER": verdicts.count("DIFFERS"),
+    }
+
+
+def _counts(o: CheckedTechnique) -> str:
+    return ", ".join(f"{n} {kind}" for kind, n in kinds(o).items() if n)
 
 
 def _cells(line: Line) -> list[list[str]]:
@@ -151,7 +174,8 @@ def _cells(line: Line) -> list[list[str]]:
     return [first] if line.equal else [first, ["", "  predicted", "", *numbers[1]]]
 
 
-def _resident(buffer: Buffer) -> list[list[str]]:
+def resident(buffer: Buffer) -> list[list[str]]:
+    """What a buffer held, and below it what was predicted where that differs."""
     sizes = [short(float(n), EXACT) for n in (buffer.counted, buffer.predicted)]
     first = [buffer.phase, buffer.tier, buffer.name, verdict(buffer), sizes[0]]
     return [first] if buffer.equal else [first, ["", "", "  predicted", "", sizes[1]]]

@@ -101,8 +101,8 @@ def _scatter(answer: Row) -> Any:
     ends = [min(spans), max(spans)]
     figure.add_trace(Scatter(x=ends, y=ends, mode="lines", name="equal", line={"color": "#bbb"}))
     figure.update_layout(
-        xaxis={"title": "measured [ms]", "type": "log", "dtick": "D2"},
-        yaxis={"title": "predicted [ms]", "type": "log", "dtick": "D2"},
+        xaxis={"title": "measured [ms]", "type": "log"},
+        yaxis={"title": "predicted [ms]", "type": "log"},
         height=650,
     )  # fmt: skip
     return figure

@@ -14,16 +14,39 @@ const dressed = (layout) => {
   for (const key of ["xaxis", "yaxis"]) if (!merged[key]) merged[key] = axis;
   return merged;
 };
+const plain = (value) => (value >= 1e4 || value < 1e-3 ? `${Number((value / 10 ** (3 * Math.floor(Math.log10(value) / 3))).toPrecision(3))}${{ "-4": "p", "-3": "n", "-2": "µ", "-1": "m", 1: "k", 2: "M", 3: "G", 4: "T", 5: "P" }[Math.floor(Math.log10(value) / 3)] || ""}` : value.toLocaleString("en", { maximumSignificantDigits: 3 }));
+const ticked = (place) => {  // 1, 2, 5 of each decade in full digits, or fewer where they would touch
+  const change = {};
+  for (const name of ["xaxis", "yaxis"]) {
+    const axis = place._fullLayout[name];
+    if (!axis || axis.type !== "log") continue;
+    const [low, high] = axis.range, room = (name === "xaxis" ? axis._length / 48 : axis._length / 24), wanted = high - low;
+    const steps = 3 * wanted <= room ? [1, 2, 5] : wanted <= room ? [1] : null, every = Math.ceil(wanted / room), values = [];
+    for (let k = Math.floor(low); k <= Math.ceil(high); k += steps ? 1 : every) {
+      for (const step of steps || [1]) { const at = k + Math.log10(step); if (at >= low && at <= high) values.push(step * 10 ** k); }
+    }
+    change[`${name}.tickvals`] = values;
+    change[`${name}.ticktext`] = values.map(plain);
+  }
+  return change;
+};
+const fitted = async (place, layout) => {  // room for the legend, which wraps on a phone
+  const legend = place.querySelector(".legend");
+  const tall = legend ? legend.getBoundingClientRect().height : 0, height = (layout.height || 420) + Math.max(0, tall - 24);
+  place.style.height = `${height}px`;
+  await Plotly.relayout(place, { height, ...ticked(place) });
+};
 const draw = () => {
   for (const source of document.querySelectorAll("script[data-for]")) {
     const place = document.getElementById(source.dataset.for), { data, layout } = JSON.parse(source.textContent);
     place.style.height = (layout.height || 420) + "px";
     delete layout.template;
-    Plotly.newPlot(place, data, dressed(layout), { responsive: true, displaylogo: false, displayModeBar: false });
+    if (place.clientWidth < 500) layout.legend = { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, entrywidth: 105, font: { size: 11 } };
+    Plotly.newPlot(place, data, dressed(layout), { responsive: true, displaylogo: false, displayModeBar: false }).then(() => fitted(place, layout));
     pictures.push([place, layout]);
   }
 };
-const redress = () => { for (const [place, layout] of pictures) Plotly.relayout(place, dressed(layout)); };
+const redress = () => { for (const [place, layout] of pictures) Plotly.relayout(place, dressed(layout)).then(() => fitted(place, layout)); };
 if (window.Plotly) {
   draw();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redress);
