@@ -69,6 +69,7 @@ RANGES = {
     "--tpot": Range(1e-6, 1e6, "s", whole=False),
     "--max-loss": Range(0, 1, "", whole=False),
     "--max-error": Range(1e-6, 1e3, "", whole=False),
+    "--bits": Range(2, 4, "bits", whole=False),
     "--percentile": Range(1, 99.999, "%", whole=False),
     "--headroom": Range(0, 1, "", whole=False),
     "--failures": Range(0, 1000, "replicas"),

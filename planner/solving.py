@@ -61,8 +61,7 @@ def solve(
     """
     started = time.perf_counter()
     built = build(programme, whole, cuts, apart, counts)
-    solver = _solver(gap, seconds)
-    built.problem.solve(solver)
+    built.problem.solve(solver(gap, seconds))
     status = STATUSES[built.problem.status]
     if status != "optimal":
         raise InfeasibleError(f"no mix of placements is within the limits ({status})")
@@ -124,7 +123,7 @@ def best_first(
     return (*best, min(bound, best[1]))
 
 
-def _solver(gap: float, seconds: float) -> pulp.LpSolver:
+def solver(gap: float, seconds: float) -> pulp.LpSolver:
     """HiGHS, or CBC where HiGHS is not installed."""
     highs = pulp.HiGHS(msg=False, threads=1, gapRel=gap, timeLimit=seconds)
     if highs.available():

@@ -4,12 +4,20 @@ from pathlib import Path
 
 import typer
 
-from kvsim.commands.arguments import count
+from kvsim.commands.arguments import count, number
 from kvsim.errors import InputError
 from kvsim.files import check_target
 from kvsim.techniques import parse
 
 BATCH, PROMPT, GENERATE = "8", "1024", "64"  # windows of the text; one may give others
+
+
+def needs_torch() -> None:
+    """Refuse in one line where PyTorch is missing."""
+    try:
+        import torch  # noqa: F401 - only whether it is there
+    except ImportError:
+        raise InputError("validate needs PyTorch; pip install 'kvsim[validate]'") from None
 
 
 def measure_quality(
@@ -30,20 +38,15 @@ def measure_quality(
     if not all(1 <= size <= 10**6 for size in sizes):
         raise InputError("--batch, --prompt, --generate: expected whole numbers from 1 to 1000000")
     asked = [parse(item) for item in techniques]
-    try:
-        import torch
-    except ImportError:
-        raise InputError("validate needs PyTorch; pip install 'kvsim[validate]'") from None
+    needs_torch()
+    from kvsim.commands.openquality import Opened
     from kvsim.machines.deployment import Deployment
     from kvsim.machines.profiles import load_hardware, load_stack
     from kvsim.report import validate_quality as report
     from kvsim.report.json import print_json
     from kvsim.traces import attentionfile
     from kvsim.validate.machine import find_device
-    from kvsim.validate.model.checkpoint import checksum, open_weights
-    from kvsim.validate.model.decoder import Decoder
-    from kvsim.validate.model.tokens import read_tokeniser
-    from kvsim.validate.model.weights import load_weights
+    from kvsim.validate.model.checkpoint import open_weights
     from kvsim.validate.quality.measure import measure
     from kvsim.validate.quality.settings import (
         Reading,
@@ -52,7 +55,7 @@ def measure_quality(
         sort_out,
         usual,
     )
-    from kvsim.validate.quality.text import read_text, windows
+    from kvsim.validate.quality.text import read_text
 
     if out is not None:
         check_target(out, "--out")
@@ -69,20 +72,8 @@ def measure_quality(
         typer.echo(f"left out: {error}", err=True)
     settings = sort_out(able)
     length = check_reading(arch, reading, bool(settings.drafts), where)
-    tokeniser = read_tokeniser(source)
-    tokens = tokeniser(read.content)
-    tokeniser.check(tokens, arch.model.vocab)
-    texts = windows(tokens, reading.windows, reading.length, tokeniser.start)
-    typer.echo(f"loading {source.where}", err=True)
-    weights = load_weights(arch, source, where, torch.float32)
-    decoder = Decoder(arch, weights, length, deployment=machine)
-    name = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
-    about = {
-        "model": model,
-        "weights": checksum(source),
-        "text": read.source,
-        "settings": f"{name}, fp32, PyTorch {torch.__version__}; {reading.about}",
-    }
+    opened = Opened(model, arch, source, where, machine)
+    decoder, texts, about = opened.read(read, reading, length)
     for step in measure(decoder, settings, reading, texts, about):
         if isinstance(step, str):
             typer.echo(step, err=True)
@@ -93,3 +84,62 @@ def measure_quality(
             print_json(attentionfile.record(step))
         else:
             report.print_trace(step)
+
+
+def measure_per_layer(
+    model: str,
+    device: str,
+    sizes: tuple[str | None, str | None, str | None],
+    gpu: str,
+    text: str | None,
+    out: str | None,
+    bits: str | None,
+    json: bool,
+) -> None:
+    """Losses of every layer's keys and values alone; a plan of so many bits, run for real."""
+    usual = zip(("--batch", "--prompt", "--generate"), sizes, ("8", "256", "16"), strict=True)
+    reading_sizes = [count(name, given or default) for name, given, default in usual]
+    if not all(1 <= size <= 10**6 for size in reading_sizes):
+        raise InputError("--batch, --prompt, --generate: expected whole numbers from 1 to 1000000")
+    wanted = None if bits is None else number("--bits", bits)
+    needs_torch()
+    from kvsim.commands.openquality import Opened
+    from kvsim.machines.deployment import Deployment
+    from kvsim.machines.profiles import load_hardware, load_stack
+    from kvsim.planner.bits import assign
+    from kvsim.quality.layers import write
+    from kvsim.report.json import print_json
+    from kvsim.report.validate_layers import Executed, print_layers, record
+    from kvsim.techniques import parse
+    from kvsim.validate.machine import find_device
+    from kvsim.validate.model.checkpoint import open_weights
+    from kvsim.validate.quality.perlayer import executed, measure_layers
+    from kvsim.validate.quality.settings import Reading, check_reading
+    from kvsim.validate.quality.text import read_text
+
+    if out is not None:
+        check_target(out, "--out")
+    where, read = find_device(device), read_text(text)
+    arch, source = open_weights(model)
+    reading = Reading(*reading_sizes)
+    length = check_reading(arch, reading, False, where)
+    machine = Deployment(arch.model, load_hardware(gpu), load_stack("kvsim"))
+    opened = Opened(model, arch, source, where, machine)
+    decoder, texts, about = opened.read(read, reading, length)
+    group = max(g for g in (8, 16, 32, 64) if arch.model.head_dim % g == 0 or g == 8)
+    for step in measure_layers(decoder, reading, texts, group, about):
+        if isinstance(step, str):
+            typer.echo(step, err=True)
+            continue
+        if out is not None:
+            write(Path(out), step)
+        plan: Executed | None = None
+        if wanted is not None:
+            widths = assign(step, wanted)
+            typer.echo(f"running {step.notation(widths)}", err=True)
+            (measured,) = executed(decoder, reading, texts, [parse(step.notation(widths))])
+            plan = Executed(wanted, widths, measured)
+        if json:
+            print_json(record(step, plan))
+        else:
+            print_layers(step, plan)

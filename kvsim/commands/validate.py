@@ -48,6 +48,13 @@ def validate(
     out: Annotated[
         str | None, option("--out", "FILE", "Write what --quality measured as attention trace.")
     ] = None,
+    per_layer: Annotated[
+        bool,
+        typer.Option("--per-layer", help="With --quality: each layer's keys and values alone."),
+    ] = False,
+    bits: Annotated[
+        str | None, option("--bits", "X", "With --per-layer: run the best plan of X mean bits.")
+    ] = None,
     points: Annotated[
         str, option("--points", "all|few", "With a measured --gpu: the grid that is timed.")
     ] = "all",
@@ -72,6 +79,15 @@ def validate(
     from kvsim.techniques import parse
 
     texts = [] if techniques in (None, ["all"]) else list(techniques or [])
+    if per_layer and (not quality or texts):
+        raise InputError("--per-layer: goes with --quality, and chooses its own techniques")
+    if bits is not None and not per_layer:
+        raise InputError("--bits: only with --quality --per-layer")
+    if per_layer:
+        from kvsim.commands.quality import measure_per_layer
+
+        measure_per_layer(model, device, (batch, prompt, generate), gpu, text, out, bits, json)
+        return
     if quality:
         from kvsim.commands.quality import measure_quality
 

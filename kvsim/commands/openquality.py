@@ -1,0 +1,52 @@
+"""A checkpoint and a text, opened for `kvsim validate --quality`."""
+
+from dataclasses import dataclass
+
+import torch
+import typer
+
+from kvsim.machines.deployment import Deployment
+from kvsim.validate.model.architecture import Architecture
+from kvsim.validate.model.checkpoint import checksum
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.tokens import read_tokeniser
+from kvsim.validate.model.weights import TensorSource, load_weights
+from kvsim.validate.quality.settings import Reading
+from kvsim.validate.quality.text import Text, windows
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint whose weights are not loaded yet."""
+
+    model: str
+    arch: Architecture
+    source: TensorSource
+    device: torch.device
+    machine: Deployment
+
+    def read(
+        self, text: Text, reading: Reading, length: int
+    ) -> tuple[Decoder, list[list[int]], dict[str, str]]:
+        """The decoder, windows of the text, and what a file says of both.
+
+        Parameters
+        ----------
+        length : positions that the decoder needs. [tokens]
+        """
+        tokeniser = read_tokeniser(self.source)
+        tokens = tokeniser(text.content)
+        tokeniser.check(tokens, self.arch.model.vocab)
+        texts = windows(tokens, reading.windows, reading.length, tokeniser.start)
+        typer.echo(f"loading {self.source.where}", err=True)
+        weights = load_weights(self.arch, self.source, self.device, torch.float32)
+        decoder = Decoder(self.arch, weights, length, deployment=self.machine)
+        gpu = self.device.type == "cuda"
+        name = torch.cuda.get_device_name(self.device) if gpu else "cpu"
+        about = {
+            "model": self.model,
+            "weights": checksum(self.source),
+            "text": text.source,
+            "settings": f"{name}, fp32, PyTorch {torch.__version__}; {reading.about}",
+        }
+        return decoder, texts, about

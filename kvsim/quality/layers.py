@@ -1,0 +1,133 @@
+"""What each layer loses when its keys or its values alone are stored in fewer bits.
+
+Losses of layers add up, times a factor that runs of all layers alike fit; a profile holds for its
+own checkpoint. Attention mass is no substitute: the first layers may have little and lose most.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.errors import InputError
+from kvsim.files import read_json, replace_text
+from kvsim.files.kinds import ATTENTION
+from kvsim.graph import Array
+
+Widths = NDArray[np.int64]
+FORMAT = "kvsim layer losses 1"
+SIDES = ("keys", "values")
+NORMAL = 1.96  # standard errors to either side: 95 %
+
+
+@dataclass(frozen=True)
+class LayerLosses:
+    """KL divergence from full-precision KV, window by window. [nat per token]
+
+    Attributes
+    ----------
+    bits
+        Widths that were tried, ascending. (b,)
+    group
+        Numbers that share a scale.
+    alone
+        Of keys and of values of one layer at one width, all else in full precision.
+        (2, b, layers, windows)
+    uniform
+        Of keys and values of all layers at one width. (b, windows)
+    """
+
+    model: str
+    weights: str
+    text: str
+    settings: str
+    date: str
+    bits: tuple[int, ...]
+    group: int
+    alone: Array
+    uniform: Array
+
+    @property
+    def factor(self) -> float:
+        """By which the sum of layers is off where all layers are packed alike."""
+        sums = self.alone.sum(axis=(0, 2)).mean(axis=-1)
+        ratio = self.uniform.mean(axis=-1) / np.maximum(sums, 1e-300)
+        return float(np.exp(np.log(np.maximum(ratio, 1e-300)).mean()))
+
+    def expected(self, widths: Widths) -> tuple[float, float, float]:
+        """Loss of a choice of widths, and the interval it lies in with 95 %. [nat per token]
+
+        Parameters
+        ----------
+        widths : index into ``bits`` of keys and values of every layer. (2, layers)
+        """
+        side, layer = np.indices(widths.shape)
+        windows = self.factor * self.alone[side, widths, layer].sum(axis=(0, 1))
+        mean = float(windows.mean())
+        error = float(windows.std(ddof=1) / np.sqrt(windows.size)) if windows.size > 1 else mean
+        spread = float(np.abs(np.log(self._ratios() / self.factor)).max(initial=0.0))
+        off = np.hypot(NORMAL * error, mean * np.expm1(spread))
+        return mean, max(0.0, mean - off), mean + off
+
+    def _ratios(self) -> Array:
+        sums = self.alone.sum(axis=(0, 2)).mean(axis=-1)
+        ratios: Array = self.uniform.mean(axis=-1) / np.maximum(sums, 1e-300)
+        return ratios
+
+    def notation(self, widths: Widths) -> str:
+        """The choice as ``kvsim.techniques.parse`` reads it, neighbours that agree as one range."""
+        each = [(self.bits[k], self.bits[v]) for k, v in widths.T]
+        found, first = [], 0
+        for i in range(1, len(each) + 1):
+            if i == len(each) or each[i] != each[first]:
+                place = f"{first}" if i - 1 == first else f"{first}-{i - 1}"
+                k, v = each[first]
+                found.append(f"{place}: grouped:bits={k},value_bits={v},group={self.group}")
+                first = i
+        return "; ".join(found)
+
+
+def write(path: Path, found: LayerLosses) -> None:
+    """As a JSON file, whole or not at all."""
+    made: dict[str, Any] = {"format": FORMAT} | asdict(found)
+    made |= {"bits": list(found.bits), "alone": found.alone.tolist()}
+    made |= {"uniform": found.uniform.tolist()}
+    replace_text(path, json.dumps(made, allow_nan=False) + "\n")
+
+
+def load(path: Path) -> LayerLosses:
+    """Read what ``write`` wrote.
+
+    Raises
+    ------
+    InputError
+        If the file is something else.
+    """
+    given = read_json(path, ATTENTION)
+    if not isinstance(given, dict) or given.get("format") != FORMAT:
+        raise InputError(f'{path}: expected a JSON object with "format": "{FORMAT}"')
+    names = LayerLosses.__dataclass_fields__
+    missing = sorted(names.keys() - given.keys())
+    if missing:
+        raise InputError(
+            f"{path}: {missing[0]} is missing; measure with `kvsim validate --quality`"
+        )
+    try:
+        alone, uniform = (np.array(given[k], dtype=float) for k in ("alone", "uniform"))
+        bits, group = tuple(int(b) for b in given["bits"]), int(given["group"])
+        date.fromisoformat(given["date"])
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path}: {error}; expected the numbers of --per-layer") from None
+    good = alone.ndim == 4 and alone.shape[:2] == (2, len(bits))
+    good = good and uniform.shape == (len(bits), alone.shape[-1])
+    if not good or not (np.isfinite(alone).all() and np.isfinite(uniform).all()):
+        raise InputError(
+            f"{path}: alone has shape {alone.shape}; expected finite numbers, (2, widths, layers, "
+            f"windows), and uniform (widths, windows)"
+        )
+    words = {k: str(given[k]) for k in ("model", "weights", "text", "settings", "date")}
+    return LayerLosses(**words, bits=bits, group=group, alone=alone, uniform=uniform)

@@ -1,0 +1,46 @@
+"""Bits of every layer's keys and values within a mean, as a programme over measured losses."""
+
+from itertools import product
+
+import numpy as np
+import pulp
+
+from kvsim.errors import InfeasibleError
+from kvsim.planner.solving import STATUSES, solver
+from kvsim.quality.layers import LayerLosses, Widths
+
+GAP = 1e-6  # relative
+SECONDS = 20.0
+
+
+def assign(losses: LayerLosses, mean_bits: float) -> Widths:
+    """Widths with the least loss whose mean is at most ``mean_bits``: indices, (2, layers).
+
+    Raises
+    ------
+    InfeasibleError
+        If even the narrowest widths are wider.
+    """
+    each = losses.alone.mean(axis=-1)
+    sides, widths, layers = (range(n) for n in each.shape)
+    problem = pulp.LpProblem("bits", pulp.LpMinimize)
+    x = {
+        key: problem.add_variable("x_{}_{}_{}".format(*key), 0, 1, pulp.LpInteger)
+        for key in product(sides, widths, layers)
+    }
+    scale = float(each.max()) or 1.0
+    problem.setObjective(pulp.lpSum(float(each[key]) / scale * v for key, v in x.items()))
+    for s, i in product(sides, layers):
+        problem.addConstraint(pulp.lpSum(x[s, b, i] for b in widths) == 1, f"one_{s}_{i}")
+    used = pulp.lpSum(losses.bits[b] * v for (_, b, _), v in x.items())
+    problem.addConstraint(used <= mean_bits * len(sides) * len(layers), "bits")
+    problem.solve(solver(GAP, SECONDS))
+    if STATUSES[problem.status] != "optimal":
+        raise InfeasibleError(
+            f"--bits: got {mean_bits:g}; the narrowest width that was measured is {losses.bits[0]}"
+        )
+    chosen = np.zeros((len(sides), len(layers)), dtype=np.int64)
+    for (s, b, i), v in x.items():
+        if v.value() > 0.5:
+            chosen[s, i] = b
+    return chosen

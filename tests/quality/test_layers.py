@@ -1,0 +1,96 @@
+"""Losses layer by layer: measured behind one pass of the prompt, added up, spent within bits."""
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvsim.errors import InfeasibleError, InputError
+from kvsim.planner.bits import assign
+from kvsim.quality.layers import LayerLosses, load, write
+from kvsim.techniques import parse
+from kvsim.validate.quality.forced import Forced
+from kvsim.validate.quality.perlayer import executed, measure_layers, packed
+from kvsim.validate.quality.settings import Reading
+from tests.support.decoders import decoder, prompts
+
+READING = Reading(windows=3, prompt=60, scored=6)
+ABOUT = {"model": "llama", "weights": "random", "text": "random", "settings": "test"}
+
+
+def made(layers: int = 3, seed: int = 0) -> LayerLosses:
+    """Losses that fall with the width, most in the first layer."""
+    random = np.random.default_rng(seed)
+    alone = random.random((2, 2, layers, 4)) * np.array([1.0, 0.1])[None, :, None, None]
+    alone[:, :, 0] *= 10
+    uniform = 2 * alone.sum(axis=(0, 2))
+    return LayerLosses(**ABOUT, date="2026-11-22", bits=(2, 4), group=64, alone=alone,
+                       uniform=uniform)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("bits", [2.0, 2.5, 3.0, 4.0])
+def test_bits_are_spent_where_they_help_most(bits: float, seed: int) -> None:
+    found = made(seed=seed)
+    chosen = assign(found, bits)
+    every = [np.array(x).reshape(2, 3) for x in product((0, 1), repeat=6)]
+    width = np.array(found.bits)
+    inside = [x for x in every if width[x].mean() <= bits + 1e-9]
+    least = min(found.expected(x)[0] for x in inside)
+    assert width[chosen].mean() <= bits + 1e-9
+    assert found.expected(chosen)[0] == pytest.approx(least, rel=1e-6)
+
+
+def test_too_few_bits_are_refused() -> None:
+    with pytest.raises(InfeasibleError, match="narrowest width that was measured is 2"):
+        assign(made(), 1.5)
+
+
+def test_losses_add_up_times_the_factor_of_uniform_runs() -> None:
+    found = made()
+    assert found.factor == pytest.approx(2.0)
+    all_narrow = np.zeros((2, 3), dtype=np.int64)
+    mean, low, high = found.expected(all_narrow)
+    assert mean == pytest.approx(found.uniform[0].mean()) and low < mean < high
+    text = found.notation(np.array([[0, 0, 1], [1, 1, 0]]))
+    assert text == (
+        "0-1: grouped:bits=2,value_bits=4,group=64; 2: grouped:bits=4,value_bits=2,group=64"
+    )
+    assert len(parse(text).layers) == 2
+
+
+def test_a_file_is_read_back(tmp_path: Path) -> None:
+    found, path = made(), tmp_path / "layers.json"
+    write(path, found)
+    again = load(path)
+    assert (again.alone == found.alone).all() and again.bits == found.bits
+    path.write_text('{"format": "kvsim layer losses 1", "model": "m"}')
+    with pytest.raises(InputError, match="alone is missing"):
+        load(path)
+    path.write_text("{}")
+    with pytest.raises(InputError, match="kvsim layer losses 1"):
+        load(path)
+
+
+def test_a_kept_prompt_gives_what_reading_it_again_gives() -> None:
+    """Runs behind one pass of the prompt, held against runs that read it themselves."""
+    model, length = decoder("llama"), READING.length
+    texts, layers = prompts(*[length] * READING.windows), model.arch.model.layers
+    (found,) = [x for x in measure_layers(model, READING, texts, 8, ABOUT, (2, 4))
+                if isinstance(x, LayerLosses)]  # fmt: skip
+    truth = Forced(model, parse("full"), texts, READING.prompt)
+    truth.complete()
+    for technique, windows in (
+        (packed(2, 2, 8, range(layers), layers), found.uniform[0]),
+        (packed(2, 16, 8, range(1, 2), layers), found.alone[0, 0, 1]),
+        (packed(16, 4, 8, range(layers - 1, layers), layers), found.alone[1, 1, layers - 1]),
+    ):
+        run = Forced(model, technique, texts, READING.prompt, truth.kept)
+        run.complete()
+        assert windows.mean() == pytest.approx(run.divergence, rel=1e-4)
+    chosen = assign(found, 3.0)
+    (measured,) = executed(model, READING, texts, [parse(found.notation(chosen))])
+    _, low, high = found.expected(chosen)
+    assert low <= measured.mean() <= high
+    assert measured.mean() < found.uniform[0].mean() / 3
