@@ -11,7 +11,7 @@ from kvsim.models.fields import Fields, shown
 from kvsim.models.kinds import Indexer, Mixer, Recurrence
 
 ATTENTION = ("full_attention", "attention", "sliding_attention")
-STATE = ("linear_attention", "mamba", "conv", "kda", "hybrid")
+STATE = ("linear_attention", "mamba", "conv")
 LETTERS: Mapping[str, tuple[Mixer, bool, bool]] = {  # mixer, MLP, routed
     "M": ("recurrent", False, False),
     "*": ("attention", False, False),
