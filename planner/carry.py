@@ -32,7 +32,7 @@ from kvsim.planner.load import Loads
 from kvsim.serving.outcome import QUANTILES, Targets
 
 ATTAINED = "p90"  # of requests must be within the targets
-SHORTEST_LAP = 1e-3  # what nobody needs to undercut [s]
+SHORTEST_LAP = 1e-3  # shorter laps are not looked for [s]
 GAPS = {True: 1e-6, False: 1e-3}  # of one lane, whose settings may differ by little; of several
 Lanes = tuple[int, int]
 ONE: Lanes = (1, 1)
@@ -151,7 +151,7 @@ def _speed(
 
 
 def _allowed(loads: Loads, targets: ReplicaTargets) -> list[tuple[int, int]]:
-    """Classes and options whose rounds with nobody in them are within the TPOT target."""
+    """Classes and options whose fixed time of a round is within the TPOT target."""
     ok = (loads.fixed / loads.tokens < targets.tpot) & (loads.longest <= loads.room)
     return [(c, int(o)) for c in range(len(loads.work)) for o in np.flatnonzero(ok)]
 

@@ -20,7 +20,7 @@ class Loads:
     Attributes
     ----------
     fixed
-        A round with nobody in it: weights, launches. (o,) [s]
+        The fixed time of a round: weights, launches. (o,) [s]
     work
         Seconds per second: prompts, and sequences in rounds. (c, o)
     seats, gpu, host

@@ -64,7 +64,7 @@ class PlanLimits:
     ttft: float = np.inf  # [s]
     tpot: float = np.inf  # [s]
     loss: float = 0.0  # relative, in the unit of the evidence; 0: the tokens of full-precision KV
-    assumed: float = 0.0  # 0: nothing rests on an acceptance rate that nobody measured
+    assumed: float = 0.0  # 0: nothing rests on an unmeasured acceptance rate
 
     def finite(self, without: str = "") -> dict[str, float]:
         """The limits that are set, by column."""

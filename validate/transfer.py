@@ -108,7 +108,7 @@ def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 def to_device(
     numbers: Sequence[int], device: torch.device, dtype: torch.dtype = torch.long
 ) -> Tensor:
-    """A few numbers that the host knows, on the device; nobody waits for anybody.
+    """A few numbers that the host knows, on the device; neither side waits for the other.
 
     From pageable memory the host would wait until the device has done all it was asked to.
     """
@@ -200,7 +200,7 @@ class _ComputeLane:
         return _Later(partial(self._run, work, after))
 
     def close(self) -> None:
-        """What nobody has waited for is not needed."""
+        """Work that was never waited for is not needed."""
 
 
 class _Later:
@@ -243,7 +243,7 @@ class _CudaLane:
 
 
 def _runtime() -> Any:
-    """CUDA's runtime library."""
+    """CUDA's runtime library, loaded with PyTorch."""
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 

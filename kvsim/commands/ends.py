@@ -99,7 +99,7 @@ def _say(message: str, code: int) -> int:
     printable = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
     if len(printable) > LINE:
         printable = f"{printable[: LINE // 2]} ... {printable[-LINE // 2 :]}"
-    with suppress(OSError):  # nobody may be listening there either
+    with suppress(OSError):  # that stream may be closed as well
         typer.echo(f"kvsim: {printable}", err=True)
     return code
 

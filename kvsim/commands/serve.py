@@ -1,4 +1,4 @@
-"""One technique's run of a trace: played, checked and kept, or taken up again."""
+"""One technique's run of a trace: played, checked and kept, or continued from a file."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -22,7 +22,7 @@ def steady(step: Step, deployment: Deployment) -> Number:
     """Time each further step adds when steps follow one another. [s]
 
     Two steps less one, a third about to follow, but never less than the work of the busiest
-    stream: a copy stream that falls behind delays nobody within two steps, yet in the long run
+    stream: a copy stream that falls behind delays no op within two steps, yet in the long run
     everybody.
     """
     timeline = Timeline(step, deployment)

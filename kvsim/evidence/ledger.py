@@ -32,7 +32,7 @@ KINDS = {
 """Kinds of end-to-end numbers; entries of kernel classes have the class as their kind."""
 
 # How much wider a logarithmic interval is per step of distance. Measured: rows of paper tables that
-# nobody fitted are 3 to 6 times worse on another technique, about twice on another engine or card.
+# no fit saw are 3 to 6 times worse on another technique, about twice on another engine or card.
 WIDER = {"technique": 3.0, "engine": 2.0, "device": 2.0}
 UNKNOWN = 0.1  # typical error where nothing like a number was ever measured
 ALIKE = {"full", "fp8"}  # techniques that run an engine's own attention kernels

@@ -12,7 +12,7 @@ TIMES = {
     "decode_tok_s": "decode", "speedup": "decode", "peak_gib": "memory",
 }  # fmt: skip
 RATES = {"decode_tok_s", "speedup"}  # larger is faster: turned into times
-# contexts that are told apart [tokens]
+# ranges of contexts with errors of their own [tokens]
 LENGTHS = ((0, 2048), (2048, 16_384), (16_384, 10**9))
 
 

@@ -23,8 +23,8 @@ def fitted_text(stack: Stack, base: str, fit: Fit, rows: str, error: str, today:
         + ("; not determined by these rows" if key in fit.unknown else "")
         for key, value in fit.values.items()
     }
-    confused = [f"{a} with {b}" for a, b in fit.confused]
-    told = f"; cannot tell {', '.join(confused)} apart" if confused else ""
+    confused = [f"{a} from {b}" for a, b in fit.confused]
+    told = f"; these rows do not separate {', '.join(confused)}" if confused else ""
     head = {
         "title": f"{stack.title}, fitted",
         "basis": "calibrated",

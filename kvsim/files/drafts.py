@@ -1,7 +1,7 @@
 """Drafts: hidden files beside a target, locked by the process that writes them.
 
 The lock is the owner's mark. The system drops it when the process ends, however it ends, so a
-draft that nobody has locked belongs to a dead process and the next run removes it.
+draft that is not locked belongs to a dead process and the next run removes it.
 """
 
 import fcntl

@@ -200,7 +200,7 @@ class Stack:
         return any(kernel.host > 0 for kernel in self.kernels.values())
 
     def kernel(self, name: str) -> Kernel:
-        """A kernel class, or the one that stands for it where this stack does not tell it apart."""
+        """A kernel class, or the one that stands for it where this stack has none of its own."""
         while name not in self.kernels:
             name = STANDS_FOR[name]
         return self.kernels[name]

@@ -150,7 +150,7 @@ def _find_file(name: str) -> Path:
 
 
 def _quoted(name: str) -> str:
-    """A path for a message, without the middle of one that nobody would read."""
+    """A path for a message, without its middle if it is long."""
     return repr(name if len(name) <= 200 else f"{name[:60]}...{name[-60:]}")
 
 

@@ -11,7 +11,7 @@ from kvsim.prediction.memory import decode_point, phases, tier_bytes
 from kvsim.techniques.base import Technique
 
 BLOCK_TOKENS = 16
-LONGEST = 2**24  # prompt beyond which nobody asks [tokens]
+LONGEST = 2**24  # prompt beyond which no question is expected [tokens]
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,8 @@ def evidence(
         return found
     return Evidence(
         "none",
-        missing=f"nobody measured {technique.name} at this setting on {model.name} or a model like "
-        f"it; `kvsim validate --quality --model {model.name} --techniques {technique.name} "
+        missing=f"{technique.name} was not measured at this setting on {model.name} or a similar "
+        f"model; `kvsim validate --quality --model {model.name} --techniques {technique.name} "
         f"--out mine.json` does, and `plan --quality mine.json` reads it",
     )
 

@@ -180,6 +180,6 @@ def show_fit(found: CalibratedRun, path: str) -> None:
     for table in found.tables:
         out.table(table)
     for pair in found.row["confused"]:
-        out.say(f"The run cannot tell {pair[0]} and {pair[1]} apart.")
+        out.say(f"The run does not separate {pair[0]} from {pair[1]}.")
     show_rest(out, found.answer)
     out.say(f"Written to {path}.")

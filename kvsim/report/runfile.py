@@ -1,4 +1,4 @@
-"""A run's requests as Parquet, with what the run was and what came of it: it can be taken up."""
+"""A run's requests as Parquet with its options and results; a later run can continue from it."""
 
 import json
 from hashlib import sha256
@@ -20,7 +20,7 @@ FATES = ["unfinished", "finished", "refused"]
 
 
 def mark_of(requests: Requests, costs: StepCosts, rate: Array | None, *others: object) -> str:
-    """What tells runs apart: the trace, what is simulated, all options, kvsim's version."""
+    """What identifies a run: the trace, what is simulated, all options, kvsim's version."""
     digest = sha256()
     columns = (requests.arrival, requests.prompt, requests.generate,
                requests.block_ids, requests.block_start, rate)  # fmt: skip

@@ -108,7 +108,7 @@ class StepCosts:
         return costs
 
     def with_density(self, density: int) -> "StepCosts":
-        """The same with tables of a given density that nobody checks: for fits."""
+        """The same with tables of a given density that are not checked: for fits."""
         costs = replace(self)
         object.__setattr__(costs, "_checked", (costs._tabulate(density), {}))
         return costs

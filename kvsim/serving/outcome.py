@@ -208,7 +208,7 @@ def faults(run: Run, whole: bool = True) -> list[str]:
 
     Parameters
     ----------
-    whole : the run was played to its end, so that nobody may be left.
+    whole : the run was played to its end, so that no request may be left.
     """
     p, requests, replicas = run.progress, run.requests, run.replicas
     pools: Any = run.world.pools

@@ -120,7 +120,7 @@ def spread(most: float, per_octave: int) -> Array:
 def refine(nodes: Nodes, passes: Passes, good: float) -> Nodes:
     """More contexts, parts and starts, where straight lines between the nodes are off.
 
-    Techniques that work in blocks have costs like the teeth of a saw, and budgets make kinks.
+    The cost of techniques that work in blocks rises in steps, and budgets make kinks.
     """
     batches = np.unique(np.round(np.geomspace(1, nodes.batches[-1], PROBES)))[:, None]
     few = np.unique(np.round(np.geomspace(1, nodes.chunks[-1], PROBES)))[:, None]
@@ -139,7 +139,7 @@ def _bisected(nodes: Array, values: Callable[[Array], Array], good: float) -> Ar
     ----------
     values : what is to be met at some nodes. (n,) to (m, n)
     """
-    known, open_ = nodes, np.ones(nodes.size - 1, bool)  # gaps that nobody has looked into
+    known, open_ = nodes, np.ones(nodes.size - 1, bool)  # gaps that were not looked into yet
     at = values(known)
     while known.size < MOST_NODES:
         gap = np.flatnonzero(open_ & (np.diff(known) > 1))

@@ -127,7 +127,7 @@ class Implementation:
     def filled(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store a layer's prompt (batch, KV heads, longest prompt, dim), to be overwritten after.
 
-        Beyond a sequence's own length it holds numbers that nobody may see.
+        Beyond a sequence's own length it holds numbers that no query may see.
         """
         raise NotImplementedError
 

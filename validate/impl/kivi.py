@@ -103,7 +103,7 @@ class Kivi(Cells):
             side.store = replace(side.store, codes=codes, scale=scale, zero=zero)
 
     def tails(self) -> list[Tensor]:
-        """The latest tokens."""
+        """The latest tokens, which are not packed yet."""
         return [self.k.ring, self.v.ring]
 
     def _look(self, queries: Tensor, spot: Spot, scored: bool = False) -> PartialAttention:

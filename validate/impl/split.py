@@ -20,7 +20,7 @@ Made = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
 @dataclass(frozen=True)
-class Rows:
+class BatchRows:
     """Some rows of a batch, and how a pass looks to them."""
 
     batch: int
@@ -76,8 +76,8 @@ class SplitCells(Cells):
             self.homes += made
             return [visiting(home) for home in made]
 
-        self.away_rows = Rows(room.sequences, room.heads, slice(0, away))
-        self.here_rows = Rows(room.sequences, room.heads, slice(away, count))
+        self.away_rows = BatchRows(room.sequences, room.heads, slice(0, away))
+        self.here_rows = BatchRows(room.sequences, room.heads, slice(away, count))
         self.away = kind(part, replace(room, sequences=away, heads=1, rows=at_home), slots, tally)
         here = on_the_gpu(count - away, 1, room.dim, room.dtype, room.device)
         self.here = kind(part, here, slots, tally) if away < count else None
@@ -86,7 +86,7 @@ class SplitCells(Cells):
         self.ends: tuple[int, ...] = (0,)  # tokens of every row that is away
         self.begins = 0  # the first slot that the latest pass has written
 
-    def parts(self) -> Iterator[tuple[Rows, Cells]]:
+    def parts(self) -> Iterator[tuple[BatchRows, Cells]]:
         """Both kinds of rows, with their cells."""
         yield self.away_rows, self.away
         if self.here is not None:

@@ -24,7 +24,7 @@ class Pass:
     """One forward pass over some sequences, or a chunk of a prompt, as layers see it.
 
     A sequence's cached tokens are in slots 0, 1, ... ; its new ones take the next positions.
-    Prompts shorter than the longest are followed by tokens that nobody sees later.
+    Prompts shorter than the longest are followed by tokens that no query sees later.
     """
 
     rows: slice  # which sequences of the batch
@@ -127,7 +127,7 @@ def _lower_right(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def _bias(queries: Tensor, keys: Tensor) -> Tensor:
-    """The same as a name that fused kernels know, made where nobody counts."""
+    """The same as a name that fused kernels know, made where ops are not counted."""
     with _disable_current_modes():
         return causal_lower_right(queries.shape[2], keys.shape[2])
 

@@ -97,7 +97,7 @@ def sort_out(techniques: list[Technique]) -> Settings:
         if t.exact and t not in drafts:
             raise InputError(
                 f"--techniques: {t} gives the tokens of full-precision KV, so that there is no "
-                f"quality to measure; leave it away"
+                f"quality to measure; omit it"
             )
     return Settings(tuple(t for t in once if not t.exact), drafts)
 

@@ -125,7 +125,7 @@ def counts(device: str, state: SessionState, model: str, layers: str) -> Result:
 
 
 def calibration(device: str, state: SessionState) -> Result:
-    """A profile and a stack; what was measured before is taken up."""
+    """A profile and a stack; it continues from what was measured before."""
     out = state.path(PROFILE)
     quick = ["--quick"] if device == "cpu" else []
     command = [sys.executable, "-m", "kvsim", "calibrate", "--device", device, "--out", str(out)]

@@ -13,7 +13,7 @@ from kvsim.validate.tally import Kind, Marks, Silent
 Elapsed = Callable[[], float]
 CYCLES = 2e9  # of a GPU's clock; none is much faster [1/s]
 BEHIND = 1.5  # a GPU waits longer than the host needs, by this
-UNKNOWN_HOST = 4e-4  # where nobody measured what the host takes [s]
+UNKNOWN_HOST = 4e-4  # where the host's time was not measured [s]
 Moment = float | torch.cuda.Event
 """A point in time: of the host's clock [s], or an event on the stream that it is about."""
 

@@ -36,7 +36,7 @@ def summarise(found: Sequence[Compared], names: Sequence[str] = ("ttft_s", "tpot
 
 
 def _orders(found: Sequence[Compared]) -> tuple[list[bool], list[bool]]:
-    """Pairs of techniques at one point, and points' winners, told apart by time per token."""
+    """Pairs of techniques at one point, and points' winners by time per token."""
     pairs, winners = [], []
     for point in dict.fromkeys(c.point for c in found):
         here = [m for c in found if c.point == point and (m := c.get("tpot_s"))]

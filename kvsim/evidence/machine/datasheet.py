@@ -7,7 +7,7 @@ from kvsim.evidence.machine.solve import Known
 from kvsim.machines.hardware import Hardware
 from kvsim.machines.profiles import hardware_names, load_hardware
 
-FORMS = ("pcie", "nvl", "ada")  # words that tell cards of one model number apart
+FORMS = ("pcie", "nvl", "ada")  # words that distinguish cards of one model number
 ALIKE = (0.7, 1.4)  # memory over the profile's, within which a card may be the same
 LOW = {"compute": 0.55, "hbm": 0.75, "h2d": 0.75, "d2h": 0.75}
 """Shares of a shipped number below which something is wrong: a power cap, a narrow link."""

@@ -84,5 +84,5 @@ def told(known: Known, today: str) -> str:
         parts.append("not identified by them")
     parts.append(f"which it meets within {100 * known.residual:.2g} % (median)")
     if known.confused:
-        parts.append(f"not told apart from {', '.join(known.confused)}")
+        parts.append(f"not separable from {', '.join(known.confused)}")
     return "; ".join(parts)
