@@ -56,7 +56,7 @@ class CalibratedRun(Result):
 
     @property
     def title(self) -> str:
-        """What was fitted."""
+        """The stack that was fitted, and the run it was fitted to."""
         return f"{self.row['stack']} fitted to a run of {self.row['model']} on {self.row['gpu']}"
 
     @property

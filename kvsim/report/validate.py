@@ -149,9 +149,9 @@ def _as(line: Line, known: dict[tuple[str, str], Line]) -> bool:
     return full is not None and (line.predicted, line.counted) == (full.predicted, full.counted)
 
 
-def kinds(o: CheckedTechnique) -> dict[str, int]:
+def kinds(compared: CheckedTechnique) -> dict[str, int]:
     """How many counts are equal, differ for a named reason, or differ."""
-    items: list[Line | Buffer] = [*o.comparison.lines, *o.comparison.buffers]
+    items: list[Line | Buffer] = [*compared.comparison.lines, *compared.comparison.buffers]
     verdicts = [verdict(item) for item in items]
     return {
         "equal": verdicts.count("equal"),

@@ -28,7 +28,7 @@ class OtherFleet:
 
 
 def search_of(
-    q: CapacityQuestion,
+    question: CapacityQuestion,
     market: Market,
     limits: FleetLimits | None = None,
     load: float = 1.0,
@@ -43,15 +43,15 @@ def search_of(
         If no fleet within the limits is found that meets the targets.
     """
     search = FleetSearch(
-        q.traffic, market.configurations, market.offers, q.targets, limits or q.limits,
-        q.schedule, load, slowdown, tell,
+        question.traffic, market.configurations, market.offers, question.targets,
+        limits or question.limits, question.schedule, load, slowdown, tell,
     )  # fmt: skip
     return search, search.run()
 
 
 def fleet_for(
     label: str,
-    q: CapacityQuestion,
+    question: CapacityQuestion,
     market: Market,
     limits: FleetLimits,
     load: float,
@@ -61,14 +61,14 @@ def fleet_for(
     try:
         if not market.configurations:
             raise InfeasibleError("none on the shortlist")
-        _, found = search_of(q, market, limits, load, slowdown)
+        _, found = search_of(question, market, limits, load, slowdown)
     except (InfeasibleError, InputError) as problem:
         return OtherFleet(label, None, market.configurations, str(problem))
     return OtherFleet(label, found, market.configurations)
 
 
 def alternatives(
-    q: CapacityQuestion,
+    question: CapacityQuestion,
     rated: list[Rated],
     market: Market,
     load: float,
@@ -76,14 +76,14 @@ def alternatives(
     tell: Callable[[str], None],
 ) -> list[OtherFleet]:
     """Other fleets for the same question, that of one kind of replica first."""
-    one = replace(q.limits, configurations=1)
+    one = replace(question.limits, configurations=1)
     some: list[tuple[str, Market, FleetLimits]] = [
         ("one kind of replica", market, one),
-        ("full KV", market.where(lambda x: x.costs.technique.name == "full"), q.limits),
+        ("full KV", market.where(lambda x: x.costs.technique.name == "full"), question.limits),
     ]
     for label, uses in (("GPU memory alone for prefixes", _tiers), ("no prefill apart", _pools)):
         if any(map(uses, market.configurations)):
-            some.append((label, market.where(lambda x, uses=uses: not uses(x)), q.limits))  # type: ignore[misc]
+            some.append((label, market.where(lambda x, uses=uses: not uses(x)), question.limits))  # type: ignore[misc]
     gpus = dict.fromkeys(x.gpu for x in market.configurations)
     if len(gpus) > 1:
         some += [
@@ -93,9 +93,9 @@ def alternatives(
     found = []
     for label, part, limits in some:
         tell(f"for comparison: {label}")
-        found.append(fleet_for(label, q, part, limits, load))
+        found.append(fleet_for(label, question, part, limits, load))
     tell("for comparison: 95 % certain")
-    return [*found, _certain(q, rated, market, load, spread)]
+    return [*found, _certain(question, rated, market, load, spread)]
 
 
 def _certain(
@@ -117,7 +117,7 @@ def _certain(
 
 
 def without_limits(
-    q: CapacityQuestion, market: Market, load: float, tell: Callable[[str], None]
+    question: CapacityQuestion, market: Market, load: float, tell: Callable[[str], None]
 ) -> list[OtherFleet]:
     """Fleets without each limit that was set, and with targets twice as long.
 
@@ -129,19 +129,19 @@ def without_limits(
         ("power", "--max-power"), ("configurations", "--configurations"),
         ("headroom", "--headroom"), ("failures", "--failures"),
     ):  # fmt: skip
-        if getattr(q.limits, name) != getattr(free, name):
-            changed = replace(q.limits, **{name: getattr(free, name)})
-            some.append((f"without {called}", q, changed))
+        if getattr(question.limits, name) != getattr(free, name):
+            changed = replace(question.limits, **{name: getattr(free, name)})
+            some.append((f"without {called}", question, changed))
     for name in ("ttft", "tpot"):
-        target = getattr(q.targets, name)
+        target = getattr(question.targets, name)
         if target != float("inf"):
-            loose: FleetTargets = replace(q.targets, **{name: LONGER * target})
+            loose: FleetTargets = replace(question.targets, **{name: LONGER * target})
             said = f"{name.upper()} at most {LONGER * target:g} s"
-            some.append((said, replace(q, targets=loose), q.limits))
+            some.append((said, replace(question, targets=loose), question.limits))
     found = []
-    for label, question, limits in some:
+    for label, other, limits in some:
         tell(f"for comparison: {label}")
-        found.append(fleet_for(label, question, market, limits, load))
+        found.append(fleet_for(label, other, market, limits, load))
     return found
 
 

@@ -124,7 +124,7 @@ class Composed(Speculative):
         self.drafter.begin(run)
 
     def draft(self, run: "Generation", tokens: Tensor, ahead: int) -> Tensor:
-        """By whoever drafts."""
+        """Tokens that the drafter proposes, or those that the base class drafts."""
         proposed = self.drafter.propose(run, tokens, ahead)
         return super().draft(run, tokens, ahead) if proposed is None else proposed
 

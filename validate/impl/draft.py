@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CAUGHT_UP = "where every draft was accepted, the draft model reads the last of them first"
 
-UNREAD = "nobody chooses a token by the logits that the draft model has after the prompt"
+UNREAD = "no token is chosen by the logits that the draft model has after the prompt"
 
 
 class Draft(Drafter):
@@ -62,7 +62,7 @@ class Draft(Drafter):
         self.cache = Full(parse("full"), self.decoder, run.lengths, run.capacity - run.prompt)
 
     def begin(self, generation: "Generation") -> None:
-        """The draft model reads the prompt too, whose logits nobody needs."""
+        """The draft model reads the prompt too, whose logits are not needed."""
         lengths = torch.tensor([len(p) for p in generation.prompts])
         padded = torch.zeros(len(lengths), int(lengths.max()), dtype=torch.long)
         for row, prompt in zip(padded, generation.prompts, strict=True):
