@@ -7,7 +7,7 @@
 Asked of `programme`: equal. Of `fleet` (Azure's conversation trace, llama3-8b and llama3-70b,
 candidates a6000, l40s, a100-80g, h100, TTFT p99 at most 2 s, TPOT p99 at most 100 ms): a fleet in
 60 s of one core, its targets met when it plays the trace, and none of 50 neighbours (one replica
-less, one of another kind) cheaper and within the targets; each neighbour is simulated with three
+less, one of another kind; then two steps away) cheaper and within the targets; each neighbour is simulated with three
 divisions of the classes. Of `sweep`: 1,000,000 predictions in 30 s.
 """
 
@@ -116,6 +116,12 @@ def neighbours(question: CapacityQuestion, answer: CapacityAnswer) -> tuple[list
                 some[other] += 1
             if some.any():
                 near[tuple(some.tolist())] = float(offers.rent @ some)
+    for counts in sorted(near):  # and two steps away, until there are enough
+        for j in range(len(replicas)):
+            some = np.array(counts)
+            some[j] += 1
+            if len(near) < NEIGHBOURS and not np.array_equal(some, replicas):
+                near.setdefault(tuple(some.tolist()), float(offers.rent @ some))
     better = []
     chosen = sorted(near, key=lambda n: (near[n] >= cost, -near[n]))[:NEIGHBOURS]
     for counts in chosen:

@@ -218,7 +218,10 @@ def test_bad_specs_are_one_line(change: tuple[str, str], words: str, tmp_path: P
     [
         (("--workers", "0"), "--workers|1 to"),
         (("--workers", "two"), "--workers|whole number"),
-        (("--workers", "2", "--scheduler", "tcp://127.0.0.1:9"), "at most one"),
+        (
+            ("--workers", "2", "--scheduler", "tcp://127.0.0.1:9"),
+            "--workers and --scheduler|expected one of them",
+        ),
         (("--scheduler", "tcp://127.0.0.1:9"), "--scheduler|cannot be reached"),
         (("--scheduler", "nonsense:"), "--scheduler|cannot be reached"),
     ],
