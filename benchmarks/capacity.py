@@ -7,8 +7,8 @@
 Asked of `programme`: equal. Of `fleet` (Azure's conversation trace, llama3-8b and llama3-70b,
 candidates a6000, l40s, a100-80g, h100, TTFT p99 at most 2 s, TPOT p99 at most 100 ms): a fleet in
 60 s of one core, its targets met when it plays the trace, and none of 50 neighbours (one replica
-less, one of another kind; then two steps away) cheaper and within the targets; each neighbour is simulated with three
-divisions of the classes. Of `sweep`: 1,000,000 predictions in 30 s.
+less, one of another kind; then two steps away) cheaper and within the targets; each cheaper one is
+simulated with three divisions of the classes. Of `sweep`: 1,000,000 predictions in 30 s.
 """
 
 import sys
