@@ -1,11 +1,13 @@
 """``kvsim reproduce``: rows, scores, and predicted against published as a page."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 
 from kvsim.evidence.leastsquares import Fit
 from kvsim.evidence.published import PublishedRow, fit_stack, predict
+from kvsim.evidence.published_errors import by_mechanism
 from kvsim.evidence.scores import Score, error
 from kvsim.evidence.stackfile import fitted_text
 from kvsim.machines.basis import basis
@@ -28,6 +30,10 @@ def answer(rows: list[PublishedRow], predicted: list[float], scores: list[Score]
         "answer": answered(rows, predicted).row(),
         "rows": [_row(row, value) for row, value in zip(rows, predicted, strict=True)],
         "tables": [_plain_score(s) for s in scores],
+        "mechanisms": [
+            {"of": of, "which": which, "rows": count, "mean": mean, "worst": worst}
+            for (of, which), (count, mean, worst) in _mechanisms(rows, predicted).items()
+        ],
     }
 
 
@@ -78,6 +84,33 @@ def print_answer(rows: list[PublishedRow], predicted: list[float], scores: list[
     out.table(Table(columns, worst, title, lambda r: r["technique"].partition(":")[2]))
     out.blank()
     out.table(score_table(scores))
+    table = mechanism_table(rows, predicted)
+    if table.rows:
+        out.blank()
+        out.table(table)
+
+
+def mechanism_table(rows: list[PublishedRow], predicted: list[float]) -> Table:
+    """Errors of held-out times by context length, by grouping of heads and by technique."""
+    cells = mechanism_cells(rows, predicted)
+    return of_cells(MECHANISM_COLUMNS, cells, 2, "0000", "Held-out times by mechanism, in %")
+
+
+MECHANISM_COLUMNS = ("held out", "which", "rows", "mean / worst")
+
+
+def mechanism_cells(rows: list[PublishedRow], predicted: list[float]) -> list[list[str]]:
+    """One line per mechanism."""
+    return [
+        [of, which, str(count), f"{percent(mean)} / {percent(worst)}"]
+        for (of, which), (count, mean, worst) in _mechanisms(rows, predicted).items()
+    ]
+
+
+def _mechanisms(
+    rows: list[PublishedRow], predicted: list[float]
+) -> dict[tuple[str, str], tuple[int, float, float]]:
+    return by_mechanism(zip(rows, predicted, strict=True))
 
 
 SCORE_COLUMNS = (
@@ -106,11 +139,10 @@ def score_cells(scores: list[Score]) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def markdown(scores: list[Score]) -> str:
-    """The scores as docs/fidelity.md holds them."""
-    head = list(SCORE_COLUMNS)
-    lines = [head, ["---"] * len(head), *score_cells(scores)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+def markdown(columns: Sequence[str], cells: list[list[str]]) -> str:
+    """A table as docs/errors.md holds it."""
+    lines = [list(columns), ["---"] * len(columns), *cells]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def fitted(rows: list[PublishedRow], name: str, source: str) -> str:

@@ -10,7 +10,16 @@ from kvsim.files import replace_text
 from kvsim.report.charts import LOG, finished
 from kvsim.report.colours import PALETTE
 from kvsim.report.page import Page, write
-from kvsim.report.reproduce import answered, markdown, score_table
+from kvsim.report.reproduce import (
+    MECHANISM_COLUMNS,
+    SCORE_COLUMNS,
+    answered,
+    markdown,
+    mechanism_cells,
+    mechanism_table,
+    score_cells,
+    score_table,
+)
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -31,11 +40,18 @@ def write_page(
     """
     if path.suffix == ".md":
         text = f"# Errors of `kvsim reproduce {title}`, {date.today().isoformat()}\n\n"
-        replace_text(path, f"{text}In %, mean / worst.\n\n{markdown(score(rows, predicted))}\n")
+        text += "In %, mean / worst.\n\n"
+        text += f"{markdown(SCORE_COLUMNS, score_cells(score(rows, predicted)))}\n"
+        cells = mechanism_cells(rows, predicted)
+        if cells:
+            told = "Times that no stack was fitted to, by what they differ in."
+            text += f"\n## By mechanism\n\n{told}\n\n{markdown(MECHANISM_COLUMNS, cells)}\n"
+        replace_text(path, text)
         return
     table = score_table(score(rows, predicted))
     page = Page(
-        f"Predicted against published: {title}", answered(rows, predicted), [table],
+        f"Predicted against published: {title}", answered(rows, predicted),
+        [table, mechanism_table(rows, predicted)],
         [("Errors by table", errors_by_table(rows, predicted)),
          ("Predicted against published", against(rows, predicted))],
         command=command, sources=[f"Rows of {', '.join(sorted({r.paper for r in rows}))}."],

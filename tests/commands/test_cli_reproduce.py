@@ -17,7 +17,7 @@ def test_json_holds_rows_and_tables() -> None:
     result = run("reproduce", "kcache", "--json")
     assert (result.code, result.err) == (0, "")
     answer = json.loads(result.out)
-    assert {"answer", "rows", "tables"} == set(answer)
+    assert {"answer", "rows", "tables", "mechanisms"} == set(answer)
     assert "26 rows that nothing was fitted to" in answer["answer"]["verdict"]
     row = answer["rows"][0]
     assert {"published", "predicted", "error", "basis", "use", "technique"} <= set(row)

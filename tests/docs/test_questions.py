@@ -122,7 +122,7 @@ def pool(text: str) -> None:
 
 
 def cards(text: str) -> None:
-    held = (LLAMA3_WEIGHTS + figure(r"batch (\d+):", text) * 32128 * LLAMA3_TOKEN) / GIB
+    held = (LLAMA3_WEIGHTS + figure(r"batch (\d+):", text) * 33_000 * LLAMA3_TOKEN) / GIB
     assert figure(r"([\d.]+) GiB of 80", text) == pytest.approx(held, rel=0.04)
     mine, other = (
         figure(p, text) for p in (r"([\d.]+) output tok/s,", r": ([\d.]+) output tok/s, 0")
@@ -183,7 +183,7 @@ ANSWERS: dict[str, tuple[tuple[str, ...], Callable[[str], None]]] = {
     "accuracy": (("On h100, on rows that no fit saw", "at the median"), accuracy),
     "how-many-gpus": (("Rent 2 x l40s", "per hour"), fleet),
     "cheapest-gpu": (("Rent 2 x l40s", "per million generated tokens"), fleet),
-    "max-num-seqs": (("sequences at once", "Targets kept"), max_num_seqs),
+    "max-num-seqs": (("sequences at once", "Limit: GPU memory bandwidth"), max_num_seqs),
     "memory-at-load": (("At 5, 20 and 50 requests per second", "more than it serves"), at_load),
     "kv-pool": (("KV pool at 0.9 of the memory",), pool),
     "host-or-larger-card": (("Run full KV on a100-80g", "--gpu a100-40g"), cards),

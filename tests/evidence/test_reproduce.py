@@ -1,5 +1,6 @@
 """Rows read strictly, predicted by the same engine, scored, and fitted into a stack file."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from kvsim.evidence.published import COLUMNS, PublishedRow, fit_stack, papers, p
 from kvsim.evidence.scores import error, score
 from kvsim.machines.profiles import load_stack, number_of, with_numbers
 from kvsim.report import reproduce as reproduction
+from tests.support.commands import run
 
 HEADER = ",".join(COLUMNS)
 LINE = "own,1,llama2-7b,a6000,fused,kivi,bits=4;group=64,8,2048,128,decode_tok_s,200,check,"
@@ -163,7 +165,9 @@ def test_scores_keep_fitted_and_held_out_rows_apart(tmp_path: Path) -> None:
     assert found.with_anomalies == pytest.approx((0.4, 1.0))
     trivial = np.mean([abs((10 + 40 + 1) / 3 / 20 - 1), abs((10 + 20 + 1) / 3 / 40 - 1)])
     assert found.skill == pytest.approx(1 - 0.1 / trivial)
-    assert "| own | 1 | decode_tok_s | 4 | 10.0 / 10.0 |" in reproduction.markdown([found])
+    assert "| own | 1 | decode_tok_s | 4 | 10.0 / 10.0 |" in reproduction.markdown(
+        reproduction.SCORE_COLUMNS, reproduction.score_cells([found])
+    )
 
 
 @pytest.mark.parametrize("paper", papers())
@@ -173,3 +177,26 @@ def test_shipped_tables_are_read_and_predicted(paper: str) -> None:
         predicted = predict(row)
         assert np.isfinite(predicted) and predicted >= 0, row.where
         assert np.isfinite(error(row, predicted)), row.where
+
+
+def test_no_table_is_worse_than_the_page_of_errors_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
+    told: dict[tuple[str, ...], float] = {}
+    for line in page.partition("\n## ")[0].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == len(reproduction.SCORE_COLUMNS) and "/" in cells[5]:
+            told[tuple(cells[:3])] = float(cells[5].partition("/")[0])
+    rows = [row for paper in papers() for row in read(paper)]
+    found = score(rows, [predict(row) for row in rows])
+    now: dict[tuple[str, ...], float] = {
+        (s.paper, s.table, s.metric): 100 * s.held_out[0] for s in found
+    }
+    assert set(told) == {key for key, value in now.items() if value == value}
+    for key, known in told.items():
+        assert now[key] <= 1.2 * known + 0.1, key  # one digit is printed
+
+
+def test_errors_are_told_by_mechanism() -> None:
+    found = json.loads(run("reproduce", "specache", "--json").out)["mechanisms"]
+    assert {row["of"] for row in found} == {"context", "heads", "technique"}
+    assert all(0 <= row["mean"] <= row["worst"] and row["rows"] > 0 for row in found)
