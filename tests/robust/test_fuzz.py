@@ -8,7 +8,7 @@ from tests.robust.fuzz.formats import FORMATS
 from tests.robust.fuzz.play import faults, given_file, warm_up
 from tests.robust.fuzz.search import Found, search
 
-INPUTS = 100  # for a reader
+INPUTS = 60  # for a reader
 MORE = 3  # for each command that reads the format
 NEEDS = {"GGUF": ("torch", "gguf"), "safetensors": ("torch", "safetensors"),
          "tokenizer": ("torch", "tokenizers")}  # fmt: skip
