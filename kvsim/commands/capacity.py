@@ -191,8 +191,8 @@ def capacity(
     answer = make_capacity(question, _tell)
     shown = answers.row(answer, trace)
     for replica, j in zip(shown["fleet"], answer.used, strict=True):
-        served = of_costs(answer.market.configurations[j].costs, used)
-        replica["settings"] = settings(wanted, served)
+        x = answer.market.configurations[j]
+        replica["settings"] = settings(wanted, of_costs(x.costs, used), x.unwritten)
     if report is not None:
         capacity_page.write_page(Path(report), shown, answer, command_line())
         say_written(Path(report))

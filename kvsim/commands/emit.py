@@ -32,8 +32,13 @@ def engines(text: str | None) -> list[str]:
     return found
 
 
-def settings(names: list[str], served: "Served") -> "list[Row]":
-    """Settings of some engines for a replica, as an answer holds them."""
+def settings(names: list[str], served: "Served", unwritten: tuple[str, ...] = ()) -> "list[Row]":
+    """Settings of some engines for a replica, as an answer holds them.
+
+    Parameters
+    ----------
+    unwritten : what the replica needs besides, which no flag here sets.
+    """
     from kvsim.emit.engines import emit, shown
     from kvsim.emit.flags import MANUALS
 
@@ -45,10 +50,10 @@ def settings(names: list[str], served: "Served") -> "list[Row]":
                 "engine": name,
                 "version": manual.version,
                 "source": manual.source,
-                "text": shown(found),
+                "text": "\n".join([shown(found), *(f"# not written here: {x}" for x in unwritten)]),
                 "line": found.line,
                 "flags": {f.name: f.source for f in found.flags},
-                "missing": list(found.missing),
+                "missing": [*found.missing, *unwritten],
             }
         )
     return rows
