@@ -20,6 +20,7 @@ from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
 
+ACROSS = 0.05  # of the objective, which another deployment must bring to be worth it
 FINALISTS = 2  # deployments that are planned in full, of several
 
 
@@ -204,9 +205,7 @@ def plan_among(questions: list[Question]) -> ChosenPlan:
         assert problem is not None
         raise problem
     top = max(value for value, _, _ in plans)
-    best = max(plans, key=lambda x: x[0])[2].choice.technique
-    errors = [questions[i].between(best, found.choice.technique) for _, i, found in plans]
-    near = [x for x, error in zip(plans, errors, strict=True) if x[0] >= top * (1 - error)]
+    near = [x for x in plans if x[0] >= top * (1 - ACROSS)]
     _, index, plan = min(near, key=lambda x: x[1])
     planned = {i: p for _, i, p in first} | {i: found.choice for _, i, found in plans}
     others = [planned[i] for i in sorted(planned) if i != index]
