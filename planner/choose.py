@@ -78,7 +78,7 @@ def simplest(
     for group, some in members.items():
         mine = np.array(some)
         top = float(objective[mine].min())
-        if top <= value + between(first, some[0]) * abs(value):
+        if top <= value + max(between(first, some[0]), TINY) * abs(value):
             good = as_good(objective, mine, top, inside)
             near[group] = int(min(good, key=lambda r: (size[r], latency[r], objective[r])))
     lowest = min(ranks[row] for row in near.values())

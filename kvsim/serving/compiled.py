@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, TypeVar, cast, get_type_hints
 
 from numba import njit, types
@@ -28,8 +27,6 @@ INSIDE: Any = {**OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """What Python never calls needs no code that takes its arguments apart: a third of the wait."""
 
 PLAIN = {int: types.int64, float: types.float64, bool: types.boolean}
-STALE = (AttributeError, ImportError, EOFError, UnpicklingError)
-"""What reading code raises that another version of kvsim kept, or that was cut short."""
 
 _compiled: list[tuple[Any, Any]] = []
 _ready: set[tuple[Any, object]] = set()
@@ -163,7 +160,7 @@ def _compile(dispatcher: Any, signature: tuple[Any, ...]) -> None:
     dispatcher._can_compile = True
     try:
         dispatcher.compile(signature)
-    except STALE:
+    except Exception:  # code that another version kept, or that was cut short, fails in many ways
         with suppress(OSError):
             dispatcher._cache.flush()
         dispatcher.compile(signature)

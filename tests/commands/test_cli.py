@@ -217,7 +217,7 @@ def test_the_table_tells_equal_names_apart_and_marks_what_does_not_fit() -> None
     text = done(*TWO, "--technique", "kvpr:split=0", "--batch", "1,400")
     assert "kvpr #1" in text and "kvpr #2" in text and "split=0," in text
     assert " ! " in text and "does not fit" in text
-    assert "stack vllm, fp16 weights, prompt 2,048, generate 128" in text.splitlines()[0]
+    assert "stack vllm@a40, fp16 weights, prompt 2,048, generate 128" in text.splitlines()[0]
 
 
 def test_version_is_that_of_the_package() -> None:

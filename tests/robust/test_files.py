@@ -125,13 +125,23 @@ LARGE = kinds.Kind("text", "a document", 50_000_000)
         "[" * 100_000,
         '{"a":' * 65 + "1" + "}" * 65,
         '["]", ' * 65 + "1" + "]" * 65,
-        '"' + "\\" * 5 + '"' + "{" * 70,
     ],
 )
 def test_deep_json_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "deep.json"
     path.write_text(content)
     with pytest.raises(InputError, match=r"line 1: nested too deeply; expected at most 64 levels"):
+        files.read_json(path, LARGE)
+
+
+def test_braces_in_a_text_are_no_nesting(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text('"' + "\\" * 4 + '"')
+    assert files.read_json(path, LARGE) == "\\" * 2
+    path.write_text('"' + "\\" * 5 + '"' + "{" * 70 + '"')
+    assert files.read_json(path, LARGE) == "\\" * 2 + '"' + "{" * 70
+    path.write_text('"' + "\\" * 5 + '"' + "{" * 70)
+    with pytest.raises(InputError, match="not valid JSON in line 1"):
         files.read_json(path, LARGE)
 
 

@@ -58,7 +58,7 @@ def groups_of(x: Tensor, group: int, by: By) -> Tensor:
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)
 def test_packing_keeps_every_code(bits: int, data: st.DataObject) -> None:
-    count = data.draw(st.integers(0, 9)) * (8 // bits)
+    count = data.draw(st.integers(0, 9)) * (8 if bits == 3 else 8 // bits)
     codes = data.draw(st.lists(st.integers(0, 2**bits - 1), min_size=count, max_size=count))
     packed = pack(torch.tensor([codes], dtype=torch.uint8), bits)
     assert packed.nbytes * 8 == count * bits
@@ -274,7 +274,7 @@ def test_what_cannot_be_packed_is_refused() -> None:
     for attempt in (
         lambda: quantise(x, 2, 32, "channel"),
         lambda: quantise(x, 2, 32, "token"),
-        lambda: quantise(x, 3, 8, "token"),
+        lambda: quantise(x, 5, 8, "token"),
         lambda: quantise(x, 2, 0, "token"),
         lambda: pack(torch.zeros(3), 4),
     ):

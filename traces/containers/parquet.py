@@ -72,7 +72,7 @@ def _open(source: Source) -> Any:
 
     try:
         return parquet.ParquetFile(source.path)
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
         what = "is cut off or damaged; fetch or write the file again"
         raise InputError(f"{source.name}: the parquet data {what}") from None
 
