@@ -22,6 +22,9 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
     "tests/commands/test_calibrate_machine.py::test_neither",
     "tests/commands/test_capacity.py::test_the_fleet",
     "tests/commands/test_capacity.py::test_targets",
+    "tests/commands/test_capacity.py::test_host_memory",
+    "tests/commands/test_capacity.py::test_other_loads",
+    "tests/commands/test_cli_plan_trace.py::test_the_plan_is_what",
     "tests/commands/test_cli_quality.py::test_a_trace_is_printed",
     "tests/commands/test_simulate_files.py::test_a_run_that_is_stopped",
     "tests/commands/test_simulate_traces.py::test_accepted_drafts",
@@ -33,6 +36,8 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
     "tests/planner/test_planner.py::test_two_gpus",
     "tests/planner/test_planner.py::test_limits_bind",
     "tests/planner/test_plan_trace.py::test_late",
+    "tests/planner/test_plan_trace.py::test_nothing_simulated_is_better_on_the_chat_sample[throughput",
+    "tests/planner/test_plan_trace.py::test_a_choice_per_class",
     "tests/report/test_explore.py",
     "tests/report/test_pages.py",
     "tests/robust/test_determinism.py",
@@ -47,6 +52,9 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
     "tests/validate/test_impl_speculation.py::test_sampled",
     "tests/validate/test_session.py",
     "tests/validate/test_smollm2.py::test_logits",
+    "tests/validate/test_smollm2.py::test_one_bit",
+    "tests/validate/test_smollm2.py::test_quantspec_writes",
+    "tests/validate/test_timing.py::test_memory_and_copies",
 )
 
 

@@ -51,7 +51,7 @@ def pool(chunks: Iterator[SweepChunk], workers: int) -> Iterator[Done]:
                         chunk = again.pop() if again else next(chunks, None)
                         if chunk is None:
                             break
-                        under_way[processes.submit(compute, chunk)] = chunk
+                        under_way[_submitted(processes, chunk, again)] = chunk
                     if not under_way:
                         finished = True
                         break
@@ -70,6 +70,17 @@ def pool(chunks: Iterator[SweepChunk], workers: int) -> Iterator[Done]:
             except BaseException:
                 processes.shutdown(wait=False, cancel_futures=True)
                 raise
+
+
+def _submitted(
+    processes: ProcessPoolExecutor, chunk: SweepChunk, again: list[SweepChunk]
+) -> "Future[tuple[str, bytes]]":
+    """A chunk under way; one that a broken pool does not take is left for the next pool."""
+    try:
+        return processes.submit(compute, chunk)
+    except (BrokenProcessPool, OSError) as broken:  # OSError: it broke while it started a process
+        again.append(chunk)
+        raise BrokenProcessPool from broken
 
 
 def cluster(chunks: Iterator[SweepChunk], scheduler: str) -> Iterator[Done]:

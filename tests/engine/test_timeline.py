@@ -137,7 +137,7 @@ def machines(draw: st.DrawFn) -> Deployment:
     )
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=200, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(st.data())
 def test_random_steps_match_the_scalar_twin(data: st.DataObject) -> None:
     elements = 3
