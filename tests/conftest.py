@@ -18,6 +18,7 @@ def _another_cpu(monkeypatch: Any) -> None:
 
 
 SLOW = (  # minutes of processor time together; `make.py test --all` runs them
+    "tests/commands/test_calibrate_machine.py::test_bad_input_is_one_line[arguments1-",
     "tests/commands/test_calibrate_machine.py::test_killed",
     "tests/commands/test_calibrate_machine.py::test_neither",
     "tests/commands/test_capacity.py::test_the_fleet",
@@ -52,15 +53,19 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
     "tests/sweep/test_sweep.py::test_a_pool",
     "tests/test_scaffold.py::test_every_command_knows_it",
     "tests/test_scaffold.py::test_contract",
+    "tests/traces/test_traces_generate.py::test_prefix_reuse",
     "tests/validate/test_any_cpu.py::test_real_runs_agree_on_another_cpu[two threads]",
     "tests/validate/test_impl_overlap.py::test_no_wrong_token_in_a_thousand_steps[offload",
     "tests/validate/test_impl_overlap.py::test_no_wrong_token_in_a_thousand_steps[specache",
     "tests/validate/test_impl_overlap.py::test_no_wrong_token_with_other",
     "tests/validate/test_impl_speculation.py::test_sampled",
+    "tests/validate/test_kernels_triton.py::test_attention_over_any",
     "tests/validate/test_session.py",
     "tests/validate/test_smollm2.py::test_logits",
     "tests/validate/test_smollm2.py::test_one_bit",
     "tests/validate/test_smollm2.py::test_quantspec_writes",
+    "tests/validate/test_smollm2.py::test_tokens_of",
+    "tests/validate/test_timing.py::test_a_round_is_seen",
     "tests/validate/test_timing.py::test_memory_and_copies",
 )
 
