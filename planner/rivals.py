@@ -10,9 +10,8 @@ from kvsim.planner.choose import as_good, within
 from kvsim.planner.needs import needs
 from kvsim.planner.outlook import LABELS
 from kvsim.planner.question import FULL, Question, Search, gain, rank
-from kvsim.prediction.explain import bound_by
+from kvsim.prediction.explain import binding
 from kvsim.prediction.generate import Prediction
-from kvsim.prediction.memory import decode_point
 from kvsim.quality.evidence import KNOWN_BAD, Evidence
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.base import Technique
@@ -141,9 +140,8 @@ def reason(question: Question, search: Search, chosen: int, row: int) -> str:
             else "and its latency is higher"
         )  # fmt: skip
         return f"is {ahead:.1%} better, within the known error of {error:.0%}, {why}"
-    middle = decode_point(float(mine.batch[0]), mine.prompt, mine.generate, mine.generate // 2)
     behind = gain(value, best)
-    return f"is {behind / (1 + behind):.0%} slower; bound by {bound_by(t, mine.deployment, middle)}"
+    return f"is {behind / (1 + behind):.0%} slower; bound by {binding(mine)}"
 
 
 def spoken(seconds: float) -> str:

@@ -17,6 +17,7 @@ from kvsim.commands.options import (
     deployment,
     say_written,
 )
+from kvsim.errors import InputError
 from kvsim.files import check_target
 from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 
@@ -43,10 +44,11 @@ def explore(
     from kvsim.techniques import TECHNIQUES, parse, parse_several
 
     check_target(out, "--out")
+    tokens_out = tokens("--generate", generate)
+    if tokens_out < 2:
+        raise InputError("--generate: got 1; the page compares times per token after the first")
     where = deployment(model, gpu, stack, tp, weights, host_memory)
     some = parse_several(technique) or [parse(name) for name in TECHNIQUES]
     title = f"{names.deployment(where)}: explore"
-    pages.write_page(
-        out, where, some, tokens("--generate", generate), title, command_line(), basis(where)
-    )
+    pages.write_page(out, where, some, tokens_out, title, command_line(), basis(where))
     say_written(out)

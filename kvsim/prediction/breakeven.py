@@ -114,7 +114,7 @@ class _Speeds:
         ]
         if not all(p.fits[0] for p in found):
             return float("nan")
-        mine, base = (float(p.decode_tok_s[0]) for p in found)
+        mine, base = (float(p.rate_tok_s[0]) for p in found)
         return mine / base
 
 

@@ -11,9 +11,10 @@ from kvsim.engine.roofline import (
     resource_seconds,
     seconds,
 )
-from kvsim.graph import Number, Point, Step
+from kvsim.graph import Number, Step
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.base import Technique
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import decode_point, prefill_point
 
 LIMITS = {
     "hbm": "GPU memory bandwidth",
@@ -36,10 +37,10 @@ def breakdown(steps: Iterable[Step], deployment: Deployment) -> dict[str, Number
     return total
 
 
-def bound_by(technique: Technique, deployment: Deployment, point: Point) -> str:
-    """What the busiest stream of a decoding round spends most of its time on (scalar point)."""
+def bound_by(steps: Iterable[Step], deployment: Deployment) -> str:
+    """What the busiest stream of some passes spends most of its time on (scalar points)."""
     busy: dict[str, dict[str, float]] = {"host": {"kernel launches": 0.0}}
-    for step in technique.cycle(deployment, point).steps:
+    for step in steps:
         for op, count in all_ops(step):
             took = float(np.ravel(seconds(op, deployment))[0])
             if took == 0.0:
@@ -53,3 +54,12 @@ def bound_by(technique: Technique, deployment: Deployment, point: Point) -> str:
                 busy["host"]["kernel launches"] += count * host_seconds(op, deployment)
     busiest = max(busy.values(), key=lambda limits: sum(limits.values()))
     return max(busiest, key=busiest.__getitem__)
+
+
+def binding(prediction: Prediction) -> str:
+    """What binds a prediction at its one batch: its rounds, or prefill if they do not exist."""
+    t, d, batch = prediction.technique, prediction.deployment, float(prediction.batch[0])
+    prompt, generate = prediction.prompt, prediction.generate
+    if generate == 1:
+        return bound_by((t.prefill(d, prefill_point(batch, prompt, generate)),), d)
+    return bound_by(t.cycle(d, decode_point(batch, prompt, generate, generate // 2)).steps, d)

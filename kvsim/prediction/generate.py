@@ -190,6 +190,14 @@ class Prediction:
         return self.batch / self.tpot_s
 
     @property
+    def rate_tok_s(self) -> Array:
+        """What techniques are compared by: decoding, or prefill where one token is generated.
+
+        [tokens/s]
+        """
+        return self.decode_tok_s if self.generate > 1 else self.output_tok_s
+
+    @property
     def request_s(self) -> Array:
         """Time from arrival to the last token. [s]"""
         return self.prefill_s + self.decode_s

@@ -15,6 +15,7 @@ from kvsim.report import units
 from kvsim.report.colours import PALETTE, PATTERNS, mark
 from kvsim.report.json import Row
 from kvsim.report.names import short_names, spec
+from kvsim.report.quantities import QUANTITIES, compared_by
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -38,7 +39,7 @@ def of_predictions(rows: Sequence[Row], found: Sequence[Prediction]) -> list[tup
     pictures = []
     if len(rows) > 1:
         pictures.append(("Speed and latency of every point", speed(rows)))
-    at = max(range(len(rows)), key=lambda i: (rows[i]["fits"], rows[i]["decode_tok_s"] or 0.0))
+    at = max(range(len(rows)), key=lambda i: (rows[i]["fits"], rows[i][compared_by(rows[i])]))
     if found[at].generate > 1:
         name = f"{rows[at]['technique']}, batch {rows[at]['batch']:,}"
         pictures.append((lanes_title(found[at], name), lanes(found[at])))
@@ -57,22 +58,25 @@ def memories(rows: Sequence[Row], deployment: Deployment) -> list[tuple[str, "Fi
 
 
 def speed(rows: Sequence[Row]) -> "Figure":
-    """Output tokens per second over TPOT of every row that fits."""
+    """Tokens per second over TPOT, or over TTFT where nothing is decoded, of rows that fit."""
     from plotly.graph_objects import Figure
 
     figure = Figure()
     labels = short_names([spec(row) for row in rows])
+    time = "tpot_s" if any(row["tpot_s"] for row in rows) else "ttft_s"
+    rate = compared_by(max(rows, key=lambda row: int(row["generate"])))
     for text, name in labels.items():
-        here = [r for r in rows if spec(r) == text and r["fits"] and r["tpot_s"]]
+        here = [r for r in rows if spec(r) == text and r["fits"] and r[time] and r[rate]]
         look = mark(name)
         figure.add_scatter(
-            x=[1e3 * r["tpot_s"] for r in here], y=[r["decode_tok_s"] for r in here], name=name,
+            x=[1e3 * r[time] for r in here], y=[r[rate] for r in here], name=name,
             mode="lines+markers", line={"color": look.colour, "dash": look.dash, "width": 1.5},
             marker={"color": look.colour, "symbol": look.symbol, "size": 9},
             text=[f"batch {r['batch']}, prompt {r['prompt']}<br>{r['bound_by']}" for r in here],
             hovertemplate="%{text}<br>%{x:.3g} ms, %{y:.4g} tok/s",
         )  # fmt: skip
-    return finished(figure, 420, "TPOT [ms]", "decode tok/s", xaxis=LOG, yaxis=LOG)
+    across, up = (QUANTITIES[key].heading for key in (time, rate))
+    return finished(figure, 420, f"{across} [ms]", up, xaxis=LOG, yaxis=LOG)
 
 
 def round_spans(prediction: Prediction) -> tuple[list[OpSpan], float]:

@@ -15,9 +15,9 @@ from kvsim.planner.rivals import Rival
 from kvsim.prediction.generate import Prediction
 from kvsim.report import evidence, units
 from kvsim.report.answer import Answer, verdict
+from kvsim.report.clauses import within
 from kvsim.report.json import Row, number
 from kvsim.report.names import given, label, params
-from kvsim.report.predict_answer import within
 from kvsim.report.reasons import why
 
 SPOKEN = {"full": "full KV", "place": "mixed placement"}
@@ -42,7 +42,7 @@ def answered(plan: ChosenPlan, bound_by: str) -> Answer:
     return Answer(
         verdict=verdict(
             [_run(plan), _against_full(plan)],
-            [_instead(plan), _quality(plan), why(bound_by), _targets(plan)],
+            [_instead(plan), _quality(plan), why(bound_by, p.generate), _targets(plan)],
         ),
         figures=_figures(p),
         changes=list(_changes(plan)),

@@ -156,7 +156,7 @@ def _batches(prediction: Prediction, parts: int) -> np.ndarray:
 
 def _speeds(prediction: Prediction) -> np.ndarray:
     """Tokens per second of batches that fit, 0 of others. [tokens/s]"""
-    return np.where(prediction.fits, np.nan_to_num(prediction.decode_tok_s), 0.0)
+    return np.where(prediction.fits, prediction.rate_tok_s, 0.0)
 
 
 def prices(plan: ChosenPlan) -> "Figure":

@@ -11,7 +11,7 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.machines.basis import basis
 from kvsim.machines.deployment import Deployment
-from kvsim.prediction.explain import bound_by, breakdown
+from kvsim.prediction.explain import binding, breakdown
 from kvsim.prediction.generate import Prediction, one
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.report import units
@@ -103,6 +103,7 @@ def prediction(prediction: Prediction) -> Row:
     t, d, batch = prediction.technique, prediction.deployment, float(prediction.batch[0])
     middle = decode_point(batch, prediction.prompt, prediction.generate, prediction.generate // 2)
     read = prefill_point(batch, prediction.prompt, prediction.generate)
+    prefill, rounds = (t.prefill(d, read),), t.cycle(d, middle).steps
     return {
         "model": d.model.name,
         "gpu": d.hardware.name,
@@ -126,12 +127,12 @@ def prediction(prediction: Prediction) -> Row:
         "host_bytes": number(prediction.host_bytes),
         "fits": bool(prediction.fits[0]),
         "max_batch": number(prediction.max_batch),
-        "bound_by": bound_by(t, d, middle),
+        "bound_by": binding(prediction),
         "ranges": ranges(d, t.name, number(prediction.ttft_s), number(prediction.tpot_s)),
         "basis": basis(d),
         "breakdown": {
-            "prefill_s": _numbers(breakdown((t.prefill(d, read),), d)),
-            "round_s": _numbers(breakdown(t.cycle(d, middle).steps, d)),
+            "prefill_s": _numbers(breakdown(prefill, d)),
+            "round_s": _numbers(breakdown(rounds, d)),
             **{f"{tier}_bytes": _numbers(buffers) for tier, buffers in prediction.buffers.items()},
         },
         "notes": list(notes(prediction)),

@@ -8,11 +8,10 @@ from kvsim.prediction.pool import longest_prompt, pool
 from kvsim.prediction.remedies import remedies
 from kvsim.report import evidence, units
 from kvsim.report.answer import Answer, verdict
+from kvsim.report.clauses import SAME, against, brief, memory_of, rate_of, ratio, saves, times_of
 from kvsim.report.json import Row
 from kvsim.report.names import distinct
 from kvsim.report.reasons import why
-
-SAME = 0.02  # relative difference below which two techniques are called equal
 
 
 def answered(rows: Sequence[Row], found: Sequence[Prediction], left_out: Sequence[str]) -> Answer:
@@ -56,43 +55,19 @@ def figures(row: Row) -> Row:
 
 
 def _fastest(rows: Sequence[Row]) -> Row:
-    """The row that decodes fastest among those that fit; the first where none does."""
-    able = [row for row in rows if row["fits"] and row["decode_tok_s"]] or list(rows)
-    return max(able, key=lambda row: row["decode_tok_s"] or row["output_tok_s"])
-
-
-def times_of(row: Row) -> str:
-    """TTFT, TPOT and throughput of a row, as a clause."""
-    parts = [f"TTFT {within(row, 'ttft_s')}"]
-    if row["tpot_s"]:
-        parts.append(f"TPOT {within(row, 'tpot_s')}")
-        parts.append(f"{units.rate(row['decode_tok_s'])} decode tok/s")
-    return ", ".join(parts)
-
-
-def within(row: Row, name: str) -> str:
-    """A time, with its range where one is known."""
-    told = units.seconds(row[name])
-    known = row["ranges"].get(name)
-    if known is None:
-        return told
-    return f"{told} ({units.between(known['low'], known['high'])})"
-
-
-def _memory(row: Row) -> str:
-    if not row["host_bytes"]:
-        return f"{units.size(row['gpu_bytes'])} of GPU memory"
-    return (
-        f"{units.size(row['gpu_bytes'])} of GPU and {units.size(row['host_bytes'])} of host memory"
-    )
+    """The fastest row among those that fit, or of all where none does."""
+    return max([row for row in rows if row["fits"]] or rows, key=rate_of)
 
 
 def _one(row: Row, prediction: Prediction, changes: Sequence[str]) -> str:
     what = f"{row['technique']} on {row['gpu']} at batch {units.whole(row['batch'])}"
     if row["fits"]:
-        needed = [f"{what}: {times_of(row)}, {_memory(row)}.", why(row["bound_by"])]
+        needed = [
+            f"{what}: {times_of(row)}, {memory_of(row)}.",
+            why(row["bound_by"], row["generate"]),
+        ]
         return verdict(needed, [_pool(prediction), _longest(prediction), _most(row)])
-    needed = [f"{what} does not fit: it needs {_memory(row)}{_there_is(row, prediction)}."]
+    needed = [f"{what} does not fit: it needs {memory_of(row)}{_there_is(row, prediction)}."]
     return verdict([*needed, _most(row)], [f"It fits with {change}." for change in changes])
 
 
@@ -130,7 +105,11 @@ def _most(row: Row) -> str:
 def _accepted(rows: Sequence[Row], found: Sequence[Prediction]) -> str:
     """From which acceptance on drafting pays, at the largest batch of the one that drafts."""
     full = next((p.technique for p in found if p.technique.name == "full"), None)
-    drafts = [p for p in found if "acceptance" in p.technique.settings and bool(p.fits[0])]
+    drafts = [
+        p
+        for p in found
+        if "acceptance" in p.technique.settings and p.generate > 1 and bool(p.fits[0])
+    ]
     if full is None or len({str(p.technique) for p in drafts}) != 1:
         return ""
     last = max(drafts, key=lambda p: (float(p.batch[0]), p.prompt))
@@ -153,56 +132,30 @@ def _compared(rows: Sequence[Row], best: Row, accepted: str) -> str:
     if full is None or not full["fits"]:
         gone = "Full KV does not fit." if full else ""
         told = f"{names[id(best)]} is fastest on {best['gpu']} at batch {best['batch']}:"
-        return verdict([gone, f"{told} {times_of(best)}.", why(best["bound_by"])])
-    if best is full or _ratio(best, full) < 1 + SAME:
-        slow = min(others, key=lambda row: _ratio(row, full)) if others else None
-        close = max((row for row in rows if row is not full), key=lambda row: _ratio(row, full))
+        return verdict([gone, f"{told} {times_of(best)}.", why(best["bound_by"], best["generate"])])
+    if best is full or ratio(best, full) < 1 + SAME:
+        slow = min(others, key=lambda row: ratio(row, full)) if others else None
+        close = max((row for row in rows if row is not full), key=lambda row: ratio(row, full))
         needed = [
             f"Stay with full KV on {full['gpu']} at batch {full['batch']}: {times_of(full)}.",
-            f"{names[id(close)]} {_against(close, full)}{_saves(close, full)}.",
+            f"{names[id(close)]} {against(close, full)}{saves(close, full)}.",
         ]
-        wanted = [why(close["bound_by"])]
+        wanted = [why(close["bound_by"], close["generate"])]
         if slow is not None and slow is not close:
-            needed.append(f"{names[id(slow)]} {_against(slow, full)}{_saves(slow, full)}.")
-            wanted = [why(slow["bound_by"])]
+            needed.append(f"{names[id(slow)]} {against(slow, full)}{saves(slow, full)}.")
+            wanted = [why(slow["bound_by"], slow["generate"])]
         return verdict(needed, [accepted, *wanted])
     return verdict(
         [
             f"{names[id(best)]} is fastest on {best['gpu']} at batch {best['batch']}: "
-            f"{times_of(best)}, {units.times(_ratio(best, full))} full KV's{_saves(best, full)}."
+            f"{times_of(best)}, {units.times(ratio(best, full))} full KV's{saves(best, full)}."
         ],
         [
             accepted,
-            *([] if len(rows) > 3 else [why(best["bound_by"])]),
-            *(f"{names[id(r)]} {_against(r, full)}." for r in others if r is not full),
+            *([] if len(rows) > 3 else [why(best["bound_by"], best["generate"])]),
+            *(f"{names[id(r)]} {against(r, full)}." for r in others if r is not full),
         ],
     )
-
-
-def _ratio(row: Row, full: Row) -> float:
-    """Decoding speed relative to full KV."""
-    return float(row["decode_tok_s"] or 0.0) / float(full["decode_tok_s"] or 1.0)
-
-
-def _against(row: Row, full: Row) -> str:
-    """How a technique compares with full KV, as the rest of a sentence."""
-    ratio = _ratio(row, full)
-    if not row["fits"]:
-        return "does not fit"
-    if abs(ratio - 1) < SAME:
-        return "is as fast"
-    if ratio > 1:
-        return f"is {units.times(ratio)} as fast"
-    return f"is {units.times(1 / ratio)} slower" if ratio < 1 / 1.5 else (
-        f"is {units.percent(1 - ratio)} slower"
-    )  # fmt: skip
-
-
-def _saves(row: Row, full: Row) -> str:
-    saved = full["gpu_bytes"] - row["gpu_bytes"]
-    if saved <= 0.01 * full["gpu_bytes"]:
-        return ""
-    return f" and saves {units.size(saved)} of GPU memory"
 
 
 def _swept(rows: Sequence[Row], best: Row, accepted: str) -> str:
@@ -213,7 +166,7 @@ def _swept(rows: Sequence[Row], best: Row, accepted: str) -> str:
     told = f"Of {len(rows)} points {fits} fit in memory on {best['gpu']}."
     fastest = f"Fastest is {best['technique']} at {where}: {times_of(best)}."
     if len(names) == 1:
-        return verdict([told, fastest], [why(best["bound_by"])])
+        return verdict([told, fastest], [why(best["bound_by"], best["generate"])])
     turn = _turn(rows, list(names))
     if turn:
         return verdict([turn, *filter(None, [accepted]), fastest], [told])
@@ -234,14 +187,16 @@ def _turn(rows: Sequence[Row], names: Sequence[str]) -> str:
         return ""
     axis = axes[0]
     base, other = names if names[0] == "full" else names[::-1]
-    speed = {(r["technique"], r[axis]): r["decode_tok_s"] for r in rows}
+    speed = {(r["technique"], r[axis]): rate_of(r) for r in rows}
     points = sorted({row[axis] for row in rows} - {r[axis] for r in rows if not r["fits"]})
     if len(points) < 2:
         return ""
-    gains = [(speed[other, x] or 0.0) / (speed[base, x] or 1e-9) for x in points]
+    gains = [speed[other, x] / speed[base, x] for x in points]
     ahead = [gain > 1 for gain in gains]
     turns = [i for i in range(1, len(points)) if ahead[i] != ahead[i - 1]]
     first, last = units.times(gains[0]), units.times(gains[-1])
+    if max(abs(gain - 1) for gain in gains) < SAME:
+        return f"{other} is as fast as {base} at every {axis}."
     if not turns:
         side = "faster" if ahead[0] else "slower"
         return f"{other} is {side} than {base} at every {axis} ({first} to {last} as fast)."
@@ -257,12 +212,7 @@ def _changes(rows: Sequence[Row], found: Sequence[Prediction]) -> list[str]:
     """What makes the first point that does not fit do so, as clauses."""
     for row, p in zip(rows, found, strict=True):
         if not row["fits"]:
-            return [
-                f"{remedy.option} (TPOT "
-                f"{units.seconds(float(remedy.prediction.tpot_s[0]))}, TTFT "
-                f"{units.seconds(float(remedy.prediction.ttft_s[0]))})"
-                for remedy in remedies(p)
-            ]
+            return [f"{remedy.option} ({brief(remedy.prediction)})" for remedy in remedies(p)]
     return []
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvsim.report import units
+from kvsim.report.json import Row
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ QUANTITIES = {
     ),
     "bound_by": Quantity("bound by", str, "what the busiest stream spends most of its time on"),
 }  # fmt: skip
+
+
+def compared_by(row: Row) -> str:
+    """The rate that rows are compared by: of decoding, of all where one token is generated."""
+    return "decode_tok_s" if row["generate"] > 1 else "output_tok_s"
 
 
 def legend(keys: list[str]) -> str:

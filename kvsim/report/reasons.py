@@ -3,9 +3,9 @@
 from kvsim.prediction.explain import LIMITS
 
 REASONS = {
-    "GPU memory bandwidth": "every token reads the weights and the cache from GPU memory",
-    "host memory bandwidth": "every token reads the cache from host memory",
-    "host-to-GPU link": "every token waits for its cache or weights to cross the host link",
+    "GPU memory bandwidth": "every {step} reads the weights and the cache from GPU memory",
+    "host memory bandwidth": "every {step} reads the cache from host memory",
+    "host-to-GPU link": "every {step} waits for its cache or weights to cross the host link",
     "GPU-to-host link": "writing the cache to the host takes longest",
     "GPU-to-GPU link": "the GPUs wait for each other's sums",
     "arithmetic": "the GPU computes all the time; a larger batch brings no more",
@@ -19,6 +19,7 @@ REASONS = {
 assert set(LIMITS.values()) <= set(REASONS)
 
 
-def why(bound_by: str) -> str:
-    """The limit and the reason, as a sentence."""
-    return f"Limit: {bound_by}, as {REASONS.get(bound_by, 'it is busiest')}."
+def why(bound_by: str, generate: int) -> str:
+    """The limit of decoding, or of prefill where one token is generated, and its reason."""
+    reason = REASONS[bound_by].format(step="token" if generate > 1 else "pass")
+    return f"Limit: {bound_by}, as {reason}."

@@ -107,13 +107,15 @@ def _answered(rows: Sequence[Row], deployment: Deployment, left_out: Sequence[st
         return Answer(verdict([f"None of {len(rows)} points fits on {deployment.hardware.name}."]))
     best = max(able, key=lambda row: row["output_tok_s"])
     name = best["technique"].partition(":")[0]
+    times = f"TTFT {units.seconds(best['ttft_s'])}"
+    if best["generate"] > 1:
+        times += f", TPOT {units.seconds(best['tpot_s'])}"
     return Answer(
         verdict(
             [
                 f"Of {len(rows)} points {len(able)} fit on {deployment.hardware.name}.",
                 f"Most throughput: {name} at batch {best['batch']:,} with prompts of "
-                f"{best['prompt']:,}: {units.rate(best['output_tok_s'])} output tok/s, TTFT "
-                f"{units.seconds(best['ttft_s'])}, TPOT {units.seconds(best['tpot_s'])}.",
+                f"{best['prompt']:,}: {units.rate(best['output_tok_s'])} output tok/s, {times}.",
             ]
         ),
         figures=best,

@@ -217,20 +217,22 @@ def test_breakdown_holds_every_op(text: str) -> None:
     parts = breakdown(t.cycle(d, p).steps, d)
     work = sum(sum(scalar.busy(step, d).values()) for step in t.cycle(d, p).steps)
     assert float(sum(parts.values())) == close(work)
-    assert bound_by(t, d, p) in {*LIMITS.values(), "fixed time", "kernel launches"}
+    assert bound_by(t.cycle(d, p).steps, d) in {*LIMITS.values(), "fixed time", "kernel launches"}
     if t.name in ("full", "kivi", "zipcache", "h2o", "snapkv", "streamingllm", "fp8"):
         assert float(sum(parts.values())) == close(float(round_seconds(t, d, p)))
 
 
 def test_what_binds() -> None:
-    p = decode_point(8.0, 4000, 100, 0.0)
-    assert bound_by(parse("full"), deployment(), p) == "GPU memory bandwidth"
-    assert bound_by(parse("offload"), deployment(), p) == "host-to-GPU link"
-    assert bound_by(parse("fastdecode"), deployment(), p) == "host memory bandwidth"
-    assert bound_by(parse("full"), deployment(stack="hf-eager"), replace(p, batch=1.0)) in (
-        "kernel launches",
-        "GPU memory bandwidth",
-    )
+    def bound(name: str, d: Deployment, batch: float = 8.0) -> str:
+        p = decode_point(batch, 4000, 100, 0.0)
+        return bound_by(parse(name).cycle(d, p).steps, d)
+
+    d, eager = deployment(), deployment(stack="hf-eager")
+    assert bound("full", d) == "GPU memory bandwidth"
+    assert bound("offload", d) == "host-to-GPU link"
+    assert bound("fastdecode", d) == "host memory bandwidth"
+    assert bound("full", eager, 1.0) in ("kernel launches", "GPU memory bandwidth")
+    assert bound_by((parse("full").prefill(d, prefill_point(8.0, 4000, 100)),), d) == "arithmetic"
 
 
 @pytest.mark.parametrize(

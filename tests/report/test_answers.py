@@ -1,10 +1,13 @@
 """Answers in words: short, with the figures of the JSON, and right about what limits them."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+import kvsim
 from kvsim.report.answer import WORDS, Answer, verdict
+from kvsim.report.units import rate
 from tests.support.commands import run
 
 A10 = ("--model", "llama3.1-8b", "--gpu", "a10", "--prompt", "8192")
@@ -71,3 +74,30 @@ def test_a_plan_says_what_to_run_and_its_json_says_the_same() -> None:
     )
     assert f"{row['ttft_s'] * 1e3:.0f} ms" in told and f"{row['batch']} sequences" in told
     assert answer["answer"]["settings"][1].startswith("vLLM: vllm serve ")
+
+
+@pytest.mark.parametrize("sizes", [("1", "1"), ("1,8", "64"), ("1", "64,4k"), ("1,8", "64,4k")])
+def test_where_one_token_is_generated_prefill_is_compared(sizes: tuple[str, str]) -> None:
+    """Nothing is decoded then, so there is no TPOT and no decoding rate."""
+    batch, prompt = sizes
+    command = ("predict", "--model", "qwen3-4b", "--gpu", "rtx4090", "--technique",
+               "full,offload,eagle" if batch == "1" else "full,fp8",
+               "--batch", batch, "--prompt", prompt, "--generate", "1")  # fmt: skip
+    told = said(*command)
+    rows = json.loads(run(*command, "--json").out)
+    best = max(rows, key=lambda row: row["output_tok_s"])
+    assert {row["decode_tok_s"] for row in rows} == {None}
+    if len(prompt) + len(batch) < 8:
+        assert f"{rate(best['output_tok_s'])} output tok/s" in told
+    assert " 0x" not in told and "nan" not in told
+
+
+def test_a_sweep_and_a_page_of_single_tokens_are_whole(tmp_path: Path) -> None:
+    found = kvsim.sweep("llama3.1-8b", "h100", "full,eagle", batch="1,8", generate=1)
+    assert "TPOT" not in found.answer.verdict and "output tok/s" in found.answer.verdict
+    page = tmp_path / "page.html"
+    told = run("predict", *A10, "--technique", "full,eagle", "--generate", "1", "--report",
+               str(page))  # fmt: skip
+    assert told.code == 0 and "Break-even" not in page.read_text(encoding="utf-8")
+    refused = run("explore", *A10[:4], "--generate", "1", "--out", str(page))
+    assert refused.code == 2 and "--generate: got 1" in refused.err
