@@ -200,7 +200,7 @@ class Coefficients:
         for k, size in enumerate(sizes):
             op = copy("load_weights", "h2d", size, kernel="copy")
             found[:, RESOURCES.index("h2d"), k] = max(map(float, resource_seconds(op, d).values()))
-        kept = d.stack.weight_copies * sizes
+        kept = d.stack.weights.copies * sizes
         return Streaming(found, kept, d.tp * kept, 2 * float(sizes.max()))
 
     def programme(self, index: int, limits: PlanLimits, family: frozenset[str]) -> Programme:

@@ -22,7 +22,7 @@ SPLIT = 512.0  # cached tokens at which half of a long context's further floor i
 
 def cached(deployment: Deployment, point: Point, shape: LayerShape) -> Number:
     """Tokens per sequence whose keys and values a layer keeps and attends to. [tokens]"""
-    tokens = point.max_length if deployment.stack.static_cache else point.length
+    tokens = point.max_length if deployment.stack.cache.static else point.length
     return tokens if shape.window is None else np.minimum(tokens, shape.window)
 
 
@@ -32,13 +32,13 @@ def resident_kv(
     """Memory of one layer's cache. [B]"""
     m = deployment.shard
     size = stored.resident(m.k_width, m.v_width, cached(deployment, point, shape))
-    return deployment.stack.cache_overhead * point.batch * size
+    return deployment.stack.cache.overhead * point.batch * size
 
 
 def score_bytes(deployment: Deployment, point: Point, scored: bool = False) -> float:
     """Bytes moved per attention score; ``scored`` if a technique needs the prompt's. [B]"""
-    flash = point.prefill and deployment.stack.flash_prompt and not scored
-    return 0.0 if flash else deployment.stack.score_bytes
+    flash = point.prefill and deployment.stack.attention.flash_prompt and not scored
+    return 0.0 if flash else deployment.stack.attention.score_bytes
 
 
 def query_key_pairs(
@@ -48,8 +48,8 @@ def query_key_pairs(
 
     Causal, but where scores leave the chip the masked half is computed too.
     """
-    if deployment.stack.static_cache or score_bytes(deployment, point, scored) > 0:
-        length = point.max_length if deployment.stack.static_cache else point.length
+    if deployment.stack.cache.static or score_bytes(deployment, point, scored) > 0:
+        length = point.max_length if deployment.stack.cache.static else point.length
         return point.new * (length if limit is None else np.minimum(length, limit))
     if limit is None:
         return point.new * point.context + point.new * (point.new + 1) / 2
@@ -95,7 +95,7 @@ def ops(
     pairs = query_key_pairs(deployment, point, sees, scored)
     value_pairs = pairs if values is None else np.minimum(pairs, point.new * values)
     expand: list[Op] = []
-    if stack.plain_passes and limit is None and values is None and not stored.packs:
+    if stack.packed_cache.plain_passes and limit is None and values is None and not stored.packs:
         expand = _again(deployment, point, tokens, after)
     flops: Number = 2.0 * point.batch * m.heads * m.head_dim * (pairs + value_pairs)
     if m.latent:
@@ -129,11 +129,11 @@ def ops(
         slower=head_factor(shares, m.head_dim, m.queries_per_kv), fixed=fixed, after=after,
         unpacked=unpacked,
     )  # fmt: skip
-    apart = stack.packed_layer + stack.merge_token * point.new * tokens
+    apart = stack.packed_cache.layer + stack.packed_cache.merge_token * point.new * tokens
     if (
         stored.kernel == "lowbit"
         and not point.prefill
-        and (stack.packed_layer or stack.merge_token)
+        and (stack.packed_cache.layer or stack.packed_cache.merge_token)
     ):
         return [*expand, op, Op("tail", fixed=apart)]
     return [*expand, op]
@@ -166,11 +166,11 @@ def _read(
     read = stored.read(m.k_width, m.v_width, tokens, new)
     if values is not None:
         read = read - m.v_width * (tokens - np.minimum(tokens, values)) * stored.v_number
-    copies = 2.0 * m.queries_per_kv if stack.repeat_kv and m.queries_per_kv > 1 else 0.0
+    copies = 2.0 * m.queries_per_kv if stack.attention.repeat_kv and m.queries_per_kv > 1 else 0.0
     if not stored.packs:
-        return read * (stack.append_passes + 1.0 + copies)
-    if stack.unpack_bytes:  # unpacked outside the kernel, then copied out
-        return read + m.kv_width * tokens * (stack.unpack_bytes + HALF * copies)
+        return read * (stack.cache.append_passes + 1.0 + copies)
+    if stack.packed_cache.unpack_bytes:  # unpacked outside the kernel, then copied out
+        return read + m.kv_width * tokens * (stack.packed_cache.unpack_bytes + HALF * copies)
     return read * _packed_passes(deployment)  # the kernel unpacks, and knows grouped heads
 
 
@@ -181,7 +181,11 @@ def _again(
     if point.prefill:
         return []
     one = np.asarray(point.new) == 1
-    moved = deployment.stack.plain_passes * kv_bytes(deployment.shard, point.batch * tokens) * one
+    moved = (
+        deployment.stack.packed_cache.plain_passes
+        * kv_bytes(deployment.shard, point.batch * tokens)
+        * one
+    )
     return [Op("again", kernel="attention", bytes={"hbm": moved}, launches=0.0, after=after)]
 
 
@@ -190,8 +194,8 @@ def _packed_passes(deployment: Deployment) -> float:
 
     One pass, of the concatenation, comes before that copy; the others are wider too.
     """
-    passes, wider = deployment.stack.packed_passes, deployment.shard.queries_per_kv
-    if not deployment.stack.repeat_packed or wider == 1:
+    passes, wider = deployment.stack.packed_cache.passes, deployment.shard.queries_per_kv
+    if not deployment.stack.packed_cache.repeat_kv or wider == 1:
         return passes
     return (passes - 1) * wider + 1 + (1 + wider)
 

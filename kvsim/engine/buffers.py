@@ -62,7 +62,8 @@ def sequences_alive(deployment: Deployment, point: Point) -> Number:
     if not point.prefill:
         return point.batch
     return np.minimum(
-        point.batch, np.maximum(1.0, deployment.stack.prefill_chunk / np.maximum(point.new, 1.0))
+        point.batch,
+        np.maximum(1.0, deployment.stack.memory.prefill_chunk / np.maximum(point.new, 1.0)),
     )
 
 
@@ -81,23 +82,23 @@ def resident_once(
     table = WEIGHTS["fp16"].bytes(m.hidden, m.vocab)
     learned = ops.HALF * (m.learned_positions * m.hidden + m.tables + m.once * m.hidden)
     embedding = (table if m.tied else 2 * table) + learned
-    chunk = (packed and stack.packed_chunk) or stack.prefill_chunk
+    chunk = (packed and stack.packed_cache.chunk) or stack.memory.prefill_chunk
     alive = np.minimum(part.tokens, chunk)
-    length = part.max_length if stack.static_cache else part.length
+    length = part.max_length if stack.cache.static else part.length
     scores = SCORE_MEMORY * m.heads * length if attention.score_bytes(deployment, part) else 0.0
-    hidden = stack.activation_passes * m.hidden
+    hidden = stack.memory.activation_passes * m.hidden
     attending = ops.HALF * (hidden + m.heads * m.head_dim + m.kv_width) + scores
     width = max(m.ffn, m.experts_active * m.expert_ffn)
     mlp = ops.HALF * (hidden + (3 if m.gated else 2) * width)
     # cosines and sines, of all positions and of those at hand
     turns = 0.0 if m.learned_positions else 2 * ops.HALF * m.head_dim
     turned = turns * (part.max_length + part.new)
-    rows = part.batch if part.prefill and not stack.prompt_logits else part.tokens
+    rows = part.batch if part.prefill and not stack.memory.prompt_logits else part.tokens
     layers = np.maximum(alive * attending + scratch, alive * mlp)
     return {
         "gpu": {
-            "embedding": stack.weight_copies * embedding,
-            "workspace": turned + np.maximum(layers, rows * m.vocab * stack.logit_bytes),
-            "context": stack.context_memory,
+            "embedding": stack.weights.copies * embedding,
+            "workspace": turned + np.maximum(layers, rows * m.vocab * stack.memory.logit_bytes),
+            "context": stack.memory.context_memory,
         }
     }

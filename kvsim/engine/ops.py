@@ -65,7 +65,10 @@ def unpacking(deployment: Deployment, stored: WeightFormat, weights: Number) -> 
         return 0.0
     stack = deployment.stack
     rate = deployment.bandwidth["hbm"] * stack.kernel("pointwise").memory
-    took = stack.unpack_ops / (deployment.flops("fp32") / 2) + stack.widen_bytes / rate
+    took = (
+        stack.weights.unpack_ops / (deployment.flops("fp32") / 2)
+        + stack.weights.unpack_bytes / rate
+    )
     return took * weights
 
 
@@ -78,13 +81,13 @@ def before_attention(
     """
     m = deployment.shard
     active = (m.experts_active * m.expert_ffn or m.ffn) if shape.mlp else 0
-    passes = deployment.stack.pointwise_passes * ((2 * m.norms + 2) * m.hidden + 3 * active)
+    passes = deployment.stack.time.pointwise_passes * ((2 * m.norms + 2) * m.hidden + 3 * active)
     small = Op(
         "pointwise",
         kernel="pointwise",
         bytes={"hbm": HALF * point.tokens * passes},
-        launches=deployment.stack.pointwise_launches,
-        fixed=deployment.stack.layer,
+        launches=deployment.stack.time.pointwise_launches,
+        fixed=deployment.stack.time.layer,
     )
     matrices = m.mixer_matrices(shape)
     made_later = ("out", "kv_up")
@@ -183,8 +186,8 @@ def routed_experts(deployment: Deployment, point: Point) -> list[Op]:
 
 def runtime(deployment: Deployment, share: Number = 1.0) -> list[Op]:
     """Fixed time of a layer that keeps some share of its cache on the host."""
-    fixed = deployment.stack.offloaded_layer * (np.asarray(share) > 0)
-    return [Op("runtime", fixed=fixed, launches=0.0)] if deployment.stack.offloaded_layer else []
+    fixed = deployment.stack.offload.layer * (np.asarray(share) > 0)
+    return [Op("runtime", fixed=fixed, launches=0.0)] if deployment.stack.offload.layer else []
 
 
 def copy(
@@ -260,8 +263,8 @@ def pack_prompt(
 
 def id_lists(deployment: Deployment, batch: Number, every: float = 1.0) -> list[Op]:
     """Lists of salient tokens made on the host, for K and V of every sequence and head."""
-    fixed = 2 * deployment.stack.id_list * batch * deployment.shard.cached_heads / every
-    return [Op("id_lists", fixed=fixed, launches=0.0)] if deployment.stack.id_list else []
+    fixed = 2 * deployment.stack.selection.id_list * batch * deployment.shard.cached_heads / every
+    return [Op("id_lists", fixed=fixed, launches=0.0)] if deployment.stack.selection.id_list else []
 
 
 def top_k(name: str, scores: Number, sync: bool = False, every: float = 1.0) -> Op:
@@ -273,7 +276,9 @@ def top_k(name: str, scores: Number, sync: bool = False, every: float = 1.0) -> 
 def head(deployment: Deployment, point: Point) -> tuple[Op, ...]:
     """Embedding look-up, last norm, LM head, sampling and the step's fixed time."""
     m = deployment.shard
-    rows = point.batch if point.prefill and not deployment.stack.prompt_logits else point.tokens
+    rows = (
+        point.batch if point.prefill and not deployment.stack.memory.prompt_logits else point.tokens
+    )
     logits = gemm(deployment, "lm_head", rows, (m.hidden, m.vocab), WEIGHTS["fp16"])
     looked_up = 3 if m.learned_positions else 2  # rows of the embedding and of positions, their sum
     sample = Op(
@@ -282,8 +287,8 @@ def head(deployment: Deployment, point: Point) -> tuple[Op, ...]:
         bytes={
             "hbm": HALF * (rows * (m.vocab + 2 * m.hidden) + looked_up * point.tokens * m.hidden)
         },
-        fixed=deployment.stack.step + deployment.stack.sequence * point.batch,
+        fixed=deployment.stack.time.step + deployment.stack.time.sequence * point.batch,
         # the host handles each sequence once it has its token, or issues the next pass then
-        sync=deployment.stack.sequence > 0 or deployment.stack.eager,
+        sync=deployment.stack.time.sequence > 0 or deployment.stack.eager,
     )
     return logits, sample

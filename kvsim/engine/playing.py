@@ -51,8 +51,8 @@ class Timeline:
         self.lagged = {name for t in every for name, lag, _ in t.waits if lag}
         self.recalled = {name for t in every for name, _, past in t.waits if past}
         self.synced = any(t.op.sync for t in [*every, *self.head])
-        issuing = deployment.stack.launch > 0 or deployment.stack.eager
-        self.hosted = issuing or deployment.stack.tile_sync or self.synced
+        issuing = deployment.stack.time.launch > 0 or deployment.stack.eager
+        self.hosted = issuing or deployment.stack.offload.tile_sync or self.synced
 
     def _time(self, op: Op) -> Timed:
         duration = seconds(op, self.d)
@@ -85,7 +85,7 @@ class Timeline:
         return state, ends
 
     def _play_step(self, state: State, past: dict[str, History], again: bool) -> dict[str, History]:
-        across = self.d.stack.across_steps
+        across = self.d.stack.offload.across_steps
         record = {name: History() for name in self.recalled}
         if not across:
             for copies in set(COPIES) & state.streams.keys():
@@ -160,10 +160,10 @@ class Timeline:
                 self._run(state, timed, state.ends[-1], waits)
         state.loaded(self.early[index], self.lagged)
         state.streams["gpu"] = np.maximum(state.streams["gpu"], begin + self.sharing[index])
-        if self.d.stack.tile_sync:
-            done = latest(state.streams.values()) + self.d.stack.tile
+        if self.d.stack.offload.tile_sync:
+            done = latest(state.streams.values()) + self.d.stack.offload.tile
             state.streams = dict.fromkeys(state.streams, done)
-            state.host = done + self.d.stack.sync
+            state.host = done + self.d.stack.time.sync
 
     def _issue_early(
         self, state: State, name: str, now: int | None, past: dict[str, History]
@@ -211,16 +211,16 @@ class Timeline:
             state.host = state.host + host_seconds(op, self.d) * active
             start = np.maximum(start, state.host)
         running = timed.duration
-        if op.kernel == "relay" and stack.overlap < 1:
+        if op.kernel == "relay" and stack.offload.overlap < 1:
             begin = np.maximum(start, state.streams["gpu"])
-            start = begin + (1 - stack.overlap) * running
+            start = begin + (1 - stack.offload.overlap) * running
             state.streams["gpu"] = _where(active, start, state.streams["gpu"])
-            running = stack.overlap * running
+            running = stack.offload.overlap * running
         end = start + running
         ends[op.name] = _where(active, end, ends[op.name])
         state.streams[op.stream] = _where(active, end, free)
         if op.sync:
-            state.host = _where(active, np.maximum(state.host, end) + stack.sync, state.host)
+            state.host = _where(active, np.maximum(state.host, end) + stack.time.sync, state.host)
 
 
 def _following(early: list[tuple[str, ...]]) -> list[dict[str, int]]:

@@ -58,7 +58,7 @@ def resource_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
         else:
             copied = op.stream in COPIES and name not in COPIES
             needs[name] = slower * peak / (1.0 if copied else kernel.memory)
-    each = kernel.unpacking or deployment.stack.unpack_arithmetic
+    each = kernel.unpacking or deployment.stack.packed_cache.unpack_ops
     if each and not _nothing(op.unpacked):
         # work per number, whatever the number of queries; one instruction per lane and clock is
         # half of the rate that counts a product and a sum
@@ -77,17 +77,17 @@ def overhead_seconds(op: Op, deployment: Deployment) -> Number:
     """Time of an op that no bandwidth removes: floors, gaps, copy latency, scattered rows. [s]"""
     kernel = deployment.stack.kernel(op.kernel)
     if op.stream == "gpu":
-        each = deployment.stack.gap
+        each = deployment.stack.time.gap
     else:
         each = deployment.hardware.links[op.stream].latency if op.stream in COPIES else 0.0
     floor = kernel.floor * min(1.0, op.launches)  # fewer: the work of one step in several
-    return op.fixed + op.rows * deployment.stack.gather_row + (floor + op.launches * each)
+    return op.fixed + op.rows * deployment.stack.selection.gather_row + (floor + op.launches * each)
 
 
 def host_seconds(op: Op, deployment: Deployment) -> float:
     """Time of the host to issue an op on the GPU: its launches, and the code around them. [s]"""
     around = min(1.0, op.launches) * deployment.stack.kernel(op.kernel).host
-    return op.launches * deployment.stack.launch + around
+    return op.launches * deployment.stack.time.launch + around
 
 
 def seconds(op: Op, deployment: Deployment) -> Number:

@@ -15,9 +15,9 @@ def all_reduce(deployment: Deployment, name: str, data: Number) -> list[Op]:
     if deployment.tp == 1:
         return []
     latency = deployment.hardware.links["link"].latency
-    if deployment.stack.direct_share:
+    if deployment.stack.sums.direct_share:
         return [_quickest_sum(deployment, name, data)]
-    if deployment.stack.one_shot_sum:
+    if deployment.stack.sums.one_shot:
         moved, wait = (deployment.tp - 1) * data, latency
     else:
         moved, wait = (
@@ -34,10 +34,12 @@ def _quickest_sum(deployment: Deployment, name: str, data: Number) -> Op:
     """
     stack, others, rate = deployment.stack, deployment.tp - 1, deployment.bandwidth["link"]
     once, twice = others * data, 2 * others / deployment.tp * data
-    hops, share = stack.direct_hop * others, stack.direct_share * rate
-    one = stack.direct + hops + once / share
-    two = stack.direct + stack.direct_second + 2 * hops + twice / share
-    ring = stack.ring + 2 * others * stack.ring_hop + twice / (stack.ring_share * rate)
+    hops, share = stack.sums.direct_hop * others, stack.sums.direct_share * rate
+    one = stack.sums.direct + hops + once / share
+    two = stack.sums.direct + stack.sums.direct_second + 2 * hops + twice / share
+    ring = (
+        stack.sums.ring + 2 * others * stack.sums.ring_hop + twice / (stack.sums.ring_share * rate)
+    )
     took = np.minimum(np.minimum(one, two), ring)
     moved = np.where(took < one, twice, once)
     carried = moved / (rate * stack.kernel("allreduce").memory)

@@ -45,7 +45,12 @@ def least(layer: tuple[Op, ...], deployment: Deployment) -> Number:
     for op in layer:
         if not op.ahead and (op.stream == "gpu" or any(name in kept for name in op.after)):
             kept[op.name] = op
-    stack = replace(deployment.stack, launch=0.0, sync=0.0, tile_sync=False)
+    stack = deployment.stack
+    stack = replace(
+        stack,
+        time=replace(stack.time, launch=0.0, sync=0.0),
+        offload=replace(stack.offload, tile_sync=False),
+    )
     step = Step((Group((tuple(kept.values()),), 1),), ())
     state, _ = Timeline(step, replace(deployment, stack=stack)).play(1)
     return np.maximum(state.streams["gpu"], shared(layer, deployment))

@@ -8,6 +8,18 @@ reads them.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvsim.machines.mechanisms import (
+    AttentionPath,
+    CacheGrowth,
+    ChosenTokens,
+    FixedTimes,
+    GpuSums,
+    OffloadRuntime,
+    PackedCache,
+    WeightLoading,
+    WorkingMemory,
+)
+
 GIB = 2.0**30  # [B]
 
 DEFAULT_STACK = "vllm"
@@ -112,7 +124,10 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Stack:
-    """What the software adds to the hardware. The defaults are those of an ideal one."""
+    """What the software adds to the hardware: rates of its kernels, and the mechanisms it has.
+
+    The defaults are those of an ideal engine, so a stack states only what it has.
+    """
 
     name: str
     title: str = ""
@@ -127,68 +142,15 @@ class Stack:
     date: str = ""  # when
     free: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # key -> bounds of a fit
     kernels: Mapping[str, Kernel] = field(default_factory=lambda: dict.fromkeys(KERNELS, Kernel()))
-    # time
-    launch: float = 0.0  # host time to issue one kernel; the GPU waits for it [s]
-    gap: float = 0.0  # GPU time between two kernels [s]
-    layer: float = 0.0  # fixed time per layer [s]
-    packed_layer: float = 0.0  # further time per layer for the unpacked tail of a packed cache [s]
-    offloaded_layer: float = 0.0  # further fixed time per layer whose cache is on the host [s]
-    step: float = 0.0  # fixed time per forward pass: sampling, bookkeeping, graph launch [s]
-    sequence: float = 0.0  # further time per step and sequence: sampling, detokenising [s]
-    sync: float = 0.0  # host time for one synchronisation [s]
-    id_list: float = 0.0  # host time to list one head's salient tokens, K or V (0: on the GPU) [s]
-    qr: float = 0.0  # time per matrix that a loop of library calls orthonormalises (0: batched) [s]
-    tile: float = 0.0  # from a tile's synchronisation to the next tile's first copy [s]
-    pointwise_launches: float = 5.0  # kernels per layer for norms, positions, residuals, activation
-    pointwise_passes: float = 1.0  # times those kernels read and write the hidden states
-    # cache
-    static_cache: bool = False  # every step attends to and moves the cache's maximum length
-    append_passes: float = 0.0  # passes over the cache to append a token (torch.cat: 2)
-    repeat_kv: bool = False  # grouped heads are copied out to full width before attention
-    unpack_arithmetic: float = 0.0  # vector operations per cached number that a kernel unpacks
-    unpack_bytes: float = 0.0  # moved per packed number to unpack it outside the kernel [B]
-    plain_passes: float = 0.0  # further passes of one new token over a whole fp16 cache
-    merge_token: float = 0.0  # to join split attention's parts, per query and packed token [s]
-    repeat_packed: bool = False  # grouped heads are copied out packed, and then read at full width
-    packed_passes: float = 1.0  # passes over a packed cache that its attention makes in all
-    merge_passes: float = 0.0  # passes to join loaded and recomputed parts of a layer's cache
-    score_bytes: float = 0.0  # bytes moved per attention score (0: scores stay on chip) [B]
-    flash_prompt: bool = False  # the prompt's scores stay on chip unless a technique needs them
-    resident_layers: int = 0  # first layers whose cache stays on the GPU under offloading
-    # copies between host and GPU
-    overlap: float = 1.0  # share of a copy of the cache that runs beside compute
-    store_layer: bool = False  # every step copies a layer's whole cache back to the host
-    across_steps: bool = True  # the next step's first copies start before this step ends
-    blocking_store: bool = False  # the host waits for copies of new tokens to the host
-    tile_sync: bool = False  # the whole device synchronises after every layer and tile
-    gather_row: float = 0.0  # extra time per row gathered from host memory [s]
-    gather_sync: bool = False  # the host chooses the rows, so the GPU's indices must reach it first
-    split_achieved: float = 1.0  # share of KVPR's optimal split that the runtime really uses
-    split_prompt: float = 0.0  # share of the prompt that KVPR recomputes instead (0: the optimum)
-    index_bytes: float = 4.0  # per stored token index [B]
-    one_shot_sum: bool = False  # GPUs read all others' hidden states at once, not in a ring
-    # sums in which GPUs read one another's memory, in one shot or two; with a share above 0 the
-    # quickest of them and the ring is taken
-    direct_share: float = 0.0  # share of the link's rate that they reach (0: the engine has none)
-    direct: float = 0.0  # time of a one-shot sum however small [s]
-    direct_hop: float = 0.0  # further time per other GPU and shot [s]
-    direct_second: float = 0.0  # further time of a two-shot sum [s]
-    ring: float = 0.0  # time of a ring however small, besides the link's latency [s]
-    ring_hop: float = 0.0  # time per transfer of a ring, instead of the link's latency [s]
-    ring_share: float = 1.0  # share of the link's rate that a ring reaches
-    # weights
-    unpack_ops: float = 0.0  # vector operations per packed weight that its loading does not hide
-    widen_bytes: float = 0.0  # moved per packed weight to widen it before its product [B]
-    # memory
-    context_memory: float = 0.0  # driver, libraries, workspaces [B]
-    old_cache: bool = False  # a step's caller keeps the cache that torch.cat replaces
-    weight_copies: float = 1.0  # copies of the weights kept
-    cache_overhead: float = 1.0  # allocated over used cache
-    prefill_chunk: float = 1e18  # tokens whose activations are alive at once in prefill [tokens]
-    packed_chunk: float = 0.0  # the same where the cache is packed (0: no difference) [tokens]
-    activation_passes: float = 1.0  # hidden-state-sized buffers alive at once, beyond the widest
-    prompt_logits: bool = False  # the LM head runs over every prompt token
-    logit_bytes: float = 4.0  # per logit kept [B]
+    time: FixedTimes = FixedTimes()
+    cache: CacheGrowth = CacheGrowth()
+    attention: AttentionPath = AttentionPath()
+    packed_cache: PackedCache = PackedCache()
+    selection: ChosenTokens = ChosenTokens()
+    offload: OffloadRuntime = OffloadRuntime()
+    sums: GpuSums = GpuSums()
+    weights: WeightLoading = WeightLoading()
+    memory: WorkingMemory = WorkingMemory()
 
     def on(self, gpu: str) -> "Stack":
         """The numbers that this engine has on a GPU: measured, of a card near it, or typical."""

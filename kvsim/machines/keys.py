@@ -1,5 +1,6 @@
 """What the files of machines and of software stacks may say: their keys, units and bounds."""
 
+import re
 from collections.abc import Mapping
 
 from kvsim.machines.hardware import DTYPES, KERNELS, STANDS_FOR
@@ -21,6 +22,9 @@ LINKS = ("hbm", "dram", "h2d", "d2h", "link")
 
 TENSOR_PEAK = ("compute.sm", "compute.clock_Hz", "compute.tensor_FLOP_per_clock_sm")
 """What the fp16 rate is checked against."""
+
+UNIT = re.compile("_(s|B|tokens)$")
+"""Units that the keys of a stack carry and its fields do not."""
 
 HARDWARE_FILE = Schema(
     numbers={f"compute.{dtype}_FLOPps": RATE for dtype in DTYPES}
@@ -46,65 +50,101 @@ HARDWARE_FILE = Schema(
     ),
 )
 
-STACK_NUMBERS: Mapping[str, tuple[str, Number]] = {
-    "time.launch_s": ("launch", NON_NEGATIVE),
-    "time.gap_s": ("gap", NON_NEGATIVE),
-    "time.layer_s": ("layer", NON_NEGATIVE),
-    "time.packed_layer_s": ("packed_layer", NON_NEGATIVE),
-    "time.offloaded_layer_s": ("offloaded_layer", NON_NEGATIVE),
-    "time.step_s": ("step", NON_NEGATIVE),
-    "time.sequence_s": ("sequence", NON_NEGATIVE),
-    "time.sync_s": ("sync", NON_NEGATIVE),
-    "time.id_list_s": ("id_list", NON_NEGATIVE),
-    "time.qr_s": ("qr", NON_NEGATIVE),
-    "time.tile_s": ("tile", NON_NEGATIVE),
-    "time.pointwise_launches": ("pointwise_launches", NON_NEGATIVE),
-    "time.pointwise_passes": ("pointwise_passes", NON_NEGATIVE),
-    "cache.append_passes": ("append_passes", NON_NEGATIVE),
-    "cache.score_bytes": ("score_bytes", NON_NEGATIVE),
-    "cache.unpack_bytes": ("unpack_bytes", NON_NEGATIVE),
-    "cache.plain_passes": ("plain_passes", NON_NEGATIVE),
-    "cache.merge_token_s": ("merge_token", NON_NEGATIVE),
-    "cache.packed_passes": ("packed_passes", AT_LEAST_ONE),
-    "cache.merge_passes": ("merge_passes", NON_NEGATIVE),
-    "cache.resident_layers": ("resident_layers", WHOLE),
-    "copies.overlap": ("overlap", SHARE),
-    "copies.gather_row_s": ("gather_row", NON_NEGATIVE),
-    "copies.split_achieved": ("split_achieved", SHARE),
-    "copies.split_prompt": ("split_prompt", SHARE),
-    "copies.index_bytes": ("index_bytes", POSITIVE),
-    "sums.direct_share": ("direct_share", SHARE),
-    "sums.direct_s": ("direct", NON_NEGATIVE),
-    "sums.direct_hop_s": ("direct_hop", NON_NEGATIVE),
-    "sums.direct_second_s": ("direct_second", NON_NEGATIVE),
-    "sums.ring_s": ("ring", NON_NEGATIVE),
-    "sums.ring_hop_s": ("ring_hop", NON_NEGATIVE),
-    "sums.ring_share": ("ring_share", EFFICIENCY),
-    "weights.unpack_ops": ("unpack_ops", NON_NEGATIVE),
-    "weights.unpack_bytes": ("widen_bytes", NON_NEGATIVE),
-    "cache.unpack_ops": ("unpack_arithmetic", NON_NEGATIVE),
-    "memory.context_memory_B": ("context_memory", NON_NEGATIVE),
-    "memory.weight_copies": ("weight_copies", AT_LEAST_ONE),
-    "memory.cache_overhead": ("cache_overhead", AT_LEAST_ONE),
-    "memory.prefill_chunk_tokens": ("prefill_chunk", AT_LEAST_ONE),
-    "memory.packed_chunk_tokens": ("packed_chunk", NON_NEGATIVE),
-    "memory.activation_passes": ("activation_passes", NON_NEGATIVE),
-    "memory.logit_bytes": ("logit_bytes", POSITIVE),
+STACK_NUMBERS: Mapping[str, Number] = {
+    "time.launch_s": NON_NEGATIVE,
+    "time.gap_s": NON_NEGATIVE,
+    "time.layer_s": NON_NEGATIVE,
+    "time.step_s": NON_NEGATIVE,
+    "time.sequence_s": NON_NEGATIVE,
+    "time.sync_s": NON_NEGATIVE,
+    "time.pointwise_launches": NON_NEGATIVE,
+    "time.pointwise_passes": NON_NEGATIVE,
+    "cache.append_passes": NON_NEGATIVE,
+    "cache.overhead": AT_LEAST_ONE,
+    "attention.score_bytes": NON_NEGATIVE,
+    "packed_cache.layer_s": NON_NEGATIVE,
+    "packed_cache.unpack_ops": NON_NEGATIVE,
+    "packed_cache.unpack_bytes": NON_NEGATIVE,
+    "packed_cache.passes": AT_LEAST_ONE,
+    "packed_cache.plain_passes": NON_NEGATIVE,
+    "packed_cache.merge_token_s": NON_NEGATIVE,
+    "packed_cache.chunk_tokens": NON_NEGATIVE,
+    "packed_cache.qr_s": NON_NEGATIVE,
+    "selection.gather_row_s": NON_NEGATIVE,
+    "selection.index_bytes": POSITIVE,
+    "selection.id_list_s": NON_NEGATIVE,
+    "offload.layer_s": NON_NEGATIVE,
+    "offload.overlap": SHARE,
+    "offload.resident_layers": WHOLE,
+    "offload.tile_s": NON_NEGATIVE,
+    "offload.merge_passes": NON_NEGATIVE,
+    "offload.split_achieved": SHARE,
+    "offload.split_prompt": SHARE,
+    "sums.direct_share": SHARE,
+    "sums.direct_s": NON_NEGATIVE,
+    "sums.direct_hop_s": NON_NEGATIVE,
+    "sums.direct_second_s": NON_NEGATIVE,
+    "sums.ring_s": NON_NEGATIVE,
+    "sums.ring_hop_s": NON_NEGATIVE,
+    "sums.ring_share": EFFICIENCY,
+    "weights.unpack_ops": NON_NEGATIVE,
+    "weights.unpack_bytes": NON_NEGATIVE,
+    "weights.copies": AT_LEAST_ONE,
+    "memory.context_memory_B": NON_NEGATIVE,
+    "memory.prefill_chunk_tokens": AT_LEAST_ONE,
+    "memory.activation_passes": NON_NEGATIVE,
+    "memory.logit_bytes": POSITIVE,
 }
-STACK_FLAGS = {
-    "cache.static_cache": "static_cache",
-    "cache.repeat_kv": "repeat_kv",
-    "cache.repeat_packed": "repeat_packed",
-    "cache.flash_prompt": "flash_prompt",
-    "copies.across_steps": "across_steps",
-    "copies.blocking_store": "blocking_store",
-    "copies.store_layer": "store_layer",
-    "copies.tile_sync": "tile_sync",
-    "copies.gather_sync": "gather_sync",
-    "copies.one_shot_sum": "one_shot_sum",
-    "memory.prompt_logits": "prompt_logits",
-    "memory.old_cache": "old_cache",
+STACK_FLAGS = (
+    "cache.keeps_old",
+    "cache.static",
+    "attention.flash_prompt",
+    "attention.repeat_kv",
+    "packed_cache.repeat_kv",
+    "selection.gather_sync",
+    "offload.across_steps",
+    "offload.blocking_store",
+    "offload.store_layer",
+    "offload.tile_sync",
+    "sums.one_shot",
+    "memory.prompt_logits",
+)
+MOVED_KEYS = {
+    "time.packed_layer_s": "packed_cache.layer_s",
+    "time.offloaded_layer_s": "offload.layer_s",
+    "time.id_list_s": "selection.id_list_s",
+    "time.qr_s": "packed_cache.qr_s",
+    "time.tile_s": "offload.tile_s",
+    "cache.static_cache": "cache.static",
+    "cache.score_bytes": "attention.score_bytes",
+    "cache.flash_prompt": "attention.flash_prompt",
+    "cache.repeat_kv": "attention.repeat_kv",
+    "cache.unpack_ops": "packed_cache.unpack_ops",
+    "cache.unpack_bytes": "packed_cache.unpack_bytes",
+    "cache.plain_passes": "packed_cache.plain_passes",
+    "cache.merge_token_s": "packed_cache.merge_token_s",
+    "cache.packed_passes": "packed_cache.passes",
+    "cache.repeat_packed": "packed_cache.repeat_kv",
+    "cache.merge_passes": "offload.merge_passes",
+    "cache.resident_layers": "offload.resident_layers",
+    "copies.overlap": "offload.overlap",
+    "copies.store_layer": "offload.store_layer",
+    "copies.across_steps": "offload.across_steps",
+    "copies.blocking_store": "offload.blocking_store",
+    "copies.tile_sync": "offload.tile_sync",
+    "copies.split_achieved": "offload.split_achieved",
+    "copies.split_prompt": "offload.split_prompt",
+    "copies.gather_row_s": "selection.gather_row_s",
+    "copies.gather_sync": "selection.gather_sync",
+    "copies.index_bytes": "selection.index_bytes",
+    "copies.one_shot_sum": "sums.one_shot",
+    "memory.old_cache": "cache.keeps_old",
+    "memory.cache_overhead": "cache.overhead",
+    "memory.weight_copies": "weights.copies",
+    "memory.packed_chunk_tokens": "packed_cache.chunk_tokens",
 }
+"""Former names of a stack's keys, and today's."""
+
 KERNEL_NUMBERS = {
     "memory": ("memory", EFFICIENCY),
     "compute": ("compute", EFFICIENCY),
@@ -125,7 +165,7 @@ KERNEL_NUMBERS = {
 }
 
 STACK_FILE = Schema(
-    numbers={key: rule for key, (_, rule) in STACK_NUMBERS.items()}
+    numbers=dict(STACK_NUMBERS)
     | {
         f"kernel.{kernel}.{key}": rule
         for kernel in (*KERNELS, *STANDS_FOR)
@@ -137,4 +177,11 @@ STACK_FILE = Schema(
     lists=frozenset({"near"}),
     choices={"basis": ("datasheet", "carried over", "calibrated")},
     together=(frozenset({"device", "date"}),),
+    moved=MOVED_KEYS,
 )
+
+
+def mechanism_of(key: str) -> tuple[str, str]:
+    """The group of ``Stack`` and its field that a key means: ``time.launch_s`` is time's launch."""
+    group, _, name = key.partition(".")
+    return group, UNIT.sub("", name)

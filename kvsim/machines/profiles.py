@@ -15,11 +15,11 @@ from kvsim.machines.keys import (
     KERNEL_NUMBERS,
     LINKS,
     STACK_FILE,
-    STACK_FLAGS,
     STACK_NUMBERS,
     TENSOR_PEAK,
+    mechanism_of,
 )
-from kvsim.machines.schema import Profile, parse, read, wrong
+from kvsim.machines.schema import WHOLE, Profile, parse, read, wrong
 
 MOST_BASES = 8  # stacks below a stack
 
@@ -98,14 +98,8 @@ def _family(file: Traversable) -> dict[str, Stack]:
 
 def _loaded(file: Traversable, cards: Mapping[str, Stack], engine: str = "") -> Stack:
     profile = _extended(file, ())
-    changes: dict[str, Any] = {
-        name: profile.numbers[key]
-        for key, (name, _) in STACK_NUMBERS.items()
-        if key in profile.numbers
-    }
-    changes["resident_layers"] = int(changes.get("resident_layers", 0))
-    changes |= {STACK_FLAGS[key]: value for key, value in profile.flags.items()}
-    return replace(
+    stated = profile.numbers | profile.flags
+    return _stating(
         Stack(
             name=(f"{engine}@" if engine else "") + file.name.removesuffix(".toml"),
             title=profile.texts["title"],
@@ -121,28 +115,41 @@ def _loaded(file: Traversable, cards: Mapping[str, Stack], engine: str = "") -> 
             source="\n".join(f"{key}: {text}" for key, text in profile.sources.items()),
             kernels=_kernels(profile),
         ),
-        **changes,
+        {key: value for key, value in stated.items() if not key.startswith("kernel.")},
     )
+
+
+def _stating(stack: Stack, stated: Mapping[str, float | bool]) -> Stack:
+    """A stack whose mechanisms have these numbers and flags under their files' keys."""
+    changes: dict[str, dict[str, Any]] = {}
+    for key, value in stated.items():
+        group, name = mechanism_of(key)
+        whole = STACK_NUMBERS.get(key) is WHOLE
+        changes.setdefault(group, {})[name] = int(value) if whole else value
+    groups: dict[str, Any] = {
+        group: replace(getattr(stack, group), **fields) for group, fields in changes.items()
+    }
+    return replace(stack, **groups)
 
 
 def with_numbers(stack: Stack, numbers: Mapping[str, float]) -> Stack:
     """A stack with other numbers under some of its file's keys."""
-    changes: dict[str, Any] = {"kernels": dict(stack.kernels)}
+    kernels, rest = dict(stack.kernels), {}
     for key, value in numbers.items():
         if key in STACK_NUMBERS:
-            changes[STACK_NUMBERS[key][0]] = value
+            rest[key] = value
         else:
             _, kernel, name = key.split(".")
-            changed = {KERNEL_NUMBERS[name][0]: value}
-            known = changes["kernels"].get(kernel) or stack.kernel(kernel)
-            changes["kernels"][kernel] = replace(known, **changed)
-    return replace(stack, **changes)
+            known = kernels.get(kernel) or stack.kernel(kernel)
+            kernels[kernel] = replace(known, **{KERNEL_NUMBERS[name][0]: value})
+    return replace(_stating(stack, rest), kernels=kernels)
 
 
 def number_of(stack: Stack, key: str) -> float:
     """A stack's number under a key of its file."""
     if key in STACK_NUMBERS:
-        return float(getattr(stack, STACK_NUMBERS[key][0]))
+        group, field = mechanism_of(key)
+        return float(getattr(getattr(stack, group), field))
     _, kernel, name = key.split(".")
     return float(getattr(stack.kernel(kernel), KERNEL_NUMBERS[name][0]))
 

@@ -46,6 +46,7 @@ class Schema:
     lists: frozenset[str] = frozenset()  # of texts
     choices: Mapping[str, tuple[str, ...]] | None = None  # texts with few valid values
     together: tuple[frozenset[str], ...] = ()  # keys that make sense only as a whole
+    moved: Mapping[str, str] = field(default_factory=dict)  # former names of keys
 
     @property
     def keys(self) -> frozenset[str]:
@@ -104,7 +105,7 @@ def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError
     leaves = dict(_leaves(document))
     known = {key: value for key, value in leaves.items() if key in schema.keys}
     for key in (key for key in leaves if key not in known):
-        faults.append(unknown(f"key in {shown(file)}:", key, schema.keys, "correct or remove it"))
+        faults.append(_strange(file, key, schema))
     groups = [schema.required, *(group for group in schema.together if group & leaves.keys())]
     for key in sorted(frozenset().union(*groups) - leaves.keys()):
         faults.append(InputError(f"{shown(file)}: {key} is missing; add it{_example(key, schema)}"))
@@ -116,7 +117,15 @@ def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError
         faults.append(wrong(file, "source", sources, "a table of texts"))
     for key, value in known.items():
         check(_entry, schema, profile, key, value)
-    return profile, faults
+    return profile, list({str(fault): fault for fault in faults}.values())
+
+
+def _strange(file: Traversable, key: str, schema: Schema) -> InputError:
+    """The error of a key that this kind of file does not have, or has under another name now."""
+    if key in schema.moved:
+        new = schema.moved[key]
+        return InputError(f"{shown(file)}: {key} is called {new} now; rename it wherever it stands")
+    return unknown(f"key in {shown(file)}:", key, schema.keys, "correct or remove it")
 
 
 def _entry(file: Traversable, schema: Schema, profile: Profile, key: str, value: Any) -> None:
@@ -192,6 +201,8 @@ def _free(file: Traversable, free: Any, schema: Schema) -> dict[str, tuple[float
     if not isinstance(free, dict):
         raise wrong(file, "free", free, "a table of [lowest, highest] by key")
     for key, bounds in free.items():
+        if key in schema.moved:
+            raise _strange(file, key, schema)
         if key not in schema.numbers:
             raise unknown(f"key under [free] of {shown(file)}:", key, schema.numbers)
         if not isinstance(bounds, list) or len(bounds) != 2:

@@ -70,7 +70,7 @@ class Chosen(Selection):
             return [*place.runtime(at), *new, *attend(at), *done]
         pages = np.ceil(at.kept / self.run())
         ranked = p.tokens * at.d.shard.cached_heads * pages
-        choice = ops.top_k("topk", ranked, sync=at.d.stack.gather_sync)
+        choice = ops.top_k("topk", ranked, sync=at.d.stack.selection.gather_sync)
         fetched = self._fetch(at)
         waits = ("fetch",) if fetched else ()
         return [

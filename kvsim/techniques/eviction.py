@@ -67,7 +67,7 @@ def score_matrix(at: LayerPass) -> Buffers:
     """The prompt's scores of one layer, where the stack's attention keeps none itself. [B]"""
     d, p = at.d, at.p
     there = p.prefill and not attention.score_bytes(d, p)
-    alive = np.minimum(p.tokens, d.stack.prefill_chunk) * p.length
+    alive = np.minimum(p.tokens, d.stack.memory.prefill_chunk) * p.length
     scores = ops.HALF * d.shard.heads * alive if there else 0.0
     return {"gpu": {"score matrix": scores}}
 

@@ -74,7 +74,7 @@ class Gear(Storage):
         return 1.0 + later
 
     def _sparse(self, deployment: Deployment, numbers: Number) -> Number:
-        return self.outliers * numbers * (ops.HALF + deployment.stack.index_bytes)
+        return self.outliers * numbers * (ops.HALF + deployment.stack.selection.index_bytes)
 
     def arrive(self, at: LayerPass) -> list[Op]:
         """As KIVI, then the search for outliers and power iteration over the error, per block."""
@@ -96,7 +96,7 @@ class Gear(Storage):
                 flops=flops,
                 bytes={"hbm": (1 + 2 * LOOPS) * error},
                 launches=(PRODUCTS + QR) * often,
-                fixed=d.stack.qr * orthonormal,
+                fixed=d.stack.packed_cache.qr * orthonormal,
             ),
         ]
 

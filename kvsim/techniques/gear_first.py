@@ -32,7 +32,7 @@ LAUNCHES = 60.0  # kernels that pack one layer's keys and values
 PANEL, TALL = 13.0, 5500.0
 """Columns that take as long again to orthonormalise, and rows with which they take twice that:
 fitted to torch.linalg.qr of 512 x 64, 128 x 32, 8192 x 8 and 4096 x 4 (FlagGems#5586: 259, 179, 112
-and 74 us) over the 45 us that ``time.qr_s`` of Hugging Face's stacks is."""
+and 74 us) over the 45 us that ``packed_cache.qr_s`` of Hugging Face's stacks is."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,12 @@ class GearFirst(WholeStorage):
         if at.p.prefill:
             return 0.0
         d, stored = at.d, self.stored
-        own = at.p.batch * d.shard.kv_width * at.kept * (stored.number + d.stack.unpack_bytes)
+        own = (
+            at.p.batch
+            * d.shard.kv_width
+            * at.kept
+            * (stored.number + d.stack.packed_cache.unpack_bytes)
+        )
         return (d.shard.queries_per_kv - 1) * own
 
     def after(self, at: LayerPass) -> list[Op]:
@@ -109,7 +114,7 @@ class GearFirst(WholeStorage):
         rank = self._columns(d, tokens)
         corrected = 1.0 * (rank > 0)
         rows = tokens + self._numbers(d, 0.5)  # of a pair of factors
-        pair = d.stack.qr * (2 + rank / PANEL * (2 + rows / TALL))
+        pair = d.stack.packed_cache.qr * (2 + rank / PANEL * (2 + rows / TALL))
         products = SINGLE * PRODUCTS / 2 * numbers  # each reads the error of keys or of values
         return [
             Op(

@@ -104,7 +104,7 @@ class Head(Rounds):
             deployment, "draft_head", rows, (m.hidden, self.vocab(deployment)), WEIGHTS["fp16"]
         )
         moved = ops.HALF * rows * (self.vocab(deployment) + 2 * m.hidden)
-        choice = Op("draft_choice", bytes={"hbm": moved}, fixed=deployment.stack.step)
+        choice = Op("draft_choice", bytes={"hbm": moved}, fixed=deployment.stack.time.step)
         return Step((Group(((join, *layer),), 1),), (logits, choice))
 
     def beside(self, deployment: Deployment, point: Point) -> Buffers:
@@ -118,8 +118,8 @@ class Head(Rounds):
         )
         if self.vocab(deployment) != m.vocab:
             size += ops.HALF * m.hidden * self.vocab(deployment)
-        tokens = point.max_length if deployment.stack.static_cache else point.length
-        cache = deployment.stack.cache_overhead * ops.kv_bytes(
+        tokens = point.max_length if deployment.stack.cache.static else point.length
+        cache = deployment.stack.cache.overhead * ops.kv_bytes(
             m, point.batch * (tokens + self.gamma)
         )
-        return {"gpu": {"draft weights": deployment.stack.weight_copies * size, "draft kv": cache}}
+        return {"gpu": {"draft weights": deployment.stack.weights.copies * size, "draft kv": cache}}

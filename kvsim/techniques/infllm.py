@@ -120,7 +120,7 @@ class Infllm(Selection):
         read = ops.HALF * m.k_width * keys
         return [
             Op("relevance", kernel="attention", flops=flops, bytes={"hbm": read}),
-            ops.top_k("topk", p.batch * among, sync=at.d.stack.gather_sync),
+            ops.top_k("topk", p.batch * among, sync=at.d.stack.selection.gather_sync),
         ]
 
     def _represent(self, at: LayerPass) -> Op:

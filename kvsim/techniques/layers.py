@@ -115,7 +115,7 @@ def resident_kv(at: LayerPass, stored: Format) -> Number:
     """Memory of one layer's kept tokens in a format. [B]"""
     m = at.d.shard
     size = stored.resident(m.k_width, m.v_width, at.kept)
-    return at.d.stack.cache_overhead * at.p.batch * size
+    return at.d.stack.cache.overhead * at.p.batch * size
 
 
 def attend(

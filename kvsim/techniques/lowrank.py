@@ -69,7 +69,7 @@ class Lowrank(Storage):
 
     def sides(self, at: LayerPass) -> tuple[Number, Number]:
         """Factors in place of the prompt's keys; generated keys and all values as they are."""
-        m, p, overhead = at.d.shard, at.p, at.d.stack.cache_overhead
+        m, p, overhead = at.d.shard, at.p, at.d.stack.cache.overhead
         generated = np.maximum(at.kept - p.prompt, 0.0)
         right = ops.HALF * self.rank * m.k_width * p.batch
         keys = self._left(at, at.kept) + right + ops.HALF * m.k_width * p.batch * generated

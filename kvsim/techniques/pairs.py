@@ -73,7 +73,7 @@ class Pairs(Selection):
         held = ops.kv_bytes(m, p.batch * np.minimum(self.k, length - p.new))
         look = attend(at, ("prefetch@step-1",) if known else (), extra_bytes=held if known else 0.0)
         fetch = ops.copy("prefetch", "h2d", size, rows=rows, after=("topk",))
-        chooses = [*look, ops.top_k("topk", scores, sync=d.stack.gather_sync), fetch]
+        chooses = [*look, ops.top_k("topk", scores, sync=d.stack.selection.gather_sync), fetch]
         if self.first:  # what it adds to the cache is dropped
             return chooses
         packed = ops.quantise(d, kept, storage.stored)
@@ -84,7 +84,7 @@ class Pairs(Selection):
         """Attention recalculated with the pairs in place (section 4.5)."""
         p, m, after = at.p, at.d.shard, ("prefetch",)
         pairs = ops.kv_bytes(m, p.batch * chosen)
-        if not at.d.stack.score_bytes:  # all of it; the new token is written already
+        if not at.d.stack.attention.score_bytes:  # all of it; the new token is written already
             more = pairs - ops.kv_bytes(m, p.tokens)
             return attend(at, after, name="attn_again", extra_bytes=more)
         flops = 2.0 * p.tokens * m.heads * (m.head_dim + m.v_width / m.cached_heads) * chosen
@@ -103,14 +103,14 @@ class Pairs(Selection):
         step's own tokens too; one that is concatenated has them in the layer at hand alone.
         """
         d, p, m = at.d, at.p, at.d.shard
-        own = self.queries * (d.stack.append_passes == 0)
+        own = self.queries * (d.stack.cache.append_passes == 0)
         chosen = np.minimum(self.k, p.max_length)
-        whole = d.stack.cache_overhead * p.batch * ops.kv_bytes(m, at.cached)
+        whole = d.stack.cache.overhead * p.batch * ops.kv_bytes(m, at.cached)
         return {
             "gpu": {
                 "fetched pairs": ops.kv_bytes(m, p.batch * chosen),
                 "new tokens": ops.kv_bytes(m, p.batch * own),
-                "indices": d.stack.index_bytes * p.batch * m.cached_heads * chosen,
+                "indices": d.stack.selection.index_bytes * p.batch * m.cached_heads * chosen,
             },
             "host": {"kv": whole * (np.asarray(self.k) > 0)},
         }

@@ -75,7 +75,7 @@ class Place(PlacedShares):
         new = at.staying
         if p.prefill and at.selection.evicts != "never":
             new = p.batch * np.minimum(p.new, at.selection.prompt_kept(at))
-        stored = p.batch * at.kept if d.stack.store_layer else new
+        stored = p.batch * at.kept if d.stack.offload.store_layer else new
         k, v = at.storage.number(at)
         size = stored * (self.k_host * m.k_width * k + self.v_host * m.v_width * v)
         if self.recomputes and p.prefill:
@@ -86,7 +86,7 @@ class Place(PlacedShares):
             after = ("quantise",)
         elif p.prefill and at.selection.evicts != "never":
             after = ("compact",)
-        sync = d.stack.blocking_store and not p.prefill
+        sync = d.stack.offload.blocking_store and not p.prefill
         return [ops.copy("store_kv", "d2h", size, launches=2, after=after, sync=sync)]
 
     def finish(self, at: LayerPass) -> list[Op]:
@@ -98,7 +98,7 @@ class Place(PlacedShares):
         if not self.loads:
             return ()
         loaded = () if at.p.prefill else ("load_kv",)
-        return (*loaded, "store_kv") if at.d.stack.store_layer else loaded
+        return (*loaded, "store_kv") if at.d.stack.offload.store_layer else loaded
 
     def runtime(self, at: LayerPass) -> list[Op]:
         """Fixed time of a layer that keeps some share of its cache on the host."""
@@ -224,4 +224,4 @@ class Place(PlacedShares):
 
 def _before(at: LayerPass) -> Number:
     """Cached tokens per sequence before the pass. [tokens]"""
-    return at.kept if at.d.stack.static_cache else np.maximum(at.kept - at.p.new, 0.0)
+    return at.kept if at.d.stack.cache.static else np.maximum(at.kept - at.p.new, 0.0)

@@ -85,7 +85,8 @@ class PlacedShares(Placement):
     def _first(self, deployment: Deployment) -> int:
         """Some runtimes never offload their first layers."""
         return max(
-            self.gpu_layers, deployment.stack.resident_layers if some(self.host_share) else 0
+            self.gpu_layers,
+            deployment.stack.offload.resident_layers if some(self.host_share) else 0,
         )
 
     def refuses(self, deployment: Deployment, beside: Parts) -> str:

@@ -61,11 +61,11 @@ def recomputed(place: "Place", at: LayerPass) -> Number:
     if not isinstance(split, str):
         given: Number = np.minimum(split, limit)
         return given
-    if d.stack.split_prompt:
-        fixed: Number = np.minimum(np.floor(d.stack.split_prompt * p.prompt), limit)
+    if d.stack.offload.split_prompt:
+        fixed: Number = np.minimum(np.floor(d.stack.offload.split_prompt * p.prompt), limit)
         return fixed
-    best = _balance if d.stack.overlap == 1 else _shortest
-    balanced: Number = np.floor(d.stack.split_achieved * best(place, at, limit))
+    best = _balance if d.stack.offload.overlap == 1 else _shortest
+    balanced: Number = np.floor(d.stack.offload.split_achieved * best(place, at, limit))
     return balanced
 
 
@@ -91,8 +91,8 @@ def fetch(place: "Place", at: LayerPass, split: Number) -> list[Op]:
     rotated = 0.0 if m.learned_positions else 2 * ops.HALF * m.k_width * p.batch * split
     recompute = replace(product, bytes={"hbm": (product.bytes["hbm"] + rotated) * wanted})
     moved: Number = 0.0
-    if d.stack.merge_passes:  # both parts are copied into one buffer
-        moved = d.stack.merge_passes * ops.kv_bytes(m, p.batch * split)
+    if d.stack.offload.merge_passes:  # both parts are copied into one buffer
+        moved = d.stack.offload.merge_passes * ops.kv_bytes(m, p.batch * split)
         moved = moved + 2 * ops.kv_bytes(m, p.batch * rest) * wanted
     joined = Op("merge", bytes={"hbm": moved}, after=("load_kv",))
     inputs = ops.quantise(d, states / m.kv_width, stored, "dequantise_inputs")
@@ -133,7 +133,7 @@ def buffer(place: "Place", at: LayerPass) -> Number:
     d, stored = at.d, at.storage.stored
     _, split = first_and_last(place, at)
     tokens = place.host_share * at.kept
-    if d.stack.merge_passes:
+    if d.stack.offload.merge_passes:
         tokens = np.maximum(tokens - split, 0)
     kv = tokens * stored.token(d.shard.k_width, d.shard.v_width)
     return at.p.batch * (kv + split * input_width(d) * stored.k_number)
@@ -146,8 +146,8 @@ def scratch(place: "Place", at: LayerPass) -> Number:
     static cache fills the joined layer in prefill too.
     """
     d = at.d
-    merged = d.stack.merge_passes > 0
-    unused = at.p.prefill and not (d.stack.static_cache and merged)
+    merged = d.stack.offload.merge_passes > 0
+    unused = at.p.prefill and not (d.stack.cache.static and merged)
     if unused or not (merged or at.storage.stored.packs):
         return 0.0
     _, split = first_and_last(place, at)

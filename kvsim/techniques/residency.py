@@ -62,9 +62,9 @@ def layer_buffers(at: LayerPass, size: float) -> Buffers:
     """Weights and cache of one layer. [B]"""
     stack, stored = at.d.stack, at.storage.stored
     cache = layer_cache(at)
-    weights = at.placement.weights(stack.weight_copies * size)
+    weights = at.placement.weights(stack.weights.copies * size)
     found = merge(weights, at.drafting.beside_weights(at), cache)
-    if stack.old_cache and not at.p.prefill and at.shape.keeps:
+    if stack.cache.keeps_old and not at.p.prefill and at.shape.keeps:
         # torch.cat writes the cache anew; packed keys only grow in blocks
         tokens = at.p.batch * at.cached
         stays = at.d.shard.k_width * tokens * stored.k_number if stored.packs else 0.0
@@ -83,14 +83,14 @@ def _scratch(at: LayerPass) -> Number:
     for piece in at.parts.every():
         more = more + piece.scratch(at)
     wider = m.queries_per_kv if m.queries_per_kv > 1 else 0.0
-    tokens = p.max_length if stack.static_cache else p.length
-    if not p.prefill and stored.packs and not stack.unpack_bytes:
-        repeated = wider * stack.repeat_packed
+    tokens = p.max_length if stack.cache.static else p.length
+    if not p.prefill and stored.packs and not stack.packed_cache.unpack_bytes:
+        repeated = wider * stack.packed_cache.repeat_kv
         copies = repeated  # then keys or values are made contiguous, and values concatenated
-        copies += 0.5 * max(1.0, repeated) if stack.packed_passes >= 3 else 0.0
-        copies += 0.5 if stack.packed_passes >= 3 and not stack.old_cache else 0.0
+        copies += 0.5 * max(1.0, repeated) if stack.packed_cache.passes >= 3 else 0.0
+        copies += 0.5 if stack.packed_cache.passes >= 3 and not stack.cache.keeps_old else 0.0
         return more + copies * p.batch * stored.read(m.k_width, m.v_width, tokens)
-    copies = 1.0 if stack.append_passes >= 2 and not stack.old_cache else 0.0
-    copies += wider * stack.repeat_kv
-    copies += 1.0 if stack.unpack_bytes and stored.packs else 0.0
+    copies = 1.0 if stack.cache.append_passes >= 2 and not stack.cache.keeps_old else 0.0
+    copies += wider * stack.attention.repeat_kv
+    copies += 1.0 if stack.packed_cache.unpack_bytes and stored.packs else 0.0
     return more + copies * ops.kv_bytes(m, sequences_alive(at.d, p) * tokens)

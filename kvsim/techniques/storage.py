@@ -42,18 +42,20 @@ class Storage(Part):
             )
         if self.read.kernel != "lowbit":
             return ()
-        if stack.unpack_bytes:
+        if stack.packed_cache.unpack_bytes:
             return (
                 f"{said} software that unpacks a layer to fp16 before attention and moves "
-                f"{stack.unpack_bytes:g} bytes per number for it",
+                f"{stack.packed_cache.unpack_bytes:g} bytes per number for it",
             )
-        if stack.unpack_arithmetic:
-            each = f"{stack.unpack_arithmetic:g} vector operations per number"
+        if stack.packed_cache.unpack_ops:
+            each = f"{stack.packed_cache.unpack_ops:g} vector operations per number"
             return (
                 f"{said} attention kernels tuned to unpack in registers with {each}; kernels that "
                 f"are not lose on cards with much bandwidth",
             )
-        passes = f" in {stack.packed_passes:g} passes" if stack.packed_passes > 1 else ""
+        passes = (
+            f" in {stack.packed_cache.passes:g} passes" if stack.packed_cache.passes > 1 else ""
+        )
         return (
             f"{said} attention kernels that read a packed cache{passes} at "
             f"{stack.kernel('lowbit').memory:.0%} of the memory bandwidth, which hides the "
@@ -107,7 +109,7 @@ class Storage(Part):
 
     def tail(self, at: LayerPass) -> Number:
         """What stays on the GPU in full precision wherever the rest is. [B]"""
-        m, size = at.d.shard, at.d.stack.cache_overhead * at.p.batch
+        m, size = at.d.shard, at.d.stack.cache.overhead * at.p.batch
         return size * self.read.tail_bytes(m.k_width, m.v_width)
 
     def home(self, at: LayerPass) -> tuple[Number, Number]:
@@ -134,6 +136,6 @@ class WholeStorage(Storage):
 
 
 def _sides(at: LayerPass, stored: Format) -> tuple[Number, Number]:
-    m, size = at.d.shard, at.d.stack.cache_overhead * at.p.batch
+    m, size = at.d.shard, at.d.stack.cache.overhead * at.p.batch
     k, v = stored.resident_sides(m.k_width, m.v_width, at.kept)
     return size * k, size * v

@@ -71,7 +71,7 @@ class TopValues(Selection):
             *ops.runtime(d),
             *arrive,
             *attend(at, name="scores", values=0.0, extra_bytes=-without),
-            ops.top_k("topk", scores, sync=d.stack.gather_sync),
+            ops.top_k("topk", scores, sync=d.stack.selection.gather_sync),
             ops.copy("fetch_v", "h2d", fetched, rows=place.v_host * rows, after=("topk",)),
             ops.copy("store_v", "d2h", new_values * at.staying, after=waits),
             Op("attn", "gpu", storage.read.kernel, flops, weighted, after=("fetch_v",)),
@@ -87,4 +87,8 @@ class TopValues(Selection):
         if p.prefill:  # as they are stored, one layer's while the next one's leave
             return {"gpu": {"value buffers": share * 2 * v_number * m.v_width * p.tokens}}
         rows = share * p.tokens * m.heads * np.minimum(self.n, p.max_length)
-        return {"gpu": {"value buffers": rows * (v_number * m.head_dim + at.d.stack.index_bytes)}}
+        return {
+            "gpu": {
+                "value buffers": rows * (v_number * m.head_dim + at.d.stack.selection.index_bytes)
+            }
+        }

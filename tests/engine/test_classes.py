@@ -27,11 +27,12 @@ APART = Kernel(
 
 def deployment(model: str, weights: str = "fp16", tp: int = 2) -> Deployment:
     stack = load_stack("fused")
-    stack = replace(
-        stack, kernels=dict(stack.kernels) | dict.fromkeys(STANDS_FOR, APART),
-        direct_share=0.4, direct=4e-6, direct_hop=2e-7, direct_second=3e-6,
+    sums = replace(
+        stack.sums, direct_share=0.4, direct=4e-6, direct_hop=2e-7, direct_second=3e-6,
         ring=15e-6, ring_hop=1e-6, ring_share=0.75,
     )  # fmt: skip
+    kernels = dict(stack.kernels) | dict.fromkeys(STANDS_FOR, APART)
+    stack = replace(stack, kernels=kernels, sums=sums)
     return Deployment(load_model(model), load_hardware("h100"), stack, weights, tp)
 
 
@@ -58,7 +59,7 @@ def test_the_quickest_sum_is_taken(tokens: float, tp: int) -> None:
     two = 7e-6 + 2 * (tp - 1) * (2e-7 + data / tp / (0.4 * rate))
     ring = 15e-6 + 2 * (tp - 1) * (1e-6 + data / tp / (0.75 * rate))
     (op,) = all_reduce(d, "sum", data)
-    expected = min(one, two, ring) + stack.gap + stack.kernel("allreduce").floor
+    expected = min(one, two, ring) + stack.time.gap + stack.kernel("allreduce").floor
     assert seconds(op, d) == pytest.approx(expected, rel=1e-9)
 
 
@@ -92,5 +93,5 @@ def test_an_fp8_cache_is_read_no_faster_than_it_is_widened() -> None:
     op = next(op for op, _ in all_ops(parse("fp8").forward(d, p)) if op.name == "attn")
     widened = 32 * 8008 * d.shard.kv_width  # cached numbers, those of this step too
     needed = 60.0 * widened / (d.hardware.flops["fp32"] / 2)
-    assert seconds(op, d) == pytest.approx(needed + fused.gap, rel=1e-3)
+    assert seconds(op, d) == pytest.approx(needed + fused.time.gap, rel=1e-3)
     assert seconds(op, replace(d, stack=fused)) < 0.3 * needed

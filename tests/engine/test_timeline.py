@@ -42,8 +42,11 @@ def toy() -> Deployment:
     return replace(d, hardware=replace(d.hardware, links=links))
 
 
-def with_stack(**changes: Any) -> Deployment:
-    return replace(toy(), stack=replace(toy().stack, **changes))
+def with_stack(kernels: dict[str, Kernel] | None = None, **changes: dict[str, Any]) -> Deployment:
+    """The toy with other fields in some mechanisms of its stack."""
+    stack = toy().stack
+    groups = {group: replace(getattr(stack, group), **fields) for group, fields in changes.items()}
+    return replace(toy(), stack=replace(stack, kernels=kernels or stack.kernels, **groups))
 
 
 def passes(t: Technique, d: Deployment, p: Point) -> list[Step]:
@@ -128,13 +131,13 @@ def _hosted(host: float) -> dict[str, Kernel]:
 @st.composite
 def machines(draw: st.DrawFn) -> Deployment:
     return with_stack(
-        launch=draw(st.sampled_from((0.0, 0.0, 1e-6, 2.5e-6))),
+        time={"launch": draw(st.sampled_from((0.0, 0.0, 1e-6, 2.5e-6))),
+              "sync": draw(st.sampled_from((0.0, 1e-6, 4e-6)))},
         kernels=_hosted(draw(st.sampled_from((0.0, 0.0, 3e-6)))),
-        sync=draw(st.sampled_from((0.0, 1e-6, 4e-6))),
-        overlap=draw(st.sampled_from((1.0, 1.0, 0.75, 0.0))),
-        across_steps=draw(st.booleans()),
-        tile_sync=draw(st.integers(0, 4)) == 0,
-    )
+        offload={"overlap": draw(st.sampled_from((1.0, 1.0, 0.75, 0.0))),
+                 "across_steps": draw(st.booleans()),
+                 "tile_sync": draw(st.integers(0, 4)) == 0},
+    )  # fmt: skip
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, phases=[Phase.generate])
@@ -158,7 +161,7 @@ def test_random_steps_match_the_scalar_twin(data: st.DataObject) -> None:
 @pytest.mark.parametrize("overlap", [1.0, 0.5])
 def test_elements_converge_at_different_layers(count: int, overlap: float) -> None:
     """Link and GPU balanced but for a difference from 10 % down to below rounding."""
-    d = with_stack(overlap=overlap)
+    d = with_stack(offload={"overlap": overlap})
     apart = np.array([s * 10.0**-e for e in range(1, 17) for s in (1, -1)] + [0.0, 2.0, -0.9])
     load = Op("load", "h2d", "relay", fixed=1e-3 * (1 + apart), after=("attn@-2",), ahead=True)
     layer = (load, Op("qkv", fixed=4e-4), Op("attn", fixed=6e-4, after=("load", "qkv")))
@@ -190,7 +193,7 @@ def test_grid_equals_its_points(text: str, stack: str) -> None:
 
 def test_steady_is_what_every_later_step_adds() -> None:
     """Where a copy half blocks the GPU, the next step's first copies belong to each step."""
-    d = with_stack(overlap=0.5)
+    d = with_stack(offload={"overlap": 0.5})
     layer = (
         Op("load", "h2d", "relay", fixed=4.0, after=("attn@-2",), ahead=True),
         Op("attn", fixed=3.0, after=("load",)),
@@ -238,7 +241,7 @@ def test_three_offloaded_layers() -> None:
 
 def test_copies_that_wait_for_the_step_to_end() -> None:
     """As above, but copies wait for the last step's head: every step takes the first one's 16 s."""
-    d = with_stack(across_steps=False)
+    d = with_stack(offload={"across_steps": False})
     assert makespan(offloaded(4.0), d) == steady(offloaded(4.0), d) == 16.0
 
 
@@ -262,7 +265,7 @@ def test_kcache_is_one_chain() -> None:
             Op("mlp", fixed=2.0),
         )
         step = Step((Group((layer,), 2),), (Op("lm_head", fixed=1.0),))
-        d = with_stack(sync=sync)
+        d = with_stack(time={"sync": sync})
         assert makespan(step, d) == expected
         assert steady(step, d) == expected
 

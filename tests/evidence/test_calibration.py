@@ -77,8 +77,8 @@ SOFTWARE = {
         "kernel.gather.floor_s": 7.0e-6,
         "kernel.cpu.memory": 0.5,
         "kernel.cpu.floor_s": 1.3e-5,
-        "copies.gather_row_s": 3.1e-9,
-        "copies.overlap": 0.85,
+        "selection.gather_row_s": 3.1e-9,
+        "offload.overlap": 0.85,
     },
     "cpu": {
         "time.gap_s": 2.1e-6,
@@ -100,8 +100,8 @@ SOFTWARE = {
         "kernel.gather.floor_s": 1.0e-5,
         "kernel.cpu.memory": 0.4,
         "kernel.cpu.floor_s": 2.0e-5,
-        "copies.gather_row_s": 4.0e-8,
-        "copies.overlap": 0.6,
+        "selection.gather_row_s": 4.0e-8,
+        "offload.overlap": 0.6,
     },
 }
 WAYS = {"read": 1.0, "copy": 0.93, "write": 0.88}
@@ -126,19 +126,19 @@ def truth(kind: str) -> Deployment:
 
 def exact_seconds(d: Deployment, benchmark: str, case: dict[str, object], op: Op) -> float:
     """What the machine takes for one sample."""
-    s = d.stack
+    own = d.stack.time
     if benchmark == "launch":
-        each = {"eager": s.launch or s.gap, "graph": s.gap, "sync": s.sync}
+        each = {"eager": own.launch or own.gap, "graph": own.gap, "sync": own.sync}
         return each[str(case["way"])] * op.launches
     if benchmark in ("memory", "host"):
         quick = 3.0 if case["cached"] == "yes" else 1.0
-        plain = replace(d, stack=replace(load_stack("ideal"), gap=s.gap))
+        plain = replace(d, stack=with_numbers(load_stack("ideal"), {"time.gap_s": own.gap}))
         return float(seconds(op, plain)) / WAYS[str(case["way"])] / quick
     if benchmark == "contention" and case["way"] == "both":
         through: tuple[Channel, ...] = ("h2d", "hbm", "dram")
         copied = dict.fromkeys(through, float(str(case["bytes"])))
         copy = float(seconds(Op("copy", "h2d", "copy", bytes=copied), d))
-        return float(seconds(op, d)) + (1 - s.overlap) * copy
+        return float(seconds(op, d)) + (1 - d.stack.offload.overlap) * copy
     return float(seconds(op, d))
 
 
@@ -256,7 +256,7 @@ def test_what_other_jobs_hide_of_the_overlap_is_not_made_up() -> None:
         else s
         for s in every
     ]
-    hidden = fit_samples(noisy).stack["copies.overlap"]
+    hidden = fit_samples(noisy).stack["offload.overlap"]
     assert hidden.verdict == "not identified" or hidden.value == pytest.approx(0.6, abs=0.05)
 
 

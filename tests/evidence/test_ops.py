@@ -183,8 +183,8 @@ def test_load_tests_give_back_host_times(tmp_path: Path) -> None:
     done = run("calibrate", "--from-serving", str(path), "--engine", "mine", "--stack", "vllm",
                "--out", str(out))  # fmt: skip
     assert done.code == 0, done.err
-    assert load_stack(out).step == pytest.approx(2e-3, rel=0.02)
-    assert load_stack(out).sequence == pytest.approx(4e-5, rel=0.02)
+    assert load_stack(out).time.step == pytest.approx(2e-3, rel=0.02)
+    assert load_stack(out).time.sequence == pytest.approx(4e-5, rel=0.02)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])

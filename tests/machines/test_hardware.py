@@ -17,7 +17,7 @@ from kvsim.machines.hardware import (
     Link,
     Stack,
 )
-from kvsim.machines.keys import LINKS, STACK_FLAGS, STACK_NUMBERS
+from kvsim.machines.keys import LINKS, MOVED_KEYS, STACK_FLAGS, STACK_NUMBERS, mechanism_of
 from kvsim.machines.profiles import (
     hardware_names,
     load_hardware,
@@ -128,7 +128,7 @@ def test_stack_states_what_it_has_and_no_more(name: str) -> None:
     numbers = {k for k, v in stated.items() if isinstance(v, int | float) and v is not False}
     assert numbers - set(STACK_FLAGS) <= set(sources)
     assert set(KERNELS) <= set(stack.kernels) <= {*KERNELS, *STANDS_FOR}
-    assert isinstance(stack.resident_layers, int)
+    assert isinstance(stack.offload.resident_layers, int)
     assert all(text in stack.source for text in sources.values())
     if "extends" not in document:  # a key that says what an ideal stack does is left out
         ideal = {key: number_of(Stack("ideal"), key) for key in STACK_NUMBERS if key not in free}
@@ -138,8 +138,11 @@ def test_stack_states_what_it_has_and_no_more(name: str) -> None:
 def test_every_stack_field_has_a_key() -> None:
     described = {"name", "title", "basis", "error", "source", "kernels", "fit", "free"}
     described |= {"device", "date", "version", "near", "cards"}
-    keys = {name for name, _ in STACK_NUMBERS.values()} | set(STACK_FLAGS.values())
-    assert {f.name for f in fields(Stack)} - described == keys
+    ideal, keys = Stack("ideal"), sorted(map(mechanism_of, (*STACK_NUMBERS, *STACK_FLAGS)))
+    groups = {f.name: getattr(ideal, f.name) for f in fields(Stack) if f.name not in described}
+    assert keys == sorted((name, f.name) for name, group in groups.items() for f in fields(group))
+    assert set(MOVED_KEYS.values()) <= {*STACK_NUMBERS, *STACK_FLAGS}
+    assert not set(MOVED_KEYS) & {*STACK_NUMBERS, *STACK_FLAGS}
 
 
 def test_ideal_stack_is_the_default() -> None:
@@ -151,9 +154,10 @@ def test_stacks_differ_as_their_software_does() -> None:
     assert fused.basis == "carried over"
     assert fused.kernels["gemm"].memory == 0.8
     assert fused.kernels["lowbit"].memory == 0.65 < fused.kernels["attention"].memory
-    assert static.static_cache and static.blocking_store and not static.across_steps
-    assert static.resident_layers == 1
-    assert flexgen.tile_sync and not flexgen.static_cache and flexgen.kernels["relay"].memory < 1
+    assert static.cache.static and static.offload.blocking_store and not static.offload.across_steps
+    assert static.offload.resident_layers == 1
+    assert flexgen.offload.tile_sync and not flexgen.cache.static
+    assert flexgen.kernels["relay"].memory < 1
 
 
 A6000 = (SHIPPED / "a6000.toml").read_text()
@@ -199,6 +203,7 @@ BAD_HARDWARE = {
     "too deep": ("sm = 84", "sm = " + "[" * 5000, "nested too deeply", "expected"),
 }
 
+OFFLOAD = "[offload]\n{}\n[memory]"
 BAD_STACKS = {
     "unknown key": ("gap_s =", "gaps =", "unknown key", "time.gap_s"),
     "unknown kernel": ("[kernel.gemm]", "[kernel.gem]", "unknown key", "kernel.gemm.memory"),
@@ -206,11 +211,17 @@ BAD_STACKS = {
     "unknown basis": ('"carried over"', '"guess"', "basis", "'calibrated'"),
     "efficiency above 1": ("memory = 0.80", "memory = 80", "kernel.gemm.memory", "at most 1"),
     "no efficiency": ("memory = 0.65", "memory = 0.0", "kernel.lowbit.memory", "above 0"),
-    "overlap above 1": ("[copies]", "[copies]\noverlap = 1.2", "copies.overlap", "from 0 to 1"),
-    "negative overlap": ("[copies]", "[copies]\noverlap = -0.1", "copies.overlap", "from 0 to 1"),
-    "number for a flag": ("[copies]", "[copies]\ntile_sync = 0", "copies.tile_sync", "true or"),
-    "half a layer": ("[cache]", "[cache]\nresident_layers = 0.5", "cache.resident_layers", "whole"),
-    "less than a copy": ("[memory]", "[memory]\nweight_copies = 0.5", "weight_copies", "1 or"),
+    "overlap above 1": ("[memory]", OFFLOAD.format("overlap = 1.2"), "overlap", "from 0 to 1"),
+    "negative overlap": ("[memory]", OFFLOAD.format("overlap = -0.1"), "overlap", "from 0 to 1"),
+    "number for a flag": ("[memory]", OFFLOAD.format("tile_sync = 0"), "tile_sync", "true or"),
+    "half a layer": ("[memory]", OFFLOAD.format("resident_layers = 0.5"), "layers", "whole"),
+    "less than a copy": ("[weights]", "[weights]\ncopies = 0.5", "weights.copies", "1 or"),
+    "former name": (
+        "[memory]",
+        "[copies]\noverlap = 0.5\n[memory]",
+        "copies.overlap is called offload.overlap now",
+        "rename it",
+    ),
     "no source": ('"kernel.gemm.memory" =', "#", "kernel.gemm.memory", "under [source]"),
 }
 

@@ -169,7 +169,8 @@ def test_static_cache_costs_its_full_length_from_the_start() -> None:
     """A growing cache gets slower token by token, a static one is as slow at once."""
     t = parse("full")
     grown, static = deployment(), deployment()
-    static = replace(static, stack=replace(static.stack, static_cache=True))
+    whole = replace(static.stack.cache, static=True)
+    static = replace(static, stack=replace(static.stack, cache=whole))
 
     def at(d: Deployment, decoded: float) -> float:
         return float(round_seconds(t, d, decode_point(32.0, 1000, 500, decoded)))

@@ -38,16 +38,16 @@ def op_seconds(op: Op, d: Deployment) -> float:
         peak = d.hardware.cpu_flops if op.stream == "cpu" else rates.get(op.dtype, rates["fp16"])
         filled = 1.0 if isinf(size) else max(size, 1.0) / (whole(size, kernel) + kernel.half_size)
         needs.append(float(op.slower) * flops / (peak * kernel.compute * filled * wide))
-    operations = kernel.unpacking or d.stack.unpack_arithmetic
+    operations = kernel.unpacking or d.stack.packed_cache.unpack_ops
     if operations and op.unpacked:
         rate = d.hardware.flops["fp32"] / 2
         needs.append(float(op.slower) * operations * float(op.unpacked) / rate / wide)
     each = d.hardware.links[op.stream].latency if op.stream in COPIES else 0.0
-    each = d.stack.gap if op.stream == "gpu" else each
+    each = d.stack.time.gap if op.stream == "gpu" else each
     floor = kernel.floor * min(1.0, op.launches)
     longest = max([0.0, *needs])
     longest += kernel.added * (sum(needs) - longest)
-    return longest + floor + op.launches * each + fixed + rows * d.stack.gather_row
+    return longest + floor + op.launches * each + fixed + rows * d.stack.selection.gather_row
 
 
 def whole(rows: float, kernel: Kernel) -> float:
@@ -111,15 +111,15 @@ class Run:
             start = max(start, self.ends.get(_awaited(wait, layer, layers, loads), 0.0))
         if op.stream == "gpu":
             around = stack.kernel(op.kernel).host * (op.launches if op.launches < 1 else 1.0)
-            self.host += op.launches * stack.launch + around
+            self.host += op.launches * stack.time.launch + around
             start = max(start, self.host)
-        if op.kernel == "relay" and stack.overlap < 1:
-            start = max(start, self.streams["gpu"]) + (1 - stack.overlap) * took
+        if op.kernel == "relay" and stack.offload.overlap < 1:
+            start = max(start, self.streams["gpu"]) + (1 - stack.offload.overlap) * took
             self.streams["gpu"] = start
-            took = stack.overlap * took
+            took = stack.offload.overlap * took
         self.streams[op.stream] = self.ends[layer, op.name] = start + took
         if op.sync:
-            self.host = max(self.host, start + took) + stack.sync
+            self.host = max(self.host, start + took) + stack.time.sync
 
 
 def _awaited(wait: str, layer: int, layers: int, loads: list[int] | None = None) -> tuple[int, str]:
@@ -162,26 +162,26 @@ def play(step: Step, d: Deployment, steps: int, more: bool) -> Run:
     early = list(dict.fromkeys(op.name for layer in layers for op in layer if op.ahead))
 
     for first in range(0, steps * count, count):
-        if not d.stack.across_steps:  # copies of this step follow the whole last step
+        if not d.stack.offload.across_steps:  # copies of this step follow the whole last step
             for copies in COPIES:
                 if copies in run.streams:
                     run.streams[copies] = max(run.streams[copies], run.streams["gpu"])
-        if first == 0 or not d.stack.across_steps:
+        if first == 0 or not d.stack.offload.across_steps:
             for name in early:
                 load(name, first)
         for number in range(first, first + count):
             begin = run.streams["gpu"]
             follows = more or first + count < steps * count
-            ahead = count if d.stack.across_steps and follows else 0
+            ahead = count if d.stack.offload.across_steps and follows else 0
             load_after(number, first + count - 1 + ahead)
             for op in layers[number % count]:
                 if not op.ahead:
                     run.issue(op, took[id(op)], number, count)
             shared = shares[id(layers[number % count])]
             run.streams["gpu"] = max(run.streams["gpu"], begin + shared)
-            if d.stack.tile_sync:
+            if d.stack.offload.tile_sync:
                 run.streams = dict.fromkeys(run.streams, max(run.streams.values()))
-                run.host = run.streams["gpu"] + d.stack.sync
+                run.host = run.streams["gpu"] + d.stack.time.sync
         for op in step.head:
             run.issue(replace(op, after=()), took[id(op)], first + count - 1, count)
         run.heads.append(run.streams["gpu"])
@@ -215,9 +215,9 @@ def serial(step: Step, d: Deployment) -> float:
         for op in layer:
             took = op_seconds(op, d)
             around = d.stack.kernel(op.kernel).host * min(1.0, op.launches)
-            launch = op.launches * d.stack.launch + around if op.stream == "gpu" else 0.0
-            total += took + (launch + d.stack.sync * op.sync if took else 0.0)
-        total += d.stack.sync if d.stack.tile_sync else 0.0
+            launch = op.launches * d.stack.time.launch + around if op.stream == "gpu" else 0.0
+            total += took + (launch + d.stack.time.sync * op.sync if took else 0.0)
+        total += d.stack.time.sync if d.stack.offload.tile_sync else 0.0
     return total
 
 

@@ -11,7 +11,7 @@ from benchmarks.compositions import document
 from kvsim.engine.timeline import makespan, steady
 from kvsim.errors import InputError
 from kvsim.graph import Number
-from kvsim.machines.profiles import load_hardware
+from kvsim.machines.profiles import load_hardware, with_numbers
 from kvsim.prediction.generate import Prediction
 from kvsim.techniques import TECHNIQUES, parse, parse_several
 from tests.support.pairs import MODELS, check, deployment, pairs, passes, point
@@ -125,7 +125,7 @@ def test_columns_take_as_many_parts_as_divide_the_batch(batch: int, parts: int) 
 def test_unpacking_is_arithmetic_per_number() -> None:
     """A plain kernel's work does not grow with queries per KV head, and packing can cost time."""
     d, p = deployment("GQA"), point(32.0, 30000.0)
-    plain = replace(d, stack=replace(d.stack, unpack_arithmetic=60.0))
+    plain = replace(d, stack=with_numbers(d.stack, {"packed_cache.unpack_ops": 60.0}))
     full, kivi = parse("full"), parse("kivi:bits=4")
     tuned = float(np.ravel(steady(kivi.cycle(d, p).steps[0], d))[0])
     slow = float(np.ravel(steady(kivi.cycle(plain, p).steps[0], plain))[0])
@@ -141,7 +141,7 @@ def test_the_prompts_scores_are_resident_where_h2o_ranks_them() -> None:
     p = point(8.0, 0.0)
     prompt = replace(p, context=0.0, new=4000.0, prompt=4000.0, max_length=4100.0, prefill=True)
     held = parse("h2o").resident(d, prompt)["gpu"]["score matrix"]
-    alive = min(8 * 4000, d.stack.prefill_chunk)
+    alive = min(8 * 4000, d.stack.memory.prefill_chunk)
     assert float(np.ravel(held)[0]) == 2 * 32 * alive * 4000
     assert (
         float(np.ravel(parse("h2o:heavy=9e6").resident(d, prompt)["gpu"]["score matrix"])[0]) == 0

@@ -203,7 +203,8 @@ def test_kvpr_finds_the_best_split_where_copies_hold_up_the_gpu(
     """Within 0.2 % of the best of 65 splits, by the timeline itself."""
     for model, gpu in (("llama2-7b", "a6000"), ("opt-1.3b", "h100")):
         d = deployment(model, stack, gpu)
-        d = replace(d, stack=replace(d.stack, overlap=overlap, split_prompt=0.0))
+        runtime = replace(d.stack.offload, overlap=overlap, split_prompt=0.0)
+        d = replace(d, stack=replace(d.stack, offload=runtime))
         batch, context = np.array([[8.0], [64.0]]), np.array([[256.0, 1024.0, 8192.0]])
         p = Point(batch, context, 1.0, context, context + 1)
         auto = round_seconds(parse(f"kvpr:split=auto{settings}"), d, p)

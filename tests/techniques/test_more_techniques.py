@@ -63,7 +63,7 @@ def held(text: str, p: Point, model: str = "llama3-8b", tier: str = "gpu") -> di
 SAME_ATTENTION = [
     name
     for name in stack_names()
-    if not load_stack(name).plain_passes and load_stack(name).kernel("attention").split == 0
+    if load_stack(name).packed_cache.plain_passes == load_stack(name).kernel("attention").split == 0
 ]
 
 
@@ -254,8 +254,8 @@ def test_gear_power_iteration(phase: str) -> None:
 def test_gear_orthonormalises_two_factors_of_every_head_one_by_one() -> None:
     p = prefill_point(B, 2000, 200)
     plain = limit("llama3-8b", "zipcache-hf")
-    slow = replace(plain, stack=with_numbers(plain.stack, {"time.qr_s": 1.0}))
-    none = replace(plain, stack=with_numbers(plain.stack, {"time.qr_s": 0.0}))
+    slow = replace(plain, stack=with_numbers(plain.stack, {"packed_cache.qr_s": 1.0}))
+    none = replace(plain, stack=with_numbers(plain.stack, {"packed_cache.qr_s": 0.0}))
     times = [last_layer("gear", d, p)["power_iteration"].fixed for d in (slow, none)]
     assert [number(t) for t in times] == [2 * 2 * 8 * B, 0.0]  # K and V, both factors, 8 heads
     assert number(last_layer("gear:rank=0", slow, p)["power_iteration"].fixed) == 0
@@ -266,7 +266,7 @@ def test_gear_orthonormalises_two_factors_of_every_head_one_by_one() -> None:
 def test_gear_alone_attends_to_prompts_without_a_fused_kernel() -> None:
     d, p = limit("llama3-8b", "zipcache-hf"), prefill_point(B, 2000, 200)
     eager, flash = (moved(last_layer(t, d, p)["attn"]) for t in ("gear", "gear:rank=0"))
-    assert eager - flash == d.stack.score_bytes * B * 32 * 2000**2
+    assert eager - flash == d.stack.attention.score_bytes * B * 32 * 2000**2
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
@@ -306,7 +306,7 @@ def test_gear_first_keeps_all_query_heads() -> None:
 def test_gear_first_orthonormalises_two_factors_of_every_sequence() -> None:
     p = prefill_point(B, 2000, 200)
     plain = limit("llama3-8b", "zipcache-hf")
-    slow = replace(plain, stack=with_numbers(plain.stack, {"time.qr_s": 1.0}))
+    slow = replace(plain, stack=with_numbers(plain.stack, {"packed_cache.qr_s": 1.0}))
     fixed = last_layer("gear-first", slow, p)["power_iteration"].fixed
     tall, wide = (1 + 40 / 13 * (1 + rows / 5500) for rows in (2000, 4096))
     assert number(fixed) == pytest.approx(2 * B * (tall + wide), rel=1e-12)  # K and V
@@ -331,7 +331,7 @@ def test_gear_outliers_by_hand() -> None:
     p = decode_point(B, 2000, 200, 133)
     d = deployment("llama3-8b")
     plain, sparse = (ops(f"gear:outliers={share}", p) for share in (0, 0.02))
-    assert d.stack.index_bytes == 4
+    assert d.stack.selection.index_bytes == 4
     kept = 0.02 * B * 2048 * 2112 * (2 + 4)  # fp16 and its index
     assert held("gear:outliers=0.02", p)["outliers"] == pytest.approx(kept, rel=1e-12)
     more = moved(sparse["correct"]) - moved(plain["correct"])

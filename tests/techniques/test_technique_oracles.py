@@ -115,7 +115,7 @@ def test_eager_attention_passes_over_the_cache(model: str, passes: int) -> None:
     """Concatenation 2; grouped heads 1 read, G writes and G reads instead of one read."""
     d, m = deployment(model, "hf-eager"), load_model(model)
     op, hk = last_layer("full", d, decoding())["attn"], m.kv_heads * m.head_dim
-    scores = d.stack.score_bytes * B * m.heads * (S + 1)
+    scores = d.stack.attention.score_bytes * B * m.heads * (S + 1)
     assert moved(op) == passes * 4 * B * (S + 1) * hk + 4 * B * hk + 4 * B * m.hidden + scores
 
 

@@ -192,7 +192,7 @@ class _Fitter(Solver):
             error = scatter / value / len(away) ** 0.5 if value else np.inf
             scatter /= max(fit.values["layer"] + value, 1e-12)
             known = Known(value, error, scatter, len(away), TECHNIQUES)
-            self.stack["time.offloaded_layer_s"] = known
+            self.stack["offload.layer_s"] = known
         self.adopt()
 
     def _host(self) -> None:
@@ -223,7 +223,7 @@ class _Fitter(Solver):
         """What a row gathered from host memory costs beyond its bytes."""
         here = self.of("rows", way="gathered")
         if here:
-            key = "copies.gather_row_s"
+            key = "selection.gather_row_s"
             self.stack |= self.solve(here, [self.parameter(key, here)])
             self.adopt()
 
@@ -250,9 +250,9 @@ class _Fitter(Solver):
         mean = float(weight @ np.array(shares) / weight.sum())
         off = float(np.median(np.abs(np.array(shares) - mean)))
         error = float(max(weight.sum() ** -0.5, off / np.sqrt(len(shares))))
-        value = float(np.clip(mean, 0.0, 1.0)) if error <= BLIND else self.d.stack.overlap
+        value = float(np.clip(mean, 0.0, 1.0)) if error <= BLIND else self.d.stack.offload.overlap
         relative = error / value if value and error <= BLIND else np.inf
-        self.stack["copies.overlap"] = Known(value, relative, off, len(shares), "contention")
+        self.stack["offload.overlap"] = Known(value, relative, off, len(shares), "contention")
         self.adopt()
 
 
