@@ -40,8 +40,8 @@ def last_within(excess: Callable[[Array], Number], low: Array, high: Array) -> A
 
 def least_of_convex(
     cost: Callable[[Array], Number], low: Array, high: Array, within: float = 0.0
-) -> Array:
-    """The whole number from ``low`` to ``high`` of the least cost, element by element.
+) -> tuple[Array, Array]:
+    """The whole number from ``low`` to ``high`` of the least cost, and that cost, by element.
 
     ``cost`` is convex and piecewise affine: where the lines at both ends of a bracket meet lies the
     least or another line, so that few of them are looked at; a bisection at times keeps the worst
@@ -61,9 +61,11 @@ def least_of_convex(
         return here, np.where(at < high, beyond - here, 0.0)
 
     first, last = low, high
+    before, above = np.asarray(cost(np.stack([np.maximum(last - 1, low), last])))
+    rise = np.where(last > first, above - before, 0.0)
+    if ((rise < 0) | (last <= first)).all():
+        return last, above
     value, slope = line(first)
-    above = np.asarray(cost(last[None]))[0]
-    rise = np.where(last > first, above - np.asarray(cost(np.maximum(last - 1, low)[None]))[0], 0.0)
     for probe in range(MOST_PROBES):
         apart = (slope < 0) & (rise > 0) & (last - first > 1)
         meets = first + (value - above + rise * (last - first)) / np.where(apart, rise - slope, 1.0)
@@ -81,4 +83,4 @@ def least_of_convex(
         last, above, rise = (
             np.where(other, new, old) for new, old in ((trial, last), (at, above), (grows, rise))
         )
-    return np.where(value <= above, first, last)
+    return np.where(value <= above, first, last), np.minimum(value, above)

@@ -26,8 +26,9 @@ def test_the_least_of_lines_maximum(
 
     most = min(most, 99)
     high = np.full(len(costs), float(most))
-    found = least_of_convex(cost, 0 * high, high, near)
+    found, least = least_of_convex(cost, 0 * high, high, near)
     every = cost(np.repeat(np.arange(most + 1.0)[:, None], len(costs), axis=1))
     best = every.min(axis=0)
     assert ((found >= 0) & (found <= high) & (found == np.floor(found))).all()
+    assert (cost(found) == least).all()
     assert (cost(found) <= (1 + near) * best * (1 + 1e-12)).all()

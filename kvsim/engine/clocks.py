@@ -23,11 +23,15 @@ class State:
 
     def clocks(self, lagged: set[str]) -> list[Number]:
         """Everything that ops of later layers can depend on, the GPU's clock first."""
-        recent = [v for ends in self.ends for k, v in ends.items() if k in lagged]
+        recent = [v for ends in self.recent(lagged) for v in ends.values()]
         loads = [v for found in self.loads.values() for ends in found for v in ends.values()]
         return [
             self.streams["gpu"], *self.streams.values(), *recent, *self.issued.values(), *loads
         ]  # fmt: skip
+
+    def recent(self, lagged: set[str]) -> list[dict[str, Number]]:
+        """Ends in the latest layers that ops of later layers wait for."""
+        return [{k: v for k, v in ends.items() if k in lagged} for ends in self.ends]
 
     def loaded(self, names: Iterable[str], lagged: set[str]) -> None:
         """A layer with these early ops has been played."""
@@ -35,8 +39,9 @@ class State:
         for name in names:
             self.loads[name] = [*self.loads.get(name, [])[-1:], dict(ends)]
 
-    def shift(self, by: Number, host: Number) -> None:
-        """Move every clock into the future."""
+    def shift(self, by: Number, host: Number, lagged: set[str]) -> None:
+        """Move every clock that a later layer may ask for into the future."""
+        self.ends = self.recent(lagged)
         loads = [ends for found in self.loads.values() for ends in found]
         for clocks in (self.streams, self.issued, *self.ends, *loads):
             for name in clocks:

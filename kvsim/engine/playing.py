@@ -64,9 +64,12 @@ class Timeline:
     def busy(self) -> dict[str, Number]:
         """Time each stream works in one step. [s]"""
         total: dict[str, Number] = {}
-        for timed in [*(t for layer in self.layers for t in layer), *self.head]:
-            stream = timed.op.stream
-            total[stream] = total.get(stream, 0.0) + timed.duration
+        for first, period, count in self.blocks:
+            for timed in (t for layer in self.layers[first : first + period] for t in layer):
+                stream = timed.op.stream
+                total[stream] = total.get(stream, 0.0) + count * timed.duration
+        for timed in self.head:
+            total[timed.op.stream] = total.get(timed.op.stream, 0.0) + timed.duration
         return total
 
     def play(self, steps: int, endless: bool = False) -> tuple[State, list[Number]]:
@@ -112,7 +115,7 @@ class Timeline:
                     shift = now[0] - before[0]
                     for history in record.values():
                         history.jumps.append((skipped, period, shift))
-                    state.shift(repetitions * shift, repetitions * host_shift)
+                    state.shift(repetitions * shift, repetitions * host_shift, self.lagged)
                     index = skipped.stop
                     now = []
                 before, host_before = now, state.host
@@ -129,6 +132,8 @@ class Timeline:
         layers: range,
     ) -> bool:
         """Whether in these layers each block will add what the last one added."""
+        if self.d.stack.tile_sync and not past:  # each layer starts with all streams free at once
+            return True
         if len(before) != len(now):
             return False
         shift = now[0] - before[0]
@@ -148,7 +153,7 @@ class Timeline:
     def _play_layer(self, state: State, index: int, past: dict[str, History], wrap: bool) -> None:
         begin = state.streams["gpu"]
         arrived = {name: state.issued.pop(name) for name in self.early[index]}
-        state.ends = [*state.ends[-2:], arrived]
+        state.ends = [*state.recent(self.lagged)[-2:], arrived]
         for name in self.early[index]:
             if self.following[index][name] > index:
                 self._issue_early(state, name, index, past)

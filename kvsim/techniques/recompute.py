@@ -240,10 +240,10 @@ def _shortest(place: "Place", at: LayerPass, limit: Number) -> Array:
         return np.broadcast_to(steady(step, d), split.shape)
 
     whole = none + limit
-    inside = least_of_convex(took, np.minimum(1.0, whole), np.maximum(whole - 1, 0.0), NEAR)
-    choices = np.stack([none, inside, whole])  # no kernel at all may be best, or no copy at all
-    best = np.argmin(took(choices), axis=0)
-    return np.asarray(np.choose(best, choices))
+    inside, least = least_of_convex(took, np.minimum(1.0, whole), np.maximum(whole - 1, 0.0), NEAR)
+    without, all_of_it = np.asarray(took(np.stack([none, whole])))
+    best = np.argmin([without, least, all_of_it], axis=0)  # no kernel may be best, or no copy
+    return np.asarray(np.choose(best, [none, inside, whole]))
 
 
 def _loads(some: list[Op], deployment: Deployment) -> tuple[Number, Number, Number]:

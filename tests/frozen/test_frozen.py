@@ -2,7 +2,7 @@
 
 ``predictions.csv.gz`` holds 2,000 predictions, drawn so that every technique meets every stack
 and every model; ``reproduced.csv.gz`` the prediction of every row of ``kvsim reproduce``. An eighth
-of the first is compared in every run, all of it with KVSIM_FROZEN=all.
+of the first is compared in every run, all of it by ``make.py test --all``.
 """
 
 import csv
@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parent
 COLUMNS = ("ttft_s", "decode_s", "gpu_bytes", "host_bytes", "max_batch")
 SAME = 1e-12  # relative
 PARTS = 8
-CHOSEN = range(PARTS) if os.environ.get("KVSIM_FROZEN") == "all" else [3]
+CHOSEN = range(PARTS) if "KVSIM_ALL_TESTS" in os.environ else [3]
 
 Row = dict[str, str]
 
