@@ -6,6 +6,7 @@ import numpy as np
 
 from kvsim.graph import Array, Number
 
+AXES = 3  # of what is searched for: settings, batches, contexts
 MOST_PROBES = 3 * 24  # every third one halves a bracket of at most 10^7
 
 
@@ -17,25 +18,32 @@ def last_within(excess: Callable[[Array], Number], low: Array, high: Array) -> A
 
     Parameters
     ----------
-    excess : function of an array of whole numbers.
+    excess : function of an array of whole numbers, whose first axis is a choice of them.
     low, high : brackets. ``low`` is returned where nothing above it is within; ``high`` is
         taken to be beyond.
     """
-    below, above = np.asarray(excess(low)), np.asarray(excess(high))
-    shape = np.broadcast_shapes(low.shape, high.shape, below.shape, above.shape)
+    plain = np.broadcast_shapes(low.shape, high.shape)
+    alone = (1,) * (AXES - len(plain))
+    low, high = (np.broadcast_to(end, plain).reshape(alone + plain) for end in (low, high))
+    ends = excess(np.stack([low, high]))
+    shape = np.broadcast_shapes(low.shape, np.shape(ends)[1:])
     low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
+    below, above = np.broadcast_to(ends, (2, *shape))
     for probe in range(MOST_PROBES):
         if not (high - low > 1).any():
             break
         slope = np.where(above > below, above - below, 1.0)
         secant = low + (high - low) * np.clip(-below / slope, 0.0, 1.0)
-        trial = (np.floor(secant), low + 1, np.floor((low + high) / 2))[probe % 3]
+        trial = np.floor((low + high) / 2 if probe % 3 == 2 else secant)
         trial = np.clip(trial, np.minimum(low + 1, high), np.maximum(high - 1, low))
-        over = np.asarray(excess(trial))
-        fits = over <= 0
-        low, below = np.where(fits, trial, low), np.where(fits, over, below)
-        high, above = np.where(fits, high, trial), np.where(fits, above, over)
-    return low
+        beyond = np.minimum(trial + 1, high)  # where the trial is the answer, this shows it
+        at, over = np.broadcast_to(excess(np.stack([trial, beyond])), (2, *shape))
+        fits, both = at <= 0, (over <= 0) & (beyond < high)
+        narrowed = np.where(fits, beyond, trial), np.where(fits, over, at)
+        low, below = np.where(fits, trial, low), np.where(fits, at, below)
+        low, below = np.where(both, beyond, low), np.where(both, over, below)
+        high, above = np.where(both, high, narrowed[0]), np.where(both, above, narrowed[1])
+    return low.reshape(plain) if low.size == np.prod(plain) else low
 
 
 def least_of_convex(

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.graph import Array
-from kvsim.search import least_of_convex
+from kvsim.search import last_within, least_of_convex
 
 LINES = st.lists(st.tuples(st.integers(-50, 50), st.integers(1, 4000)), min_size=1, max_size=6)
 
@@ -32,3 +32,31 @@ def test_the_least_of_lines_maximum(
     assert ((found >= 0) & (found <= high) & (found == np.floor(found))).all()
     assert (cost(found) == least).all()
     assert (cost(found) <= (1 + near) * best * (1 + 1e-12)).all()
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(-4000, 4000), st.integers(0, 60)), min_size=1, max_size=4),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(1, 300),
+)
+def test_the_last_number_within_is_found(functions: list[list[tuple[int, int]]], most: int) -> None:
+    """Each element is the highest of lines of its own, settings before the batches as in kvsim."""
+
+    def excess(at: Array) -> Array:
+        each = np.broadcast_to(at, (*at.shape[:-3], len(functions), 1, 1))
+        found = [
+            np.max([a + slope * each[..., i : i + 1, :, :] for a, slope in lines], axis=0)
+            for i, lines in enumerate(functions)
+        ]
+        return np.concatenate(found, axis=-3)
+
+    none = np.zeros((1, 1))
+    found = last_within(excess, none, none + most)
+    within = [max((k for k in range(most) if all(a + s * k <= 0 for a, s in lines)), default=0)
+              for lines in functions]  # fmt: skip
+    assert found.ravel().tolist() == within
+    assert found.shape == ((len(functions), 1, 1) if len(functions) > 1 else (1, 1))

@@ -8,58 +8,85 @@ Layers are played one by one until a block of layers has shifted every clock by 
 from there on max-plus systems repeat that shift, so the remaining repetitions are added at once.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine.clocks import TOLERANCE, History, State
-from kvsim.engine.roofline import COPIES, all_ops, channel_seconds, host_seconds, seconds
+from kvsim.engine.roofline import COPIES, all_ops, host_seconds, seconds
+from kvsim.engine.timed import Timed, distinct, following_loads, latest, shared, together, wait_of
 from kvsim.graph import Number, Op, Step
 from kvsim.machines.deployment import Deployment
 
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """An op with its durations, computed once per step."""
-
-    op: Op
-    duration: Number
-    active: NDArray[np.bool] | bool  # where it has work
-    waits: tuple[tuple[str, int, bool], ...]  # op name, layers back, in the previous step
+NOTHING: tuple[Number, ...] = ()
 
 
 class Timeline:
-    """A step's ops with their durations, ready to be played."""
+    """A step's ops with their durations, ready to be played.
+
+    Ops that follow one another on the GPU and that nothing else waits for are played as one.
+    """
+
+    joins = True  # a timeline that shows every op does not
 
     def __init__(self, step: Step, deployment: Deployment) -> None:
         self.d = deployment
         self.step = step
-        self.head = [self._time(op) for op in step.head]
+        every = [op for op, _ in all_ops(step)]
+        self.synced = any(op.sync for op in every)
+        self.issuing = deployment.stack.time.launch > 0 or deployment.stack.eager
+        self.hosted = self.issuing or deployment.stack.offload.tile_sync or self.synced
+        self._awaited = {wait_of(text)[0] for op in every for text in op.after}
+        self._times: dict[int, Timed] = {}  # by the op's identity: layers share ops
+        self.head = self._timed(step.head)
         self.layers: list[list[Timed]] = []
         self.sharing: list[Number] = []  # time each layer's busiest shared channel needs
         self.blocks: list[tuple[int, int, int]] = []  # first layer, period, repetitions
         for group in step.groups:
-            timed = [[self._time(op) for op in layer] for layer in group.layers]
+            timed = [self._timed(layer) for layer in group.layers]
             self.blocks.append((len(self.layers), len(timed), group.count))
             self.layers += timed * group.count
             self.sharing += [shared(layer, deployment) for layer in group.layers] * group.count
-        self.early = [tuple(t.op.name for t in layer if t.op.ahead) for layer in self.layers]
-        self.following = _following(self.early)
-        every = [t for layer in self.layers for t in layer]
-        self.lagged = {name for t in every for name, lag, _ in t.waits if lag}
-        self.recalled = {name for t in every for name, _, past in t.waits if past}
-        self.synced = any(t.op.sync for t in [*every, *self.head])
-        issuing = deployment.stack.time.launch > 0 or deployment.stack.eager
-        self.hosted = issuing or deployment.stack.offload.tile_sync or self.synced
+        once = distinct(self.layers)  # layers that repeat are one list
+        early = {id(layer): tuple(t.op.name for t in layer if t.op.ahead) for layer in once}
+        self.early = [early[id(layer)] for layer in self.layers]
+        self.following = following_loads(self.early)
+        waits = [wait for layer in once for t in layer for wait in t.waits]
+        self.lagged = {name for name, lag, _ in waits if lag}
+        self.recalled = {name for name, _, past in waits if past}
+
+    def _timed(self, layer: tuple[Op, ...]) -> list[Timed]:
+        """A layer's ops in order, those together that run one right after another."""
+        found: list[Timed] = []
+        for op in layer:
+            if id(op) not in self._times:
+                self._times[id(op)] = self._time(op)
+            timed = self._times[id(op)]
+            if found and self._follows(found[-1], timed):
+                timed = together(found.pop(), timed)
+            found.append(timed)
+        return found
+
+    def _follows(self, first: Timed, then: Timed) -> bool:
+        """Whether nothing can come between two ops of a layer, whatever the streams do."""
+        return (
+            self.joins
+            and not self.issuing
+            and first.op.stream == then.op.stream == "gpu"
+            and not (first.op.ahead or then.op.ahead or then.waits or first.op.sync)
+            and (then.active is True or not then.op.sync)
+            and first.op.name not in self._awaited
+            and (first.active is True or not first.waits)
+        )
 
     def _time(self, op: Op) -> Timed:
         duration = seconds(op, self.d)
         positive = np.asarray(duration) > 0
-        same = bool(positive.all()) or not positive.any()
-        active = bool(positive.all()) if same else positive
-        return Timed(op, duration, active, tuple(_wait(w) for w in op.after))
+        active: NDArray[np.bool] | bool = bool(positive.all())
+        if not active and positive.any():
+            active = positive
+        return Timed(op, duration, active, tuple(map(wait_of, op.after)), host_seconds(op, self.d))
 
     def busy(self) -> dict[str, Number]:
         """Time each stream works in one step. [s]"""
@@ -120,7 +147,7 @@ class Timeline:
                     now = []
                 before, host_before = now, state.host
         for timed in self.head:
-            self._run(state, timed, state.ends[-1], [])
+            self._run(state, timed, state.ends[-1], NOTHING)
         return record
 
     def _repeats(
@@ -145,7 +172,7 @@ class Timeline:
         if not np.all(host_shift <= most):
             return False
         behind = host_shift < shift - slack  # until a synchronisation sets the host's clock
-        ops = (t for layer in self.layers[layers.start : layers.stop] for t in layer)
+        ops = (t for layer in distinct(self.layers[layers.start : layers.stop]) for t in layer)
         if self.synced and any(np.any(behind & t.active) for t in ops if t.op.sync):
             return False
         return all(past[name].keeps_up(layers, most) for name in self.recalled if past)
@@ -161,7 +188,7 @@ class Timeline:
                 self._issue_early(state, name, index, {})
         for timed in self.layers[index]:
             if not timed.op.ahead:
-                waits = self._waits(timed, state.ends, index, past)
+                waits = self._waits(timed, state.ends, index, past) if timed.waits else NOTHING
                 self._run(state, timed, state.ends[-1], waits)
         state.loaded(self.early[index], self.lagged)
         state.streams["gpu"] = np.maximum(state.streams["gpu"], begin + self.sharing[index])
@@ -203,17 +230,18 @@ class Timeline:
         return found
 
     def _run(
-        self, state: State, timed: Timed, ends: dict[str, Number], waits: list[Number]
+        self, state: State, timed: Timed, ends: dict[str, Number], waits: Sequence[Number]
     ) -> None:
         """Play one op. Where it has no work it is not launched: it neither waits nor delays."""
         op, active, stack = timed.op, timed.active, self.d.stack
         ends[op.name] = state.streams["gpu"]
         if active is False:
             return
-        free = state.streams[op.stream]
-        start = latest([free, *waits])
+        start = free = state.streams[op.stream]
+        for wait in waits:
+            start = np.maximum(start, wait)
         if self.hosted and op.stream == "gpu":
-            state.host = state.host + host_seconds(op, self.d) * active
+            state.host = state.host + timed.host * active
             start = np.maximum(start, state.host)
         running = timed.duration
         if op.kernel == "relay" and stack.offload.overlap < 1:
@@ -228,41 +256,6 @@ class Timeline:
             state.host = _where(active, np.maximum(state.host, end) + stack.time.sync, state.host)
 
 
-def _following(early: list[tuple[str, ...]]) -> list[dict[str, int]]:
-    """For every layer and each early op, the next layer that has it, around the end."""
-    found: list[dict[str, int]] = [{} for _ in early]
-    nearest: dict[str, int] = {}
-    for index in (*range(len(early) - 1, -1, -1), *range(len(early) - 1, -1, -1)):
-        found[index] = dict(nearest)
-        nearest |= dict.fromkeys(early[index], index)
-    return found
-
-
 def _where(active: NDArray[np.bool] | bool, yes: Number, no: Number) -> Number:
     """Choose by element, without an array pass where all elements agree."""
     return yes if active is True else np.where(active, yes, no)
-
-
-def _wait(text: str) -> tuple[str, int, bool]:
-    """Read "attn", "attn@-2" or "topk@step-1"."""
-    name, _, lag = text.partition("@")
-    return name, -int(lag or 0) if not lag.startswith("step") else 0, lag.startswith("step")
-
-
-def shared(layer: tuple[Op, ...], deployment: Deployment) -> Number:
-    """Time the busiest of the channels that several streams use needs for one layer. [s]"""
-    streams: dict[str, set[str]] = {}
-    busy: dict[str, Number] = {}
-    for op in layer:
-        for channel, needs in channel_seconds(op, deployment).items():
-            streams.setdefault(channel, set()).add(op.stream)
-            busy[channel] = busy.get(channel, 0.0) + needs
-    return latest([0.0, *(busy[c] for c, users in streams.items() if len(users) > 1)])
-
-
-def latest(clocks: Iterable[Number]) -> Number:
-    """The latest of some clocks, element by element. [s]"""
-    found, *rest = clocks
-    for clock in rest:
-        found = np.maximum(found, clock)
-    return found

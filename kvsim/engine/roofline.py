@@ -10,6 +10,7 @@ rates. A class may add a share of the resources that are not the slowest one.
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.graph import Number, Op, Step
 from kvsim.machines.deployment import Deployment
@@ -93,20 +94,25 @@ def host_seconds(op: Op, deployment: Deployment) -> float:
 def seconds(op: Op, deployment: Deployment) -> Number:
     """Duration of an op on an otherwise idle machine; zero where it has no work. [s]"""
     needs = list(resource_seconds(op, deployment).values())
-    total: Number = 0.0
-    for need in needs:
-        total = need if _nothing(total) else np.maximum(total, need)
+    total: Number = needs[0] if needs else 0.0
+    for need in needs[1:]:
+        total = np.maximum(total, need)
     added = deployment.stack.kernel(op.kernel).added
     if added and len(needs) > 1:
         total = total + added * (sum(needs) - total)
     total = total + overhead_seconds(op, deployment)
-    work = [n for n in (op.flops, op.rows, op.fixed, *op.bytes.values()) if not _nothing(n)]
-    if any(np.ndim(n) == 0 and n > 0 for n in work):
-        return total
-    if not work:
+    some: list[NDArray[np.bool]] = []  # work that may be nothing at some points
+    for work in (op.flops, op.rows, op.fixed, *op.bytes.values()):
+        busy = work > 0
+        if isinstance(busy, np.ndarray):
+            if busy.all():
+                return total
+            some.append(busy)
+        elif busy:
+            return total
+    if not some:
         return 0.0
-    busy = np.logical_or.reduce(np.broadcast_arrays(*(np.asarray(n) > 0 for n in work)))
-    return np.where(busy, total, 0.0)
+    return np.where(np.logical_or.reduce(np.broadcast_arrays(*some)), total, 0.0)
 
 
 def _nothing(number: Number) -> bool:

@@ -1,13 +1,14 @@
 """When each op of a step runs, as intervals for pictures and for comparison with real runs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvsim.engine.clocks import State
-from kvsim.engine.playing import Timed, Timeline
+from kvsim.engine.playing import Timeline
 from kvsim.engine.roofline import COPIES
+from kvsim.engine.timed import Timed
 from kvsim.graph import Number, Step
 from kvsim.machines.deployment import Deployment
 
@@ -50,6 +51,8 @@ def beside(found: Iterable[OpSpan], stream: str = "gpu") -> float:
 class Recorded(Timeline):
     """A timeline that notes when every op of every layer runs."""
 
+    joins = False
+
     def __init__(self, step: Step, deployment: Deployment) -> None:
         super().__init__(step, deployment)
         self.found: list[OpSpan] = []
@@ -58,7 +61,7 @@ class Recorded(Timeline):
         return False
 
     def _run(
-        self, state: State, timed: Timed, ends: dict[str, Number], waits: list[Number]
+        self, state: State, timed: Timed, ends: dict[str, Number], waits: Sequence[Number]
     ) -> None:
         super()._run(state, timed, ends, waits)
         took = float(np.ravel(timed.duration)[0])

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvsim.engine.playing import Timeline, latest, shared
+from kvsim.engine.playing import Timeline
+from kvsim.engine.timed import latest, shared
 from kvsim.graph import Group, Number, Op, Step
 from kvsim.machines.deployment import Deployment
 

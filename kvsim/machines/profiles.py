@@ -89,15 +89,21 @@ def _family(file: Traversable) -> dict[str, Stack]:
     """An engine's stacks by card: those measured there, and for cards near them."""
     folder = _folder() / "stacks" / file.name.removesuffix(".toml")
     shipped = str(file) == str(_folder() / "stacks" / file.name) and folder.is_dir()
+    bases: dict[str, Profile] = {}
     measured = {
-        one.name.removesuffix(".toml"): _loaded(one, {}, folder.name)
+        one.name.removesuffix(".toml"): _loaded(one, {}, folder.name, bases)
         for one in (folder.iterdir() if shipped else ())
     }
     return {name: stack for stack in measured.values() for name in stack.near} | measured
 
 
-def _loaded(file: Traversable, cards: Mapping[str, Stack], engine: str = "") -> Stack:
-    profile = _extended(file, ())
+def _loaded(
+    file: Traversable,
+    cards: Mapping[str, Stack],
+    engine: str = "",
+    bases: dict[str, Profile] | None = None,
+) -> Stack:
+    profile = _extended(file, (), {} if bases is None else bases)
     stated = profile.numbers | profile.flags
     return _stating(
         Stack(
@@ -154,8 +160,8 @@ def number_of(stack: Stack, key: str) -> float:
     return float(getattr(stack.kernel(kernel), KERNEL_NUMBERS[name][0]))
 
 
-def _extended(file: Traversable, below: tuple[str, ...]) -> Profile:
-    """A stack's entries over those of the stack it extends."""
+def _extended(file: Traversable, below: tuple[str, ...], bases: dict[str, Profile]) -> Profile:
+    """A stack's entries over those of the stack it extends; ``bases`` are those read so far."""
     own = read(file, STACK_FILE)
     name = own.texts.get("extends")
     if name is None:
@@ -164,7 +170,10 @@ def _extended(file: Traversable, below: tuple[str, ...]) -> Profile:
         raise wrong(
             file, "extends", name, f"a stack that does not extend this one, {MOST_BASES} at most"
         )
-    base = _extended(_find("stack", name, _folder() / "stacks"), (*below, name))
+    if name not in bases:
+        found = _find("stack", name, _folder() / "stacks")
+        bases[name] = _extended(found, (*below, name), bases)
+    base = bases[name]
     numbers, flags = base.numbers | own.numbers, base.flags | own.flags
     return Profile(numbers, flags, own.texts, own.lists, base.sources | own.sources, own.free)
 

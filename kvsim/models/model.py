@@ -73,32 +73,32 @@ class Model:
         """Number of decoder layers."""
         return sum(len(block) * count for block, count in self.layout)
 
-    @property
+    @cached_property
     def latent(self) -> bool:
         """Whether the cache holds one latent vector per token (MLA)."""
         return self.kv_rank > 0
 
-    @property
+    @cached_property
     def queries_per_kv(self) -> int:
         """Query heads that share one cached head."""
         return self.heads if self.latent else self.heads // self.kv_heads
 
-    @property
+    @cached_property
     def cached_heads(self) -> int:
         """Heads cached separately per token."""
         return 1 if self.latent else self.kv_heads
 
-    @property
+    @cached_property
     def k_width(self) -> int:
         """Numbers cached per token and layer as keys; with MLA the whole latent."""
         return self.kv_rank + self.rope_dim if self.latent else self.kv_heads * self.head_dim
 
-    @property
+    @cached_property
     def v_width(self) -> int:
         """Numbers cached per token and layer as values; none with MLA, which reuses the latent."""
         return 0 if self.latent else self.kv_heads * self.head_dim
 
-    @property
+    @cached_property
     def kv_width(self) -> int:
         """Numbers cached per token and layer."""
         return self.k_width + self.v_width

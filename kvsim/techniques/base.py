@@ -46,12 +46,12 @@ class Technique:
 
     # what it consists of
 
-    @property
+    @cached_property
     def terms(self) -> tuple[Term, ...]:
         """Every term in the order of layers."""
         return tuple(term for some in self.layers for term in some.terms) + self.whole
 
-    @property
+    @cached_property
     def uniform(self) -> bool:
         """Whether all layers are alike but for what a term itself varies by layer."""
         return len(self.layers) == 1
@@ -66,7 +66,7 @@ class Technique:
         """The part that says who drafts, and how many tokens."""
         return self.parts[0].drafting
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The names of the terms, joined as the notation joins them."""
         if self.uniform:

@@ -118,4 +118,4 @@ class PlacedShares(Placement):
 
 def some(share: Any) -> bool:
     """Whether a share is anywhere above 0."""
-    return bool(np.any(np.asarray(share) > 0))
+    return bool(np.any(share > 0) if isinstance(share, np.ndarray) else share > 0)

@@ -37,8 +37,10 @@ def check(name: str, key: str, value: Any, about: Any) -> None:
     InputError
         Which names the technique, the parameter, what it may be and what it means.
     """
-    text = f"{name}: {key}={value!r}"
     choices = about["choices"]
+    if not choices and not isinstance(value, str) and _valid(value, about):
+        return
+    text = f"{name}: {key}={value!r}"
     if isinstance(value, str) and about["also"] and about["also"](value):
         return
     if isinstance(value, str) or (choices and not isinstance(value, np.ndarray)):

@@ -8,14 +8,21 @@ from kvsim.machines.deployment import Deployment
 from kvsim.techniques.layers import LayerPass, Parts
 from kvsim.techniques.layout import Layout
 
+Known = dict[tuple[object, ...], list[Op]]
+"""Ops around attention by what they depend on in one pass."""
+
 
 def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:
     """One pass of the new tokens through the model."""
     groups: list[Group] = []
     before: Parts | None = None
+    known: Known = {}
     for shapes, count, parts in layout:
         tiles, part = parts.placement.tiles, part_of(point, parts)
-        built = {s: layer_ops(LayerPass(deployment, part, s, parts)) for s in dict.fromkeys(shapes)}
+        built = {
+            s: layer_ops(LayerPass(deployment, part, s, parts), known)
+            for s in dict.fromkeys(shapes)
+        }
         if len(built) == 1:
             shapes, count = shapes[:1], count * len(shapes) * tiles
         else:
@@ -37,16 +44,20 @@ def _leaves_to_cpu(parts: Parts, point: Point) -> bool:
     return parts.placement.on_cpu > 0 and not point.prefill and parts.placement.tiles > 1
 
 
-def layer_ops(at: LayerPass) -> tuple[Op, ...]:
-    """Ops of one decoder layer in issue order."""
-    place = at.placement
+def layer_ops(at: LayerPass, known: Known | None = None) -> tuple[Op, ...]:
+    """Ops of one decoder layer in issue order.
+
+    ``known`` holds what layers of the same pass have in common, found so far.
+    """
+    place, known = at.placement, {} if known is None else known
+    before = (place.tiles, at.shape, place.weights_wait())
     answered = place.output_wait(at) if at.shape.attends else ()
-    return (
-        *place.ahead(at),
-        *ops.before_attention(at.d, at.p, at.shape, place.weights_wait()),
-        *mixing(at),
-        *ops.after_attention(at.d, at.p, at.shape, at.parts.mlp, answered),
-    )
+    behind = (place.tiles, at.shape, answered, at.parts.mlp)
+    if before not in known:
+        known[before] = ops.before_attention(at.d, at.p, at.shape, place.weights_wait())
+    if behind not in known:
+        known[behind] = ops.after_attention(at.d, at.p, at.shape, at.parts.mlp, answered)
+    return (*place.ahead(at), *known[before], *mixing(at), *known[behind])
 
 
 def mixing(at: LayerPass) -> list[Op]:
