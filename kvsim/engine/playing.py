@@ -159,7 +159,7 @@ class Timeline:
         layers: range,
     ) -> bool:
         """Whether in these layers each block will add what the last one added."""
-        if self.d.stack.tile_sync and not past:  # each layer starts with all streams free at once
+        if self.d.stack.offload.tile_sync and not past:  # every layer starts with all streams free
             return True
         if len(before) != len(now):
             return False
