@@ -25,6 +25,7 @@ MAGICDEC, NARROW = (
     "magicdec:draft=snapkv,budget=40,gamma=2",
     "selfdraft:reads=all,weight_bits=4,acceptance=0.5",
 )
+DUO = "duoattention:retrieval=0.5,sink=4,recent=12"
 QUEST = "quest:budget=12,page=4,dense=0"
 GROUPED = "grouped:bits=4,group=8"
 KIVI = "kivi:bits=2,group=8,residual=8"
@@ -37,6 +38,7 @@ PAIRS = [
     "grouped:bits=4,value_bits=2,group=8", "grouped:bits=3,group=8",
     f"pyramidkv:budget=16,window=8,beta=4 + {KIVI}",
     f"{QUEST} + {GROUPED}", f"{QUEST} + fp8",
+    f"{DUO} + {GROUPED}", f"{DUO} + fp8", f"{DUO} + turboquant:bits=4,group=8",
     f"{MAGICDEC} + fp8", f"{MAGICDEC} + {GROUPED}", f"{NARROW} + fp8", f"{SNAPKV} + {NARROW}",
     "offload + fp8", f"offload:host_share=0.5 + {GROUPED}", f"offload + {KIVI}",
     "offload:host_share=0.5 + turboquant:bits=4,group=8", f"{SNAPKV} + offload:host_share=0.5",
@@ -104,6 +106,7 @@ def _unwritten(line: Line, model: str) -> bool:
         "snapkv:budget=500,window=8 + offload:host_share=0.5",
         f"0-1: full; 2: snapkv:budget=500,window=8; {MAGICDEC}", NARROW,
         "snapkv:budget=500,window=8 + selfdraft:reads=all,weight_bits=4,gamma=3,acceptance=0.5",
+        "duoattention:retrieval=0.5,sink=4,recent=500",
         "values:n=1000", "pyramidkv:budget=500,window=8,beta=2",
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvsim.errors import InputError
 from kvsim.techniques import parse
 from kvsim.validate.impl.turboquant import Levels, levels, rotation
 from kvsim.validate.kernels.packing import pack, unpack
@@ -48,6 +49,36 @@ def test_quest_attends_to_the_pages_that_promise_most(lengths: tuple[int, ...]) 
     run = Generation(decoder("llama"), parse(text), prompts(*lengths), 20, keep=True)
     run.complete()
     assert_like_naive(run, NaiveQuest)
+
+
+class NaiveDuoattention(Choosing):
+    """The first head keeps every token, the second the first 4 and the latest 8."""
+
+    def attend_prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+        out, shared = torch.empty_like(q), q.shape[1] // k.shape[1]
+        for h in range(q.shape[1]):
+            for place in range(q.shape[2]):
+                kept = self.kept(layer, 0, h // shared, place)
+                keys, values = k[:, h // shared, kept], v[:, h // shared, kept]
+                scores = (keys @ q[:, h, place, :, None]) / q.shape[3] ** 0.5
+                out[:, h, place] = (scores.softmax(1) * values).sum(1)
+        return out
+
+    def kept(self, layer: int, i: int, g: int, new: int) -> list[int]:
+        return [n for n in range(new + 1) if g == 0 or n < 4 or n > new - 8]
+
+
+@pytest.mark.parametrize("lengths", [(40, 21), (10, 24, 5), (12,), (11,)])
+def test_duoattention_keeps_all_for_some_heads(lengths: tuple[int, ...]) -> None:
+    text = "duoattention:retrieval=0.5,sink=4,recent=8"
+    run = Generation(decoder("llama"), parse(text), prompts(*lengths), 20, keep=True)
+    run.complete()
+    assert_like_naive(run, NaiveDuoattention)
+
+
+def test_duoattention_needs_whole_heads() -> None:
+    with pytest.raises(InputError, match="choose a multiple of 1/2"):
+        Generation(decoder("llama"), parse("duoattention:retrieval=0.3"), prompts(20), 4)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def representative(model: Model, work: RandomPrompts) -> list[Technique]:
     """Every technique that can be run, with settings that make it act within the workload."""
     group = max(g for g in (8, 16, 32) if model.head_dim % g == 0 or g == 8)
     narrow = 4 if model.hidden % 128 == 0 and model.ffn % 128 == 0 else 16
-    small = SmallRun(work.batch, work.prompt, group, narrow)
+    small = SmallRun(work.batch, work.prompt, group, narrow, model.kv_heads)
     return [
         parse(f"{name}:{text}") for name in IMPLEMENTATIONS for text in small_settings(name, small)
     ]

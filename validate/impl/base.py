@@ -64,6 +64,7 @@ class SmallRun:
     prompt: int  # [tokens]
     group: int  # numbers that share a scale, a divisor of the head dimension
     weight_bits: int  # 4 where the model's widths allow it, otherwise 16
+    kv_heads: int = 2  # of the model
 
 
 class Implementation:
@@ -187,6 +188,16 @@ class Implementation:
         m, where = self.model, self.decoder
         shape = (self.batch, m.kv_heads, slots, m.head_dim if dim is None else dim)
         return torch.zeros(shape, device=where.device, dtype=dtype or where.dtype)
+
+
+def together(*parts: Resident) -> Resident:
+    """Everything that several parts keep, by tier and buffer."""
+    held: Resident = {"gpu": {}}
+    for part in parts:
+        for tier, buffers in part.items():
+            for name, tensors in buffers.items():
+                held.setdefault(tier, {}).setdefault(name, []).extend(tensors)
+    return held
 
 
 def query_ranges(

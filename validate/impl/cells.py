@@ -106,7 +106,7 @@ class Cells(ABC):
     """Ops and buffers that really differ from what is stated, and why."""
 
     apart: Mapping[str, str] = MappingProxyType({})
-    """Further ones where some rows are on the host and others here."""
+    """Further ones where rows are kept in two places."""
 
     def __init__(self, part: Storage, room: CacheRoom, slots: int, tally: Silent) -> None:
         self.part, self.room, self.slots, self.tally = part, room, slots, tally

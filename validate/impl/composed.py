@@ -10,7 +10,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Placement
 from kvsim.techniques.base import Technique
 from kvsim.techniques.layers import Parts
-from kvsim.validate.impl.base import Implementation, Resident
+from kvsim.validate.impl.base import Implementation, Resident, together
 from kvsim.validate.impl.cells import Cells
 from kvsim.validate.impl.drafter import Drafter
 from kvsim.validate.impl.found import piece
@@ -142,15 +142,9 @@ class Composed(Speculative):
 
     def resident(self) -> Resident:
         """What layers and placements keep."""
-        held: Resident = {"gpu": {}}
-        kept = [layer.resident() for layer in self.layers]
-        kept.append(self.drafter.resident())
-        kept += [placing.resident() for placing in self._every_placement()]
-        for one in kept:
-            for tier, buffers in one.items():
-                for name, tensors in buffers.items():
-                    held.setdefault(tier, {}).setdefault(name, []).extend(tensors)
-        return held
+        layers = (layer.resident() for layer in self.layers)
+        placings = (placing.resident() for placing in self._every_placement())
+        return together(*layers, self.drafter.resident(), *placings)
 
     def close(self) -> None:
         """End the lanes of every placement."""

@@ -9,9 +9,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kvsim.validate.impl.cells import Spot
+from kvsim.validate.impl.cells import Cells, Spot
 from kvsim.validate.impl.selecting import Selecting
-from kvsim.validate.model.attention import Pass
+from kvsim.validate.model.attention import Pass, Seen, visible
 
 Positions = TypeVar("Positions", int, Tensor)
 
@@ -29,16 +29,17 @@ class Evicting(Selecting):
         """Where nothing of any prompt is dropped."""
         return self.cells.plain and self.prompt <= self.budget
 
-    def keep(self, keys: Tensor, values: Tensor, index: Tensor) -> None:
-        """Store the prompt's tokens ``index`` (batch, KV heads, slots)."""
+    def keep(self, keys: Tensor, values: Tensor, index: Tensor, cells: Cells | None = None) -> None:
+        """Store the prompt's tokens ``index`` (batch, KV heads, slots), in other cells if given."""
+        into = cells or self.cells
         rows = index[..., None].expand(-1, -1, -1, keys.shape[-1])
         counts = [min(n, index.shape[2]) for n in self.lengths]
         with self.tally.op("compact") as marks:
             kept = [prompt.gather(2, rows) for prompt in (keys, values)]
             marks.reads(*kept)  # as many of the prompt's
-            if not self.cells.plain:  # packed from here
+            if not into.plain:  # packed from here
                 marks.writes(*kept)
-        self.cells.fill(kept[0], kept[1], counts, "compact")
+        into.fill(kept[0], kept[1], counts, "compact")
 
 
 class Ring(Evicting):
@@ -72,6 +73,14 @@ class Ring(Evicting):
         """Where tokens at these positions are put."""
         turn = self.sink + (positions - self.sink) % max(1, self.recent)
         return positions * (positions < self.sink) + turn * (positions >= self.sink)
+
+    def near(self, step: Pass) -> Seen:
+        """What queries of the prompt see of sinks and the window alone."""
+        if step.length <= self.budget:
+            return visible(step, step.length)
+        keys = torch.arange(step.length, device=step.positions.device)
+        asking = step.positions[:, None, :, None]
+        return (keys <= asking) & ((keys < self.sink) | (keys > asking - self.recent))
 
     def spot(self, step: Pass) -> Spot:
         """Where one new token per sequence goes."""

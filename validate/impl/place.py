@@ -14,7 +14,7 @@ from kvsim.techniques.axes import Placement
 from kvsim.techniques.place import Place as Settings
 from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.bytoken import ByToken
-from kvsim.validate.impl.cells import Cells, on_the_gpu
+from kvsim.validate.impl.cells import Cells
 from kvsim.validate.impl.placing import Placing
 from kvsim.validate.impl.selecting import Where
 from kvsim.validate.impl.split import SplitCells
@@ -60,8 +60,7 @@ class Place(Placing):
         place = self.place
         if not place.loads:
             return super().cells(kind, where, slots)
-        m, at = self.run.model, self.run.decoder
-        room = on_the_gpu(self.run.batch, m.kv_heads, m.head_dim, at.dtype, at.device)
+        room = self.room(where)
         stored, tally, host = where.parts.storage, self.run.tally, self.lanes().host
         self._refuse(kind, where)
         if not float(place.k_host):

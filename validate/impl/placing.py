@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.techniques.axes import Placement
 from kvsim.validate.impl.base import Resident
-from kvsim.validate.impl.cells import Cells, on_the_gpu
+from kvsim.validate.impl.cells import CacheRoom, Cells, on_the_gpu
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.transfer import Transfers
 
@@ -27,9 +27,13 @@ class Placing:
 
     def cells(self, kind: type[Cells], where: "Where", slots: int) -> Cells:
         """The storage of one layer."""
+        return kind(where.parts.storage, self.room(where), slots, self.run.tally)
+
+    def room(self, where: "Where") -> CacheRoom:
+        """Room on the GPU for the KV heads of a layer."""
         m, at = self.run.model, self.run.decoder
-        room = on_the_gpu(self.run.batch, m.kv_heads, m.head_dim, at.dtype, at.device)
-        return kind(where.parts.storage, room, slots, self.run.tally)
+        heads = where.heads or m.kv_heads
+        return on_the_gpu(self.run.batch, heads, m.head_dim, at.dtype, at.device)
 
     def lanes(self) -> Transfers:
         """Copies between GPU and host beside compute."""

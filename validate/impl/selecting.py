@@ -11,7 +11,7 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.models.model import LayerShape, Model
 from kvsim.techniques.layers import Parts
-from kvsim.validate.impl.base import Resident
+from kvsim.validate.impl.base import Resident, together
 from kvsim.validate.impl.bytoken import ByToken, TokenRows
 from kvsim.validate.impl.cells import Cells, Spot
 from kvsim.validate.model.attention import Pass, Seen, attend, visible
@@ -30,6 +30,7 @@ class Where:
     run: "Composed"
     layer: int
     parts: Parts  # what the technique says of the layer
+    heads: int = 0  # KV heads that the cells hold; 0 for all of the model's
 
 
 class Selecting:
@@ -115,11 +116,7 @@ class Selecting:
 
     def resident(self) -> Resident:
         """Every tensor that the layer keeps."""
-        held: Resident = {"gpu": self.cells.tensors()}
-        for tier, buffers in self.buffers().items():
-            for name, tensors in buffers.items():
-                held.setdefault(tier, {}).setdefault(name, []).extend(tensors)
-        return held
+        return together({"gpu": self.cells.tensors()}, self.buffers())
 
     @property
     def rows(self) -> ByToken:

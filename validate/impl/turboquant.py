@@ -20,7 +20,7 @@ from kvsim.validate.kernels.stores import Store
 from kvsim.validate.model.attention import Seen
 from kvsim.validate.tally import Silent
 
-READ_TWICE = "rows on the host and on the GPU are rotated apart: the rotation is read twice"
+READ_TWICE = "rows that are kept in two places are rotated apart: the rotation is read twice"
 SEED = 2504  # of the rotation, which all layers share
 
 
