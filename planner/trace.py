@@ -70,7 +70,7 @@ def make_trace_plan(
     check_objective(objective, deployment)
     if not len(requests):
         raise InputError("--trace: no requests; expected at least one")
-    search = _Search(deployment, requests, objective, limits, rules, admission, tell)
+    search = _Search(deployment, requests.alone(), objective, limits, rules, admission, tell)
     search.techniques()
     search.settings()
     if per_class:

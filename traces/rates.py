@@ -1,11 +1,12 @@
 """A trace at a given request rate, repeated where it would be over too soon for a steady load."""
 
 from math import ceil
+from typing import Any
 
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.traces.requests import Requests
+from kvsim.traces.requests import CONDUCT, Requests
 
 LEAST_S = 120.0  # that a load lasts, so that sequences in flight settle [s]
 MOST_REQUESTS = 100_000
@@ -42,10 +43,18 @@ def at_rate(requests: Requests, per_second: float) -> tuple[Requests, int]:
 def _repeated(requests: Requests, copies: int, period: float) -> Requests:
     arrival = (np.arange(copies)[:, None] * period + requests.arrival).ravel()
     prompt, generate = np.tile(requests.prompt, copies), np.tile(requests.generate, copies)
+    kept: dict[str, Any] = {
+        name: np.tile(column, copies)
+        for name in CONDUCT
+        if (column := getattr(requests, name)) is not None
+    }
+    if requests.parent is not None:
+        behind = np.arange(copies)[:, None] * len(requests) + requests.parent
+        kept["parent"] = np.where(requests.parent >= 0, behind, -1).ravel()
     if requests.block_ids is None or requests.block_start is None:
-        return Requests(arrival, prompt, generate)
+        return Requests(arrival, prompt, generate, **kept)
     own = int(requests.block_ids.max(initial=-1)) + 1
     ids = (np.arange(copies)[:, None] * own + requests.block_ids).ravel()
     ends = np.arange(copies)[:, None] * requests.block_start[-1] + requests.block_start[1:]
     start = np.concatenate([[0], ends.ravel()])
-    return Requests(arrival, prompt, generate, ids, start, requests.block_tokens)
+    return Requests(arrival, prompt, generate, ids, start, requests.block_tokens, **kept)

@@ -14,6 +14,12 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
+CONDUCT = {
+    "parent": np.int64, "think": np.float64, "priority": np.int64, "abort_after": np.float64
+}  # fmt: skip
+CLASSES = 8  # of priority
+
+
 @dataclass(frozen=True, eq=False)
 class Requests:
     """A request trace, sorted by arrival; the columns are read-only.
@@ -37,11 +43,22 @@ class Requests:
         Request i has `block_ids[block_start[i]:block_start[i + 1]]`; None without blocks. (n + 1,)
     block_tokens
         Prompt tokens per block; 0 without blocks. [tokens]
+    parent
+        The request that each one follows as a turn of its session, an earlier one, or -1. A turn
+        arrives at its arrival, or `think` after its parent's last token, whichever is later. (n,)
+    think
+        From the parent's last token to the turn; 0 if not given. (n,) [s]
+    priority
+        Classes from 0, which goes first, to 7; all 0 if not given. (n,)
+    abort_after
+        The client hangs up so long after the arrival if the request is not finished; infinite, or
+        not given, where it waits. (n,) [s]
 
     Raises
     ------
     InputError
-        If columns differ in length, arrivals are not finite or descend, or a length is below 1.
+        If columns differ in length, arrivals are not finite or descend, a length is below 1, or a
+        turn, class or time to an abort is none.
     """
 
     arrival: Floats
@@ -50,6 +67,10 @@ class Requests:
     block_ids: Integers | None = None
     block_start: Integers | None = None
     block_tokens: int = 0
+    parent: Integers | None = None
+    think: Floats | None = None
+    priority: Integers | None = None
+    abort_after: Floats | None = None
 
     def __post_init__(self) -> None:
         for name, kind in (("arrival", np.float64), ("prompt", np.int64), ("generate", np.int64)):
@@ -76,6 +97,53 @@ class Requests:
             if self.block_tokens < 1:
                 raise InputError("block_tokens: below 1; expected tokens per block")
 
+        self._check_conduct()
+
+    def _check_conduct(self) -> None:
+        """Turns, classes and aborts.
+
+        Raises
+        ------
+        InputError
+            For the first column that holds what it cannot.
+        """
+        for name, kind in CONDUCT.items():
+            if getattr(self, name) is not None:
+                self._freeze(name, kind, len(self.arrival))
+        own = np.arange(len(self))
+        if self.parent is not None and ((self.parent < -1) | (self.parent >= own)).any():
+            raise InputError("parent: expected an earlier request, or -1")
+        if self.think is not None and self.parent is None:
+            raise InputError("think: does nothing without parent")
+        if self.think is not None and not (np.isfinite(self.think) & (self.think >= 0)).all():
+            raise InputError("think: expected seconds, at least 0")
+        if self.priority is not None and ((self.priority < 0) | (self.priority >= CLASSES)).any():
+            raise InputError(f"priority: expected classes from 0 to {CLASSES - 1}")
+        if self.abort_after is not None and not (self.abort_after > 0).all():
+            raise InputError("abort_after: expected seconds above 0")
+
+    @property
+    def depends(self) -> bool:
+        """Whether arrivals or aborts depend on how requests are served."""
+        return self.parent is not None or self.abort_after is not None
+
+    def alone(self) -> "Requests":
+        """The same, arriving when the trace says and waiting to the end, however they are served.
+
+        Plans take it: whatever they compare gets the same requests at the same times.
+        """
+        return replace(self, parent=None, think=None, abort_after=None)
+
+    def _conduct(self, rows: Integers) -> dict[str, Any]:
+        """Turns, classes and aborts of some requests; a turn without its parent is a first."""
+        found = {n: c[rows] for n in CONDUCT if (c := getattr(self, n)) is not None}
+        if self.parent is not None:
+            place = np.full(len(self) + 1, -1)
+            place[rows] = np.arange(len(rows))
+            parent = np.where(self.parent[rows] >= 0, place[self.parent[rows]], -1)
+            found["parent"] = np.where(parent < np.arange(len(rows)), parent, -1)
+        return found
+
     def _freeze(self, name: str, kind: type, length: int) -> None:
         column: NDArray[Any] = np.asarray(getattr(self, name), dtype=kind).view()
         if column.shape != (length,):
@@ -93,6 +161,7 @@ class Requests:
             raise InputError(f"slice step {step}: expected consecutive requests")
         last = max(first, last)
         part = {name: getattr(self, name)[first:last] for name in ("arrival", "prompt", "generate")}
+        part |= self._conduct(np.arange(first, last))
         if self.block_ids is None or self.block_start is None:
             return Requests(**part)
         start = self.block_start[first : last + 1]
@@ -109,6 +178,7 @@ class Requests:
         """
         part = {name: getattr(self, name)[rows] for name in ("prompt", "generate")}
         part["arrival"] = self.arrival[rows] if arrival is None else arrival
+        part |= self._conduct(rows)
         if self.block_ids is None or self.block_start is None:
             return Requests(**part)
         count = np.diff(self.block_start)[rows]

@@ -11,19 +11,20 @@ from kvsim.files.kinds import RESULT
 from kvsim.graph import Array
 from kvsim.report.json import Row
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.records import FINISHED, REFUSED
+from kvsim.serving.records import FINISHED
 from kvsim.serving.simulate import Run
-from kvsim.traces.requests import Requests
+from kvsim.traces.requests import CONDUCT, Requests
 
 MARK, ANSWER = b"kvsim run", b"kvsim result"
-FATES = ["unfinished", "finished", "refused"]
+FATES = ["unfinished", "finished", "refused", "aborted"]
 
 
 def mark_of(requests: Requests, costs: StepCosts, rate: Array | None, *others: object) -> str:
     """What identifies a run: the trace, what is simulated, all options, kvsim's version."""
     digest = sha256()
     columns = (requests.arrival, requests.prompt, requests.generate,
-               requests.block_ids, requests.block_start, rate)  # fmt: skip
+               requests.block_ids, requests.block_start,
+               *(getattr(requests, name) for name in CONDUCT), rate)  # fmt: skip
     for column in columns:
         digest.update(b"none" if column is None else column.tobytes())
         digest.update(b"|")
@@ -44,10 +45,10 @@ def write(path: Path, run: Run, mark: str, result: Row) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    p, requests = run.progress, run.requests
-    fate = np.select([p.status == FINISHED, p.status == REFUSED], [1, 2], 0).astype(np.int8)
+    p, requests = run.progress, run.requests  # statuses ascend as FATES do
+    fate = np.maximum(p.status - FINISHED + 1, 0).astype(np.int8)
     columns = {
-        "arrival_s": requests.arrival,
+        "arrival_s": p.arrival,
         "prompt_tokens": requests.prompt,
         "generate_tokens": requests.generate,
         "replica": p.replica,

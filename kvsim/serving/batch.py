@@ -36,10 +36,43 @@ from kvsim.serving.tables import TO_GPU, TO_HOST
 from kvsim.serving.tiers import store
 
 
+@inlined
+def class_at(world: World, replica: Replica, place: int) -> int:
+    """Class of the sequence at a place of the batch."""
+    return int(world.requests[world.sequences[replica.first_sequence + place].request].priority)
+
+
+@compiled
+def place_of(world: World, replica: Replica, index: int) -> int:
+    """Place of a running request in the batch."""
+    place = 0
+    while world.sequences[replica.first_sequence + place].request != index:
+        place += 1
+    return place
+
+
+@compiled
+def take_out(world: World, replica: Replica, place: int) -> None:
+    """Later sequences of the batch move up."""
+    for at in range(replica.first_sequence + place, replica.first_sequence + replica.running - 1):
+        world.sequences[at] = world.sequences[at + 1]
+    replica.running -= 1
+    recount(world, replica)
+
+
 @compiled
 def join(world: World, replica: Replica, index: int, shared: int) -> Sequence:
-    """A request enters the batch with some shared blocks; nothing is read or decoded yet."""
-    sequence = world.sequences[replica.first_sequence + replica.running]
+    """A request enters the batch, the last of its class, with some shared blocks.
+
+    Nothing is read or decoded yet.
+    """
+    place, priority = replica.running, world.requests[index].priority
+    while place > 0 and priority < class_at(world, replica, place - 1):
+        at = replica.first_sequence + place
+        world.sequences[at] = world.sequences[at - 1]
+        place -= 1
+    sequence = world.sequences[replica.first_sequence + place]
+    replica.first_reader = min(replica.first_reader, place)
     replica.running += 1
     sequence.request = index
     sequence.shared = sequence.found = shared
@@ -126,7 +159,7 @@ def leave(world: World, replica: Replica, sequence: Sequence) -> None:
 
 @compiled
 def complete(world: World, replica: Replica) -> None:
-    """Sequences that have all their tokens leave, in order of admission; later ones move up."""
+    """Sequences that have all their tokens leave, in order of the batch; later ones move up."""
     stay = replica.first_sequence
     for i in range(replica.first_sequence, replica.first_sequence + replica.running):
         sequence = world.sequences[i]
@@ -140,6 +173,8 @@ def complete(world: World, replica: Replica) -> None:
         request.made = request.generate
         request.last = replica.clock
         request.status = FINISHED
+        request.link = replica.done
+        replica.done = sequence.request
         replica.just_done += 1
         leave(world, replica, sequence)
     replica.running = stay - replica.first_sequence
@@ -147,8 +182,17 @@ def complete(world: World, replica: Replica) -> None:
 
 
 @compiled
+def count_made(replica: Replica, sequence: Sequence, request: Request) -> None:
+    """Note the tokens that a sequence has decoded before it leaves the batch early."""
+    request.left = sequence.finish - replica.rounds
+    more = int(np.ceil(request.left * sequence.growth - ROUNDING))
+    replica.emitted += request.generate - more - request.made
+    request.made = request.generate - more
+
+
+@compiled
 def preempt(world: World, replica: Replica) -> None:
-    """Take the sequence that was admitted last out of the batch."""
+    """Take the last sequence out of the batch: of the last class, the one admitted last."""
     limits = world.limits
     sequence = world.sequences[replica.first_sequence + replica.running - 1]
     request = world.requests[sequence.request]
@@ -158,10 +202,7 @@ def preempt(world: World, replica: Replica) -> None:
     decoding = sequence.todo == 0
     swapped = 0
     if decoding:
-        request.left = sequence.finish - replica.rounds
-        more = int(np.ceil(request.left * sequence.growth - ROUNDING))
-        replica.emitted += request.generate - more - request.made
-        request.made = request.generate - more
+        count_made(replica, sequence, request)
         swapped = world.sizes[blocks_of(limits, request.prompt + request.made - 1.0)].gpu
     request.kept = 0
     if limits.keeps and sequence.shared == 0:
@@ -195,9 +236,8 @@ def swap_in(world: World, replica: Replica, index: int) -> bool:
     sequence = join(world, replica, index, 0)
     start_decoding(replica, sequence, request, request.left)
     if not grow(world, replica, sequence, length + sequence.growth):
-        replica.running -= 1
+        take_out(world, replica, place_of(world, replica, index))
         request.status = SWAPPED
-        recount(world, replica)
         return False
     if request.handed:
         request.handed = False

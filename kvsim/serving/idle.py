@@ -6,7 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.graph import Array
-from kvsim.serving.records import NEVER, NONE, Entry, Integers, Pool, Replica, Request, World, make
+from kvsim.serving.records import (
+    NEVER,
+    NONE,
+    Entry,
+    Event,
+    Integers,
+    Pool,
+    Replica,
+    Request,
+    Turn,
+    World,
+    make,
+)
 from kvsim.serving.rules import Rules
 from kvsim.traces.requests import Requests
 
@@ -26,15 +38,31 @@ def request_records(requests: Requests, rate: Array, prefix_tokens: int) -> tupl
     records = make(
         Request, len(requests), arrival=requests.arrival, rate=rate, started=np.nan, first=np.nan,
         last=np.nan, first_block=first, blocks=full, prompt=requests.prompt,
-        generate=requests.generate, replica=NONE, link=NONE,
+        generate=requests.generate, replica=NONE, link=NONE, back=NONE,
+        priority=0 if requests.priority is None else requests.priority,
     )  # fmt: skip
     return records, np.array(ids)  # a copy that is not read-only, as compiled code expects
+
+
+def turn_records(requests: Requests) -> tuple[Any, Any]:
+    """What depends on the run, and a heap for it; both empty if all requests just arrive."""
+    count = len(requests) if requests.depends else 0
+    turns = make(Turn, count, next=NONE, sibling=NONE, abort_after=np.inf)
+    if count and requests.abort_after is not None:
+        turns.abort_after = requests.abort_after
+    if count and requests.parent is not None:
+        turns.think = 0.0 if requests.think is None else requests.think
+        turns.awaited = requests.parent >= 0
+        for index in np.flatnonzero(turns.awaited)[::-1].tolist():
+            before = int(requests.parent[index])
+            turns.sibling[index], turns.next[before] = turns.next[before], index
+    return turns, make(Event, 2 * count)
 
 
 def replica_records(replicas: int, rules: Rules, gpu: int) -> Any:
     """Idle replicas with empty caches."""
     number = np.arange(replicas)
-    ends = dict.fromkeys(("wait_head", "wait_tail", "swap_head", "swap_tail"), NONE)
+    ends = dict.fromkeys(("wait_ends", "swap_ends", "done"), NONE)
     return make(
         Replica, replicas, index=number, first_sequence=number * rules.max_seqs, end=NEVER,
         freed=gpu, lowest=NEVER, bin_width=0.01, next_ready=np.inf, **ends,

@@ -53,6 +53,8 @@ def simulate_lanes(requests: Requests, lanes: list[Lane], lane_of: NDArray[np.in
     which = np.asarray(lane_of, dtype=np.int64)
     if which.shape != (len(requests),) or (which < 0).any() or (which >= len(lanes)).any():
         raise InputError(f"lane_of: expected one of {len(lanes)} lanes for every request")
+    if requests.depends:
+        raise InputError("lanes: the trace has turns or aborts, which lanes do not model")
     capacity = min(lane.costs.capacity for lane in lanes)
     rate = np.array([lane.costs.rate for lane in lanes])[which]
     limits = [_limits(lane, requests, capacity) for lane in lanes]

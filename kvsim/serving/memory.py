@@ -200,12 +200,12 @@ def reuse(world: World, replica: Replica, request: Request, blocks: int) -> int:
     size = blocks * request.kept // request.kept_blocks
     replica.freed -= size
     replica.private += size
-    other = replica.wait_head
-    for _ in range(replica.waiting):  # preempted ones wait in front of all others
+    other = replica.wait_ends[0]
+    while other != NONE:
         behind = world.requests[other]
-        if behind.preempted == 0:
-            break
-        if behind.kept > 0 and behind.spot > request.spot:
+        if behind.preempted == 0:  # of a class, preempted ones wait in front of all others
+            behind = world.requests[replica.wait_ends[1 + behind.priority]]
+        elif behind.kept > 0 and behind.spot > request.spot:
             behind.spot -= size
         other = behind.link
     request.kept = 0

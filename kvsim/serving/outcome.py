@@ -8,6 +8,7 @@ import numpy as np
 
 from kvsim.graph import Array
 from kvsim.serving.records import (
+    ABORTED,
     FINEST_GAP,
     FINISHED,
     GAP_RATIO,
@@ -53,7 +54,7 @@ class Outcome:
     @property
     def ttft_s(self) -> Array:
         """Time to first token of each request, NaN without one. (n,) [s]"""
-        return np.asarray(self.run.progress.first - self.run.requests.arrival)
+        return np.asarray(self.run.progress.first - self.run.progress.arrival)
 
     @property
     def tpot_s(self) -> Array:
@@ -65,12 +66,12 @@ class Outcome:
     @property
     def latency_s(self) -> Array:
         """From arrival to the last token. (n,) [s]"""
-        return np.asarray(self.run.progress.last - self.run.requests.arrival)
+        return np.asarray(self.run.progress.last - self.run.progress.arrival)
 
     @property
     def queue_s(self) -> Array:
         """From arrival to the first pass. (n,) [s]"""
-        return np.asarray(self.run.progress.started - self.run.requests.arrival)
+        return np.asarray(self.run.progress.started - self.run.progress.arrival)
 
     @property
     def duration_s(self) -> float:
@@ -158,6 +159,7 @@ class Outcome:
         duration, limits = self.duration_s, self.run.world.limits
         made, usd = self.output_tokens, self.usd
         finished = int(self.finished.sum())
+        aborted = int(np.count_nonzero(run.progress.status == ABORTED))
         prompts = int(requests.prompt.sum())
         return {
             "technique": str(run.costs.technique),
@@ -166,7 +168,8 @@ class Outcome:
             "finished": finished,
             "refused": int(self.refused.sum()),
             "refused_rows": (np.flatnonzero(self.refused)[:NAMED] + 1).tolist(),
-            "unfinished": len(requests) - finished - int(self.refused.sum()),
+            "aborted": aborted,
+            "unfinished": len(requests) - finished - aborted - int(self.refused.sum()),
             "duration_s": duration,
             "output_tok_s": made / duration if duration else None,
             "request_per_s": finished / duration if duration else None,
@@ -215,10 +218,10 @@ def faults(run: Run, whole: bool = True) -> list[str]:
     done = p.status == FINISHED
     made = int(requests.generate[done].sum()) + int(p.made[~done].sum())
     rules: dict[str, Callable[[], object]] = {
-        "a request is neither finished nor refused": lambda: (
-            not whole or (done | (p.status == REFUSED)).all()
+        "a request is neither finished, refused nor aborted": lambda: (
+            not whole or (done | (p.status >= REFUSED)).all()
         ),
-        "a request starts before it arrives": lambda: not (p.started < requests.arrival).any(),
+        "a request starts before it arrives": lambda: not (p.started < p.arrival).any(),
         "a first token comes before its start": lambda: not (p.first < p.started).any(),
         "a last token comes before the first": lambda: not (p.last < p.first).any(),
         "finished requests lack tokens": lambda: (p.made == requests.generate)[done].all(),

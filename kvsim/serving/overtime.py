@@ -39,7 +39,7 @@ def over_time(run: Run) -> dict[str, Array]:
     start = width * np.arange(len(busy))
     edges = np.append(start, start[-1] + width)
     last = run.progress.last[np.isfinite(run.progress.last)]
-    arrived, left = (np.histogram(times, edges)[0] for times in (run.requests.arrival, last))
+    arrived, left = (np.histogram(times, edges)[0] for times in (run.progress.arrival, last))
     kept = np.divide(total(bins.cache), busy, out=np.zeros(busy.size), where=busy > 0)
     return {
         "start_s": start,

@@ -15,8 +15,9 @@ from kvsim.graph import Array
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.idle import fits
 from kvsim.serving.records import FINISHED, REFUSED, Integers, World
+from kvsim.serving.routes import LEAST_LOADED, ROUTES
 from kvsim.serving.rules import NIC_RATE
-from kvsim.serving.simulate import LEAST_LOADED, ROUTES, Run, play_world
+from kvsim.serving.simulate import Run, play_world
 from kvsim.serving.world import world_of
 from kvsim.traces.requests import Requests
 
@@ -82,8 +83,14 @@ def simulate_pools(
     Raises
     ------
     InputError
-        For an unknown route, or rules that the technique cannot keep.
+        For an unknown route, rules that the technique cannot keep, or requests that depend on the
+        run.
     """
+    if requests.depends:
+        raise InputError(
+            "--prefill-replicas: the trace has turns or aborts, which two pools do not model; "
+            "leave out the option or those columns"
+        )
     each = np.full(len(requests), costs.rate) if rate is None else rate
     reading = world_of(requests, costs, pools.prefill, each)
     first: Any = reading.requests
@@ -95,7 +102,10 @@ def simulate_pools(
     rows = np.flatnonzero((first.status == FINISHED) & (requests.generate > 1))
     order = rows[np.argsort(ready[rows], kind="stable")]
     arrival: Any = ready[order]
-    coming = Requests(arrival, requests.prompt[order], requests.generate[order])
+    coming = Requests(
+        arrival, requests.prompt[order], requests.generate[order],
+        priority=None if requests.priority is None else requests.priority[order],
+    )  # fmt: skip
     decoding = world_of(coming, alone, pools.decode, each[order])
     second: Any = decoding.requests
     second.made, second.handed = 1, True

@@ -1,9 +1,48 @@
-"""First-in, first-out queues of a replica's requests, linked through the requests."""
+"""Queues of a replica's requests, linked through them: by class, then first in, first out."""
 
 import numpy as np
 
 from kvsim.serving.compiled import compiled
-from kvsim.serving.records import NONE, ROUNDING, SWAPPED, Replica, Request, World
+from kvsim.serving.records import NONE, ROUNDING, SWAPPED, Ends, Replica, Request, World
+
+HEAD = 0  # of a queue's ends; behind it, the last request of each class
+
+
+@compiled
+def enqueue(world: World, ends: Ends, index: int, front: bool) -> None:
+    """Wait behind all others of the same class, or in front of them."""
+    request = world.requests[index]
+    before = NONE
+    for rank in range(request.priority + (not front)):
+        if ends[1 + rank] != NONE:
+            before = ends[1 + rank]
+    request.back = before
+    if before == NONE:
+        request.link = ends[HEAD]
+        ends[HEAD] = index
+    else:
+        request.link = world.requests[before].link
+        world.requests[before].link = index
+    if request.link != NONE:
+        world.requests[request.link].back = index
+    if not front or ends[1 + request.priority] == NONE:
+        ends[1 + request.priority] = index
+
+
+@compiled
+def dequeue(world: World, ends: Ends, index: int) -> None:
+    """Leave a queue, from whatever place in it."""
+    request = world.requests[index]
+    if request.back == NONE:
+        ends[HEAD] = request.link
+    else:
+        world.requests[request.back].link = request.link
+    if request.link != NONE:
+        world.requests[request.link].back = request.back
+    if ends[1 + request.priority] == index:
+        ends[1 + request.priority] = NONE
+        if request.back != NONE and world.requests[request.back].priority == request.priority:
+            ends[1 + request.priority] = request.back
 
 
 @compiled
@@ -14,47 +53,32 @@ def unread(request: Request) -> int:
 
 @compiled
 def queue(world: World, replica: Replica, index: int) -> None:
-    """Wait behind all others."""
+    """Wait behind all others of the class."""
     replica.unread += unread(world.requests[index])
-    world.requests[index].link = NONE
-    if replica.waiting == 0:
-        replica.wait_head = index
-    else:
-        world.requests[replica.wait_tail].link = index
-    replica.wait_tail = index
+    enqueue(world, replica.wait_ends, index, False)
     replica.waiting += 1
 
 
 @compiled
 def queue_front(world: World, replica: Replica, index: int) -> None:
-    """Wait in front of all others."""
+    """Wait in front of all others of the class."""
     replica.unread += unread(world.requests[index])
-    world.requests[index].link = replica.wait_head if replica.waiting > 0 else NONE
-    if replica.waiting == 0:
-        replica.wait_tail = index
-    replica.wait_head = index
+    enqueue(world, replica.wait_ends, index, True)
     replica.waiting += 1
 
 
 @compiled
-def unqueue(world: World, replica: Replica) -> int:
-    """Take the first one that waits."""
-    index = replica.wait_head
+def unqueue(world: World, replica: Replica, index: int) -> None:
+    """Wait no longer to begin."""
     replica.unread -= unread(world.requests[index])
-    replica.wait_head = world.requests[index].link
+    dequeue(world, replica.wait_ends, index)
     replica.waiting -= 1
-    return index
 
 
 @compiled
 def queue_swapped(world: World, replica: Replica, index: int) -> None:
-    """Wait in host memory, behind all others there."""
-    world.requests[index].link = NONE
-    if replica.swapped == 0:
-        replica.swap_head = index
-    else:
-        world.requests[replica.swap_tail].link = index
-    replica.swap_tail = index
+    """Wait in host memory, behind all others of the class there."""
+    enqueue(world, replica.swap_ends, index, False)
     replica.swapped += 1
 
 
@@ -68,9 +92,7 @@ def hand_over(world: World, replica: Replica, index: int) -> None:
 
 
 @compiled
-def unqueue_swapped(world: World, replica: Replica) -> int:
-    """Take the first one in host memory."""
-    index = replica.swap_head
-    replica.swap_head = world.requests[index].link
+def unqueue_swapped(world: World, replica: Replica, index: int) -> None:
+    """Wait in host memory no longer."""
+    dequeue(world, replica.swap_ends, index)
     replica.swapped -= 1
-    return index

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kvsim.graph import Array
 from kvsim.serving.tables import COSTS, RESOURCES
+from kvsim.traces.requests import CLASSES
 
 Integers = NDArray[np.int64]
 Int32 = Annotated[int, "i4"]
@@ -25,11 +26,12 @@ GPU, HOST, NVME, REMOTE = range(len(MEMORIES))
 POOLS = 3  # of each replica; the remote store is one for all, behind theirs
 PerMemory = Annotated[Array, ("i8", (len(MEMORIES),))]
 PerResource = Annotated[Array, ("f8", (len(RESOURCES),))]
+Ends = Annotated[Array, ("i8", (CLASSES + 1,))]  # a queue's first request, and the last of a class
 
 NONE = -1  # no request, no entry, no replica
 NEVER = 2**62
 ROUNDING = 1e-9  # lengths are whole up to this: rounds may yield fractions of a token
-WAITING, RUNNING, SWAPPED, FINISHED, REFUSED = range(5)
+WAITING, RUNNING, SWAPPED, FINISHED, REFUSED, ABORTED = range(6)
 
 BINS = 512
 GAPS = 2048  # bins of the time between tokens
@@ -95,9 +97,28 @@ class Request:
     hits: Int32  # prompt tokens found in the prefix cache, at the first start [tokens]
     preempted: Int32  # times it was preempted
     replica: Int32
-    link: Int32  # next request in its queue
+    link: Int32  # next request in its queue; of a finished one, the one that finished before it
+    back: Int32  # and the one before it in its queue
     handed: bool  # it comes with its cache, from a replica that read its prompt
     status: Int8
+    priority: Int8  # its class, 0 to CLASSES - 1: the lowest goes first
+
+
+class Turn:
+    """What a request follows, what follows it, and how long its client waits for it."""
+
+    think: float  # after the last token of the turn before it [s]
+    abort_after: float  # the client hangs up so long after its arrival [s]
+    next: Int32  # first turn that follows this one, or NONE
+    sibling: Int32  # next turn that follows the same one, or NONE
+    awaited: bool  # it follows a turn that is not finished
+
+
+class Event:
+    """A request that arrives, or is aborted, at a time that the run itself decides."""
+
+    time: float  # [s]
+    key: int  # 2 x request, and 1 more for an abort
 
 
 class Sequence:
@@ -138,11 +159,10 @@ class Replica:
     unread: int  # prompt tokens of all requests here that are not read yet [tokens]
     next_ready: float  # when the next sequence that waits for stored blocks has them [s]
     waiting: int  # requests that have not started, or start again
-    wait_head: int
-    wait_tail: int
+    wait_ends: Ends
     swapped: int  # requests whose cache is in host memory
-    swap_head: int
-    swap_tail: int
+    swap_ends: Ends
+    done: int  # request that finished last; the others by ``link``
     private: int  # cache of running sequences, shared blocks apart [B]
     pinned: int  # shared blocks in use [B]
     cached: int  # shared blocks kept in case their prefix comes again [B]
@@ -241,6 +261,8 @@ class World(NamedTuple):
     sizes: Records[Sizes]
     bins: Records[Bin]  # of replica r, World.bins[BINS * r:][:BINS]
     gaps: Array  # tokens by the time since the one before, GAPS of each replica
+    turns: Records[Turn]  # of each request; empty where nothing depends on the run
+    events: Records[Event]  # a heap of those to come
     links: Any = None  # rate of each of LINKS [B/s]; None where only GPUs keep blocks
 
 

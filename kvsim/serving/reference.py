@@ -15,6 +15,7 @@ from kvsim.serving.reference_memory import (
     EPS,
     PlainRequest,
     PlainSequence,
+    by_class,
     line,
     plane,
 )
@@ -60,7 +61,7 @@ class PlainReplica(PlainPrompts):
             self.clock += self.copying
 
     def decode(self, force: bool) -> None:
-        """Sequences decode in order of admission while budget and memory last."""
+        """Sequences decode in order of class, then of admission, while budget and memory last."""
         for s in list(self.batch):
             if s.todo or s not in self.batch or self.budget < self.limits.width:
                 continue
@@ -79,7 +80,7 @@ class PlainReplica(PlainPrompts):
             self.budget -= self.limits.width
 
     def preempt(self) -> PlainSequence:
-        """Take out the sequence that was admitted last."""
+        """Take out the last sequence: of the last class, the one admitted last."""
         s = self.batch[-1]
         r = s.request
         r.preempted += 1
@@ -96,9 +97,9 @@ class PlainReplica(PlainPrompts):
         if not s.todo and self.limits.swap and self.make_host_room(size):
             self.host_swapped += size
             self.copying += size / self.t.d2h
-            self.swapped.append(r)
+            by_class(self.swapped, r, r)
         else:
-            self.waiting.insert(0, r)
+            by_class(self.waiting, r, r, front=True)
         return s
 
     def drop(self, sequence: PlainSequence) -> None:
@@ -116,9 +117,9 @@ class PlainReplica(PlainPrompts):
         length = request.prompt + request.made - 1
         sequence = PlainSequence(request, 0, 0, 0, length=length, left=request.left, runs=True)
         sequence.growth = (request.generate - request.made) / request.left
-        self.batch.append(sequence)
+        by_class(self.batch, sequence, request)
         if not self.grow(sequence, sequence.length + sequence.growth):
-            self.batch.pop()
+            self.batch.remove(sequence)
             return False
         if request.handed:
             request.handed = False
@@ -178,6 +179,12 @@ class PlainReplica(PlainPrompts):
         to_read = self.unread() - found * int(self.limits.prefix_tokens)
         return to_read, self.load(request.arrival)
 
+    def receive(self, request: PlainRequest, number: int) -> None:
+        """A request arrives at this replica, which is one of a fleet by its number."""
+        self.clock = max(self.clock, request.arrival)
+        request.replica = number
+        by_class(self.waiting, request, request)
+
     def advance(self, until: float) -> None:
         """Play passes until one ends at or after that time."""
         while self.clock < until and (self.batch or self.waiting or self.swapped):
@@ -209,6 +216,21 @@ def fleet_of(
     ]  # fmt: skip
 
 
+def plain_requests(requests: Requests, rate: Any) -> list[PlainRequest]:
+    """All requests, waiting to arrive."""
+    out = []
+    for i in range(len(requests)):
+        ids: list[int] = []
+        if requests.block_ids is not None and requests.block_start is not None:
+            ids = list(requests.block_ids[requests.block_start[i] : requests.block_start[i + 1]])
+        r = PlainRequest(
+            i, requests.arrival[i], int(requests.prompt[i]), int(requests.generate[i]),
+            rate[i], ids, 0 if requests.priority is None else int(requests.priority[i]),
+        )  # fmt: skip
+        out.append(r)
+    return out
+
+
 def simulate_plainly(
     requests: Requests,
     costs: StepCosts,
@@ -221,17 +243,9 @@ def simulate_plainly(
 ) -> tuple[list[PlainRequest], list[PlainReplica]]:
     """What becomes of every request, and the replicas at the end."""
     fleet = fleet_of(costs, limits, requests, replicas)
-    out = []
+    out = plain_requests(requests, rate)
     turn = 0
-    for i in range(len(requests)):
-        ids: list[int] = []
-        if requests.block_ids is not None and requests.block_start is not None:
-            ids = list(requests.block_ids[requests.block_start[i] : requests.block_start[i + 1]])
-        r = PlainRequest(
-            i, requests.arrival[i], int(requests.prompt[i]), int(requests.generate[i]),
-            rate[i], ids,
-        )  # fmt: skip
-        out.append(r)
+    for i, r in enumerate(out):
         if r.arrival >= until:
             continue
         if refused[i] if refused else not fleet[0].could_hold(r):
@@ -246,9 +260,7 @@ def simulate_plainly(
         else:
             chosen = min(fleet, key=lambda f: f.score(r, route))
         chosen.advance(r.arrival)
-        chosen.clock = max(chosen.clock, r.arrival)
-        r.replica = fleet.index(chosen)
-        chosen.waiting.append(r)
+        chosen.receive(r, fleet.index(chosen))
     for replica in fleet:
         replica.advance(until)
     return out, fleet

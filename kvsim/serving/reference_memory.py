@@ -1,5 +1,6 @@
 """Memory of a replica in plain Python, with lists and dictionaries: what ``memory`` must equal."""
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from math import ceil, nan
 from typing import Any
@@ -19,6 +20,7 @@ class PlainRequest:
     generate: int
     rate: float
     ids: list[int]
+    priority: int = 0
     made: int = 0
     started: float = nan
     first: float = nan
@@ -168,6 +170,12 @@ class PlainMemory:
         blocks = self.blocks(request.prompt + request.generate - 1)
         on_gpu, on_host = self.t.prompt_bytes[blocks], self.t.host_bytes[blocks]
         return bool(on_gpu <= self.limits.gpu and on_host <= self.limits.host)
+
+
+def by_class(queue: list[Any], newcomer: Any, request: PlainRequest, front: bool = False) -> None:
+    """Stand behind all others of the same class, or in front of them."""
+    classes = [getattr(other, "request", other).priority for other in queue]
+    queue.insert((bisect_left if front else bisect_right)(classes, request.priority), newcomer)
 
 
 def line(nodes: Any, values: Any, value: float) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.pools import TwoPools
 from kvsim.serving.reference import fleet_of, simulate_plainly
-from kvsim.serving.reference_memory import EPS, PlainRequest
+from kvsim.serving.reference_memory import EPS, PlainRequest, by_class
 from kvsim.serving.rules import Rules
 from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
@@ -59,7 +59,7 @@ def simulate_pools_plainly(
         r.generate, r.status, r.handed, r.made = int(requests.generate[index]), "swapped", True, 1
         r.left = ceil((r.generate - 1) / r.rate - EPS)
         r.replica = pools.prefill + fleet.index(chosen)
-        chosen.swapped.append(r)
+        by_class(chosen.swapped, r, r)
     for replica in fleet:
         replica.advance(float("inf"))
     return out

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import ceil, inf, isnan
 
-from kvsim.serving.reference_memory import EPS, PlainRequest, PlainSequence
+from kvsim.serving.reference_memory import EPS, PlainRequest, PlainSequence, by_class
 from kvsim.serving.reference_tiers import PlainTiers
 
 
@@ -87,7 +87,7 @@ class PlainPrompts(PlainTiers):
         for block in hits:
             self.pin(block)
         s = PlainSequence(r, length - known, known, len(hits), found=list(hits))
-        self.batch.append(s)
+        by_class(self.batch, s, r)
         s.held = self.take_up(r, again)
         if self.limits.tiers and not again:
             part = self.begin_to_load(s, part, self.budget)

@@ -75,9 +75,9 @@ def decode(world: World, replica: Replica) -> None:
         decode_in_turn(world, replica)
         replica.grown = True
     while replica.ousted == 0 and replica.swapped > 0 and replica.running < limits.max_seqs:
-        if replica.budget < limits.width or not swap_in(world, replica, replica.swap_head):
+        if replica.budget < limits.width or not swap_in(world, replica, replica.swap_ends[0]):
             break
-        unqueue_swapped(world, replica)
+        unqueue_swapped(world, replica, replica.swap_ends[0])
         replica.budget -= limits.width
         replica.decoding += 1
 
@@ -89,7 +89,7 @@ def begin(tables: Tables, world: World, replica: Replica) -> bool:
     Its leading blocks that the GPU still holds need not be computed, and of those that follow,
     the ones that are loaded from another memory.
     """
-    limits, index = world.limits, replica.wait_head
+    limits, index = world.limits, replica.wait_ends[0]
     request = world.requests[index]
     hits, kept = 0, 0  # shared blocks found on the GPU, and of them those in no use
     gpu = world.pools[POOLS * replica.index + GPU]
@@ -114,8 +114,7 @@ def begin(tables: Tables, world: World, replica: Replica) -> bool:
         return False
     if replica.host_private + size.host > limits.host:
         return False
-    unqueue(world, replica)
-    replica.first_reader = min(replica.first_reader, replica.running)
+    unqueue(world, replica, index)
     replica.reading += 1
     sequence = join(world, replica, index, hits)
     for k in range(hits):

@@ -8,30 +8,26 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.graph import Array
-from kvsim.serving.compiled import entry, inlined, prepare
+from kvsim.serving.compiled import entry, prepare
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.idle import fits
-from kvsim.serving.queues import hand_over, queue
 from kvsim.serving.records import (
     BINS,
     FINISHED,
     GAPS,
-    NONE,
     REFUSED,
     Integers,
-    Request,
     World,
     make,
 )
-from kvsim.serving.schedule import advance, has_work
+from kvsim.serving.routes import ROUND_ROBIN, ROUTES, receive
+from kvsim.serving.schedule import advance
+from kvsim.serving.sessions import play_turns, turns_to_come
 from kvsim.serving.tables import Tables
-from kvsim.serving.tiers import found_blocks
 from kvsim.serving.world import Course, kinds_of, world_of
 from kvsim.traces.requests import Requests
 
 PIECE = 16384  # requests between two looks at what else happens, such as Ctrl-C
-ROUTES = ("round-robin", "least-loaded", "prefix-aware", "cache-and-load")
-ROUND_ROBIN, LEAST_LOADED, PREFIX_AWARE, CACHE_AND_LOAD = range(len(ROUTES))
 
 
 @dataclass(frozen=True)
@@ -111,6 +107,12 @@ def play_world(
     course = make(Course, 1, route=route, until=until)[0]
     course.together = route != ROUND_ROBIN or costs.rules.remote_cache > 0
     progress: Any = world.requests
+    if world.turns.size:
+        turns_to_come(world, course, costs)
+        prepare(play_turns, lambda: kinds_of(world, costs.tables), world.links is not None)
+        while not play_turns(costs.tables, world, course):
+            told(int(np.count_nonzero(progress.status >= FINISHED)))
+        return
     prepare(play, lambda: kinds_of(world, costs.tables), world.links is not None)
     for order in (*_orders(world, course), np.zeros(0, np.int64)):
         course.next, course.ending = 0, not order.size
@@ -157,38 +159,3 @@ def play(tables: Tables, world: World, course: Course, order: Integers) -> bool:
             return True
         receive(world, course.route, order[course.next])
         course.next += 1
-
-
-@inlined
-def receive(world: World, route: int, index: int) -> None:
-    """A request arrives at its replica, or at the one that suits it best."""
-    request = world.requests[index]
-    if request.replica == NONE:
-        request.replica = best(world, request, route)
-    replica = world.replicas[request.replica]
-    replica.clock = max(replica.clock, request.arrival)
-    if request.handed:
-        hand_over(world, replica, index)
-    else:
-        queue(world, replica, index)
-
-
-@inlined
-def best(world: World, request: Request, route: int) -> int:
-    """The replica that a request goes to, the one with the fewest unfinished of equals."""
-    chosen, least, least_load = 0, 0, 0
-    for index in range(world.replicas.size):
-        replica = world.replicas[index]
-        if not has_work(replica):
-            replica.clock = max(replica.clock, request.arrival)
-        load = replica.running + replica.waiting + replica.swapped
-        if replica.clock > request.arrival:  # what its pass will complete is not complete yet
-            load += replica.just_done
-        score = 0
-        if route != LEAST_LOADED and request.blocks > 0:
-            score = -found_blocks(world, replica, request)
-        if route == CACHE_AND_LOAD:
-            score = replica.unread + score * world.limits.prefix_tokens
-        if index == 0 or score < least or (score == least and load < least_load):
-            chosen, least, least_load = index, score, load
-    return chosen

@@ -9,14 +9,16 @@ from kvsim.errors import InputError
 from kvsim.graph import Array
 from kvsim.serving import spend
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.idle import pool_records, replica_records, request_records
+from kvsim.serving.idle import pool_records, replica_records, request_records, turn_records
 from kvsim.serving.record import Span
 from kvsim.serving.records import (
     BINS,
     GAPS,
     POOLS,
     Bin,
+    Ends,
     Entry,
+    Event,
     Integers,
     Limits,
     Pool,
@@ -25,6 +27,7 @@ from kvsim.serving.records import (
     Sequence,
     Sizes,
     TieredWorld,
+    Turn,
     World,
     layout,
     make,
@@ -32,7 +35,7 @@ from kvsim.serving.records import (
 from kvsim.serving.rules import LOADS, Rules
 from kvsim.serving.tables import Tables
 from kvsim.serving.tiers_load import Plan
-from kvsim.traces.requests import Requests
+from kvsim.traces.requests import CLASSES, Requests
 
 numba: Any = import_module("numba")  # its functions have no types
 
@@ -45,6 +48,12 @@ class Course:
     next: int  # place in the order of arrivals
     ending: bool  # whether all have arrived, so that what is left is played
     until: float  # [s]
+    # of requests that depend on the run
+    turn: int  # replica that takes the next one in turn
+    coming: int  # events in the heap
+    alone: bool  # whether replicas share no memory, so that only arrivals connect them
+    think: float  # after any turn at least [s]
+    first_awaited: int  # no request before it waits for the turn it follows
 
 
 def world_of(requests: Requests, costs: StepCosts, replicas: int, rate: Array) -> World:
@@ -57,6 +66,7 @@ def world_of(requests: Requests, costs: StepCosts, replicas: int, rate: Array) -
     """
     limits = limits_of(costs, requests)
     records, ids = request_records(requests, rate, int(limits.prefix_tokens))
+    turns, events = turn_records(requests)
     pools, entries, buckets = pool_records(_pool_sizes(costs, limits, ids, replicas))
     return World(
         limits=limits,
@@ -70,6 +80,8 @@ def world_of(requests: Requests, costs: StepCosts, replicas: int, rate: Array) -
         sizes=sizes_of(costs),
         bins=make(Bin, replicas * BINS),
         gaps=np.zeros(replicas * GAPS),
+        turns=turns,
+        events=events,
         links=link_rates(costs) if limits.tiers else None,
     )
 
@@ -198,7 +210,7 @@ def _prefix_bytes(costs: StepCosts, requests: Requests) -> int:
 def kinds_of(world: World, tables: Tables) -> dict[Any, Any]:
     """Numba's types of what compiled functions are given."""
     whole, real = numba.types.int64, numba.types.float64
-    records = (Limits, Request, Sequence, Replica, Pool, Entry, Bin, Course)
+    records = (Limits, Request, Turn, Event, Sequence, Replica, Pool, Entry, Bin, Course)
     kind = numba.typeof(world)
     return {
         **spend.kinds_of_tables(tables),
@@ -206,6 +218,7 @@ def kinds_of(world: World, tables: Tables) -> dict[Any, Any]:
         World: kind,
         **({} if world.links is None else {TieredWorld: kind}),
         Integers: numba.typeof(world.ids),
+        Ends: numba.types.NestedArray(whole, (CLASSES + 1,)),
         Plan: numba.types.NamedUniTuple(whole, len(Plan._fields), Plan),
         Span: numba.types.NamedTuple((real, whole, real, whole), Span),
         tuple[float, float]: numba.types.UniTuple(real, 2),

@@ -76,6 +76,7 @@ def traffic_of(requests: Requests, windows: int = 0) -> Traffic:
     ----------
     windows : how many; 0: as many as are long enough and have requests enough.
     """
+    requests = requests.alone()
     of = classes_of(requests).of
     hits = np.minimum(leading_hits(requests) * requests.block_tokens, requests.prompt)
     reused = hits / requests.prompt

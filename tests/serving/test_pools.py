@@ -9,8 +9,9 @@ from kvsim.errors import InputError
 from kvsim.serving.outcome import Outcome, faults
 from kvsim.serving.pools import TRANSFERS, TwoPools, simulate_pools
 from kvsim.serving.reference_pools import simulate_pools_plainly
+from kvsim.serving.routes import ROUTES
 from kvsim.serving.rules import PREEMPTIONS, PREFILLS, PRIORITIES
-from kvsim.serving.simulate import ROUTES, simulate
+from kvsim.serving.simulate import simulate
 from kvsim.traces.requests import Requests
 from tests.serving.test_serving import compare, tables_of, with_tiers, workload
 

@@ -21,6 +21,7 @@ from kvsim.serving import spend
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome, faults
 from kvsim.serving.records import (
+    ABORTED,
     FINISHED,
     HOST,
     LINKS,
@@ -32,8 +33,9 @@ from kvsim.serving.records import (
 from kvsim.serving.reference import PlainReplica, simulate_plainly
 from kvsim.serving.reference_memory import PlainRequest
 from kvsim.serving.rounds import drawn_rate
+from kvsim.serving.routes import ROUTES
 from kvsim.serving.rules import ADMISSIONS, LOADS, PREEMPTIONS, PREFILLS, PRIORITIES, Rules
-from kvsim.serving.simulate import ROUTES, Run, simulate
+from kvsim.serving.simulate import Run, simulate
 from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
 
@@ -154,7 +156,7 @@ def compare(progress: Any, expected: list[PlainRequest], where: str) -> None:
     for column in ("preempted", "hits", "replica"):
         want = np.array([getattr(r, column) for r in expected])
         np.testing.assert_array_equal(getattr(progress, column), want, f"{where} {column}")
-    names = {"finished": FINISHED, "refused": REFUSED}
+    names = {"finished": FINISHED, "refused": REFUSED, "aborted": ABORTED}
     for status, r in zip(progress.status, expected, strict=True):
         assert (status in names.values()) == (r.status in names), where
         assert names.get(r.status, status) == status, where

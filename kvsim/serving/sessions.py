@@ -1,0 +1,214 @@
+"""Requests that depend on the run: turns that follow others, and clients that hang up.
+
+A turn arrives at its own arrival, or the time to think after the last token of the turn before it,
+whichever is later. A client that hangs up frees its request's memory between two passes.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from kvsim.serving.batch import count_made, leave, place_of, take_out
+from kvsim.serving.compiled import compiled, entry, inlined
+from kvsim.serving.costs import StepCosts
+from kvsim.serving.growth import blocks_of
+from kvsim.serving.idle import fits
+from kvsim.serving.queues import unqueue, unqueue_swapped
+from kvsim.serving.records import (
+    ABORTED,
+    FINISHED,
+    NONE,
+    REFUSED,
+    SWAPPED,
+    WAITING,
+    Event,
+    Replica,
+    World,
+)
+from kvsim.serving.routes import ROUND_ROBIN, receive
+from kvsim.serving.schedule import PASSES, has_work, step
+from kvsim.serving.tables import Tables
+from kvsim.serving.world import Course
+
+
+def turns_to_come(world: World, course: Any, costs: StepCosts) -> None:
+    """Put the arrivals of all requests that follow no other one on the heap."""
+    requests: Any = world.requests
+    turns: Any = world.turns
+    events: Any = world.events
+    requests.status[~fits(world) & (requests.arrival < course.until)] = REFUSED
+    for index in np.flatnonzero(turns.next != NONE).tolist():  # turns come after those they follow
+        if requests.status[index] >= FINISHED:
+            follows = turns.next[index]
+            while follows != NONE:
+                if requests.status[follows] < FINISHED:
+                    requests.status[follows] = ABORTED
+                turns.awaited[follows] = False
+                follows = turns.sibling[follows]
+    first = np.flatnonzero((requests.status < FINISHED) & ~turns.awaited)
+    events.time[: first.size] = requests.arrival[first]
+    events.key[: first.size] = 2 * first
+    course.coming = first.size
+    course.alone = costs.rules.remote_cache == 0
+    course.think = float(turns.think[turns.awaited].min(initial=np.inf))
+
+
+@inlined
+def sooner(one: Event, other: Event) -> bool:
+    """Which of two events comes first; of equal times, the lower key."""
+    return one.time < other.time or (one.time == other.time and one.key < other.key)
+
+
+@inlined
+def swap(one: Event, other: Event) -> None:
+    """Exchange two events of the heap."""
+    time, key = one.time, one.key
+    one.time, one.key = other.time, other.key
+    other.time, other.key = time, key
+
+
+@compiled
+def push(world: World, course: Course, time: float, key: int) -> None:
+    """An event is to come."""
+    at = course.coming
+    course.coming += 1
+    world.events[at].time, world.events[at].key = time, key
+    while at > 0 and sooner(world.events[at], world.events[(at - 1) // 2]):
+        swap(world.events[at], world.events[(at - 1) // 2])
+        at = (at - 1) // 2
+
+
+@compiled
+def pop(world: World, course: Course) -> None:
+    """The first event has come."""
+    course.coming -= 1
+    last, at = course.coming, 0
+    world.events[0].time, world.events[0].key = world.events[last].time, world.events[last].key
+    while 2 * at + 1 < last:
+        least = 2 * at + 1
+        if least + 1 < last and sooner(world.events[least + 1], world.events[least]):
+            least += 1
+        if not sooner(world.events[least], world.events[at]):
+            break
+        swap(world.events[at], world.events[least])
+        at = least
+
+
+@inlined
+def follow(world: World, course: Course, replica: Replica) -> None:
+    """The turns that follow those which a replica has finished are to come."""
+    while replica.done != NONE:
+        finished = world.requests[replica.done]
+        index = world.turns[replica.done].next
+        while index != NONE:
+            request, turn = world.requests[index], world.turns[index]
+            if request.status < FINISHED:
+                request.arrival = max(request.arrival, finished.last + turn.think)
+                turn.awaited = False
+                push(world, course, request.arrival, 2 * index)
+            index = turn.sibling
+        replica.done = finished.link
+
+
+@inlined
+def abort(world: World, course: Course, index: int, time: float) -> None:
+    """A client hangs up; the turns that would follow never come."""
+    request = world.requests[index]
+    if request.status >= FINISHED:
+        return
+    if request.replica != NONE:
+        replica = world.replicas[request.replica]
+        if request.status == WAITING:
+            unqueue(world, replica, index)
+        elif request.status == SWAPPED:
+            unqueue_swapped(world, replica, index)
+            if not request.handed:
+                blocks = blocks_of(world.limits, request.prompt + request.made - 1.0)
+                replica.host_swapped -= world.sizes[blocks].gpu
+        else:
+            place = place_of(world, replica, index)
+            sequence = world.sequences[replica.first_sequence + place]
+            if sequence.todo == 0:
+                count_made(replica, sequence, request)
+            else:
+                replica.reading -= 1
+                replica.unread -= sequence.todo
+            leave(world, replica, sequence)
+            take_out(world, replica, place)
+    request.status = ABORTED
+    request.kept = 0
+    follows = world.turns[index].next
+    while follows != NONE:
+        world.turns[follows].awaited = False
+        push(world, course, time, 2 * follows + 1)
+        follows = world.turns[follows].sibling
+
+
+@inlined
+def happen(world: World, course: Course) -> None:
+    """The first event: a request arrives, or its client hangs up."""
+    time, key = world.events[0].time, world.events[0].key
+    pop(world, course)
+    index = key // 2
+    if key % 2 == 1:
+        abort(world, course, index, time)
+        return
+    request = world.requests[index]
+    if course.route == ROUND_ROBIN and request.replica == NONE:
+        request.replica = course.turn
+        course.turn = (course.turn + 1) % world.replicas.size
+    receive(world, course.route, index)
+    abort_after = world.turns[index].abort_after
+    if abort_after < np.inf:
+        push(world, course, time + abort_after, key + 1)
+
+
+@inlined
+def next_turn(world: World, course: Course, clock: float) -> float:
+    """When a turn that is still awaited could come, if no replica is behind a clock. [s]"""
+    if course.think == np.inf:
+        return np.inf
+    while course.first_awaited < world.turns.size:
+        if world.turns[course.first_awaited].awaited:
+            break
+        course.first_awaited += 1
+    if course.first_awaited == world.turns.size:
+        return np.inf
+    return max(clock + course.think, world.requests[course.first_awaited].arrival)
+
+
+@entry
+def play_turns(tables: Tables, world: World, course: Course) -> bool:
+    """Play all passes and events in order of time; whether nothing is left.
+
+    It stops now and then before. The replica furthest behind plays, as long as no turn could come
+    from another one.
+    """
+    for _ in range(PASSES):
+        until = course.until
+        if course.coming > 0:
+            until = min(until, world.events[0].time)
+        behind, clock, others = 0, np.inf, np.inf
+        for index in range(world.replicas.size):
+            if has_work(world.replicas[index]):
+                own = world.replicas[index].clock
+                if own < clock:
+                    behind, others, clock = index, clock, own
+                else:
+                    others = min(others, own)
+        if clock >= until:
+            if course.coming == 0 or until >= course.until:
+                return True
+            happen(world, course)
+            continue
+        replica = world.replicas[behind]
+        if course.alone:
+            others = next_turn(world, course, others)
+        until = max(min(until, others), np.nextafter(clock, np.inf))
+        last = replica.passes + PASSES
+        while replica.clock < until and has_work(replica) and replica.done == NONE:
+            if replica.passes == last:
+                return False
+            step(tables, world, replica, until)
+        follow(world, course, replica)
+    return False

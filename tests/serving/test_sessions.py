@@ -1,0 +1,175 @@
+"""Turns of sessions, classes of priority and clients that hang up."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvsim.errors import InputError
+from kvsim.serving.lanes import Lane, simulate_lanes
+from kvsim.serving.outcome import Outcome, faults
+from kvsim.serving.pools import TwoPools, simulate_pools
+from kvsim.serving.records import ABORTED, FINISHED
+from kvsim.serving.reference import simulate_plainly
+from kvsim.serving.reference_sessions import simulate_sessions_plainly
+from kvsim.serving.routes import ROUTES
+from kvsim.serving.rules import ADMISSIONS, PREEMPTIONS, PREFILLS, PRIORITIES
+from kvsim.serving.simulate import Run, simulate
+from kvsim.serving.world import limits_of
+from kvsim.traces.requests import Requests
+from tests.serving.test_serving import compare, compare_memories, tables_of, with_tiers, workload
+
+PLAYED = 120  # workloads
+
+
+def with_conduct(requests: Requests, random: np.random.Generator) -> Requests:
+    """The same requests with turns, thoughts, classes and aborts, some of them or all."""
+    count = len(requests)
+    changes: dict[str, Any] = {}
+    if random.random() < 0.6:
+        parent = np.array([int(random.integers(-1, i)) if i else -1 for i in range(count)])
+        changes["parent"] = np.where(random.random(count) < 0.6, parent, -1)
+        if random.random() < 0.7:
+            changes["think"] = random.exponential(10 ** random.uniform(-3, -1), count)
+    if random.random() < 0.6:
+        changes["priority"] = random.integers(0, random.integers(1, 9), count)
+    if random.random() < 0.6:
+        wait = random.exponential(10 ** random.uniform(-2, 0), count)
+        changes["abort_after"] = np.where(random.random(count) < 0.7, wait + 1e-4, np.inf)
+    return replace(requests, **changes)
+
+
+@pytest.mark.parametrize("seed", range(0, PLAYED, 12))
+def test_every_request_has_the_times_of_the_plain_simulator(seed: int) -> None:
+    for number in range(seed, seed + 12):
+        random = np.random.default_rng(number)
+        prefix = bool(random.integers(2))
+        name = str(random.choice(["full", "kivi", "offload", "quantspec", "specache"]))
+        shape = [(3, 64), (8, 128), (64, 2048)][random.integers(3)]
+        base = tables_of(name, *shape, PREFILLS[number % 2])
+        requests = with_conduct(workload(random, prefix), random)
+        need = int(np.max(requests.prompt + requests.generate)) // 16
+        rules = replace(
+            base.rules, priority=str(random.choice(PRIORITIES)), prefix_caching=prefix,
+            preemption=str(random.choice(PREEMPTIONS)), blocks=int(need * random.uniform(0.9, 4)),
+            admission=str(random.choice(ADMISSIONS)),
+            host_cache=float(random.choice([2e6, 1e9])),
+        )  # fmt: skip
+        costs = base.with_rules(with_tiers(rules, random) if prefix else rules)
+        rate = np.full(len(requests), costs.rate)
+        replicas, route = int(random.integers(1, 4)), ROUTES[number % len(ROUTES)]
+        until = float(random.choice([np.inf, requests.arrival[-1]]))
+        run = simulate(requests, costs, replicas, route, rate, until)
+        plain = simulate_sessions_plainly if requests.depends else simulate_plainly
+        limits = limits_of(costs, requests)
+        expected, fleet = plain(requests, costs, limits, replicas, route, rate, until)
+        compare(run.progress, expected, f"workload {number}")
+        compare_memories(run, fleet, f"workload {number}")
+        assert faults(run, whole=until == np.inf) == [], number
+
+
+def played(requests: Requests, replicas: int = 1, **changes: Any) -> Run:
+    base = tables_of("full", 8, 128, "chunked")
+    run = simulate(requests, base.with_rules(replace(base.rules, **changes)), replicas)
+    assert faults(run) == []
+    return run
+
+
+def test_a_turn_comes_when_its_client_has_thought_about_the_answer_before() -> None:
+    three = Requests(
+        np.array([0.0, 0.1, 500.0]), np.full(3, 64), np.full(3, 20),
+        parent=np.array([-1, 0, 1]), think=np.array([0.0, 3.0, 3.0]),
+    )  # fmt: skip
+    run = played(three)
+    assert run.progress.arrival[1] == run.progress.last[0] + 3.0
+    assert run.progress.arrival[2] == 500.0  # later than it would have to be
+    ttft = Outcome(run).ttft_s
+    np.testing.assert_allclose(ttft, ttft[0], rtol=1e-9)
+
+
+def test_turns_of_one_session_on_two_replicas_come_one_after_another() -> None:
+    turns = Requests(
+        np.zeros(6), np.full(6, 64), np.full(6, 50), parent=np.arange(-1, 5)
+    )  # fmt: skip
+    run = played(turns, replicas=2)
+    assert (run.progress.arrival[1:] == run.progress.last[:-1]).all()
+    assert run.progress.replica.tolist() == [0, 1, 0, 1, 0, 1]
+
+
+def test_the_first_class_goes_first_and_the_last_class_is_preempted() -> None:
+    late = np.arange(8) >= 6
+    some = Requests(
+        np.where(late, 0.2, 0.0), np.full(8, 200), np.full(8, 300), priority=np.where(late, 0, 1)
+    )
+    run = played(some, blocks=90)
+    assert run.progress.preempted[late].sum() == 0 < run.progress.preempted.sum()
+    alike = played(replace(some, priority=None), blocks=90)
+    assert run.progress.last[late].max() < run.progress.last[~late].max()
+    assert run.progress.last[late].mean() < 0.8 * alike.progress.last[late].mean()
+
+
+def test_an_abort_frees_memory_for_those_who_wait() -> None:
+    some = Requests(
+        np.array([0.0, 0.01]), np.array([400, 400]), np.array([300, 5]),
+        abort_after=np.array([0.5, np.inf]),
+    )  # fmt: skip
+    blocks = 45
+    waits = played(replace(some, abort_after=None), blocks=blocks)
+    run = played(some, blocks=blocks)
+    assert waits.progress.last[0] > 0.6
+    assert run.progress.status.tolist() == [ABORTED, FINISHED]
+    assert waits.progress.started[1] == waits.progress.last[0]
+    assert 0.51 >= run.progress.started[1] >= 0.5
+    assert 0 < run.progress.made[0] < 300
+    found = Outcome(run).summary()
+    assert (found["aborted"], found["finished"], found["unfinished"]) == (1, 1, 0)
+
+
+def test_a_session_ends_where_a_turn_is_aborted_or_refused() -> None:
+    turns = Requests(
+        np.zeros(4), np.array([100, 100, 100, 690]), np.array([500, 5, 5, 5]),
+        parent=np.array([-1, 0, 1, -1]), abort_after=np.array([0.5, np.inf, np.inf, np.inf]),
+    )  # fmt: skip
+    run = played(turns, blocks=40)
+    assert Outcome(run).summary()["aborted"] == 3
+    assert Outcome(run).summary()["refused"] == 1
+    assert np.isnan(run.progress.started[1:]).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parent": np.array([0, -1])}, "parent: expected an earlier request, or -1"),
+        ({"think": np.ones(2)}, "think: does nothing without parent"),
+        ({"parent": np.array([-1, 0]), "think": np.array([0, -1.0])}, "think: expected seconds"),
+        ({"priority": np.array([0, 8])}, "priority: expected classes from 0 to 7"),
+        ({"abort_after": np.array([1.0, 0.0])}, "abort_after: expected seconds above 0"),
+        ({"abort_after": np.array([1.0])}, r"abort_after: shape \(1,\); expected \(2,\)"),
+    ],
+)
+def test_columns_that_hold_what_they_cannot_are_named(
+    changes: dict[str, Any], message: str
+) -> None:
+    two = Requests(np.zeros(2), *np.ones((2, 2), np.int64))
+    with pytest.raises(InputError, match=message):
+        replace(two, **changes)
+
+
+def test_some_requests_keep_their_turns_and_a_turn_without_its_parent_is_a_first() -> None:
+    ones = np.ones(4, np.int64)
+    some = Requests(
+        np.arange(4.0), ones, ones, parent=np.array([-1, 0, 1, 0]), priority=np.arange(4)
+    )
+    for found, parents in ((some[1:], [-1, 0, -1]), (some.take(np.array([0, 3])), [-1, 0])):
+        assert found.parent is not None
+        assert found.parent.tolist() == parents
+
+
+def test_what_lanes_and_two_pools_do_not_model_is_refused() -> None:
+    some = Requests(np.zeros(1), np.ones(1, int), np.ones(1, int), abort_after=np.ones(1))
+    costs = tables_of("full", 8, 128, "chunked")
+    with pytest.raises(InputError, match="--prefill-replicas: the trace has turns or aborts"):
+        simulate_pools(some, costs, TwoPools(1, 1))
+    with pytest.raises(InputError, match="lanes: the trace has turns or aborts"):
+        simulate_lanes(some, [Lane(costs)], np.zeros(1, int))
