@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from kvsim.engine import ops
 from kvsim.engine.formats import UNGROUPED, Format
 from kvsim.graph import Buffers, Number, Op
@@ -47,9 +45,9 @@ class Kvquant(Storage):
         return at.p.batch * tokens * (self.outliers * m.kv_width * OUTLIER + TOKEN)
 
     def arrive(self, at: LayerPass) -> list[Op]:
-        """New tokens are packed, their outliers found."""
+        """New tokens are packed, their outliers and ranges found."""
         numbers = at.d.shard.kv_width * at.staying
-        found = (ops.HALF * numbers + self._more(at, at.p.new)) * (np.asarray(self.outliers) > 0)
+        found = ops.HALF * numbers + self._more(at, at.p.new)
         return [*pack(at), Op("outliers", kernel="topk", bytes={"hbm": found})]
 
     def extra_bytes(self, at: LayerPass) -> Number:

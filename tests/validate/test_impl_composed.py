@@ -56,6 +56,7 @@ LAYERED = [
     f"0: offload:host_share=0.5; 1: {KIVI}",
     f"0: full; 1: offload + {SNAPKV}",
     f"0: full; 1: fp8; {MAGICDEC}",
+    "0: kvquant:bits=3,outliers=0.125; 1: kvquant:bits=2,outliers=0.0625",
 ]
 
 
@@ -152,6 +153,8 @@ def test_eight_bits_are_close_to_what_they_store(packed: str, plain: str, within
         (f"{STREAMING} + {KIVI}", "packs them together"),
         (f"values:n=4 + {KIVI}", "use grouped"),
         (f"{QUEST} + turboquant:bits=4,group=8", "use grouped"),
+        (f"{SNAPKV} + kvquant", "without their positions"),
+        ("offload:host_share=0.5 + kvquant", "whole tokens"),
         (f"{QUEST} + {MAGICDEC}", "for one query"),
         (f"values:n=4 + {MAGICDEC}", "for one query"),
         (f"{KIVI} + {MAGICDEC}", "takes drafts back"),

@@ -1,15 +1,23 @@
 """Newer techniques, each against its paper's algorithm put down in plain words."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.techniques import parse
-from kvsim.validate.impl.turboquant import Levels, levels, rotation
+from kvsim.techniques.kvquant import Kvquant as Settings
+from kvsim.validate.impl.cells import on_the_gpu
+from kvsim.validate.impl.kvquant import Kvquant
+from kvsim.validate.impl.normal import levels
+from kvsim.validate.impl.turboquant import Levels, rotation
 from kvsim.validate.kernels.packing import pack, unpack
 from kvsim.validate.model.attention import Pass
+from kvsim.validate.model.rope import rotate
 from kvsim.validate.run import Generation
+from kvsim.validate.tally import SILENT
 from tests.support.decoders import decoder, prompts
 from tests.support.naive_caches import assert_like_naive
 from tests.support.runs import assert_same_run
@@ -79,6 +87,37 @@ def test_duoattention_keeps_all_for_some_heads(lengths: tuple[int, ...]) -> None
 def test_duoattention_needs_whole_heads() -> None:
     with pytest.raises(InputError, match="choose a multiple of 1/2"):
         Generation(decoder("llama"), parse("duoattention:retrieval=0.3"), prompts(20), 4)
+
+
+def test_kvquant_keeps_outliers_and_packs_keys_without_their_positions() -> None:
+    own = decoder("llama")
+    m, generator = own.arch.model, torch.Generator().manual_seed(0)
+    room = on_the_gpu(2, m.kv_heads, m.head_dim, torch.float32, torch.device("cpu"))
+    part = Settings(4, 0.125)
+    cells = Kvquant(part, replace(room, turns=own.turns), 40, SILENT)
+    before, values = torch.randn(2, 2, m.kv_heads, 30, m.head_dim, generator=generator)
+    before[:, 1, :, 3] *= 50  # a channel
+    keys = rotate(before, *own.turns(torch.arange(30)[None]) or ())
+    cells.fill(keys, values, [30, 30])
+    (wide_k, wide_v), width = cells.wide(30), m.kv_heads * m.head_dim
+    for wide, rows, at in ((wide_k, before, 1), (wide_v, values, 3)):
+        error = (wide - rows.transpose(1, 2).flatten(2)).abs()
+        kept = cells.apart_from[at][:, :30].long()
+        assert kept.shape[2] == width / 8
+        assert error.gather(2, kept).max() < 0.05, "fp16"
+        each = rows.transpose(1, 2).flatten(2).std((0, 1)) if at == 1 else 1.0
+        assert (error / each).max() < 1, "a channel's spread widens no other's steps"
+        assert error.median() < 0.1
+
+
+def test_kvquant_with_more_bits_is_closer_to_full_kv() -> None:
+    off = []
+    for text in ("full", "kvquant:bits=4,outliers=0.125", "kvquant:bits=2,outliers=0.125"):
+        run = Generation(decoder("llama"), parse(text), prompts(40, 26), 2, keep=True)
+        run.complete()
+        off.append(torch.stack([rows[1] for rows in run.logits]))
+    near, far = ((off[0] - some).abs().max() for some in off[1:])
+    assert 0 < 2 * near < far < 2
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,14 @@ Widths = Sequence[tuple[int, torch.dtype]]
 """Numbers of every part of a row, and their formats."""
 
 
+Turns = Callable[[Tensor], tuple[Tensor, Tensor] | None]
+"""Cosine and sine at positions (sequences, tokens); none where keys are not turned."""
+
+
+def no_turns(positions: Tensor) -> None:
+    """Positions are not in the keys."""
+
+
 @dataclass(frozen=True)
 class CacheRoom:
     """Where a layer's tensors are made: for so many sequences and KV heads.
@@ -39,6 +47,7 @@ class CacheRoom:
     dtype: torch.dtype
     device: torch.device
     rows: Callable[[int, Widths], list[Tensor]]
+    turns: Turns = no_turns
 
     def zeros(self, slots: int, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """CacheRoom on the GPU, (sequences, KV heads, slots, dim)."""
@@ -102,6 +111,7 @@ class Cells(ABC):
     plain = False  # whether keys and values are full-precision numbers in place
     takes_back = True  # whether tokens may be overwritten by the next pass
     as_given = True  # whether rows hold the numbers that came, each by itself
+    by_position = False  # whether a token's slot has to be its position
     differences: Mapping[str, str] = MappingProxyType({})
     """Ops and buffers that really differ from what is stated, and why."""
 

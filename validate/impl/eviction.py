@@ -19,6 +19,8 @@ Positions = TypeVar("Positions", int, Tensor)
 class Evicting(Selecting):
     """A selection that cuts the prompt to ``budget`` tokens."""
 
+    in_order = False
+
     @property
     def budget(self) -> int:
         """Tokens of the prompt that stay at most."""

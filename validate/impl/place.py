@@ -147,6 +147,11 @@ class Place(Placing):
                 f"place: {selection.name} works on single rows, and no real implementation does "
                 f"that to rows on the host"
             )
+        if kind.by_position:
+            raise InputError(
+                f"place: {where.parts.storage.name} stores whole tokens, and no real "
+                f"implementation has some of their heads on the host"
+            )
         if getattr(where.parts.storage, "host", False):
             raise InputError("grouped: host=true runs within offload and kvpr, by themselves")
         if where.parts.drafting.drafts:

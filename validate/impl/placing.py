@@ -1,6 +1,7 @@
 """Where a layer's cache lives: the base of placements."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,8 @@ class Placing:
         """Room on the GPU for the KV heads of a layer."""
         m, at = self.run.model, self.run.decoder
         heads = where.heads or m.kv_heads
-        return on_the_gpu(self.run.batch, heads, m.head_dim, at.dtype, at.device)
+        room = on_the_gpu(self.run.batch, heads, m.head_dim, at.dtype, at.device)
+        return replace(room, turns=at.turns)
 
     def lanes(self) -> Transfers:
         """Copies between GPU and host beside compute."""

@@ -40,6 +40,7 @@ class Selecting:
     attends. It stores numbers through ``cells`` alone.
     """
 
+    in_order = True  # whether a token's slot is its position
     differences: Mapping[str, str] = NONE
     """Ops and buffers that really differ from what is stated, and why."""
 
@@ -58,6 +59,11 @@ class Selecting:
             raise InputError(
                 f"{self.parts.storage.name}: {self.model.name} has sliding windows, which its "
                 f"packed cache does not roll over; choose a model that attends to every token"
+            )
+        if self.cells.by_position and not self.in_order:
+            raise InputError(
+                f"{self.parts.storage.name}: keys are stored without their positions, and "
+                f"{self.parts.selection.name} keeps tokens in other places; use grouped"
             )
 
     # what a selection says

@@ -3,9 +3,7 @@
 from functools import cache
 from types import MappingProxyType
 
-import numpy as np
 import torch
-from scipy.stats import norm
 from torch import Tensor
 
 from kvsim.errors import InputError
@@ -14,8 +12,8 @@ from kvsim.techniques.turboquant import Turboquant as Settings
 from kvsim.validate.impl.base import SmallRun
 from kvsim.validate.impl.bytoken import PACKED_AT_ONCE, ByToken, Codec, Coded, Host, Plain
 from kvsim.validate.impl.cells import CacheRoom, Spot, Widths
+from kvsim.validate.impl.normal import from_levels, to_levels
 from kvsim.validate.impl.packed import check_groups
-from kvsim.validate.kernels.packing import pack, unpack
 from kvsim.validate.kernels.stores import Store
 from kvsim.validate.model.attention import Seen
 from kvsim.validate.tally import Silent
@@ -112,9 +110,7 @@ class Levels(Codec):
         norms = parts.norm(dim=-1).half()
         scale = norms.float()[..., None] / self.group**0.5
         even = parts / torch.where(scale > 0, scale, 1.0)
-        borders = torch.tensor(levels(self.bits)[1], device=numbers.device)
-        codes = torch.bucketize(even, borders).to(torch.uint8)
-        return [pack(codes.flatten(-2), self.bits), norms]
+        return [to_levels(even.flatten(-2), self.bits), norms]
 
     def store(self, parts: list[Tensor]) -> Store:
         """As rows that are looked up in the table."""
@@ -123,8 +119,7 @@ class Levels(Codec):
     def widen(self, parts: list[Tensor]) -> Tensor:
         """Levels times norms, in fp32."""
         codes, norms = parts
-        table = torch.tensor(levels(self.bits)[0], device=codes.device)
-        numbers = self._grouped(table[unpack(codes, self.bits).int()])
+        numbers = self._grouped(from_levels(codes, self.bits))
         numbers *= (norms.float() / self.group**0.5)[..., None]
         return numbers.flatten(-2)
 
@@ -139,18 +134,3 @@ def rotation(dim: int) -> Tensor:
     made, upper = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
     signs: Tensor = upper.diagonal().sign()
     return torch.mul(made, signs)
-
-
-@cache
-def levels(bits: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Levels that round normal numbers with the least squared error, and the borders between them.
-
-    Lloyd's iteration: each level is the mean of what is rounded to it.
-    """
-    count = 2**bits
-    table = norm.ppf((np.arange(count) + 0.5) / count)
-    for _ in range(2000):
-        borders = (table[1:] + table[:-1]) / 2
-        ends = np.concatenate([[-np.inf], borders, [np.inf]])
-        table = -np.diff(norm.pdf(ends)) / np.diff(norm.cdf(ends))
-    return tuple(table.astype(np.float32).tolist()), tuple(borders.astype(np.float32).tolist())
