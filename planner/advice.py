@@ -120,7 +120,8 @@ NARROW = "narrower weights change the output; kvsim has no evidence of how much"
 
 def _try(q: Question, deployment: Deployment) -> Prediction | None:
     try:
-        return quick(on(q, deployment))
+        asked = on(q, deployment)
+        return quick(asked, (FULL,)) or quick(asked)  # offloading where nothing else would do
     except (InputError, InfeasibleError):
         return None
 

@@ -126,7 +126,7 @@ class Acceptance:
         """
         return 1.0 + sum(self._row(gamma))
 
-    def draw(self, random: np.random.Generator, gamma: int, rounds: int) -> Integers:
+    def draw(self, random: "np.random.Generator", gamma: int, rounds: int) -> Integers:
         """Tokens of each of `rounds` rounds, drawn independently. (rounds,)"""
         falling: Floats = np.array(self._row(gamma))
         accepted: Integers = (random.random(rounds)[:, None] < falling).sum(axis=1, dtype=np.int64)

@@ -75,7 +75,7 @@ class Lengths:
     generate: Lognormal | Empirical
     correlation: float = 0.0
 
-    def draw(self, random: np.random.Generator, count: int) -> tuple[Integers, Integers]:
+    def draw(self, random: "np.random.Generator", count: int) -> tuple[Integers, Integers]:
         """Prompt and generated tokens of `count` requests; at least 1 each. [tokens]"""
         from scipy.special import ndtr
 

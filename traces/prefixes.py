@@ -32,7 +32,7 @@ class Prefixes:
     depth: tuple[Empirical, ...]
     distance: Empirical
 
-    def draw(self, random: np.random.Generator, prompt: Integers) -> tuple[Integers, Integers]:
+    def draw(self, random: "np.random.Generator", prompt: Integers) -> tuple[Integers, Integers]:
         """Block ids of all requests in a line, and where each request's begin, (n + 1,)."""
         blocks = -(-prompt // self.block_tokens)
         chance = random.random((2, len(prompt)))

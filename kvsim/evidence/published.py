@@ -1,6 +1,7 @@
 """Tables of published or measured rows: those that ship, and CSV files of the same columns."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from math import isfinite
@@ -124,7 +125,7 @@ def _row(where: str, given: Mapping[str, str]) -> PublishedRow:
     if options.get("weights", "fp16") not in WEIGHTS:
         raise unknown(f"weights in {where}:", options["weights"], WEIGHTS)
     try:
-        parse(settings)
+        _checked(settings)
     except InputError as error:
         raise InputError(f"{where}, technique: {error}") from None
     return PublishedRow(
@@ -136,6 +137,12 @@ def _row(where: str, given: Mapping[str, str]) -> PublishedRow:
         published=_positive(where, given["published"], given["metric"]), use=given["use"],
         note=given["note"],
     )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _checked(settings: str) -> None:
+    """Refuse settings that no technique takes; rows of a table repeat them."""
+    parse(settings)
 
 
 def _batch(where: str, text: str) -> tuple[int | None, int]:

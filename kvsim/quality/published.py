@@ -7,7 +7,7 @@ from importlib.resources import files
 from kvsim.files import read_records
 from kvsim.files.kinds import TABLE
 from kvsim.quality.settings import Harshness, harshness
-from kvsim.techniques import parse
+from kvsim.techniques import Technique, parse
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,14 @@ def published() -> tuple[Row, ...]:
     return tuple(rows)
 
 
+@cache
+def _technique(text: str) -> Technique:
+    """Tables name one technique in many rows."""
+    return parse(text)
+
+
 def _row(line: dict[str, str]) -> Row:
-    t = parse(line["technique"])
+    t = _technique(line["technique"])
     context = float(line["context_tokens"] or 0)
     budget = float(line["budget"]) if line["budget"] else None
     return Row(
