@@ -1,22 +1,22 @@
 """Every command at every width, and every page in Chromium: what was asked beside what was found.
 
-Run with ``python -m benchmarks.pages [FOLDER]`` (about five minutes on two cores); pages and
-pictures of them are left in the folder if there is one. Without Chromium only terminals are looked
-at.
+Run with ``python -m benchmarks.pages FOLDER [NAME ...]`` (a quarter of an hour). Pages, pictures of
+them and results stay in the folder; what it has results of is not run again unless it is
+named. Without Chromium only terminals are looked at, without axe-core
+(``npm ci --prefix tests/support/axe``) its rules are left out.
 """
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+from benchmarks import page_checks as checks
 from tests.support import browser as chromium
 from tests.support.commands import run
 from tests.support.devtools import Browser, browser
@@ -56,9 +56,8 @@ COMMANDS |= {
         ("trace", ("traces", "inspect", f"sample:{name}"), ()),
     )
 }  # fmt: skip
-PAGED = ("plan", "predict", "explore", "reproduce", "capacity", "loads", "calibrate", "validate",
-         "simulate code", "plan trace chat", "trace conversation")  # fmt: skip
-NUMBER = r"-?\d[\d,]*\.?\d*(?:e[+-]\d+)?"
+PAGELESS = ("gpus", "gpu", "models", "stacks", "techniques", "technique")
+ONCE = ("validate",)  # its page has measured times
 
 
 @dataclass(frozen=True)
@@ -80,9 +79,12 @@ class Case:
         return self.folder / f"{self.name.replace(' ', '-')}.html"
 
     def written(self) -> str:
-        """What the terminal shows while the page is written."""
+        """Write its page; the JSON of the same run."""
         where = "--out" if self.name == "explore" else "--report"
-        return run(*self.arguments, where, str(self.page)).err
+        told = () if self.name == "explore" else ("--json",)
+        found = run(*self.arguments, where, str(self.page), *told)
+        assert self.page.exists(), found.err
+        return found.out
 
 
 def prepared(folder: Path) -> None:
@@ -99,125 +101,80 @@ def printed(case: Case, width: int) -> str:
     return found.out + found.err
 
 
-def faults(wide: str, narrow: str, width: int) -> Iterator[str]:
-    """Lines that are too long, and numbers of the prose that the widest output has otherwise."""
-    for line in narrow.splitlines():
-        if len(line) > width and len(line.split()) > 2 and "kvsim: " not in line:
-            yield f"longer than {width}: {line[:60]}"
-        if line != line.rstrip():
-            yield f"trailing blanks: {line[:60]}"
-    known = set(re.findall(NUMBER, wide))
-    for number in set(re.findall(NUMBER, narrow)) - known:
-        if len(number) > 3:
-            yield f"{number} is not in the widest output"
-
-
-def looked(b: Browser, page: Path, shots: Path | None = None) -> Iterator[str]:
-    """What is wrong with a page: at two widths, light and dark, and printed."""
-    papers = set()
-    for width in (390, 1440):
-        for scheme in ("light", "dark"):
-            b.open(page, width, scheme)
-            seen = b.look()
-            papers.add(seen["paper"])
-            where = f"{width} px, {scheme}"
-            if seen["scroll"] != width:
-                yield f"{where}: {seen['scroll']} px wide"
-            for key in ("overlaps", "cut", "said", "requests"):
-                if seen[key]:
-                    yield f"{where}: {key}: {seen[key][:2]}"
-            if shots:
-                b.shot(shots / f"{page.stem}-{width}-{scheme}.png")
-    if len(papers) != 2:
-        yield "dark is as light"
-    b.paged(page)
-    seen = b.look()
-    for heading in seen["headings"]:
-        if heading["next"] is not None and heading["next"] > heading["column"] + 300:
-            yield f"printed: {heading['text'][:40]} stands last on its sheet"
-    for key in ("overlaps", "cut"):
-        if seen[key]:
-            yield f"printed: {key}: {seen[key][:2]}"
-    if shots:
-        b.shot(shots / f"{page.stem}-print.png")
-
-
-def again(b: Browser, page: Path) -> Iterator[str]:
-    """The command in the foot, run again: every cell must have the same number."""
-    b.open(page, 1440)
-    before = b.look()
-    other = page.with_name(f"again-{page.name}")
-    arguments = before["foot"].split()[1:]
-    if arguments[0] == "explore":
+def in_terminals(case: Case) -> Iterator[str]:
+    """What is wrong with a command's output at any width."""
+    if case.name == "explore":
         return
-    run(*arguments, "--report", str(other))
-    b.open(other, 1440)
-    after = b.look()
-    for key in ("verdict", "cells"):
-        if before[key] != after[key]:
-            yield f"the foot's command gives other {key}"
+    wide = printed(case, WIDTHS[-1])
+    for width in WIDTHS:
+        found = wide if width == WIDTHS[-1] else printed(case, width)
+        for fault in checks.lines(wide, found, width):
+            yield f"{width} columns: {fault}"
 
 
-def sums(b: Browser, page: Path, rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Lanes of a round against its length in the heading, memory bars against the rows' totals."""
-    b.open(page, 1440)
-    for title, traces in b.look()["traces"].items():
-        if title.startswith("One decoding round"):
-            ends = [x + base for t in traces for x, base in zip(t["x"], t["base"], strict=True)]
-            told = re.search(r": ([\d.,]+) (ms|s|µs),", title)
-            assert told, title
-            unit = {"µs": 1e-3, "ms": 1.0, "s": 1e3}[told[2]]
-            length = float(told[1].replace(",", "")) * unit
-            if abs(max(ends) / length - 1) > 6e-3:
-                yield f"lanes end at {max(ends):.4g} ms, the heading says {length:.4g} ms"
-        if title.startswith("GPU memory"):
-            bars = [t for t in traces if t["type"] == "bar"]
-            totals = [sum(t["x"][i] for t in bars) for i in range(len(bars[0]["x"]))]
-            known = [row["gpu_bytes"] / 2**30 for row in rows]
-            for total in totals:
-                if min(abs(total - size) for size in known) > 2e-3 * total:
-                    yield f"bars of {total:.4g} GiB, no row has that"
+def on_its_page(case: Case, b: Browser, shots: Path) -> Iterator[str]:
+    """What is wrong with a command's page."""
+    told = case.written()
+    yield from checks.looked(b, case.page, shots)
+    if case.name != "explore":
+        yield from checks.agreed(b, case.page, told)
+        yield from checks.sums(b, case.page, list(dicts(json.loads(told))))
+    if case.name not in ONCE:
+        yield from checks.again(b, case.page)
+
+
+def dicts(found: Any) -> Iterator[dict[str, Any]]:
+    """Every JSON object, however deep."""
+    if isinstance(found, dict):
+        yield found
+        found = list(found.values())
+    if isinstance(found, list):
+        for value in found:
+            yield from dicts(value)
 
 
 def main() -> None:
-    """The whole matrix."""
-    keep = Path(sys.argv[1]) if len(sys.argv) > 1 else None
-    with ExitStack() as stack:
-        folder = keep or Path(stack.enter_context(TemporaryDirectory()))
-        folder.mkdir(exist_ok=True)
+    """The cases that are named or all, but for those that the folder has results of."""
+    folder, names = Path(sys.argv[1]), sys.argv[2:] or list(COMMANDS)
+    folder.mkdir(exist_ok=True)
+    kept = folder / "results.json"
+    results = json.loads(kept.read_text()) if kept.exists() else {}
+    if not (folder / "run.parquet").exists():
         prepared(folder)
-        cases = {name: Case(name, folder) for name in COMMANDS}
-        broken = 0
-        for name, case in cases.items():
-            if name in ("validate", "explore"):
-                continue
-            wide = printed(case, WIDTHS[-1])
-            for width in WIDTHS:
-                for fault in faults(wide, printed(case, width), width):
-                    broken += 1
-                    print(f"{name}, {width} columns: {fault}")
-        print(f"{len(cases) - 2} commands x {WIDTHS} columns | 0 faults asked | {broken} found")
-        if chromium.CHROMIUM is None:
-            return
-        b = stack.enter_context(browser(Path(stack.enter_context(TemporaryDirectory()))))
-        wrong = 0
-        for name in PAGED:
-            case = cases[name]
-            case.written()
-            found = [*looked(b, case.page, keep)]
-            if name in ("plan", "predict", "simulate code", "capacity"):
-                found += again(b, case.page)
-            if name == "predict":
-                rows = json.loads(run(*case.arguments, "--json").out)
-                found += sums(b, case.page, rows)
-            if case.page.stat().st_size > 5e6:
-                found.append(f"{case.page.stat().st_size:,} bytes")
-            wrong += len(found)
-            for fault in found:
-                print(f"page of {name}: {fault}")
-        print(
-            f"{len(PAGED)} pages, 390 and 1440 px, light, dark, A4 | 0 faults asked | {wrong} found"
-        )
+    for name in names:
+        if name in results and not sys.argv[2:]:
+            continue
+        case = Case(name, folder)
+        found = {"terminal": list(in_terminals(case))}
+        if chromium.CHROMIUM is not None and name not in PAGELESS:
+            with TemporaryDirectory() as profile, browser(Path(profile)) as b:
+                found["page"] = list(on_its_page(case, b, folder))
+            with TemporaryDirectory() as profile, browser(Path(profile)) as b:
+                took = b.timed(case.page, 1440)
+                found["page"] += checks.large(case.page)
+            found |= {"bytes": case.page.stat().st_size, **took}
+        results[name] = found
+        kept.write_text(json.dumps(results, indent=1))
+        for where in ("terminal", "page"):
+            for fault in found.get(where, ()):
+                print(f"{name}, {where}: {fault}", flush=True)
+    tell(results)
+
+
+def tell(results: dict[str, Any]) -> None:
+    """What was asked beside what was found."""
+    paged = [found for found in results.values() if "page" in found]
+    titles = {
+        "terminal": f"commands at {WIDTHS} columns",
+        "page": "pages: 390 and 1440 px, light, dark, A4, axe, JSON, foot",
+    }
+    for where, what in titles.items():
+        here = [found[where] for found in results.values() if where in found]
+        print(f"{len(here)} {what} | 0 faults asked | {sum(map(len, here))} found")
+    if paged:
+        most = {k: max(found[k] for found in paged) for k in ("bytes", "first_cpu_s", "all_cpu_s")}
+        print(f"largest page | 5,000,000 bytes asked | {most['bytes']:,} found")
+        print(f"first picture, CPU time | 2 s asked | {most['first_cpu_s']:.2f} s found")
 
 
 if __name__ == "__main__":

@@ -26,18 +26,18 @@ FIRST_DRAFTS = (0, 1, 2, 4, 7, 11, 16)  # per round; those beside the best are t
 
 ENGINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "vllm": ("full", "fp8", "eagle", "mtp", "draft"),
-        "sglang": ("full", "fp8", "eagle", "mtp", "draft"),
-        "trtllm": ("full", "fp8", "eagle", "mtp", "draft"),
-        "hf": ("full", "offload", "kivi", "draft"),
+        "vllm": ("full", "fp8", "eagle", "mtp", "draft", "ngram"),
+        "sglang": ("full", "fp8", "eagle", "mtp", "draft", "ngram"),
+        "trtllm": ("full", "fp8", "eagle", "mtp", "draft", "ngram"),
+        "hf": ("full", "offload", "kivi", "draft", "ngram"),
         "flexgen": ("full", "offload", "flexgen"),
     }
 )
 """Techniques that a released engine runs without changes to its code, as of 2026-11."""
 
 
-TRAINED = ("eagle", "mtp", "draft")
-"""Techniques whose drafts come from weights that are trained for one model."""
+GIVEN = ("eagle", "mtp", "draft", "ngram")
+"""Techniques whose drafts come from weights trained for one model, or from text that repeats."""
 WITH_MTP = ("deepseek_v3", "deepseek_v32", "glm4_moe", "mimo", "qwen3_next")
 """Families of models (Hugging Face's ``model_type``) published with prediction modules."""
 
@@ -130,11 +130,11 @@ class Admission:
         return [_drafting(technique, g, positions.rate(g)) for g in some if 0 <= g <= MOST_DRAFTS]
 
     def _has_drafter(self, technique: Technique, deployment: Deployment) -> bool:
-        """Whether what drafts exists: heads and draft models are trained for one model.
+        """Whether what drafts exists: heads and draft models are trained, texts may not repeat.
 
-        Prediction modules come with some models; any other the user has to name or to measure.
+        Prediction modules come with some models; all else the user has to name or to measure.
         """
-        if technique.name not in TRAINED or technique.name in self.only:
+        if technique.name not in GIVEN or technique.name in self.only:
             return True
         if any(parse(found.technique).name == technique.name for found in self.accepted):
             return True

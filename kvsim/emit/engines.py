@@ -23,7 +23,9 @@ TURBOQUANT = {
     (3, 3): "turboquant_3bit_nc",
 }
 """vLLM's formats by the bits of keys and values."""
-TRTLLM_DRAFTS = {"eagle": "Eagle3", "mtp": "MTP", "draft": "DraftTarget"}
+TRTLLM_DRAFTS = {"eagle": "Eagle3", "mtp": "MTP", "draft": "DraftTarget", "ngram": "NGram"}
+ALONE = ("mtp", "ngram")  # drafts without a model of their own
+LOOKED_UP = 3  # last tokens that are looked up at most, as the engines' examples have it
 
 
 @dataclass
@@ -135,11 +137,13 @@ def _vllm(s: Served, found: EngineSettings) -> str:
     if s.host_cache:
         found.add("--kv-offloading-size", f"{s.host_gib:g}")
         found.add("--kv-offloading-backend", "native")
-    methods = {"eagle": "eagle3", "mtp": "mtp", "draft": "draft_model"}
+    methods = {"eagle": "eagle3", "mtp": "mtp", "draft": "draft_model", "ngram": "ngram"}
     for name in methods.keys() & s.terms.keys():
         config: dict[str, object] = {"method": methods[name]}
-        if name != "mtp":
+        if name not in ALONE:
             config["model"] = "DRAFT_MODEL"
+        if name == "ngram":
+            config["prompt_lookup_max"] = LOOKED_UP
         found.add("--speculative-config", dumps({**config, "num_speculative_tokens": s.drafts}))
     _no_technique(s, found, ("fp8", *methods, *(("turboquant",) if turbo else ())))
     _quantised(s, found)
@@ -161,13 +165,14 @@ def _sglang(s: Served, found: EngineSettings) -> str:
     if s.host_cache:
         found.add("--enable-hierarchical-cache")
         found.add("--hicache-size", s.host_gb)
-    algorithms = {"eagle": "EAGLE3", "mtp": "NEXTN", "draft": "STANDALONE"}
+    algorithms = {"eagle": "EAGLE3", "mtp": "NEXTN", "draft": "STANDALONE", "ngram": "NGRAM"}
     for name in algorithms.keys() & s.terms.keys():
         found.add("--speculative-algorithm", algorithms[name])
-        if name != "mtp":
+        if name not in ALONE:
             found.add("--speculative-draft-model-path", "DRAFT_MODEL")
-        found.add("--speculative-num-steps", s.drafts)
-        found.add("--speculative-eagle-topk", 1)
+        if name != "ngram":
+            found.add("--speculative-num-steps", s.drafts)
+            found.add("--speculative-eagle-topk", 1)
         found.add("--speculative-num-draft-tokens", s.drafts + 1)
     _no_technique(s, found, ("fp8", *algorithms))
     _quantised(s, found)
@@ -203,8 +208,10 @@ def _trtllm_drafts(s: Served, found: EngineSettings) -> list[str]:
     lines = []
     for name in TRTLLM_DRAFTS.keys() & s.terms.keys():
         settings = {"decoding_type": TRTLLM_DRAFTS[name], "max_draft_len": s.drafts}
-        if name != "mtp":
+        if name not in ALONE:
             settings["speculative_model"] = "DRAFT_MODEL"
+        if name == "ngram":
+            settings["max_matching_ngram_size"] = LOOKED_UP
         found.used += [flag("trtllm", f"speculative_config.{key}") for key in settings]
         lines += ["speculative_config:", *(f"  {key}: {v}" for key, v in settings.items())]
         if name == "draft":
@@ -252,7 +259,10 @@ def _hf(s: Served, found: EngineSettings) -> str:
     if "draft" in s.terms:
         found.used += [flag("hf", "assistant_model"), flag("hf", "num_assistant_tokens")]
         arguments += [("assistant_model", "draft_model"), ("num_assistant_tokens", str(s.drafts))]
-    _no_technique(s, found, ("offload", "kivi", "draft"))
+    if "ngram" in s.terms:
+        found.add("prompt_lookup_num_tokens", s.drafts)
+        arguments.append(("prompt_lookup_num_tokens", str(s.drafts)))
+    _no_technique(s, found, ("offload", "kivi", "draft", "ngram"))
     _quantised(s, found)
     found.lacks("a batch limit and continuous batching: generate takes one batch at a time")
     told = "".join(f", {name}={value}" for name, value in arguments)

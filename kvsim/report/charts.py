@@ -11,6 +11,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point
+from kvsim.prediction.service import Service
 from kvsim.report import units
 from kvsim.report.colours import PALETTE, PATTERNS, mark
 from kvsim.report.json import Row
@@ -79,8 +80,8 @@ def speed(rows: Sequence[Row]) -> "Figure":
     return finished(figure, 420, f"{across} [ms]", up, xaxis=LOG, yaxis=LOG)
 
 
-def round_spans(prediction: Prediction) -> tuple[list[OpSpan], float]:
-    """The ops of one decoding round in the middle of the generation, and how long it takes. [s]"""
+def round_spans(prediction: Prediction) -> tuple[list[OpSpan], float, float]:
+    """The ops of one decoding round in the middle of the generation, its time [s] and tokens."""
     d = prediction.deployment
     cycle = prediction.technique.cycle(
         d,
@@ -101,7 +102,7 @@ def round_spans(prediction: Prediction) -> tuple[list[OpSpan], float]:
             OpSpan(s.stream, s.name, start + s.begin - first, start + s.end - first) for s in here
         ]
         start += end - first
-    return found, start
+    return found, start, float(cycle.tokens)
 
 
 def critical(found: Sequence[OpSpan]) -> list[OpSpan]:
@@ -117,15 +118,26 @@ def critical(found: Sequence[OpSpan]) -> list[OpSpan]:
 
 def lanes_title(prediction: Prediction, name: str) -> str:
     """What the lanes show, and how long the round takes."""
-    took = units.seconds(round_spans(prediction)[1])
-    return f"One decoding round of {name}: {took}, the critical path outlined"
+    _, took, tokens = round_spans(prediction)
+    waits = _waits(prediction) * tokens
+    several = f" for {tokens:.2f} tokens" if tokens != 1 else ""
+    others = " with its share of others' prompts" if waits else ""
+    told = units.seconds(took + waits)
+    return f"One decoding round of {name}{others}: {told}{several}, critical path outlined"
+
+
+def _waits(prediction: Prediction) -> float:
+    """How long a token waits for the prompts of other requests, where these keep coming. [s]"""
+    if not isinstance(prediction, Service):
+        return 0.0
+    return float(prediction.tpot_s[0] - prediction.round_s[0])
 
 
 def lanes(prediction: Prediction) -> "Figure":
     """One decoding round: a lane per stream, an op per bar, the critical path outlined."""
     from plotly.graph_objects import Figure
 
-    found, total = round_spans(prediction)
+    found, total, tokens = round_spans(prediction)
     path = {(s.stream, s.name, s.begin) for s in critical(found)}
     cost: dict[str, float] = {}
     for s in found:
@@ -133,6 +145,13 @@ def lanes(prediction: Prediction) -> "Figure":
     names = sorted(cost, key=lambda name: -cost[name])
     shown = found[:MOST_LANES]
     figure = Figure()
+    waits = _waits(prediction) * tokens
+    if waits:
+        figure.add_bar(
+            y=[STREAMS["gpu"]], orientation="h", name="others' prompts", base=[1e3 * total],
+            x=[1e3 * waits], marker={"color": "#888888", "pattern": {"shape": "."}},
+            hovertemplate="%{x:.4g} ms, on average, while prompts of other requests are read",
+        )  # fmt: skip
     for i, name in enumerate(names):
         bars = [s for s in shown if s.name == name]
         if not bars:

@@ -23,7 +23,7 @@ NAMES = (
     "full", "offload", "kvpr", "kcache", "specache", "zipcache", "quantspec", "kivi", "h2o",
     "streamingllm", "snapkv", "magicdec", "flexgen", "fastdecode", "fp8", "infllm", "gear",
     "gear-first", "mikv", "quest", "pyramidkv", "duoattention", "shadowkv", "turboquant",
-    "kvquant", "eagle", "mtp", "draft", "place",
+    "kvquant", "eagle", "mtp", "draft", "place", "ngram",
 )  # fmt: skip
 """Techniques in the order in which they got their marks, which they keep."""
 

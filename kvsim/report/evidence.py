@@ -25,10 +25,10 @@ TIMES = ("_tok_s", "_s", "_ms", "speedup")
 
 
 @cache
-def _rows() -> tuple[tuple[str, str], ...]:
-    """Card and technique of every published row about time."""
+def _rows() -> tuple[tuple[str, str, str], ...]:
+    """Card, technique and stack of every published row about time."""
     return tuple(
-        (row.hardware, row.technique)
+        (row.hardware, row.technique, row.stack)
         for name in published.papers()
         for row in published.read(name)
         if row.metric.endswith(TIMES) and row.use != "anomaly"
@@ -69,20 +69,19 @@ def _ledger(deployment: Deployment, technique: str) -> list[str]:
 
 def _published(deployment: Deployment, technique: str) -> list[str]:
     card = deployment.hardware.name
-    here = [name for hardware, name in _rows() if hardware == card]
-    own = here.count(technique)
+    here = [name for hardware, name, _ in _rows() if hardware == card]
+    own = Counter(stack for *what, stack in _rows() if what == [card, technique])
     if own:
-        return [
-            f"{own} published times of {technique} on {card} are compared with predictions by "
-            f"`kvsim reproduce`."
-        ]
+        told = ", ".join(f"{count} with {stack}" for stack, count in own.most_common())
+        other = "" if deployment.stack.name in own else ", none with the stack predicted here"
+        return [f"Published times of {technique} on {card} (`kvsim reproduce`): {told}{other}."]
     if here:
         others = ", ".join(f"{n} of {name}" for name, n in Counter(here).most_common(3))
         return [f"No measured time of {technique} on {card}; published times there: {others}."]
     if _held_out(card):
         return []  # the ledger's lines say what
     near = nearest(deployment.hardware)
-    count = sum(hardware == near for hardware, _ in _rows())
+    count = sum(hardware == near for hardware, *_ in _rows())
     return [
         f"No measured time on {card}; the nearest card with any is {near} ({count} published "
         f"times). Measure your own: `kvsim calibrate`."
@@ -124,7 +123,7 @@ def _errors(entries: Sequence[LedgerEntry]) -> str:
 
 def technique_rows(technique: str) -> str:
     """Which cards have published times of a technique."""
-    cards = Counter(hardware for hardware, name in _rows() if name == technique)
+    cards = Counter(hardware for hardware, name, _ in _rows() if name == technique)
     if not cards:
         return f"No published time of {technique} is compared with predictions."
     told = ", ".join(f"{count} on {card}" for card, count in cards.most_common())
@@ -139,7 +138,7 @@ def nearest(hardware: Hardware) -> str:
         bandwidth = log(other.links["hbm"].bandwidth / hardware.links["hbm"].bandwidth)
         return abs(bandwidth) + abs(log(other.flops["fp16"] / hardware.flops["fp16"]))
 
-    return min({name for name, _ in _rows()}, key=distance)
+    return min({name for name, *_ in _rows()}, key=distance)
 
 
 def assumed(deployment: Deployment, host_bytes: float, bound_by: str) -> list[str]:

@@ -18,6 +18,28 @@ def label(technique: Technique) -> str:
     return technique.name if technique.uniform else MIXED
 
 
+SPOKEN = {"full": "full KV", "place": "mixed placement"}
+"""Names that a sentence needs instead of those of the command line."""
+SHARES = {
+    "weights_host": "of the weights on the host", "host_share": "of the cache on the host",
+    "cpu_share": "of the cache attended to by the CPU", "split": "of the cache recomputed",
+}  # fmt: skip
+
+
+def spoken(technique: Technique) -> str:
+    """A technique in a sentence, with what a placement puts elsewhere."""
+    name = SPOKEN.get(technique.name, label(technique))
+    if technique.name != "place" or not technique.uniform:
+        return name
+    given = {key: technique.settings.get(key, 0) for key in SHARES}
+    shares = [
+        f"{100 * value:.0f} % {SHARES[key]}"
+        for key, value in given.items()
+        if isinstance(value, float) and 0 < value <= 1
+    ]
+    return f"{name} ({', '.join(shares)})" if shares else name
+
+
 def _counts(technique: Technique) -> str:
     """What layers do that differ, and how many of them: 24 fastdecode, 8 full."""
     found: dict[str, int] = {}

@@ -17,11 +17,9 @@ from kvsim.report import evidence, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.clauses import within
 from kvsim.report.json import Row, number
-from kvsim.report.names import given, label, params
+from kvsim.report.names import SPOKEN, given, label, params, spoken
 from kvsim.report.reasons import why
 
-SPOKEN = {"full": "full KV", "place": "mixed placement"}
-"""Names that a sentence needs instead of those of the command line."""
 KNOWN_BY = {
     "measured": "as measured on this model",
     "published": "as published for this model",
@@ -110,8 +108,8 @@ def _run(plan: ChosenPlan) -> str:
     batch = units.whole(number(p.batch))
     unit = "sequence" if batch == "1" else "sequences"
     together = f"{batch} {unit} at once" if plan.question.workload.service else f"batch {batch}"
-    name = SPOKEN.get(p.technique.name, label(p.technique))
-    return f"Run {name} on {_machine(p)}, {together}: {_times(p)}, {memory} of {capacity}{also}."
+    what = f"Run {spoken(p.technique)} on {_machine(p)}, {together}"
+    return f"{what}: {_times(p)}, {memory} of {capacity}{also}."
 
 
 def _against_full(plan: ChosenPlan) -> str:
@@ -278,7 +276,9 @@ def _settings(plan: ChosenPlan) -> Iterator[str]:
     yield f"Engines that run it: {', '.join(titles)}."
     if "vllm" in able and plan.question.workload.service:
         share = plan.question.limits.gpu_memory / p.deployment.hardware.gpu_memory
-        yield "vLLM: " + emit("vllm", of_prediction(p, share)).line
+        found = emit("vllm", of_prediction(p, share))
+        yield "vLLM: " + found.line
+        yield from (f"vLLM has no setting for {what}." for what in found.missing)
 
 
 def _figures(prediction: Prediction) -> Row:

@@ -176,6 +176,9 @@ def _swept(rows: Sequence[Row], best: Row, accepted: str) -> str:
         here = [r for r in rows if (r["batch"], r["prompt"], r["generate"]) == point]
         wins[_fastest(here)["technique"]] = wins.get(_fastest(here)["technique"], 0) + 1
     ranked = sorted(wins.items(), key=lambda item: -item[1])
+    if len(ranked) == 1:
+        return verdict([f"{ranked[0][0]} is fastest at each of {len(points)} points.", fastest],
+                       [told])  # fmt: skip
     shares = ", ".join(f"{name} at {count}" for name, count in ranked[:3])
     return verdict([f"Of {len(points)} points, fastest are {shares}.", fastest], [told])
 

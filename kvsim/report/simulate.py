@@ -43,7 +43,12 @@ def use_table(rows: list[Row]) -> Table:
         _share("H2D %", lambda row: row["utilisation"]["h2d"], 6),
         _share("D2H %", lambda row: row["utilisation"]["d2h"], 7),
         _share("KV peak %", lambda row: row["kv_peak_share"], 0),
-        Column("KV peak GiB", lambda row: units.gib(_held(row)), _held, rank=2),
+        Column(
+            "KV peak GiB",
+            lambda row: units.gib(row["kv_peak_bytes"]),
+            lambda row: row["kv_peak_bytes"],
+            rank=2,
+        ),
         Column("pre- empted", lambda row: units.whole(row["preemptions"]), rank=2),
         _share("prefix hits %", lambda row: row["prefix_hit_share"], 1),
         Column("USD", lambda row: units.usd(row["usd"]), lambda row: row["usd"], rank=8),
@@ -55,10 +60,6 @@ def use_table(rows: list[Row]) -> Table:
 def _technique(rows: list[Row]) -> Column:
     names = short_names([row["technique"] for row in rows])
     return words("technique", lambda row: names[row["technique"]])
-
-
-def _held(row: Row) -> float:
-    return float(row["kv_peak_share"] * row["kv_capacity_bytes"])
 
 
 def _share(heading: str, share: Callable[[Row], float | None], rank: int) -> Column:

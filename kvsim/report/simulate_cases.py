@@ -70,7 +70,7 @@ def loads(rows: Sequence[Row], where: str, trace: str, targets: str) -> str:
     key = axis(rows)
     unit = "requests per second" if key == "req_s" else "times the trace's rate"
     at = listed([f"{plain(row['case'][key]):,}" for row in rows])
-    held = listed([units.size(row["kv_peak_share"] * row["kv_capacity_bytes"]) for row in rows])
+    held = listed([units.size(row["kv_peak_bytes"]) for row in rows])
     shares = listed([units.percent(row["kv_peak_share"]) for row in rows])
     pool = units.size(rows[0]["kv_capacity_bytes"])
     ttft = listed([units.seconds(row["ttft_s"]["p99"]) for row in rows])

@@ -184,6 +184,7 @@ class Outcome:
             "utilisation": self.utilisation,
             "mean_batch": self.mean_batch,
             "kv_capacity_bytes": int(limits.gpu),
+            "kv_peak_bytes": int(run.replicas.peak.max()),
             "kv_peak_share": float(run.replicas.peak.max() / max(limits.gpu, 1)),
             "preemptions": int(run.replicas.preemptions.sum()),
             "prefix_hit_share": float(run.progress.hits.sum() / prompts) if prompts else None,

@@ -23,6 +23,7 @@ RUN_BY = {
     "kivi": {"hf"},
     "eagle": {"vllm", "sglang", "trtllm", "lmcache"},
     "mtp": {"vllm", "sglang", "trtllm", "lmcache"},
+    "ngram": {"vllm", "sglang", "trtllm", "lmcache", "hf"},
     "draft": {"vllm", "sglang", "trtllm", "lmcache", "hf"},
 }
 """Which engines have a setting for a technique; those that are not here have none anywhere."""

@@ -27,7 +27,8 @@ from tests.support import scalar
 
 EXACT = 1e-12  # relative
 STATIC = "hf-offload-static"
-RATES = {"draft": "draft:model=llama2-7b,acceptance=0.6", "eagle": "eagle:acceptance=0.7"}
+RATES = {"draft": "draft:model=llama2-7b,acceptance=0.6", "eagle": "eagle:acceptance=0.7",
+         "ngram": "ngram:acceptance=0.4"}  # fmt: skip
 SETTINGS = [
     *(RATES.get(name, name) for name in TECHNIQUES),
     "specache:speculative=false",

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 import kvsim
-from benchmarks.pages import WIDTHS, Case, again, faults, looked, printed, sums
+from benchmarks.page_checks import again, agreed, lines, looked, sums
+from benchmarks.pages import WIDTHS, Case, printed
 from kvsim.report.colours import PALETTE
+from tests.support import axe
 from tests.support import browser as chromium
 from tests.support.colours import SEEN, apart
 from tests.support.devtools import Browser, browser
@@ -25,7 +27,7 @@ def test_no_number_is_cut_at_any_width(name: str, tmp_path: Path) -> None:
     case = Case(name, tmp_path)
     wide = printed(case, WIDTHS[-1])
     for width in WIDTHS:
-        assert list(faults(wide, printed(case, width), width)) == []
+        assert list(lines(wide, printed(case, width), width)) == []
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +43,21 @@ def test_a_page_is_right_at_every_width_and_printed(
     name: str, chrome: Browser, tmp_path: Path
 ) -> None:
     case = Case(name, tmp_path)
-    case.written()
+    told = case.written()
     assert list(looked(chrome, case.page)) == []
+    assert list(agreed(chrome, case.page, told)) == []
     assert list(again(chrome, case.page)) == []
+
+
+@pytest.mark.skipif(axe.SCRIPT is None, reason=axe.WHY)
+def test_axe_sees_what_is_wrong(chrome: Browser, tmp_path: Path) -> None:
+    """Pages above are held to these rules; here one is broken."""
+    page = tmp_path / "wrong.html"
+    page.write_text('<!doctype html><body><p style="color:#ddd">Faint, without a title.</p></body>')
+    chrome.open(page, 390)
+    assert {rule.split(" (")[0] for rule in axe.broken(chrome)} >= {
+        "color-contrast", "document-title", "html-has-lang",
+    }  # fmt: skip
 
 
 def test_lanes_and_bars_are_the_numbers_of_the_rows(chrome: Browser, tmp_path: Path) -> None:

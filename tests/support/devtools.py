@@ -11,8 +11,18 @@ from typing import Any
 
 from tests.support.browser import HERE, flags
 
-READY = "document.readyState === 'complete'"
 MEASURE = (HERE / "measure.js").read_text()
+DRAWN = """new Promise((done) => {
+  const wanted = document.querySelectorAll("script[data-for]").length;
+  const look = () => document.querySelectorAll(".picture[data-drawn]").length >= wanted ? done()
+    : setTimeout(look, 5);
+  look();
+})"""
+FIRST = """new MutationObserver((_, all) => {
+  if (!document.querySelector(".picture .main-svg .trace, .picture .main-svg .points")) return;
+  all.disconnect();
+  requestAnimationFrame(() => setTimeout(() => { window.firstPicture = performance.now(); }));
+}).observe(document, { childList: true, subtree: true });"""
 PAPER = 688, 1016  # A4 with margins of 14 mm [CSS pixels]
 
 
@@ -70,7 +80,27 @@ class Browser:
         self.page("Page.navigate", url=place.as_uri())
         self.run("new Promise((done) => document.readyState === 'complete' ? done() : "
                  "addEventListener('load', done))")  # fmt: skip
+        self.run(DRAWN)
         self.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 150)))")
+
+    def timed(self, place: Path, width: int) -> dict[str, float]:
+        """Until the first picture is there and until all are: on the wall, on the processor. [s]"""
+        self.page("Performance.enable", timeDomain="threadTicks")
+        script = self.page("Page.addScriptToEvaluateOnNewDocument", source=FIRST)["identifier"]
+        self.page("Page.navigate", url=place.as_uri())
+        wall = self.run("new Promise((done) => { const look = () => window.firstPicture ? "
+                        "done(window.firstPicture) : setTimeout(look, 1); look(); })")  # fmt: skip
+        first = self._spent()
+        self.run(DRAWN)
+        every = self._spent()
+        self.page("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+        self.page("Performance.disable")
+        return {"first_wall_s": wall / 1e3, "first_cpu_s": first, "all_cpu_s": every}
+
+    def _spent(self) -> float:
+        """CPU time of the page's main thread since it was opened. [s]"""
+        found = {m["name"]: m["value"] for m in self.page("Performance.getMetrics")["metrics"]}
+        return float(found["TaskDuration"])
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page."""

@@ -35,6 +35,7 @@
     paper: getComputedStyle(document.body).backgroundColor,
     pictures: document.querySelectorAll(".picture .main-svg").length,
     verdict: (document.querySelector(".verdict") || {}).textContent || "",
+    grid: (document.getElementById("grid") || {}).textContent || "",
     foot: (document.querySelector("footer code") || {}).textContent || "",
   };
 }

@@ -42,6 +42,7 @@ FURTHER = {  # settings beside the defaults that change what a technique does
     "gear": ["gear:bits=2,rank=4,outliers=0.02", "gear:rank=0,residual=128"],
     "gear-first": ["gear-first:bits=8,rank=0.1", "gear-first:rank=0,outliers=0"],
     "draft": ["draft:model=llama2-7b,gamma=2,acceptance=0.6"],
+    "ngram": ["ngram:acceptance=0.4", "ngram:gamma=1,acceptance=0.6"],
     "eagle": ["eagle:acceptance=0.7", "eagle:gamma=1,acceptance=0.8"],
     "mikv": ["mikv:salient=1,high=16", "mikv:salient=0.2,high=16,group=32"],
 }
@@ -228,7 +229,7 @@ def test_refusals_name_one_reason() -> None:
                 assert reason.strip() == reason
     assert {("MLA", "kcache"), ("MLA", "fastdecode"), ("MLA", "quest")} <= refused
     without = deployment("MHA", "t4")
-    unsaid = {"draft", "eagle"}  # whose acceptance nobody has published for these models
+    unsaid = {"draft", "eagle", "ngram"}  # whose acceptance nobody has published for these models
     assert {name for name in TECHNIQUES if parse(name).refuses(without)} == {"fp8", *unsaid}
     for d, name in ((without, "fp8"), (deployment("MLA"), "kcache")):
         with pytest.raises(InputError, match=f"^{name} cannot run here: .+$"):

@@ -9,7 +9,7 @@
     const label = document.createElement("label"), slider = document.createElement("input"), shown = document.createElement("output");
     Object.assign(slider, { type: "range", min: 0, max: values.length - 1, step: 1, value: at[name] });
     const tell = () => { shown.textContent = name === "host link" ? `${values[at[name]]} x the profile's` : values[at[name]].toLocaleString("en"); };
-    slider.addEventListener("input", () => { at[name] = Number(slider.value); tell(); update(); });
+    slider.addEventListener("input", () => { at[name] = Number(slider.value); tell(); plotted.then(update); });
     label.append(`${name}: `, shown, slider);
     place.append(label);
     tell();
@@ -55,5 +55,5 @@
     picture.style.height = `${layout.height}px`;
     Plotly.react(picture, data, dressed(layout), { responsive: true, displaylogo: false, displayModeBar: false });
   };
-  update();
+  plotted.then(update);
 })();

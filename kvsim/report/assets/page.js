@@ -1,4 +1,14 @@
 "use strict";
+const plotted = (async () => {  // plotly.js is inside, packed; the text is there before it is unpacked
+  const packed = document.getElementById("plotly");
+  if (!packed) return false;
+  const letters = atob(packed.textContent), bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")), script = document.createElement("script");
+  script.textContent = await new Response(stream).text();
+  document.head.append(script);
+  return true;
+})();
 const theme = () => {
   const style = getComputedStyle(document.documentElement);
   const ink = style.getPropertyValue("--ink").trim(), line = style.getPropertyValue("--line").trim();
@@ -36,22 +46,26 @@ const fitted = async (place, layout) => {  // room for the legend, which wraps o
   place.style.height = `${height}px`;
   await Plotly.relayout(place, { height, ...ticked(place) });
 };
-const draw = () => {
+const draw = async () => {  // one after the other, so that the first is there at once
   for (const source of document.querySelectorAll("script[data-for]")) {
     const place = document.getElementById(source.dataset.for), { data, layout } = JSON.parse(source.textContent);
     place.style.height = (layout.height || 420) + "px";
     delete layout.template;
     if (place.clientWidth < 500) layout.legend = { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, entrywidth: 105, font: { size: 11 } };
-    Plotly.newPlot(place, data, dressed(layout), { responsive: true, displaylogo: false, displayModeBar: false }).then(() => fitted(place, layout));
+    await Plotly.newPlot(place, data, dressed(layout), { responsive: true, displaylogo: false, displayModeBar: false });
+    await fitted(place, layout);
     pictures.push([place, layout]);
+    place.dataset.drawn = "";
+    await new Promise((done) => setTimeout(done));
   }
 };
 const redress = () => { for (const [place, layout] of pictures) Plotly.relayout(place, dressed(layout)).then(() => fitted(place, layout)); };
-if (window.Plotly) {
+plotted.then((can) => {
+  if (!can) return;
   draw();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redress);
   addEventListener("beforeprint", redress);
-}
+});
 const worth = (cell) => (cell.dataset.value === undefined ? cell.textContent : Number(cell.dataset.value));
 for (const head of document.querySelectorAll("th")) {
   head.querySelector("button").addEventListener("click", () => {

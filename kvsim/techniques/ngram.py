@@ -1,0 +1,23 @@
+"""Drafts looked up in the text: what followed the last tokens where they stood before."""
+
+from dataclasses import dataclass
+
+from kvsim.techniques.heads import Rounds
+
+
+@dataclass(frozen=True)
+class Ngram(Rounds):
+    """Drafts are what followed the last few tokens earlier in the text, as in prompt lookup.
+
+    A draft costs no pass and no memory of its own; the search on the host is not counted. How many
+    drafts are accepted depends on how much of the answer repeats the prompt, so that acceptance has
+    to be given: accepted over drafted tokens, rounds without a match counted.
+
+    References
+    ----------
+    .. [1] N. Yang et al., "Inference with reference: lossless acceleration of large language
+       models", arXiv:2304.04487, 2023, section 3: spans copied from a reference are verified in one
+       pass.
+    """
+
+    name = "ngram"
