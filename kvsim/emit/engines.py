@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from json import dumps
 
+from kvsim.emit import drafts
 from kvsim.emit.flags import MANUALS, Flag, flag
 from kvsim.emit.served import Served
 from kvsim.errors import unknown
@@ -23,9 +23,6 @@ TURBOQUANT = {
     (3, 3): "turboquant_3bit_nc",
 }
 """vLLM's formats by the bits of keys and values."""
-TRTLLM_DRAFTS = {"eagle": "Eagle3", "mtp": "MTP", "draft": "DraftTarget", "ngram": "NGram"}
-ALONE = ("mtp", "ngram")  # drafts without a model of their own
-LOOKED_UP = 3  # last tokens that are looked up at most, as the engines' examples have it
 
 
 @dataclass
@@ -137,15 +134,8 @@ def _vllm(s: Served, found: EngineSettings) -> str:
     if s.host_cache:
         found.add("--kv-offloading-size", f"{s.host_gib:g}")
         found.add("--kv-offloading-backend", "native")
-    methods = {"eagle": "eagle3", "mtp": "mtp", "draft": "draft_model", "ngram": "ngram"}
-    for name in methods.keys() & s.terms.keys():
-        config: dict[str, object] = {"method": methods[name]}
-        if name not in ALONE:
-            config["model"] = "DRAFT_MODEL"
-        if name == "ngram":
-            config["prompt_lookup_max"] = LOOKED_UP
-        found.add("--speculative-config", dumps({**config, "num_speculative_tokens": s.drafts}))
-    _no_technique(s, found, ("fp8", *methods, *(("turboquant",) if turbo else ())))
+    drafts.vllm(s, found)
+    _no_technique(s, found, ("fp8", *drafts.VLLM, *(("turboquant",) if turbo else ())))
     _quantised(s, found)
     return _shell(f"vllm serve {s.model}", found.options)
 
@@ -165,16 +155,8 @@ def _sglang(s: Served, found: EngineSettings) -> str:
     if s.host_cache:
         found.add("--enable-hierarchical-cache")
         found.add("--hicache-size", s.host_gb)
-    algorithms = {"eagle": "EAGLE3", "mtp": "NEXTN", "draft": "STANDALONE", "ngram": "NGRAM"}
-    for name in algorithms.keys() & s.terms.keys():
-        found.add("--speculative-algorithm", algorithms[name])
-        if name not in ALONE:
-            found.add("--speculative-draft-model-path", "DRAFT_MODEL")
-        if name != "ngram":
-            found.add("--speculative-num-steps", s.drafts)
-            found.add("--speculative-eagle-topk", 1)
-        found.add("--speculative-num-draft-tokens", s.drafts + 1)
-    _no_technique(s, found, ("fp8", *algorithms))
+    drafts.sglang(s, found)
+    _no_technique(s, found, ("fp8", *drafts.SGLANG))
     _quantised(s, found)
     return _shell("python -m sglang.launch_server", found.options)
 
@@ -196,28 +178,11 @@ def _trtllm(s: Served, found: EngineSettings) -> str:
     if s.host_cache:
         found.used.append(flag("trtllm", "kv_cache_config.host_cache_size"))
         entries.append(f"  host_cache_size: {int(s.host_cache)}")
-    _no_technique(s, found, ("fp8", *TRTLLM_DRAFTS))
+    _no_technique(s, found, ("fp8", *drafts.TRTLLM))
     if s.weights != "fp16" and not s.released:
         found.lacks(f"weights in {s.weights}: serve a checkpoint that is quantised so")
-    entries += _trtllm_drafts(s, found)
+    entries += drafts.trtllm(s, found)
     return "# kv.yaml\nkv_cache_config:\n" + "\n".join(entries) + "\n\n" + command
-
-
-def _trtllm_drafts(s: Served, found: EngineSettings) -> list[str]:
-    """Lines of the YAML file for techniques that draft."""
-    lines = []
-    for name in TRTLLM_DRAFTS.keys() & s.terms.keys():
-        settings = {"decoding_type": TRTLLM_DRAFTS[name], "max_draft_len": s.drafts}
-        if name not in ALONE:
-            settings["speculative_model"] = "DRAFT_MODEL"
-        if name == "ngram":
-            settings["max_matching_ngram_size"] = LOOKED_UP
-        found.used += [flag("trtllm", f"speculative_config.{key}") for key in settings]
-        lines += ["speculative_config:", *(f"  {key}: {v}" for key, v in settings.items())]
-        if name == "draft":
-            found.used.append(flag("trtllm", "disable_overlap_scheduler"))
-            lines.append("disable_overlap_scheduler: true")
-    return lines
 
 
 def _lmcache(s: Served, found: EngineSettings) -> str:

@@ -1,0 +1,57 @@
+"""How engines are told to draft: their names of the methods, and what each needs beside."""
+
+from json import dumps
+from typing import TYPE_CHECKING
+
+from kvsim.emit.flags import flag
+from kvsim.emit.served import Served
+
+if TYPE_CHECKING:
+    from kvsim.emit.engines import EngineSettings
+
+VLLM = {"eagle": "eagle3", "mtp": "mtp", "draft": "draft_model", "ngram": "ngram"}
+SGLANG = {"eagle": "EAGLE3", "mtp": "NEXTN", "draft": "STANDALONE", "ngram": "NGRAM"}
+TRTLLM = {"eagle": "Eagle3", "mtp": "MTP", "draft": "DraftTarget", "ngram": "NGram"}
+"""Methods by technique."""
+ALONE = ("mtp", "ngram")  # drafts without a model of their own
+LOOKED_UP = 3  # last tokens that are looked up at most, as the engines' examples have it
+
+
+def vllm(s: Served, found: "EngineSettings") -> None:
+    """The JSON of ``--speculative-config``."""
+    for name in VLLM.keys() & s.terms.keys():
+        config: dict[str, object] = {"method": VLLM[name]}
+        if name not in ALONE:
+            config["model"] = "DRAFT_MODEL"
+        if name == "ngram":
+            config["prompt_lookup_max"] = LOOKED_UP
+        found.add("--speculative-config", dumps({**config, "num_speculative_tokens": s.drafts}))
+
+
+def sglang(s: Served, found: "EngineSettings") -> None:
+    """Options of the server."""
+    for name in SGLANG.keys() & s.terms.keys():
+        found.add("--speculative-algorithm", SGLANG[name])
+        if name not in ALONE:
+            found.add("--speculative-draft-model-path", "DRAFT_MODEL")
+        if name != "ngram":
+            found.add("--speculative-num-steps", s.drafts)
+            found.add("--speculative-eagle-topk", 1)
+        found.add("--speculative-num-draft-tokens", s.drafts + 1)
+
+
+def trtllm(s: Served, found: "EngineSettings") -> list[str]:
+    """Lines of the YAML file for techniques that draft."""
+    lines = []
+    for name in TRTLLM.keys() & s.terms.keys():
+        settings = {"decoding_type": TRTLLM[name], "max_draft_len": s.drafts}
+        if name not in ALONE:
+            settings["speculative_model"] = "DRAFT_MODEL"
+        if name == "ngram":
+            settings["max_matching_ngram_size"] = LOOKED_UP
+        found.used += [flag("trtllm", f"speculative_config.{key}") for key in settings]
+        lines += ["speculative_config:", *(f"  {key}: {v}" for key, v in settings.items())]
+        if name == "draft":
+            found.used.append(flag("trtllm", "disable_overlap_scheduler"))
+            lines.append("disable_overlap_scheduler: true")
+    return lines
