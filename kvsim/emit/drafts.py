@@ -17,34 +17,35 @@ ALONE = ("mtp", "ngram")  # drafts without a model of their own
 LOOKED_UP = 3  # last tokens that are looked up at most, as the engines' examples have it
 
 
-def vllm(s: Served, found: "EngineSettings") -> None:
+def vllm(served: Served, found: "EngineSettings") -> None:
     """The JSON of ``--speculative-config``."""
-    for name in VLLM.keys() & s.terms.keys():
+    for name in VLLM.keys() & served.terms.keys():
         config: dict[str, object] = {"method": VLLM[name]}
         if name not in ALONE:
             config["model"] = "DRAFT_MODEL"
+        config["num_speculative_tokens"] = served.drafts
         if name == "ngram":
             config["prompt_lookup_max"] = LOOKED_UP
-        found.add("--speculative-config", dumps({**config, "num_speculative_tokens": s.drafts}))
+        found.add("--speculative-config", dumps(config))
 
 
-def sglang(s: Served, found: "EngineSettings") -> None:
+def sglang(served: Served, found: "EngineSettings") -> None:
     """Options of the server."""
-    for name in SGLANG.keys() & s.terms.keys():
+    for name in SGLANG.keys() & served.terms.keys():
         found.add("--speculative-algorithm", SGLANG[name])
         if name not in ALONE:
             found.add("--speculative-draft-model-path", "DRAFT_MODEL")
         if name != "ngram":
-            found.add("--speculative-num-steps", s.drafts)
+            found.add("--speculative-num-steps", served.drafts)
             found.add("--speculative-eagle-topk", 1)
-        found.add("--speculative-num-draft-tokens", s.drafts + 1)
+        found.add("--speculative-num-draft-tokens", served.drafts + 1)
 
 
-def trtllm(s: Served, found: "EngineSettings") -> list[str]:
+def trtllm(served: Served, found: "EngineSettings") -> list[str]:
     """Lines of the YAML file for techniques that draft."""
     lines = []
-    for name in TRTLLM.keys() & s.terms.keys():
-        settings = {"decoding_type": TRTLLM[name], "max_draft_len": s.drafts}
+    for name in TRTLLM.keys() & served.terms.keys():
+        settings = {"decoding_type": TRTLLM[name], "max_draft_len": served.drafts}
         if name not in ALONE:
             settings["speculative_model"] = "DRAFT_MODEL"
         if name == "ngram":
