@@ -111,6 +111,7 @@ class Generation:
             weights = self.impl.weights(layer, kind)
             for step in steps:
                 self.decoder.layer(layer, weights, x[step.rows], step, self.impl.attend)
+                self.impl.left(layer, x[step.rows], step)
         return self.decoder.head(x)
 
     def choose(self, logits: Tensor) -> Tensor:
@@ -180,6 +181,7 @@ class Generation:
                     step = self.decoder.step(rows, (start,) * _count(rows), part, "prefill")
                     chunk = x[rows, start : start + size]
                     self.decoder.layer(layer, weights, chunk, step, self.impl.prefill)
+                    self.impl.left(layer, chunk, step)
         self.resident["prefill"] = self.impl.resident_bytes()
         self.impl.prompt_read()
         last = x[torch.arange(self.batch, device=device), self._on_device - 1]

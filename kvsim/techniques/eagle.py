@@ -19,12 +19,9 @@ class Eagle(Head):
     """
 
     name = "eagle"
+    fused = 3
 
     tokens: int = param(32000, "tokens that a draft chooses among", low=1, high=1e6)
-
-    def inputs(self) -> int:
-        """Three hidden states become one, which joins the embedding: five in two products."""
-        return 5
 
     def vocab(self, deployment: Deployment) -> int:
         """A part of the vocabulary."""

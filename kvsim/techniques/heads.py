@@ -1,6 +1,9 @@
 """Drafts by small heads on the model's own hidden states: EAGLE and multi-token prediction."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import layer_weights
@@ -68,13 +71,15 @@ class Rounds(Drafting):
 
 @dataclass(frozen=True)
 class Head(Rounds):
-    """Base: one decoder layer of the model's shape over a product that joins its inputs."""
+    """Base: one decoder layer of the model's shape over a hidden state joined with an embedding.
+
+    A round's first pass reads the tokens that the round before has settled, with the model's own
+    hidden states; later passes go on from the head's. The token after the prompt's last one is not
+    known while the prompt is read, so that the head reads one token less.
+    """
 
     name = "head"
-
-    def inputs(self) -> int:
-        """Vectors of the hidden width that the product joins."""
-        raise NotImplementedError
+    fused: ClassVar[int] = 0  # hidden states of the model that a product makes one of
 
     def vocab(self, deployment: Deployment) -> int:
         """Tokens that a draft chooses among."""
@@ -86,26 +91,35 @@ class Head(Rounds):
 
     def steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
         """One pass of the head per draft."""
-        points = [replace(point, context=point.context + i, new=1.0) for i in range(self.gamma)]
-        return tuple(self._pass(deployment, q) for q in points)
+        known = 1.0 + self.accepted
+        first = replace(point, context=np.maximum(point.context - known, 0.0), new=known)
+        later = (replace(point, context=point.context + i, new=1.0) for i in range(self.gamma - 1))
+        passes = [self._pass(deployment, q) for q in later]
+        return (self._pass(deployment, first, settled=True), *passes) if self.gamma else ()
 
     def prompt_steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
         """The head reads the prompt too."""
-        return (self._pass(deployment, point),) if self.gamma else ()
+        read = replace(point, new=point.new - np.where(np.asarray(point.context) > 0, 0.0, 1.0))
+        return (self._pass(deployment, read, settled=True),) if self.gamma else ()
 
-    def _pass(self, deployment: Deployment, point: Point) -> Step:
-        m = deployment.shard
+    def _pass(self, deployment: Deployment, point: Point, settled: bool = False) -> Step:
+        """New tokens through the head; a prompt yields no draft yet."""
+        m, fp16 = deployment.shard, WEIGHTS["fp16"]
         parts = Parts(Selection(), Storage(), Placement(), Drafting())
         layer = layer_ops(LayerPass(deployment, point, self.shape(deployment), parts))
-        joins = (self.inputs() * m.hidden, m.hidden)
-        join = ops.gemm(deployment, "join_inputs", point.tokens, joins, WEIGHTS["fp16"])
-        rows = point.batch if point.prefill else point.tokens
-        logits = ops.gemm(
-            deployment, "draft_head", rows, (m.hidden, self.vocab(deployment)), WEIGHTS["fp16"]
-        )
-        moved = ops.HALF * rows * (self.vocab(deployment) + 2 * m.hidden)
-        choice = Op("draft_choice", bytes={"hbm": moved}, fixed=deployment.stack.time.step)
-        return Step((Group(((join, *layer),), 1),), (logits, choice))
+        made = {"join_inputs": 2} | ({"fuse_states": self.fused} if settled and self.fused else {})
+        joins = [
+            ops.gemm(deployment, name, point.tokens, (many * m.hidden, m.hidden), fp16)
+            for name, many in reversed(made.items())
+        ]
+        group, moved = Group(((*joins, *layer),), 1), 2 * ops.HALF * m.hidden * point.tokens
+        if point.prefill:
+            return Step((group,), (Op("sample", bytes={"hbm": moved}),))
+        vocab = self.vocab(deployment)
+        logits = ops.gemm(deployment, "draft_head", point.batch, (m.hidden, vocab), fp16)
+        moved = moved + ops.HALF * point.batch * (vocab + 2 * m.hidden)
+        choice = Op("sample", bytes={"hbm": moved}, fixed=deployment.stack.time.step)
+        return Step((group,), (logits, choice))
 
     def beside(self, deployment: Deployment, point: Point) -> Buffers:
         """The layer, its joining product, a head of its own vocabulary, and a cache. [B]"""
@@ -114,7 +128,7 @@ class Head(Rounds):
         m = deployment.shard
         size = (
             layer_weights(deployment, self.shape(deployment))
-            + ops.HALF * self.inputs() * m.hidden**2
+            + ops.HALF * (2 + self.fused) * m.hidden**2
         )
         if self.vocab(deployment) != m.vocab:
             size += ops.HALF * m.hidden * self.vocab(deployment)

@@ -24,10 +24,6 @@ class Mtp(Head):
     gamma: int = param(1, "tokens drafted per round", high=16)
     acceptance: float | str = acceptance_param()
 
-    def inputs(self) -> int:
-        """Hidden state and embedding."""
-        return 2
-
     def shape(self, deployment: Deployment) -> LayerShape:
         """The kind of the model's last layer that attends, with an MLP."""
         return replace(deployment.model.usual, mlp=True)

@@ -15,6 +15,7 @@ hook          when, and what it says
               default decodes one token
 ``attend``    new tokens reach a layer in any later pass: append, attend, drop, prefetch; which
               pass it is says ``step.kind`` (decode, draft, verify, between)
+``left``      new tokens have passed a layer: their hidden states, for who drafts from them
 ``weights``   what a layer is multiplied with in a pass: another MLP for drafts, streamed weights
 ``resident``  every tensor the technique keeps, by tier and buffer name
 ``slack``     tokens beyond the generated ones that a pass may append
@@ -145,6 +146,9 @@ class Implementation:
     ) -> Tensor:
         """Attention of new tokens; see ``decoder.Attend`` for the shapes."""
         raise NotImplementedError
+
+    def left(self, layer: int, hidden: Tensor, step: Pass) -> None:
+        """A pass has left a layer with these hidden states (sequences, new, hidden)."""
 
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
         """The weights of a layer in a pass of that kind."""

@@ -119,6 +119,11 @@ class Composed(Speculative):
         placing.end(layer, step)
         return out
 
+    def left(self, layer: int, hidden: Tensor, step: Pass) -> None:
+        """Heads draft from hidden states."""
+        if self.gamma and step.kind != "draft":
+            self.drafter.left(layer, hidden, step)
+
     def between(self, run: "Generation") -> None:
         """Whoever drafts may read the prompt too."""
         self.drafter.begin(run)

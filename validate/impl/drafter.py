@@ -50,6 +50,9 @@ class Drafter:
         """Attention of a draft; none where it reads the layer's own cache."""
         return None
 
+    def left(self, layer: int, hidden: Tensor, step: Pass) -> None:
+        """A pass has left a layer of the model with these hidden states."""
+
     def begin(self, generation: "Generation") -> None:
         """The prompt is read by the model."""
 

@@ -40,7 +40,10 @@ class Speculative(Implementation):
         """A round is over; ``before`` and ``after`` are the cached tokens of every sequence."""
 
     def draft(self, run: "Generation", tokens: Tensor, ahead: int) -> Tensor:
-        """Logits of a draft (batch, 1, vocab) after tokens (batch, 1): by the model itself."""
+        """Logits of a draft (batch, 1, vocab) after tokens (batch, 1): by the model itself.
+
+        Others may choose among the first tokens of the vocabulary alone.
+        """
         return run.forward(tokens, "draft", ahead=ahead)
 
     def round(self, run: "Generation") -> None:
@@ -57,6 +60,7 @@ class Speculative(Implementation):
         drafts = torch.stack(tokens[1:], 1) if gamma else run.last.new_empty(self.batch, 0)
         if run.temperature:
             q = torch.stack(shares, 1) if gamma else logits.new_empty(self.batch, 0, 0)
+            q = torch.nn.functional.pad(q, (0, logits.shape[2] - q.shape[2]))
             kept, extra = verify_drawn(drafts, q, run.shares(logits), run.generator)
         else:
             kept, extra = verify_likeliest(drafts, run.choose(logits))

@@ -1,0 +1,94 @@
+"""Draft heads: nothing is lost, and what a head has read is what it would read from scratch."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvsim.techniques import parse
+from kvsim.validate.impl.full import Full
+from kvsim.validate.impl.mtp import Mtp
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.run import Generation
+from tests.support.decoders import decoder, prompts
+from tests.support.runs import assert_same_run
+from tests.validate.test_impl_counts import counted
+
+LENGTHS, GENERATE = (40, 23, 5), 21
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (31,), (1,)])
+@pytest.mark.parametrize(
+    "text", ["eagle:gamma=3,acceptance=0.5,tokens=100", "mtp:gamma=2,acceptance=0.5"]
+)
+def test_heads_lose_nothing(text: str, lengths: tuple[int, ...]) -> None:
+    runs = []
+    for technique in (text, "full"):
+        run = Generation(decoder("llama"), parse(technique), prompts(*lengths), 16, keep=True)
+        run.complete()
+        runs.append(run)
+    assert_same_run(runs[0], runs[1])
+
+
+@pytest.mark.parametrize("beside", ["fp8", "grouped:bits=4,group=8", "snapkv:budget=16,window=8"])
+def test_heads_over_other_caches_are_as_stated(beside: str) -> None:
+    result = counted(f"{beside} + mtp:gamma=2,acceptance=0.5", "llama", 1, 34, 9)
+    assert [line for line in result.lines if not line.holds] == []
+    assert all(line.equal for line in result.lines if line.op in ("join_inputs", "draft_head"))
+    assert all(buffer.equal for buffer in result.buffers)
+    assert {"draft weights", "draft kv"} <= {buffer.name for buffer in result.buffers}
+
+
+class States(Full):
+    """Full KV that keeps the last layer's hidden states of every token."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.states: list[list[Tensor]] = [[] for _ in self.lengths]
+
+    def left(self, layer: int, hidden: Tensor, step: Pass) -> None:
+        if layer == self.model.layers - 1:
+            for i, length in enumerate(self.lengths):
+                self.states[i] += list(hidden[i, : length if step.kind == "prefill" else 1].clone())
+
+
+def test_a_head_has_read_what_was_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are made right, two of three, so that sequences accept different numbers of them."""
+    own, given = decoder("llama"), prompts(*LENGTHS)
+    full = Generation(own, parse("full"), given, GENERATE, kinds={"full": States})
+    full.complete()
+    seen: list[tuple[list[int], Tensor]] = []
+
+    class Prompted(Mtp):
+        def propose(self, generation: Generation, tokens: Tensor, ahead: int) -> Tensor:
+            logits = super().propose(generation, tokens, ahead)
+            assert logits is not None
+            if not ahead:
+                seen.append((list(generation.cached), self.hidden[:, 0].clone()))
+            for i, done in enumerate(generation.done):
+                place = min(done + ahead, GENERATE - 1)
+                right = int(full.tokens[i, place]) + ((place + i) % 3 == 0)
+                logits[i] = torch.nn.functional.one_hot(torch.tensor(right % 199), 199)
+            return logits
+
+    monkeypatch.setattr("kvsim.validate.impl.mtp.Mtp", Prompted)
+    run = Generation(own, parse("mtp:gamma=3,acceptance=0.5"), given, GENERATE)
+    run.complete()
+    assert torch.equal(run.tokens, full.tokens)
+    assert len({n for counts in run.yielded for n in counts}) > 2
+    impl: Any = run.impl
+    states: Any = full.impl
+    for cached, hidden in seen:
+        for i, (count, prompt) in enumerate(zip(cached, given, strict=True)):
+            if count < len(prompt) + GENERATE - 1:
+                scratch = from_scratch(impl.drafter, given[i], run.tokens[i], states.states[i])
+                assert torch.allclose(hidden[i], scratch[count - 1], atol=1e-4), (i, count)
+
+
+def from_scratch(head: Mtp, prompt: list[int], tokens: Tensor, states: list[Tensor]) -> Tensor:
+    """The head's hidden states of one sequence, read at once."""
+    text = torch.cat([torch.tensor(prompt), tokens])[1 : len(states) + 1]
+    head.cache = Full(parse("full"), head.decoder, [len(text)], 1)
+    with torch.inference_mode():
+        return head._pass(text[None], torch.stack(states)[None, : len(text)], [0])[0]
