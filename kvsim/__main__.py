@@ -1,6 +1,16 @@
-"""`python -m kvsim` is the command `kvsim`."""
+"""`python -m kvsim` is the command `kvsim`, in a process of its own."""
 
 from kvsim.cli import main
+from kvsim.commands.ends import leave
+
+
+def run() -> None:
+    """Run the command line and end the process."""
+    try:
+        main()
+    except SystemExit as end:
+        leave(end.code)
+
 
 if __name__ == "__main__":
-    main()
+    run()

@@ -1,5 +1,6 @@
 """How a command ends: every end has one line at most and its own exit code."""
 
+import atexit
 import os
 import signal
 import sys
@@ -41,6 +42,15 @@ def ended(work: Callable[[], object]) -> int:
         except BaseException as problem:
             code = _code_of(problem, kept)
     return code if isinstance(code, int) else DONE
+
+
+def leave(code: str | int | None) -> None:
+    """End the process. A thread of Arrow that waits for Python by then would abort it instead."""
+    if not isinstance(code, int) or "pyarrow" not in sys.modules:
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    _silence(code)
+    os._exit(code)
 
 
 def _code_of(problem: BaseException, kept: Ledger) -> int:

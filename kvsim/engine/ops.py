@@ -175,7 +175,7 @@ def routed_experts(deployment: Deployment, point: Point) -> list[Op]:
                 kernel=kernel,
                 flops=2.0 * routed * inputs * outputs,
                 bytes={"hbm": moved + HALF * routed * (passes * inputs + outputs)},
-                size=np.maximum(1.0, routed / touched),
+                size=np.maximum(1.0, routed / np.maximum(touched, 1.0)),  # no token touches none
                 columns=outputs,
                 dtype=deployment.weight_format.dtype,
                 fixed=unpacking(deployment, deployment.weight_format, touched * inputs * outputs),

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
-from tests.robust.cases import Case, inputs, numbers, outputs
+from tests.robust.cases import Case, numbers
 from tests.robust.contents import contents
+from tests.robust.readings import inputs
+from tests.robust.writings import outputs
 
 
 def table() -> list[Case]:

@@ -1,7 +1,9 @@
 """CSV, with commas, semicolons or tabs; read block by block."""
 
 import csv
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -52,7 +54,7 @@ def chunks(source: Source, layout: Layout) -> Iterator[RowChunk]:
     convert = arrow.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()))
     behind = 1  # lines behind us: the header
     try:
-        with source.open() as stream:
+        with source.open() as stream, _undecoded_rows_unsaid():
             for batch in arrow.open_csv(stream, read, parse, convert):
                 lines = _lines(behind, batch.num_rows, list(pending))
                 behind = int(lines[-1]) if len(lines) else behind
@@ -70,6 +72,22 @@ def chunks(source: Source, layout: Layout) -> Iterator[RowChunk]:
     if pending:
         nothing = pa.record_batch([pa.array([], pa.binary()) for _ in names], names)
         yield _chunk(np.empty(0, dtype=np.int64), nothing, layout, pending)
+
+
+@contextmanager
+def _undecoded_rows_unsaid() -> Iterator[None]:
+    """Arrow decodes a torn row before it asks what to do, and would print that it could not."""
+    before = sys.unraisablehook
+
+    def hook(found: Any) -> None:
+        if not issubclass(found.exc_type, UnicodeDecodeError):
+            before(found)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def _chunk(lines: Integers, batch: Any, layout: Layout, torn: dict[int, Broken]) -> RowChunk:

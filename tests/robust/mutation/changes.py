@@ -1,0 +1,116 @@
+"""Every small change of a module: an operator, a comparison, a constant or a sign."""
+
+import ast
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+SWAPS: dict[type[ast.AST], str] = {
+    ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "/", ast.Mod: "*",
+    ast.Pow: "*", ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=",
+    ast.NotEq: "==",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change.
+
+    Attributes
+    ----------
+    path
+        The module.
+    line
+        Where the change is.
+    name
+        The module, the change and the line of source: what stays when other lines move.
+    source
+        The whole changed module.
+    """
+
+    path: Path
+    line: int
+    name: str
+    source: str
+
+    @property
+    def text(self) -> str:
+        """The line of source before the change."""
+        return self.path.read_text(encoding="utf-8").splitlines()[self.line - 1].strip()
+
+
+def mutants(path: Path) -> Iterator[Mutant]:
+    """Every change of one module."""
+    content = path.read_bytes()
+    lines = content.decode().splitlines()
+    seen: Counter[str] = Counter()
+    for line, first, last, piece in sorted(_pieces(content)):
+        before = content[first:last].decode()
+        place = path.relative_to(ROOT).as_posix()
+        name = f"{place}: {before!r} -> {piece!r} in {lines[line - 1].strip()}"
+        seen[name] += 1
+        if seen[name] > 1:
+            name += f" ({seen[name]})"
+        made = (content[:first] + piece.encode() + content[last:]).decode()
+        yield Mutant(path, line, name, made)
+
+
+def drawn(folder: Path, count: int, seed: int) -> list[Mutant]:
+    """Some mutants of a folder; a change elsewhere in the sources draws no others."""
+    every: Iterable[Mutant] = (m for path in sorted(folder.rglob("*.py")) for m in mutants(path))
+
+    def chance(mutant: Mutant) -> bytes:
+        return hashlib.sha256(f"{seed} {mutant.name}".encode()).digest()
+
+    return sorted(every, key=chance)[:count]
+
+
+def _pieces(content: bytes) -> Iterator[tuple[int, int, int, str]]:
+    """Line, first and last byte of each piece of source that is changed, and into what."""
+    starts = [0]
+    for line in content.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def begin(node: ast.expr) -> int:
+        return starts[node.lineno - 1] + node.col_offset
+
+    def end(node: ast.expr) -> int:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        return starts[node.end_lineno - 1] + node.end_col_offset
+
+    tree = ast.parse(content)
+    skipped = _types(tree)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.expr) or (node.lineno, node.col_offset) in skipped:
+            continue
+        if isinstance(node, ast.BinOp | ast.Compare):
+            left, right = (
+                (node.left, node.right)
+                if isinstance(node, ast.BinOp)
+                else (node.left, node.comparators[0])
+            )
+            kind = type(node.op if isinstance(node, ast.BinOp) else node.ops[0])
+            between = content[end(left) : begin(right)].decode()
+            symbol = between.strip(" ()\n")
+            if kind in SWAPS and symbol and "\n" not in between and " " not in symbol:
+                piece = between.replace(symbol, SWAPS[kind], 1)
+                yield node.lineno, end(left), begin(right), piece
+        elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            assert isinstance(node.value, int | float)
+            yield node.lineno, begin(node), end(node), repr(node.value + 1)
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            yield node.lineno, begin(node), begin(node.operand), "+"
+
+
+def _types(tree: ast.AST) -> set[tuple[int, int]]:
+    """Places that are no arithmetic: annotations and their literals."""
+    found: set[tuple[int, int]] = set()
+    for node in ast.walk(tree):
+        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if isinstance(annotation, ast.AST):
+                for inner in ast.walk(annotation):
+                    found.add((getattr(inner, "lineno", 0), getattr(inner, "col_offset", 0)))
+    return found

@@ -1,0 +1,29 @@
+"""Where the command line of today takes a path, as its own help says it."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from kvsim.cli import app
+
+PATH = re.compile(r"FILE|PATH|DIR|LOG|OUT|^\[?F(\.|$)|\.toml|\.csv|\.json|\.parquet|\.html")
+
+
+def places() -> Iterator[str]:
+    """Each option or argument that names a file: ``predict --model``, ``sweep spec``."""
+    for command, found in _commands(typer.main.get_command(app), ()):
+        for parameter in found.params:
+            option = parameter.param_type_name == "option"
+            if PATH.search(parameter.metavar or ""):
+                yield f"{command} {parameter.opts[0] if option else parameter.name}"
+
+
+def _commands(found: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    below = getattr(found, "commands", None)
+    if not below:
+        yield " ".join(path), found
+        return
+    for name, command in below.items():
+        yield from _commands(command, (*path, name))
