@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+ROUNDING = 1e-13  # what is smaller is none
+
 
 def moved(before: Any, now: Any, same: float, place: str = "") -> Iterator[str]:
     if isinstance(before, dict) and isinstance(now, dict):
@@ -19,7 +21,7 @@ def moved(before: Any, now: Any, same: float, place: str = "") -> Iterator[str]:
 def _same(before: Any, now: Any, same: float) -> bool:
     if isinstance(before, float) or isinstance(now, float):
         try:
-            return math.isclose(before, now, rel_tol=same)
+            return math.isclose(before, now, rel_tol=same, abs_tol=ROUNDING)
         except TypeError:
             return False
     return bool(before == now)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from tests.robust.cases import (
     MODEL,
     REFUSED,
-    TRACE,
     WHERE,
     Case,
     Made,
@@ -19,7 +18,11 @@ from tests.robust.cases import (
 CAPACITY = (
     "capacity", *MODEL, "--gpus", "t4", "--ttft", "2s", "--tpot", "1s", "--trace", "sample:chat",
 )  # fmt: skip
-OUT, OWN, ENGINE = ("--out", "s.toml"), ("--from-run", "own.csv"), ("--engine", "vllm")
+LOG = "".join(
+    f'{{"arrival_time": {i}.0, "first_token_ts": {i}.2, "last_token_ts": {i}.9, "input_toks": 64, '
+    '"output_toks": 16}\n' for i in range(1, 40)
+)  # fmt: skip
+OUT, OWN, ENGINE = ("--out", "s.toml"), ("--from-run", "own.jsonl"), ("--engine", "vllm")
 INPUTS: dict[str, tuple[str, ...]] = {
     "predict --model": ("predict", "--gpu", "t4", "--technique", "full", "--model", "{}"),
     "predict --gpu": ("predict", *MODEL, "--technique", "full", "--gpu", "{}"),
@@ -110,7 +113,7 @@ def inputs() -> Iterator[Case]:
         ending = next((e for o, e in ENDINGS.items() if slot.endswith(o)), ".csv")
         for name, (made, words) in SPECIAL.items():
             file = f"in{ending}" if name != "no name in UTF-8" else f"in\udcff\udcfe{ending}"
-            files: dict[str, Made] = {"own.csv": TRACE.encode()} if "own.csv" in pattern else {}
+            files: dict[str, Made] = {"own.jsonl": LOG.encode()} if "own.jsonl" in pattern else {}
             if isinstance(made, str):
                 file = made.replace("{ending}", ending)
             else:
