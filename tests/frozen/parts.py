@@ -8,7 +8,7 @@ import csv
 import gzip
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import StringIO
 from pathlib import Path
 
@@ -104,7 +104,7 @@ def _parts(
     yield "decode_s of 16 contexts", _one(few.decode_s)
 
 
-def _of_steps(steps: list[Step], d: Deployment) -> dict[str, float]:
+def _of_steps(steps: Sequence[Step], d: Deployment) -> dict[str, float]:
     total: dict[str, float] = defaultdict(float)
     for step in steps:
         total["steady s"] += _one(steady(step, d))
