@@ -25,13 +25,14 @@ ORACLES = tuple(
                  "technique_oracles", "recompute", "limits")
 )  # fmt: skip
 FROZEN = tuple(f"tests/frozen/test_{name}.py" for name in ("frozen", "parts", "plans"))
+SERVING = tuple(f"tests/serving/test_{name}.py" for name in ("lanes", "tiers"))
 CORE = (*FROZEN, *ORACLES, "tests/engine", "tests/prediction", "tests/planner")
 ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "techniques": ("kvsim/techniques", CORE),
     "engine": ("kvsim/engine", CORE),
     "prediction": ("kvsim/prediction", CORE),
     "planner": ("planner", CORE),
-    "serving": ("kvsim/serving", ("tests/frozen/test_runs.py", "tests/serving")),
+    "serving": ("kvsim/serving", ("tests/frozen/test_runs.py", *SERVING)),
 }
 """Sources of a room, and the tests that may notice a change of them."""
 EXPLAINED: dict[str, str] = {}

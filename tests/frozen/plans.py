@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.frozen.moved import shortened
 from tests.support.commands import run
 
 PLACE = Path(__file__).with_name("plans.json")
@@ -88,7 +89,9 @@ def write(part: str) -> None:
     """Write what is answered now."""
     now = kept()
     now = {name: answered(name) if part in name else now[name] for name in QUESTIONS}
-    PLACE.write_text(json.dumps(now, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    PLACE.write_text(
+        json.dumps(shortened(now), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

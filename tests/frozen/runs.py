@@ -20,6 +20,7 @@ from kvsim.serving.routes import ROUTES
 from kvsim.serving.rules import ADMISSIONS, PREEMPTIONS, PREFILLS, PRIORITIES
 from kvsim.serving.simulate import Run, simulate
 from kvsim.traces.requests import Requests
+from tests.frozen.moved import shortened
 from tests.serving.test_serving import tables_of, with_tiers, workload
 
 PLACE = Path(__file__).with_name("runs.json")
@@ -113,4 +114,4 @@ def kept() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    PLACE.write_text(json.dumps(everything(), indent=1) + "\n", encoding="utf-8")
+    PLACE.write_text(json.dumps(shortened(everything()), indent=1) + "\n", encoding="utf-8")
