@@ -4,8 +4,8 @@ Usage: python benchmarks/mutants.py [--count N] [--seed N] [--room NAME] [--keep
 300 over all rooms. Every mutant is one operator, comparison, constant or sign changed. The tests
 are collected once; the first run sees which functions each of them calls, so that a mutant meets
 only tests that run it, the quickest first, in a forked child. With --keep the results are added to
-a file and a run goes on where it was; survivors are tried again with --again. Prints each survivor
-that EXPLAINED does not list, then what was asked against what was measured.
+a file and a run goes on where it was; --again tries survivors once more, with slower tests too.
+Prints each survivor that EXPLAINED does not list, then what was asked against what was measured.
 
 The serving room's compiled functions run as plain Python.
 """
@@ -26,15 +26,19 @@ ORACLES = tuple(
 )  # fmt: skip
 FROZEN = tuple(f"tests/frozen/test_{name}.py" for name in ("frozen", "parts", "plans"))
 SERVING = tuple(f"tests/serving/test_{name}.py" for name in ("lanes", "tiers"))
-CORE = (*FROZEN, *ORACLES, "tests/engine", "tests/prediction", "tests/planner")
-ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "techniques": ("kvsim/techniques", CORE),
-    "engine": ("kvsim/engine", CORE),
-    "prediction": ("kvsim/prediction", CORE),
-    "planner": ("planner", CORE),
-    "serving": ("kvsim/serving", ("tests/frozen/test_runs.py", *SERVING)),
+PLANS = tuple(f"tests/planner/test_{name}.py" for name in ("fleet_programme", "flips"))
+CORE = (*FROZEN, *ORACLES, "tests/engine", "tests/prediction", *PLANS)
+ALL_CORE = (*FROZEN, "tests/techniques", "tests/engine", "tests/prediction", "tests/planner")
+RUNS = ("tests/frozen/test_runs.py", *SERVING)
+ALL_RUNS = (RUNS[0], "tests/serving")
+ROOMS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "techniques": ("kvsim/techniques", CORE, ALL_CORE),
+    "engine": ("kvsim/engine", CORE, ALL_CORE),
+    "prediction": ("kvsim/prediction", CORE, ALL_CORE),
+    "planner": ("planner", CORE, ALL_CORE),
+    "serving": ("kvsim/serving", RUNS, ALL_RUNS),
 }
-"""Sources of a room, and the tests that may notice a change of them."""
+"""Sources of a room, the quick tests that may notice a change of them, and all of them."""
 EXPLAINED: dict[str, str] = {}
 """Survivors that no test can notice, by name, and why."""
 
@@ -55,7 +59,7 @@ def tried_in_a_child(rooms: dict[str, Any], given: argparse.Namespace, keep: Pat
 
     done = {row["mutant"]: row["killed"] for row in rows(keep)}
     each = -(-given.count // len(ROOMS))
-    columns = [drawn(ROOT / folder, each, given.seed) for folder, _ in rooms.values()]
+    columns = [drawn(ROOT / folder, each, given.seed) for folder, _, _ in rooms.values()]
     waiting = [
         column[i]
         for i in range(each)
@@ -70,7 +74,7 @@ def tried_in_a_child(rooms: dict[str, Any], given: argparse.Namespace, keep: Pat
         with keep.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
-    tests = next(iter(rooms.values()))[1]
+    tests = next(iter(rooms.values()))[2 if given.again else 1]
     calls = keep.with_suffix(f".{Path(tests[0]).stem}.calls.json")
     code = pytest.main([*QUIET, *tests], plugins=[Session(waiting, calls, write)])
     sys.exit(int(code))
@@ -103,7 +107,7 @@ def main() -> None:
 
     each, found, explained, killed = -(-given.count // len(ROOMS)), 0, 0, 0
     outcomes = {row["mutant"]: row["killed"] for row in rows(keep)}
-    for folder, _ in chosen.values():
+    for folder, _, _ in chosen.values():
         for mutant in drawn(ROOT / folder, each, given.seed):
             if mutant.name in outcomes:
                 found += 1

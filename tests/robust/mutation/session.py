@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import sys
 import time
@@ -22,7 +21,7 @@ from tests.robust.mutation.changes import ROOT, Mutant
 from tests.robust.mutation.code import key_of, swap, touched
 
 MOST = 40.0  # seconds of tests for one change, the quickest first
-SPARE = 20.0  # further seconds of CPU before a change counts as noticed: its tests never end
+LONGER, SPARE = 2.0, 4.0  # a test that takes so many times, and seconds, more has noticed a change
 QUIET = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-W",
          "ignore::pytest.PytestAssertRewriteWarning"]  # fmt: skip
 Executed = dict[str, tuple[float, list[str]]]
@@ -79,7 +78,8 @@ class Session:
             names, whole = touched(before, mutant.source, mutant.path)
             place = mutant.path.relative_to(ROOT).as_posix()
             chosen = self._chosen(executed, place, names, whole)
-            self.done(mutant, self._tried(mutant, [items[n] for n in chosen if n in items], whole))
+            some = [(items[name], executed[name][0]) for name in chosen if name in items]
+            self.done(mutant, self._tried(mutant, some, whole))
         return True
 
     def _chosen(self, executed: Executed, place: str, names: set[str], whole: bool) -> list[str]:
@@ -103,7 +103,7 @@ class Session:
             chosen.append(test)
         return chosen
 
-    def _tried(self, mutant: Mutant, items: list[Any], whole: bool) -> Outcome:
+    def _tried(self, mutant: Mutant, items: list[tuple[Any, float]], whole: bool) -> Outcome:
         begin = time.monotonic()
         if not items:
             return Outcome("", 0, 0.0)
@@ -161,16 +161,18 @@ def _end_with(work: Callable[[], str], writes: int) -> None:
         os._exit(code)
 
 
-def _noticed(mutant: Mutant, items: list[Any], whole: bool) -> str:
-    """The first test that fails with the change."""
-    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-    allowed = int(3 * MOST + SPARE)
-    resource.setrlimit(resource.RLIMIT_CPU, (allowed, allowed + 5))
+def _noticed(mutant: Mutant, items: list[tuple[Any, float]], whole: bool) -> str:
+    """The first test that fails with the change; one that takes too long ends the process."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     if whole:
-        return _noticed_anew(mutant, [item.nodeid for item in items])
+        allowed = sum(cpu for _, cpu in items) * LONGER + 5 * SPARE
+        signal.setitimer(signal.ITIMER_PROF, allowed)
+        return _noticed_anew(mutant, [item.nodeid for item, _ in items])
     swap(mutant.source, mutant.path)
-    for item, after in zip(items, [*items[1:], None], strict=True):
-        if any(report.failed for report in runtestprotocol(item, log=False, nextitem=after)):
+    for (item, cpu), after in zip(items, [*items[1:], None], strict=True):
+        signal.setitimer(signal.ITIMER_PROF, cpu * LONGER + SPARE)
+        next_item = None if after is None else after[0]
+        if any(report.failed for report in runtestprotocol(item, log=False, nextitem=next_item)):
             return str(item.nodeid)
     return ""
 
