@@ -65,6 +65,7 @@ RANGES = {
     "--nvme-read": Range(1e-3, 1e3, "GB/s", whole=False),
     "--nvme-write": Range(1e-3, 1e3, "GB/s", whole=False),
     "--nic": Range(1e-3, 1e3, "GB/s", whole=False),
+    "--abort-after": Range(1e-3, 1e9, "s", whole=False),
     "--ttft": Range(1e-6, 1e6, "s", whole=False),
     "--tpot": Range(1e-6, 1e6, "s", whole=False),
     "--max-loss": Range(0, 1, "", whole=False),

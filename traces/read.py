@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from kvsim.errors import InputError, unknown
 from kvsim.traces import containers, formats
+from kvsim.traces.conduct import Conduct, resolved
 from kvsim.traces.containers import parquet
 from kvsim.traces.formats.base import TIME_UNITS, Layout
 from kvsim.traces.requests import Floats, Integers, Requests
@@ -25,7 +26,8 @@ class ReadOptions:
     format
         A name from `formats.FORMATS`; empty: from the columns.
     columns
-        TraceColumn of each role (arrival, prompt, generate, blocks), for files of no known format.
+        TraceColumn of each role (arrival, prompt, generate, blocks, and those of `conduct`), for
+        files of no known format.
     time_unit
         Unit of arrivals: s, ms, us, ns or date; empty: the format's, or s.
     block_tokens
@@ -81,6 +83,7 @@ class TracePart:
     generate: Integers
     block_ids: Integers | None
     block_counts: Integers | None
+    conduct: Conduct = field(default_factory=dict)
 
 
 class Reader:
@@ -100,6 +103,7 @@ class Reader:
         self.left_out = LeftOut()
         self._origin: float | None = None  # first arrival, in the file's unit
         self._last = -np.inf
+        self._rows = 0
 
     def parts(self) -> Iterator[TracePart]:
         """The requests in the order of the file; arrivals in seconds from the first one."""
@@ -138,10 +142,14 @@ class Reader:
             np.ceil(column.values[kept] / per).astype(np.int64)
             for column in (chunk.prompt, chunk.generate)
         )
+        conduct = {role: column.values[kept] for role, column in chunk.conduct.items()}
+        if "parent" in conduct:  # without ids of their own, requests are numbered from 0
+            conduct.setdefault("id", self._rows + np.flatnonzero(kept).astype(float))
+        self._rows += kept.size
         if chunk.blocks is None:
-            return TracePart(arrival, prompt, generate, None, None)
+            return TracePart(arrival, prompt, generate, None, None, conduct)
         ids = chunk.blocks.ids[np.repeat(kept, chunk.blocks.counts)]
-        return TracePart(arrival, prompt, generate, ids, chunk.blocks.counts[kept])
+        return TracePart(arrival, prompt, generate, ids, chunk.blocks.counts[kept], conduct)
 
     def _arrivals(
         self, column: TraceColumn, kept: NDArray[np.bool_], place: str, places: Integers
@@ -214,6 +222,7 @@ def load(source: str, options: ReadOptions | None = None) -> Trace:
     if reader.layout.blocks:
         ids = np.concatenate([part.block_ids for part in parts if part.block_ids is not None])
         counts = np.concatenate([p.block_counts for p in parts if p.block_counts is not None])
+    conduct = {role: np.concatenate([p.conduct[role] for p in parts]) for role in parts[0].conduct}
     parts.clear()
     if reader.options.sort:
         order = np.argsort(arrival, kind="stable")
@@ -222,13 +231,15 @@ def load(source: str, options: ReadOptions | None = None) -> Trace:
             prompt[order],
             generate[order],
         )
+        conduct = {role: values[order] for role, values in conduct.items()}
         if ids is not None and counts is not None:
             ids, counts = ids[_gather(counts, order)], counts[order]
-    requests = Requests(arrival, prompt, generate)
+    turns = resolved(conduct, source)
+    requests = Requests(arrival, prompt, generate, **turns)
     if ids is not None and counts is not None:
         start = np.concatenate([[0], np.cumsum(counts)])
         requests = Requests(
-            arrival, prompt, generate, renumbered(ids), start, reader.layout.block_tokens
+            arrival, prompt, generate, renumbered(ids), start, reader.layout.block_tokens, **turns
         )
     return Trace(
         requests, source, reader.layout.format, reader.left_out, reader.notes()

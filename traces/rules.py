@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import InputError
-from kvsim.traces.requests import Floats, Integers
+from kvsim.traces.requests import CLASSES, Floats, Integers
 
 LONGEST_REQUEST = 100_000_000  # tokens; ten times the longest context anyone offers
 LONGEST_TIME = 10 * 365 * 86400.0  # ten years [s]
@@ -29,6 +29,8 @@ RULES = {
     "blocks": "expected a list of whole block numbers, at least 0",
     "block count": "more prefix blocks than the prompt fills; expected tokens per block by "
     "--block-tokens (of kvsim simulate: --hash-block-tokens), or a longer prompt",
+    "class": f"expected a class of priority, a whole number from 0 to {CLASSES - 1}",
+    "abort": "expected a time to the abort above 0, or an empty value where the client waits",
     "failed": "a request that failed",
 }  # fmt: skip
 
@@ -83,6 +85,7 @@ class RowChunk:
     generate: TraceColumn
     blocks: Blocks | None = None
     torn: dict[int, Broken] = field(default_factory=dict)
+    conduct: dict[str, TraceColumn] = field(default_factory=dict)
 
 
 @dataclass
@@ -134,7 +137,9 @@ class Policy:
         """
         _check(chunk, self.block_tokens, bool(self.failed))
         broken: dict[int, Broken] = {}
-        columns: list[TraceColumn | Blocks] = [chunk.arrival, chunk.prompt, chunk.generate]
+        columns: list[TraceColumn | Blocks] = [
+            chunk.arrival, chunk.prompt, chunk.generate, *chunk.conduct.values()
+        ]  # fmt: skip
         for part in columns + ([chunk.blocks] if chunk.blocks else []):
             for row, what in part.broken.items():
                 if row not in broken or broken[row].rule == "failed":

@@ -46,8 +46,14 @@ def write(path: Path, requests: Requests) -> None:
         If the form cannot hold the trace or the place cannot be written.
     """
     check_ending(path)
+    own = _conduct(requests)
+    if own and ".jsonl" in path.name:
+        raise InputError(
+            f"{path}: jsonl is in Mooncake's layout, which holds no turns, classes or aborts; "
+            "choose a name in .parquet or .csv"
+        )
     if path.suffix == ".parquet":
-        write_parquet(path, pieces(requests), requests.block_tokens)
+        write_parquet(path, pieces(requests), requests.block_tokens, further=tuple(own))
         return
     kind = "jsonl" if ".jsonl" in path.name else "csv"
     holds = FORMATS["mooncake"].block_tokens if kind == "jsonl" else 0
@@ -63,9 +69,11 @@ def write(path: Path, requests: Requests) -> None:
         packed = gzip.GzipFile("", "wb", fileobj=plain, mtime=0) if path.suffix == ".gz" else None
         with packed or nullcontext(plain) as file:
             if kind == "csv":
-                file.write(_header().encode())
+                file.write(_header(own).encode())
             for first in range(0, len(requests), ROWS):
-                file.write("".join(rows(requests[first : first + ROWS])).encode())
+                some = requests[first : first + ROWS]
+                more = {name: column[first : first + ROWS] for name, column in own.items()}
+                file.write("".join(rows(some, more)).encode())
 
 
 def pieces(requests: Requests) -> Iterator[TracePart]:
@@ -73,7 +81,14 @@ def pieces(requests: Requests) -> Iterator[TracePart]:
     for first in range(0, len(requests), ROWS):
         some = requests[first : first + ROWS]
         counts = None if some.block_start is None else np.diff(some.block_start)
-        yield TracePart(some.arrival, some.prompt, some.generate, some.block_ids, counts)
+        conduct = {n: column[first : first + ROWS] for n, column in _conduct(requests).items()}
+        yield TracePart(some.arrival, some.prompt, some.generate, some.block_ids, counts, conduct)
+
+
+def _conduct(requests: Requests) -> dict[str, Any]:
+    """Columns on turns, classes and aborts, by their names in kvsim's own format."""
+    found = {name: getattr(requests, role) for role, name in FORMATS["kvsim"].conduct}
+    return {name: column for name, column in found.items() if column is not None}
 
 
 def write_parquet(
@@ -81,6 +96,7 @@ def write_parquet(
     parts: Iterable[TracePart],
     block_tokens: int,
     told: Callable[[int], None] = lambda rows: None,
+    further: tuple[str, ...] = (),
 ) -> int:
     """Write pieces as they come, and return how many requests they were.
 
@@ -94,6 +110,8 @@ def write_parquet(
         Tokens per prefix block; 0 for none. [tokens]
     told
         Called with the requests written so far.
+    further
+        Names of the columns in ``conduct`` of every part.
 
     Raises
     ------
@@ -108,6 +126,7 @@ def write_parquet(
     kinds: list[Any] = [pa.float64(), pa.int64(), pa.int64()]
     if block_tokens:
         names, kinds = [*names, own.blocks], [*kinds, pa.list_(pa.int64())]
+    names, kinds = [*names, *further], [*kinds, *(pa.float64() for _ in further)]
     fields = [pa.field(name, kind, nullable=False) for name, kind in zip(names, kinds, strict=True)]
     schema = pa.schema(fields, {BLOCK_TOKENS: str(block_tokens)} if block_tokens else None)
     done = 0
@@ -117,24 +136,25 @@ def write_parquet(
             if part.block_counts is not None:
                 starts = np.concatenate([[0], np.cumsum(part.block_counts)]).astype(np.int32)
                 columns.append(pa.ListArray.from_arrays(starts, pa.array(part.block_ids)))
+            columns += [pa.array(part.conduct[name], pa.float64()) for name in further]
             file.write_batch(pa.record_batch(columns, schema=schema))
             done += len(part.arrival)
             told(done)
     return done
 
 
-def _header() -> str:
+def _header(further: Iterable[str]) -> str:
     own = FORMATS["kvsim"]
-    return f"{own.arrival[0][0]},{own.prompt[0]},{own.generate[0]}\n"
+    return ",".join([own.arrival[0][0], own.prompt[0], own.generate[0], *further]) + "\n"
 
 
-def _csv_lines(requests: Requests) -> Iterator[str]:
-    columns = (requests.arrival.tolist(), requests.prompt.tolist(), requests.generate.tolist())
-    for arrival, prompt, generate in zip(*columns, strict=True):
-        yield f"{arrival!r},{prompt},{generate}\n"
+def _csv_lines(requests: Requests, further: dict[str, Any]) -> Iterator[str]:
+    columns = [requests.arrival, requests.prompt, requests.generate, *further.values()]
+    for row in zip(*(column.tolist() for column in columns), strict=True):
+        yield ",".join("" if value == np.inf else repr(value) for value in row) + "\n"
 
 
-def _json_lines(requests: Requests) -> Iterator[str]:
+def _json_lines(requests: Requests, further: dict[str, Any]) -> Iterator[str]:
     names = ("timestamp", "input_length", "output_length", "hash_ids")
     blocks = (ids.tolist() for ids in requests.blocks()) if requests.block_tokens else repeat(None)
     times = np.round(requests.arrival * 1e3, 6).tolist()

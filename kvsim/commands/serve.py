@@ -1,11 +1,14 @@
 """One technique's run of a trace: played, checked and kept, or continued from a file."""
 
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvsim.commands.arguments import either, number, seconds
 from kvsim.commands.progress import ProgressLine
-from kvsim.errors import InfeasibleError
+from kvsim.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
     from kvsim.graph import Array
@@ -14,6 +17,59 @@ if TYPE_CHECKING:
     from kvsim.serving.outcome import Targets
     from kvsim.serving.pools import TwoPools
     from kvsim.traces.requests import Requests
+
+LONGEST_WAIT = 1e4  # longer without a unit may be meant in milliseconds [s]
+
+
+def requests_of(
+    requests: "Requests", case: Mapping[str, str | None], abort_after: str | None, apart: bool
+) -> "Requests":
+    """A trace's requests at the rate of a case, with what the options change in them.
+
+    Parameters
+    ----------
+    apart : prefill and decode have replicas of their own, which take arrivals as the trace has
+        them; that is said.
+
+    Raises
+    ------
+    InputError
+        For options that fit neither the trace nor each other.
+    """
+    import numpy as np
+
+    from kvsim.traces.rates import at_rate
+
+    if case["req_s"] is not None:
+        found, copies = at_rate(requests, number("--req-s", case["req_s"]))
+        if copies > 1:
+            print(
+                f"kvsim: {case['req_s']} requests per second: the trace is repeated {copies} "
+                f"times, each time with prompts of its own",
+                file=sys.stderr,
+            )
+    else:
+        found = requests.scaled(number("--rate", either(case["rate"], "1")))
+    if abort_after is not None:
+        patience = seconds("--abort-after", abort_after, LONGEST_WAIT)
+        if patience == float("inf"):
+            raise InputError("--abort-after: none does nothing; leave it out")
+        if apart:
+            raise InputError(
+                "--abort-after with --prefill-replicas: two pools do not model aborts; leave out "
+                "one of them"
+            )
+        if requests.abort_after is not None:
+            raise InputError("--abort-after: the trace says when its clients hang up; leave it out")
+        found = replace(found, abort_after=np.full(len(found), patience))
+    if apart and found.depends:
+        print(
+            "kvsim: two pools take requests when the trace says; its turns wait for no answers and "
+            "its aborts are left out",
+            file=sys.stderr,
+        )
+        found = found.alone()
+    return found
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvsim.commands.arguments import count, either, number, option, seconds
+from kvsim.commands.arguments import count, either, option, seconds
 from kvsim.commands.cacheoptions import (
     CacheBlock,
     CacheTtl,
@@ -39,8 +39,9 @@ from kvsim.commands.options import (
     deployment,
     say_written,
 )
-from kvsim.commands.serve import Job
+from kvsim.commands.serve import Job, requests_of
 from kvsim.commands.traceoptions import (
+    AbortAfter,
     CharsPerToken,
     Columns,
     Format,
@@ -116,6 +117,7 @@ def simulate(
         str | None,
         option("--draw-acceptance", "SEED", "Draw accepted tokens per round instead of the mean."),
     ] = None,
+    abort_after: AbortAfter = None,
     ttft: Annotated[
         str | None, option("--ttft", "TIME", "Target of a good request, as 2s or 500ms.")
     ] = None,
@@ -161,7 +163,6 @@ def simulate(
     from kvsim.serving.rules import Rules
     from kvsim.techniques import parse, parse_several
     from kvsim.traces.attentionfile import load as load_attention
-    from kvsim.traces.rates import at_rate
     from kvsim.traces.read import load
 
     if report is not None:
@@ -230,16 +231,7 @@ def simulate(
             print(f"kvsim: left out: {left_out[kind.name]}", file=sys.stderr)
         if reason:
             continue
-        if case["req_s"] is not None:
-            requests, copies = at_rate(found.requests, number("--req-s", case["req_s"]))
-            if copies > 1:
-                print(
-                    f"kvsim: {case['req_s']} requests per second: the trace is repeated {copies} "
-                    f"times, each time with prompts of its own",
-                    file=sys.stderr,
-                )
-        else:
-            requests = found.requests.scaled(number("--rate", either(case["rate"], "1")))
+        requests = requests_of(found.requests, case, abort_after, prefill_replicas is not None)
         fleet = count("--replicas", str(case["replicas"]))
         measured = None if attention is None else measured_for(kind, attention)
         costs = StepCosts(

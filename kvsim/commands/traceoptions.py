@@ -15,6 +15,10 @@ Columns = Annotated[
     str,
     option("--columns", "ROLE=NAME,...", "Of any file: arrival=..,prompt=..,generate=..,blocks=.."),
 ]
+AbortAfter = Annotated[
+    str | None,
+    option("--abort-after", "TIME", "Clients hang up so long after the arrival."),
+]
 TimeUnit = Annotated[str, option("--time-unit", "UNIT", "Of arrivals: s, ms, us, ns or date.")]
 CharsPerToken = Annotated[
     str, option("--chars-per-token", "X", "Estimate tokens of traces that hold text.")

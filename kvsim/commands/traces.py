@@ -91,12 +91,12 @@ def convert(
     options = reading(
         format, columns, time_unit, block_tokens, chars_per_token, sort, skip_bad
     )  # fmt: skip
-    if sort:  # all of it has to be at hand
+    reader = Reader(file, options)
+    if sort or reader.layout.conduct:  # all of it has to be at hand
         trace = load(file, options)
         write(out, trace.requests)
         done, notes = len(trace.requests), trace.notes
     else:
-        reader = Reader(file, options)
         told = _progress if sys.stderr.isatty() else _quiet
         done = write_parquet(out, reader.parts(), reader.layout.block_tokens, told)
         notes = reader.notes()

@@ -100,6 +100,10 @@ def show(result: Simulations, trace: str, checked: bool) -> None:
                 f"{name}: {row['refused']} refused, larger than the KV cache (in order of arrival "
                 f"number {which}{several}); {row['unfinished']} unfinished"
             )
+        if row["aborted"]:
+            out.say(
+                f"{name}: {row['aborted']} aborted, with the turns that would have followed them."
+            )
         worst = max(row["table_error"].values(), default=0.0)
         out.say(f"{name}: interpolation error below {units.percent(max(worst, 1e-4))}.")
     if checked:

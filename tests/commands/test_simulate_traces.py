@@ -144,3 +144,27 @@ def test_drawn_rounds_yield_what_was_measured() -> None:
     assert rates.std() > 0
     with pytest.raises(InputError, match="nothing measured"):
         measured_for(techniques.parse("quantspec:residual=512"), measurement())
+
+
+def test_sessions_and_clients_that_hang_up(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("t,i,o,s\n0,900,400,1\n0.1,900,40,1\n0.2,900,40,2\n")
+    names = "arrival=t,prompt=i,generate=o"
+    plain = json.loads(run(*BASE, str(path), "--columns", names, "--json").out)
+    turns = (str(path), "--columns", f"{names},session=s")
+    after = json.loads(run(*BASE, *turns, "--json", "--check").out)
+    assert after["duration_s"] > 1.05 * plain["duration_s"]
+    short = run(*BASE, *turns, "--abort-after", "300ms", "--check")
+    assert "2 aborted, with the turns that would have followed them." in short.out
+    apart = ("--replicas", "2", "--prefill-replicas", "1")
+    done = run(*BASE, *turns, *apart)
+    assert done.code == 0
+    assert "two pools take requests when the trace says" in done.err
+    for options, words in [
+        (("--abort-after", "none"), "--abort-after: none does nothing"),
+        (("--abort-after", "5s", *apart), "--abort-after with --prefill-replicas"),
+        (("--abort-after", "soon"), "--abort-after: got 'soon'"),
+    ]:
+        done = run(*BASE, *turns, *options)
+        assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1), done.err
+        assert words in done.err

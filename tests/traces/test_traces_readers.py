@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from kvsim.traces.containers import delimited, lines, records
 from kvsim.traces.formats import FORMATS
 from kvsim.traces.read import ReadOptions, Trace, load
 from kvsim.traces.units import unit_changes
+from kvsim.traces.write import write
 from tests.support.places import SHARED
 from tests.support.traces import (
     ARRIVAL,
@@ -225,3 +227,65 @@ def test_the_public_traces() -> None:
     assert load(str(SHARED / "traces" / "sharegpt300_lengths.csv")).requests.prompt[0] == 2358
     run = load(str(SHARED / "measured" / "RTX4090_Llama-3.1-8B_requests.jsonl"))
     assert (run.format, len(run.requests)) == ("llmservingsim", 300)
+
+
+CONDUCT = "arrival_s,prompt_tokens,generate_tokens,parent_row,think_s,priority,abort_after_s\n"
+
+
+def test_turns_classes_and_aborts_are_read_and_written(tmp_path: Path) -> None:
+    text = CONDUCT + "0,8,8,,,,\n1,8,8,0,2.5,1,30\n1,8,8,0,,7,\n2,8,8,9,1,0,0.5\n"
+    found = read(tmp_path, text.encode(), "own.csv").requests
+    for name in ("trace.csv", "trace.parquet"):
+        write(tmp_path / name, found)
+        again = load(str(tmp_path / name)).requests
+        for requests in (found, again):
+            assert requests.parent is not None and requests.think is not None
+            assert requests.priority is not None and requests.abort_after is not None
+            assert requests.parent.tolist() == [-1, 0, 0, -1]  # row 9 is not there
+            assert requests.think.tolist() == [0, 2.5, 0, 1]
+            assert requests.priority.tolist() == [0, 1, 7, 0]
+            assert requests.abort_after.tolist() == [np.inf, 30, np.inf, 0.5]
+    with pytest.raises(InputError, match=r"holds no turns, classes or aborts.*\.parquet or \.csv"):
+        write(tmp_path / "trace.jsonl", found)
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_sessions_and_parents_by_their_ids(small: bool, tmp_path: Path) -> None:
+    chats = rows(t=[0.0, 1.0, 2.0, 3.0], i=[9] * 4, o=[5] * 4, s=[7, 8, 7, 7], key=[11, 12, 13, 14],
+                 before=[-1, 11, 11, None if small else 13])  # fmt: skip
+    for columns, parents in (
+        ({"session": "s"}, [-1, -1, 0, 2]),
+        ({"id": "key", "parent": "before"}, [-1, 0, 0, -1 if small else 2]),
+    ):
+        named = {"arrival": "t", "prompt": "i", "generate": "o", **columns}
+        requests = read(tmp_path, jsonl(chats), columns=named).requests
+        assert requests.parent is not None
+        assert requests.parent.tolist() == parents
+    sorted_late = read(tmp_path, jsonl(chats[::-1]), columns=named, sort=True).requests
+    assert sorted_late.parent is not None
+    assert sorted_late.parent.tolist() == parents
+
+
+def test_bailian_turns_follow_their_parents(tmp_path: Path) -> None:
+    chats = rows(chat_id=[1, 2, 3], parent_chat_id=[-1, 1, 2], timestamp=[0.0, 1.0, 9.0],
+                 input_length=[20] * 3, output_length=[4] * 3, type=["text"] * 3, turn=[1, 2, 3],
+                 hash_ids=[[1], [1], [1]])  # fmt: skip
+    requests = read(tmp_path, jsonl(chats)).requests
+    assert requests.parent is not None
+    assert requests.parent.tolist() == [-1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("1,8,8,1,,,", "request 2: follows request 2, which is not before it"),
+        ("1,8,8,,-1,,", "column 'think_s': got -1; expected a time of at least 0"),
+        ("1,8,8,,,8,", "column 'priority': got 8; expected a class of priority, a whole number"),
+        ("1,8,8,,,1.5,", "column 'priority': got 1.5; expected a class"),
+        ("1,8,8,,,,0", "column 'abort_after_s': got 0; expected a time to the abort above 0"),
+        ("1,8,8,,,x,", "column 'priority': got 'x'; expected a number"),
+    ],
+)
+def test_bad_turns_classes_and_aborts_are_named(row: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        read(tmp_path, f"{CONDUCT}0,8,8,,,,\n{row}\n".encode(), "own.csv")

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import InputError
+from kvsim.traces.conduct import checked
 from kvsim.traces.formats.base import Layout
 from kvsim.traces.requests import Integers
 from kvsim.traces.rules import Broken, RowChunk, TraceColumn
@@ -99,7 +100,8 @@ def _chunk(lines: Integers, batch: Any, layout: Layout, torn: dict[int, Broken])
     here = layout.arrival
     arrival = read(here, layout.unit) if here else TraceColumn("", np.zeros(batch.num_rows))
     prompt, generate = read(layout.prompt), read(layout.generate)
-    return RowChunk("line", lines, arrival, prompt, generate, torn=torn)
+    conduct = {role: checked(role, read(name)) for role, name in layout.conduct}
+    return RowChunk("line", lines, arrival, prompt, generate, torn=torn, conduct=conduct)
 
 
 def _lines(behind: int, count: int, torn: list[int]) -> Integers:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.traces.conduct import checked
 from kvsim.traces.containers.records import Builder, decoder, unpacked
 from kvsim.traces.formats.base import Layout
 from kvsim.traces.requests import Integers
@@ -94,6 +95,7 @@ def _at_once(block: bytes, layout: Layout, behind: int, count: int) -> RowChunk 
     time = pa.string() if layout.unit == "date" else pa.float64()
     kinds = {layout.prompt: pa.float64(), layout.generate: pa.float64()}
     kinds |= {layout.arrival: time} if layout.arrival else {}
+    kinds |= {name: pa.float64() for _, name in layout.conduct}
     kinds |= {layout.blocks: pa.list_(pa.int64())} if layout.blocks else {}
     parse = arrow.ParseOptions(explicit_schema=pa.schema(kinds), unexpected_field_behavior="ignore")
     read = arrow.ReadOptions(use_threads=False, block_size=len(block))
@@ -120,7 +122,9 @@ def _at_once(block: bytes, layout: Layout, behind: int, count: int) -> RowChunk 
     arrival = (
         column(layout.arrival, layout.unit) if layout.arrival else TraceColumn("", np.zeros(count))
     )
-    return RowChunk("line", lines, arrival, column(layout.prompt), column(layout.generate), lists)
+    lengths = column(layout.prompt), column(layout.generate)
+    conduct = {role: checked(role, column(name)) for role, name in layout.conduct}
+    return RowChunk("line", lines, arrival, *lengths, lists, conduct=conduct)
 
 
 def _one_by_one(block: bytes, layout: Layout, behind: int) -> RowChunk:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.traces.conduct import checked
 from kvsim.traces.formats.base import Layout
 from kvsim.traces.rules import RowChunk, TraceColumn
 from kvsim.traces.source import Source
@@ -61,6 +62,7 @@ def chunks(source: Source, layout: Layout) -> Iterator[RowChunk]:
                 arrays.blocks(layout.blocks, batch.column(layout.blocks))
                 if layout.blocks
                 else None,
+                conduct={role: checked(role, column(name)) for role, name in layout.conduct},
             )
     except (pa.ArrowException, OSError) as problem:
         raise source.damaged(problem) from None

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.traces.conduct import checked
 from kvsim.traces.formats.base import Layout, Record
 from kvsim.traces.rules import Blocks, Broken, RowChunk, TraceColumn
 
@@ -55,6 +56,10 @@ class Builder:
             _numbers(layout.generate, [row.get(layout.generate) for row in self.rows]),
             _blocks(layout.blocks, self.rows) if layout.blocks else None,
             self.torn,
+            {
+                role: checked(role, _numbers(name, [row.get(name) for row in self.rows]))
+                for role, name in layout.conduct
+            },
         )
 
     def _times(self, times: list[object]) -> TraceColumn:

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from kvsim.errors import InputError, unknown
+from kvsim.traces.conduct import DEFAULTS
 from kvsim.traces.formats import (
     azure,
     bailian,
@@ -28,7 +29,7 @@ FORMATS: dict[str, TraceFormat] = {
     "vidur": vidur.FORMAT,
 }
 GENERIC = "columns"  # the format that the user describes by naming columns
-ROLES = ("arrival", "prompt", "generate", "blocks")
+ROLES = ("arrival", "prompt", "generate", "blocks", *DEFAULTS)
 
 
 def choose(file: str, columns: Collection[str], wanted: str = "") -> Layout:
@@ -70,6 +71,7 @@ def named(file: str, columns: Collection[str], names: dict[str, str], unit: str)
     return Layout(
         GENERIC, names.get("arrival", ""), unit, names["prompt"], names["generate"],
         names.get("blocks", ""),
+        conduct=tuple((role, name) for role, name in names.items() if role in DEFAULTS),
     )  # fmt: skip
 
 
@@ -100,6 +102,7 @@ def _layout(file: str, columns: Collection[str], name: str) -> Layout:
     return Layout(
         name, chosen["arrival"], unit, chosen["prompt"], chosen["generate"], blocks,
         format.block_tokens if blocks else 0, format.failed, format.unpack,
+        conduct=tuple((role, name) for role, name in format.conduct if name in columns),
     )  # fmt: skip
 
 

@@ -11,4 +11,5 @@ FORMAT = TraceFormat(
     blocks="hash_ids",
     block_tokens=16,
     marks=("chat_id", "parent_chat_id"),
+    conduct=(("id", "chat_id"), ("parent", "parent_chat_id")),
 )

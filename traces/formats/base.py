@@ -38,6 +38,8 @@ class TraceFormat:
         counted. Empty: such a row is an error.
     unpack
         Turns a JSON record into rows; the record itself if not given.
+    conduct
+        Roles and names of columns on turns, classes and aborts, where a file has them.
     """
 
     title: str
@@ -51,6 +53,7 @@ class TraceFormat:
     arrives: bool = True
     failed: str = ""
     unpack: Callable[[Record], Iterator[Record]] | None = None
+    conduct: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,9 @@ class Layout:
     failed: str = ""
     unpack: Callable[[Record], Iterator[Record]] | None = None
     chars_per_token: float = 0.0
+    conduct: tuple[tuple[str, str], ...] = ()  # roles and columns of turns, classes and aborts
 
     def columns(self) -> list[str]:
         """Names of the columns to read."""
         named = (self.arrival, self.prompt, self.generate, self.blocks)
-        return [name for name in named if name]
+        return [name for name in (*named, *dict(self.conduct).values()) if name]

@@ -9,4 +9,10 @@ FORMAT = TraceFormat(
     prompt=("prompt_tokens",),
     generate=("generate_tokens",),
     blocks="block_ids",
+    conduct=(
+        ("parent", "parent_row"),
+        ("think", "think_s"),
+        ("priority", "priority"),
+        ("abort_after", "abort_after_s"),
+    ),
 )
