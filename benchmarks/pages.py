@@ -8,6 +8,7 @@ named. Without Chromium only terminals are looked at, without axe-core
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
                   "--out", "FIT"),
     "validate": ("validate", "--model", "smollm2-135m", "--layers", "1", "--techniques", "full",
                  "--techniques", "kivi"),
+    "sweep": ("sweep", "SPEC", "--out", "GRID", "--resume"),
     "gpus": ("gpus",), "gpu": ("gpus", "h100"), "models": ("models",), "stacks": ("stacks",),
     "techniques": ("techniques",), "technique": ("techniques", "kivi"),
 }  # fmt: skip
@@ -57,6 +59,15 @@ COMMANDS |= {
     )
 }  # fmt: skip
 PAGELESS = ("gpus", "gpu", "models", "stacks", "techniques", "technique")
+WITHOUT_JSON = ("explore", "sweep")
+GRID = """[grid]
+model = ["llama3-8b"]
+gpu = ["a6000", "h100"]
+technique = ["full", "fp8", "kivi:bits=4", "offload"]
+batch = { from = 1, to = 256, count = 9, spacing = "log" }
+context = [1024, 8192, 32768]
+"""
+ROUNDS = 3  # a page is opened this often, each time by a new browser
 ONCE = ("validate",)  # its page has measured times
 
 
@@ -70,7 +81,12 @@ class Case:
     @property
     def arguments(self) -> list[str]:
         """What is typed."""
-        places = {"RUN": str(self.folder / "run.parquet"), "FIT": str(self.folder / "fit.toml")}
+        places = {
+            "RUN": str(self.folder / "run.parquet"),
+            "FIT": str(self.folder / "fit.toml"),
+            "SPEC": str(self.folder / "grid.toml"),
+            "GRID": str(self.folder / "grid"),
+        }
         return [places.get(word, word) for word in COMMANDS[self.name]]
 
     @property
@@ -81,7 +97,7 @@ class Case:
     def written(self) -> str:
         """Write its page; the JSON of the same run."""
         where = "--out" if self.name == "explore" else "--report"
-        told = () if self.name == "explore" else ("--json",)
+        told = () if self.name in WITHOUT_JSON else ("--json",)
         found = run(*self.arguments, where, str(self.page), *told)
         assert self.page.exists(), found.err
         return found.out
@@ -92,13 +108,14 @@ def prepared(folder: Path) -> None:
     log = ("simulate", "--trace", "sample:chat", "--model", "llama3-8b", "--gpu", "l40s",
            "--stack", "trtllm", "--out", str(folder / "run.parquet"))  # fmt: skip
     assert run(*log).code == 0
+    (folder / "grid.toml").write_text(GRID)
 
 
 def printed(case: Case, width: int) -> str:
     """A command's output in a terminal of a width."""
     with patch.dict(os.environ, {"COLUMNS": str(width), "NO_COLOR": "1"}):
         found = run(*case.arguments)
-    return found.out + found.err
+    return re.sub(r" in [\d.]+ s; solved", "; solved", found.out + found.err)
 
 
 def in_terminals(case: Case) -> Iterator[str]:
@@ -116,7 +133,7 @@ def on_its_page(case: Case, b: Browser, shots: Path) -> Iterator[str]:
     """What is wrong with a command's page."""
     told = case.written()
     yield from checks.looked(b, case.page, shots)
-    if case.name != "explore":
+    if case.name not in WITHOUT_JSON:
         yield from checks.agreed(b, case.page, told)
         yield from checks.sums(b, case.page, list(dicts(json.loads(told))))
     if case.name not in ONCE:
@@ -137,42 +154,48 @@ def main() -> None:
     """The cases that are named or all, but for those that the folder has results of."""
     folder, names = Path(sys.argv[1]), sys.argv[2:] or list(COMMANDS)
     folder.mkdir(exist_ok=True)
-    kept = folder / "results.json"
-    results = json.loads(kept.read_text()) if kept.exists() else {}
     if not (folder / "run.parquet").exists():
         prepared(folder)
     for name in names:
-        if name in results and not sys.argv[2:]:
+        kept = folder / f"{name}.json"
+        if kept.exists() and not sys.argv[2:]:
             continue
-        case = Case(name, folder)
-        found = {"terminal": list(in_terminals(case))}
-        if chromium.CHROMIUM is not None and name not in PAGELESS:
-            with TemporaryDirectory() as profile, browser(Path(profile)) as b:
-                found["page"] = list(on_its_page(case, b, folder))
-            with TemporaryDirectory() as profile, browser(Path(profile)) as b:
-                took = b.timed(case.page, 1440)
-                found["page"] += checks.large(case.page)
-            found |= {"bytes": case.page.stat().st_size, **took}
-        results[name] = found
-        kept.write_text(json.dumps(results, indent=1))
+        found = measured(Case(name, folder))
+        kept.write_text(json.dumps(found, indent=1))
         for where in ("terminal", "page"):
             for fault in found.get(where, ()):
                 print(f"{name}, {where}: {fault}", flush=True)
-    tell(results)
+    tell([json.loads(kept.read_text()) for kept in folder.glob("*.json")])
 
 
-def tell(results: dict[str, Any]) -> None:
+def measured(case: Case) -> dict[str, Any]:
+    """What is wrong with a command in terminals and on its page; the page's size and time."""
+    found: dict[str, Any] = {"terminal": list(in_terminals(case))}
+    if chromium.CHROMIUM is None or case.name in PAGELESS:
+        return found
+    with TemporaryDirectory() as profile, browser(Path(profile)) as b:
+        found["page"] = list(on_its_page(case, b, case.folder))
+    found["page"] += checks.large(case.page)
+    times = []
+    for _ in range(ROUNDS):
+        with TemporaryDirectory() as profile, browser(Path(profile)) as b:
+            times.append(b.timed(case.page, 1440))
+    least = min(times, key=lambda took: took["first_cpu_s"])  # other work on the machine adds
+    return found | {"bytes": case.page.stat().st_size, **least}
+
+
+def tell(results: list[dict[str, Any]]) -> None:
     """What was asked beside what was found."""
-    paged = [found for found in results.values() if "page" in found]
+    paged = [found for found in results if "page" in found]
     titles = {
         "terminal": f"commands at {WIDTHS} columns",
         "page": "pages: 390 and 1440 px, light, dark, A4, axe, JSON, foot",
     }
     for where, what in titles.items():
-        here = [found[where] for found in results.values() if where in found]
+        here = [found[where] for found in results if where in found]
         print(f"{len(here)} {what} | 0 faults asked | {sum(map(len, here))} found")
     if paged:
-        most = {k: max(found[k] for found in paged) for k in ("bytes", "first_cpu_s", "all_cpu_s")}
+        most = {k: max(found[k] for found in paged) for k in ("bytes", "first_cpu_s")}
         print(f"largest page | 5,000,000 bytes asked | {most['bytes']:,} found")
         print(f"first picture, CPU time | 2 s asked | {most['first_cpu_s']:.2f} s found")
 

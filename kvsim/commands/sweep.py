@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from kvsim.commands.arguments import count, option
+from kvsim.commands.options import command_line, say_written
 from kvsim.errors import InputError
+from kvsim.files import check_target
 
 MOST_WORKERS = 256
 PATIENCE, TERMINAL, LOG = 2.0, 0.5, 10.0  # before the first line, and between two [s]
@@ -26,6 +28,9 @@ def sweep(
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep what --out has, and compute the rest.")
     ] = False,
+    report: Annotated[
+        Path | None, option("--report", "F.html", "Write an HTML page there.")
+    ] = None,
 ) -> None:
     """Compute a grid on this machine or a Dask cluster."""
     from kvsim.sweeps import chunks as parts
@@ -35,6 +40,8 @@ def sweep(
     from kvsim.sweeps.workers import cluster, here, pool
     from kvsim.techniques import TECHNIQUES
 
+    if report is not None:
+        check_target(report, "--report")
     several = 1 if workers is None else count("--workers", workers)
     if not 1 <= several <= MOST_WORKERS:
         raise InputError(f"--workers: got {several}; expected 1 to {MOST_WORKERS}")
@@ -61,6 +68,12 @@ def sweep(
         store.keep(index, content)
         progress(len(store.done))
     progress.close()
+    if report is not None:
+        from kvsim.report.sweep_page import write_page
+
+        again = "" if resume else " --resume"  # what is in --out is not computed again
+        write_page(report, store, asked, command_line() + again)
+        say_written(report)
     print(f"kvsim: {asked.points:,} points in {total:,} chunks: {out}", file=sys.stderr)
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import compress
 
+import numpy as np
+
 from kvsim import __version__
 from kvsim.files import replace_text
 from kvsim.report.answer import CODE, Answer
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
     from kvsim.report.result import Result
 
+WIDE = 12  # columns from which a table is printed smaller
+MARGIN = 0.05  # of a logarithmic axis, beside its values
 PACKED, GZIP = 3, 31  # zlib's level, which takes 0.1 s, and its code for gzip's header
 
 Picture = tuple[str, "Figure"]
@@ -112,9 +116,10 @@ def table(found: Table, place: int = 1) -> str:
     head = "".join(_head(column) for column in columns)
     title = f"<h2>{escape(found.title)}</h2>" if found.title else ""
     label = f"{escape(found.title or 'results')}, table {place}"
+    kind = ' class="wide"' if len(columns) >= WIDE else ""
     return (
         f'{title}<div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{label}"><table><thead><tr>{head}</tr></thead>'
+        f'aria-label="{label}"><table{kind}><thead><tr>{head}</tr></thead>'
         f'<tbody>{"".join(lines)}</tbody></table></div><button class="copy">Copy as CSV</button>'
     )
 
@@ -136,12 +141,27 @@ def _cell(column: Column, row: Row, below: str) -> str:
 
 def _picture(index: int, title: str, figure: "Figure") -> str:
     figure.update_layout(template=None)  # the page has its own colours
+    _bounded(figure)
     drawn = figure.to_json().replace("</", "<\\/")
     return (
         f"<section><h2>{escape(title)}</h2>"
         f'<div class="picture" id="picture{index}" role="img" aria-label="{escape(title)}"></div>'
         f'<script type="application/json" data-for="picture{index}">{drawn}</script></section>'
     )
+
+
+def _bounded(figure: "Figure") -> None:
+    """Bounds of logarithmic axes, so that the page knows its ticks before it draws."""
+    for name in ("x", "y"):
+        axis = figure.layout[f"{name}axis"]
+        lines = [trace[name] for trace in figure.data if trace.type == "scatter"]
+        if axis.type != "log" or axis.range or len(lines) < len(figure.data):
+            continue
+        values = np.concatenate([np.asarray(line, dtype=float) for line in lines])
+        values = np.log10(values[np.isfinite(values) & (values > 0)])
+        if values.size:
+            room = MARGIN * max(np.ptp(values), 0.3)
+            axis.range = [float(values.min() - room), float(values.max() + room)]
 
 
 def _asset(name: str) -> str:

@@ -72,7 +72,14 @@ def planned(result: ChosenPlan, command: str = "") -> Planned:
 
 def plan(result: ChosenPlan) -> Row:
     """The answer of ``kvsim plan``."""
-    chosen, q = prediction(result.choice), result.question
+    q, full = result.question, result.baseline
+
+    def row(found: Prediction) -> Row:
+        """A prediction beside full KV."""
+        ratio = float(found.output_tok_s[0] / full.output_tok_s[0]) if full else None
+        return prediction(found) | {"vs_full": ratio}
+
+    chosen = row(result.choice)
     spec = {"technique": chosen["technique"], "params": chosen["params"]}
     layers = _layers(result.choice)
     solver, waves = result.solver, result.waves
@@ -83,10 +90,10 @@ def plan(result: ChosenPlan) -> Row:
         "service": q.workload.service,
         "predicted": chosen,
         "quality": quality(result.evidence),
-        "baseline": prediction(result.baseline) if result.baseline else None,
+        "baseline": row(full) if full else None,
         "alternatives": [
             {
-                **prediction(a.prediction),
+                **row(a.prediction),
                 "lossless": a.prediction.technique.exact,
                 "allowed": a.allowed,
                 "needs": list(a.needs),
@@ -239,14 +246,7 @@ def searched(solver: Row) -> str:
 
 def table(answer: Row) -> Table:
     """The choice and what it is compared with."""
-    base = answer["baseline"]
-    rows = [
-        row | {
-            "standing": standing,
-            "vs_full": row["output_tok_s"] / base["output_tok_s"] if base else None,
-        }
-        for standing, row in entries(answer)
-    ]  # fmt: skip
+    rows = [row | {"standing": standing} for standing, row in entries(answer)]
     columns = [
         words("", lambda row: row["standing"]),
         words("technique", lambda row: row["technique"]),

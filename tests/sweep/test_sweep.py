@@ -254,3 +254,16 @@ def test_folder_of_others_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out" / "letter.txt").write_text("x")
     place = str(spec_of(tmp_path))
     check(line("sweep", place, "--out", str(tmp_path / "out")), "other files")
+
+
+def test_the_page_has_the_best_of_the_rows(tmp_path: Path) -> None:
+    out, page = tmp_path / "out", tmp_path / "page.html"
+    result = run("sweep", str(spec_of(tmp_path)), "--out", str(out), "--report", str(page))
+    assert result.code == 0, result
+    table = pq.read_table(out).to_pandas()
+    able = table[table.fits.fillna(False).astype(bool)]
+    text = page.read_text(encoding="utf-8")
+    assert f"Of {len(table):,} points {len(able):,} have a result" in text
+    best = sorted(able.decode_tok_s, reverse=True)[:20]
+    assert all(f'data-value="{float(rate)!r}"' in text for rate in best)
+    assert "--resume</code>" in text and text.count('data-for="picture') >= 2

@@ -25,12 +25,12 @@ const dressed = (layout) => {
   return merged;
 };
 const plain = (value) => (value >= 1e4 || value < 1e-3 ? `${Number((value / 10 ** (3 * Math.floor(Math.log10(value) / 3))).toPrecision(3))}${{ "-4": "p", "-3": "n", "-2": "µ", "-1": "m", 1: "k", 2: "M", 3: "G", 4: "T", 5: "P" }[Math.floor(Math.log10(value) / 3)] || ""}` : value.toLocaleString("en", { maximumSignificantDigits: 3 }));
-const ticked = (place) => {  // 1, 2, 5 of each decade in full digits, or fewer where they would touch
+const ticked = (axes, width, height) => {  // 1, 2, 5 of each decade in full digits, or fewer where they would touch
   const change = {};
   for (const name of ["xaxis", "yaxis"]) {
-    const axis = place._fullLayout[name];
-    if (!axis || axis.type !== "log") continue;
-    const [low, high] = axis.range, room = (name === "xaxis" ? axis._length / 48 : axis._length / 24), wanted = high - low;
+    const axis = axes[name];
+    if (!axis || axis.type !== "log" || !axis.range) continue;
+    const [low, high] = axis.range, room = name === "xaxis" ? width / 48 : height / 24, wanted = high - low;
     const steps = 3 * wanted <= room ? [1, 2, 5] : wanted <= room ? [1] : null, every = Math.ceil(wanted / room), values = [];
     for (let k = Math.floor(low); k <= Math.ceil(high); k += steps ? 1 : every) {
       for (const step of steps || [1]) { const at = k + Math.log10(step); if (at >= low && at <= high) values.push(step * 10 ** k); }
@@ -40,11 +40,17 @@ const ticked = (place) => {  // 1, 2, 5 of each decade in full digits, or fewer 
   }
   return change;
 };
-const fitted = async (place, layout) => {  // room for the legend, which wraps on a phone
+const fitted = async (place, layout, again = true) => {  // room for the legend, which wraps on a phone
   const legend = place.querySelector(".legend");
   const tall = legend ? legend.getBoundingClientRect().height : 0, height = (layout.height || 420) + Math.max(0, tall - 24);
+  if (!again && tall <= 24) return;
   place.style.height = `${height}px`;
-  await Plotly.relayout(place, { height, ...ticked(place) });
+  const { xaxis, yaxis } = place._fullLayout;
+  await Plotly.relayout(place, { height, ...(again && xaxis && yaxis ? ticked(place._fullLayout, xaxis._length, yaxis._length) : {}) });
+};
+const preset = (place, layout) => {  // ticks for the room that there will be, so that it is drawn once
+  const change = ticked(layout, place.clientWidth - 100, (layout.height || 420) - 100);
+  for (const [key, value] of Object.entries(change)) { const [axis, name] = key.split("."); layout[axis][name] = value; }
 };
 const draw = async () => {  // one after the other, so that the first is there at once
   for (const source of document.querySelectorAll("script[data-for]")) {
@@ -52,8 +58,9 @@ const draw = async () => {  // one after the other, so that the first is there a
     place.style.height = (layout.height || 420) + "px";
     delete layout.template;
     if (place.clientWidth < 500) layout.legend = { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, entrywidth: 105, font: { size: 11 } };
+    preset(place, layout);
     await Plotly.newPlot(place, data, dressed(layout), { responsive: true, displaylogo: false, displayModeBar: false });
-    await fitted(place, layout);
+    await fitted(place, layout, false);
     pictures.push([place, layout]);
     place.dataset.drawn = "";
     await new Promise((done) => setTimeout(done));
