@@ -24,21 +24,25 @@ ORACLES = tuple(
     for name in ("settings", "more_techniques", "preset_oracles", "layer_kinds",
                  "technique_oracles", "recompute", "limits")
 )  # fmt: skip
-FROZEN = tuple(f"tests/frozen/test_{name}.py" for name in ("frozen", "parts", "plans"))
-SERVING = tuple(f"tests/serving/test_{name}.py" for name in ("lanes", "tiers"))
-PLANS = tuple(f"tests/planner/test_{name}.py" for name in ("fleet_programme", "flips"))
-CORE = (*FROZEN, *ORACLES, "tests/engine", "tests/prediction", *PLANS)
-ALL_CORE = (*FROZEN, "tests/techniques", "tests/engine", "tests/prediction", "tests/planner")
-RUNS = ("tests/frozen/test_runs.py", *SERVING)
-ALL_RUNS = (RUNS[0], "tests/serving")
+CORE = (
+    "tests/frozen/test_frozen.py", "tests/frozen/test_parts.py", *ORACLES, "tests/engine",
+    "tests/prediction",
+)  # fmt: skip
+PLANS = (
+    "tests/frozen/test_plans.py", "tests/planner/test_fleet_programme.py",
+    "tests/planner/test_flips.py",
+)  # fmt: skip
+RUNS = (
+    "tests/frozen/test_runs.py", "tests/serving/test_lanes.py", "tests/serving/test_tiers.py",
+)  # fmt: skip
 ROOMS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "techniques": ("kvsim/techniques", CORE, ALL_CORE),
-    "engine": ("kvsim/engine", CORE, ALL_CORE),
-    "prediction": ("kvsim/prediction", CORE, ALL_CORE),
-    "planner": ("planner", CORE, ALL_CORE),
-    "serving": ("kvsim/serving", RUNS, ALL_RUNS),
+    "techniques": ("kvsim/techniques", CORE, ("tests/techniques",)),
+    "engine": ("kvsim/engine", CORE, ("tests/techniques",)),
+    "prediction": ("kvsim/prediction", CORE, ("tests/planner",)),
+    "planner": ("planner", PLANS, ("tests/planner",)),
+    "serving": ("kvsim/serving", RUNS, ("tests/serving",)),
 }
-"""Sources of a room, the quick tests that may notice a change of them, and all of them."""
+"""Sources of a room, the quick tests that may notice a change of them, and further ones."""
 EXPLAINED: dict[str, str] = {}
 """Survivors that no test can notice, by name, and why."""
 
@@ -74,8 +78,9 @@ def tried_in_a_child(rooms: dict[str, Any], given: argparse.Namespace, keep: Pat
         with keep.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
-    tests = next(iter(rooms.values()))[2 if given.again else 1]
-    calls = keep.with_suffix(f".{Path(tests[0]).stem}.calls.json")
+    _, quick, further = next(iter(rooms.values()))
+    tests = dict.fromkeys((*quick, *further) if given.again else quick)
+    calls = keep.with_suffix(f".{Path(quick[0]).stem}.calls.json")
     code = pytest.main([*QUIET, *tests], plugins=[Session(waiting, calls, write)])
     sys.exit(int(code))
 

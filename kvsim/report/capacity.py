@@ -60,7 +60,6 @@ def row(answer: CapacityAnswer, trace: str) -> Row:
             "gap": answer.found.gap,
             "proposals": answer.found.proposals,
             "simulations": answer.found.simulations,
-            "seconds": answer.found.seconds,
         },
         "basis": basis(deployment),
     }

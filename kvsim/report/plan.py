@@ -130,7 +130,6 @@ def plan(result: ChosenPlan) -> Row:
             "solves": solver.solves,
             "replays": solver.replays,
             "options": solver.options,
-            "seconds": solver.seconds,
             "optimum": brief(solver.optimum),
             "given_up": solver.given_up,
         },

@@ -52,7 +52,6 @@ def row(result: TracePlan) -> Row:
         ],
         "solver": {
             "status": "optimal",
-            "seconds": result.seconds,
             "options": result.options,
             "simulations": result.simulations,
         },
