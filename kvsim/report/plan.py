@@ -233,7 +233,7 @@ def _layers(prediction: Prediction) -> list[Row]:
 
 def searched(solver: Row) -> str:
     """How the choice was found, and how much better another placement could be."""
-    text = f"Compared {solver['options']:,} options in {solver['seconds']:.2f} s"
+    text = f"Compared {solver['options']:,} options"
     if solver["bound_s"] is None:
         return f"{text}."
     return (

@@ -14,6 +14,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.techniques import TECHNIQUES
+from kvsim.techniques.registry import terms
 
 PLACE = Path(__file__).with_name("settings.txt")
 
@@ -21,16 +22,18 @@ PLACE = Path(__file__).with_name("settings.txt")
 def lines() -> Iterator[str]:
     """One per setting, and one per technique with what a plan considers."""
     d = Deployment(load_model("llama2-7b"), load_hardware("a6000"), load_stack("fused"))
-    for name, kind in sorted(TECHNIQUES.items()):
+    for name, kind in sorted(terms().items()):
         for setting in fields(kind):
             about = setting.metadata
             if "low" in about:
                 many = ", ".join(map(str, about["choices"]))
                 whole = "whole" if about["whole"] else "real"
-                span = f"{about['low']:g} to {about['high']:g}, {whole}"
+                span = f"{about['low']:.15g} to {about['high']:.15g}, {whole}"
                 yield f"{name}:{setting.name} = {setting.default}; {span}" + f"; {many}" * bool(
                     many
                 )
+        if name not in TECHNIQUES:
+            continue
         with np.printoptions(threshold=100, linewidth=10_000):
             considered = [shown for one in kind().options(d, 1024, 128) for shown in [repr(one)]]
         yield f"{name}: a plan considers {'; '.join(considered)}".replace("\n", " ")
