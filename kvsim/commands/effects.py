@@ -78,7 +78,10 @@ EFFECTS: dict[str, tuple[Rule, ...]] = {
         excludes("--from-run", "--device"),
     ),
     "kvsim validate": (
-        needs("--quality", "--text", "--out"),
+        Rule(("--text",), "--quality", True, ("--plan",)),
+        needs("--quality", "--out"),
+        excludes("--plan", "--technique", "--quality", "--per-layer", "--bits", "--max-error",
+                 "--report", "--layers", "--points", "--out"),
         excludes("--quality", "--max-error", "--report", "--layers", "--points"),
     ),
     "kvsim capacity": (

@@ -13,8 +13,16 @@ from kvsim.commands.options import command_line, say_written
 from kvsim.errors import InputError
 
 if TYPE_CHECKING:
-    from kvsim.machines.hardware import Hardware
+    from kvsim.machines.hardware import Hardware, Stack
     from kvsim.techniques.base import Technique
+
+
+def stack_beside(gpu: str) -> "Stack":
+    """The stack that was measured with a profile, or that of kvsim's own kernels."""
+    from kvsim.machines.profiles import load_stack
+
+    beside = stack_path(Path(gpu))
+    return load_stack(beside if beside.exists() else "kvsim")
 
 
 def validate_times(
@@ -43,7 +51,6 @@ def validate_times(
     from kvsim.evidence.machine.profile import with_error
     from kvsim.files import own_output, read_text, replace_text
     from kvsim.files.kinds import PROFILE
-    from kvsim.machines.profiles import load_stack
     from kvsim.report import validate_times as report
     from kvsim.report import validate_times_page
     from kvsim.report.json import print_json
@@ -66,7 +73,7 @@ def validate_times(
         )
     place = devices.place(where, quick=False)
     beside = stack_path(Path(gpu))
-    stack = load_stack(beside if beside.exists() else "kvsim")
+    stack = stack_beside(gpu)
     grid = Grid.of(where).reduced(points)
     found: list[Compared] = []
     missing: list[SkippedPoint] = []

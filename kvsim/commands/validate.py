@@ -15,9 +15,13 @@ from kvsim.files import check_target
 
 def validate(
     model: Annotated[
-        str,
-        option("--model", "NAME|PATH", "From `kvsim models` (random weights), folder, or GGUF."),
-    ] = "smollm2-135m",
+        str | None,
+        option(
+            "--model",
+            "NAME|PATH",
+            "From `kvsim models` (random weights), folder, or GGUF; smollm2-135m, or the plan's.",
+        ),
+    ] = None,
     device: Annotated[str, option("--device", "DEVICE", "cpu, cuda or cuda:N.")] = "cpu",
     techniques: Annotated[
         list[str] | None,
@@ -30,20 +34,20 @@ def validate(
     ] = None,
     layers: Annotated[str, option("--layers", "N", "The first N layers only; 0: all.")] = "0",
     batch: Annotated[
-        str | None, option("--batch", "N", "Sequences; 2, or 8 for --quality.")
+        str | None, option("--batch", "N", "Sequences; 2, 8 for --quality, or the plan's.")
     ] = None,
     prompt: Annotated[
-        str | None, option("--prompt", "N", "Prompt tokens of each; 96, or 1024.")
+        str | None, option("--prompt", "N", "Prompt tokens of each; 96, 1024, or the plan's.")
     ] = None,
     generate: Annotated[
-        str | None, option("--generate", "N", "Tokens to generate or score; 16, or 64.")
+        str | None, option("--generate", "N", "Tokens to generate or score; 16, 64, or the plan's.")
     ] = None,
     gpu: GpuOption = "a6000",
     quality: Annotated[
         bool, typer.Option("--quality", help="Measure perplexity, attention and acceptance.")
     ] = False,
     text: Annotated[
-        str | None, option("--text", "FILE", "What --quality reads; Python's manual by default.")
+        str | None, option("--text", "FILE", "What is read for a loss; Python's manual by default.")
     ] = None,
     out: Annotated[
         str | None, option("--out", "FILE", "Write what --quality measured as attention trace.")
@@ -52,6 +56,9 @@ def validate(
         bool,
         typer.Option("--per-layer", help="With --quality: each layer's keys and values alone."),
     ] = False,
+    plan: Annotated[
+        str | None, option("--plan", "FILE", "Run what `kvsim plan --json` chose; its loss, times.")
+    ] = None,
     bits: Annotated[
         str | None, option("--bits", "X", "With --per-layer: run the best plan of X mean bits.")
     ] = None,
@@ -78,6 +85,12 @@ def validate(
     from kvsim.report.json import print_json
     from kvsim.techniques import parse
 
+    if plan is not None:
+        from kvsim.commands.validate_plan import validate_plan
+
+        validate_plan(plan, model, device, (batch, prompt, generate), gpu, text, json)
+        return
+    model = model or "smollm2-135m"
     texts = [] if techniques in (None, ["all"]) else list(techniques or [])
     if per_layer and (not quality or texts):
         raise InputError("--per-layer: goes with --quality, and chooses its own techniques")

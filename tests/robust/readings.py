@@ -61,6 +61,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "validate --model": ("validate", "--techniques", "full", "--model", "{}"),
     "validate --gpu": ("validate", "--techniques", "full", *MODEL, "--gpu", "{}"),
     "validate --text": ("validate", "--quality", *MODEL, "--text", "{}"),
+    "validate --plan": ("validate", "--plan", "{}"),
     "doctor file": ("doctor", "{}"),
     "traces import files": ("traces", "import", "{}", "--out", "out.csv"),
     "traces inspect file": ("traces", "inspect", "{}"),
@@ -76,6 +77,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
 ENDINGS = {
     "--model": ".json", "--gpu": ".toml", "--stack": ".toml", "--quality": ".json",
     "--acceptance": ".json", "--from-run": ".jsonl", "--text": ".txt", "spec": ".toml",
+    "--plan": ".json",
 }  # fmt: skip
 """Names that options recognise; the others read CSV."""
 

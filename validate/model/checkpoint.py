@@ -41,6 +41,20 @@ def open_model(name_or_path: str) -> tuple[Architecture, TensorSource | None]:
     return arch, Safetensors(path) if from_folder and path.is_dir() else None
 
 
+def open_packaged(name_or_path: str) -> tuple[Architecture, TensorSource | None]:
+    """As ``open_model``, with the weights of a name that an installed package has.
+
+    Raises
+    ------
+    InputError
+        If there is no such model, or none that ``validate`` can run.
+    """
+    package = PACKAGED.get(name_or_path)
+    spec = find_spec(package) if package else None
+    packaged = sorted(Path(str(spec.origin)).parent.glob("*.gguf")) if spec else []
+    return open_model(str(packaged[0]) if packaged else name_or_path)
+
+
 def open_weights(name_or_path: str) -> tuple[Architecture, TensorSource]:
     """As ``open_model``, for what needs real weights; a package may have those of a name.
 
@@ -49,10 +63,7 @@ def open_weights(name_or_path: str) -> tuple[Architecture, TensorSource]:
     InputError
         If there are none.
     """
-    package = PACKAGED.get(name_or_path)
-    spec = find_spec(package) if package else None
-    packaged = sorted(Path(str(spec.origin)).parent.glob("*.gguf")) if spec else []
-    arch, source = open_model(str(packaged[0]) if packaged else name_or_path)
+    arch, source = open_packaged(name_or_path)
     if source is None:
         others = ", ".join(PACKAGED)
         raise InputError(

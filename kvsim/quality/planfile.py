@@ -1,0 +1,100 @@
+"""A plan as ``kvsim plan --json`` prints it, read back to be run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import InputError
+from kvsim.files import read_json
+from kvsim.files.kinds import PLAN
+from kvsim.techniques import parse
+from kvsim.techniques.base import Technique
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """What a plan chose, and what it expects to lose.
+
+    Attributes
+    ----------
+    model
+        The model that it is for, as it was given.
+    batch, prompt, generate
+        Its workload. [sequences, tokens, tokens]
+    evidence, unit
+        Kind of the evidence of its loss, and what the loss is a share of.
+    loss, low, high
+        The expected loss and its interval; None where the evidence has none.
+    """
+
+    technique: Technique
+    model: str
+    batch: int
+    prompt: int
+    generate: int
+    evidence: str
+    unit: str
+    loss: float | None
+    low: float | None
+    high: float | None
+
+
+def read_plan(path: str) -> PlanFile:
+    """Read a plan from a file.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or lacks what a plan for equal requests has.
+    """
+    if not path.endswith(".json"):
+        raise InputError(f"--plan: got {path[:80]!r}; expected a .json file of `kvsim plan --json`")
+    technique = parse(path)
+    content = read_json(Path(path), PLAN)
+    chosen = _table(path, content, "predicted")
+    known = _table(path, content, "quality")
+    return PlanFile(
+        technique=technique,
+        model=_text(path, chosen, "model"),
+        batch=_count(path, chosen, "batch"),
+        prompt=_count(path, chosen, "prompt"),
+        generate=_count(path, chosen, "generate"),
+        evidence=_text(path, known, "evidence"),
+        unit=_text(path, known, "unit"),
+        loss=_loss(path, known, "loss"),
+        low=_loss(path, known, "low"),
+        high=_loss(path, known, "high"),
+    )
+
+
+def _table(path: str, content: Any, name: str) -> dict[str, Any]:
+    found = content.get(name) if isinstance(content, dict) else None
+    if not isinstance(found, dict):
+        raise _wrong(path, name, found, "what `kvsim plan --json` prints for equal requests")
+    return found
+
+
+def _text(path: str, table: dict[str, Any], name: str) -> str:
+    if not isinstance(table.get(name), str):
+        raise _wrong(path, name, table.get(name), "a text")
+    return str(table[name])
+
+
+def _count(path: str, table: dict[str, Any], name: str) -> int:
+    value = table.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 1e9:
+        raise _wrong(path, name, value, "a whole number from 1")
+    return int(value)
+
+
+def _loss(path: str, table: dict[str, Any], name: str) -> float | None:
+    value = table.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 1e9:
+        raise _wrong(path, name, value, "a number or null")
+    return float(value)
+
+
+def _wrong(path: str, name: str, value: Any, expected: str) -> InputError:
+    return InputError(f"{path!r}: {name} is {str(value)[:40]!r}; expected {expected}")

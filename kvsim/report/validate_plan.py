@@ -1,0 +1,146 @@
+"""A plan beside what running it showed: loss and times, as an answer, rows and a table."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+from kvsim.quality.planfile import PlanFile
+from kvsim.report.answer import Answer, show_rest, show_verdict
+from kvsim.report.answer import verdict as paragraph
+from kvsim.report.json import Row, number
+from kvsim.report.screen import Screen
+from kvsim.report.table import of_cells
+from kvsim.report.units import gib, percent, seconds, times
+from kvsim.validate.counts.check import RandomPrompts
+from kvsim.validate.planned import MeasuredLoss
+from kvsim.validate.times.compared import Measured
+
+PERPLEXITY = "relative perplexity"
+SAME = 1e-3  # nat per token: rounding of sums in another order is below
+NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "speedup": "speed over full KV",
+         "resident_B": "resident"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PlanRun:
+    """A plan that was run.
+
+    Attributes
+    ----------
+    title
+        Model, weights, device and sizes in words.
+    left_out
+        What was not compared, one reason each.
+    """
+
+    plan: PlanFile
+    title: str
+    work: RandomPrompts
+    loss: MeasuredLoss | None
+    times: Sequence[Measured]
+    left_out: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the measured loss is inside what the plan expects; None if units differ."""
+        if self.loss is None:
+            return None
+        if self.plan.technique.exact:
+            return self.loss.divergence <= SAME
+        if self.plan.unit != PERPLEXITY or self.plan.high is None:
+            return None
+        return self.loss.relative <= self.plan.high
+
+
+def answered(found: PlanRun) -> Answer:
+    """What running the plan showed, in words."""
+    told = {m.name: m for m in found.times}
+    faster = told.get("speedup")
+    sentences = [_loss_told(found)]
+    if faster is not None:
+        beside = (
+            f"; the plan expects {times(faster.predicted)}" if isfinite(faster.predicted) else ""
+        )
+        sentences.append(f"It decodes {times(faster.measured)} as fast as full KV here{beside}.")
+    return Answer(
+        verdict=paragraph(sentences),
+        figures={name: number(m.measured) for name, m in told.items()},
+        left_out=found.left_out,
+    )
+
+
+def _loss_told(found: PlanRun) -> str:
+    name, loss = str(found.plan.technique), found.loss
+    if loss is None:
+        return f"{name} was run for its times; its loss was not measured."
+    measured = f"{percent(loss.relative)} of perplexity"
+    if found.plan.technique.exact:
+        kept = "keeps" if found.holds else "does NOT keep"
+        return f"{name} {kept} full KV's tokens: {loss.divergence:.2g} nat per token apart."
+    if found.holds is None:
+        return (
+            f"{name} loses {measured}; the plan's evidence is another quantity "
+            f"({found.plan.unit or 'none'}) and is not compared."
+        )
+    held = "within" if found.holds else "ABOVE"
+    return (
+        f"{name} loses {measured}, {held} the {percent(found.plan.high)} that the plan allows for."
+    )
+
+
+def record(found: PlanRun) -> Row:
+    """As ``--json`` has it."""
+    plan, loss = found.plan, found.loss
+    return {
+        "answer": answered(found).row(),
+        "technique": str(plan.technique), "model": plan.model, "title": found.title,
+        "batch": found.work.batch, "prompt": found.work.prompt, "generate": found.work.generate,
+        "loss": {
+            "evidence": plan.evidence, "unit": plan.unit, "expected": plan.loss,
+            "low": plan.low, "high": plan.high,
+            "measured_relative_perplexity": None if loss is None else number(loss.relative),
+            "measured_kl_nat": None if loss is None else number(loss.divergence),
+            "holds": found.holds,
+        },
+        "times": [
+            {"name": m.name, "predicted": number(m.predicted), "measured": number(m.measured),
+             "noise": number(m.noise)}
+            for m in found.times
+        ],
+        "left_out": found.left_out,
+    }  # fmt: skip
+
+
+def show(found: PlanRun) -> None:
+    """The verdict, then a table of predicted against measured."""
+    out, answer = Screen(), answered(found)
+    out.title(found.title)
+    show_verdict(out, answer)
+    out.blank()
+    rows = [_row(m) for m in found.times]
+    if found.loss is not None:
+        plan = found.plan
+        inside = plan.unit == PERPLEXITY and plan.loss is not None
+        expected = "0 %" if plan.technique.exact else percent(plan.loss) if inside else "-"
+        rows.append(["loss of perplexity", expected, percent(found.loss.relative), "-"])
+        rows.append(["KL [nat/token]", "-", f"{found.loss.divergence:.2g}", "-"])
+    out.table(of_cells(("", "predicted", "measured", "error"), rows))
+    show_rest(out, answer)
+
+
+def _row(measured: Measured) -> list[str]:
+    shown = _shown(measured.name)
+    known = isfinite(measured.predicted)
+    return [
+        NAMES[measured.name] + (" [GiB]" if measured.name == "resident_B" else ""),
+        shown(measured.predicted) if known else "-",
+        shown(measured.measured),
+        f"{100 * measured.error:+.1f} %" if known else "-",
+    ]
+
+
+def _shown(name: str) -> Callable[[float], str]:
+    """How a quantity is written."""
+    if name == "resident_B":
+        return gib
+    return times if name == "speedup" else seconds

@@ -1,0 +1,121 @@
+"""A plan run for real: its loss on a text and its times, beside full-precision KV's."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kvsim.errors import InputError
+from kvsim.machines.deployment import Deployment
+from kvsim.prediction.generate import Prediction
+from kvsim.techniques import parse
+from kvsim.techniques.base import Technique
+from kvsim.validate.counts.check import RandomPrompts
+from kvsim.validate.counts.expected import resident_bytes
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.quality.forced import Forced
+from kvsim.validate.quality.settings import Reading
+from kvsim.validate.times.compared import Measured
+from kvsim.validate.times.timed import Timing, run_timed
+
+REPEATS = 3
+FULL = "full"
+
+
+@dataclass(frozen=True)
+class MeasuredLoss:
+    """What a technique lost on a text.
+
+    Attributes
+    ----------
+    relative
+        Of perplexity, over full-precision KV's.
+    divergence
+        Mean KL divergence from full-precision KV's next token. [nat per token]
+    """
+
+    relative: float
+    divergence: float
+
+
+@torch.inference_mode()
+def measure_loss(
+    decoder: Decoder, technique: Technique, reading: Reading, texts: Sequence[Sequence[int]]
+) -> MeasuredLoss:
+    """Read a text under full-precision KV and under a technique.
+
+    Parameters
+    ----------
+    texts : windows of a text. (windows, reading.length)
+    """
+    full = Forced(decoder, parse(FULL), texts, reading.prompt)
+    full.complete()
+    run = Forced(decoder, technique, texts, reading.prompt, full.kept)
+    run.complete()
+    return MeasuredLoss(run.perplexity / full.perplexity - 1, run.divergence)
+
+
+@dataclass(frozen=True)
+class PlanTimes:
+    """A plan's times and memory, and full-precision KV's, each over several runs."""
+
+    plan: tuple[Timing, ...]
+    full: tuple[Timing, ...]
+
+    def compared(self, deployment: Deployment, work: RandomPrompts, times: bool) -> list[Measured]:
+        """Beside their predictions; of times only where the machine is the deployment's.
+
+        The speedup is full-precision KV's time per token over the plan's.
+        """
+        t = self.plan[0].technique
+        kept = [float(run.resident) for run in self.plan]
+        found = [_beside("resident_B", resident_bytes(deployment, t, work), kept)]
+        expected = [
+            _predicted(deployment, run.technique, work) for run in (*self.plan[:1], *self.full[:1])
+        ]
+        own, other = ((p.ttft_s[0], p.tpot_s[0]) for p in expected)
+        tpots = [run.tpot for run in self.plan]
+        ratios = [b.tpot / a.tpot for a, b in zip(self.plan, self.full, strict=True)]
+        every = [
+            _beside("ttft_s", own[0], [run.ttft for run in self.plan]),
+            _beside("tpot_s", own[1], tpots),
+            _beside("speedup", other[1] / own[1], ratios),
+        ]
+        return [*(every if times else [_unknown(m) for m in every]), *found]
+
+
+@torch.inference_mode()
+def time_plan(
+    decoder: Decoder, technique: Technique, work: RandomPrompts
+) -> Iterator[PlanTimes | str]:
+    """Run a plan and full-precision KV in turns; yields what it is about to do, then the times.
+
+    Raises
+    ------
+    InputError
+        If nothing is left to time after the first token.
+    """
+    if work.generate < 2:
+        raise InputError("--generate: got 1; expected at least 2, as times per token are compared")
+    plan: list[Timing] = []
+    full: list[Timing] = []
+    for turn in range(REPEATS + 1):  # the first warms up
+        yield f"times, turn {turn} of {REPEATS}"
+        plan.append(run_timed(decoder, technique, work))
+        full.append(run_timed(decoder, parse(FULL), work))
+    yield PlanTimes(tuple(plan[1:]), tuple(full[1:]))
+
+
+def _predicted(deployment: Deployment, technique: Technique, work: RandomPrompts) -> Prediction:
+    batch = np.array([float(work.batch)])
+    return Prediction(technique, deployment, batch, work.prompt, work.generate)
+
+
+def _beside(name: str, predicted: float, runs: Sequence[float]) -> Measured:
+    low, middle, high = np.quantile(runs, (0.25, 0.5, 0.75))
+    return Measured(name, float(predicted), float(middle), float((high - low) / 2 / middle))
+
+
+def _unknown(measured: Measured) -> Measured:
+    return Measured(measured.name, float("nan"), measured.measured, measured.noise)
