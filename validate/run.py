@@ -162,15 +162,19 @@ class Generation:
             device = self._on_device.device
             self._on_device += taken[0] if alike else to_device(taken, device)
 
+    def padded(self) -> Tensor:
+        """All prompts (batch, longest), zeros behind shorter ones."""
+        padded = torch.zeros(self.batch, self.longest, dtype=torch.long)
+        for row, prompt in zip(padded, self.prompts, strict=True):
+            row[: len(prompt)] = torch.as_tensor(prompt)
+        return padded.to(self.decoder.device)
+
     def _prefill(self) -> Tensor:
         """The pass over all prompts, layer by layer; logits of their last tokens (batch, vocab)."""
         self.decoder.tally.begin("prefill")
         device = self.decoder.device
-        padded = torch.zeros(self.batch, self.longest, dtype=torch.long)
-        for row, prompt in zip(padded, self.prompts, strict=True):
-            row[: len(prompt)] = torch.as_tensor(prompt)
         positions = torch.arange(self.longest, device=device)[None]
-        x = self.decoder.embed(padded.to(device), positions)
+        x = self.decoder.embed(self.padded(), positions)
         size = max(1, self.chunk // self.batch)
         starts = range(0, self.longest, size)
         for layer in range(self.impl.model.layers):

@@ -17,26 +17,6 @@ Family = Literal["packing", "selection", "eviction"]
 
 MORE, LESS = 1, -1  # a larger number is gentler; a smaller one is
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {
-        "kcache": "selection",
-        "quest": "selection",
-        "shadowkv": "selection",
-        "duoattention": "eviction",
-        "pyramidkv": "eviction",
-        "infllm": "eviction",
-        "h2o": "eviction",
-        "streamingllm": "eviction",
-        "snapkv": "eviction",
-    }
-)
-"""How a technique loses quality. What is not listed stores numbers in fewer bits: packing.
-
-Evidence never crosses from one family to another. InfLLM keeps everything but attends to blocks
-that its own representatives find: its published losses are those of evictions, and so are the
-demands on its evidence.
-"""
-
 GENTLER: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
         "kivi": {"bits": MORE, "group": LESS, "residual": MORE},
@@ -78,6 +58,19 @@ class Harshness:
         )
 
 
+def family(technique: Technique) -> Family:
+    """How a technique loses quality: it drops tokens, reads some of them, or stores fewer bits.
+
+    Evidence never crosses from one family to another. InfLLM keeps everything but attends to blocks
+    that its own representatives find: its published losses are those of evictions, and so are the
+    demands on its evidence.
+    """
+    chosen = [parts.selection for parts in technique.parts]
+    if technique.name == "infllm" or any(one.evicts != "never" for one in chosen):
+        return "eviction"
+    return "selection" if any(one.chooses for one in chosen) else "packing"
+
+
 def harshness(technique: Technique, length: float, budget: float | None = None) -> Harshness:
     """A technique's settings, for contexts of some length.
 
@@ -87,16 +80,15 @@ def harshness(technique: Technique, length: float, budget: float | None = None) 
     budget : that share where it is known; otherwise it follows from the settings.
     """
     name = technique.name
-    family = FAMILIES.get(name, "packing")
     if name in BUDGETS:
         share = kept(technique) / length if budget is None else budget
-        return Harshness(name, family, {"budget": min(share, 1.0)})
+        return Harshness(name, family(technique), {"budget": min(share, 1.0)})
     kind = "packed on the host" if name in HOSTS else name
     if kind not in GENTLER:  # nothing is known of what is gentler: only the same setting counts
         kind = str(technique)
     signs = GENTLER.get(kind, {})
     numbers = {key: sign * float(np.max(technique.settings[key])) for key, sign in signs.items()}
-    return Harshness(kind, family, numbers)
+    return Harshness(kind, family(technique), numbers)
 
 
 def kept(technique: Technique) -> float:

@@ -25,7 +25,7 @@ NAMES = (
     "gear-first", "mikv", "quest", "pyramidkv", "duoattention", "shadowkv", "turboquant",
     "kvquant", "eagle", "mtp", "draft", "place", "ngram",
 )  # fmt: skip
-"""Techniques in the order in which they got their marks, which they keep."""
+"""Techniques in the order in which they got their marks, which they keep; others get one too."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Lowrank(Storage):
         if self.rank >= m.k_width:
             return f"rank {self.rank} is no less than the {m.k_width} numbers of a token's keys"
         if not beside.selection.chooses:
-            return f"{self.name} multiplies out the keys that are read; choose some, as quest does"
+            return f"{self.name} multiplies out the keys that are read; choose pages of them"
         return ""
 
     def _left(self, at: LayerPass, tokens: Number) -> Number:

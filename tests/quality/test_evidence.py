@@ -9,7 +9,7 @@ from kvsim.models.configs import load_model
 from kvsim.quality.evidence import Evidence, attention_kind, evidence
 from kvsim.quality.measured import runs_of, shipped
 from kvsim.quality.published import published
-from kvsim.quality.settings import FAMILIES, harshness
+from kvsim.quality.settings import family, harshness
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.traces.attentionfile import load, measured
 
@@ -122,7 +122,7 @@ def test_budgets_speak_for_contexts_near_those_of_the_table() -> None:
 
 def test_families_are_said_of_every_technique_that_drops_tokens() -> None:
     dropping = {"h2o", "streamingllm", "snapkv", "infllm", "pyramidkv", "duoattention"}
-    assert {name for name, family in FAMILIES.items() if family == "eviction"} == dropping
+    assert {name for name in TECHNIQUES if family(parse(name)) == "eviction"} == dropping
     for name in set(TECHNIQUES) - {"draft"}:
         assert harshness(parse(name), CONTEXT).at_least_as_gentle(harshness(parse(name), CONTEXT))
     one, other = (harshness(parse(f"quest:budget={n}"), CONTEXT) for n in (512, 1024))

@@ -9,7 +9,7 @@ from kvsim.validate.counts.compare import Line
 from kvsim.validate.impl.bytoken import PACKED_AT_ONCE
 from kvsim.validate.impl.drafter import PACKED_EARLY
 from kvsim.validate.impl.place import SENT_LATE
-from kvsim.validate.impl.turboquant import READ_TWICE
+from kvsim.validate.impl.rotated import READ_TWICE
 from kvsim.validate.run import Generation
 from tests.support.decoders import decoder, prompts
 from tests.support.runs import assert_same_run

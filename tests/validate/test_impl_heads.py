@@ -89,6 +89,6 @@ def test_a_head_has_read_what_was_settled(monkeypatch: pytest.MonkeyPatch) -> No
 def from_scratch(head: Mtp, prompt: list[int], tokens: Tensor, states: list[Tensor]) -> Tensor:
     """The head's hidden states of one sequence, read at once."""
     text = torch.cat([torch.tensor(prompt), tokens])[1 : len(states) + 1]
-    head.cache = Full(parse("full"), head.decoder, [len(text)], 1)
+    head.beside.cache = Full(parse("full"), head.beside.decoder, [len(text)], 1)
     with torch.inference_mode():
         return head._pass(text[None], torch.stack(states)[None, : len(text)], [0])[0]

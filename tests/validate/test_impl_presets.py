@@ -12,7 +12,8 @@ from kvsim.techniques.kvquant import Kvquant as Settings
 from kvsim.validate.impl.cells import on_the_gpu
 from kvsim.validate.impl.kvquant import Kvquant
 from kvsim.validate.impl.normal import levels
-from kvsim.validate.impl.turboquant import Levels, rotation
+from kvsim.validate.impl.rotated import rotation
+from kvsim.validate.impl.turboquant import Levels
 from kvsim.validate.kernels.packing import pack, unpack
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.rope import rotate
@@ -85,7 +86,7 @@ def test_duoattention_keeps_all_for_some_heads(lengths: tuple[int, ...]) -> None
 
 
 def test_duoattention_needs_whole_heads() -> None:
-    with pytest.raises(InputError, match="choose a multiple of 1/2"):
+    with pytest.raises(InputError, match="of 2 heads; choose a multiple of 1/2"):
         Generation(decoder("llama"), parse("duoattention:retrieval=0.3"), prompts(20), 4)
 
 
@@ -200,7 +201,7 @@ def test_a_draft_model_that_is_the_model_is_always_right(monkeypatch: pytest.Mon
     """It catches up with drafts it has not read itself; else it would soon be wrong."""
     own = decoder("llama")
     monkeypatch.setattr("kvsim.validate.impl.draft.load_architecture", lambda name: own.arch)
-    monkeypatch.setattr("kvsim.validate.impl.draft.random_weights", lambda *_: own.weights)
+    monkeypatch.setattr("kvsim.validate.impl.beside.random_weights", lambda *_: own.weights)
     monkeypatch.setattr("kvsim.techniques.draft.load_model", lambda name: own.arch.model)
     technique = parse("draft:model=smollm2-135m,gamma=3,acceptance=1")
     run = Generation(own, technique, prompts(40, 23), 21, keep=True)

@@ -7,27 +7,23 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques import parse
 from kvsim.techniques.axes import Drafting
 from kvsim.techniques.draft import Draft as Settings
 from kvsim.validate.impl.base import Resident, SmallRun
+from kvsim.validate.impl.beside import Beside
 from kvsim.validate.impl.drafter import Drafter
-from kvsim.validate.impl.full import Full
 from kvsim.validate.model.architecture import load_architecture
-from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.model.weights import random_weights
 
 if TYPE_CHECKING:
     from kvsim.validate.impl.composed import Composed
     from kvsim.validate.run import Generation
 
 CAUGHT_UP = "where every draft was accepted, the draft model reads the last of them first"
-
 UNREAD = "no token is chosen by the logits that the draft model has after the prompt"
 
 
 class Draft(Drafter):
-    """A model of the catalogue with random weights: what it costs is real, what it proposes is not.
+    """A model of the catalogue with random weights.
 
     The last draft of a round never passed through the draft model. If it was accepted, the next
     round begins with it.
@@ -56,63 +52,35 @@ class Draft(Drafter):
         assert isinstance(part, Settings)
         if part.weights != "fp16" or part.tp > 1:
             raise InputError("draft: its real implementation has fp16 weights on one GPU")
-        arch, target = load_architecture(part.model), run.decoder
-        weights = random_weights(arch, target.device, target.dtype)
-        self.decoder = Decoder(arch, weights, target.length, target.tally)
-        self.cache = Full(parse("full"), self.decoder, run.lengths, run.capacity - run.prompt)
+        self.beside = Beside(run, load_architecture(part.model))
 
     def begin(self, generation: "Generation") -> None:
         """The draft model reads the prompt too, whose logits are not needed."""
-        lengths = torch.tensor([len(p) for p in generation.prompts])
-        padded = torch.zeros(len(lengths), int(lengths.max()), dtype=torch.long)
-        for row, prompt in zip(padded, generation.prompts, strict=True):
-            row[: len(prompt)] = torch.as_tensor(prompt)
-        self.decoder.tally.begin("prefill")
-        device, positions = self.decoder.device, torch.arange(padded.shape[1])[None]
-        starts = (0,) * len(lengths)
-        hidden = self._pass(padded.to(device), positions.to(device), starts)
-        self.decoder.head(hidden[torch.arange(len(lengths)), lengths.to(device) - 1])
+        self.run.tally.begin("prefill")
+        hidden = self._pass(generation.padded(), [0] * generation.batch)
+        rows, last = torch.arange(generation.batch), torch.tensor(self.run.lengths) - 1
+        self.beside.decoder.head(hidden[rows, last])
 
     def propose(self, generation: "Generation", tokens: Tensor, ahead: int) -> Tensor | None:
         """Logits (batch, 1, vocab) after the newest token of every sequence."""
         new, begins = tokens, [n + ahead for n in generation.cached]
-        if not ahead and self._behind(generation):
+        drafted = self.run.drafted[-2] if len(self.run.drafted) > 1 else 0
+        if not ahead and drafted and max(generation.yielded[-1]) > drafted:  # one not read yet
             done = torch.tensor(generation.done, device=tokens.device)
             before = generation.tokens.gather(1, (done - 2).clamp(min=0)[:, None])
             new, begins = torch.cat([before, tokens], 1), [n - 1 for n in begins]
-        self.decoder.tally.begin("draft")
-        first = torch.tensor(begins, device=tokens.device)[:, None]
-        positions = first + torch.arange(new.shape[1], device=tokens.device)
-        return self.decoder.head(self._pass(new, positions, tuple(begins))[:, -1:])
+        self.run.tally.begin("draft")
+        return self.beside.decoder.head(self._pass(new, begins)[:, -1:])
 
     def resident(self) -> Resident:
         """The draft model's matrices, embedding and cache."""
-        weights = self.decoder.weights
-        layers = [m for w in weights.layers for m in (w.qkv, w.out, w.up, w.down)]
-        tables = [weights.embedding, *(() if self._tied else (weights.head.weight,))]
-        return {
-            "gpu": {
-                "draft weights": [next(iter(m.tensors())) for m in layers],
-                "draft embedding": tables,
-                "draft kv": self.cache.resident()["gpu"]["kv"],
-            }
-        }
+        weights, beside = self.beside.weights, self.beside
+        tied = weights.head.weight is weights.embedding
+        tables = [weights.embedding, *(() if tied else (weights.head.weight,))]
+        held = {"draft weights": beside.matrices(), "draft embedding": tables}
+        return {"gpu": held | {"draft kv": beside.kv()}}
 
-    @property
-    def _tied(self) -> bool:
-        return self.decoder.weights.head.weight is self.decoder.weights.embedding
-
-    def _behind(self, generation: "Generation") -> bool:
-        """Whether some sequence has accepted every draft of the round before."""
-        drafted = self.run.drafted[-2] if len(self.run.drafted) > 1 else 0
-        return bool(drafted) and max(generation.yielded[-1]) > drafted
-
-    def _pass(self, tokens: Tensor, positions: Tensor, starts: tuple[int, ...]) -> Tensor:
+    def _pass(self, tokens: Tensor, begins: list[int]) -> Tensor:
         """New tokens through the draft model's layers, (batch, new, hidden)."""
-        hidden = self.decoder.embed(tokens, positions)
-        rows = slice(0, len(starts))
-        step = self.decoder.step(rows, starts, positions.expand(len(starts), -1), "draft")
-        for layer in range(self.decoder.arch.model.layers):
-            weights = self.decoder.weights.layers[layer]
-            self.decoder.layer(layer, weights, hidden, step, self.cache.attend)
-        return hidden
+        positions = self.beside.positions(begins, tokens.shape[1])
+        return self.beside.through(self.beside.decoder.embed(tokens, positions), begins)

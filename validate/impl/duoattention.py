@@ -27,22 +27,20 @@ class Duoattention(Ring):
     @classmethod
     def small_settings(cls, run: SmallRun) -> list[str]:
         """One retrieval head, half of the prompt for the others."""
-        share = f"retrieval={1 / run.kv_heads:.12g}"
-        return [f"{share},sink=4,recent={2 * max(1, run.prompt // 4)}"] * (run.kv_heads > 1)
+        text = f"retrieval={1 / run.kv_heads:.12g},sink=4,recent={2 * max(1, run.prompt // 4)}"
+        return [text] if run.kv_heads > 1 else []
 
     def __init__(self, place: Where) -> None:
         settings, heads = place.parts.selection, place.run.model.kv_heads
         assert isinstance(settings, Settings)
-        share = float(settings.retrieval)
-        self.many = round(share * heads)
-        if abs(share * heads - self.many) > 1e-9 or not 0 < self.many < heads:
+        kept = float(settings.retrieval) * heads
+        self.many = round(kept)
+        if abs(kept - self.many) > 1e-9 or not 0 < self.many < heads:
             raise InputError(
-                f"duoattention: retrieval={share:g} leaves no whole number of both kinds of heads; "
-                f"choose a multiple of 1/{heads} between 0 and 1"
+                f"duoattention: {kept:g} of {heads} heads; choose a multiple of 1/{heads} below 1"
             )
         self.sink, self.recent = int(settings.sink), int(settings.recent)
         super().__init__(replace(place, heads=heads - self.many))
-        self.refuse_drafts()
         self.refuse_windows()
         self.differences = self.cells.apart
         self.whole = self.run.cells(replace(place, heads=self.many), self.capacity)

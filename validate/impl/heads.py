@@ -6,15 +6,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kvsim.techniques import parse
 from kvsim.techniques.axes import Drafting
 from kvsim.techniques.heads import Head
 from kvsim.validate.impl.base import Resident
+from kvsim.validate.impl.beside import Beside
 from kvsim.validate.impl.drafter import Drafter
-from kvsim.validate.impl.full import Full
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.model.weights import random_weights
 
 if TYPE_CHECKING:
     from kvsim.validate.impl.composed import Composed
@@ -24,7 +21,7 @@ OTHERS_FEWER = "a pass has as many tokens of every sequence as one of them has a
 
 
 class Heads(Drafter):
-    """A head with random weights: what it costs is real, what it proposes is not.
+    """A head with random weights.
 
     Entry n of its cache joins the model's hidden state of token n with the embedding of token
     n + 1. What drafts appended is overwritten when the tokens that stay are known.
@@ -35,12 +32,8 @@ class Heads(Drafter):
     def __init__(self, run: "Composed", part: Drafting) -> None:
         super().__init__(run, part)
         assert isinstance(part, Head)
-        target, arch = run.decoder, run.decoder.arch.first(1)
-        self.weights_of_head = random_weights(arch, target.device, target.dtype)
-        own = Decoder(arch, self.weights_of_head, target.length, target.tally)
-        self.cache = Full(parse("full"), own, run.lengths, run.capacity - run.prompt)
-        self.decoder, hidden = own, arch.model.hidden
-        self.vocab = self.vocabulary(arch.model.vocab)
+        self.beside, hidden = Beside(run, run.decoder.arch.first(1)), run.model.hidden
+        self.vocab = self.vocabulary(run.model.vocab)
         self.fuse = self._product(hidden, part.fused * hidden) if part.fused else None
         self.join = self._product(hidden, 2 * hidden)
         self.logits = self._product(self.vocab, hidden) if self.own_head else None
@@ -74,14 +67,10 @@ class Heads(Drafter):
 
     def begin(self, generation: "Generation") -> None:
         """The head reads the prompt but for its last token, whose successor is a draft's."""
-        tokens = torch.zeros(self.run.batch, self.run.prompt, dtype=torch.long)
-        for row, prompt in zip(tokens, generation.prompts, strict=True):
-            row[: len(prompt)] = torch.as_tensor(prompt)
         self.run.tally.begin("prefill")
         if self.run.prompt > 1:
             known = {layer: states[:, :-1] for layer, states in self.states.items()}
-            after = tokens[:, 1:].to(generation.last.device)
-            self._pass(after, self._fused(known), [0] * self.run.batch)
+            self._pass(generation.padded()[:, 1:], self._fused(known), [0] * self.run.batch)
         ends = [n - 1 for n in self.run.lengths]
         rows = torch.arange(self.run.batch)
         self.states = {layer: s[rows, ends][:, None] for layer, s in self.states.items()}
@@ -99,11 +88,9 @@ class Heads(Drafter):
 
     def resident(self) -> Resident:
         """The layer's matrices, those that join and choose, and a cache."""
-        layer = self.weights_of_head.layers[0]
-        kept = [next(iter(m.tensors())) for m in (layer.qkv, layer.out, layer.up, layer.down)]
         more = [m for m in (self.fuse, self.join, self.logits) if m is not None]
-        keys = self.cache.resident()["gpu"]["kv"]
-        return {"gpu": {"draft weights": [*kept, *more], "draft kv": keys}}
+        matrices = [*self.beside.matrices(), *more]
+        return {"gpu": {"draft weights": matrices, "draft kv": self.beside.kv()}}
 
     # how it is done
 
@@ -135,19 +122,13 @@ class Heads(Drafter):
             marks.reads(embedded)
             marks.writes(embedded)
         joined = torch.cat([embedded, states], -1)
-        hidden = self._multiply("join_inputs", self.join, joined)
-        first = torch.tensor(begins, device=tokens.device)[:, None]
-        positions = first + torch.arange(tokens.shape[1], device=tokens.device)
-        step = self.decoder.step(slice(0, len(begins)), tuple(begins), positions, "draft")
-        layer = self.weights_of_head.layers[0]
-        self.decoder.layer(0, layer, hidden, step, self.cache.attend)
-        return hidden
+        return self.beside.through(self._multiply("join_inputs", self.join, joined), begins)
 
     def _head(self, hidden: Tensor) -> Tensor:
         """Logits of the tokens that a draft chooses among."""
         weights = self.run.decoder.weights
         with self.run.tally.op("sample") as marks:
-            normed = self.weights_of_head.norm(hidden)
+            normed = self.beside.weights.norm(hidden)
             marks.reads(hidden)
             marks.writes(normed)
         matrix = weights.head.weight if self.logits is None else self.logits
@@ -162,6 +143,7 @@ class Heads(Drafter):
 
     def _product(self, rows: int, columns: int) -> Tensor:
         """A matrix that keeps the size of what passes through it."""
-        made = torch.empty(rows, columns, device=self.decoder.device, dtype=self.decoder.dtype)
+        own = self.beside.decoder
+        made = torch.empty(rows, columns, device=own.device, dtype=own.dtype)
         generator = torch.Generator(made.device).manual_seed(rows + columns)
         return made.normal_(0.0, columns**-0.5, generator=generator)

@@ -1,0 +1,38 @@
+"""A paper is one technique file and one implementation file."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvsim.techniques.registry import terms
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("kvsim", "planner", "validate", "traces")
+MOST = 90  # lines of a file
+NEW = ("quest", "pyramidkv", "duoattention", "turboquant", "kvquant", "eagle", "mtp", "draft")
+LISTS = {"kvsim/report/colours.py"}  # marks of pages; a name that it does not have gets one too
+
+
+def naming(word: str) -> set[str]:
+    """Files of the program that say a word, by path."""
+    every = (path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    files = (path for path in every if not path.parent.is_symlink())
+    found = re.compile(rf"\b{word}\b", re.IGNORECASE)
+    return {
+        path.relative_to(ROOT).as_posix()
+        for path in files
+        if found.search(path.read_text(encoding="utf-8"))
+    }
+
+
+def test_quest_is_two_files() -> None:
+    assert naming("quest") - LISTS == {"kvsim/techniques/quest.py", "validate/impl/quest.py"}
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_new_preset_is_two_small_files(name: str) -> None:
+    assert name in terms()
+    for path in (ROOT / "kvsim/techniques", ROOT / "validate/impl"):
+        text = (path / f"{name}.py").read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= MOST, path
