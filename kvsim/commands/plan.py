@@ -164,15 +164,18 @@ def _for_equal(
 ) -> None:
     from kvsim.planner.advice import NoPlanError
     from kvsim.planner.plan import plan_among
-    from kvsim.report import names, plan_more
+    from kvsim.report import names, plan_more, plan_none
     from kvsim.report import plan as shown
     from kvsim.report.json import print_json
 
     try:
         result = plan_among(asked)
     except NoPlanError as none:
+        if report is not None:
+            plan_none.unplanned(none, asked[0].deployment, command_line()).write(report)
+            say_written(report)
         if json:
-            print_json(shown.no_plan(none))
+            print_json(plan_none.no_plan(none))
         raise
     found = shown.planned(result, command_line())
     answer, heading = found.row, names.deployment(result.choice.deployment)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvsim.machines.basis import basis
-from kvsim.planner.advice import Advice, NoPlanError
+from kvsim.planner.advice import Advice
 from kvsim.planner.outlook import LABELS
 from kvsim.planner.plan import ChosenPlan
 from kvsim.prediction.generate import Prediction
@@ -13,7 +13,7 @@ from kvsim.report.answer import Answer, show_rest, show_verdict
 from kvsim.report.grounds import NOT_MODELLED, grounds, noted
 from kvsim.report.json import Row, number
 from kvsim.report.names import deployment, label, params, settings, spec
-from kvsim.report.plan_answer import answered, unanswered
+from kvsim.report.plan_answer import answered
 from kvsim.report.predict import prediction
 from kvsim.report.quantities import legend
 from kvsim.report.result import Result
@@ -135,17 +135,6 @@ def plan(result: ChosenPlan) -> Row:
         },
         "basis": basis(result.choice.deployment),
         "not_modelled": list(NOT_MODELLED),
-    }
-
-
-def no_plan(none: NoPlanError) -> Row:
-    """What ``kvsim plan`` says where nothing is within the limits."""
-    return {
-        "answer": unanswered(none).row(),
-        "choice": None,
-        "reason": str(none),
-        "relaxations": {k: number(v) for k, v in none.relaxations.items()},
-        "advice": [advice(a) for a in none.advice],
     }
 
 

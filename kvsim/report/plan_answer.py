@@ -3,11 +3,7 @@
 from collections.abc import Iterator
 from math import isfinite
 
-from kvsim.emit.engines import emit
-from kvsim.emit.flags import MANUALS
-from kvsim.emit.replica import of_prediction
 from kvsim.machines.deployment import Deployment
-from kvsim.planner.admit import ENGINES
 from kvsim.planner.advice import NoPlanError
 from kvsim.planner.outlook import LABELS, Binding
 from kvsim.planner.plan import ChosenPlan
@@ -15,9 +11,15 @@ from kvsim.planner.rivals import Rival
 from kvsim.prediction.generate import Prediction
 from kvsim.report import evidence, units
 from kvsim.report.answer import Answer, verdict
-from kvsim.report.clauses import within
 from kvsim.report.json import Row, number
 from kvsim.report.names import SPOKEN, given, label, params, spoken
+from kvsim.report.plan_settings import (
+    name_of,
+    narrowed,
+    ranges_of,
+    settings_to_paste,
+    times,
+)
 from kvsim.report.reasons import why
 
 KNOWN_BY = {
@@ -40,12 +42,18 @@ def answered(plan: ChosenPlan, bound_by: str) -> Answer:
     return Answer(
         verdict=verdict(
             [_run(plan), _against_full(plan)],
-            [_instead(plan), _quality(plan), why(bound_by, p.generate), _targets(plan)],
+            [
+                _narrowed(plan.choice),
+                _instead(plan),
+                _quality(plan),
+                why(bound_by, p.generate),
+                _targets(plan),
+            ],
         ),
         figures=_figures(p),
         changes=list(_changes(plan)),
         runner_up=_runner_up(plan),
-        settings=list(_settings(plan)),
+        settings=list(settings_to_paste(plan)),
         evidence=evidence.on_card(d, label(p.technique)),
         assumed=evidence.assumed(d, float(p.host_bytes[0]), bound_by),
     )
@@ -69,34 +77,10 @@ def _relaxations(none: NoPlanError) -> Iterator[str]:
         yield f"{LABELS[name]} of {amount} would do, all else as it is."
 
 
-def _name(prediction: Prediction) -> str:
-    t = prediction.technique
-    return "full KV" if t.name == "full" else given({"technique": label(t), "params": params(t)})
-
-
 def _machine(prediction: Prediction) -> str:
     d = prediction.deployment
     count = f"{d.tp} x " if d.tp > 1 else ""
     return f"{count}{d.hardware.name} with {d.weights} weights"
-
-
-def _times(prediction: Prediction) -> str:
-    row = {"ttft_s": number(prediction.ttft_s), "tpot_s": number(prediction.tpot_s)}
-    row["ranges"] = _ranges(prediction)  # type: ignore[assignment]
-    parts = [f"TTFT {within(row, 'ttft_s')}"]
-    if prediction.generate > 1:
-        parts.append(f"TPOT {within(row, 'tpot_s')}")
-    parts.append(f"{units.rate(number(prediction.output_tok_s))} output tok/s")
-    return ", ".join(parts)
-
-
-def _ranges(prediction: Prediction) -> Row:
-    return evidence.ranges(
-        prediction.deployment,
-        prediction.technique.name,
-        number(prediction.ttft_s),
-        number(prediction.tpot_s),
-    )
 
 
 def _run(plan: ChosenPlan) -> str:
@@ -109,7 +93,7 @@ def _run(plan: ChosenPlan) -> str:
     unit = "sequence" if batch == "1" else "sequences"
     together = f"{batch} {unit} at once" if plan.question.workload.service else f"batch {batch}"
     what = f"Run {spoken(p.technique)} on {_machine(p)}, {together}"
-    return f"{what}: {_times(p)}, {memory} of {capacity}{also}."
+    return f"{what}: {times(p)}, {memory} of {capacity}{also}."
 
 
 def _against_full(plan: ChosenPlan) -> str:
@@ -129,6 +113,12 @@ def _against_full(plan: ChosenPlan) -> str:
     if ratio < 1:
         return f"Full KV gives {units.times(1 / ratio)} that, but misses a limit."
     return f"That is {units.times(ratio)} full KV at batch {batch}."
+
+
+def _narrowed(prediction: Prediction) -> str:
+    """That weights are narrower than they were published, if they are."""
+    d = prediction.deployment
+    return f"{d.weights} weights change the output." if narrowed(d) else ""
 
 
 def _instead(plan: ChosenPlan) -> str:
@@ -199,7 +189,7 @@ def _changes(plan: ChosenPlan) -> Iterator[str]:
         waves = plan.waves
         size = units.whole(number(waves.prediction.batch))
         yield (
-            f"Run the batch as {waves.count} waves of {size} with {_name(waves.prediction)}: "
+            f"Run the batch as {waves.count} waves of {size} with {name_of(waves.prediction)}: "
             f"{units.rate(waves.output_tok_s)} output tok/s in all."
         )
     for other in sorted(plan.others, key=_worth, reverse=True)[1:]:
@@ -254,31 +244,7 @@ def _runner_up(plan: ChosenPlan) -> str:
     p = best.prediction
     needs = f" (needs {' '.join(best.needs)})" if best.needs else ""
     text = best.reason if best.reason.startswith(("is ", "its ")) else f"not chosen: {best.reason}"
-    return f"{_name(p)}{needs} at batch {units.whole(number(p.batch))}: {_times(p)}; {text}."
-
-
-def _settings(plan: ChosenPlan) -> Iterator[str]:
-    """In the form an engine takes, or that none has it."""
-    p = plan.choice
-    name = label(p.technique)
-    able = [engine for engine, techniques in ENGINES.items() if name in techniques]
-    if not able:
-        yield f"No serving engine has {name}; kvsim's own implementation: `kvsim validate`."
-        other = plan.engine_best
-        if other is not None:
-            runs = [e for e, techniques in ENGINES.items() if other.technique.name in techniques]
-            yield (
-                f"The best that an engine runs as released: {_name(other)}, batch "
-                f"{units.whole(number(other.batch))}: {_times(other)} ({', '.join(runs)})."
-            )
-        return
-    titles = (MANUALS[x].title if x in MANUALS else "FlexGen" for x in able)
-    yield f"Engines that run it: {', '.join(titles)}."
-    if "vllm" in able and plan.question.workload.service:
-        share = plan.question.limits.gpu_memory / p.deployment.hardware.gpu_memory
-        found = emit("vllm", of_prediction(p, share))
-        yield "vLLM: " + found.line
-        yield from (f"vLLM has no setting for {what}." for what in found.missing)
+    return f"{name_of(p)}{needs} at batch {units.whole(number(p.batch))}: {times(p)}; {text}."
 
 
 def _figures(prediction: Prediction) -> Row:
@@ -292,5 +258,5 @@ def _figures(prediction: Prediction) -> Row:
         "output_tok_s": number(prediction.output_tok_s),
         "gpu_bytes": number(prediction.gpu_bytes),
         "host_bytes": number(prediction.host_bytes),
-        "ranges": _ranges(prediction),
+        "ranges": ranges_of(prediction),
     }

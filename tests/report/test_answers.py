@@ -101,3 +101,21 @@ def test_a_sweep_and_a_page_of_single_tokens_are_whole(tmp_path: Path) -> None:
     assert told.code == 0 and "Break-even" not in page.read_text(encoding="utf-8")
     refused = run("explore", *A10[:4], "--generate", "1", "--out", str(page))
     assert refused.code == 2 and "--generate: got 1" in refused.err
+
+
+def test_where_there_is_no_plan_the_page_has_what_meets_all_limits(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    found = run("plan", "--model", "qwen2.5-32b", "--gpu", "a100-40g", "--prompt", "4k",
+                "--report", str(page), "--json")  # fmt: skip
+    text = page.read_text(encoding="utf-8")
+    assert found.code == 1 and "No plan meets the limits." in text
+    advised = [a for a in json.loads(found.out)["advice"] if a["predicted"]]
+    assert advised and all(f'<td class="text">{a["option"]}' in text for a in advised)
+    assert all(repr(float(a["predicted"]["ttft_s"])) in text for a in advised)
+
+
+def test_narrower_weights_are_told_with_what_a_server_needs_for_them() -> None:
+    text = said("plan", "--model", "llama3.1-8b", "--gpu", "a10", "--weights", "int4")
+    assert "int4 weights change the output." in text
+    assert "int4 weights: narrower weights change the output; kvsim has no evidence" in text
+    assert "vLLM has no setting for weights of 4 bits: serve a checkpoint" in text
