@@ -60,6 +60,14 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
     "tests/validate/test_impl_overlap.py::test_no_wrong_token_with_other",
     "tests/validate/test_impl_speculation.py::test_sampled",
     "tests/validate/test_kernels_triton.py::test_attention_over_any",
+    *(
+        f"tests/validate/test_launches.py::test_stated_kernels_are_those_dispatched[{name}"
+        for name in ("fp8", "kcache", "kvpr", "offload", "pyramidkv", "quantspec", "quest")
+    ),
+    *(
+        f"tests/validate/test_launches.py::test_stated_kernels_are_those_dispatched[{name}"
+        for name in ("snapkv", "streamingllm", "turboquant", "zipcache")
+    ),
     "tests/validate/test_session.py",
     "tests/validate/test_smollm2.py::test_logits",
     "tests/validate/test_smollm2.py::test_one_bit",

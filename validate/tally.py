@@ -5,16 +5,16 @@ reads and writes. ``Silent`` costs one call per op; ``Tally`` counts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.flop_counter import flop_registry
 
 from kvsim.graph import Channel
@@ -100,6 +100,11 @@ class Silent:
 SILENT = Silent()
 
 
+def uncounted() -> AbstractContextManager[None]:
+    """Work that is only there to say what an op reads and writes; its kernels do not count."""
+    return _disable_current_modes()
+
+
 @dataclass
 class CountedPass:
     """One forward pass and its ops."""
@@ -123,7 +128,7 @@ class Tally(Silent):
     def op(self, name: str) -> Iterator[Marks]:
         """Count what runs inside under that name."""
         marks = _Counted()
-        with _Watch() as watch:
+        with Watch() as watch:
             yield marks
         with self._lock:
             count = self._count(name)
@@ -177,12 +182,19 @@ class _Counted(Marks):
 
     def visible(self, queries: int, keys: int, seen: Tensor | str) -> None:
         if isinstance(seen, Tensor):
-            self.share = Fraction(int(seen.sum()), seen.numel())
+            with uncounted():
+                self.share = Fraction(int(seen.sum()), seen.numel())
         elif seen in ("causal", "later"):
             self.share = Fraction(2 * keys - queries + 1, 2 * keys)
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Fused:
+    """Kernels launched past PyTorch, whose dispatcher does not see them."""
+
+    launched: ClassVar[int] = 0
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """FLOPs by torch's formulas, and kernels, of everything that PyTorch runs.
 
     Ops made of others are opened first, as ``torch.utils.flop_counter`` does; what is left are
@@ -191,7 +203,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops, self.kernels = 0, 0
+        self.flops, self._seen, self._before = 0, 0, Fused.launched
+
+    @property
+    def kernels(self) -> int:
+        """Kernels so far; to be read when it is left."""
+        return self._seen + Fused.launched - self._before
 
     def __torch_dispatch__(  # type: ignore[no-untyped-def]
         self, func, types, args=(), kwargs=None
@@ -204,7 +221,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs)
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=out)
-        self.kernels += _runs(func)
+        self._seen += _runs(func)
         return out
 
 

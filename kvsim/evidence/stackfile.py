@@ -1,6 +1,7 @@
 """Writing profiles and stacks as files that the loader reads back: the one place that does."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from kvsim.evidence.leastsquares import Fit
 from kvsim.files import toml_lines
@@ -40,6 +41,7 @@ def numbers_text(
     numbers: Mapping[str, float],
     sources: Mapping[str, str],
     digits: int = 6,
+    flags: Mapping[str, bool] = MappingProxyType({}),
 ) -> str:
     """TOML of a profile or a stack: its head, its numbers by table, and where each comes from.
 
@@ -51,6 +53,9 @@ def numbers_text(
     for key, value in numbers.items():
         folder, _, name = key.rpartition(".")
         tables.setdefault(folder, {})[name] = float(f"{value:.{digits}g}")
+    for key, flag in flags.items():
+        folder, _, name = key.rpartition(".")
+        tables.setdefault(folder, {})[name] = flag
     parts = [toml_lines(head)]
     parts += [f"[{folder}]\n{toml_lines(entries)}" for folder, entries in tables.items()]
     parts.append(f"[source]\n{toml_lines(sources, quoted=True)}")

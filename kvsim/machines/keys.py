@@ -96,6 +96,7 @@ STACK_NUMBERS: Mapping[str, Number] = {
     "memory.logit_bytes": POSITIVE,
 }
 STACK_FLAGS = (
+    "time.counted_launches",
     "cache.keeps_old",
     "cache.static",
     "attention.flash_prompt",

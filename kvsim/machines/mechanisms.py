@@ -19,6 +19,7 @@ class FixedTimes:
     step: float = 0.0  # fixed time per forward pass: sampling, bookkeeping, graph launch [s]
     sequence: float = 0.0  # further time per step and sequence: sampling, detokenising [s]
     sync: float = 0.0  # host time for one synchronisation [s]
+    counted_launches: bool = False  # ops are as many kernels as kvsim's implementations dispatch
     pointwise_launches: float = 5.0  # kernels per layer for norms, positions, residuals, activation
     pointwise_passes: float = 1.0  # times those kernels read and write the hidden states
 

@@ -39,7 +39,7 @@ def _op(line: Line) -> Row:
             f"{key}_bytes": {c: work.bytes.get(c, 0.0) for c in CHANNELS}
             for key, work in both.items()
         },
-        "launches": line.launches,
+        "launches": int(line.counted.launches),
         "verdict": verdict(line),
         "reason": "" if line.equal else line.reason,
     }

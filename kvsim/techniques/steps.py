@@ -5,6 +5,7 @@ from dataclasses import replace
 from kvsim.engine import indexer, ops, recurrence
 from kvsim.graph import Group, Op, Point, Step
 from kvsim.machines.deployment import Deployment
+from kvsim.techniques.launches import dispatched, of_layer
 from kvsim.techniques.layers import LayerPass, Parts
 from kvsim.techniques.layout import Layout
 
@@ -36,7 +37,10 @@ def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:
         if count:
             groups.append(Group(block, count))
         before = parts
-    return Step(tuple(groups), ops.head(deployment, point))
+    head = ops.head(deployment, point)
+    if deployment.stack.time.counted_launches:
+        head = dispatched(head, (), "prefill" if point.prefill else "decode")
+    return Step(tuple(groups), head)
 
 
 def _leaves_to_cpu(parts: Parts, point: Point) -> bool:
@@ -57,7 +61,7 @@ def layer_ops(at: LayerPass, known: Known | None = None) -> tuple[Op, ...]:
         known[before] = ops.before_attention(at.d, at.p, at.shape, place.weights_wait())
     if behind not in known:
         known[behind] = ops.after_attention(at.d, at.p, at.shape, at.parts.mlp, answered)
-    return (*place.ahead(at), *known[before], *mixing(at), *known[behind])
+    return of_layer(at, (*place.ahead(at), *known[before], *mixing(at), *known[behind]))
 
 
 def mixing(at: LayerPass) -> list[Op]:

@@ -24,14 +24,16 @@ CHANNELS: tuple[Channel, ...] = ("hbm", "dram", "h2d", "d2h")
 
 @dataclass
 class CountedWork:
-    """FLOPs and bytes of an op over all layers and all passes of a phase."""
+    """What an op does over all layers and all passes of a phase."""
 
     flops: float = 0.0  # [FLOP]
     bytes: dict[Channel, float] = field(default_factory=dict)  # by channel [B]
+    launches: float = 0.0  # kernels and copies
 
-    def add(self, flops: float, moved: Mapping[Channel, float]) -> None:
+    def add(self, flops: float, moved: Mapping[Channel, float], launches: float = 0.0) -> None:
         """Add an op's work."""
         self.flops += flops
+        self.launches += launches
         for channel, n in moved.items():
             self.bytes[channel] = self.bytes.get(channel, 0.0) + n
 
@@ -44,7 +46,6 @@ class Line:
     op: str
     predicted: CountedWork
     counted: CountedWork
-    launches: int  # kernels and copies counted
     reason: str  # why bytes may differ, or nothing
 
     @property
@@ -141,9 +142,9 @@ def compare(deployment: Deployment, run: Generation, tally: Tally) -> Comparison
     lines = []
     for phase in PHASES:
         for op in {**stated[phase], **counted[phase]}:
-            work, launches = counted[phase].get(op, (CountedWork(), 0))
+            work = counted[phase].get(op, CountedWork())
             predicted = stated[phase].get(op, CountedWork())
-            lines.append(Line(phase, op, predicted, work, launches, reasons.get(op, "")))
+            lines.append(Line(phase, op, predicted, work, reasons.get(op, "")))
     return Comparison(technique, tuple(lines), tuple(_buffers(technique, deployment, run, reasons)))
 
 
@@ -195,18 +196,17 @@ def _sum(steps: Iterable[Step]) -> dict[str, CountedWork]:
             flops = times * _mean(op.flops)
             moved = {c: times * _mean(n) for c, n in op.bytes.items()}
             if flops or any(moved.values()):
-                total.setdefault(op.name, CountedWork()).add(flops, moved)
+                work = total.setdefault(op.name, CountedWork())
+                work.add(flops, moved, times * op.launches)
     return total
 
 
-def _counted(tally: Tally) -> dict[str, dict[str, tuple[CountedWork, int]]]:
-    phases: dict[str, dict[str, tuple[CountedWork, int]]] = {phase: {} for phase in PHASES}
+def _counted(tally: Tally) -> dict[str, dict[str, CountedWork]]:
+    phases: dict[str, dict[str, CountedWork]] = {phase: {} for phase in PHASES}
     for one in tally.passes:
         phase = phases[one.kind if one.kind in phases else "decode"]
         for name, count in one.ops.items():
-            work, launches = phase.get(name, (CountedWork(), 0))
-            work.add(count.flops, count.bytes)
-            phase[name] = work, launches + count.launches
+            phase.setdefault(name, CountedWork()).add(count.flops, count.bytes, count.launches)
     return phases
 
 

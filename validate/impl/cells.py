@@ -16,7 +16,7 @@ from torch import Tensor
 from kvsim.techniques.axes import Storage
 from kvsim.validate.kernels.attention import PartialAttention, View, attend
 from kvsim.validate.model.attention import Pass, Seen, visible
-from kvsim.validate.tally import Marks, Silent
+from kvsim.validate.tally import Marks, Silent, uncounted
 from kvsim.validate.transfer import to_device
 
 Widths = Sequence[tuple[int, torch.dtype]]
@@ -86,7 +86,8 @@ class Spot:
         starts = tuple(n - m for n, m in zip(step.starts, gone, strict=True))
         first = starts[0] if min(starts) == max(starts) else None
         ends = tuple(n + step.new for n in starts)
-        return cls(step.positions - moved, ends, step.new, first)
+        slots = step.positions if isinstance(moved, int) and not moved else step.positions - moved
+        return cls(slots, ends, step.new, first)
 
     @property
     def most(self) -> int:
@@ -166,14 +167,15 @@ def look_packed(
     """Attention over packed slots; ``read`` gives what it has read of them."""
     part = attend(queries, view, scored)
     if marks.counting:
-        marks.reads(queries, *read())
-        marks.writes(part.out.to(queries.dtype))
-        own = torch.arange(spot.new)
-        pairs = [torch.arange(end) <= (end - spot.new + own)[:, None] for end in spot.ends]
-        seen = torch.cat([p.flatten() for p in pairs])
-        marks.visible(spot.new, spot.most, seen)
-        if queries.is_cuda:
-            marks.computes(4 * queries[0, :, 0].numel() * seen.numel())
+        with uncounted():
+            marks.reads(queries, *read())
+            marks.writes(part.out.to(queries.dtype))
+            own = torch.arange(spot.new)
+            pairs = [torch.arange(end) <= (end - spot.new + own)[:, None] for end in spot.ends]
+            seen = torch.cat([p.flatten() for p in pairs])
+            marks.visible(spot.new, spot.most, seen)
+            if queries.is_cuda:
+                marks.computes(4 * queries[0, :, 0].numel() * seen.numel())
     return part
 
 

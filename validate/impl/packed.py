@@ -15,7 +15,7 @@ from kvsim.validate.kernels.quantise import Levels, quantise
 from kvsim.validate.kernels.stores import By, Store
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.tally import Marks
+from kvsim.validate.tally import Marks, uncounted
 from kvsim.validate.transfer import to_device
 
 
@@ -202,12 +202,13 @@ class Packed(Implementation):
         )
         part = attend(queries, view, scored)
         if marks.counting:
-            lengths = [n + step.new for n in step.starts]
-            known = 0 if index is None else min(index.shape[2], *step.starts)
-            marks.reads(queries, *(None if t is None else t[:, :, :known] for t in pair))
-            marks.reads(*k.read(keys, lengths, upper), *v.read(values, lengths, upper))
-            marks.writes(part.out.to(queries.dtype))
-            count_pairs(marks, queries, step)
+            with uncounted():
+                lengths = [n + step.new for n in step.starts]
+                known = 0 if index is None else min(index.shape[2], *step.starts)
+                marks.reads(queries, *(None if t is None else t[:, :, :known] for t in pair))
+                marks.reads(*k.read(keys, lengths, upper), *v.read(values, lengths, upper))
+                marks.writes(part.out.to(queries.dtype))
+                count_pairs(marks, queries, step)
         return part
 
     def resident(self) -> Resident:

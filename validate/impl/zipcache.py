@@ -17,7 +17,7 @@ from kvsim.validate.kernels.attention import PartialAttention, attend, merge
 from kvsim.validate.kernels.packing import WIDTHS
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.tally import Marks
+from kvsim.validate.tally import Marks, uncounted
 
 
 @dataclass
@@ -176,10 +176,11 @@ class Zipcache(Implementation):
         low = mine.low.view(self._packed, fresh, mine.k, mine.v)
         parts.append(attend(queries, low, scored=self._probing))
         if marks.counting:
-            marks.reads(queries, *mine.high.read(self._packed), *mine.low.read(self._packed))
-            marks.reads(mine.k[:, :, :fresh], mine.v[:, :, :fresh])
-            marks.writes(parts[-1].out.to(queries.dtype))
-            count_pairs(marks, queries, step)
+            with uncounted():
+                marks.reads(queries, *mine.high.read(self._packed), *mine.low.read(self._packed))
+                marks.reads(mine.k[:, :, :fresh], mine.v[:, :, :fresh])
+                marks.writes(parts[-1].out.to(queries.dtype))
+                count_pairs(marks, queries, step)
         return parts
 
     def _probe(self, layer: int, parts: list[PartialAttention], fresh: int) -> None:

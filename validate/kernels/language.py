@@ -19,6 +19,7 @@ import triton.language as tl
 from triton.errors import TritonError
 
 from kvsim.errors import InputError
+from kvsim.validate.tally import Fused
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
@@ -45,6 +46,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
             "set TRITON_INTERPRET=1 before Python starts to interpret them on the CPU"
         )
     if all(grid):
+        Fused.launched += 1
         kernel[grid](*arguments, **options)
 
 
