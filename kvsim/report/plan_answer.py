@@ -39,19 +39,13 @@ def answered(plan: ChosenPlan, bound_by: str) -> Answer:
     bound_by : what the choice spends most of its time on.
     """
     p, d = plan.choice, plan.choice.deployment
+    more = [_instead(plan), _narrowed(p), _quality(plan), why(bound_by, p.generate), _targets(plan)]
+    said = verdict([_run(plan), _against_full(plan)], more)
+    others = [_instead(plan)] if _instead(plan) not in said else []
     return Answer(
-        verdict=verdict(
-            [_run(plan), _against_full(plan)],
-            [
-                _narrowed(plan.choice),
-                _instead(plan),
-                _quality(plan),
-                why(bound_by, p.generate),
-                _targets(plan),
-            ],
-        ),
+        verdict=said,
         figures=_figures(p),
-        changes=list(_changes(plan)),
+        changes=[*others, *_changes(plan)],
         runner_up=_runner_up(plan),
         settings=list(settings_to_paste(plan)),
         evidence=evidence.on_card(d, label(p.technique)),
@@ -184,7 +178,7 @@ def _targets(plan: ChosenPlan) -> str:
 
 
 def _changes(plan: ChosenPlan) -> Iterator[str]:
-    """What would bring more: each tried, with its figures."""
+    """What would bring more, but for what ``_instead`` says: each tried, with its figures."""
     if plan.waves is not None:
         waves = plan.waves
         size = units.whole(number(waves.prediction.batch))
