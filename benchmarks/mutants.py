@@ -1,11 +1,12 @@
 """Mutation testing: small changes of the core's arithmetic, and whether the tests notice them.
 
-Usage: python benchmarks/mutants.py [--count N] [--seed N] [--room NAME] [--keep FILE]; by default
-300 over all rooms. Every mutant is one operator, comparison, constant or sign changed. The tests
-are collected once; the first run sees which functions each of them calls, so that a mutant meets
-only tests that run it, the quickest first, in a forked child. With --keep the results are added to
-a file and a run goes on where it was; --again tries survivors once more, with slower tests too.
-Prints each survivor that EXPLAINED does not list, then what was asked against what was measured.
+Usage: python benchmarks/mutants.py [--count N] [--seed N] [--room NAME] [--keep FILE] [--again]
+[--slow]; by default 300 over all rooms. Every mutant is one operator, comparison, constant or sign
+changed. The tests are collected once; the first run sees which functions each of them calls, so
+that a mutant meets only tests that run it, the quickest first, in a forked child. With --keep the
+results are added to a file and a run goes on where it was; --again tries survivors once more,
+--slow with slower tests too. Prints each survivor that EXPLAINED does not list, then what was asked
+against what was measured.
 
 The serving room's compiled functions run as plain Python.
 """
@@ -79,7 +80,7 @@ def tried_in_a_child(rooms: dict[str, Any], given: argparse.Namespace, keep: Pat
             file.write(json.dumps(row) + "\n")
 
     _, quick, further = next(iter(rooms.values()))
-    tests = dict.fromkeys((*quick, *further) if given.again else quick)
+    tests = dict.fromkeys((*quick, *further) if given.slow else quick)
     calls = keep.with_suffix(f".{Path(quick[0]).stem}.calls.json")
     code = pytest.main([*QUIET, *tests], plugins=[Session(waiting, calls, write)])
     sys.exit(int(code))
@@ -99,6 +100,7 @@ def main() -> None:
     options.add_argument("--room", default="", choices=["", *ROOMS], help="only this one")
     options.add_argument("--keep", type=Path, help="results are added to this file, and not redone")
     options.add_argument("--again", action="store_true", help="try survivors that were kept again")
+    options.add_argument("--slow", action="store_true", help="with slower tests too")
     given = options.parse_args()
     keep = (given.keep or Path("mutants.jsonl")).resolve()
     os.chdir(ROOT)

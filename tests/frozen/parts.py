@@ -42,13 +42,24 @@ FURTHER = (
     "mikv:salient=1,high=16", "mikv:salient=0.2,high=16,group=32", "mikv:low=2,high=8,salient=0.3",
     "pyramidkv:budget=256", "duoattention:retrieval=0.25", "quest:page=32", "kvquant:bits=3",
     "turboquant:bits=2,group=64", "hierarchical:group=64", "lowrank:rank=64",
+    "grouped:bits=16,value_bits=4", "quantspec:gamma=1", "quantspec:gamma=4",
+    "quantspec:gamma=6", "magicdec:draft=snapkv,gamma=2", "magicdec:draft=snapkv,gamma=3",
+    "magicdec:draft=streamingllm,gamma=3", "selfdraft:reads=streamingllm", "mikv + offload",
 )  # fmt: skip
+AT: dict[str, tuple[str, int, int]] = {
+    "snapkv:budget=900,window=32": ("GQA", 0, 0), "h2o:heavy=450,recent=450": ("MHA", 0, 0),
+    "full": ("learned", 4, 3), "kivi": ("learned", 0, 2), "selfdraft:gamma=2": ("windows", 1, 0),
+    "eagle:acceptance=0.8,gamma=3": ("windows", 0, 1), "offload": ("GQA", 2, 3),
+    "snapkv + selfdraft:gamma=2": ("GQA", 1, 1), "mikv + kvpr": ("GQA", 0, 1),
+}  # fmt: skip
+"""Kind of model, place and load of texts for which others would not reach a limit."""
 PLACES = (
     ("a6000", "fused", "fp16", 1), ("h100", "vllm", "fp16", 2), ("rtx4090", "flexgen", "int8", 1),
     ("a100-80g", "kvsim", "int4", 1), ("t4", "hf-eager", "fp16", 1), ("h200", "sglang", "fp8", 4),
 )  # fmt: skip
 LOADS = ((4.0, 900, 200), (1.0, 6000, 50), (24.0, 300, 3), (8.0, 20000, 1))
-KINDS = (*MODELS, "GQA", "MHA", "GQA")
+LEARNED = MODELS | {"learned": "opt-6.7b", "sinks": "gpt-oss-20b"}
+KINDS = (*LEARNED, "GQA", "MHA")
 
 
 def texts() -> list[str]:
@@ -60,20 +71,22 @@ def texts() -> list[str]:
         for i, one in enumerate(AXES[first])
         for other in AXES[second][i % 3 :: 4]
     ]
-    return list(dict.fromkeys([*TECHNIQUES, *FURTHER, *alone, *pairs]))
+    return list(dict.fromkeys([*TECHNIQUES, *FURTHER, *AT, *alone, *pairs]))
 
 
 def rows(only: str = "") -> Iterator[tuple[str, str, str, float]]:
     """Technique, where it runs, the quantity and its value."""
     for text in texts():
+        if only not in ("", text):
+            continue
         number = crc32(text.encode())  # not its place in the list, which others join
-        kind = KINDS[number % len(KINDS)]
-        gpu, stack, weights, tp = PLACES[number % len(PLACES)]
-        load = LOADS[number % len(LOADS)]
-        for model in dict.fromkeys((MODELS[kind], "llama3-8b")):
-            where = f"{model} {gpu} {stack} {weights} {tp} {load}"
-            if only in ("", text) and (found := _place(text, model, gpu, stack, weights, tp)):
-                yield from ((text, where, *part) for part in _parts(text, found, *load))
+        first = AT.get(text, (KINDS[number % len(KINDS)], number // 13, number // 97))
+        for kind, place, load in (first, ("GQA", number // 31, number // 53)):
+            gpu, stack, weights, tp = PLACES[place % len(PLACES)]
+            many = LOADS[load % len(LOADS)]
+            where = f"{LEARNED[kind]} {gpu} {stack} {weights} {tp} {many}"
+            if found := _place(text, LEARNED[kind], gpu, stack, weights, tp):
+                yield from ((text, where, *part) for part in _parts(text, found, *many))
 
 
 def _place(text: str, model: str, gpu: str, stack: str, weights: str, tp: int) -> Deployment | None:

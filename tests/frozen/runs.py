@@ -16,12 +16,16 @@ from kvsim.serving.costs import StepCosts
 from kvsim.serving.lanes import Lane, simulate_lanes
 from kvsim.serving.outcome import Outcome, Targets
 from kvsim.serving.pools import TRANSFERS, TwoPools, simulate_pools
+from kvsim.serving.reference import simulate_plainly
+from kvsim.serving.reference_sessions import simulate_sessions_plainly
 from kvsim.serving.routes import ROUTES
 from kvsim.serving.rules import ADMISSIONS, PREEMPTIONS, PREFILLS, PRIORITIES
 from kvsim.serving.simulate import Run, simulate
+from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
 from tests.frozen.moved import shortened
 from tests.serving.test_serving import tables_of, with_tiers, workload
+from tests.serving.test_sessions import with_conduct
 
 PLACE = Path(__file__).with_name("runs.json")
 TECHNIQUES = ("full", "kivi", "offload", "quantspec", "specache", "kcache", "h2o", "kvpr")
@@ -29,7 +33,8 @@ OPTIONS = list(product(PREFILLS, PRIORITIES, PREEMPTIONS, (False, True)))
 SIZES = ((3, 64), (8, 128), (64, 2048))
 REPLICA = ("pools", "lanes", "plain", "plain", "plain")
 TARGETS = Targets(0.5, 0.02)
-NUMBERS = range(40)
+NUMBERS = range(100)
+PLAIN = 30  # first workloads that the plain simulator plays too
 
 
 def played(number: int) -> dict[str, Any]:
@@ -40,6 +45,8 @@ def played(number: int) -> dict[str, Any]:
     base = tables_of(name, *SIZES[number % len(SIZES)], prefill)
     how = REPLICA[number % len(REPLICA)]
     requests = workload(random, prefix and how != "lanes")
+    if how == "plain" and number % 2:
+        requests = with_conduct(requests, random)
     need = int(np.max(requests.prompt + requests.generate)) // 16
     rules = replace(
         base.rules, priority=priority, preemption=preemption,
@@ -48,14 +55,31 @@ def played(number: int) -> dict[str, Any]:
     )  # fmt: skip
     if rules.prefix_caching:
         rules = with_tiers(rules, random)
-    run = _run(number, how, requests, base.with_rules(rules))
+    costs = base.with_rules(rules)
+    run = _run(number, how, requests, costs)
     found = Outcome(run, TARGETS)
     columns = ("started", "first", "last", "preempted", "hits", "replica", "made", "status")
     sums = {
         name: float(np.nansum(getattr(run.progress, name) * np.arange(1, len(requests) + 1)))
         for name in columns
     }
-    return json.loads(json.dumps(found.summary() | {"of requests": sums}))  # type: ignore[no-any-return]
+    plain = _plain(number, requests, costs) if how == "plain" and number < PLAIN else {}
+    return json.loads(json.dumps(found.summary() | {"of requests": sums} | plain))  # type: ignore[no-any-return]
+
+
+def _plain(number: int, requests: Requests, costs: StepCosts) -> dict[str, Any]:
+    """What the plain simulator makes of the same requests."""
+    play = simulate_sessions_plainly if requests.depends else simulate_plainly
+    rate = np.full(len(requests), costs.rate)
+    limits, route = limits_of(costs, requests), ROUTES[number % len(ROUTES)]
+    until = float(requests.arrival[-1]) if number % 7 == 0 else np.inf
+    found, fleet = play(requests, costs, limits, 1 + number % 3, route, rate, until)
+    links = [sum(plain.link_bytes.values()) for plain in fleet]
+    sums = {
+        name: float(np.nansum([getattr(r, name) * (1 + i) for i, r in enumerate(found)]))
+        for name in ("started", "first", "last", "preempted", "hits", "replica")
+    }
+    return {"of the plain simulator": sums | {"links": float(sum(links))}}
 
 
 def _run(number: int, how: str, requests: Requests, costs: StepCosts) -> Run:

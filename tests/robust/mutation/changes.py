@@ -102,7 +102,7 @@ def _pieces(content: bytes) -> Iterator[tuple[int, int, int, str]]:
             assert isinstance(node.value, int | float)
             yield node.lineno, begin(node), end(node), repr(node.value + 1)
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            yield node.lineno, begin(node), begin(node.operand), "+"
+            yield node.lineno, begin(node), begin(node) + 1, "+"
 
 
 def _types(tree: ast.AST) -> set[tuple[int, int]]:
