@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ ROOMS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "serving": ("kvsim/serving", RUNS, ("tests/serving",)),
 }
 """Sources of a room, the quick tests that may notice a change of them, and further ones."""
-EXPLAINED: dict[str, str] = {}
+EXPLAINED: dict[str, str] = tomllib.loads(
+    (ROOT / "tests" / "robust" / "mutation" / "explained.toml").read_text(encoding="utf-8")
+)
 """Survivors that no test can notice, by name, and why."""
 
 

@@ -125,6 +125,8 @@ def inputs() -> Iterator[Case]:
             code = (REFUSED, 1) if slot == "doctor file" else REFUSED
             if slot == "validate --text" and name not in NO_TEXT:
                 continue  # a text like any other
+            if slot in ("plan --acceptance", "capacity --acceptance"):
+                words += "|expected the share of drafts"  # a number, unless it names a file
             arguments = tuple(part.replace("{}", file) for part in pattern)
             yield Case(f"{slot}: {name}", arguments, code, (words,), files)
 
