@@ -32,7 +32,7 @@ class TwoPools:
     ----------
     prefill, decode : replicas that read prompts, and that decode.
     transfer : ``whole`` sends a cache when its prompt is read, ``layers`` each layer's once it is
-        there, so that only the last layer's is left then.
+        there, so that only the last layer's is left then; layers without a cache send nothing.
     rate : of each replica's network in one direction. [B/s]
 
     Raises
@@ -128,7 +128,7 @@ def handed_over(reading: World, costs: StepCosts, pools: TwoPools) -> Array:
     Each replica sends its caches in the order in which their prompts were read.
     """
     requests: Any = reading.requests
-    layers = costs.deployment.model.layers
+    layers = max(costs.deployment.model.cached_layers, 1)
     rate = pools.rate / costs.deployment.tp
     blocks = -(-requests.prompt.astype(np.int64) // costs.rules.block_tokens)
     size = costs.tables.gpu_bytes[blocks]

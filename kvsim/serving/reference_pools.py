@@ -37,7 +37,7 @@ def simulate_pools_plainly(
         if pools.transfer == "whole":
             end = max(r.first, senders[r.replica]) + size / speed
         else:
-            last_layer = size / costs.deployment.model.layers / speed
+            last_layer = size / max(len(costs.deployment.model.caches), 1) / speed
             end = max(r.started, senders[r.replica]) + size / speed
             end = max(end, r.first + last_layer)
         senders[r.replica] = end

@@ -173,7 +173,10 @@ class PlainTiers(PlainMemory):
             behind = self.recompute_s(min(last * tokens, length - 1), length)
             return max(recomputed(unit), loaded(unit)) + behind
 
-        others = len(self.waiting) + len(self.swapped) + len(self.batch) - 1
+        queued = len(self.waiting) + len(self.swapped)
+        reading = sum(s.todo > 0 for s in self.batch)
+        decoding = (len(self.batch) - reading) * min(0.1 + 0.2 * queued, 1)
+        others = queued + reading - 1 + decoding
         loading = sum(s.skip > 0 for s in self.batch)
 
         def with_others(unit: int) -> float:

@@ -28,6 +28,8 @@ from kvsim.serving.tables import COSTS, Tables
 from kvsim.serving.tiers import passed, put, source_of, transfer
 
 BEHIND = 2  # who waits for work that is put before theirs: those there, and as many still to come
+DECODING, QUEUED = 0.1, 0.2  # share of those decoding that counts, and what each one waiting adds:
+# longer passes delay last tokens, and first ones only where somebody waits for seats or memory
 
 
 class Plan(NamedTuple):
@@ -74,20 +76,6 @@ def load_s(world: TieredWorld, replica: Replica, request: Request, span: tuple[i
 
 
 @compiled
-def until_read_s(tables: Tables, world: TieredWorld, replica: Replica, plan: Plan) -> float:
-    """Until a prompt is read whose units from one on are loaded, the last one not included. [s]"""
-    request = world.requests[plan.request]
-    tokens = world.limits.unit * world.limits.prefix_tokens
-    if plan.first == plan.last:
-        return recompute_s(tables, world, replica, (plan.begins, plan.length))
-    before = (plan.begins, max(plan.first * tokens, plan.begins))
-    behind = (min(plan.last * tokens, plan.length - 1), plan.length)
-    loaded = load_s(world, replica, request, (plan.first, plan.last))
-    recomputed = recompute_s(tables, world, replica, before)
-    return max(loaded, recomputed) + recompute_s(tables, world, replica, behind)
-
-
-@compiled
 def first_loaded(tables: Tables, world: TieredWorld, replica: Replica, plan: Plan) -> int:
     """The unit from which on a prompt's stored units are loaded; those before are recomputed.
 
@@ -115,15 +103,23 @@ def first_loaded(tables: Tables, world: TieredWorld, replica: Replica, plan: Pla
     loading = 0
     for i in range(replica.running):
         loading += world.sequences[replica.first_sequence + i].skip > 0
-    others = replica.waiting + replica.swapped + replica.running - 1
+    queued = replica.waiting + replica.swapped
+    decoding = (replica.running - replica.reading) * min(DECODING + QUEUED * queued, 1.0)
+    others = queued + replica.reading - 1 + decoding
+    behind = recompute_s(
+        tables, world, replica, (min(plan.last * tokens, plan.length - 1), plan.length)
+    )
+    tried = -1
     for first in (plan.first, max(low - 1, plan.first), low, plan.last):
-        choice = Plan(plan.request, plan.begins, plan.length, first, plan.last)
-        took = until_read_s(tables, world, replica, choice)
-        upto = plan.length
+        if first == tried:
+            continue
+        tried, loaded, upto = first, 0.0, plan.length
         if first < plan.last:
+            loaded = load_s(world, replica, request, (first, plan.last))
             upto = max(first * tokens, plan.begins)
-            took += BEHIND * loading * load_s(world, replica, request, (first, plan.last))
-        took += BEHIND * others * recompute_s(tables, world, replica, (plan.begins, upto))
+        recomputed = recompute_s(tables, world, replica, (plan.begins, upto))
+        took = max(loaded, recomputed) + behind * (first < plan.last)
+        took += BEHIND * (loading * loaded + others * recomputed)
         if took < least:
             chosen, least = first, took
     return chosen
