@@ -77,6 +77,10 @@ class _Device(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is Tensor.is_pinned:
             return True
+        if func is Tensor.pin_memory:
+            return args[0]
+        if func is torch.device:
+            return func(*args, **kwargs)
         mine = any(isinstance(value, Pretended) for value in tree_flatten((args, kwargs))[0])
         if func in WAITS and mine:
             self.seen.waits += 1
@@ -154,7 +158,7 @@ def _attention(
     queries: Tensor, keys: Tensor, values: Tensor, attn_mask: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """One kernel, as a GPU has one."""
+    """One kernel, as a GPU has one; its products are counted as PyTorch's are."""
     if isinstance(attn_mask, CausalBias):
         attn_mask = attn_mask._materialize(CPU)
     parts = [_plain(t) for t in (queries, keys, values, attn_mask)]

@@ -276,7 +276,7 @@ class ByToken(Cells):
 
     def _view(self, spot: Spot) -> View:
         ends = lengths_on(self.room.device, spot.ends)
-        return View(ends, self.k.store(), self.v.store(), ends, ends)
+        return View(ends, self.k.store(), self.v.store(), ends, ends, most=spot.most)
 
     def _read(self, spot: Spot) -> list[Tensor]:
         return [*self.k.read(spot.ends), *self.v.read(spot.ends)]

@@ -174,7 +174,7 @@ def look_packed(
             pairs = [torch.arange(end) <= (end - spot.new + own)[:, None] for end in spot.ends]
             seen = torch.cat([p.flatten() for p in pairs])
             marks.visible(spot.new, spot.most, seen)
-            if queries.is_cuda:
+            if queries.is_cuda and view.fused:  # PyTorch's own products are counted as they run
                 marks.computes(4 * queries[0, :, 0].numel() * seen.numel())
     return part
 

@@ -32,6 +32,12 @@ class View:
     k_fetched: Tensor | None = None  # (batch, KV heads, k, head dim)
     v_fetched: Tensor | None = None
     causal: bool = True  # the last tokens are the queries' own
+    most: int | None = None  # tokens of the longest sequence, where the host knows them
+
+    @property
+    def fused(self) -> bool:
+        """Whether the Triton kernel reads it where there is a GPU."""
+        return _fused(self.k) and _fused(self.v)
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
         not see a token.
     """
     if queries.is_cuda:
-        if not _fused(view.k) or not _fused(view.v):
+        if not view.fused:
             return attend_plainly(queries, view, scored)
         from kvsim.validate.kernels.attention_triton import attend as fused
 
@@ -72,7 +78,9 @@ def _fused(store: Store | None) -> bool:
 
 def attend_plainly(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
     """What the kernels compute, written down plainly: their oracle."""
-    tokens = int(view.lengths.max()) if len(view.lengths) else 0
+    tokens = view.most  # a GPU would have to be waited for
+    if tokens is None:
+        tokens = int(view.lengths.max()) if len(view.lengths) else 0
     k = rows(view, tokens, "k")
     # rows beyond a sequence's end may hold anything, and 0 times NaN is not 0
     held = torch.arange(tokens, device=queries.device) < view.lengths[:, None]
