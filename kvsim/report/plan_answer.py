@@ -12,7 +12,7 @@ from kvsim.prediction.generate import Prediction
 from kvsim.report import evidence, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row, number
-from kvsim.report.names import SPOKEN, given, label, params, spoken
+from kvsim.report.names import SPOKEN, given, label, params
 from kvsim.report.plan_settings import (
     name_of,
     narrowed,
@@ -86,7 +86,7 @@ def _run(plan: ChosenPlan) -> str:
     batch = units.whole(number(p.batch))
     unit = "sequence" if batch == "1" else "sequences"
     together = f"{batch} {unit} at once" if plan.question.workload.service else f"batch {batch}"
-    what = f"Run {spoken(p.technique)} on {_machine(p)}, {together}"
+    what = f"Run {SPOKEN.get(p.technique.name, label(p.technique))} on {_machine(p)}, {together}"
     return f"{what}: {times(p)}, {memory} of {capacity}{also}."
 
 

@@ -13,7 +13,7 @@ from kvsim.prediction.generate import Prediction
 from kvsim.report import evidence, units
 from kvsim.report.clauses import within
 from kvsim.report.json import Row, number
-from kvsim.report.names import SPOKEN, given, label, params
+from kvsim.report.names import given, label, params, spoken
 
 
 def narrowed(deployment: Deployment) -> bool:
@@ -57,8 +57,8 @@ def settings_to_paste(plan: ChosenPlan) -> Iterator[str]:
         yield f"{p.deployment.weights} weights: {NARROW}."
     able = [engine for engine, techniques in ENGINES.items() if name in techniques]
     if not able:
-        spoken = SPOKEN.get(name, name)
-        yield f"No serving engine has {spoken}; kvsim's own implementation: `kvsim validate`."
+        what = spoken(p.technique)
+        yield f"No serving engine has {what}; kvsim's own implementation: `kvsim validate`."
         other = plan.engine_best
         if other is not None:
             runs = [e for e, techniques in ENGINES.items() if other.technique.name in techniques]
