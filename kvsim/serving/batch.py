@@ -82,7 +82,7 @@ def join(world: World, replica: Replica, index: int, shared: int) -> Sequence:
     sequence.todo = sequence.done = sequence.chunk = 0
     sequence.finish = NEVER
     sequence.held = sequence.host_held = 0
-    sequence.intercept = sequence.growth = 0.0
+    sequence.intercept = sequence.growth = sequence.brim = 0.0
     sequence.paused = False
     world.requests[index].status = RUNNING
     return sequence
@@ -99,6 +99,25 @@ def start_decoding(replica: Replica, sequence: Sequence, request: Request, round
     replica.context += length_of(replica, sequence)
     replica.growth += sequence.growth
     replica.end = min(replica.end, sequence.finish)
+
+
+@inlined
+def share(world: World, replica: Replica, sequence: Sequence) -> None:
+    """Turn the full blocks of a prompt that was just read into shared ones."""
+    request = world.requests[sequence.request]
+    fresh = request.blocks - sequence.shared
+    given = min(fresh * world.limits.prefix_bytes, sequence.held)
+    sequence.held -= given  # its own copies become the shared blocks, or are dropped
+    give_back(replica, given)
+    for k in range(sequence.found, request.blocks):
+        if k < sequence.load_from or k >= sequence.load_to:
+            pin(world, replica, world.ids[request.first_block + k])
+    gpu = world.pools[POOLS * replica.index + GPU]
+    for k in range(request.blocks):
+        entry = world.entries[find(world, gpu, world.ids[request.first_block + k])]
+        entry.ready = min(entry.ready, replica.clock)
+    sequence.shared = sequence.found = request.blocks
+    sequence.load_from = sequence.load_to = 0
 
 
 @inlined
@@ -127,25 +146,6 @@ def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
 
 
 @inlined
-def share(world: World, replica: Replica, sequence: Sequence) -> None:
-    """Turn the full blocks of a prompt that was just read into shared ones."""
-    request = world.requests[sequence.request]
-    fresh = request.blocks - sequence.shared
-    given = min(fresh * world.limits.prefix_bytes, sequence.held)
-    sequence.held -= given  # its own copies become the shared blocks, or are dropped
-    give_back(replica, given)
-    for k in range(sequence.found, request.blocks):
-        if k < sequence.load_from or k >= sequence.load_to:
-            pin(world, replica, world.ids[request.first_block + k])
-    gpu = world.pools[POOLS * replica.index + GPU]
-    for k in range(request.blocks):
-        entry = world.entries[find(world, gpu, world.ids[request.first_block + k])]
-        entry.ready = min(entry.ready, replica.clock)
-    sequence.shared = sequence.found = request.blocks
-    sequence.load_from = sequence.load_to = 0
-
-
-@compiled
 def leave(world: World, replica: Replica, sequence: Sequence) -> None:
     """Give back a sequence's memory."""
     request = world.requests[sequence.request]
@@ -157,7 +157,7 @@ def leave(world: World, replica: Replica, sequence: Sequence) -> None:
         unpin(world, replica, world.ids[request.first_block + k])
 
 
-@compiled
+@inlined
 def complete(world: World, replica: Replica) -> None:
     """Sequences that have all their tokens leave, in order of the batch; later ones move up."""
     stay = replica.first_sequence

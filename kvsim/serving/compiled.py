@@ -5,6 +5,7 @@ all that it calls, so that a run after the first loads one file. The others are 
 entry has to be.
 """
 
+import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,6 +16,8 @@ from typing import Any, TypeVar, cast, get_type_hints
 
 from numba import njit, types
 from numba.core import event
+
+from kvsim.serving.parts import parts_only
 
 F = TypeVar("F", bound=Callable[..., object])
 Kinds = Mapping[Any, Any]
@@ -42,8 +45,8 @@ def compiled_unless(otherwise: Callable[..., object]) -> Callable[[F], F]:
     return lambda function: _registered(function, otherwise)
 
 
-def _registered(function: F, otherwise: Any) -> F:
-    dispatcher: Any = njit(**INSIDE)(function)
+def _registered(function: F, otherwise: Any, **options: bool) -> F:
+    dispatcher: Any = njit(**{**INSIDE, **options})(function)
     if hasattr(dispatcher, "py_func"):  # else NUMBA_DISABLE_JIT is set
         dispatcher._can_compile = False  # but in _compile
         _compiled.append((dispatcher, otherwise))
@@ -70,8 +73,9 @@ def _stamp() -> tuple[tuple[float, int], ...]:
 
 
 def inlined(function: F) -> F:
-    """A part of the one compiled function that calls it."""
-    return cast(F, njit(inline="always", **OPTIONS)(function))
+    """The same, put into every function that calls it: a call passes each array of a world as seven
+    numbers, which takes longer than most functions do."""
+    return _registered(function, None, forceinline=True)
 
 
 def prepare(
@@ -101,11 +105,15 @@ def compiling(kinds: Kinds) -> Iterator[None]:
     before = config.OPT, config.LOOP_VECTORIZE
     # loop vectorisation and the last of LLVM's passes gain nothing here
     config.OPT, config.LOOP_VECTORIZE = type(config.OPT)(2), 0
+    collects = gc.isenabled()
+    gc.disable()  # compiling leaves little to collect, and looking for it takes a tenth of the time
     try:
         with event.install_listener("numba:compile", _Callees({**PLAIN, **kinds})):
             yield
     finally:
         config.OPT, config.LOOP_VECTORIZE = before
+        if collects:
+            gc.enable()
 
 
 class _Callees(event.Listener):
@@ -158,6 +166,12 @@ def _compile(dispatcher: Any, signature: tuple[Any, ...]) -> None:
     if signature in dispatcher.overloads:
         return
     dispatcher._can_compile = True
+    if "no_cpython_wrapper" in dispatcher.targetoptions:
+        with parts_only():
+            dispatcher.compile(signature)
+        dispatcher._can_compile = False
+        dispatcher._clear()  # what Python would find when it calls, and must not
+        return
     try:
         dispatcher.compile(signature)
     except Exception:  # code that another version kept, or that was cut short, fails in many ways
@@ -165,5 +179,3 @@ def _compile(dispatcher: Any, signature: tuple[Any, ...]) -> None:
             dispatcher._cache.flush()
         dispatcher.compile(signature)
     dispatcher._can_compile = False
-    if "no_cpython_wrapper" in dispatcher.targetoptions:
-        dispatcher._clear()  # what Python would find when it calls, and must not

@@ -39,6 +39,7 @@ def grow(world: World, replica: Replica, sequence: Sequence, tokens: float) -> b
         return False
     take(world, replica, more)
     sequence.held += more
+    sequence.brim = 0.0
     replica.host_private += host_more
     sequence.host_held += host_more
     return True
@@ -67,35 +68,40 @@ def all_grow(world: World, replica: Replica, rounds: int) -> bool:
     return more <= available(world, replica) and host_more <= host_free
 
 
-@compiled
+@inlined
 def hold_rounds(world: World, replica: Replica, rounds: int) -> tuple[int, int]:
     """Let all decoding sequences hold what they need after so many rounds.
 
     The memory itself is still to be taken: returns what the first round needs, and what all do. [B]
     """
-    first_more, more, context = 0, 0, 0.0
+    limits, first_more, more, context = world.limits, 0, 0, 0.0
     for i in range(replica.first_sequence, replica.first_sequence + replica.running):
         sequence = world.sequences[i]
-        if sequence.todo == 0:
-            now = length_of(replica, sequence)
-            context += now
-            last = own_bytes(world, sequence, now + rounds * sequence.growth)
-            if not replica.grown:
-                first = last
-                if rounds > 1:
-                    first = own_bytes(world, sequence, now + sequence.growth)
-                first_more += first - sequence.held
-            more += last - sequence.held
-            sequence.held = last
-            if world.limits.host_steepest > 0:
-                blocks = blocks_of(world.limits, now + rounds * sequence.growth)
-                replica.host_private += world.sizes[blocks].host - sequence.host_held
-                sequence.host_held = world.sizes[blocks].host
+        if sequence.todo > 0:
+            continue
+        now = length_of(replica, sequence)
+        context += now
+        length = now + rounds * sequence.growth
+        if length <= sequence.brim:  # within the last block that it holds
+            continue
+        blocks = blocks_of(limits, length)
+        last = max(world.sizes[blocks].gpu - sequence.shared * limits.prefix_bytes, 0)
+        if not replica.grown:
+            if rounds == 1:
+                first_more += last - sequence.held
+            elif now + sequence.growth > sequence.brim:
+                first_more += own_bytes(world, sequence, now + sequence.growth) - sequence.held
+        more += last - sequence.held
+        sequence.held = last
+        sequence.brim = float(blocks * limits.block_tokens)
+        if limits.host_steepest > 0:
+            replica.host_private += world.sizes[blocks].host - sequence.host_held
+            sequence.host_held = world.sizes[blocks].host
     replica.context = context
     return first_more, more
 
 
-@compiled
+@inlined
 def recount(world: World, replica: Replica) -> None:
     """Sums over the batch, and what comes first in it."""
     replica.context = replica.growth = 0.0

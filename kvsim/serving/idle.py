@@ -89,6 +89,7 @@ def fits(world: World) -> NDArray[np.bool_]:
     """Which requests an empty cache has space for. (n,)"""
     requests: Any = world.requests
     sizes: Any = world.sizes
+    blocks = (sizes.prompt <= world.limits.gpu) & (sizes.host <= world.limits.host)
+    most = (np.count_nonzero(blocks) - 1) * world.limits.block_tokens  # more blocks never need less
     longest = requests.prompt.astype(np.int64) + requests.generate - 1
-    need = sizes[-(-longest // world.limits.block_tokens)]
-    return np.asarray((need.prompt <= world.limits.gpu) & (need.host <= world.limits.host))
+    return np.asarray(longest <= most)

@@ -134,7 +134,7 @@ def make_room(world: World, replica: Replica, size: int) -> None:
         replica.freed += each
 
 
-@compiled
+@inlined
 def take(world: World, replica: Replica, size: int) -> None:
     """Occupy available memory for a sequence's own cache; kept blocks give way. [B]"""
     make_room(world, replica, size)

@@ -2,7 +2,7 @@
 
 from kvsim.serving import spend
 from kvsim.serving.batch import complete, finish_prompt
-from kvsim.serving.compiled import compiled, inlined
+from kvsim.serving.compiled import inlined
 from kvsim.serving.growth import all_grow, all_surely_grow, hold_rounds, length_of, recount
 from kvsim.serving.memory import take
 from kvsim.serving.record import Span, note_gaps, note_span
@@ -46,7 +46,7 @@ def read_on(world: World, replica: Replica) -> None:
     replica.first_reader = first
 
 
-@compiled
+@inlined
 def play_pass(tables: Tables, world: World, replica: Replica) -> None:
     """One pass over the sequences that are not paused and the parts of prompts."""
     if not replica.grown and replica.decoding > 0:
@@ -96,7 +96,7 @@ def rounds_in_memory(world: World, replica: Replica, rounds: int) -> int:
     return low
 
 
-@compiled
+@inlined
 def play_rounds(tables: Tables, world: World, replica: Replica, until: float) -> None:
     """Decoding rounds until a sequence is complete, memory ends or ``until`` has passed.
 

@@ -8,7 +8,14 @@ from kvsim.serving.compiled import compiled, inlined
 from kvsim.serving.records import BINS, FINEST_GAP, GAP_RATIO, GAPS, Bin, Replica, World
 from kvsim.serving.tables import COSTS, RESOURCES
 
-PER_LOG = 1 / np.log(GAP_RATIO)  # bins per e-fold
+GAP_EDGES = FINEST_GAP * GAP_RATIO ** np.arange(1.0, GAPS + 1)  # where each bin ends [s]
+CELL_BITS = 47  # of a number's bits, those below its exponent and the next five: a cell is 2-3 %
+FIRST_CELL = int(np.float64(FINEST_GAP).view(np.int64)) >> CELL_BITS
+LAST_CELL = int(GAP_EDGES[-1].view(np.int64)) >> CELL_BITS
+LOWEST_BIN = np.searchsorted(
+    GAP_EDGES, (np.arange(FIRST_CELL, LAST_CELL + 1) << CELL_BITS).view(np.float64), side="right"
+).astype(np.int16)
+"""Bin of the smallest number in each cell."""
 
 
 class Span(NamedTuple):
@@ -22,11 +29,15 @@ class Span(NamedTuple):
 
 @compiled
 def gap_bin(gap: float) -> int:
-    """Bin of a time between tokens."""
-    return min(max(int(np.log(gap / FINEST_GAP) * PER_LOG), 0), GAPS - 1)
+    """Bin of a time between tokens: quicker than a logarithm, with the same result."""
+    cell = (np.float64(gap).view(np.int64) >> CELL_BITS) - FIRST_CELL
+    at = int(LOWEST_BIN[min(max(cell, 0), LOWEST_BIN.size - 1)])
+    while at < GAPS - 1 and gap >= GAP_EDGES[at]:
+        at += 1
+    return at
 
 
-@compiled
+@inlined
 def note_gaps(world: World, replica: Replica, gaps: tuple[float, float], tokens: int) -> None:
     """Tokens by the time since the one before, which moved evenly from first to last. [s]"""
     if tokens == 0:
@@ -69,7 +80,7 @@ def widen(world: World, replica: Replica) -> None:
     replica.bin_width *= 2
 
 
-@compiled
+@inlined
 def note_span(world: World, replica: Replica, span: Span) -> None:
     """Spread a span over the bins of the timeline it covers; the pass's costs start anew."""
     begin, end = replica.clock, replica.clock + span.seconds

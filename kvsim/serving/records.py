@@ -140,6 +140,7 @@ class Sequence:
     ready: float  # when they are here [s]
     held: int  # GPU cache of its own [B]
     host_held: int  # its part in host memory [B]
+    brim: float  # length up to which that suffices, as the last rounds left it; 0 unknown [tokens]
     paused: bool  # decodes, but not in this pass
 
 

@@ -11,20 +11,6 @@ ROUND_ROBIN, LEAST_LOADED, PREFIX_AWARE, CACHE_AND_LOAD = range(len(ROUTES))
 
 
 @inlined
-def receive(world: World, route: int, index: int) -> None:
-    """A request arrives at its replica, or at the one that suits it best."""
-    request = world.requests[index]
-    if request.replica == NONE:
-        request.replica = best(world, request, route)
-    replica = world.replicas[request.replica]
-    replica.clock = max(replica.clock, request.arrival)
-    if request.handed:
-        hand_over(world, replica, index)
-    else:
-        queue(world, replica, index)
-
-
-@inlined
 def best(world: World, request: Request, route: int) -> int:
     """The replica that a request goes to, the one with the fewest unfinished of equals."""
     chosen, least, least_load = 0, 0, 0
@@ -43,3 +29,17 @@ def best(world: World, request: Request, route: int) -> int:
         if index == 0 or score < least or (score == least and load < least_load):
             chosen, least, least_load = index, score, load
     return chosen
+
+
+@inlined
+def receive(world: World, route: int, index: int) -> None:
+    """A request arrives at its replica, or at the one that suits it best."""
+    request = world.requests[index]
+    if request.replica == NONE:
+        request.replica = best(world, request, route)
+    replica = world.replicas[request.replica]
+    replica.clock = max(replica.clock, request.arrival)
+    if request.handed:
+        hand_over(world, replica, index)
+    else:
+        queue(world, replica, index)

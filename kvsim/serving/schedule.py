@@ -57,7 +57,7 @@ def decode_in_turn(world: World, replica: Replica) -> None:
     replica.left_out = replica.running - replica.reading - replica.decoding
 
 
-@compiled
+@inlined
 def decode(world: World, replica: Replica) -> None:
     """Let sequences decode, first come first served, as long as budget and memory last.
 
@@ -158,7 +158,7 @@ def read_more(world: World, replica: Replica, sequence: Sequence) -> None:
         replica.prompt_tokens += part
 
 
-@compiled
+@inlined
 def read_prompts(tables: Tables, world: World, replica: Replica) -> None:
     """Go on with the prompts that have begun, then begin others."""
     if replica.reading > 0:

@@ -73,7 +73,7 @@ def add_per_token(tables: Tables, cost: Cost, values: Costs, span: tuple[int, in
         cost[k] -= (1 - low) * values[i, k] + low * values[i + 1, k]
 
 
-@compiled
+@inlined
 def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -> None:
     """A pass over decoding sequences and parts of prompts, without the parts' own needs."""
     nodes, below = tables.nodes, tables.below
