@@ -14,7 +14,7 @@ CODEGEN: Any = import_module("numba.core.codegen")  # it has no types
 TARGET: Any = import_module("numba.core.registry").cpu_target
 
 
-class Part(CODEGEN.JITCodeLibrary):  # type: ignore[misc]
+class CodePart(CODEGEN.JITCodeLibrary):  # type: ignore[misc]
     """A function's code before the optimisation that looks at several functions."""
 
     def _optimize_final_module(self) -> None:
@@ -38,7 +38,7 @@ def parts_only() -> Iterator[None]:
     if getattr(codegen, "_library_class", None) is not CODEGEN.JITCodeLibrary:
         yield
         return
-    codegen._library_class = Part
+    codegen._library_class = CodePart
     codegen.set_env = _leave  # a part has no place for what it would find in Python
     try:
         yield
@@ -47,4 +47,4 @@ def parts_only() -> Iterator[None]:
 
 
 def _leave(name: str, environment: object) -> None:
-    """Set nothing."""
+    """Leave out what Numba sets for a function that Python can call."""
