@@ -30,7 +30,7 @@ class Span(NamedTuple):
 @compiled
 def gap_bin(gap: float) -> int:
     """Bin of a time between tokens: quicker than a logarithm, with the same result."""
-    cell: int = (np.float64(gap).view(np.int64) >> CELL_BITS) - FIRST_CELL
+    cell = int(np.float64(gap).view(np.int64) >> CELL_BITS) - FIRST_CELL
     at = int(LOWEST_BIN[min(max(cell, 0), LOWEST_BIN.size - 1)])
     while at < GAPS - 1 and gap >= GAP_EDGES[at]:
         at += 1
