@@ -91,7 +91,7 @@ class PlainMemory:
         left = sum(size for size, owner in self.free if owner is request)
         return left * request.kept_blocks // request.kept if request.kept else 0
 
-    def take_up(self, request: PlainRequest, blocks: int) -> int:
+    def reuse(self, request: PlainRequest, blocks: int) -> int:
         """Take back what remains of a preempted sequence. [B]"""
         size = blocks * request.kept // request.kept_blocks if request.kept else 0
         left = sum(size for size, owner in self.free if owner is request)

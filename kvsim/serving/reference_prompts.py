@@ -88,7 +88,7 @@ class PlainPrompts(PlainTiers):
             self.pin(block)
         s = PlainSequence(r, length - known, known, len(hits), found=list(hits))
         by_class(self.batch, s, r)
-        s.held = self.take_up(r, again)
+        s.held = self.reuse(r, again)
         if self.limits.tiers and not again:
             part = self.begin_to_load(s, part, self.budget)
             if not part:

@@ -1,4 +1,4 @@
-"""What ``kvsim simulate`` writes: whole files only, taken up again where they are the same run."""
+"""What ``kvsim simulate`` writes: whole files only, which the same run goes on with."""
 
 import json
 import os
