@@ -88,7 +88,11 @@ def again(b: Browser, page: Path) -> Iterator[str]:
     other = page.with_name(f"again-{page.name}")
     arguments = shlex.split(before["foot"])[1:]
     assert arguments, "the foot has no command"
-    found = run(*arguments, "--out" if arguments[0] == "explore" else "--report", str(other))
+    where = "--report"
+    if arguments[0] == "explore":  # its page is what it writes, so its place is in the command
+        where, at = "--out", arguments.index("--out")
+        del arguments[at : at + 2]
+    found = run(*arguments, where, str(other))
     if not other.exists():
         yield f"the foot's command ends with: {found.err[-120:]}"
         return

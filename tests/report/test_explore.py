@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import browser
+from tests.support import browser, devtools
 from tests.support.commands import run
 
 CASE = ("--model", "llama3.1-8b", "--gpu", "h100")
@@ -50,6 +50,8 @@ def test_only_what_crosses_the_link_follows_the_link(page: Path) -> None:
 
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="there is no Chromium")
 def test_a_browser_shows_the_answer(page: Path, tmp_path: Path) -> None:
-    seen = browser.look(page, 390, browser.LIGHT, tmp_path)
+    with devtools.browser(tmp_path) as b:
+        b.open(page, 390)
+        seen = b.look()
     assert (seen["scroll"], seen["said"], seen["overlaps"]) == (390, [], [])
     assert len(seen["cells"]) >= 15 and seen["pictures"] >= 1

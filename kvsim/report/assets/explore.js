@@ -9,7 +9,7 @@
     const label = document.createElement("label"), slider = document.createElement("input"), shown = document.createElement("output");
     Object.assign(slider, { type: "range", min: 0, max: values.length - 1, step: 1, value: at[name] });
     const tell = () => { shown.textContent = name === "host link" ? `${values[at[name]]} x the profile's` : values[at[name]].toLocaleString("en"); };
-    slider.addEventListener("input", () => { at[name] = Number(slider.value); tell(); plotted.then(update); });
+    slider.addEventListener("input", () => { at[name] = Number(slider.value); tell(); update(); });
     label.append(`${name}: `, shown, slider);
     place.append(label);
     tell();
@@ -53,7 +53,7 @@
     const layout = { height: 90 + 24 * able.length, xaxis: { title: { text: "decode tok/s; hatched: lossy" } }, yaxis: {}, showlegend: false };
     const picture = document.getElementById("speeds");
     picture.style.height = `${layout.height}px`;
-    Plotly.react(picture, data, dressed(layout), { responsive: true, displaylogo: false, displayModeBar: false });
+    plotted.then(() => Plotly.react(picture, data, dressed(layout), { responsive: true, displaylogo: false, displayModeBar: false }));
   };
-  plotted.then(update);
+  update();
 })();
