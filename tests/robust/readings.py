@@ -127,6 +127,8 @@ def inputs() -> Iterator[Case]:
                 continue  # a text like any other
             if slot in ("plan --acceptance", "capacity --acceptance"):
                 words += "|expected the share of drafts"  # a number, unless it names a file
+            if slot == "validate --plan":
+                words += "|expected a .json file"
             arguments = tuple(part.replace("{}", file) for part in pattern)
             yield Case(f"{slot}: {name}", arguments, code, (words,), files)
 

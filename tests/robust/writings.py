@@ -41,7 +41,7 @@ OUTPUTS: dict[str, tuple[tuple[str, ...], str]] = {
         ("calibrate", *WHERE, "--from-run", "own.csv", "--out", "s.toml", "--report", "{}"),
         ".html",
     ),
-    "sweep --out": (("sweep", "own.csv", "--out", "{}"), ""),
+    "sweep --out": (("sweep", "own.toml", "--out", "{}"), ""),
     "explore --out": (("explore", *WHERE, "--out", "{}"), ".html"),
     "traces inspect --report": (("traces", "inspect", "own.csv", "--report", "{}"), ".html"),
     "traces import --out": (("traces", "import", "own.csv", "--out", "{}"), ".csv"),
@@ -52,6 +52,13 @@ OUTPUTS: dict[str, tuple[tuple[str, ...], str]] = {
 }  # fmt: skip
 """Every place of the command line that takes a file to write."""
 
+SWEEP = b"""[grid]
+model = ["smollm2-135m"]
+gpu = ["t4"]
+technique = ["full"]
+batch = [1]
+context = [64]
+"""
 PLACES: dict[str, tuple[Made | str, str]] = {
     "null device": ("/dev/null", "there is a device|ends with|name in|expected a name"),
     "full device": ("/dev/full", "there is a device|ends with|name in|expected a name"),
@@ -82,6 +89,11 @@ def outputs() -> Iterator[Case]:
             if "the input" in name and not slot.startswith(READS_OWN):
                 continue
             files: dict[str, Made] = {"own.csv": TRACE.encode()}
+            if slot == "sweep --out":  # a folder, made where none is
+                if name in ("folder", "two lines"):
+                    continue
+                files["own.toml"] = SWEEP
+                words += "|choose another folder"
             file = f"out{ending}"
             if isinstance(made, str):
                 file = made.replace("{ending}", ending)
