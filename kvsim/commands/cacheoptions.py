@@ -39,7 +39,7 @@ NvmeRead = Annotated[str | None, option("--nvme-read", "GB/S", "Rate of each rep
 NvmeWrite = Annotated[str | None, option("--nvme-write", "GB/S", "Rate of each replica's drive.")]
 Nic = Annotated[str | None, option("--nic", "GB/S", "Each replica's network, in one direction.")]
 GpuShare = Annotated[
-    str | None, option("--gpu-memory-utilization", "X", "Share of GPU memory to use, 0 to 1.")
+    str | None, option("--gpu-memory-utilization", "X", "Share of GPU memory to use; 0.9.")
 ]
 
 PrefillReplicas = Annotated[
@@ -93,7 +93,7 @@ def memories(given: dict[str, str | None], prefix_load: str) -> dict[str, Any]:
 
 
 def usable_memory(gpu_memory: str | None, share: str | None, whole: float) -> float | None:
-    """Memory of each GPU that the engine may use; None for all. [B]
+    """Memory of each GPU that the engine may use; None for the usual share. [B]
 
     Raises
     ------

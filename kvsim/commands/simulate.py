@@ -127,7 +127,7 @@ def simulate(
     weights: WeightsOption = RELEASED,
     host_memory: HostOption = None,
     gpu_memory: Annotated[
-        str | None, option("--gpu-memory", "GIB", "GPU memory to use; all if not given.")
+        str | None, option("--gpu-memory", "GIB", "GPU memory to use; 0.9 of it if not given.")
     ] = None,
     gpu_memory_utilization: GpuShare = None,
     out: Annotated[

@@ -24,7 +24,8 @@ class StepCosts:
     ----------
     longest : longest sequence, prompt and generated tokens. [tokens]
     longest_prompt : longest prompt. [tokens]
-    gpu_memory : what the engine may use of each GPU; None for all. [B]
+    gpu_memory : what the engine may use of each GPU; None for the share that engines use unless
+        told otherwise. [B]
 
     Raises
     ------

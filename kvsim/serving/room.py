@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from kvsim.errors import InputError
 from kvsim.graph import Array, Number, Point, Tier
+from kvsim.limits import ENGINE_SHARE
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point, prefill_point, tier_bytes
 from kvsim.serving.rules import Rules
@@ -27,7 +28,8 @@ class Room:
     ----------
     longest : longest sequence, prompt and generated tokens. [tokens]
     longest_chunk : tokens of one prompt in a pass at most. [tokens]
-    gpu_memory : what the engine may use of each GPU; None for all. [B]
+    gpu_memory : what the engine may use of each GPU; None for the share that engines use unless
+        told otherwise. [B]
     """
 
     technique: Technique
@@ -98,12 +100,13 @@ class Room:
             self._beside(self.prompt_bytes, _reading, tiles, self.longest_chunk),
             self._beside(self.decode_bytes, _decoding, tiles * rules.max_seqs, 1),
         )
-        memory = d.hardware.gpu_memory if self.gpu_memory is None else self.gpu_memory
+        usual = ENGINE_SHARE * d.hardware.gpu_memory
+        memory = usual if self.gpu_memory is None else self.gpu_memory
         if memory - needs < self.decode_bytes[1]:
             raise InputError(
                 f"{d.model.name} on {d.hardware.name}: weights and workspace take "
-                f"{needs / 2**30:.1f} of {memory / 2**30:.1f} GiB and leave no KV cache; "
-                f"choose a larger GPU, more of them (--tp) or narrower --weights"
+                f"{needs / 2**30:.1f} of the {memory / 2**30:.1f} GiB that the engine may use and "
+                f"leave no KV cache; choose a larger GPU, more of them (--tp) or narrower --weights"
             )
         return int(memory - needs)
 
