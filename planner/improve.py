@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from time import perf_counter
@@ -12,6 +12,7 @@ import numpy as np
 
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.graph import Array
+from kvsim.planner.improved import BatchBounds, Improved, clearly_better, turn
 from kvsim.planner.mixes import (
     FINER,
     Arrangement,
@@ -39,25 +40,6 @@ WORTH = 1.002  # times a time: a move that gains less is none
 ALTERNATING = 1.005  # times a time: what every further block of layers must gain
 
 
-@dataclass(frozen=True)
-class Improved:
-    """The best mix that was found at one batch."""
-
-    prediction: Prediction
-    bound: float  # seconds that no mix at this batch undercuts [s]
-    replay: float  # seconds of this one [s]
-    mix: Mix
-
-
-@dataclass(frozen=True)
-class BatchBounds:
-    """What the programme says of every batch."""
-
-    batches: Array  # (b,)
-    bounds: Array  # (b,) [s], infinite where no mix is within the limits
-    seconds: float
-
-
 class Placements:
     """The programme for one question, at all batches.
 
@@ -75,6 +57,7 @@ class Placements:
         moving = [f & kinds for f in FAMILIES if f & kinds - {"full"}]
         self.families = moving or ([frozenset(kinds)] if kinds else [])
         self._bounds: Array | None = None
+        self._rough = np.zeros(0, dtype=bool)  # batches whose bound ignores the memory
         self.solves = 0
         self.replays = 0
 
@@ -95,6 +78,9 @@ class Placements:
     def _programme(self, index: int, limits: PlanLimits, family: frozenset[str]) -> Programme:
         p = self.coefficients.programme(index, limits, family)
         return p if self._streams else replace(p, streaming=replace(p.streaming, most=0.0))
+
+    def _every(self, index: int) -> list[Programme]:
+        return [self._programme(index, self.q.limits, family) for family in self.families]
 
     def _batches(self) -> Array:
         w, d, limits = self.q.workload, self.q.deployment, self.q.limits
@@ -119,19 +105,29 @@ class Placements:
             return d.hardware.price * d.tp / 3600 * seconds / (batch * w.generate) * 1e6
         return seconds
 
-    def bounds(self) -> BatchBounds:
-        """The relaxation at every batch."""
+    def bounds(self, value: float = np.inf) -> BatchBounds:
+        """The relaxation at every batch whose mixes might be better than an objective.
+
+        At the others what no memory could make quicker is bound enough.
+        """
         started = perf_counter()
-        found = np.full(self.coefficients.batches.size, np.inf)
-        for i, family in product(range(found.size), self.families):
-            try:
-                p = self._programme(i, self.q.limits, family)
-                found[i] = min(found[i], solve(p, whole=False).bound)
-                self.solves += 1
-            except InfeasibleError:
-                continue
-        self._bounds = found
-        return BatchBounds(self.coefficients.batches, found, perf_counter() - started)
+        batches = self.coefficients.batches
+        self._bounds = np.full(batches.size, np.inf)
+        self._rough = np.zeros(batches.size, dtype=bool)
+        for i, batch in enumerate(batches):
+            every = self._every(i)
+            least = min((p.least() for p in every), default=np.inf)
+            self._rough[i] = self.objective(least, float(batch)) >= clearly_better(value)
+            self._bounds[i] = least if self._rough[i] else self._relaxed(every)
+        return BatchBounds(batches, self._bounds, perf_counter() - started)
+
+    def _relaxed(self, programmes: Iterable[Programme]) -> float:
+        """The least bound of some families of mixes; infinite if none is within the limits. [s]"""
+        least = np.inf
+        for p in programmes:
+            with suppress(InfeasibleError):
+                least = min(least, self._solve(p, whole=False).bound)
+        return least
 
     def bound_of(self, prediction: Prediction) -> float | None:
         """Seconds in which no placement serves a prediction's batch; None where there is none.
@@ -141,8 +137,12 @@ class Placements:
         if not prediction.technique.exact or prediction.technique.drafts:
             return None
         known = np.flatnonzero(self.coefficients.batches == prediction.batch[0])
-        if known.size and self._bounds is not None and np.isfinite(self._bounds[known[0]]):
-            return float(self._bounds[known[0]])
+        if known.size and self._bounds is not None:
+            i = int(known[0])
+            if self._rough[i]:
+                self._bounds[i], self._rough[i] = self._relaxed(self._every(i)), False
+            if np.isfinite(self._bounds[i]):
+                return float(self._bounds[i])
         w = replace(self.q.workload, batch=int(prediction.batch[0]))
         found = Placements(replace(self.q, workload=w)).bounds().bounds[0]
         return float(found) if np.isfinite(found) else None
@@ -152,7 +152,7 @@ class Placements:
         goals = [self.objective(s, b) if np.isfinite(s) else np.inf
                  for s, b in zip(bounded.bounds, bounded.batches, strict=True)]  # fmt: skip
         for i in np.argsort(goals)[:TRIED]:
-            if not np.isfinite(goals[i]) or goals[i] >= _clearly_better(value):
+            if not np.isfinite(goals[i]) or goals[i] >= clearly_better(value):
                 return
             found = self.at(int(i))
             if found is not None:
@@ -285,13 +285,3 @@ class Placements:
                     if left <= 0:
                         break
         return a
-
-
-def turn(prediction: Prediction) -> float:
-    """Seconds in which every sequence of the batch is served once. [s]"""
-    return float(prediction.batch[0]) * prediction.generate / float(prediction.output_tok_s[0])
-
-
-def _clearly_better(value: float) -> float:
-    """What an objective must undercut; anything where there is none yet."""
-    return value if np.isinf(value) else value - 1e-3 * abs(value)

@@ -10,7 +10,8 @@ from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
 from kvsim.planner.advice import Advice, NoPlanError, better, quick, score
 from kvsim.planner.flips import Flip, flips, front
-from kvsim.planner.improve import Placements, turn
+from kvsim.planner.improve import Placements
+from kvsim.planner.improved import turn
 from kvsim.planner.noplan import explain
 from kvsim.planner.options import Options
 from kvsim.planner.outlook import Binding, bindings, prices
@@ -166,7 +167,7 @@ def _placements(q: Question, search: Search) -> Placements:
     known = [row for row in (best, search.chosen(limits)) if row is not None]
     placements = Placements(q, tuple(float(search.table.batch[row]) for row in known))
     value = np.inf if best is None else search.value(best)
-    for found in placements.better_than(value, placements.bounds()):
+    for found in placements.better_than(value, placements.bounds(value)):
         search.include(found.prediction)
     return placements
 

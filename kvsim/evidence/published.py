@@ -1,6 +1,6 @@
 """Tables of published or measured rows: those that ship, and CSV files of the same columns."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -10,7 +10,7 @@ from pathlib import Path
 from kvsim.errors import InputError, unknown
 from kvsim.evidence.own import MORE, RUN, is_own, metric_of, widened
 from kvsim.evidence.predicted import METRICS, PublishedRow, fit_stack, predict
-from kvsim.files import read_rows
+from kvsim.files import read_records, read_rows
 from kvsim.files.kinds import TABLE
 from kvsim.machines.deployment import WEIGHTS
 from kvsim.techniques import parse
@@ -74,6 +74,12 @@ def read(name_or_path: str, tell: Callable[[str], None] | None = None) -> list[P
     if not rows and tell is None:
         raise InputError(f"{name_or_path!r} holds no rows; expected at least one under the header")
     return rows
+
+
+def cells(name: str) -> Iterator[dict[str, str]]:
+    """Rows of a shipped table as texts by column: which there are, not what they say of kvsim."""
+    for _, line in read_records(str(papers()[name]), TABLE):
+        yield line
 
 
 def _check_new(row: PublishedRow, seen: dict[tuple[object, ...], str]) -> None:

@@ -28,10 +28,10 @@ TIMES = ("_tok_s", "_s", "_ms", "speedup")
 def _rows() -> tuple[tuple[str, str, str], ...]:
     """Card, technique and stack of every published row about time."""
     return tuple(
-        (row.hardware, row.technique, row.stack)
+        (row["hardware"], row["technique"], row["stack"])
         for name in published.papers()
-        for row in published.read(name)
-        if row.metric.endswith(TIMES) and row.use != "anomaly"
+        for row in published.cells(name)
+        if row["metric"].endswith(TIMES) and row["use"] != "anomaly"
     )
 
 

@@ -12,7 +12,8 @@ from kvsim.errors import InfeasibleError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner.improve import Placements, turn
+from kvsim.planner.improve import Placements
+from kvsim.planner.improved import turn
 from kvsim.planner.mixes import Arrangement, Use
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.planes import plane, stretches

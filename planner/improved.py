@@ -1,0 +1,38 @@
+"""What the search for mixes of placements finds: bounds by batch, and the best mix at one."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvsim.graph import Array
+from kvsim.planner.solving import Mix
+from kvsim.prediction.generate import Prediction
+
+
+@dataclass(frozen=True)
+class Improved:
+    """The best mix that was found at one batch."""
+
+    prediction: Prediction
+    bound: float  # seconds that no mix at this batch undercuts [s]
+    replay: float  # seconds of this one [s]
+    mix: Mix
+
+
+@dataclass(frozen=True)
+class BatchBounds:
+    """What the programme says of every batch."""
+
+    batches: Array  # (b,)
+    bounds: Array  # (b,) [s], infinite where no mix is within the limits
+    seconds: float
+
+
+def turn(prediction: Prediction) -> float:
+    """Seconds in which every sequence of the batch is served once. [s]"""
+    return float(prediction.batch[0]) * prediction.generate / float(prediction.output_tok_s[0])
+
+
+def clearly_better(value: float) -> float:
+    """What an objective must undercut; anything where there is none yet."""
+    return value if np.isinf(value) else value - 1e-3 * abs(value)
