@@ -59,6 +59,7 @@ def pool(chunks: Iterator[SweepChunk], workers: int) -> Iterator[Done]:
                         content = future.result()[1]
                         yield under_way.pop(future).index, content
             except BrokenProcessPool:
+                _end(processes)
                 again += list(under_way.values())
                 lost.update(chunk.index for chunk in under_way.values())
                 worst = max(lost, key=lambda index: lost[index])
@@ -70,6 +71,12 @@ def pool(chunks: Iterator[SweepChunk], workers: int) -> Iterator[Done]:
             except BaseException:
                 processes.shutdown(wait=False, cancel_futures=True)
                 raise
+
+
+def _end(processes: ProcessPoolExecutor) -> None:
+    """End all processes of a broken pool: it waits for one that started while it broke for ever."""
+    for process in list((processes._processes or {}).values()):
+        process.kill()
 
 
 def _submitted(
