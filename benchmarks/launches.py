@@ -37,6 +37,8 @@ DIFFER = {
     ("quantspec", "decode"): "the residual is packed in some rounds, here in none",
 }
 """Passes whose kernels depend on sizes or chance, and why."""
+UNCOUNTED = ("duoattention", "kvquant", "eagle", "mtp")
+"""Techniques whose kernels nobody has counted op by op yet: their ops are stated as one each."""
 
 
 class Kernels(Silent):

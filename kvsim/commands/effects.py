@@ -81,7 +81,7 @@ EFFECTS: dict[str, tuple[Rule, ...]] = {
         Rule(("--text",), "--quality", True, ("--plan",)),
         needs("--quality", "--out"),
         excludes("--plan", "--technique", "--quality", "--per-layer", "--bits", "--max-error",
-                 "--report", "--layers", "--points", "--out"),
+                 "--report", "--layers", "--points"),
         excludes("--quality", "--max-error", "--report", "--layers", "--points"),
     ),
     "kvsim capacity": (

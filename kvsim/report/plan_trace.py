@@ -123,8 +123,8 @@ def show(heading: str, trace: str, answer: Row) -> None:
     out.say(grounds(answer["basis"]))
     solver = answer["solver"]
     out.say(
-        f"Solver: {solver['options']} settings in {solver['seconds']:.2f} s; the "
-        f"{solver['simulations']} most promising were simulated on the whole trace"
+        f"Solver: of {solver['options']} settings the {solver['simulations']} most promising "
+        f"were simulated on the whole trace"
     )
 
 

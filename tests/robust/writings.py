@@ -42,6 +42,7 @@ OUTPUTS: dict[str, tuple[tuple[str, ...], str]] = {
         ".html",
     ),
     "sweep --out": (("sweep", "own.toml", "--out", "{}"), ""),
+    "sweep --report": (("sweep", "own.toml", "--out", "swept", "--report", "{}"), ".html"),
     "explore --out": (("explore", *WHERE, "--out", "{}"), ".html"),
     "traces inspect --report": (("traces", "inspect", "own.csv", "--report", "{}"), ".html"),
     "traces import --out": (("traces", "import", "own.csv", "--out", "{}"), ".csv"),
@@ -89,10 +90,11 @@ def outputs() -> Iterator[Case]:
             if "the input" in name and not slot.startswith(READS_OWN):
                 continue
             files: dict[str, Made] = {"own.csv": TRACE.encode()}
+            if slot.startswith("sweep"):
+                files["own.toml"] = SWEEP
             if slot == "sweep --out":  # a folder, made where none is
                 if name in ("folder", "two lines"):
                     continue
-                files["own.toml"] = SWEEP
                 words += "|choose another folder"
             file = f"out{ending}"
             if isinstance(made, str):

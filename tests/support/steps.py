@@ -11,7 +11,7 @@ from kvsim.engine.roofline import all_ops, seconds
 from kvsim.engine.timeline import makespan, steady
 from kvsim.graph import Array, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
-from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.machines.profiles import load_hardware, load_stack, stack_names
 from kvsim.models.configs import load_model
 from kvsim.models.model import LayerShape
 from kvsim.prediction.memory import TIERS, prefill_point
@@ -19,6 +19,8 @@ from kvsim.techniques.base import Technique
 
 EXACT = 1e-12  # relative
 CLEAN = ("ideal", "fused")
+AS_STATED = [name for name in stack_names() if not load_stack(name).time.counted_launches]
+"""Stacks that issue one kernel per op; others' implementations differ where techniques agree."""
 BATCH = np.array([[8.0], [32.0]])
 CONTEXT = np.array([[300.0, 2049.0, 30000.0]])
 DECODE = Point(BATCH, CONTEXT, 1.0, CONTEXT - 50, CONTEXT + 50)

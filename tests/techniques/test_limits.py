@@ -9,7 +9,6 @@ from kvsim.engine import attention
 from kvsim.engine import ops as blocks
 from kvsim.engine.formats import Format
 from kvsim.graph import Number, Op, Point
-from kvsim.machines.profiles import stack_names
 from kvsim.models.model import LayerShape
 from kvsim.prediction.generate import round_seconds
 from kvsim.techniques import compose, parse
@@ -17,6 +16,7 @@ from kvsim.techniques.axes import Storage
 from kvsim.techniques.kivi import Kivi
 from kvsim.techniques.layers import LayerPass
 from tests.support.steps import (
+    AS_STATED,
     BATCH,
     CLEAN,
     CONTEXT,
@@ -44,7 +44,7 @@ def test_kvpr_that_recomputes_nothing_is_offloading(
     assert_same_memory(kvpr, offload, d, p)
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", AS_STATED)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("model", ["llama2-7b", "mixtral-8x7b", "gemma-2-2b", "deepseek-v2-lite"])
 def test_offloading_nothing_is_full(model: str, phase: str, stack: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from kvsim.engine.buffers import merge
 from kvsim.graph import Op, Point
 from kvsim.machines.deployment import Deployment
-from kvsim.machines.profiles import load_stack, stack_names, with_numbers
+from kvsim.machines.profiles import load_stack, with_numbers
 from kvsim.models.model import LayerShape
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques import parse
@@ -20,6 +20,7 @@ from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.residency import layer_cache
 from tests.support.arithmetic import B, deployment, last_layer, moved, number
 from tests.support.steps import (
+    AS_STATED,
     CLEAN,
     DECODE,
     PHASES,
@@ -62,7 +63,7 @@ def held(text: str, p: Point, model: str = "llama3-8b", tier: str = "gpu") -> di
 # engines that are known by their operators tell one kernel for all tokens from InfLLM's two.
 SAME_ATTENTION = [
     name
-    for name in stack_names()
+    for name in AS_STATED
     if load_stack(name).packed_cache.plain_passes == load_stack(name).kernel("attention").split == 0
 ]
 
@@ -96,7 +97,7 @@ def test_infllm_that_attends_to_every_block_does_what_full_does(
         assert (total(step, d, "fetch") == 0).all()
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", AS_STATED)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("bits", "residual"), [(2, 64), (4, 128)])

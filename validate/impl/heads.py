@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kvsim.errors import InputError
 from kvsim.techniques.axes import Drafting
 from kvsim.techniques.heads import Head
 from kvsim.validate.impl.base import Resident
@@ -32,6 +33,11 @@ class Heads(Drafter):
     def __init__(self, run: "Composed", part: Drafting) -> None:
         super().__init__(run, part)
         assert isinstance(part, Head)
+        if any(shape.window for shape in run.model.shapes()):
+            raise InputError(
+                f"{part.name}: {run.model.name} has sliding windows, which a head's layer here has "
+                f"not; choose a model that attends to every token"
+            )
         self.beside, hidden = Beside(run, run.decoder.arch.first(1)), run.model.hidden
         self.vocab = self.vocabulary(run.model.vocab)
         self.fuse = self._product(hidden, part.fused * hidden) if part.fused else None
@@ -72,8 +78,9 @@ class Heads(Drafter):
             known = {layer: states[:, :-1] for layer, states in self.states.items()}
             self._pass(generation.padded()[:, 1:], self._fused(known), [0] * self.run.batch)
         ends = [n - 1 for n in self.run.lengths]
-        rows = torch.arange(self.run.batch)
-        self.states = {layer: s[rows, ends][:, None] for layer, s in self.states.items()}
+        device = generation.last.device
+        place = torch.arange(self.run.batch, device=device), torch.tensor(ends, device=device)
+        self.states = {layer: s[place][:, None] for layer, s in self.states.items()}
         self.before = ends
 
     def propose(self, generation: "Generation", tokens: Tensor, ahead: int) -> Tensor | None:
@@ -145,5 +152,7 @@ class Heads(Drafter):
         """A matrix that keeps the size of what passes through it."""
         own = self.beside.decoder
         made = torch.empty(rows, columns, device=own.device, dtype=own.dtype)
+        if made.is_meta:  # a rehearsal: shapes alone
+            return made
         generator = torch.Generator(made.device).manual_seed(rows + columns)
         return made.normal_(0.0, columns**-0.5, generator=generator)
