@@ -21,6 +21,13 @@ def azure(*bad: str) -> bytes:
     return "\n".join([HEAD, *GOOD[:2], *bad, *GOOD[2:]]).encode()
 
 
+def conduct(*bad: str) -> bytes:
+    """Four good rows of a trace with classes and aborts, the bad ones from line 4 on."""
+    head = "arrival_s,prompt_tokens,generate_tokens,parent_row,think_s,priority,abort_after_s"
+    good = [f"{i},100,10,,,1,5" for i in range(4)]
+    return "\n".join([head, *good[:2], *bad, *good[2:]]).encode()
+
+
 def mooncake(*bad: Any) -> bytes:
     """Four good lines with the bad ones, text or records, from line 3 on."""
     lines = [one if isinstance(one, str) else json.dumps(one) for one in bad]
@@ -33,6 +40,8 @@ def changed(**values: Any) -> dict[str, Any]:
 
 # Rows that break a rule: the file, the rule, and what the line must say.
 BAD_ROWS: dict[str, tuple[bytes, str, str]] = {
+    "a class beyond the last": (conduct("1.5,8,8,,,8,"), "class", "line 4|priority|8"),
+    "an abort at once": (conduct("1.5,8,8,,,,0"), "abort", "line 4|abort_after_s|0"),
     "too few columns": (azure(f"{DAY}2.1,5"), "columns", "line 4|2 columns, header has 3"),
     "too many columns": (azure(f"{DAY}2.1,5,6,7"), "columns", "line 4|4 columns"),
     "empty length": (azure(f"{DAY}2.1,5,"), "missing", "line 4|GeneratedTokens|empty"),
