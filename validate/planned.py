@@ -70,7 +70,7 @@ class PlanTimes:
         """
         t = self.plan[0].technique
         kept = [float(run.resident) for run in self.plan]
-        found = [_beside("resident_B", resident_bytes(deployment, t, work), kept)]
+        found = [Measured.over("resident_B", resident_bytes(deployment, t, work), kept)]
         expected = [
             _predicted(deployment, run.technique, work) for run in (*self.plan[:1], *self.full[:1])
         ]
@@ -78,9 +78,9 @@ class PlanTimes:
         tpots = [run.tpot for run in self.plan]
         ratios = [b.tpot / a.tpot for a, b in zip(self.plan, self.full, strict=True)]
         every = [
-            _beside("ttft_s", own[0], [run.ttft for run in self.plan]),
-            _beside("tpot_s", own[1], tpots),
-            _beside("speedup", other[1] / own[1], ratios),
+            Measured.over("ttft_s", own[0], [run.ttft for run in self.plan]),
+            Measured.over("tpot_s", own[1], tpots),
+            Measured.over("speedup", other[1] / own[1], ratios),
         ]
         return [*(every if times else [_unknown(m) for m in every]), *found]
 
@@ -110,11 +110,6 @@ def time_plan(
 def _predicted(deployment: Deployment, technique: Technique, work: RandomPrompts) -> Prediction:
     batch = np.array([float(work.batch)])
     return Prediction(technique, deployment, batch, work.prompt, work.generate)
-
-
-def _beside(name: str, predicted: float, runs: Sequence[float]) -> Measured:
-    low, middle, high = np.quantile(runs, (0.25, 0.5, 0.75))
-    return Measured(name, float(predicted), float(middle), float((high - low) / 2 / middle))
 
 
 def _unknown(measured: Measured) -> Measured:

@@ -1,6 +1,9 @@
 """What a technique took at a point of the grid, beside its prediction."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from kvsim.engine.spans import OpSpan, beside
 from kvsim.techniques.base import Technique
@@ -15,6 +18,12 @@ class Measured:
     predicted: float
     measured: float  # median over the runs
     noise: float  # half the distance of the runs' quartiles over the median
+
+    @classmethod
+    def over(cls, name: str, predicted: float, runs: Sequence[float]) -> "Measured":
+        """The median of some runs and their spread, beside a prediction."""
+        low, middle, high = np.quantile(runs, (0.25, 0.5, 0.75))
+        return cls(name, float(predicted), float(middle), float((high - low) / 2 / middle))
 
     @property
     def error(self) -> float:

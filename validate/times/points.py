@@ -176,23 +176,25 @@ def _compared(
     t = runs[0].technique
     p = Prediction(t, deployment, np.array([float(work.batch)]), work.prompt, work.generate)
     whole = [
-        _measured("ttft_s", float(p.ttft_s[0]), [run.ttft for run in runs]),
-        _measured("tpot_s", float(p.tpot_s[0]), [run.tpot for run in runs]),
+        Measured.over("ttft_s", float(p.ttft_s[0]), [run.ttft for run in runs]),
+        Measured.over("tpot_s", float(p.tpot_s[0]), [run.tpot for run in runs]),
     ]
     if (
         torch.get_num_threads() == 1 and not counted.on_gpu
     ):  # it has a clock that others leave alone
         computed = [sum(run.computing) / run.tokens for run in runs]
-        whole.append(_measured("computing_s", computing_seconds(deployment, t, work), computed))
+        whole.append(Measured.over("computing_s", computing_seconds(deployment, t, work), computed))
     kept = [float(run.resident) for run in runs]
-    whole.append(_measured("resident_B", resident_bytes(deployment, t, work), kept))
+    whole.append(Measured.over("resident_B", resident_bytes(deployment, t, work), kept))
     whole.append(
-        _measured("peak_B", peak_bytes(deployment, t, work, counted.on_gpu), [float(counted.peak)])
+        Measured.over(
+            "peak_B", peak_bytes(deployment, t, work, counted.on_gpu), [float(counted.peak)]
+        )
     )
     for way, moved in counted.copied.items():
         if moved:
             whole.append(
-                _measured(f"{way}_B", copied_bytes(deployment, t, work, way), [float(moved)])
+                Measured.over(f"{way}_B", copied_bytes(deployment, t, work, way), [float(moved)])
             )
     ops = tuple(_ops(deployment, t, work, timed))
     layers = deployment.model.layers
@@ -224,7 +226,7 @@ def _ops(
             found = [ops[name] for ops in passes if name in ops]
             if found and op.stream == "gpu":
                 alone = times * float(np.ravel(seconds(op, deployment))[0])
-                yield _measured(f"{phase} {name}_s", alone, found)
+                yield Measured.over(f"{phase} {name}_s", alone, found)
 
 
 def _rounds(
@@ -239,8 +241,3 @@ def _rounds(
         return ()
     found = measured[middle].spans()
     return Round(tuple(spans(cycle.steps[0], deployment))), Round(tuple(found))
-
-
-def _measured(name: str, predicted: float, runs: Sequence[float]) -> Measured:
-    low, middle, high = np.quantile(runs, (0.25, 0.5, 0.75))
-    return Measured(name, predicted, float(middle), float((high - low) / 2 / middle))
