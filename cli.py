@@ -2,34 +2,37 @@
 
 import gc
 import sys
+from collections.abc import Iterable
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from kvsim import __version__
-from kvsim.commands.calibrate import calibrate
-from kvsim.commands.capacity import capacity
-from kvsim.commands.doctor import doctor
-from kvsim.commands.effects import checked
 from kvsim.commands.ends import ended
-from kvsim.commands.explore import explore
-from kvsim.commands.lists import gpus, models, stacks, techniques
-from kvsim.commands.plan import plan
-from kvsim.commands.predict import predict
-from kvsim.commands.reproduce import reproduce
-from kvsim.commands.simulate import simulate
-from kvsim.commands.sweep import sweep
-from kvsim.commands.traces import app as traces_app
-from kvsim.commands.validate import validate
 
-app = typer.Typer(
-    name="kvsim",
-    add_completion=True,
-    context_settings={"max_content_width": 100},
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.add_typer(traces_app, name="traces")
+COMMANDS = {
+    "plan": "plan",
+    "predict": "predict",
+    "simulate": "simulate",
+    "capacity": "capacity",
+    "sweep": "sweep",
+    "explore": "explore",
+    "reproduce": "reproduce",
+    "calibrate": "calibrate",
+    "validate": "validate",
+    "doctor": "doctor",
+    "models": "lists",
+    "gpus": "lists",
+    "techniques": "lists",
+    "stacks": "lists",
+    "traces": "traces",
+}
+"""Every command by name, and its module in ``kvsim.commands``, in the order of the help."""
+
+YOUNG = 400_000
+"""Objects made between two searches for garbage: commands are short and make few cycles, and
+Python's 700 cost them 5 % of their time, 50,000 still 3 %."""
 
 
 def _version(wanted: bool) -> None:
@@ -38,7 +41,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _general(
     version: Annotated[
         bool,
@@ -48,24 +50,38 @@ def _general(
     """Which KV-cache technique to run, with which settings, what it gains, how sure that is."""
 
 
-for command in (
-    plan, predict, simulate, capacity, sweep, explore,
-    reproduce, calibrate, validate, doctor,
-    models, gpus, techniques, stacks,
-):  # fmt: skip
-    app.command()(command)
-
-
-YOUNG = 50_000
-"""Objects made between two searches for garbage: commands are short and make few cycles, and
-Python's 700 cost them 5 % of their time."""
+def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """The commands as one application; only the modules of those named are imported."""
+    app = typer.Typer(
+        name="kvsim",
+        add_completion=True,
+        context_settings={"max_content_width": 100},
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_general)
+    for name in names:
+        module = import_module(f"kvsim.commands.{COMMANDS[name]}")
+        if isinstance(getattr(module, "app", None), typer.Typer):
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(getattr(module, name))
+    return app
 
 
 def main() -> None:
     """Run the command line; every error is one line on standard error."""
     gc.set_threshold(YOUNG)
     arguments = sys.argv[1:] or ["--help"]
-    sys.exit(ended(lambda: checked(app)(arguments, prog_name="kvsim", standalone_mode=False)))
+    sys.exit(ended(lambda: _run(arguments)))
+
+
+def _run(arguments: list[str]) -> object:
+    """Run one command; all of them are put together only to list or to suggest them."""
+    from kvsim.commands.effects import checked
+
+    app = application(arguments[:1] if arguments[0] in COMMANDS else COMMANDS)
+    return checked(app)(arguments, prog_name="kvsim", standalone_mode=False)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,31 @@ Rows = NDArray[np.intp]
 TINY = 1e-9  # relative slack of a limit: rounding, far below what any prediction means
 
 
+def distinct(values: Column) -> Column:
+    """Each number once, in order; ``np.unique`` would import masked arrays, which takes longer."""
+    ordered = np.sort(values)
+    return ordered[np.diff(ordered, prepend=-np.inf) > 0]
+
+
 def within(objective: Column, columns: Mapping[str, Column], limits: Mapping[str, float]) -> Rows:
     """The rows that no limit excludes and that have a value at all."""
-    ok = np.isfinite(objective)
+    return np.flatnonzero(_kept(objective, columns, limits))
+
+
+def within_of(
+    objective: Column, columns: Mapping[str, Column], limits: Mapping[str, float], among: Rows
+) -> Rows:
+    """Those of some rows that no limit excludes and that have a value at all."""
+    return among[_kept(objective, columns, limits)[among]]
+
+
+def _kept(
+    objective: Column, columns: Mapping[str, Column], limits: Mapping[str, float]
+) -> NDArray[np.bool]:
+    kept = np.isfinite(objective)
     for name, limit in limits.items():
-        ok &= columns[name] <= limit * (1 + TINY)
-    return np.flatnonzero(ok)
+        kept &= columns[name] <= limit * (1 + TINY)
+    return kept
 
 
 def best(
@@ -31,9 +50,10 @@ def best(
     among: Rows | None = None,
 ) -> int | None:
     """The first row with the smallest objective within the limits, if there is one."""
-    rows = within(objective, columns, limits)
-    if among is not None:
-        rows = np.intersect1d(rows, among)
+    if among is None:
+        rows = within(objective, columns, limits)
+    else:
+        rows = within_of(objective, columns, limits, among)
     if not rows.size:
         return None
     least = float(objective[rows].min())

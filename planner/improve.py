@@ -12,6 +12,7 @@ import numpy as np
 
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.graph import Array
+from kvsim.planner.choose import distinct
 from kvsim.planner.improved import BatchBounds, Improved, clearly_better, turn
 from kvsim.planner.mixes import (
     FINER,
@@ -52,7 +53,9 @@ class Placements:
         self.q = q
         w, d = q.workload, q.deployment
         options = [o for o in options_for(d, halves=not w.service) if self._admitted(o.name)]
-        self.coefficients = Coefficients(d, w, np.union1d(self._batches(), also), options)
+        self.coefficients = Coefficients(
+            d, w, distinct(np.concatenate([self._batches(), also])), options
+        )
         kinds = {o.kind for o in options}
         moving = [f & kinds for f in FAMILIES if f & kinds - {"full"}]
         self.families = moving or ([frozenset(kinds)] if kinds else [])
@@ -94,7 +97,7 @@ class Placements:
                 most = max(most, float(np.max(found)))
         count = min(BATCHES, int(np.log(most) / np.log(GROWTH)) + 2)
         grid = np.round(np.geomspace(1.0, most, count))
-        return np.unique(np.concatenate([grid, 2 * np.ceil(grid[grid > 1] / 2)]))
+        return distinct(np.concatenate([grid, 2 * np.ceil(grid[grid > 1] / 2)]))
 
     def objective(self, seconds: float, batch: float) -> float:
         """Of the question, from the seconds of one turn of a batch; to be small."""

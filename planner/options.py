@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
-from kvsim.planner.choose import Column, Rows
+from kvsim.planner.choose import Column, Rows, distinct
 from kvsim.planner.workload import Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import MOST_SEQUENCES
@@ -33,6 +33,17 @@ class Options:
 
     def __len__(self) -> int:
         return len(self.technique)
+
+    def copy(self) -> "Options":
+        """A table that grows and is replayed by itself."""
+        columns = {name: values.copy() for name, values in self.columns.items()}
+        return replace(
+            self,
+            technique=list(self.technique),
+            evidence=list(self.evidence),
+            evaluated=list(self.evaluated),
+            columns=columns,
+        )
 
     def add(self, other: "Options") -> None:
         """Append the rows of another table."""
@@ -120,7 +131,7 @@ def batches(
     steps = np.arange(0, np.log(max(top / parts, 1)) / np.log(GROWTH) + 2)
     grid = np.ceil(parts * GROWTH**steps / parts) * parts
     every = np.concatenate([grid, *(np.ravel(b) for b in largest)])
-    return np.unique(every[(every > 0) & (every <= MOST_SEQUENCES)])
+    return distinct(every[(every > 0) & (every <= MOST_SEQUENCES)])
 
 
 def tabulate(
@@ -174,7 +185,8 @@ def batches_between(
     finer = np.concatenate(
         [np.linspace(a, b, 10)[1:-1] for a, b in pairwise(edges)] or [np.zeros(0)]
     )
-    finer = np.setdiff1d(np.round(finer / parts) * parts, known)
+    finer = distinct(np.round(finer / parts) * parts)
+    finer = finer[~(finer[:, None] == known).any(axis=1)]
     if workload.batch is not None or not finer.size:
         return Options()
     refined = evaluate(t, deployment, workload, finer, admission)

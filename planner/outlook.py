@@ -39,46 +39,50 @@ class Binding:
 
 
 def prices(question: Question, search: Search, row: int) -> dict[str, float]:
-    """Relative gain of the objective for a little more of each thing, as solved again."""
-    leaders = near(search, row)
-    value = reference(question, search, row, leaders)
-    more = question.with_limits(gpu_memory=question.limits.gpu_memory + GIB)
-    found = {"one more GiB of GPU memory": _again(more, leaders, value)}
-    more = question.with_limits(host_memory=question.limits.host_memory + 16 * GIB)
-    found["16 GiB more host memory"] = _again(more, leaders, value)
+    """Relative gain of the objective for a little more of each thing, as solved again.
+
+    Limits change nothing of what the engine says, so that what is known under one is known under
+    another; links do.
+    """
+    leaders, limits = near(search, row), question.limits
+    known = _settled(question, leaders, limits.gpu_memory + GIB)
+    known.refine()
+    again = _best(known)
+    value = search.value(row) if again is None else min(search.value(row), again)
+    asked = {"one more GiB of GPU memory": known.under(gpu_memory=limits.gpu_memory + GIB)}
+    more = question.with_limits(host_memory=limits.host_memory + 16 * GIB)
+    uses_host = bool(known.table.columns["host_memory"].any())
+    asked["16 GiB more host memory"] = _settled(more, leaders) if uses_host else known
     for name, label in (("ttft", "a 10 % looser TTFT"), ("tpot", "a 10 % looser TPOT")):
-        limit = getattr(question.limits, name)
+        limit = getattr(limits, name)
         if np.isfinite(limit):
-            found[label] = _again(question.with_limits(**{name: MORE * limit}), leaders, value)
+            asked[label] = known.under(**{name: MORE * limit})
     for label, links in (
         ("10 % more host link bandwidth", ("h2d", "d2h")),
         ("10 % more host memory bandwidth", ("dram",)),
         ("10 % more GPU memory bandwidth", ("hbm",)),
     ):
         d = faster(question.deployment, links)
-        found[label] = _again(replace(question, deployment=d), leaders, value)
+        asked[label] = _settled(replace(question, deployment=d), leaders)
+    found: dict[str, float] = {}
+    for label, other in asked.items():
+        other.refine()
+        better = _best(other)
+        found[label] = 0.0 if better is None else gain(value, better)
     return found
 
 
-def reference(question: Question, search: Search, row: int, leaders: list[Technique]) -> float:
-    """The objective to compare with: found with the same batches as what it is compared with."""
-    again = _best(question, leaders)
-    return search.value(row) if again is None else min(search.value(row), again)
+def _settled(q: Question, leaders: list[Technique], *gpu: float) -> Search:
+    """Some techniques at every batch that the limits, or these GPU memories, allow. [B]"""
+    sizes = (q.limits.gpu_memory, *gpu)
+    w, host = q.workload, q.limits.host_memory
+    return Search(q, settled(leaders, q.deployment, w, sizes, host, q.admission))
 
 
-def _again(q: Question, leaders: list[Technique], value: float) -> float:
-    """What some techniques gain under another question."""
-    better = _best(q, leaders)
-    return 0.0 if better is None else gain(value, better)
-
-
-def _best(q: Question, leaders: list[Technique]) -> float | None:
-    """The best objective of some techniques."""
-    room = (q.limits.gpu_memory,), q.limits.host_memory
-    other = Search(q, settled(leaders, q.deployment, q.workload, *room, q.admission))
-    other.refine()
-    row = other.optimum(q.limits.finite())
-    return None if row is None else other.value(row)
+def _best(search: Search) -> float | None:
+    """The best objective within the limits."""
+    row = search.optimum(search.q.limits.finite())
+    return None if row is None else search.value(row)
 
 
 def bindings(
@@ -112,9 +116,7 @@ def _without(q: Question, search: Search, row: int, name: str) -> Binding:
     other, free = search, q.with_limits(**{name: np.inf})
     if name.endswith("memory"):
         larger = q.with_limits(**{name: UNLIMITED * getattr(q.limits, name)})
-        room = (larger.limits.gpu_memory,), larger.limits.host_memory
-        some = near(search, row)
-        other = Search(larger, settled(some, q.deployment, q.workload, *room, q.admission))
+        other = _settled(larger, near(search, row))
         other.refine()
     found = other.optimum(free.limits.finite())
     if found is None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvsim.graph import Array
+from kvsim.planner.choose import distinct
 from kvsim.planner.shares import Option, Shares
 
 STEP = 1e-5  # of a share, by which a slope is taken
@@ -60,9 +61,9 @@ def stretches(rounds: int, kinks: Iterable[float] = ()) -> Stretches:
     ----------
     kinks : decoded tokens at which a window is full. [tokens]
     """
-    edges = np.round(np.linspace(0, rounds, min(rounds, CONTEXTS) + 1))
+    edges: Array = np.round(np.linspace(0, rounds, min(rounds, CONTEXTS) + 1))
     inside = [np.ceil(k) for k in kinks if 0 < k < rounds]
-    edges = np.union1d(edges, inside)
+    edges = distinct(np.concatenate([edges, inside]))
     return Stretches(edges[:-1], edges[1:] - 1)
 
 

@@ -17,6 +17,7 @@ from kvsim.techniques.base import Technique
 OBJECTIVES = ("throughput", "latency", "cost")
 FAR = 1.0  # behind the best: batches of what is slower need not be finer
 REFINEMENTS = 2  # each divides the distance between neighbouring batches by nine
+SHOWN = 3  # techniques that are not the choice, of either kind
 FULL = "full"  # nothing is done to the cache
 REPLAYS = 32  # rows that are computed at every token, at most
 INSIDE = 0.005
@@ -71,17 +72,42 @@ class Search:
         self.q, self.table = q, table
         self._replays: dict[int, Prediction] = {}
 
+    def under(self, **limits: float) -> "Search":
+        """The same options under other limits, with what has been replayed of them."""
+        other = Search(self.q.with_limits(**limits), self.table.copy())
+        other._replays = dict(self._replays)
+        return other
+
     def refine(self) -> None:
-        """Finer batches around the best row of each technique."""
+        """Finer batches around the best row of each technique that the plan may be about."""
+        q = self.q
         for _ in range(REFINEMENTS):
-            top = self.best(self.q.limits.hard())
-            for name in self.table.names:
-                row = self.best(self.q.limits.hard(), name)
-                if row is not None and top is not None and self._near(row, top):
-                    q = self.q
-                    extra = batches_between(self.table, row, q.deployment, q.workload, q.admission)
-                    if extra.technique:
-                        self.table.add(extra)
+            for row in self._worth_refining():
+                extra = batches_between(self.table, row, q.deployment, q.workload, q.admission)
+                if extra.technique:
+                    self.table.add(extra)
+
+    def _worth_refining(self) -> list[int]:
+        """The best rows of techniques: all near the best, but few that may not be chosen.
+
+        What the user does not accept is only shown, the best of each kind of reason.
+        """
+        hard, finite = self.q.limits.hard(), self.q.limits.finite()
+        top = self.best(hard)
+        if top is None:
+            return []
+        found: list[int] = []
+        barred: dict[str, list[int]] = {name: [] for name in finite if name not in hard}
+        for name in self.table.names:
+            row = self.best(hard, name)
+            if row is None or not self._near(row, top):
+                continue
+            reason = next((k for k in barred if self.table.columns[k][row] > finite[k]), "")
+            (barred[reason] if reason else found).append(row)
+        goal = self.table.columns[self.q.objective]
+        for rows in barred.values():
+            found += sorted(rows, key=lambda row: float(goal[row]))[:SHOWN]
+        return found
 
     def drafts(self) -> None:
         """Fewer and more drafts per round, as long as they are better."""

@@ -6,17 +6,16 @@ from math import ceil
 import numpy as np
 
 from kvsim.planner.admit import ENGINES, Admission
-from kvsim.planner.choose import as_good, within
+from kvsim.planner.choose import as_good, within, within_of
 from kvsim.planner.needs import needs
 from kvsim.planner.outlook import LABELS
-from kvsim.planner.question import FULL, Question, Search, gain, rank
+from kvsim.planner.question import FULL, SHOWN, Question, Search, gain, rank
 from kvsim.prediction.explain import binding
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import KNOWN_BAD, Evidence
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.base import Technique
 
-SHOWN = 3  # alternatives of either kind
 KNEES = (0.01, 0.05, 0.10)  # of the objective given up for an earlier first token
 
 
@@ -167,7 +166,7 @@ def knees(question: Question, search: Search, chosen: int) -> list[Knee]:
     table = search.table
     same = table.rows_of(table.technique[chosen].name)
     objective = table.columns[question.objective]
-    rows = np.intersect1d(within(objective, table.columns, question.limits.finite()), same)
+    rows = within_of(objective, table.columns, question.limits.finite(), same)
     top = float(objective[rows].min())
     found = []
     for share in KNEES:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine.clocks import TOLERANCE, History, State
-from kvsim.engine.roofline import COPIES, all_ops, host_seconds, seconds
+from kvsim.engine.roofline import COPIES, all_ops, everywhere, host_seconds, seconds
 from kvsim.engine.timed import Timed, distinct, following_loads, latest, shared, together, wait_of
 from kvsim.graph import Number, Op, Step
 from kvsim.machines.deployment import Deployment
@@ -82,10 +82,11 @@ class Timeline:
 
     def _time(self, op: Op) -> Timed:
         duration = seconds(op, self.d)
-        positive = np.asarray(duration) > 0
-        active: NDArray[np.bool] | bool = bool(positive.all())
-        if not active and positive.any():
-            active = positive
+        active: NDArray[np.bool] | bool
+        if isinstance(duration, np.ndarray):
+            active = everywhere(duration) or (bool(np.any(duration)) and duration > 0)
+        else:
+            active = bool(duration > 0)
         return Timed(op, duration, active, tuple(map(wait_of, op.after)), host_seconds(op, self.d))
 
     def busy(self) -> dict[str, Number]:
@@ -165,11 +166,11 @@ class Timeline:
             return False
         shift = now[0] - before[0]
         for old, new in zip(before, now, strict=True):
-            if not np.all(np.abs(new - old - shift) <= TOLERANCE * np.abs(new)):
+            if not _everywhere(np.abs(new - old - shift) <= TOLERANCE * np.abs(new)):
                 return False
         slack = TOLERANCE * np.abs(now[0])
         most = shift + slack
-        if not np.all(host_shift <= most):
+        if not _everywhere(host_shift <= most):
             return False
         behind = host_shift < shift - slack  # until a synchronisation sets the host's clock
         ops = (t for layer in distinct(self.layers[layers.start : layers.stop]) for t in layer)
@@ -254,6 +255,11 @@ class Timeline:
         state.streams[op.stream] = _where(active, end, free)
         if op.sync:
             state.host = _where(active, np.maximum(state.host, end) + stack.time.sync, state.host)
+
+
+def _everywhere(holds: NDArray[np.bool] | bool) -> bool:
+    """``np.all``, several times as fast for the few points of a plan."""
+    return int(np.count_nonzero(holds)) == np.size(holds)
 
 
 def _where(active: NDArray[np.bool] | bool, yes: Number, no: Number) -> Number:

@@ -103,16 +103,20 @@ def seconds(op: Op, deployment: Deployment) -> Number:
     total = total + overhead_seconds(op, deployment)
     some: list[NDArray[np.bool]] = []  # work that may be nothing at some points
     for work in (op.flops, op.rows, op.fixed, *op.bytes.values()):
-        busy = work > 0
-        if isinstance(busy, np.ndarray):
-            if busy.all():
+        if isinstance(work, np.ndarray):
+            if everywhere(work):
                 return total
-            some.append(busy)
-        elif busy:
+            some.append(work > 0)
+        elif work > 0:
             return total
     if not some:
         return 0.0
     return np.where(np.logical_or.reduce(np.broadcast_arrays(*some)), total, 0.0)
+
+
+def everywhere(work: NDArray[np.floating]) -> bool:
+    """Whether there is some at every point; work is never negative, so counting does."""
+    return int(np.count_nonzero(work)) == work.size
 
 
 def _nothing(number: Number) -> bool:

@@ -131,6 +131,8 @@ class Prediction:
 
     def _spread(self, values: Array) -> Array:
         """The same value for every batch where it does not depend on it."""
+        if values.shape and values.shape[-1] == self.batch.size:
+            return values
         return np.broadcast_to(values, (*values.shape[:-1], self.batch.size))
 
     @cached_property

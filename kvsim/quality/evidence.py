@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from kvsim.models.model import Model
 from kvsim.quality.measured import QualityRun, shipped
-from kvsim.quality.published import Row, published
+from kvsim.quality.published import Row, published_by_kind
 from kvsim.quality.settings import Harshness, harshness
 from kvsim.techniques.base import Technique, compose
 
@@ -100,7 +100,7 @@ def evidence(
     found = _measured(mine, known, length)
     if found is not None:
         return found
-    rows = [r for r in published() if r.setting.kind == mine.kind]
+    rows = published_by_kind().get(mine.kind, ())
     own = [r for r in rows if r.model == model.name]
     found = _published(mine, own, length, "published")
     if found is not None:

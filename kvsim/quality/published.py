@@ -1,5 +1,6 @@
 """Accuracy tables of the papers, one row per model, setting and benchmark."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -76,6 +77,15 @@ def published() -> tuple[Row, ...]:
         if file.name.endswith(".csv"):
             rows += [_row(line) for _, line in read_records(str(file), TABLE)]
     return tuple(rows)
+
+
+@cache
+def published_by_kind() -> Mapping[str, tuple[Row, ...]]:
+    """The rows by the kind of their setting, as only those of one kind speak for each other."""
+    rows: dict[str, list[Row]] = {}
+    for row in published():
+        rows.setdefault(row.setting.kind, []).append(row)
+    return {kind: tuple(some) for kind, some in rows.items()}
 
 
 @cache

@@ -6,14 +6,14 @@ from typing import Any
 
 import typer
 
-from kvsim.cli import app
+from kvsim.cli import application
 
 PATH = re.compile(r"FILE|PATH|DIR|LOG|OUT|^\[?F(\.|$)|\.toml|\.csv|\.json|\.parquet|\.html")
 
 
 def places() -> Iterator[str]:
     """Each option or argument that names a file: ``predict --model``, ``sweep spec``."""
-    for command, found in _commands(typer.main.get_command(app), ()):
+    for command, found in _commands(typer.main.get_command(application()), ()):
         for parameter in found.params:
             option = parameter.param_type_name == "option"
             if PATH.search(parameter.metavar or ""):

@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from kvsim import limits
-from kvsim.cli import app
+from kvsim.cli import application
 from kvsim.commands.effects import EFFECTS, excludes, needs
 from kvsim.errors import InputError
 from kvsim.files import kinds
@@ -26,7 +26,7 @@ def commands(group: Any, above: str = "kvsim") -> dict[str, Any]:
     return found
 
 
-COMMANDS = commands(typer.main.get_command(app))
+COMMANDS = commands(typer.main.get_command(application()))
 
 
 def test_the_documentation_has_the_tables() -> None:

@@ -13,14 +13,14 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 from types import FrameType
 
-from kvsim.cli import app
+from kvsim.cli import application
 from kvsim.commands.effects import checked
 from kvsim.commands.ends import NO_MEMORY, ended
 
 SECONDS = 10.0  # of CPU that one input may take
 BYTES = 2 * 10**9  # that it may add to what the process holds
 NOISE = re.compile(r"Traceback|Warning|fault in kvsim|memory ran out")
-COMMANDS = checked(app)
+COMMANDS = checked(application())
 ONE_RUN = ("simulate", "--model", "smollm2-135m", "--gpu", "t4", "--trace", "{}")
 Work = Callable[[Path], object]
 """What is done with an input: a reader of a path, or a command line."""
