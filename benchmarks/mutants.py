@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ORACLES = tuple(
     f"tests/techniques/test_{name}.py"
     for name in ("settings", "more_techniques", "preset_oracles", "layer_kinds",
-                 "technique_oracles", "recompute", "limits")
+                 "technique_oracles", "recompute", "limits", "mechanics", "refusals")
 )  # fmt: skip
 CORE = (
     "tests/frozen/test_frozen.py", "tests/frozen/test_parts.py", *ORACLES, "tests/engine",
@@ -32,7 +32,9 @@ CORE = (
 )  # fmt: skip
 PLANS = (
     "tests/frozen/test_plans.py", "tests/planner/test_fleet_programme.py",
-    "tests/planner/test_flips.py",
+    "tests/planner/test_flips.py", "tests/planner/test_fleet_measure.py",
+    "tests/planner/test_fleet_pieces.py", "tests/planner/test_search_pieces.py",
+    "tests/planner/test_plan_trace.py::test_programme_is_the_golden_one",
 )  # fmt: skip
 RUNS = (
     "tests/frozen/test_runs.py", "tests/serving/test_lanes.py", "tests/serving/test_tiers.py",

@@ -119,5 +119,5 @@ class _Speeds:
 
 
 def _made(axis: str, values: Sequence[float], ratios: Sequence[float]) -> Iterator[BreakEven]:
-    if len(values) > 1 and np.isfinite(ratios).sum() > 1:
+    if np.isfinite(ratios).sum() > 1:
         yield BreakEven(axis, np.array(values, dtype=float), np.array(ratios))

@@ -65,7 +65,7 @@ class PlacedShares(Placement):
     def streams(self) -> bool:
         """All but values that are fetched when they are chosen."""
         moves = (self.host_share, self.cpu_share, self.weights_host, self.states_host)
-        return any(map(some, moves)) or self.parts > 1
+        return any(map(some, moves))
 
     def breaks(self, deployment: Deployment) -> tuple[int, ...]:
         """The first layer whose cache leaves the GPU."""

@@ -71,7 +71,7 @@ def measured(
         carries_all = bool(np.isfinite(alone[j]))
         late[:, j] = _late(busy[j].missed, traffic, targets) if carries_all else x.late
         if dear[j] and carries_all:
-            needed = alone[j] * x.needed / x.needed.sum()  # as the estimate divides it
+            needed = x.needed  # as the estimate divides it; below all of it is what was measured
         else:
             needed = np.array([
                 _class(x, c, traffic, targets, late[c, j], slowdown) for c in range(traffic.classes)

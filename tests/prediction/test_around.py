@@ -1,5 +1,6 @@
 """What is said around a prediction: where a technique breaks even, the pool, and what would fit."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,17 @@ def test_every_axis_has_the_ratio_of_two_predictions() -> None:
     assert np.isnan(found["batch"].ratio[-1])  # does not fit
 
 
+def test_an_axis_needs_two_points_that_fit() -> None:
+    nan = float("nan")
+    (one,) = breakeven._made("batch", [1, 2, 4], [0.5, nan, 2.0])
+    assert one.values.tolist() == [1, 2, 4] and one.crossings == []
+    (two,) = breakeven._made("prompt", [256, 512], [0.5, 2.0])
+    assert two.crossings == pytest.approx([256 * 2**0.5])
+    assert not [*breakeven._made("batch", [1, 2, 4], [nan, nan, 2.0])]
+    assert not [*breakeven._made("prompt", [256], [2.0])]
+    assert not [*breakeven._made("prompt", [], [])]
+
+
 def test_the_link_is_an_axis_only_where_it_matters_and_scales_both_directions() -> None:
     d = where()
     found = {one.axis: one for one in break_evens(predicted("offload", d, 4, 4096), FULL)}
@@ -113,6 +125,15 @@ def test_the_longest_prompt_fits_and_one_token_more_does_not(
     assert most > 1000
     assert predicted(text, d, batch, most).fits.all()
     assert not predicted(text, d, batch, most + 1).fits.any()
+
+
+def test_memory_that_is_exactly_full_is_enough() -> None:
+    d = where()
+    whole = float(predicted("full", d, 4, 1000).gpu_bytes[0])
+    for memory, expected in ((whole, 1000), (np.nextafter(whole, 0.0), 999)):
+        tight = replace(d, hardware=replace(d.hardware, gpu_memory=memory))
+        assert longest_prompt(FULL, tight, 4, 32) == expected
+        assert predicted("full", tight, 4, 1000).fits[0] == (expected == 1000)
 
 
 def test_no_prompt_fits_where_weights_do_not_and_a_prompt_of_one_may() -> None:
@@ -171,6 +192,15 @@ def test_remedies_are_the_gentlest_changes_that_fit() -> None:
 def fits_on(gpus: int, asked: Prediction) -> bool:
     d = where("rtx4090", tp=gpus)
     return bool(predicted("full", d, int(asked.batch[0]), asked.prompt).fits[0])
+
+
+@pytest.mark.parametrize(("longest", "named"), [(0, False), (1, True), (1023, True), (1024, False)])
+def test_a_shorter_prompt_is_a_remedy_down_to_one_token(
+    longest: int, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvsim.prediction.remedies.longest_prompt", lambda *of: longest)
+    options = [one.option for one in remedies(predicted("full", where("t4"), 8, 1024))]
+    assert (f"--prompt {longest}" in options) is named
 
 
 def test_no_remedy_is_named_that_changes_nothing() -> None:

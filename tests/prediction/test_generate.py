@@ -21,7 +21,7 @@ from kvsim.prediction.generate import (
     grid_seconds,
     round_seconds,
 )
-from kvsim.prediction.memory import MOST_SEQUENCES, decode_point, prefill_point
+from kvsim.prediction.memory import MOST_SEQUENCES, decode_point, largest_batch, prefill_point
 from kvsim.techniques import TECHNIQUES, parse
 from tests.support import scalar
 
@@ -109,6 +109,34 @@ def test_one_generated_token_needs_no_decoding(text: str) -> None:
     assert got.request_s == close(got.prefill_s)
     assert got.output_tok_s == close(np.array([8.0, 64.0]) / got.prefill_s)
     assert (got.max_batch > 0).all()
+
+
+def test_a_second_token_waits_for_what_comes_between() -> None:
+    """SpeCache fills its cache once behind the prompt; the one round after it waits for that."""
+    got = predict("specache", out=2)
+    assert (got.between_s > 0).all()
+    point = decode_point(np.array([[8.0], [64.0]]), 500, 2, 0.0)
+    one = np.ravel(round_seconds(got.technique, deployment(), point))
+    assert got.decode_s == close(got.between_s + one)
+    assert (predict("specache", out=1).decode_s == 0).all()
+
+
+def test_a_grid_asks_for_caches_of_just_the_next_token() -> None:
+    """A static cache is moved at its full length: what is cached and one token."""
+    t, d, c = parse("full"), deployment(stack=STATIC), np.array([[100.0, 3000.0]])
+    batch = np.array([2.0, 16.0])
+    expected = round_seconds(t, d, Point(batch[:, None], c, 1.0, c, c + 1.0))
+    longer = round_seconds(t, d, Point(batch[:, None], c, 1.0, c, c + 2.0))
+    grid = grid_seconds(t, d, batch, c[0])
+    assert grid == close(np.broadcast_to(expected, (2, 2)))
+    assert (grid < longer).all()
+
+
+def test_the_largest_batch_is_one_number() -> None:
+    d = deployment()
+    for served in (False, True):
+        most = largest_batch(parse("full"), d, 500, 20, 40e9, 1e12, served=served)
+        assert most.shape == (1, 1) and most > 0
 
 
 def test_long_generations_are_summed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,19 @@
 """Continuous batching of equal requests, against a simulation of its turns."""
 
+from typing import cast
+
 import numpy as np
 import pytest
 
+from kvsim.graph import Buffers, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import served_buffers
 from kvsim.prediction.service import Service
 from kvsim.techniques import parse
+from kvsim.techniques.base import Technique
 
 
 def deployment(model: str = "llama3.1-8b", gpu: str = "a6000") -> Deployment:
@@ -67,7 +72,32 @@ def test_memory_holds_every_sequence_and_one_prompt() -> None:
     assert list(around.fits) == [True, False]
 
 
+def test_every_buffer_counts_at_its_largest_and_where_it_is_alone() -> None:
+    class Held:
+        """A technique that says what it holds in either phase."""
+
+        def resident(self, deployment: Deployment, point: Point) -> Buffers:
+            if point.prefill:
+                return {"gpu": {"both": 2.0, "prompt": 0.25}, "host": {"pinned": 0.5}}
+            return {"gpu": {"both": 1.0, "decoding": 0.125}}
+
+        def tiles(self) -> int:
+            return 1
+
+    found = served_buffers(cast(Technique, Held()), deployment(), 4.0, 100, 10)
+    assert found == {
+        "gpu": {"both": 2.0, "prompt": 0.25, "decoding": 0.125}, "host": {"pinned": 0.5},
+    }  # fmt: skip
+
+
 def test_one_token_answers_have_no_time_per_token() -> None:
     served = Service(parse("full"), deployment(), np.array([4.0]), 512, 1)
     assert np.isnan(served.tpot_s).all() and served.output_tok_s > 0
     assert served.ttft_s == pytest.approx(served.prefill_s)
+
+
+def test_as_many_requests_end_as_places_turn_over() -> None:
+    """Each running sequence holds its place for its own prompt, its rounds and others' prompts."""
+    served = Service(parse("full"), deployment(), np.array([4.0, 32.0]), 512, 40)
+    turn = served.prefill_s + served.interruptions_s + 39 * served.round_s
+    assert served.requests_per_s == pytest.approx(np.array([4.0, 32.0]) / turn, rel=1e-12)

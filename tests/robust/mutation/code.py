@@ -18,7 +18,7 @@ def touched(before: str, after: str, path: Path) -> tuple[set[str], bool]:
     for place, code in _codes(compile(after, str(path), "exec", dont_inherit=True)):
         if place not in old or _own(code) != _own(old[place]):
             names.add(code.co_qualname)
-            whole = whole or not code.co_flags & 2  # the body of a module or of a class
+            whole = whole or _on_import(code)
     return names, whole
 
 
@@ -35,6 +35,12 @@ def swap(source: str, path: Path) -> None:
             other = new.get(f"{code.co_qualname}:{code.co_firstlineno}")
             if other is not None and len(other.co_freevars) == len(code.co_freevars):
                 function.__code__ = other
+
+
+def _on_import(code: CodeType) -> bool:
+    """Whether importing runs it: the body of a module or of a class, or a generator there."""
+    generator = code.co_name == "<genexpr>" and "<locals>" not in code.co_qualname
+    return generator or not code.co_flags & 2
 
 
 def _codes(code: CodeType) -> Iterator[tuple[str, CodeType]]:

@@ -1,0 +1,36 @@
+"""What a timeline remembers of layers that it did not play one by one."""
+
+import numpy as np
+import pytest
+
+from kvsim.engine.clocks import History
+
+
+def test_skipped_layers_end_a_shift_later_per_block() -> None:
+    """Two layers per block, 5 s per block: layers 4 to 9 repeat what layers 2 and 3 did."""
+    ends = History()
+    ends.values = {0: 1.0, 1: 4.0, 2: 7.0, 3: 8.5, 10: 99.0}
+    ends.jumps.append((range(4, 10), 2, 5.0))
+    found = [ends[i] for i in range(11)]
+    assert found == [1.0, 4.0, 7.0, 8.5, 12.0, 13.5, 17.0, 18.5, 22.0, 23.5, 99.0]
+
+
+def test_a_later_jump_is_counted_from_its_own_block() -> None:
+    ends = History()
+    ends.values = {0: 2.0, 4: 30.0}
+    ends.jumps = [(range(1, 4), 1, 0.5), (range(5, 7), 1, np.array([1.0, 2.0]))]
+    assert [ends[i] for i in (1, 3)] == [2.5, 3.5]
+    assert ends[5].tolist() == [31.0, 32.0]  # type: ignore[union-attr]
+    assert ends[6].tolist() == [32.0, 34.0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("layers", "most", "expected"),
+    [(range(4, 10), 5.0, True), (range(4, 10), 4.9, False), (range(3, 10), 9.0, False)],
+)
+def test_growth_is_known_where_all_layers_were_skipped_at_once(
+    layers: range, most: float, expected: bool
+) -> None:
+    ends = History()
+    ends.jumps.append((range(4, 10), 2, 5.0))
+    assert ends.keeps_up(layers, most) is expected

@@ -1,0 +1,118 @@
+"""What replicas carry, on replicas that are a plain rule: too late beyond a rate, never before."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from kvsim.planner.fleet import market, measure
+from kvsim.planner.fleet.arrays import Demand
+from kvsim.planner.fleet.configurations import Configuration
+from kvsim.planner.fleet.measure import Busy, replicas_kept_busy
+from kvsim.planner.fleet.play import FleetTargets
+from kvsim.planner.fleet.shortlist import Rated
+from kvsim.planner.fleet.traffic import Traffic
+from kvsim.traces.requests import Requests
+
+TARGETS = FleetTargets(1.0, 0.1, 0.9)
+ANY = cast(Configuration, None)
+
+
+def requests(count: int = 200, generate: int | np.ndarray = 2) -> Requests:
+    """One request per second."""
+    several = np.broadcast_to(generate, count).astype(np.int64)
+    return Requests(np.arange(float(count)), np.full(count, 8), several)
+
+
+def played(
+    monkeypatch: pytest.MonkeyPatch, waits: Callable[[Requests, float], tuple[Any, Any]]
+) -> list[tuple[int, float]]:
+    """Replicas whose requests wait as a rule says by their rate; what is played is noted."""
+    noted: list[tuple[int, float]] = []
+
+    def serve(some: Requests, _: Configuration, replicas: int) -> tuple[Requests, float]:
+        rate = (len(some) - 1) / some.duration
+        noted.append((replicas, rate))
+        return some, rate / replicas
+
+    monkeypatch.setattr(measure, "serve", serve)
+    monkeypatch.setattr(measure, "waits", lambda outcome: (*waits(*outcome), None))
+    return noted
+
+
+@pytest.mark.parametrize("needed", [0.06, 0.3, 0.7, 1.4, 1.9, 2.6, 7.3, 40.5])
+def test_replicas_are_counted_to_four_hundredths(
+    needed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that serves ``1 / needed`` requests per second is needed so many times."""
+    each = 1 / needed
+
+    def waits(some: Requests, rate: float) -> tuple[Any, Any]:
+        return np.full(len(some), 10.0 if rate > each * 1.0001 else 0.1), np.zeros(len(some))
+
+    noted = played(monkeypatch, waits)
+    found = replicas_kept_busy(requests(), ANY, TARGETS, guess=max(needed / 2, 1.0)).needed
+    assert needed * 0.99 <= found <= needed * measure.FINE * 1.01
+    whole = int(np.ceil(needed))
+    if whole > 1:  # one fewer does not carry the trace, so that not much more than it is tried
+        tried = max(rate for replicas, rate in noted if replicas == whole)
+        assert tried < whole / (whole - 1) * measure.MORE
+
+
+@pytest.mark.parametrize(("halting", "meets"), [(0.0, True), (0.09, True), (0.12, False)])
+def test_time_per_token_counts_among_requests_that_have_one(
+    halting: float, meets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second request has one token, and so no time per token that could be too long."""
+    several = requests(generate=np.tile([1, 2], 100))
+    halts = np.zeros(200, bool)
+    halts[1 : 1 + 2 * round(100 * halting) : 2] = True
+
+    def waits(some: Requests, rate: float) -> tuple[Any, Any]:
+        late = 10.0 if rate > 1.5 else 0.1
+        tpot = np.where(halts[np.arange(len(some)) % 200], 1.0, 0.01)
+        return np.full(len(some), late), np.where(some.generate > 1, tpot, np.nan)
+
+    played(monkeypatch, waits)
+    found = replicas_kept_busy(several, ANY, TARGETS)
+    assert np.isfinite(found.needed) is np.bool_(meets)
+    if meets:
+        assert found.missed.mean() == pytest.approx(halting / 2)
+
+
+def configuration(price: float) -> Any:
+    """What offers are made of."""
+    return SimpleNamespace(name="a replica", gpu="l40s", price=price, reserved=np.inf, rent=price,
+                           extras=0, gpus=1, host=0.0, power=np.inf)  # fmt: skip
+
+
+def test_a_dear_replica_divides_what_it_carries_as_the_estimate_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first is cheap, so each class is played on it; of the second the whole trace alone."""
+    every = requests(200)
+    rate = np.array([[3.0, 1.0], [2.0, 2.0]])
+    traffic = cast(Traffic, SimpleNamespace(
+        demand=Demand(rate, np.array([1.0, 1.0])), classes=2, requests=every,
+        of=np.arange(200) % 2, part=lambda c: requests(100 + c),
+    ))  # fmt: skip
+    alone = {100: 1.5, 101: 1.0, 200: 2.0}
+
+    def busy(some: Requests, x: Any, *_: Any, **__: Any) -> Busy:
+        times = 1.0 if x.price == 1.0 else 1.6
+        return Busy(alone[len(some)] * times, np.zeros(len(some)))
+
+    monkeypatch.setattr(market, "replicas_kept_busy", busy)
+    none = np.zeros(2)
+    rated = [
+        cast(Rated, SimpleNamespace(configuration=configuration(p), needed=x, late=none))
+        for p, x in ((1.0, np.array([1.0, 1.0])), (5.0, np.array([0.9, 0.3])))
+    ]
+    found = market.measured(rated, traffic, TARGETS)
+    assert found.alone.tolist() == [2.0, 3.2]
+    share = rate[:, :, None] / found.offers.capacity  # of a replica, by window and class
+    assert share.sum(axis=1).max(axis=0) == pytest.approx(found.alone)
+    peaks = rate.max(axis=0)[:, None] / found.offers.capacity
+    assert peaks[0] / peaks[1] == pytest.approx([1.5, 3.0])

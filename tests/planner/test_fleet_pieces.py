@@ -1,0 +1,237 @@
+"""The pieces of a fleet's search, each by hand: what is allowed, near, certain, and who serves."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from kvsim.errors import InfeasibleError
+from kvsim.evidence.ledger import KnownError
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import GIB
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.planner.fleet import beside, certainty, search
+from kvsim.planner.fleet.arrays import Demand, FleetLimits
+from kvsim.planner.fleet.beside import OtherFleet
+from kvsim.planner.fleet.certainty import Spread, known
+from kvsim.planner.fleet.configurations import Configuration
+from kvsim.planner.fleet.market import Market
+from kvsim.planner.fleet.near import allowed, neighbours
+from kvsim.planner.fleet.play import FleetTargets, Played, layers, quantile
+from kvsim.planner.fleet.question import CapacityQuestion
+from kvsim.planner.fleet.search import FleetSearch
+from kvsim.planner.fleet.shortlist import Rated
+from kvsim.planner.fleet.traffic import Traffic
+from kvsim.serving.costs import StepCosts
+from kvsim.serving.rules import Rules
+from kvsim.techniques import parse
+from tests.planner.test_fleet_programme import DEMAND, OFFERS
+
+FREE = FleetLimits()
+
+
+def counts(*replicas: int) -> np.ndarray:
+    return np.array(replicas, np.int64)
+
+
+# what is near
+
+
+@pytest.mark.parametrize(
+    ("replicas", "limits", "expected"),
+    [
+        (counts(1, 0), FREE, True),
+        (counts(0, 1), FREE, True),
+        (counts(0, 0), FREE, False),
+        (counts(2, 1), FleetLimits(gpus=4), True),  # one GPU and two
+        (counts(3, 1), FleetLimits(gpus=4), False),
+        (counts(1, 1), FleetLimits(configurations=1), False),
+        (counts(5, 0), FleetLimits(configurations=1), True),
+        (counts(9, 1), FleetLimits(host=32e9), True),
+        (counts(0, 2), FleetLimits(host=63e9), False),
+        (counts(2, 1), FleetLimits(power=1500), True),
+        (counts(3, 1), FleetLimits(power=1500), False),
+        (counts(9, 1), FleetLimits(gpus_of={"h100-nvl": 2}), True),
+        (counts(0, 2), FleetLimits(gpus_of={"h100-nvl": 2}), False),
+    ],
+)
+def test_limits_on_what_is_rented(
+    replicas: np.ndarray, limits: FleetLimits, expected: bool
+) -> None:
+    assert allowed(OFFERS, replicas, limits) is expected
+
+
+def test_neighbours_are_cheaper_and_come_cheapest_first() -> None:
+    """Rents are 1 and 2 USD/h: one replica less, or the dear one for the cheap one."""
+    found = [near.tolist() for near in neighbours(OFFERS, counts(2, 1), FREE)]
+    assert found == [[2, 0], [1, 1], [3, 0]]
+    assert [near.tolist() for near in neighbours(OFFERS, counts(1, 0), FREE)] == []
+
+
+# who serves
+
+
+def test_replicas_that_start_and_stop_are_sets_of_their_own() -> None:
+    """One runs through, a second from the second window on, a third in the last alone."""
+    running = counts(1, 2, 2, 3)
+    window = np.array([0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3])
+    sets, of = layers(running, window)
+    assert sets == [1, 1, 1]
+    assert of[:2].tolist() == [0, 0]
+    # multiples 0.31, 0.93, 0.55, 0.16 of an interval that the sets share evenly
+    assert of[2:6].tolist() == [0, 1, 1, 0]
+    assert of[6:8].tolist() == [0, 1]
+    assert of[8:].tolist() == [0, 2, 1, 0]
+
+
+def test_equal_replicas_that_stop_are_one_set_and_gaps_end_it() -> None:
+    sets, of = layers(counts(2, 0, 2, 2), np.array([0, 0, 2, 3, 3]))
+    assert sets == [2, 2]
+    assert of.tolist() == [0, 0, 1, 1, 1]
+    sets, of = layers(counts(3, 3), np.array([0, 1]))
+    assert (sets, of.tolist()) == ([3], [0, 0])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.9, 0.99, 1.0])
+@pytest.mark.parametrize("size", [1, 2, 6, 100])
+def test_quantile_lies_between_two_neighbours(size: int, share: float) -> None:
+    values = np.random.default_rng(size).random(size)
+    assert quantile(values, share) == pytest.approx(np.quantile(values, share), rel=1e-12)
+
+
+def test_good_requests_are_within_both_targets() -> None:
+    ttft = np.array([0.5, 0.5, 2.0, 2.0, np.inf])
+    tpot = np.array([0.05, 0.2, 0.05, 0.2, np.nan])
+    played = Played(ttft, tpot, ttft, np.zeros(5, np.int64), (), 1.0)
+    assert played.good_share(FleetTargets(1.0, 0.1)) == pytest.approx(1 / 5)
+    assert played.good_share(FleetTargets()) == 1.0
+    none = np.zeros(0)
+    assert Played(none, none, none, np.zeros(0, np.int64), (), 1.0).good_share(FREE_TARGETS) == 1.0
+
+
+FREE_TARGETS = FleetTargets()
+
+
+# the search
+
+
+def searched(load: float = 1.0) -> FleetSearch:
+    traffic = cast(Traffic, SimpleNamespace(demand=DEMAND))
+    return FleetSearch(traffic, [], OFFERS, FREE_TARGETS, FleetLimits(late=0.02), load=load)
+
+
+def test_classes_are_divided_alike_in_every_window() -> None:
+    share = searched().dispatch(counts(2, 1))
+    assert share.shape == (2, 2, 2)  # windows, classes, kinds
+    assert share.sum(axis=2) == pytest.approx(1.0)
+    assert (share[0] == share[1]).all()
+    assert share[0, 1].tolist() == pytest.approx([0.0, 1.0])  # the first kind cannot serve it
+
+
+def test_a_load_is_of_the_load_that_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the trace with a quarter of headroom is two and a half times the trace."""
+    loads: list[float] = []
+
+    def play(*given: Any) -> None:
+        loads.append(given[4])
+
+    monkeypatch.setattr(search, "play", play)
+    found = searched(2.0)
+    assert (found.demand.rate == 2 * DEMAND.rate).all()
+    found.played(np.tile(counts(2, 1), (2, 1)), np.full((2, 2, 2), 0.5))
+    found.played(np.tile(counts(2, 1), (2, 1)), np.full((2, 2, 2), 0.5), 1.25)
+    assert loads == [2.0, 2.5] and found.simulations == 2
+
+
+# how certain
+
+
+def error(width: float, seen: bool = True) -> KnownError:
+    return KnownError(cast(Any, "a row") if seen else None, f"{width}", 1 / width, width, True)
+
+
+@pytest.mark.parametrize(
+    ("decode", "prefill", "whole", "widest"),
+    [
+        (error(1.2), error(1.4), error(3.0), 1.4),  # whole requests do not count beside both
+        (error(1.5), error(1.4), error(3.0), 1.5),
+        (error(1.5, False), error(1.4), error(3.0), 1.4),  # what was not measured does not count
+        (error(1.2), error(4.0, False), error(3.0), 1.2),
+        (error(4.0, False), error(4.0, False), error(3.0), 3.0),
+    ],
+)  # fmt: skip
+def test_the_widest_of_what_was_measured_counts(
+    decode: KnownError, prefill: KnownError, whole: KnownError, widest: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    said = {"decode": decode, "prefill": prefill, "request": whole}
+    monkeypatch.setattr(certainty, "evidence_for", lambda deployment, technique, kind: said[kind])
+    one = SimpleNamespace(costs=SimpleNamespace(deployment=None), technique="full")
+    found = known([cast(Configuration, one)])
+    assert found.sigma == pytest.approx(np.log(widest) / 1.2816)
+    assert found.source == f"{widest}"
+
+
+def test_what_derived_capacities_do_not_settle_is_measured_for_the_cheapest_six(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slower replicas carry less than in proportion; the six that cost least are played again."""
+    cost = np.array([9.0, 2.0, 8.0, 3.0, 7.0, 1.0, 6.0, 4.0, 5.0])
+    market = cast(Market, SimpleNamespace(cost_alone=cost))
+    slow = cast(Market, SimpleNamespace())
+    again: list[Any] = []
+
+    def measured(rated: list[Any], traffic: Any, targets: Any, slowdown: float) -> Market:
+        again.append((rated, slowdown))
+        return slow
+
+    def fleet_for(label: str, q: Any, some: Market, limits: FleetLimits, *_: float) -> OtherFleet:
+        price = 30.0 if limits.configurations == 1 else 20.0
+        fleet = SimpleNamespace(fleet=SimpleNamespace(cost=price)) if some is slow else None
+        return OtherFleet(label, cast(Any, fleet), [])
+
+    monkeypatch.setattr(beside, "measured", measured)
+    monkeypatch.setattr(beside, "fleet_for", fleet_for)
+    q = cast(CapacityQuestion, SimpleNamespace(limits=FREE, traffic=None, targets=None))
+    rated = cast(list[Rated], [*range(9)])
+    spread = Spread(0.1, "a row")
+    found = beside._certain(q, rated, market, 1.0, spread)
+    assert again == [([5, 1, 3, 7, 8, 6], spread.slowdown)]
+    assert found.found is not None and found.found.fleet.cost == 20.0
+
+
+# one replica
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_host_memory_of_a_replica_is_its_blocks_and_its_sequences(tp: int) -> None:
+    """Every GPU keeps its part of the sequences' caches there; prefix blocks are kept once."""
+    d = Deployment(load_model("llama3-8b"), load_hardware("l40s"), load_stack("fused"), tp=tp)
+    rules = Rules(max_seqs=4, max_tokens=512, host_cache=3 * GIB)
+    costs = StepCosts(parse("offload"), d, rules, 1000, 500)
+    tokens = np.ceil(1000 / rules.block_tokens) * rules.block_tokens
+    kept = 2 * d.model.kv_width * d.model.layers * tokens
+    host = Configuration(costs, "l40s", 1.0).host
+    assert host == pytest.approx(3 * GIB + 4 * kept, rel=0.01)
+    plain = Configuration(StepCosts(parse("full"), d, rules, 1000, 500), "l40s", 1.0)
+    assert plain.host == 3 * GIB
+
+
+def test_no_fleet_is_said_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any) -> None:
+        raise InfeasibleError("no fleet carries the demand within the limits")
+
+    monkeypatch.setattr(beside, "search_of", none)
+    market = Market([cast(Configuration, None)], OFFERS, np.ones(1))
+    q = cast(CapacityQuestion, None)
+    found = beside.fleet_for("tight", q, market, FREE, 1.0)
+    assert found.found is None and found.reason == "no fleet carries the demand within the limits"
+    empty = beside.fleet_for("none", q, market.only([]), FREE, 1.0)
+    assert empty.reason == "none on the shortlist"
+
+
+def test_demand_is_the_mean_over_hours() -> None:
+    uneven = Demand(np.array([[4.0, 1.0], [1.0, 4.0]]), np.array([1.0, 3.0]))
+    assert uneven.mean.tolist() == [1.75, 3.25]

@@ -1,0 +1,232 @@
+"""The pieces of a plan's search, each by hand: neighbours, bounds, objectives, waves, estimates."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.planner import trace
+from kvsim.planner.admit import Admission
+from kvsim.planner.carry import Carried, ReplicaTargets
+from kvsim.planner.classes import Classes, classes_of
+from kvsim.planner.improve import Placements
+from kvsim.planner.load import DENSITY, Loads, _prompts_s, loads_of
+from kvsim.planner.mixes import Arrangement, Use, levelled, neighbours
+from kvsim.planner.programme import Programme, Streaming
+from kvsim.planner.question import Question
+from kvsim.planner.rivals import waves
+from kvsim.planner.shares import Shares
+from kvsim.planner.solving import lower_bound
+from kvsim.planner.tighter import lowered
+from kvsim.planner.workload import GIB, PlanLimits, Workload
+from kvsim.prediction.generate import Prediction
+from kvsim.serving import spend
+from kvsim.serving.costs import StepCosts
+from kvsim.serving.rules import Rules
+from kvsim.techniques import parse
+from kvsim.traces.requests import Requests
+
+
+def deployment(gpu: str = "a6000", tp: int = 1) -> Deployment:
+    return Deployment(load_model("llama2-7b"), load_hardware(gpu), load_stack("fused"), tp=tp)
+
+
+# what is near a setting
+
+
+@pytest.mark.parametrize(
+    ("gamma", "beside"), [(1, [0, 2, 3]), (3, [1, 2, 4, 5]), (16, [14, 15]), (0, [1, 2])]
+)
+def test_drafts_beside_those_of_a_setting(gamma: int, beside: list[int]) -> None:
+    """None at all is a setting too; no more are drafted than rates by position are known for."""
+    technique = parse("magicdec").with_rounds(gamma, 0.8)
+    found = Admission(rate=0.8, seen_at=4).neighbours(technique, deployment(), 2000.0)
+    assert [t.drafts for t in found] == beside
+
+
+COPIED = Use(Shares(host=0.5), 1, 12)
+KEPT = Use(Shares(), 1, 20)
+
+
+def layers_of(a: Arrangement) -> list[list[int]]:
+    return [[use.layers for use in uses] for uses in a.uses]
+
+
+def test_layers_move_between_uses_until_one_is_left() -> None:
+    """Eight at first, then two, then one; a use keeps its last layer, and other shapes theirs."""
+    other = (Use(Shares(host=1.0), 1, 7),)
+    for step, moved in enumerate((8, 2, 1)):
+        found = [layers_of(a) for a in neighbours(Arrangement(((COPIED, KEPT), other)), step)]
+        assert [[12 - moved, 20 + moved], [7]] in found
+        assert [[12 + moved, 20 - moved], [7]] in found
+        assert all(sum(some[0]) == 32 and some[1] == [7] for some in found)
+    few = (replace(COPIED, layers=2), KEPT)
+    found = [layers_of(a) for a in neighbours(Arrangement((few,)), 0)]
+    assert [[1, 21]] in found and [[10, 12]] in found
+    last = (replace(COPIED, layers=1), KEPT)
+    found = [layers_of(a) for a in neighbours(Arrangement((last,)), 2)]
+    assert [[2, 19]] in found and not [some for some in found if some[0][0] == 0]
+
+
+def test_uses_that_copy_are_levelled_to_their_mean() -> None:
+    uses = (COPIED, Use(Shares(host=1.0, split=0.25), 1, 4, streamed=0.5), Use(Shares(), 2, 3))
+    found = levelled(Arrangement((uses, (KEPT,))))
+    assert found is not None
+    level, left = found.uses[0]
+    assert (level.layers, level.parts) == (16, 1)
+    assert level.shares.host == pytest.approx((12 * 0.5 + 4 * 1.0) / 16)
+    assert level.shares.split == pytest.approx(4 * 0.25 / 16)
+    assert level.streamed == pytest.approx(4 * 0.5 / 16)
+    assert left == uses[2] and found.uses[1] == (KEPT,)
+    assert levelled(Arrangement(((COPIED,), (KEPT,)))) is None
+
+
+@pytest.mark.parametrize(("took", "moves"), [(1.0, 0), (0.9, 1), (1.5, 0)])
+def test_a_move_is_made_where_it_gains_more_than_two_thousandths(
+    took: float, moves: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first arrangement takes 1.002 s, all others the same time."""
+    monkeypatch.setattr("kvsim.planner.improve.turn", lambda seconds: seconds)
+    first, noted = Arrangement(((COPIED, KEPT),)), list[Arrangement]()
+
+    def replay(a: Arrangement, index: int) -> float:
+        noted.append(a)
+        return 1.002 if a == first else took
+
+    polishing = SimpleNamespace(_replay=replay, _within=lambda found: (0.0, 0.0))
+    found = Placements._polish(cast(Placements, polishing), first, 0)
+    assert found == (noted[1] if moves else first)
+
+
+# bounds, limits and objectives
+
+
+def test_streamed_weights_add_to_a_bound() -> None:
+    """One corner of two layers; two layers' worth of weights come through the second resource."""
+    seconds = np.array([[[[3.0]], [[1.0]]]])  # phase, resource, corner, shape
+    streaming = Streaming(np.array([[[0.0], [4.0]]]), np.zeros(1), np.zeros(1), 0.0, most=2.0)
+    programme = cast(Programme, SimpleNamespace(
+        seconds=seconds, head=np.array([[0.5, 0.25]]), streaming=streaming))  # fmt: skip
+    corners = np.array([[2.0]])
+    assert lower_bound(programme, corners).tolist() == [6.5]
+    assert lower_bound(programme, corners, np.array([2.0])).tolist() == [2 * 1.0 + 0.25 + 2 * 4.0]
+
+
+def test_memory_is_lowered_by_more_than_replay_lacked() -> None:
+    limits = PlanLimits(40e9, 100e9, ttft=1.0)
+    less = lowered(limits, (1e9, 2e9))
+    assert less.gpu_memory == pytest.approx(38.9e9, rel=1e-4) and less.gpu_memory < 38.9e9
+    assert less.host_memory == pytest.approx(97.8e9, rel=1e-4) and less.host_memory < 97.8e9
+    assert less.ttft == 1.0
+    late = lowered(limits, (np.inf, 0.0))  # a time was missed, which memory does not mend
+    assert 39.99e9 < late.gpu_memory < 40e9
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_objectives_of_a_turn_are_those_of_its_prediction(tp: int) -> None:
+    d, w = deployment(tp=tp), Workload(1000, 20)
+    p = w.predict(parse("full"), d, np.array([8.0]))
+    turn = float(p.request_s[0])
+
+    def objective(name: str) -> float:
+        q = SimpleNamespace(deployment=d, workload=w, objective=name)
+        return Placements.objective(cast(Placements, SimpleNamespace(q=q)), turn, 8.0)
+
+    assert objective("cost") == pytest.approx(float(p.usd_per_million()[0]), rel=1e-12)
+    assert objective("throughput") == pytest.approx(-float(p.output_tok_s[0]) / tp, rel=1e-12)
+    assert objective("latency") == turn
+
+
+def test_nothing_may_be_lost_or_assumed_unless_the_user_says_so() -> None:
+    limits = PlanLimits(40e9, 100e9)
+    assert limits.finite() == {"gpu_memory": 40e9, "host_memory": 100e9, "loss": 0, "assumed": 0}
+    assert limits.hard() == {"gpu_memory": 40e9, "host_memory": 100e9}
+
+
+def test_two_requests_that_do_not_fit_together_run_one_after_the_other() -> None:
+    """A cache on the host serves both at once, four times as slow as the GPU serves each."""
+    d = deployment()
+    w = Workload(4000, 40, batch=2)
+    alone, both = (
+        float(Prediction(parse("full"), d, np.array([n]), 4000, 40).gpu_bytes[0])
+        for n in (1.0, 2.0)
+    )
+    limits = PlanLimits((alone + both) / 2, 128 * GIB)
+    q = Question(d, w, "throughput", limits, Admission((parse("full"),)))
+    choice = w.predict(parse("offload"), d, np.array([2.0]))
+    found = waves(q, choice)
+    assert found is not None
+    assert (found.count, found.prediction.batch.tolist()) == (2, [1.0])
+    assert found.prediction.technique.name == "full"
+    each = float(found.prediction.request_s[0])
+    assert found.output_tok_s == pytest.approx(2 * 40 / (2 * each))
+    for other in (replace(w, batch=1), replace(w, batch=None), replace(w, service=True)):
+        assert waves(replace(q, workload=other), choice) is None
+
+
+# estimates of a trace
+
+
+def costs_of(technique: str) -> StepCosts:
+    d = Deployment(load_model("llama3-8b"), load_hardware("a6000"), load_stack("fused"))
+    rules = Rules(max_seqs=16, max_tokens=256)
+    return StepCosts(parse(technique), d, rules, 2048, 1024).with_density(DENSITY)
+
+
+def test_the_line_of_a_round_goes_through_one_sequence_and_the_most() -> None:
+    """Fixed time and time per sequence of one class, read back at both batches."""
+    requests = Requests(np.arange(10.0), np.full(10, 600), np.full(10, 81))
+    classes = classes_of(requests)
+    assert len(classes) == 1
+    options = [costs_of("full"), costs_of("kivi")]
+    x = loads_of(options, classes)
+    assert x.fixed.shape == (2,) and x.work.shape == x.gpu.shape == (1, 2)
+    for o, costs in enumerate(options):
+        seats = 10 / 9 * 80
+        assert x.seats[0, o] == pytest.approx(seats)
+        prompts = 10 / 9 * float(_prompts_s(costs, np.array([600.0]))[0])
+        each = (float(x.work[0, o]) - prompts) / seats
+        for batch in (1, 16):
+            (took,) = spend.pass_seconds(costs.tables, batch=batch, context=np.array([640.5]))
+            assert x.fixed[o] + batch * each == pytest.approx(took, rel=1e-9)
+        cached = costs.tables.gpu_bytes[int(np.ceil(640.5 / costs.rules.block_tokens))]
+        assert x.gpu[0, o] == pytest.approx(seats * float(cached))
+        assert x.room[o] == costs.capacity
+        most = max(costs.tables.gpu_bytes[-1], costs.tables.prompt_bytes[-1])
+        assert x.longest[o] == most  # a prompt may be kept before it is packed
+
+
+def test_techniques_up_to_half_as_bad_again_are_combined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimates of 2, 3 and 3.01 replicas: what the third uses is not tried beside the first's."""
+    asked: list[Any] = []
+
+    def carry(loads: Any, bounds: Any, lanes: Any, cuts: tuple[Carried, ...]) -> Carried:
+        asked.append((loads, lanes, len(cuts)))
+        return Carried((0, 1), 1.0, 1.0, 0.5)
+
+    monkeypatch.setattr(trace, "carry", carry)
+    found = cast(Any, object.__new__(trace._Search))
+    found.loads = cast(Loads, SimpleNamespace(only=lambda some: some))
+    found.bounds, found.seconds = ReplicaTargets(max_seqs=8), 0.0
+    found.done = [
+        SimpleNamespace(estimate=Carried((option,), 1.0, load, 0.0))
+        for option, load in ((4, 3.0), (1, 2.0), (7, 3.01))
+    ]
+    simulated: list[Carried] = []
+    found._simulate = simulated.append
+    found.combinations()
+    assert asked == [([1, 4], trace.SEVERAL, n) for n in range(trace.SETTINGS)]
+    assert [s.option_of for s in simulated] == [(1, 4)] * trace.SETTINGS
+    assert found.seconds == 0.5 * trace.SETTINGS
+
+
+def test_a_class_decodes_all_tokens_but_the_first() -> None:
+    one = Classes(
+        np.ones(1), np.array([5.0]), np.array([2.0]), np.zeros(1, np.int64), np.ones(1, np.int64)
+    )
+    assert one.decoded_per_s.tolist() == [8.0]

@@ -1,0 +1,54 @@
+"""Single statements of techniques, each by hand at a point where nothing else hides it."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvsim.techniques import parse
+from kvsim.techniques.selfdraft import SINK
+from tests.support.arithmetic import B, decoding, deployment, number
+
+
+@pytest.mark.parametrize("new", [1, 2, 3, 6])
+def test_several_new_tokens_see_what_snapkv_kept_and_each_other(new: int) -> None:
+    """500 of 2,000 prompt tokens are kept; the i-th new token sees them and the i before it."""
+    d = deployment("llama2-7b")
+    step = parse("snapkv:budget=500").forward(d, decoding(2000, new, 2000, 2100))
+    layer = {op.name: op for op in step.groups[-1].layers[-1]}
+    pairs = sum(500 + i + 1 for i in range(new))
+    assert number(layer["attn"].flops) == 4 * B * d.model.heads * d.model.head_dim * pairs
+
+
+@pytest.mark.parametrize(("passes", "copies"), [(0.0, 0), (1.0, 0), (2.0, 1), (3.0, 1)])
+def test_concatenating_holds_the_grown_copy_of_a_layer(passes: float, copies: int) -> None:
+    """torch.cat reads and writes the cache, two passes; a caller that keeps the old one has both.
+
+    Repeated heads make the copies of one layer the largest thing in the workspace.
+    """
+    d = deployment("llama3-8b")
+
+    def workspace(append: float, keeps_old: bool = False) -> float:
+        cache = replace(d.stack.cache, append_passes=append, keeps_old=keeps_old)
+        attention = replace(d.stack.attention, repeat_kv=True)
+        grown = replace(d, stack=replace(d.stack, cache=cache, attention=attention))
+        buffers = parse("full").resident(grown, decoding(50000, 1, 50000, 50100))
+        return number(buffers["gpu"]["workspace"])
+
+    layer = 2 * B * 50001 * d.model.kv_width
+    assert workspace(passes) - workspace(0.0) == pytest.approx(copies * layer, rel=1e-12)
+    assert workspace(passes, keeps_old=True) == workspace(0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "one_pass"),
+    [("full", True), ("place:parts=2", False), ("place:parts=1", True), ("fastdecode", False),
+     ("place:host_share=0.5", False), ("place:values_host=1", True)],
+)  # fmt: skip
+def test_a_prompt_joins_a_round_where_nothing_is_streamed(text: str, one_pass: bool) -> None:
+    """Columns of a batch are passes of their own, even with everything on the GPU."""
+    assert parse(text).mixes is one_pass
+
+
+def test_a_streamingllm_draft_keeps_the_sinks_that_streamingllm_keeps() -> None:
+    """Four of them: Xiao et al., ICLR 2024, table 2."""
+    assert parse("streamingllm").settings["sink"] == SINK == 4
