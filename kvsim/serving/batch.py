@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvsim.serving.compiled import compiled, inlined
+from kvsim.serving.compiled import compiled
 from kvsim.serving.growth import (
     blocks_of,
     grow,
@@ -36,7 +36,7 @@ from kvsim.serving.tables import TO_GPU, TO_HOST
 from kvsim.serving.tiers import store
 
 
-@inlined
+@compiled
 def class_at(world: World, replica: Replica, place: int) -> int:
     """Class of the sequence at a place of the batch."""
     return int(world.requests[world.sequences[replica.first_sequence + place].request].priority)
@@ -101,7 +101,7 @@ def start_decoding(replica: Replica, sequence: Sequence, request: Request, round
     replica.end = min(replica.end, sequence.finish)
 
 
-@inlined
+@compiled
 def share(world: World, replica: Replica, sequence: Sequence) -> None:
     """Turn the full blocks of a prompt that was just read into shared ones."""
     request = world.requests[sequence.request]
@@ -120,7 +120,7 @@ def share(world: World, replica: Replica, sequence: Sequence) -> None:
     sequence.load_from = sequence.load_to = 0
 
 
-@inlined
+@compiled
 def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
     """The prompt has been read and yields a token; its full blocks are shared from now on."""
     request = world.requests[sequence.request]
@@ -145,7 +145,7 @@ def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
         sequence.finish = replica.end = replica.rounds
 
 
-@inlined
+@compiled
 def leave(world: World, replica: Replica, sequence: Sequence) -> None:
     """Give back a sequence's memory."""
     request = world.requests[sequence.request]
@@ -157,7 +157,7 @@ def leave(world: World, replica: Replica, sequence: Sequence) -> None:
         unpin(world, replica, world.ids[request.first_block + k])
 
 
-@inlined
+@compiled
 def complete(world: World, replica: Replica) -> None:
     """Sequences that have all their tokens leave, in order of the batch; later ones move up."""
     stay = replica.first_sequence
@@ -227,7 +227,7 @@ def preempt(world: World, replica: Replica) -> None:
         queue_front(world, replica, sequence.request)
 
 
-@inlined
+@compiled
 def swap_in(world: World, replica: Replica, index: int) -> bool:
     """Bring a swapped sequence back to decode on, if it fits."""
     limits, request = world.limits, world.requests[index]

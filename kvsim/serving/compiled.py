@@ -12,12 +12,15 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar, cast, get_type_hints
 
 from numba import njit, types
 from numba.core import event
 
 from kvsim.serving.parts import parts_only
+
+import_module("kvsim.serving.views_code")  # Numba learns what functions here are given
 
 F = TypeVar("F", bound=Callable[..., object])
 Kinds = Mapping[Any, Any]
@@ -26,8 +29,13 @@ Kinds = Mapping[Any, Any]
 OPTIONS: Any = {"error_model": "numpy", "_nrt": False}
 """Compiled functions allocate nothing, so that arrays need no reference counts: counting them at
 every call would take longer than the work."""
-INSIDE: Any = {**OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-"""What Python never calls needs no code that takes its arguments apart: a third of the wait."""
+INSIDE: Any = {
+    **OPTIONS,
+    "no_cpython_wrapper": True,  # what Python never calls needs no code that takes its arguments
+    "no_cfunc_wrapper": True,
+    "no_rewrites": True,  # nothing here is an array expression, which they are for
+}
+"""Each of these shortens the wait for the first run."""
 
 PLAIN = {int: types.int64, float: types.float64, bool: types.boolean}
 
@@ -45,8 +53,8 @@ def compiled_unless(otherwise: Callable[..., object]) -> Callable[[F], F]:
     return lambda function: _registered(function, otherwise)
 
 
-def _registered(function: F, otherwise: Any, **options: bool) -> F:
-    dispatcher: Any = njit(**{**INSIDE, **options})(function)
+def _registered(function: F, otherwise: Any) -> F:
+    dispatcher: Any = njit(**INSIDE)(function)
     if hasattr(dispatcher, "py_func"):  # else NUMBA_DISABLE_JIT is set
         dispatcher._can_compile = False  # but in _compile
         _compiled.append((dispatcher, otherwise))
@@ -70,12 +78,6 @@ def _stamp() -> tuple[tuple[float, int], ...]:
     """What changes when any file of this folder does."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return tuple((place.stat().st_mtime, place.stat().st_size) for place in files)
-
-
-def inlined(function: F) -> F:
-    """The same, put into every function that calls it: a call passes each array of a world as seven
-    numbers, which takes longer than most functions do."""
-    return _registered(function, None, forceinline=True)
 
 
 def prepare(
@@ -123,13 +125,16 @@ class _Callees(event.Listener):
         self.kinds = kinds
         self.begun = False
 
-    def on_start(self, event: object) -> None:
+    def on_start(self, event: Any) -> None:
         """Say what is awaited, and compile in order of definition, callees first."""
         if self.begun:
             return
         self.begun = True
         _announce()
+        needed = _callees(event.data["dispatcher"])
         for dispatcher, otherwise in _compiled:
+            if dispatcher not in needed:
+                continue
             signature = _signature(dispatcher, self.kinds)
             if signature is not None:
                 _compile(dispatcher, signature)
@@ -140,6 +145,26 @@ class _Callees(event.Listener):
 
     def on_end(self, event: object) -> None:
         """Print nothing when a compilation ends."""
+
+
+def _callees(entry: Any) -> set[Any]:
+    """What an entry may call, directly or through others, by the names in their code."""
+    alternatives, open_ = dict(_compiled), [entry]
+    found: set[Any] = set()
+    while open_:
+        function = open_.pop().py_func
+        names, known = function.__code__.co_names, function.__globals__
+        modules = [vars(known[name]) for name in names if isinstance(known.get(name), ModuleType)]
+        called = {
+            scope[name]
+            for scope in (known, *modules)
+            for name in names
+            if isinstance(scope.get(name), type(entry))
+        }
+        called |= {alternatives[one] for one in called if alternatives.get(one) is not None}
+        open_ += called - found
+        found |= called
+    return found
 
 
 @cache

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvsim.serving.compiled import compiled, inlined
+from kvsim.serving.compiled import compiled
 from kvsim.serving.memory import (
     available,
     take,
@@ -54,7 +54,7 @@ def all_surely_grow(world: World, replica: Replica, rounds: int) -> bool:
     return blocks * limits.steepest <= free and blocks * limits.host_steepest <= host_free
 
 
-@inlined
+@compiled
 def all_grow(world: World, replica: Replica, rounds: int) -> bool:
     """The same, sequence by sequence."""
     more, host_more = 0, 0
@@ -68,7 +68,7 @@ def all_grow(world: World, replica: Replica, rounds: int) -> bool:
     return more <= available(world, replica) and host_more <= host_free
 
 
-@inlined
+@compiled
 def hold_rounds(world: World, replica: Replica, rounds: int) -> tuple[int, int]:
     """Let all decoding sequences hold what they need after so many rounds.
 
@@ -101,7 +101,7 @@ def hold_rounds(world: World, replica: Replica, rounds: int) -> tuple[int, int]:
     return first_more, more
 
 
-@inlined
+@compiled
 def recount(world: World, replica: Replica) -> None:
     """Sums over the batch, and what comes first in it."""
     replica.context = replica.growth = 0.0

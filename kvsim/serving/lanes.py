@@ -19,6 +19,7 @@ from kvsim.serving.records import BINS, GAPS, REFUSED, Bin, Integers, Replica, R
 from kvsim.serving.schedule import has_work, step
 from kvsim.serving.simulate import Run
 from kvsim.serving.tables import Tables
+from kvsim.serving.views import shared
 from kvsim.serving.world import kinds_of, limits_of, sizes_of, world_of
 from kvsim.traces.requests import Requests
 
@@ -58,16 +59,17 @@ def simulate_lanes(requests: Requests, lanes: list[Lane], lane_of: NDArray[np.in
     capacity = min(lane.costs.capacity for lane in lanes)
     rate = np.array([lane.costs.rate for lane in lanes])[which]
     limits = [_limits(lane, requests, capacity) for lane in lanes]
-    shared = world_of(requests, lanes[0].costs, len(lanes), rate)
+    common = world_of(requests, lanes[0].costs, len(lanes), rate)
     worlds = tuple(
-        shared._replace(limits=own, sizes=sizes_of(lane.costs))
+        common._replace(limits=own, sizes=sizes_of(lane.costs))
         for own, lane in zip(limits, lanes, strict=True)
     )
     with compiling(kinds_of(worlds[0], lanes[0].costs.tables)):
-        play_lanes(tuple(lane.costs.tables for lane in lanes), worlds, which)
+        tables = tuple(shared(lane.costs.tables) for lane in lanes)
+        play_lanes(tables, tuple(map(shared, worlds)), shared(which))
     whole = limits[0].copy()
     whole.gpu = sum(int(own.gpu) for own in limits)
-    return Run(requests, lanes[0].costs, _one_replica(shared._replace(limits=whole)))
+    return Run(requests, lanes[0].costs, _one_replica(common._replace(limits=whole)))
 
 
 def _limits(lane: Lane, requests: Requests, capacity: int) -> Any:

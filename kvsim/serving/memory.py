@@ -5,7 +5,7 @@ give way, least recently used first, when their memory is needed. Other memories
 ``tiers``.
 """
 
-from kvsim.serving.compiled import compiled, inlined
+from kvsim.serving.compiled import compiled
 from kvsim.serving.records import GPU, HOST, NONE, POOLS, Pool, Replica, Request, World
 
 SCATTER = 0x9E3779B1  # an odd number that spreads consecutive ids over the buckets
@@ -134,7 +134,7 @@ def make_room(world: World, replica: Replica, size: int) -> None:
         replica.freed += each
 
 
-@inlined
+@compiled
 def take(world: World, replica: Replica, size: int) -> None:
     """Occupy available memory for a sequence's own cache; kept blocks give way. [B]"""
     make_room(world, replica, size)
@@ -180,7 +180,7 @@ def unpin(world: World, replica: Replica, block: int) -> None:
             replica.freed += each
 
 
-@inlined
+@compiled
 def remains(replica: Replica, request: Request) -> int:
     """KV blocks of a preempted sequence, from its first on, that nothing has overwritten.
 
@@ -192,7 +192,7 @@ def remains(replica: Replica, request: Request) -> int:
     return (request.kept - gone) * request.kept_blocks // request.kept
 
 
-@inlined
+@compiled
 def reuse(world: World, replica: Replica, request: Request, blocks: int) -> int:
     """Take back what remains of a preempted sequence: its memory is no longer free. [B]"""
     if request.kept == 0:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.serving.compiled import compiled, inlined
+from kvsim.serving.compiled import compiled
 from kvsim.serving.records import BINS, FINEST_GAP, GAP_RATIO, GAPS, Bin, Replica, World
 from kvsim.serving.tables import COSTS, RESOURCES
 
@@ -37,7 +37,7 @@ def gap_bin(gap: float) -> int:
     return at
 
 
-@inlined
+@compiled
 def note_gaps(world: World, replica: Replica, gaps: tuple[float, float], tokens: int) -> None:
     """Tokens by the time since the one before, which moved evenly from first to last. [s]"""
     if tokens == 0:
@@ -49,7 +49,7 @@ def note_gaps(world: World, replica: Replica, gaps: tuple[float, float], tokens:
         world.gaps[i] += tokens / (high - low + 1)
 
 
-@inlined
+@compiled
 def clear(note: Bin) -> None:
     """Nothing happened in this stretch of time."""
     note.seconds = note.running = note.waiting = note.cache = 0.0
@@ -80,7 +80,7 @@ def widen(world: World, replica: Replica) -> None:
     replica.bin_width *= 2
 
 
-@inlined
+@compiled
 def note_span(world: World, replica: Replica, span: Span) -> None:
     """Spread a span over the bins of the timeline it covers; the pass's costs start anew."""
     begin, end = replica.clock, replica.clock + span.seconds

@@ -3,7 +3,7 @@
 import numpy as np
 
 from kvsim.serving.batch import join, preempt, swap_in
-from kvsim.serving.compiled import compiled, inlined
+from kvsim.serving.compiled import compiled
 from kvsim.serving.growth import (
     all_surely_grow,
     blocks_of,
@@ -33,7 +33,7 @@ def has_work(replica: Replica) -> bool:
     return replica.running + replica.waiting + replica.swapped > 0
 
 
-@inlined
+@compiled
 def decode_in_turn(world: World, replica: Replica) -> None:
     """The same where budget or memory may not suffice for all."""
     width, i = world.limits.width, 0
@@ -57,7 +57,7 @@ def decode_in_turn(world: World, replica: Replica) -> None:
     replica.left_out = replica.running - replica.reading - replica.decoding
 
 
-@inlined
+@compiled
 def decode(world: World, replica: Replica) -> None:
     """Let sequences decode, first come first served, as long as budget and memory last.
 
@@ -82,7 +82,7 @@ def decode(world: World, replica: Replica) -> None:
         replica.decoding += 1
 
 
-@inlined
+@compiled
 def begin(tables: Tables, world: World, replica: Replica) -> bool:
     """Begin the prompt that has waited longest, unless it has to wait.
 
@@ -135,7 +135,7 @@ def begin(tables: Tables, world: World, replica: Replica) -> bool:
     return True
 
 
-@inlined
+@compiled
 def read_more(world: World, replica: Replica, sequence: Sequence) -> None:
     """Go on with a prompt, unless what comes next is still on its way here."""
     if sequence.skip > 0 and sequence.done == sequence.skip_at:
@@ -158,7 +158,7 @@ def read_more(world: World, replica: Replica, sequence: Sequence) -> None:
         replica.prompt_tokens += part
 
 
-@inlined
+@compiled
 def read_prompts(tables: Tables, world: World, replica: Replica) -> None:
     """Go on with the prompts that have begun, then begin others."""
     if replica.reading > 0:
@@ -173,7 +173,7 @@ def read_prompts(tables: Tables, world: World, replica: Replica) -> None:
             break
 
 
-@inlined
+@compiled
 def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
     """One pass; if it only decodes, as many as nothing interrupts."""
     limits = world.limits
@@ -204,7 +204,7 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
     replica.passes += 1
 
 
-@inlined
+@compiled
 def advance(tables: Tables, world: World, replica: Replica, until: float) -> bool:
     """Play passes until one ends at or after ``until``, or nothing is left to do.
 

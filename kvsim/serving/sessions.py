@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.serving.batch import count_made, leave, place_of, take_out
-from kvsim.serving.compiled import compiled, entry, inlined
+from kvsim.serving.compiled import compiled, entry
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.growth import blocks_of
 from kvsim.serving.idle import fits
@@ -53,13 +53,13 @@ def turns_to_come(world: World, course: Any, costs: StepCosts) -> None:
     course.think = float(turns.think[turns.awaited].min(initial=np.inf))
 
 
-@inlined
+@compiled
 def sooner(one: Event, other: Event) -> bool:
     """Which of two events comes first; of equal times, the lower key."""
     return one.time < other.time or (one.time == other.time and one.key < other.key)
 
 
-@inlined
+@compiled
 def swap(one: Event, other: Event) -> None:
     """Exchange two events of the heap."""
     time, key = one.time, one.key
@@ -94,7 +94,7 @@ def pop(world: World, course: Course) -> None:
         at = least
 
 
-@inlined
+@compiled
 def follow(world: World, course: Course, replica: Replica) -> None:
     """The turns that follow those which a replica has finished are to come."""
     while replica.done != NONE:
@@ -110,7 +110,7 @@ def follow(world: World, course: Course, replica: Replica) -> None:
         replica.done = finished.link
 
 
-@inlined
+@compiled
 def abort(world: World, course: Course, index: int, time: float) -> None:
     """A client hangs up; the turns that would follow never come."""
     request = world.requests[index]
@@ -144,7 +144,7 @@ def abort(world: World, course: Course, index: int, time: float) -> None:
         follows = world.turns[follows].sibling
 
 
-@inlined
+@compiled
 def happen(world: World, course: Course) -> None:
     """The first event: a request arrives, or its client hangs up."""
     time, key = world.events[0].time, world.events[0].key
@@ -163,7 +163,7 @@ def happen(world: World, course: Course) -> None:
         push(world, course, time + abort_after, key + 1)
 
 
-@inlined
+@compiled
 def next_turn(world: World, course: Course, clock: float) -> float:
     """When a turn that is still awaited could come, if no replica is behind a clock. [s]"""
     if course.think == np.inf:

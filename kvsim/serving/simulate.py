@@ -24,6 +24,7 @@ from kvsim.serving.routes import ROUND_ROBIN, ROUTES, receive
 from kvsim.serving.schedule import advance
 from kvsim.serving.sessions import play_turns, turns_to_come
 from kvsim.serving.tables import Tables
+from kvsim.serving.views import shared
 from kvsim.serving.world import Course, kinds_of, world_of
 from kvsim.traces.requests import Requests
 
@@ -107,16 +108,17 @@ def play_world(
     course = make(Course, 1, route=route, until=until)[0]
     course.together = route != ROUND_ROBIN or costs.rules.remote_cache > 0
     progress: Any = world.requests
+    tables, whole = shared(costs.tables), shared(world)
     if world.turns.size:
         turns_to_come(world, course, costs)
         prepare(play_turns, lambda: kinds_of(world, costs.tables), world.links is not None)
-        while not play_turns(costs.tables, world, course):
+        while not play_turns(tables, whole, shared(course)):
             told(int(np.count_nonzero(progress.status >= FINISHED)))
         return
     prepare(play, lambda: kinds_of(world, costs.tables), world.links is not None)
     for order in (*_orders(world, course), np.zeros(0, np.int64)):
         course.next, course.ending = 0, not order.size
-        while not play(costs.tables, world, course, order):
+        while not play(tables, whole, shared(course), shared(order)):
             told(int(np.count_nonzero(progress.status >= FINISHED)))
         told(int(np.count_nonzero(progress.status >= FINISHED)))
 

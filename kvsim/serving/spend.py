@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.graph import Array, Number
-from kvsim.serving.compiled import compiled, entry, inlined, prepare
+from kvsim.serving.compiled import compiled, entry, prepare
 from kvsim.serving.records import PerCost, Records, make
-from kvsim.serving.tables import COSTS, Tables
+from kvsim.serving.tables import Tables
+from kvsim.serving.views import ArrayView, kind_of, shared
 
 numba: Any = import_module("numba")  # its functions have no types
 
@@ -73,7 +74,7 @@ def add_per_token(tables: Tables, cost: Cost, values: Costs, span: tuple[int, in
         cost[k] -= (1 - low) * values[i, k] + low * values[i + 1, k]
 
 
-@inlined
+@compiled
 def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -> None:
     """A pass over decoding sequences and parts of prompts, without the parts' own needs."""
     nodes, below = tables.nodes, tables.below
@@ -128,7 +129,7 @@ def stretch(tables: Tables, context: float, growth: float, most: int) -> tuple[i
     return i, count
 
 
-@inlined
+@compiled
 def add_rounds(tables: Tables, cost: Cost, decoding: Decoding, rounds: int) -> None:
     """Many rounds on end, the mean context growing in each: the sum in closed form."""
     nodes, values = tables.nodes.contexts, tables.costs.round[decoding.batch]
@@ -153,7 +154,7 @@ def round_s(tables: Tables, batch: int, context: float) -> float:
     return float(row[i, 0] + slope * (context - nodes[i]))
 
 
-@inlined
+@compiled
 def _rounds_of_line(first: float, slope: float, seconds: float) -> int:
     """Fewest rounds k with first k + slope k (k - 1) / 2 >= seconds; at least 1."""
     need = seconds / first
@@ -168,7 +169,7 @@ def _rounds_of_line(first: float, slope: float, seconds: float) -> int:
     return k
 
 
-@inlined
+@compiled
 def rounds_within(tables: Tables, decoding: Decoding, rounds: int, seconds: float) -> int:
     """Rounds until ``seconds`` have passed, the one during which they do included; at least 1."""
     nodes, row = tables.nodes.contexts, tables.costs.round[decoding.batch]
@@ -205,22 +206,22 @@ def pass_seconds(tables: Tables, **passes: Number) -> Array:
     count = max(np.size(values) for values in passes.values())
     records = make(OnePass, count, **passes)
     prepare(add_passes, lambda: _kinds_of_passes(tables, records))
-    add_passes(tables, records)
+    add_passes(shared(tables), shared(records))
     return np.asarray(records.cost[:, 0])
 
 
 def _kinds_of_passes(tables: Tables, records: Any) -> dict[Any, Any]:
-    return kinds_of_tables(tables) | {Records[OnePass]: numba.typeof(records)}
+    return kinds_of_tables(tables) | {Records[OnePass]: kind_of(records)}
 
 
 def kinds_of_tables(tables: Tables) -> dict[Any, Any]:
     """Numba's types of what functions of this file are given."""
     whole, real = numba.types.int64, numba.types.float64
     return {
-        Tables: numba.typeof(tables),
-        Cost: numba.types.NestedArray(real, (len(COSTS),)),
-        Costs: numba.typeof(tables.costs.token),
-        Below: numba.typeof(tables.below.tokens),
+        Tables: kind_of(tables),
+        Cost: ArrayView(real, 1),
+        Costs: kind_of(tables.costs.token),
+        Below: kind_of(tables.below.tokens),
         Decoding: numba.types.NamedTuple((whole, real, real), Decoding),
         Prompts: numba.types.NamedUniTuple(whole, 2, Prompts),
         tuple[int, int]: numba.types.UniTuple(whole, 2),

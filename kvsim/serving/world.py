@@ -35,7 +35,8 @@ from kvsim.serving.records import (
 from kvsim.serving.rules import LOADS, Rules
 from kvsim.serving.tables import Tables
 from kvsim.serving.tiers_load import Plan
-from kvsim.traces.requests import CLASSES, Requests
+from kvsim.serving.views import ArrayView, RecordView, kind_of
+from kvsim.traces.requests import Requests
 
 numba: Any = import_module("numba")  # its functions have no types
 
@@ -211,14 +212,14 @@ def kinds_of(world: World, tables: Tables) -> dict[Any, Any]:
     """Numba's types of what compiled functions are given."""
     whole, real = numba.types.int64, numba.types.float64
     records = (Limits, Request, Turn, Event, Sequence, Replica, Pool, Entry, Bin, Course)
-    kind = numba.typeof(world)
+    kind = kind_of(world)
     return {
         **spend.kinds_of_tables(tables),
-        **{record: numba.from_dtype(layout(record)) for record in records},
+        **{record: RecordView(layout(record)) for record in records},
         World: kind,
         **({} if world.links is None else {TieredWorld: kind}),
-        Integers: numba.typeof(world.ids),
-        Ends: numba.types.NestedArray(whole, (CLASSES + 1,)),
+        Integers: ArrayView(whole, 1),
+        Ends: ArrayView(whole, 1),
         Plan: numba.types.NamedUniTuple(whole, len(Plan._fields), Plan),
         Span: numba.types.NamedTuple((real, whole, real, whole), Span),
         tuple[float, float]: numba.types.UniTuple(real, 2),

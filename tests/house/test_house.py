@@ -12,7 +12,7 @@ ROOMS = ("kvsim", "planner", "validate", "traces")
 LINES = 300  # of a file, at most
 ARGUMENTS = 4  # of a compiled function, at most
 WORDS = 3  # a docstring has more
-COMPILED = ("compiled", "compiled_apart", "inlined", "njit", "jit")
+COMPILED = ("compiled", "compiled_unless", "entry", "njit", "jit")
 TRITON = "validate/kernels/"
 """Triton's kernels take every pointer and stride as an argument of its own: it knows no records."""
 TWINS = ("kvsim/techniques", "validate/impl")
