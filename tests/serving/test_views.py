@@ -23,17 +23,17 @@ class Outer(NamedTuple):
     inner: Inner
     records: Any
     record: Any
-    count: int
+    number: int
     there: bool
     nothing: None = None
 
 
-@njit(error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(error_model="numpy")
 def work(given: Any, numbers: Any) -> Any:
     """Read and write by every way there is."""
     plane = given.inner.cube[1]
     numbers[0] = given.inner.cube[1, 2, 3] + plane[2][3] + given.inner.cube.shape[2]
-    numbers[1] = given.inner.ratio * given.count * given.there
+    numbers[1] = given.inner.ratio * given.number * given.there
     numbers[2] = given.record.size + given.records.size + given.records[1].parts[2]
     given.records[0] = given.records[1]
     given.records[1].parts[0] += 0.5
