@@ -93,7 +93,7 @@ def prepare(
     if (function, variant) in _ready or not hasattr(function, "py_func"):
         return
     kinds = {**PLAIN, **kinds_of()}
-    with compiling(kinds):
+    with _compiling(kinds):
         signature = _signature(function, kinds)
         assert signature is not None
         _compile(function, signature)
@@ -101,7 +101,7 @@ def prepare(
 
 
 @contextmanager
-def compiling(kinds: Kinds) -> Iterator[None]:
+def _compiling(kinds: Kinds) -> Iterator[None]:
     """Where entries may be compiled; all that they may call is compiled before the first one."""
     config: Any = import_module("numba.core.config")
     before = config.OPT, config.LOOP_VECTORIZE
@@ -110,7 +110,7 @@ def compiling(kinds: Kinds) -> Iterator[None]:
     collects = gc.isenabled()
     gc.disable()  # compiling leaves little to collect, and looking for it takes a tenth of the time
     try:
-        with event.install_listener("numba:compile", _Callees({**PLAIN, **kinds})):
+        with event.install_listener("numba:compile", _Callees(kinds)):
             yield
     finally:
         config.OPT, config.LOOP_VECTORIZE = before

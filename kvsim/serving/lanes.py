@@ -5,13 +5,14 @@ lanes that have work take turns, so each token waits for a pass of every other b
 """
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import InputError
-from kvsim.serving.compiled import compiled, compiling, entry
+from kvsim.serving.compiled import compiled, entry, prepare
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.growth import blocks_of
 from kvsim.serving.queues import queue
@@ -22,6 +23,9 @@ from kvsim.serving.tables import Tables
 from kvsim.serving.views import shared
 from kvsim.serving.world import kinds_of, limits_of, sizes_of, world_of
 from kvsim.traces.requests import Requests
+
+
+numba: Any = import_module("numba")  # its functions have no types
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,23 @@ def simulate_lanes(requests: Requests, lanes: list[Lane], lane_of: NDArray[np.in
         common._replace(limits=own, sizes=sizes_of(lane.costs))
         for own, lane in zip(limits, lanes, strict=True)
     )
-    with compiling(kinds_of(worlds[0], lanes[0].costs.tables)):
-        tables = tuple(shared(lane.costs.tables) for lane in lanes)
-        play_lanes(tables, tuple(map(shared, worlds)), shared(which))
+    tables = tuple(lane.costs.tables for lane in lanes)
+    variant = len(lanes), common.links is not None
+    prepare(play_lanes, lambda: _kinds_of_lanes(worlds, tables), variant)
+    play_lanes(tuple(map(shared, tables)), tuple(map(shared, worlds)), shared(which))
     whole = limits[0].copy()
     whole.gpu = sum(int(own.gpu) for own in limits)
     return Run(requests, lanes[0].costs, _one_replica(common._replace(limits=whole)))
+
+
+def _kinds_of_lanes(worlds: tuple[World, ...], tables: tuple[Tables, ...]) -> dict[Any, Any]:
+    """Numba's types of what compiled functions of this file are given."""
+    kinds = kinds_of(worlds[0], tables[0])
+    several = numba.types.UniTuple
+    return kinds | {
+        tuple[Tables, ...]: several(kinds[Tables], len(tables)),
+        tuple[World, ...]: several(kinds[World], len(worlds)),
+    }
 
 
 def _limits(lane: Lane, requests: Requests, capacity: int) -> Any:

@@ -56,6 +56,10 @@ class RecordView(types.Record):
         kind = super().typeof(key)
         return ArrayView(kind.dtype, kind.ndim) if isinstance(kind, types.NestedArray) else kind
 
+    def can_convert_to(self, typingctx: object, other: object) -> Any:
+        """Nothing else is taken for a record, nor a record for anything else."""
+        return None
+
     @property
     def mangling_args(self) -> Any:
         """A short name, as a view has it."""
