@@ -24,7 +24,6 @@ from kvsim.serving.views import shared
 from kvsim.serving.world import kinds_of, limits_of, sizes_of, world_of
 from kvsim.traces.requests import Requests
 
-
 numba: Any = import_module("numba")  # its functions have no types
 
 

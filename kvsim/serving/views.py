@@ -42,23 +42,21 @@ class ArrayView(types.Type):
         return self.dtype if axes == self.ndim else ArrayView(self.dtype, self.ndim - axes)
 
 
-class RecordView(types.Record):
-    """A record, whose nested arrays are views too."""
+class RecordView(types.Type):
+    """A record: where its fields lie, nested arrays as views of a known shape."""
+
+    members = ()  # of Numba's model of records, which asks for them
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         plain = numba.from_dtype(dtype)
-        self.shapes = {name: dtype[name].shape for name in plain.fields}
-        fields = [(name, found._asdict()) for name, found in plain.fields.items()]
-        super().__init__(fields, plain.size, plain.aligned)
-
-    def typeof(self, key: str) -> Any:
-        """The type of one field in compiled code."""
-        kind = super().typeof(key)
-        return ArrayView(kind.dtype, kind.ndim) if isinstance(kind, types.NestedArray) else kind
-
-    def can_convert_to(self, typingctx: object, other: object) -> Any:
-        """Nothing else is taken for a record, nor a record for anything else."""
-        return None
+        self.size = plain.size
+        self.fields: dict[str, tuple[int, Any, tuple[int, ...]]] = {}
+        for name, found in plain.fields.items():
+            shape, kind = dtype[name].shape, found.type
+            if shape:
+                kind = ArrayView(kind.dtype, len(shape))
+            self.fields[name] = found.offset, kind, shape
+        super().__init__(f"RecordView({self.fields}, {self.size})")
 
     @property
     def mangling_args(self) -> Any:

@@ -113,14 +113,21 @@ def _made(context: Any, builder: Any, view: ArrayView, parts: tuple[Any, Any]) -
 
 
 @templates.infer_getattr
-class BundleAttributes(templates.AttributeTemplate):  # type: ignore[misc]
+class BundleFields(templates.AttributeTemplate):  # type: ignore[misc]
     """The fields of a bundle, by their names."""
 
-    key = Bundle
+    key: Any = Bundle
 
     def generic_resolve(self, bundle: Bundle, name: str) -> Any:
         """The type of one field, or None for a name it lacks."""
         return bundle.fields[name][1] if name in bundle.fields else None
+
+
+@templates.infer_getattr
+class RecordFields(BundleFields):
+    """The fields of a record, likewise."""
+
+    key = RecordView
 
 
 @extending.lower_getattr_generic(Bundle)
@@ -152,14 +159,22 @@ def _loaded(context: Any, builder: Any, kind: Any, place: Any) -> Any:
 
 
 @extending.lower_getattr_generic(RecordView)
-def _row_field(context: Any, builder: Any, row: RecordView, value: Any, name: str) -> Any:
-    kind, offset = row.typeof(name), row.offset(name)
+def _record_field(context: Any, builder: Any, record: RecordView, value: Any, name: str) -> Any:
+    offset, kind, shape = record.fields[name]
     if not isinstance(kind, ArrayView):
         place = cgutils.get_record_member(builder, value, offset, context.get_data_type(kind))
         return context.unpack_value(builder, kind, place)
     data = cgutils.get_record_member(builder, value, offset, context.get_data_type(kind.dtype))
-    lengths = [context.get_constant(types.intp, length) for length in row.shapes[name]]
+    lengths = [context.get_constant(types.intp, length) for length in shape]
     return _made(context, builder, kind, (data, lengths))
+
+
+@extending.lower_setattr_generic(RecordView)
+def _set_record_field(context: Any, builder: Any, sig: Any, args: Any, name: str) -> None:
+    offset, kind, _ = sig.args[0].fields[name]
+    place = cgutils.get_record_member(builder, args[0], offset, context.get_data_type(kind))
+    value = context.cast(builder, args[1], sig.args[1], kind)
+    context.pack_value(builder, kind, value, place)
 
 
 @extending.typeof_impl.register(Shared)
