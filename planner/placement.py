@@ -12,6 +12,7 @@ from itertools import product
 import numpy as np
 
 from kvsim.engine.buffers import layer_weights
+from kvsim.engine.closing import closing
 from kvsim.engine.ops import copy
 from kvsim.engine.roofline import resource_seconds, seconds
 from kvsim.engine.timeline import least
@@ -110,19 +111,17 @@ class Coefficients:
     @cached_property
     def head(self) -> Array:
         """What a pass takes besides layers. (q, r, b) [s]"""
-        from kvsim.engine import ops
-
         points = 1 + self._stretches.tokens.size
         found = np.zeros((points, len(RESOURCES), self.batches.size))
         read, rounds = self._points()
         for place, p in ((slice(0, 1), read), (slice(1, None), rounds)):
             if p is not None:
-                took = sum(
-                    np.asarray(seconds(op, self.deployment)) for op in ops.head(self.deployment, p)
-                )
                 shape = (self.batches.size, 1 if p is read else points - 1)
-                spread = np.broadcast_to(took, shape).T
-                found[place, 0] = found[place, RESOURCES.index("chain")] = spread
+                for op in closing(self.deployment, p):
+                    took = np.broadcast_to(seconds(op, self.deployment), shape).T
+                    found[place, STREAMS.index(op.stream)] += took
+                    if op.stream == "gpu":
+                        found[place, RESOURCES.index("chain")] += took
         total = self._by_phase(found)
         # the head does not wait for the CPU's last part of a batch
         halves = [v for v, o in enumerate(self._option_of) if self.options[o].parts > 1]

@@ -271,24 +271,3 @@ def top_k(name: str, scores: Number, sync: bool = False, every: float = 1.0) -> 
     """Selection of the largest among ``scores`` attention scores that leave the chip."""
     moved: dict[Channel, Number] = {"hbm": SCORE * scores}
     return Op(name, kernel="topk", bytes=moved, launches=1.0 / every, sync=sync)
-
-
-def head(deployment: Deployment, point: Point) -> tuple[Op, ...]:
-    """Embedding look-up, last norm, LM head, sampling and the step's fixed time."""
-    m = deployment.shard
-    rows = (
-        point.batch if point.prefill and not deployment.stack.memory.prompt_logits else point.tokens
-    )
-    logits = gemm(deployment, "lm_head", rows, (m.hidden, m.vocab), WEIGHTS["fp16"])
-    looked_up = 3 if m.learned_positions else 2  # rows of the embedding and of positions, their sum
-    sample = Op(
-        "sample",
-        kernel="pointwise",
-        bytes={
-            "hbm": HALF * (rows * (m.vocab + 2 * m.hidden) + looked_up * point.tokens * m.hidden)
-        },
-        fixed=deployment.stack.time.step + deployment.stack.time.sequence * point.batch,
-        # the host handles each sequence once it has its token, or issues the next pass then
-        sync=deployment.stack.time.sequence > 0 or deployment.stack.eager,
-    )
-    return logits, sample

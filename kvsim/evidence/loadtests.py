@@ -2,33 +2,42 @@
 
 A request's latency is predicted as its tokens times a decode step of all sequences in flight, plus
 the prompts of those sequences. What the kernels do not explain of it is time of the host: so much
-per step, and so much per sequence.
+per step and per sequence after the GPU's work, and so much per sequence and per prompt beside it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 
 from kvsim.engine.timeline import makespan, steady
 from kvsim.errors import InputError, unknown
-from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio
+from kvsim.evidence.leastsquares import BLIND, Fit, Parameter, fit_ratio, robust_loss
 from kvsim.files import read_records
 from kvsim.files.kinds import TABLE
 from kvsim.graph import Array, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Stack
+from kvsim.machines.keys import mechanism_of
 from kvsim.machines.profiles import load_hardware, with_numbers
 from kvsim.models.configs import load_model
 from kvsim.prediction.memory import prefill_point
+from kvsim.prediction.pool import pool
 from kvsim.techniques import parse
+from kvsim.techniques.base import Technique
 
 FREE = (
     Parameter("time.step_s", 2e-4, 0.0, 20e-3),
     Parameter("time.sequence_s", 1e-5, 0.0, 300e-6),
+    Parameter("time.overlapped_sequence_s", 30e-6, 0.0, 1e-3),
+    Parameter("time.overlapped_prompt_s", 8e-3, 0.0, 0.1),
 )
 """What load tests tell of a stack."""
+
+NAMES = tuple(p.name for p in FREE)
+STARTS = (0.3, 1.0, 2.5)  # times the first guess: work that is hidden tells nothing of itself
+NOTHING = 1e-12  # [s]
 
 PRECISIONS = {
     "fp8": ("fp8", "fp8"), "bf16": ("fp16", "full"), "fp16": ("fp16", "full"),
@@ -52,6 +61,7 @@ class LoadTest:
     generate: float  # [tokens]
     sequences: float  # in flight on one replica
     latency: float  # of a request [s]
+    per_token: float  # of its output after the first token [s]
 
 
 def read_load_tests(path: Path, engine: str, model: str | None = None) -> list[LoadTest]:
@@ -94,40 +104,124 @@ def _load_test(where: str, row: Mapping[str, str]) -> LoadTest:
     return LoadTest(
         where, row["device"], model, row["precision"], int(numbers["tp"]),
         numbers["isl"], numbers["osl"], numbers["concurrency"] / numbers["dp"], 1e-3 * took,
+        1e-3 * numbers["tpot_ms"],
     )  # fmt: skip
 
 
-def latencies(rows: Sequence[LoadTest], stack: Stack) -> Array:
-    """What a request of each row takes. [s]"""
-    out = np.empty(len(rows))
+@dataclass(frozen=True)
+class Kernels:
+    """What the GPU takes for each load test, the host left out, and how many run at once."""
+
+    step: Array  # of all sequences that run [s]
+    prefill: Array  # of one prompt [s]
+    running: Array  # sequences that the cache has room for
+    asked: Array  # sequences in flight, those that wait included
+    generate: Array  # [tokens]
+    sync: float  # time of the host for one synchronisation [s]
+
+    def where(self, chosen: Array) -> "Kernels":
+        """Some of the load tests."""
+        arrays = [getattr(self, f.name)[chosen] for f in fields(self) if f.name != "sync"]
+        return Kernels(*arrays, sync=self.sync)
+
+    def latencies(self, host: Mapping[str, float]) -> Array:
+        """What a request of each load test takes with an engine's host times. [s]
+
+        A step and a prompt take no less than the host's work that runs beside them. Sequences
+        without room wait, so that a request takes longer in proportion.
+        """
+        waiting = self.asked / self.running
+        return np.asarray(waiting * self.generate * self.per_token(host))
+
+    def per_token(self, host: Mapping[str, float]) -> Array:
+        """Time per output token of a request that runs, the others' prompts read between. [s]"""
+        said = {name: host.get(name, 0.0) for name in NAMES}
+        alone = said["time.step_s"] + said["time.sequence_s"] * self.running
+        if said["time.sequence_s"]:  # the host waits for the tokens before it issues more
+            alone = alone + self.sync
+        beside = said["time.overlapped_sequence_s"] * self.running
+        step = np.maximum(self.step + alone, beside)
+        first = self.prefill + said["time.step_s"] + said["time.sequence_s"]
+        prompt = np.maximum(first, said["time.overlapped_prompt_s"])
+        return np.asarray(step + self.running * prompt / self.generate)
+
+    def both(self, host: Mapping[str, float]) -> Array:
+        """Latencies of all load tests, then their times per token. [s]"""
+        return np.concatenate([self.latencies(host), self.per_token(host)])
+
+
+def kernels(rows: Sequence[LoadTest], stack: Stack) -> Kernels:
+    """What the GPU takes for each row, with a stack whose host times are left out."""
+    bare = changed(stack, dict.fromkeys(NAMES, 0.0), {r.device for r in rows})
+    step, prefill, running = (np.empty(len(rows)) for _ in range(3))
     groups: dict[tuple[str, str, str, int], list[int]] = {}
     for i, r in enumerate(rows):
         groups.setdefault((r.device, r.model, r.precision, r.tp), []).append(i)
     for (device, model, precision, tp), chosen in groups.items():
         weights, technique = PRECISIONS[precision]
-        d = Deployment(load_model(model), load_hardware(device), stack, weights, tp)
-        here = [rows[i] for i in chosen]
-        batch = np.array([r.sequences for r in here])
+        d = Deployment(load_model(model), load_hardware(device), bare, weights, tp)
+        here, t = [rows[i] for i in chosen], parse(technique)
         prompt = np.array([r.prompt for r in here])
         generate = np.array([r.generate for r in here])
-        t = parse(technique)
+        asked = np.array([r.sequences for r in here])
+        batch = np.minimum(asked, [max(1.0, np.floor(_room(t, d, r))) for r in here])
         length = prompt + generate
         p = Point(batch, prompt + generate / 2, 1.0, prompt, length)
-        step = sum(steady(s, d) for s in t.cycle(d, p).steps)
-        prefill = makespan(t.prefill(d, prefill_point(1.0, prompt, generate)), d)
-        out[chosen] = generate * step + batch * prefill
+        running[chosen] = batch
+        step[chosen] = sum(steady(s, d) for s in t.cycle(d, p).steps)
+        prefill[chosen] = makespan(t.prefill(d, prefill_point(1.0, prompt, generate)), d)
+    every = np.array([(r.sequences, r.generate) for r in rows]).T
+    return Kernels(step, prefill, running, *every, sync=stack.time.sync)
+
+
+def _room(technique: Technique, deployment: Deployment, row: LoadTest) -> float:
+    """Sequences of a row that the cache has room for at once."""
+    return pool(technique, deployment, int(row.prompt), int(row.generate)).concurrency
+
+
+def latencies(rows: Sequence[LoadTest], stack: Stack) -> Array:
+    """What a request of each row takes with a stack's own host times. [s]"""
+    out = np.empty(len(rows))
+    for device in {r.device for r in rows}:
+        here = [i for i, r in enumerate(rows) if r.device == device]
+        found = kernels([rows[i] for i in here], stack)
+        out[here] = found.latencies(host_times(stack.on(device)))
     return out
 
 
+def host_times(stack: Stack) -> dict[str, float]:
+    """The host times of a stack by their keys. [s]"""
+    return {name: getattr(stack.time, mechanism_of(name)[1]) for name in NAMES}
+
+
 def fit_host(rows: Sequence[LoadTest], stack: Stack) -> Fit:
-    """Host time per step and per sequence that explain measured latencies best."""
-    measured = np.array([r.latency for r in rows])
-    devices = {r.device for r in rows}
+    """Host times that explain measured latencies and times per token best.
 
-    def predict(numbers: dict[str, float]) -> Array:
-        return latencies(rows, changed(stack, numbers, devices))
+    A time that the rows do not tell is 0: the one known worst is left out, until all are known.
+    """
+    return _fitted(kernels(rows, stack), rows)
 
-    return fit_ratio(predict, measured, FREE, robust=True)
+
+def _fitted(gpu: Kernels, rows: Sequence[LoadTest]) -> Fit:
+    free: tuple[Parameter, ...] = FREE
+    measured = np.array([[r.latency, r.per_token] for r in rows]).T.ravel()
+    while True:
+        found = [
+            fit_ratio(gpu.both, measured, [replace(p, start=p.start * s) for p in free],
+                      robust=True)
+            for s in STARTS
+        ]  # fmt: skip
+        best = min(found, key=robust_loss)
+        doubt = {p.name: best.errors[p.name] / max(best.values[p.name], NOTHING) for p in free}
+        worst = max(doubt, key=doubt.__getitem__)
+        if doubt[worst] <= BLIND or len(free) == 1:
+            missing = [p.name for p in FREE if p.name not in best.values]
+            return replace(
+                best,
+                values=best.values | dict.fromkeys(missing, 0.0),
+                errors=best.errors | dict.fromkeys(missing, float("inf")),
+            )
+        free = tuple(p for p in free if p.name != worst)
 
 
 def changed(stack: Stack, numbers: Mapping[str, float], devices: set[str]) -> Stack:
@@ -143,11 +237,11 @@ def held_out_by_model(rows: Sequence[LoadTest], stack: Stack) -> Array:
     """
     models = sorted({r.model for r in rows})
     part = [models.index(r.model) if len(models) > 1 else i % 2 for i, r in enumerate(rows)]
+    gpu = kernels(rows, stack)
     out = np.empty(len(rows))
-    devices = {r.device for r in rows}
     for which in sorted(set(part)):
-        known = [r for r, p in zip(rows, part, strict=True) if p != which]
-        chosen = [i for i, p in enumerate(part) if p == which]
-        values = fit_host(known, stack).values
-        out[chosen] = latencies([rows[i] for i in chosen], changed(stack, values, devices))
+        chosen = np.array([p == which for p in part])
+        left = [r for r, p in zip(rows, part, strict=True) if p != which]
+        values = _fitted(gpu.where(~chosen), left).values
+        out[chosen] = gpu.where(chosen).latencies(values)
     return out

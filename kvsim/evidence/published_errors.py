@@ -1,19 +1,27 @@
 """Lines of the ledger from published tables: errors on the rows that no stack was fitted to."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
 from kvsim.evidence.ledger import FEWEST, LedgerEntry, entry_of
 from kvsim.evidence.published import PublishedRow
+from kvsim.graph import Array
 
 TIMES = {
     "step_ms": "decode", "decode_latency_s": "decode", "prefill_ms": "prefill",
     "decode_tok_s": "decode", "speedup": "decode", "peak_gib": "memory",
 }  # fmt: skip
+WEIGHT = 3.0  # models and prompts that what is known of the other tables counts for
+NO_TABLES = 0.1**2  # mean squared error where no other table was measured
 RATES = {"decode_tok_s", "speedup"}  # larger is faster: turned into times
 # ranges of contexts with errors of their own [tokens]
 LENGTHS = ((0, 2048), (2048, 16_384), (16_384, 10**9))
+
+
+Cells = dict[tuple[str, int], Array]  # logarithms of measured over predicted by model and prompt
+Tables = dict[tuple[str, str, str, str], Cells]  # by stack, card, technique and kind
 
 
 def entries(pairs: Iterable[tuple[PublishedRow, float]]) -> list[LedgerEntry]:
@@ -23,21 +31,82 @@ def entries(pairs: Iterable[tuple[PublishedRow, float]]) -> list[LedgerEntry]:
     ----------
     pairs : rows with their predictions.
     """
-    groups: dict[tuple[str, str, str, str], list[tuple[float, float]]] = {}
+    tables, found = _tables(pairs), []
+    for key, cells in tables.items():
+        stack, device, technique, kind = key
+        ratio = np.exp(np.concatenate(list(cells.values())))
+        if ratio.size < FEWEST:
+            continue
+        entry = entry_of(
+            1 / ratio, np.ones(ratio.size), engine=stack, version="", kind=kind, device=device,
+            technique=technique, held_out="row", source="published tables",
+        )  # fmt: skip
+        low, high = (float(f"{x:.4g}") for x in interval(cells, _usual(tables, key)))
+        found.append(replace(entry, low=low, high=high))
+    return found
+
+
+def _tables(pairs: Iterable[tuple[PublishedRow, float]]) -> Tables:
+    rows: dict[tuple[str, str, str, str], dict[tuple[str, int], list[float]]] = {}
     for row, predicted in pairs:
         if row.use == "check" and row.metric in TIMES:
             key = (row.stack, row.hardware, row.technique, TIMES[row.metric])
             power = -1.0 if row.metric in RATES else 1.0
-            groups.setdefault(key, []).append((predicted**power, row.published**power))
-    return [
-        entry_of(
-            np.array([p for p, _ in found]), np.array([m for _, m in found]),
-            engine=stack, version="", kind=kind, device=device, technique=technique,
-            held_out="row", source="published tables",
-        )
-        for (stack, device, technique, kind), found in groups.items()
-        if len(found) >= FEWEST
-    ]  # fmt: skip
+            cells = rows.setdefault(key, {})
+            cells.setdefault((row.model, row.prompt), []).append(
+                power * float(np.log(row.published / predicted))
+            )
+    return {k: {c: np.array(x) for c, x in cells.items()} for k, cells in rows.items()}
+
+
+def _usual(tables: Tables, key: tuple[str, str, str, str]) -> float:
+    """Mean squared error of the other stacks' tables of that kind, each counting alike."""
+    others = [cells for k, cells in tables.items() if k[0] != key[0] and k[3] == key[3]]
+    return float(np.mean([_square(cells, 0.0) for cells in others])) if others else NO_TABLES
+
+
+def _square(cells: Cells, centre: float) -> float:
+    return float(np.mean([np.mean((x - centre) ** 2) for x in cells.values()]))
+
+
+def interval(cells: Cells, usual: float) -> tuple[float, float]:
+    """Factors on a prediction that hold 80 % of rows like those of a table.
+
+    Rows of one model and prompt are one observation. Few of them say little of the spread, which is
+    therefore drawn towards that of the other tables, and Student's distribution widens it.
+
+    Parameters
+    ----------
+    usual : mean squared logarithm of the other tables.
+    """
+    from scipy.stats import t as student
+
+    count = len(cells)
+    centre = sum(float(x.mean()) for x in cells.values()) / (count + WEIGHT)
+    spread = (WEIGHT * usual + count * _square(cells, centre)) / (WEIGHT + count)
+    new = spread * (1 + 1 / (count + WEIGHT))
+    half = float(student.ppf(0.9, WEIGHT + count)) * float(np.sqrt(new))
+    return float(np.exp(centre - half)), float(np.exp(centre + half))
+
+
+def coverage(pairs: Iterable[tuple[PublishedRow, float]]) -> tuple[float, float]:
+    """Share of rows within the interval from the other models and prompts of their table.
+
+    Tables count alike; then the share that tenth and ninetieth percentiles hold.
+    """
+    tables = _tables(pairs)
+    held: list[tuple[float, float]] = []
+    for key, cells in tables.items():
+        inside, plain = [], []
+        for left in cells if len(cells) > 1 else ():
+            others = {c: x for c, x in cells.items() if c != left}
+            low, high = np.log(interval(others, _usual(tables, key)))
+            inside += list((low <= cells[left]) & (cells[left] <= high))
+            low, high = np.quantile(np.concatenate(list(others.values())), (0.1, 0.9))
+            plain += list((low <= cells[left]) & (cells[left] <= high))
+        if inside:
+            held.append((float(np.mean(inside)), float(np.mean(plain))))
+    return tuple(np.mean(held, axis=0)) if held else (float("nan"), float("nan"))
 
 
 def by_mechanism(

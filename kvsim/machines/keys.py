@@ -56,6 +56,8 @@ STACK_NUMBERS: Mapping[str, Number] = {
     "time.layer_s": NON_NEGATIVE,
     "time.step_s": NON_NEGATIVE,
     "time.sequence_s": NON_NEGATIVE,
+    "time.overlapped_sequence_s": NON_NEGATIVE,
+    "time.overlapped_prompt_s": NON_NEGATIVE,
     "time.sync_s": NON_NEGATIVE,
     "time.pointwise_launches": NON_NEGATIVE,
     "time.pointwise_passes": NON_NEGATIVE,

@@ -18,6 +18,8 @@ class FixedTimes:
     layer: float = 0.0  # fixed time per layer [s]
     step: float = 0.0  # fixed time per forward pass: sampling, bookkeeping, graph launch [s]
     sequence: float = 0.0  # further time per step and sequence: sampling, detokenising [s]
+    overlapped_sequence: float = 0.0  # host time per step and sequence beside the GPU [s]
+    overlapped_prompt: float = 0.0  # host time per prompt of a pass beside the GPU [s]
     sync: float = 0.0  # host time for one synchronisation [s]
     counted_launches: bool = False  # ops are as many kernels as kvsim's implementations dispatch
     pointwise_launches: float = 5.0  # kernels per layer for norms, positions, residuals, activation

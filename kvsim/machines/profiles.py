@@ -141,13 +141,15 @@ def _stating(stack: Stack, stated: Mapping[str, float | bool]) -> Stack:
 def with_numbers(stack: Stack, numbers: Mapping[str, float]) -> Stack:
     """A stack with other numbers under some of its file's keys."""
     kernels, rest = dict(stack.kernels), {}
+    changes: dict[str, dict[str, float]] = {}  # by kernel: a fit asks thousands of times
     for key, value in numbers.items():
         if key in STACK_NUMBERS:
             rest[key] = value
         else:
             _, kernel, name = key.split(".")
-            known = kernels.get(kernel) or stack.kernel(kernel)
-            kernels[kernel] = replace(known, **{KERNEL_NUMBERS[name][0]: value})
+            changes.setdefault(kernel, {})[KERNEL_NUMBERS[name][0]] = value
+    for kernel, fields in changes.items():
+        kernels[kernel] = replace(kernels.get(kernel) or stack.kernel(kernel), **fields)
     return replace(_stating(stack, rest), kernels=kernels)
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from kvsim.engine import ops as blocks
+from kvsim.engine.closing import closing
 from kvsim.engine.roofline import seconds
 from kvsim.engine.timeline import makespan, steady
 from kvsim.graph import Array, Group, Number, Op, Point, Step
@@ -103,7 +104,9 @@ class Passes:
         """Logits and sampling of some rows."""
         d = self.deployment
         total: Number = np.zeros(rows.shape)
-        for op in blocks.head(d, _tokens(rows)):
+        for op in closing(d, _tokens(rows)):
+            if op.stream != "gpu":  # runs beside: rounds and prompts hold it
+                continue
             total = total + self.measure.op(op, d)
         return np.where(rows > 0, total, 0.0)
 
@@ -126,7 +129,7 @@ class Passes:
                 rest = blocks.after_attention(d, every, shape)
                 layers.append((*blocks.before_attention(d, every, shape), *own, *prompt, *rest))
             groups.append(Group(tuple(layers), count))
-        return np.asarray(self.measure.round(Step(tuple(groups), blocks.head(d, rows)), d))
+        return np.asarray(self.measure.round(Step(tuple(groups), closing(d, rows, 1.0)), d))
 
     @property
     def mixes_plainly(self) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.engine import attention, ops
+from kvsim.engine.closing import closing
 from kvsim.engine.roofline import channel_seconds, seconds
 from kvsim.engine.timeline import steady
 from kvsim.graph import Array, Group, Number, Op, Step
@@ -199,7 +200,7 @@ def _balance(place: "Place", at: LayerPass, limit: Number) -> Array:
     ]
     around = _loads(surroundings, d)
     # the link also runs beside the head: its time is spread over the layers
-    head, _, _ = _loads(list(ops.head(d, p)), d)
+    head, _, _ = _loads(list(closing(d, p)), d)
     around = (around[0] + head / d.shard.layers / place.tiles, *around[1:])
 
     def times(split: Array) -> tuple[Array, Array]:
@@ -236,7 +237,7 @@ def _shortest(place: "Place", at: LayerPass, limit: Number) -> Array:
             *at.selection.attend(now),
             *ops.after_attention(d, p, shape, at.parts.mlp, own.output_wait(now)),
         )
-        step = Step((Group((layer,), d.shard.layers * place.tiles),), ops.head(d, p))
+        step = Step((Group((layer,), d.shard.layers * place.tiles),), closing(d, p))
         return np.broadcast_to(steady(step, d), split.shape)
 
     whole = none + limit

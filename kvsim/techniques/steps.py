@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from kvsim.engine import indexer, ops, recurrence
+from kvsim.engine.closing import closing
 from kvsim.graph import Group, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.launches import dispatched, of_layer
@@ -37,7 +38,7 @@ def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:
         if count:
             groups.append(Group(block, count))
         before = parts
-    head = ops.head(deployment, point)
+    head = closing(deployment, point)
     if deployment.stack.time.counted_launches:
         head = dispatched(head, (), "prefill" if point.prefill else "decode")
     return Step(tuple(groups), head)

@@ -2,17 +2,22 @@
 
 import csv
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kvsim.engine.timeline import makespan, steady
 from kvsim.errors import InputError
 from kvsim.evidence import ledger, loadtests
 from kvsim.evidence.ops import fit, rows, shapes
+from kvsim.graph import Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack, with_numbers
 from kvsim.models.configs import load_model
+from kvsim.prediction.memory import prefill_point
+from kvsim.techniques import parse
 from tests.support.commands import run
 
 TRUTH = {
@@ -168,7 +173,7 @@ def test_load_tests_give_back_host_times(tmp_path: Path) -> None:
     for prompt in (128, 1024):
         for sequences in (1, 8, 64, 256):
             one = loadtests.LoadTest(
-                "", "h100", "llama3.1-8b", "bf16", 1, prompt, 512, sequences, 1.0
+                "", "h100", "llama3.1-8b", "bf16", 1, prompt, 512, sequences, 1.0, 1.0
             )
             took = float(loadtests.latencies([one], stack)[0])
             row = ("h100", "mine", "llama3.1-8b", "bf16", 1, prompt, 512, sequences)
@@ -187,6 +192,49 @@ def test_load_tests_give_back_host_times(tmp_path: Path) -> None:
     assert load_stack(out).time.sequence == pytest.approx(4e-5, rel=0.02)
 
 
+HOST = {
+    "time.step_s": 2e-4, "time.sequence_s": 3e-6, "time.overlapped_sequence_s": 7e-5,
+    "time.overlapped_prompt_s": 15e-3,
+}  # fmt: skip
+
+
+def load_tests(tps: tuple[int, ...]) -> list[loadtests.LoadTest]:
+    return [
+        loadtests.LoadTest(
+            "", "h100", "llama3.1-8b", "bf16", tp, prompt, generate, sequences, 1.0, 1.0
+        )
+        for tp in tps
+        for prompt, generate in ((128, 64), (1024, 128), (1024, 512), (4096, 128))
+        for sequences in (8, 32, 128)
+    ]
+
+
+def test_work_beside_the_gpu_is_told_where_it_is_the_longer() -> None:
+    stack = with_numbers(load_stack("trtllm").on("h100"), HOST)
+    rows = load_tests((1, 8))
+    gpu = loadtests.kernels(rows, stack)
+    told = [
+        replace(r, latency=float(took), per_token=float(each))
+        for r, took, each in zip(rows, gpu.latencies(HOST), gpu.per_token(HOST), strict=True)
+    ]
+    found = loadtests.fit_host(told, stack).values
+    assert found == pytest.approx(HOST, rel=0.05)
+
+
+def test_load_tests_are_composed_as_the_engine_plays_passes() -> None:
+    """A step and a prompt with all host times on the timeline, and as the fit composes them."""
+    rows = load_tests((8,))
+    stack = with_numbers(load_stack("trtllm").on("h100"), HOST)
+    d = Deployment(load_model("llama3.1-8b"), load_hardware("h100"), stack, "fp16", 8)
+    t, took = parse("full"), []
+    for r in rows:
+        p = Point(r.sequences, r.prompt + r.generate / 2, 1.0, r.prompt, r.prompt + r.generate)
+        step = sum(steady(s, d) for s in t.cycle(d, p).steps)
+        prompt = makespan(t.prefill(d, prefill_point(1.0, r.prompt, r.generate)), d)
+        took.append(r.generate * step + r.sequences * prompt)
+    assert loadtests.kernels(rows, stack).latencies(HOST) == pytest.approx(took, rel=1e-9)
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 @pytest.mark.parametrize(("model", "precision"), [("llama3.1-8b", "bf16"), ("llama3.1-70b", "fp8")])
 def test_more_gpus_take_less_time_and_more_gpu_time(
@@ -194,7 +242,8 @@ def test_more_gpus_take_less_time_and_more_gpu_time(
 ) -> None:
     counts = (1, 2, 4, 8) if precision == "bf16" else (2, 4, 8)
     tests = [
-        loadtests.LoadTest("", "h100", model, precision, tp, 1024, 512, 16, 1.0) for tp in counts
+        loadtests.LoadTest("", "h100", model, precision, tp, 1024, 512, 16, 1.0, 1.0)
+        for tp in counts
     ]
     took = loadtests.latencies(tests, load_stack(engine))
     assert (np.diff(took) < 0).all()

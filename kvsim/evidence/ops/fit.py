@@ -6,7 +6,7 @@ from zlib import crc32
 
 import numpy as np
 
-from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio
+from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio, robust_loss
 from kvsim.evidence.ops.rows import OpRows, OpTable
 from kvsim.evidence.ops.shapes import predicted
 from kvsim.graph import Array
@@ -124,13 +124,14 @@ def fit_class(
     if name.startswith("gemm-fp8"):
         fixed[prefix + "tile_rows"] = _tile(rows, hardware, base, prefix)
     stack = with_numbers(base, _neutral(name) | fixed)
+    whole = _fitted(rows, hardware, stack, prefix, fixed)
     parts = folds(rows, count)
     unseen = np.full(len(rows), np.nan)
     for part in np.unique(parts) if count else ():
         out = parts == part
-        known = _fitted(rows.where(~out), hardware, stack, prefix, fixed)
+        known = _fitted(rows.where(~out), hardware, stack, prefix, fixed, whole.values)
         unseen[out] = predicted(rows.where(out), hardware, with_numbers(stack, known.values))
-    return ClassFit(name, rows, _fitted(rows, hardware, stack, prefix, fixed), fixed, unseen)
+    return ClassFit(name, rows, whole, fixed, unseen)
 
 
 def _tile(rows: OpRows, hardware: Hardware, base: Stack, prefix: str) -> float:
@@ -138,7 +139,7 @@ def _tile(rows: OpRows, hardware: Hardware, base: Stack, prefix: str) -> float:
 
     def loss(tile: float) -> float:
         neutral = _neutral(prefix.split(".")[1]) | {f"{prefix}tile_rows": tile}
-        return _loss(_fitted(rows, hardware, with_numbers(base, neutral), prefix))
+        return robust_loss(_fitted(rows, hardware, with_numbers(base, neutral), prefix))
 
     return min(TILES, key=loss)
 
@@ -160,27 +161,31 @@ def folds(rows: OpRows, count: int = FOLDS) -> Array:
 
 
 def _fitted(
-    rows: OpRows, hardware: Hardware, stack: Stack, prefix: str, fixed: Collection[str] = ()
-) -> Fit:
+    rows: OpRows, hardware: Hardware, stack: Stack, prefix: str, fixed: Collection[str] = (),
+    near: Mapping[str, float] | None = None,
+) -> Fit:  # fmt: skip
+    """The numbers of a class that bring its rows closest.
+
+    Parameters
+    ----------
+    near : where to begin: numbers of a fit to these rows and others.
+    """
+
     def predict(numbers: dict[str, float]) -> Array:
         return predicted(rows, hardware, with_numbers(stack, numbers))
 
     best: Fit | None = None
-    for times in STARTS if prefix == "sums." else STARTS[:1]:
-        parameters = _parameters(rows, prefix, times, fixed)
+    for times in STARTS if prefix == "sums." and near is None else STARTS[:1]:
+        parameters = _parameters(rows, prefix, times, fixed, near or {})
         found = fit_ratio(predict, rows.took, parameters, robust=True)
-        if best is None or _loss(found) < _loss(best):
+        if best is None or robust_loss(found) < robust_loss(best):
             best = found
     assert best is not None
     return best
 
 
-def _loss(fit: Fit) -> float:
-    return float(np.sum(np.sqrt(1 + (np.log1p(fit.residuals) / 0.05) ** 2)))
-
-
 def _parameters(
-    rows: OpRows, prefix: str, times: float, fixed: Collection[str]
+    rows: OpRows, prefix: str, times: float, fixed: Collection[str], near: Mapping[str, float]
 ) -> Sequence[Parameter]:
     """Numbers to fit: those that the rows can tell and that are not set."""
     ranges = {
@@ -195,7 +200,9 @@ def _parameters(
     if "kv_heads" in rows.shape and not (rows.shape["heads"] == rows.shape["kv_heads"]).any():
         left_out.add("ungrouped")
     return [
-        Parameter(prefix + key, min(high, max(low, start * times)), low, high)
+        Parameter(
+            prefix + key, near.get(prefix + key, min(high, max(low, start * times))), low, high
+        )
         for key, (low, high, start) in ranges.items()
         if key not in left_out and prefix + key not in fixed
     ]
