@@ -121,8 +121,8 @@ class Kernels:
 
     def where(self, chosen: Array) -> "Kernels":
         """Some of the load tests."""
-        arrays = [getattr(self, f.name)[chosen] for f in fields(self) if f.name != "sync"]
-        return Kernels(*arrays, sync=self.sync)
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sync"}
+        return replace(self, **{name: values[chosen] for name, values in arrays.items()})
 
     def latencies(self, host: Mapping[str, float]) -> Array:
         """What a request of each load test takes with an engine's host times. [s]
@@ -163,15 +163,14 @@ def kernels(rows: Sequence[LoadTest], stack: Stack) -> Kernels:
         here, t = [rows[i] for i in chosen], parse(technique)
         prompt = np.array([r.prompt for r in here])
         generate = np.array([r.generate for r in here])
-        asked = np.array([r.sequences for r in here])
-        batch = np.minimum(asked, [max(1.0, np.floor(_room(t, d, r))) for r in here])
+        batch = np.array([min(r.sequences, max(1.0, np.floor(_room(t, d, r)))) for r in here])
         length = prompt + generate
         p = Point(batch, prompt + generate / 2, 1.0, prompt, length)
         running[chosen] = batch
         step[chosen] = sum(steady(s, d) for s in t.cycle(d, p).steps)
         prefill[chosen] = makespan(t.prefill(d, prefill_point(1.0, prompt, generate)), d)
-    every = np.array([(r.sequences, r.generate) for r in rows]).T
-    return Kernels(step, prefill, running, *every, sync=stack.time.sync)
+    asked, generate = np.array([(r.sequences, r.generate) for r in rows]).T
+    return Kernels(step, prefill, running, asked, generate, stack.time.sync)
 
 
 def _room(technique: Technique, deployment: Deployment, row: LoadTest) -> float:
