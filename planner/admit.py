@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import InputError, unknown
 from kvsim.machines.deployment import Deployment
@@ -19,7 +19,9 @@ from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.measured import QualityRun
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.base import Technique
-from kvsim.traces.attention import Acceptance
+
+if TYPE_CHECKING:
+    from kvsim.traces.attention import Acceptance
 
 DIGITS = 4  # of an acceptance
 FIRST_DRAFTS = (0, 1, 2, 4, 7, 11, 16)  # per round; those beside the best are tried after
@@ -73,7 +75,7 @@ class Admission:
     runs: tuple[QualityRun, ...] | None = None
     rate: float | None = None
     seen_at: int = 0
-    accepted: tuple[Acceptance, ...] = ()
+    accepted: "tuple[Acceptance, ...]" = ()
 
     def __post_init__(self) -> None:
         for option, names in (("--only", self.only), ("--without", self.without)):
@@ -195,7 +197,7 @@ def _drafting(technique: Technique, gamma: int, rate: float) -> Technique:
     return technique.with_rounds(gamma, round(rate, DIGITS))
 
 
-def read_acceptance(text: str) -> tuple[float | None, int, tuple[Acceptance, ...]]:
+def read_acceptance(text: str) -> "tuple[float | None, int, tuple[Acceptance, ...]]":
     """What ``--acceptance`` says: a rate, a rate at some drafts (0.8@4), or a measured file.
 
     Raises

@@ -3,7 +3,6 @@
 import json
 from dataclasses import MISSING
 from datetime import date
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,6 @@ from kvsim.traces.attention import (
 )
 
 FORMAT = "kvsim attention trace 1"
-
-
-def measured() -> dict[str, Path]:
-    """Model and file of each attention trace that ships with kvsim."""
-    folder = Path(str(files("kvsim.traces"))) / "measured"
-    return {path.stem: path for path in sorted(folder.glob("*.json"))}
 
 
 def load(path: Path) -> AttentionTrace:

@@ -3,8 +3,6 @@
 How the ops of a step are played is in :mod:`kvsim.engine.playing`.
 """
 
-from dataclasses import replace
-
 import numpy as np
 
 from kvsim.engine.playing import Timeline
@@ -46,12 +44,6 @@ def least(layer: tuple[Op, ...], deployment: Deployment) -> Number:
     for op in layer:
         if not op.ahead and (op.stream == "gpu" or any(name in kept for name in op.after)):
             kept[op.name] = op
-    stack = deployment.stack
-    stack = replace(
-        stack,
-        time=replace(stack.time, launch=0.0, sync=0.0),
-        offload=replace(stack.offload, tile_sync=False),
-    )
     step = Step((Group((tuple(kept.values()),), 1),), ())
-    state, _ = Timeline(step, replace(deployment, stack=stack)).play(1)
+    state, _ = Timeline(step, deployment.issued_at_once).play(1)
     return np.maximum(state.streams["gpu"], shared(layer, deployment))

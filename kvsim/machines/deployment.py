@@ -1,6 +1,6 @@
 """A model on a machine with a software stack: what every formula is evaluated for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvsim.errors import InputError
@@ -94,6 +94,14 @@ class Deployment:
         """Rate of each channel as one GPU sees it; GPUs of a replica share host memory. [B/s]"""
         rates = {name: link.bandwidth for name, link in self.hardware.links.items()}
         return rates | {"dram": rates["dram"] / self.tp}
+
+    @cached_property
+    def issued_at_once(self) -> "Deployment":
+        """The same where launches take the host no time and nothing waits for it."""
+        stack = self.stack
+        time = replace(stack.time, launch=0.0, sync=0.0)
+        stack = replace(stack, time=time, offload=replace(stack.offload, tile_sync=False))
+        return replace(self, stack=stack)
 
     def flops(self, dtype: str) -> float:
         """Dense rate for a number format; fp16 where the GPU lacks it. [FLOP/s]"""

@@ -48,7 +48,11 @@ def _reading(
     technique: Technique, deployment: Deployment, prompt: Number, generate: Number
 ) -> Buffers:
     """What is resident while a group of prompts is read, whatever else is running. [B]"""
-    return technique.resident(deployment, prefill_point(float(technique.tiles()), prompt, generate))
+    point = prefill_point(float(technique.tiles()), prompt, generate)
+    if isinstance(prompt, np.ndarray) or isinstance(generate, np.ndarray):
+        return technique.resident(deployment, point)
+    asked = "reading", prompt, generate
+    return technique.once(deployment, asked, lambda: technique.resident(deployment, point))
 
 
 def _served(

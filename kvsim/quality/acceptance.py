@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from math import log
+from typing import TYPE_CHECKING
 
 from kvsim.files import read_records
 from kvsim.files.kinds import TABLE
-from kvsim.traces.attention import Acceptance
+
+if TYPE_CHECKING:
+    from kvsim.traces.attention import Acceptance
 
 MOST_DRAFTS = 16
 
@@ -69,7 +72,7 @@ def from_rates(rates: Mapping[int, float], source: str) -> Positions:
     return Positions(tuple(found), source)
 
 
-def from_measured(found: Acceptance) -> Positions:
+def from_measured(found: "Acceptance") -> Positions:
     """As a trace measured them, which is for some first gammas."""
     rates = {g: (found.tokens(g) - 1) / g for g in range(1, len(found.reached) + 1)}
     heat = "greedily" if found.temperature == 0 else f"at temperature {found.temperature:g}"

@@ -96,7 +96,8 @@ def evidence(
         pieces = {str(term): compose(term) for term in technique.terms}
         return together([evidence(piece, model, length, runs) for piece in pieces.values()])
     mine = harshness(technique, length)
-    known = [r for r in (shipped() if runs is None else runs) if r.model == model.name]
+    measured = shipped(model.name) if runs is None else runs
+    known = [r for r in measured if r.model == model.name]
     found = _measured(mine, known, length)
     if found is not None:
         return found

@@ -5,12 +5,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from math import sqrt
+from typing import TYPE_CHECKING
 
 from kvsim.errors import InputError
 from kvsim.quality.settings import Harshness, harshness
 from kvsim.techniques import parse
-from kvsim.traces.attention import AttentionTrace
-from kvsim.traces.attentionfile import load, measured
+from kvsim.traces.shipped import measured
+
+if TYPE_CHECKING:
+    from kvsim.traces.attention import AttentionTrace
 
 READ = re.compile(r"(\d+) windows of (\d+) tokens, (\d+) scored")
 
@@ -37,7 +40,7 @@ class QualityRun:
     source: str
 
 
-def runs_of(trace: AttentionTrace) -> tuple[QualityRun, ...]:
+def runs_of(trace: "AttentionTrace") -> tuple[QualityRun, ...]:
     """The settings that a trace measured.
 
     Raises
@@ -67,13 +70,18 @@ def runs_of(trace: AttentionTrace) -> tuple[QualityRun, ...]:
 
 
 @cache
-def shipped() -> tuple[QualityRun, ...]:
-    """Every run that comes with kvsim."""
-    return tuple(run for path in measured().values() for run in runs_of(load(path)))
+def shipped(model: str) -> tuple[QualityRun, ...]:
+    """The runs on one model that come with kvsim."""
+    path = measured().get(model)
+    if path is None:
+        return ()
+    from kvsim.traces.attentionfile import load  # only where there is something to read
+
+    return runs_of(load(path))
 
 
-def with_own(own: Iterable[AttentionTrace]) -> tuple[QualityRun, ...]:
+def with_own(own: Iterable["AttentionTrace"]) -> tuple[QualityRun, ...]:
     """The user's runs, and what ships for models that the user has not measured."""
     mine = [run for trace in own for run in runs_of(trace)]
-    models = {run.model for run in mine}
-    return (*mine, *(run for run in shipped() if run.model not in models))
+    others = [model for model in measured() if model not in {run.model for run in mine}]
+    return (*mine, *(run for model in others for run in shipped(model)))

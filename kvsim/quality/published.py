@@ -8,7 +8,7 @@ from importlib.resources import files
 from kvsim.files import read_records
 from kvsim.files.kinds import TABLE
 from kvsim.quality.settings import Harshness, harshness
-from kvsim.techniques import Technique, parse
+from kvsim.techniques import parse
 
 
 @dataclass(frozen=True)
@@ -89,18 +89,17 @@ def published_by_kind() -> Mapping[str, tuple[Row, ...]]:
 
 
 @cache
-def _technique(text: str) -> Technique:
-    """Tables name one technique in many rows."""
-    return parse(text)
+def _setting(technique: str, length: float, budget: float | None) -> Harshness:
+    """Tables have many rows of one setting."""
+    return harshness(parse(technique), length, budget)
 
 
 def _row(line: dict[str, str]) -> Row:
-    t = _technique(line["technique"])
     context = float(line["context_tokens"] or 0)
     budget = float(line["budget"]) if line["budget"] else None
     return Row(
         model=line["model"],
-        setting=harshness(t, context or 1.0, budget),
+        setting=_setting(line["technique"], context or 1.0, budget),
         technique=line["technique"] + (f" at {budget:g} of the context" if budget else ""),
         benchmark=line["benchmark"],
         measure=line["measure"],

@@ -4,7 +4,7 @@ It states the ops of a step and what stays resident; everything a prediction, a 
 plan needs of it follows from that through the hooks here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -25,6 +25,9 @@ from kvsim.techniques.steps import forward, joined, mixing, part_of
 from kvsim.techniques.terms import Term
 
 AnyTerm = TypeVar("AnyTerm", bound=Term)
+Found = TypeVar("Found")
+
+MOST_KNOWN = 64  # answers that a technique keeps of a deployment
 
 
 @dataclass(frozen=True)
@@ -268,16 +271,28 @@ class Technique:
 
     def layout(self, deployment: Deployment) -> Layout:
         """Blocks of layers with how often each repeats, and what they do."""
-        known = self._layouts.get(id(deployment))
-        if known is None or known[0] is not deployment:
+
+        def find() -> Layout:
             ranges = [(some.first, some.last) for some in self.layers]
-            known = deployment, laid_out(deployment, ranges, self.parts)
-            self._layouts[id(deployment)] = known
-        return known[1]
+            return laid_out(deployment, ranges, self.parts)
+
+        return self.once(deployment, "layout", find)
+
+    def once(self, deployment: Deployment, what: Hashable, find: Callable[[], Found]) -> Found:
+        """What is true of it there at any batch, found the first time that it is asked for."""
+        known = self._known.get(id(deployment))
+        if known is None or known[0] is not deployment:
+            known = self._known[id(deployment)] = deployment, {}
+        if what not in known[1]:
+            if len(known[1]) >= MOST_KNOWN:
+                known[1].clear()
+            known[1][what] = find()
+        found: Found = known[1][what]
+        return found
 
     @cached_property
-    def _layouts(self) -> dict[int, tuple[Deployment, Layout]]:
-        """Layouts by the deployment's identity, each with the deployment itself."""
+    def _known(self) -> dict[int, tuple[Deployment, dict[Hashable, Any]]]:
+        """By the deployment's identity, each with the deployment itself."""
         return {}
 
 

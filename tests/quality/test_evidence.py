@@ -11,7 +11,8 @@ from kvsim.quality.measured import runs_of, shipped
 from kvsim.quality.published import published
 from kvsim.quality.settings import family, harshness
 from kvsim.techniques import TECHNIQUES, parse
-from kvsim.traces.attentionfile import load, measured
+from kvsim.traces.attentionfile import load
+from kvsim.traces.shipped import measured
 
 PUBLISHED = ("llama2-7b", "llama2-13b", "mistral-7b-v0.2", "llama3-8b")
 CONTEXT = 8192
@@ -132,6 +133,6 @@ def test_families_are_said_of_every_technique_that_drops_tokens() -> None:
 def test_a_users_own_trace_replaces_what_ships() -> None:
     trace = load(measured()["smollm2-135m"])
     own = runs_of(replace(trace, model="opt-13b"))
-    assert len(own) == len(shipped()) and {r.model for r in own} == {"opt-13b"}
+    assert len(own) == len(shipped("smollm2-135m")) and {r.model for r in own} == {"opt-13b"}
     found = evidence(parse("kivi:bits=4"), load_model("opt-13b"), 1024, own)
     assert found.kind == "measured" and found.admitted(0.05, unknown=False)

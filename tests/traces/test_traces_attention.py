@@ -21,7 +21,8 @@ from kvsim.traces.attention import (
     Saliency,
     TopK,
 )
-from kvsim.traces.attentionfile import load, measured, write
+from kvsim.traces.attentionfile import load, write
+from kvsim.traces.shipped import measured
 
 REACHED = tuple(tuple(0.9 * 0.8**i for i in range(gamma)) for gamma in range(1, 7))
 TRACE = AttentionTrace(
