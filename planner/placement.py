@@ -16,7 +16,7 @@ from kvsim.engine.closing import closing
 from kvsim.engine.ops import copy
 from kvsim.engine.roofline import resource_seconds, seconds
 from kvsim.engine.timeline import least
-from kvsim.graph import Array, Buffers, Point, Tier
+from kvsim.graph import Array, Buffers, Number, Op, Point, Tier
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
 from kvsim.planner.planes import Stretches, plane, stretches
@@ -31,9 +31,9 @@ from kvsim.prediction.memory import (
     served_buffers,
     tier_bytes,
 )
-from kvsim.techniques.layers import LayerPass, Parts
+from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.residency import layer_buffers
-from kvsim.techniques.steps import layer_ops, part_of
+from kvsim.techniques.steps import Known, layer_ops, part_of
 
 STREAMS = ("gpu", "h2d", "d2h", "cpu")
 RESOURCES = (*STREAMS, "chain", "turn")
@@ -99,14 +99,21 @@ class Coefficients:
     def _layers(self, s: Shares, parts: int) -> Array:
         """One layer of each shape, at all points. (1 + 3c, r, k, b) [s]"""
         t, d = placed(s, self.workload.prompt, parts=parts), self.deployment
-        read, rounds = self._points()
+        (read, rounds), (reading, decoding) = self._points(), self._passes
         points = 1 + self._stretches.tokens.size
         found = np.zeros((points, len(RESOURCES), len(self.shapes), self.batches.size))
         for k, shape in enumerate(self.shapes):
-            found[:1, :, k] = np.moveaxis(_resources(t.parts[0], d, read, shape), 2, 0)
+            layer = LayerPass(d, part_of(read, t.parts[0]), shape, t.parts[0])
+            found[:1, :, k] = np.moveaxis(reading.resources(layer), 2, 0)
             if rounds is not None:
-                found[1:, :, k] = np.moveaxis(_resources(t.parts[0], d, rounds, shape), 2, 0)
+                layer = LayerPass(d, part_of(rounds, t.parts[0]), shape, t.parts[0])
+                found[1:, :, k] = np.moveaxis(decoding.resources(layer), 2, 0)
         return found
+
+    @cached_property
+    def _passes(self) -> "tuple[LayersOfPass, LayersOfPass]":
+        """Layers while the prompts are read, and while tokens are decoded."""
+        return LayersOfPass(), LayersOfPass()
 
     @cached_property
     def head(self) -> Array:
@@ -261,16 +268,30 @@ class Coefficients:
         return found
 
 
-def _resources(parts: Parts, deployment: Deployment, point: Point, shape: LayerShape) -> Array:
-    """Time of each stream, and of the chain, in one layer with all parts of the batch. (r, b, c)"""
-    layer = layer_ops(LayerPass(deployment, part_of(point, parts), shape, parts))
-    tiles = parts.placement.tiles
-    grid = np.broadcast_shapes(np.shape(point.batch), np.shape(point.context), (1, 1))
-    found = np.zeros((len(RESOURCES), *grid))
-    for op in layer:
-        found[STREAMS.index(op.stream)] += tiles * np.asarray(seconds(op, deployment))
-    chain, turn = RESOURCES.index("chain"), RESOURCES.index("turn")
-    found[chain] = found[turn] = tiles * np.asarray(least(layer, deployment))
-    if tiles > 1:  # the CPU's halves follow one another, and other layers wait for both
-        found[turn] = np.maximum(found[chain], found[STREAMS.index("cpu")])
-    return found
+class LayersOfPass:
+    """Layers of one pass, whatever their options: ops that they share are made and timed once."""
+
+    def __init__(self) -> None:
+        self._known: Known = {}
+        self._took: dict[int, tuple[Op, Number]] = {}  # by identity, with the op itself
+
+    def resources(self, layer: LayerPass) -> Array:
+        """Time of each stream, and of the chain, in one layer with all parts of the batch.
+
+        (r, b, c) [s]
+        """
+        issued, tiles, point = layer_ops(layer, self._known), layer.placement.tiles, layer.p
+        grid = np.broadcast_shapes(np.shape(point.batch), np.shape(point.context), (1, 1))
+        found = np.zeros((len(RESOURCES), *grid))
+        for op in issued:
+            found[STREAMS.index(op.stream)] += tiles * np.asarray(self._seconds(op, layer.d))
+        chain, turn = RESOURCES.index("chain"), RESOURCES.index("turn")
+        found[chain] = found[turn] = tiles * np.asarray(least(issued, layer.d, self._seconds))
+        if tiles > 1:  # the CPU's halves follow one another, and other layers wait for both
+            found[turn] = np.maximum(found[chain], found[STREAMS.index("cpu")])
+        return found
+
+    def _seconds(self, op: Op, deployment: Deployment) -> Number:
+        if id(op) not in self._took:
+            self._took[id(op)] = op, seconds(op, deployment)
+        return self._took[id(op)][1]

@@ -8,7 +8,7 @@ Layers are played one by one until a block of layers has shifted every clock by 
 from there on max-plus systems repeat that shift, so the remaining repetitions are added at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,15 @@ class Timeline:
 
     joins = True  # a timeline that shows every op does not
 
-    def __init__(self, step: Step, deployment: Deployment) -> None:
+    def __init__(
+        self,
+        step: Step,
+        deployment: Deployment,
+        duration: Callable[[Op, Deployment], Number] = seconds,
+    ) -> None:
         self.d = deployment
         self.step = step
+        self._duration = duration
         every = [op for op, _ in all_ops(step)]
         self.synced = any(op.sync for op in every)
         self.issuing = deployment.stack.time.launch > 0 or deployment.stack.eager
@@ -81,7 +87,7 @@ class Timeline:
         )
 
     def _time(self, op: Op) -> Timed:
-        duration = seconds(op, self.d)
+        duration = self._duration(op, self.d)
         active: NDArray[np.bool] | bool
         if isinstance(duration, np.ndarray):
             active = everywhere(duration) or (bool(np.any(duration)) and duration > 0)

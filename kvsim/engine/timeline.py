@@ -3,9 +3,12 @@
 How the ops of a step are played is in :mod:`kvsim.engine.playing`.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from kvsim.engine.playing import Timeline
+from kvsim.engine.roofline import seconds
 from kvsim.engine.timed import latest, shared
 from kvsim.graph import Group, Number, Op, Step
 from kvsim.machines.deployment import Deployment
@@ -34,7 +37,11 @@ def working(step: Step, deployment: Deployment) -> dict[str, Number]:
     return Timeline(step, deployment).busy()
 
 
-def least(layer: tuple[Op, ...], deployment: Deployment) -> Number:
+def least(
+    layer: tuple[Op, ...],
+    deployment: Deployment,
+    duration: Callable[[Op, Deployment], Number] = seconds,
+) -> Number:
     """GPU time that one layer adds at least, wherever it stands and whatever runs ahead of it. [s]
 
     What may run before the layer begins costs nothing here: prefetches, and copies that wait for
@@ -45,5 +52,5 @@ def least(layer: tuple[Op, ...], deployment: Deployment) -> Number:
         if not op.ahead and (op.stream == "gpu" or any(name in kept for name in op.after)):
             kept[op.name] = op
     step = Step((Group((tuple(kept.values()),), 1),), ())
-    state, _ = Timeline(step, deployment.issued_at_once).play(1)
+    state, _ = Timeline(step, deployment.issued_at_once, duration).play(1)
     return np.maximum(state.streams["gpu"], shared(layer, deployment))

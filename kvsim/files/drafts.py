@@ -7,7 +7,6 @@ draft that is not locked belongs to a dead process and the next run removes it.
 import fcntl
 import os
 import re
-import secrets
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +25,7 @@ def create_draft(target: Path, mode: int) -> tuple[Path, int]:
         If the folder cannot be written.
     """
     while True:
-        token = secrets.token_hex(4)
+        token = os.urandom(4).hex()
         draft = target.with_name(f"{DRAFT}{os.getpid()}-{token}-{target.name[-LONGEST:]}")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         file = os.open(draft, flags, mode)

@@ -272,11 +272,8 @@ class Technique:
     def layout(self, deployment: Deployment) -> Layout:
         """Blocks of layers with how often each repeats, and what they do."""
 
-        def find() -> Layout:
-            ranges = [(some.first, some.last) for some in self.layers]
-            return laid_out(deployment, ranges, self.parts)
-
-        return self.once(deployment, "layout", find)
+        ranges = [(some.first, some.last) for some in self.layers]
+        return self.once(deployment, "layout", lambda: laid_out(deployment, ranges, self.parts))
 
     def once(self, deployment: Deployment, what: Hashable, find: Callable[[], Found]) -> Found:
         """What is true of it there at any batch, found the first time that it is asked for."""
