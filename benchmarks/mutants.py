@@ -8,7 +8,7 @@ results are added to a file and a run goes on where it was; --again tries surviv
 --slow with slower tests too. Prints each survivor that EXPLAINED does not list, then what was asked
 against what was measured.
 
-The serving room's compiled functions run as plain Python.
+The serving room's compiled functions run as plain Python, but for the files that compile them.
 """
 
 import argparse
@@ -38,7 +38,12 @@ PLANS = (
 )  # fmt: skip
 RUNS = (
     "tests/frozen/test_runs.py", "tests/serving/test_lanes.py", "tests/serving/test_tiers.py",
+    "tests/serving/test_pieces.py", "tests/serving/test_reference.py",
+    "tests/serving/test_serving.py::test_a_round_of_many_tokens_can_be_drawn_or_taken_at_its_mean",
 )  # fmt: skip
+COMPILER = ("compiled.py", "parts.py", "views.py", "views_code.py")
+"""Files of the serving room that make machine code of the others, and their tests."""
+MACHINE_CODE = ("tests/serving/test_views.py", "tests/serving/test_compiled.py")
 ROOMS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "techniques": ("kvsim/techniques", CORE, ("tests/techniques",)),
     "engine": ("kvsim/engine", CORE, ("tests/techniques",)),
@@ -53,14 +58,16 @@ EXPLAINED: dict[str, str] = tomllib.loads(
 """Survivors that no test can notice, by name, and why."""
 
 
-def tried_in_a_child(rooms: dict[str, Any], given: argparse.Namespace, keep: Path) -> None:
+def tried_in_a_child(
+    rooms: dict[str, Any], given: argparse.Namespace, keep: Path, compiles: bool = False
+) -> None:
     """Try mutants of rooms with the same tests; their outcomes are added to a file."""
     child = os.fork()
     if child:
         os.waitpid(child, 0)
         return
     os.environ["KVSIM_FROZEN"] = "parts"
-    if "serving" in rooms:
+    if "serving" in rooms and not compiles:
         os.environ["NUMBA_DISABLE_JIT"] = "1"
     import pytest
 
@@ -76,6 +83,7 @@ def tried_in_a_child(rooms: dict[str, Any], given: argparse.Namespace, keep: Pat
         for column in columns
         if i < len(column) and not done.get(column[i].name, False)
         and (given.again or column[i].name not in done)
+        and (column[i].path.name in COMPILER) == compiles
     ]  # fmt: skip
 
     def write(mutant: Mutant, outcome: Outcome) -> None:
@@ -115,6 +123,9 @@ def main() -> None:
     for tests in dict.fromkeys(room[1] for room in chosen.values()):
         some = {name: room for name, room in chosen.items() if room[1] == tests}
         tried_in_a_child(some, given, keep)
+    if "serving" in chosen:
+        machine = {"serving": ("kvsim/serving", MACHINE_CODE, ())}
+        tried_in_a_child(machine, given, keep, compiles=True)
     from tests.robust.mutation.changes import drawn
 
     each, found, explained, killed = -(-given.count // len(ROOMS)), 0, 0, 0

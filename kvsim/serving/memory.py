@@ -124,8 +124,6 @@ def make_host_room(world: World, replica: Replica, size: int) -> bool:
 @compiled
 def make_room(world: World, replica: Replica, size: int) -> None:
     """Drop kept blocks, the least recently used first, until that much is free. [B]"""
-    if replica.cached == 0:
-        return
     each = world.limits.prefix_bytes
     pool = world.pools[POOLS * replica.index + GPU]
     while replica.cached > 0 and available(world, replica) - replica.cached < size:
