@@ -176,7 +176,7 @@ def read_prompts(tables: Tables, world: World, replica: Replica) -> None:
 @compiled
 def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
     """One pass; if it only decodes, as many as nothing interrupts."""
-    limits = world.limits
+    limits, swapped = world.limits, replica.swapped
     replica.budget = limits.max_tokens
     replica.decoding = replica.prompt_tokens = replica.ousted = 0
     replica.left_out = replica.running - replica.reading
@@ -197,7 +197,11 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
         elif replica.running > 0:  # nothing but parts of prompts that find no memory
             preempt(world, replica)
         replica.clock += replica.copying
-    elif replica.prompt_tokens + replica.ousted + replica.left_out > 0 or replica.copying > 0:
+    elif (
+        replica.prompt_tokens + replica.ousted + replica.left_out > 0
+        or replica.copying > 0
+        or replica.swapped < swapped  # others may begin once nothing is swapped out
+    ):
         play_pass(tables, world, replica)
     else:
         play_rounds(tables, world, replica, until)

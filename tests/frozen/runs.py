@@ -24,8 +24,7 @@ from kvsim.serving.simulate import Run, simulate
 from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
 from tests.frozen.moved import shortened
-from tests.serving.test_serving import tables_of, with_tiers, workload
-from tests.serving.test_sessions import with_conduct
+from tests.support.served import tables_of, with_conduct, with_tiers, workload
 
 PLACE = Path(__file__).with_name("runs.json")
 TECHNIQUES = ("full", "kivi", "offload", "quantspec", "specache", "kcache", "h2o", "kvpr")

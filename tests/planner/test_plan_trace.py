@@ -31,8 +31,8 @@ from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.traces.read import load
 from kvsim.traces.requests import Requests
-from tests.serving.test_serving import tables_of, workload
 from tests.support.places import SHARED
+from tests.support.served import tables_of, workload
 
 BETWEEN = 0.14  # between two techniques nobody measured, by the ledger of errors
 KNOWN = 1.02 * (1 + BETWEEN)  # what a plan may give up to be simple, and what it may overlook

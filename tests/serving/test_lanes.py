@@ -13,7 +13,7 @@ from kvsim.serving.reference_memory import PlainRequest
 from kvsim.serving.simulate import simulate
 from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
-from tests.serving.test_serving import compare, tables_of, workload
+from tests.support.served import compare, tables_of, workload
 
 
 def test_one_lane_is_the_plain_replica() -> None:

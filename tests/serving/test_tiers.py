@@ -18,7 +18,7 @@ from kvsim.serving.outcome import Outcome, faults
 from kvsim.serving.rules import LOADS, Rules
 from kvsim.serving.simulate import Run, simulate
 from kvsim.traces.requests import Requests
-from tests.serving.test_serving import tables_of
+from tests.support.served import tables_of
 
 
 def played(requests: Requests, **changes: Any) -> Run:
