@@ -54,18 +54,23 @@ def ratio(row: Row, full: Row) -> float:
     return rate_of(row) / rate_of(full)
 
 
-def against(row: Row, full: Row) -> str:
-    """How a technique compares with full KV, as the rest of a sentence."""
+def against(row: Row, full: Row, named: str = "") -> str:
+    """How a technique compares with full KV, as the rest of a sentence.
+
+    Parameters
+    ----------
+    named : what it is compared with, where the sentence does not say it already.
+    """
     relative = ratio(row, full)
+    as_it, than_it = (f" {word} {named}" if named else "" for word in ("as", "than"))
     if not row["fits"]:
         return "does not fit"
     if abs(relative - 1) < SAME:
-        return "is as fast"
+        return f"is as fast{as_it}"
     if relative > 1:
-        return f"is {units.times(relative)} as fast"
-    return f"is {units.times(1 / relative)} slower" if relative < 1 / 1.5 else (
-        f"is {units.percent(1 - relative)} slower"
-    )  # fmt: skip
+        return f"is {units.times(relative)} as fast{as_it}"
+    slower = units.times(1 / relative) if relative < 1 / 1.5 else units.percent(1 - relative)
+    return f"is {slower} slower{than_it}"
 
 
 def saves(row: Row, full: Row) -> str:

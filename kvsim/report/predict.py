@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
+BATCH_TTFT = "TTFT: until all prompts of the batch are read, on an idle GPU"
+
+
 @dataclass(frozen=True, repr=False)
 class Predictions(Result):
     """What techniques do at given points.
@@ -220,7 +223,7 @@ def show(result: Predictions) -> None:
     out.title(title(rows))
     show_verdict(out, result.answer)
     out.table(table(rows))
-    out.say(legend(["decode_tok_s", "output_tok_s"]))
+    out.say(f"{BATCH_TTFT}; {legend(['decode_tok_s', 'output_tok_s'])}")
     if not all(row["fits"] for row in rows):
         out.say("! does not fit in GPU or host memory")
     out.blank()

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
+from kvsim.planner.error import between
 from kvsim.prediction.breakeven import break_even_acceptance
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.pool import longest_prompt, pool
 from kvsim.prediction.remedies import remedies
 from kvsim.report import evidence, units
+from kvsim.report.acceptable import quality_of, where_they_run
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.clauses import SAME, against, brief, memory_of, rate_of, ratio, saves, times_of
 from kvsim.report.json import Row
@@ -29,7 +31,7 @@ def answered(rows: Sequence[Row], found: Sequence[Prediction], left_out: Sequenc
     if len(rows) == 1:
         said = _one(best, found[at], changes)
     elif len(points) == 1:
-        said = _compared(rows, best, _accepted(rows, found))
+        said = _compared(rows, best, _accepted(rows, found), _as_good(rows, found, at))
     else:
         said = _swept(rows, best, _accepted(rows, found))
     d = found[at].deployment
@@ -37,8 +39,8 @@ def answered(rows: Sequence[Row], found: Sequence[Prediction], left_out: Sequenc
         verdict=said,
         figures=figures(best),
         changes=[f"It fits with {change}." for change in changes],
-        settings=_limits(best, found[at]),
-        evidence=evidence.on_card(d, best["technique"]),
+        settings=[*where_they_run(found), *_limits(best, found[at], len(rows) > 1)],
+        evidence=[*evidence.on_card(d, best["technique"]), *quality_of(found)],
         assumed=evidence.assumed(d, best["host_bytes"], best["bound_by"]),
         left_out=left_out,
     )
@@ -124,7 +126,17 @@ def _accepted(rows: Sequence[Row], found: Sequence[Prediction]) -> str:
     return f"At batch {at} it breaks even at an acceptance of {share:.2f}{drafted}."
 
 
-def _compared(rows: Sequence[Row], best: Row, accepted: str) -> str:
+def _as_good(rows: Sequence[Row], found: Sequence[Prediction], at: int) -> set[int]:
+    """Rows, by identity, whose distance to the fastest is within the known error of the two."""
+    top = found[at].technique
+    return {
+        id(row)
+        for row, p in zip(rows, found, strict=True)
+        if rate_of(rows[at]) / rate_of(row) - 1 < between(p.deployment, p.technique, top)
+    }
+
+
+def _compared(rows: Sequence[Row], best: Row, accepted: str, as_good: set[int]) -> str:
     """Several techniques at one point: the fastest, against full KV if that is one of them."""
     names = dict(zip(map(id, rows), distinct(rows), strict=True))
     full = next((row for row in rows if row["technique"] == "full"), None)
@@ -153,7 +165,12 @@ def _compared(rows: Sequence[Row], best: Row, accepted: str) -> str:
         [
             accepted,
             *([] if len(rows) > 3 else [why(best["bound_by"], best["generate"])]),
-            *(f"{names[id(r)]} {against(r, full)}." for r in others if r is not full),
+            *(
+                f"{names[id(r)]} {against(r, full, 'full')}"
+                + (f", within the known error of {names[id(best)]}." if id(r) in as_good else ".")
+                for r in others
+                if r is not full
+            ),
         ],
     )
 
@@ -219,19 +236,20 @@ def _changes(rows: Sequence[Row], found: Sequence[Prediction]) -> list[str]:
     return []
 
 
-def _limits(row: Row, prediction: Prediction) -> list[str]:
-    """The KV pool as engines print it, and the longest prompt that fits."""
+def _limits(row: Row, prediction: Prediction, several: bool) -> list[str]:
+    """The KV pool as engines print it, and the longest prompt that fits; of which technique."""
+    whose = f" with {row['technique']}" if several else ""
     d = prediction.deployment
     room = pool(prediction.technique, d, prediction.prompt, prediction.generate)
     lines = []
     if room.tokens:
         lines.append(
-            f"KV pool at {room.share:.1f} of the GPU's memory: {room.tokens:,} tokens, "
+            f"KV pool{whose} at {room.share:.1f} of the GPU's memory: {room.tokens:,} tokens, "
             f"{room.blocks:,} blocks of 16; maximum concurrency {room.concurrency:.2f} sequences "
             f"of {room.length:,} tokens (the whole memory holds {units.whole(row['max_batch'])})."
         )
     longest = longest_prompt(prediction.technique, d, int(prediction.batch[0]), prediction.generate)
     lines.append(
-        f"Longest prompt that fits at batch {units.whole(row['batch'])}: {longest:,} tokens."
+        f"Longest prompt that fits{whose} at batch {units.whole(row['batch'])}: {longest:,} tokens."
     )
     return lines

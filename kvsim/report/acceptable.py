@@ -1,0 +1,54 @@
+"""What decides whether compared techniques may be used at all: engines that run them, quality."""
+
+from collections.abc import Iterator, Sequence
+
+from kvsim.emit.flags import MANUALS
+from kvsim.planner.admit import ENGINES
+from kvsim.prediction.generate import Prediction
+from kvsim.quality.evidence import evidence
+from kvsim.techniques.base import Technique
+
+MOVED = (
+    "offload moves its share of the cache in every step, as Hugging Face's offloaded cache does; "
+    "vLLM's and LMCache's KV offloading keeps prefixes and moves nothing per step, see "
+    "`kvsim simulate --host-cache`."
+)
+
+
+def engines_of(technique: Technique) -> str:
+    """The released engines that run a technique, by their titles; empty if none does."""
+    able = [engine for engine, names in ENGINES.items() if technique.name in names]
+    return ", ".join(MANUALS[x].title if x in MANUALS else "FlexGen" for x in able)
+
+
+def where_they_run(found: Sequence[Prediction]) -> Iterator[str]:
+    """One line on the engines of every technique, and what offloading is not."""
+    names = {p.technique.name: engines_of(p.technique) for p in found}
+    told = [f"{name} in {engines}" for name, engines in names.items() if engines]
+    alone = [name for name, engines in names.items() if not engines]
+    if told:
+        yield f"Engines that run it as released: {'; '.join(told)}."
+    if alone:
+        own = "kvsim's own implementations: `kvsim validate`"
+        yield f"No serving engine has {', '.join(alone)}; {own}."
+    if "offload" in names:
+        yield MOVED
+
+
+def quality_of(found: Sequence[Prediction]) -> Iterator[str]:
+    """What is known of the loss of every lossy setting, one line each."""
+    seen: set[str] = set()
+    for p in found:
+        t = p.technique
+        if t.exact or str(t) in seen:
+            continue
+        seen.add(str(t))
+        known = evidence(t, p.deployment.model, p.prompt + p.generate)
+        if known.kind == "none":
+            model = p.deployment.model.name
+            yield (
+                f"Quality of {t.name}: nothing published or measured for {model} or a similar "
+                f"model; `kvsim validate --quality` measures it."
+            )
+        else:
+            yield f"Quality of {t.name}: {known}."
