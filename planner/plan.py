@@ -12,6 +12,7 @@ from kvsim.planner.advice import Advice, NoPlanError, better, quick, score
 from kvsim.planner.flips import Flip, flips, front
 from kvsim.planner.improve import Placements
 from kvsim.planner.improved import turn
+from kvsim.planner.likely import Likely, likely
 from kvsim.planner.noplan import explain
 from kvsim.planner.options import Options
 from kvsim.planner.outlook import Binding, bindings, prices
@@ -62,6 +63,7 @@ class ChosenPlan:
     prices: dict[str, float]  # change -> relative gain of the objective
     advice: list[Advice]
     solver: Solved
+    likely: Likely  # how sure the targets are kept
     table: Options  # every option, for reports
     engine_best: Prediction | None = (
         None  # of what released engines run, where none runs the choice
@@ -155,6 +157,7 @@ def answer(question: Question) -> ChosenPlan:
             optimum=search.replay(best),
             given_up=max(0.0, (search.value(row) - top) / abs(top)),
         ),
+        likely=likely(question, search, choice),
         table=search.table,
         engine_best=runnable(question, search, row),
     )

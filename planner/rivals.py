@@ -26,6 +26,7 @@ class Rival:
     prediction: Prediction
     evidence: Evidence
     allowed: bool  # by what the user accepts: loss, assumed acceptance
+    in_time: bool  # within the targets; if not, nothing of that technique is
     needs: tuple[str, ...]  # options of the command line that would admit it
     reason: str
 
@@ -85,6 +86,7 @@ def alternatives(question: Question, search: Search, chosen: int) -> list[Rival]
             prediction=search.replay(row),
             evidence=table.evidence[row],
             allowed=bool(allowed[row]),
+            in_time=_in_time(search, row),
             needs=tuple(needs(question, search, row)),
             reason=reason(question, search, chosen, row),
         )
@@ -115,7 +117,7 @@ def _does_nothing(technique: Technique) -> bool:
 
 
 def _in_time(search: Search, row: int) -> bool:
-    return all(search.table.columns[k][row] <= v for k, v in search.q.limits.hard().items())
+    return all(bool(search.table.columns[k][row] <= v) for k, v in search.q.limits.hard().items())
 
 
 def reason(question: Question, search: Search, chosen: int, row: int) -> str:

@@ -22,6 +22,7 @@ from kvsim.machines.deployment import Deployment
 ONE_DEVICE = "device "  # begins what was held out where rows of one device alone are meant
 ANY = "any"  # device of an entry that was held out by device: the error on a card without rows
 FEWEST = 3  # rows below which a spread says little
+WITHIN_80 = 1.2816  # standard deviations on either side that hold 80 % of a normal distribution
 WIDEST = 4.0  # an interval reaches at most this factor to either side
 KINDS = {
     "decode": "time per output token",

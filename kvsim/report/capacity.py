@@ -89,11 +89,6 @@ def fleet_in_words(found: Found, configurations: list[Configuration]) -> str:
     )
 
 
-def likelihood(share: float) -> str:
-    """A probability without false certainty."""
-    return "> 99 %" if share > 0.99 else "< 1 %" if share < 0.01 else f"{share:.0%}"
-
-
 def _targets(t: FleetTargets) -> Row:
     return {"ttft_s": number(t.ttft), "tpot_s": number(t.tpot), "percentile": 100 * t.share}
 

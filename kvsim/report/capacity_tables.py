@@ -1,10 +1,10 @@
 """What the terminal and the page of ``kvsim capacity`` both show."""
 
-from kvsim.report.capacity import likelihood, wait
+from kvsim.report.capacity import wait
 from kvsim.report.json import Row
 from kvsim.report.screen import Screen
 from kvsim.report.table import Table, of_cells
-from kvsim.report.units import percent, rounded, short, usd, whole
+from kvsim.report.units import likelihood, percent, rounded, short, usd, whole
 
 NEAR = 0.9  # likelihood below which a fleet is near its limit
 

@@ -96,12 +96,17 @@ def plan(result: ChosenPlan) -> Row:
                 **row(a.prediction),
                 "lossless": a.prediction.technique.exact,
                 "allowed": a.allowed,
+                "in_time": a.in_time,
                 "needs": list(a.needs),
                 "quality": quality(a.evidence),
                 "reason": a.reason,
             }
             for a in result.alternatives
         ],
+        "likely": {
+            "kept": dict(result.likely.kept),
+            "safer": None if result.likely.safer is None else brief(result.likely.safer),
+        },
         "knees": [{"given_up": k.given_up, **brief(k.prediction)} for k in result.knees],
         "waves": waves
         and {
@@ -193,7 +198,8 @@ def entries(answer: Row) -> list[tuple[str, Row]]:
         shown.append(("full KV", base))
     for row in answer["alternatives"]:
         if base is None or spec(row) != spec(base) or row["batch"] != base["batch"]:
-            shown.append((f"needs {' '.join(row['needs'])}" if row["needs"] else "or", row))
+            open_to = "or" if row["in_time"] else "too slow"
+            shown.append((f"needs {' '.join(row['needs'])}" if row["needs"] else open_to, row))
     return shown
 
 

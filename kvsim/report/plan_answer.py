@@ -5,6 +5,7 @@ from math import isfinite
 
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.advice import NoPlanError
+from kvsim.planner.likely import SURE
 from kvsim.planner.outlook import LABELS, Binding
 from kvsim.planner.plan import ChosenPlan
 from kvsim.planner.rivals import Rival
@@ -39,13 +40,14 @@ def answered(plan: ChosenPlan, bound_by: str) -> Answer:
     bound_by : what the choice spends most of its time on.
     """
     p, d = plan.choice, plan.choice.deployment
-    more = [_instead(plan), _narrowed(p), _quality(plan), why(bound_by, p.generate), _targets(plan)]
+    why_so = why(bound_by, p.generate)
+    more = [_instead(plan), _narrowed(p), _quality(plan), _targets(plan), why_so]
     said = verdict([_run(plan), _against_full(plan)], more)
     others = [_instead(plan)] if _instead(plan) not in said else []
     return Answer(
         verdict=said,
         figures=_figures(p),
-        changes=[*others, *_changes(plan)],
+        changes=[*filter(None, [_safer(plan)]), *others, *_changes(plan)],
         runner_up=_runner_up(plan),
         settings=list(settings_to_paste(plan)),
         evidence=evidence.on_card(d, label(p.technique)),
@@ -168,13 +170,32 @@ def _quality(plan: ChosenPlan) -> str:
 
 
 def _targets(plan: ChosenPlan) -> str:
-    """The targets that the plan was asked to keep."""
+    """The targets that the plan was asked to keep, and how sure it keeps them."""
+    kept = plan.likely.kept
     asked = [
         f"{name.upper()} {units.seconds(getattr(plan.limits, name))}"
+        + (f" with {units.likelihood(kept[name])}" if name in kept else "")
         for name in ("ttft", "tpot")
         if isfinite(getattr(plan.limits, name))
     ]
-    return f"Targets kept: {', '.join(asked)}." if asked else ""
+    told = "Targets kept" if not kept else "Targets and their likelihood"
+    return f"{told}: {', '.join(asked)}." if asked else ""
+
+
+def _safer(plan: ChosenPlan) -> str:
+    """What keeps the targets nearly surely, where the choice may miss one."""
+    likely, share = plan.likely, units.likelihood(SURE)
+    if likely.sure or plan.question.workload.batch is not None:
+        return ""
+    if likely.safer is None:
+        return f"No batch of it keeps the targets with a likelihood of {share}."
+    p = likely.safer
+    batch = units.whole(number(p.batch))
+    lost = 1 - float(p.output_tok_s[0]) / float(plan.choice.output_tok_s[0])
+    return (
+        f"At batch {batch} it keeps the targets with a likelihood of {share}: {times(p)}, "
+        f"{units.percent(lost)} less throughput."
+    )
 
 
 def _changes(plan: ChosenPlan) -> Iterator[str]:

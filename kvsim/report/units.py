@@ -87,3 +87,8 @@ def usd(value: float | None) -> str:
     if value is None or not isfinite(value):
         return DASH
     return f"${value:,.0f}" if value >= 100 else f"${rounded(value, 3)}"
+
+
+def likelihood(share: float) -> str:
+    """A probability without false certainty."""
+    return "> 99 %" if share > 0.99 else "< 1 %" if share < 0.01 else f"{100 * share:.0f} %"

@@ -9,14 +9,13 @@ another question, which half, one and a half and twice the load speak to.
 from dataclasses import dataclass
 from math import erf, inf, log, sqrt
 
-from kvsim.evidence.ledger import KnownError, evidence_for
+from kvsim.evidence.ledger import WITHIN_80, KnownError, evidence_for
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.play import FleetTargets, Played
 from kvsim.planner.fleet.search import FleetSearch, Proven
 
 SURE = 0.95
 KINDS = ("decode", "prefill", "request")
-WITHIN_80 = 1.2816  # standard deviations on either side that hold 80 % of a normal distribution
 SLOWEST, FASTEST = 4.0, 0.25
 FINE = 1.01
 
