@@ -31,8 +31,8 @@ from kvsim.serving.rules import FASTER, Rules
 from kvsim.serving.simulate import simulate
 from kvsim.serving.world import world_of
 from kvsim.traces.requests import Requests
-from tests.serving.test_serving import tables_of
 from tests.support.plain_code import run_plainly
+from tests.support.served import tables_of
 
 
 @pytest.fixture

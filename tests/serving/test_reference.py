@@ -11,7 +11,7 @@ from kvsim.serving.reference_memory import PlainRequest, line, plane
 from kvsim.serving.simulate import simulate
 from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
-from tests.serving.test_serving import compare, tables_of
+from tests.support.served import compare, tables_of
 
 ONE = Requests(np.zeros(1), np.array([64]), np.array([9]), np.array([0, 1]), np.array([0, 2]), 32)
 
