@@ -19,6 +19,7 @@ from kvsim.engine.timeline import least
 from kvsim.graph import Array, Buffers, Number, Op, Point, Tier
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
+from kvsim.planner.halves import HalfTimes, Halves, all_half_times
 from kvsim.planner.planes import Stretches, plane, stretches
 from kvsim.planner.programme import Programme, Streaming
 from kvsim.planner.shares import Option, Shares, placed
@@ -239,7 +240,22 @@ class Coefficients:
             streaming=self.streaming,
             memory=(limits.gpu_memory, limits.host_memory),
             times=self._times(limits, reads, each),
+            halves=self._halves(usable, index),
         )
+
+    def _halves(self, usable: list[int], index: int) -> Halves | None:
+        """Of an option whose batch passes in halves, where every layer has a cache of its own."""
+        some = [i for i, o in enumerate(usable) if self.options[o].parts > 1]
+        if not some or not all(s.attends and s.keeps for s in self.shapes):
+            return None
+        head = self.head[:, RESOURCES.index("gpu"), index]
+        return self._half_times.halves(some[0], head, index) if self._half_times else None
+
+    @cached_property
+    def _half_times(self) -> HalfTimes | None:
+        _, rounds = self._points()
+        args = self._stretches, self.workload.prompt, list(self.shapes)
+        return None if rounds is None else all_half_times(self.deployment, rounds, *args)
 
     @cached_property
     def _option_of(self) -> list[int]:

@@ -28,7 +28,9 @@ import pulp
 from numpy.typing import NDArray
 
 from kvsim.graph import Array
+from kvsim.planner.halves import Halves
 from kvsim.planner.rows import cut, losses, weight_buffers
+from kvsim.planner.runs import add_runs
 
 Variables = Mapping[tuple[int, int], pulp.LpVariable]
 
@@ -91,6 +93,8 @@ class Programme:
         Of each layer under each option, and of all together; no budget without losses. (l, o)
     shape_of
         The shape of each layer. (l,)
+    halves
+        Of layers whose batch passes in halves, where there are some.
     """
 
     names: tuple[str, ...]
@@ -111,6 +115,7 @@ class Programme:
     loss: Array | None = None
     budget: float = np.inf
     shape_of: NDArray[np.int64] | None = None
+    halves: Halves | None = None
 
     def least(self) -> float:
         """What no mix undercuts whatever the memory: each resource at its quickest corners. [s]"""
@@ -136,6 +141,7 @@ def build(
     cuts: tuple[Array, ...] = (),
     apart: bool = False,
     counts: Array | None = None,
+    streamed: Array | None = None,
 ) -> Built:
     """The programme; with ``whole`` counts are whole numbers, else it is the relaxation.
 
@@ -145,6 +151,7 @@ def build(
     apart : whether the layers of each option take their own time, as blocks of layers do whose
         copies are no more than one load ahead; otherwise the work of all layers overlaps.
     counts : of layers, where they are decided; buffers are then exact. (o, k)
+    streamed : layers' worth of weights, where that is decided too. (o, k)
     """
     problem = pulp.LpProblem("placement", pulp.LpMinimize)
     options, corners, shapes = (
@@ -182,6 +189,8 @@ def build(
     for key, value in decided.items():
         problem.addConstraint(n[key] == value, f"counted_{programme.names[key[0]]}_{key[1]}")
     _times(problem, programme, y, w, t, unit, apart)
+    if whole and not apart:
+        add_runs(problem, programme, n, y, w, t, unit)
     widest = weight_buffers(problem, programme, n, w, whole, counts)
     _memory(problem, programme, y, w, use, widest, counts)
     for o, x in use.items():
@@ -192,6 +201,9 @@ def build(
     for name, (weights, limit) in programme.times.items():
         used = pulp.lpSum(float(c / limit) * x for c, x in zip(weights, t, strict=True) if c)
         problem.addConstraint(used <= 1, name)
+    if streamed is not None:
+        for key, x in w.items():
+            problem.addConstraint(x == float(streamed[key]), f"{x.name}_decided")
     assigned = losses(problem, programme, n)
     cut(problem, n, programme, cuts)
     return Built(problem, n, y, w, t, assigned)

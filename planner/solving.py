@@ -51,6 +51,7 @@ def solve(
     seconds: float = 5.0,
     apart: bool = False,
     counts: Array | None = None,
+    streamed: Array | None = None,
 ) -> Mix:
     """The best mix by the bounds; see ``programme.build`` for what may be decided already.
 
@@ -60,7 +61,7 @@ def solve(
         If no mix is within the limits.
     """
     started = time.perf_counter()
-    built = build(programme, whole, cuts, apart, counts)
+    built = build(programme, whole, cuts, apart, counts, streamed)
     built.problem.solve(solver(gap, seconds))
     status = STATUSES[built.problem.status]
     if status != "optimal":

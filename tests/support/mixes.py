@@ -1,34 +1,59 @@
 """Random mixes of placements, and how their lower bounds compare with their replay."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy.optimize import nnls
 
+from kvsim.graph import Array
 from kvsim.planner.mixes import Arrangement, Use, orders
 from kvsim.planner.placement import Coefficients
-from kvsim.planner.programme import Programme
+from kvsim.planner.programme import Programme, build
 from kvsim.planner.shares import Shares
-from kvsim.planner.solving import lower_bound
+from kvsim.planner.solving import lower_bound, solver
+
+
+@dataclass(frozen=True)
+class Shuffled(Arrangement):
+    """The layers of each shape in an order of chance."""
+
+    seed: int = 0
+
+    def _ordered(self, uses: tuple[Use, ...]) -> list[Use]:
+        every = super()._ordered(uses)
+        return [every[i] for i in np.random.default_rng(self.seed).permutation(len(every))]
 
 
 def bound_over_replay(
     c: Coefficients, p: Programme, random: np.random.Generator
 ) -> tuple[float, float]:
     """Of one random mix, reading the prompts and decoding, every token of the replay counted."""
-    a, corners, streamed = random_mix(c, p, random)
-    order = list(orders(a))[int(random.integers(len(list(orders(a)))))]
+    a, counts, corners, streamed = random_mix(c, p, random)
+    every = [*orders(a), *(Shuffled(a.uses, seed=int(random.integers(1000))) for _ in range(2))]
+    order = every[int(random.integers(len(every)))]
     found = c.workload.predict(order.technique(c.deployment, c.workload.prompt), c.deployment,
                                c.batches)  # fmt: skip
-    bound = lower_bound(p, corners, streamed)
+    bound = lower_bound(p, corners, streamed.sum(axis=0))
+    if p.halves is not None:
+        bound = np.maximum(bound, decided_bound(p, counts, streamed))
     passes = float(found.prefill_s[0]), float(found.decode_s[0])
     return float(bound[0] / passes[0]), float(p.weight[1:] @ bound[1:] / passes[1])
 
 
+def decided_bound(p: Programme, counts: Array, streamed: Array) -> Array:
+    """What all rows of the programme say of a mix by phase, its order left open. (q,) [s]"""
+    built = build(p, counts=counts, streamed=streamed)
+    built.problem.solve(solver(1e-9, 20.0))
+    assert built.problem.status == 1, built.problem.status
+    return np.array([t.value() for t in built.t])
+
+
 def random_mix(
     c: Coefficients, p: Programme, random: np.random.Generator
-) -> tuple[Arrangement, np.ndarray, np.ndarray]:
+) -> tuple[Arrangement, Array, Array, Array]:
     """Two options per shape of layer at shares anywhere in their boxes, as they can be written."""
     corners, uses, prompt = np.zeros((len(p.option_of), p.layers.size)), [], c.workload.prompt
-    streamed = np.zeros(p.layers.size)
+    counts, streamed = np.zeros((2, len(p.names), p.layers.size))
     for k, layers in enumerate(p.layers):
         some = random.choice(len(p.names), min(2, len(p.names)), replace=False)
         first, row = int(random.integers(1, int(layers))), []
@@ -42,7 +67,7 @@ def random_mix(
             corners[rows, k] += weight * count
             parts, share = c.corner(p, int(rows[0]))[0].parts, round(random.random(), 6)
             share *= float(random.choice([0.0, 1.0]))
-            streamed[k] += share * count
+            counts[o, k], streamed[o, k] = count, share * count
             row.append(Use(Shares(host, split, cpu), parts, count, share))
         uses.append(tuple(row))
-    return Arrangement(tuple(uses)), corners, streamed
+    return Arrangement(tuple(uses)), counts, corners, streamed
