@@ -23,6 +23,7 @@ from kvsim.planner.halves import HalfTimes, Halves, all_half_times
 from kvsim.planner.planes import Stretches, plane, stretches
 from kvsim.planner.programme import Programme, Streaming
 from kvsim.planner.shares import Option, Shares, placed
+from kvsim.planner.tighter import time_limits
 from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.memory import (
     TIERS,
@@ -239,7 +240,7 @@ class Coefficients:
             once_host=once_host[:, :, rows, index],
             streaming=self.streaming,
             memory=(limits.gpu_memory, limits.host_memory),
-            times=self._times(limits, reads, each),
+            times=time_limits(w, limits, reads, each),
             halves=self._halves(usable, index),
         )
 
@@ -267,21 +268,6 @@ class Coefficients:
         option = next(o for o in self.options if o.name == name)
         first = int(np.flatnonzero(programme.option_of == programme.option_of[index])[0])
         return option, option.corners[index - first]
-
-    def _times(
-        self, limits: PlanLimits, reads: float, each: Array
-    ) -> dict[str, tuple[Array, float]]:
-        """TTFT and TPOT as sums of passes."""
-        w, found = self.workload, {}
-        rounds = max(w.generate - 1, 1)
-        mean = each / rounds
-        if np.isfinite(limits.ttft):
-            waits = mean if w.service else np.zeros_like(each)
-            found["ttft"] = (np.concatenate([[1.0], waits]), limits.ttft)
-        if np.isfinite(limits.tpot) and each.size:
-            others = (reads - 1) / rounds if w.service else 0.0
-            found["tpot"] = (np.concatenate([[others], mean]), limits.tpot)
-        return found
 
 
 class LayersOfPass:

@@ -1,10 +1,11 @@
-"""Limits that leave room for what replay needs besides."""
+"""Limits as the programme of placement has them, and with room for what replay needs besides."""
 
 from dataclasses import replace
 
 import numpy as np
 
-from kvsim.planner.workload import PlanLimits
+from kvsim.graph import Array
+from kvsim.planner.workload import PlanLimits, Workload
 
 TIGHTER = 2e-5  # of a memory: shares are written with six digits
 
@@ -17,3 +18,25 @@ def lowered(limits: PlanLimits, over: tuple[float, float]) -> PlanLimits:
         gpu_memory=(limits.gpu_memory - 1.1 * gpu) * (1 - TIGHTER),
         host_memory=(limits.host_memory - 1.1 * host) * (1 - TIGHTER),
     )
+
+
+def time_limits(
+    w: Workload, limits: PlanLimits, reads: float, rounds: Array
+) -> dict[str, tuple[Array, float]]:
+    """TTFT and TPOT as sums of passes: by limit the weight of each phase, and the bound. [s]
+
+    Parameters
+    ----------
+    reads : passes that read prompts, in one turn of the batch.
+    rounds : of decoding, in each phase after that. (c,)
+    """
+    found = {}
+    count = max(w.generate - 1, 1)
+    mean = rounds / count
+    if np.isfinite(limits.ttft):
+        waits = mean if w.service else np.zeros_like(rounds)
+        found["ttft"] = (np.concatenate([[1.0], waits]), limits.ttft)
+    if np.isfinite(limits.tpot) and rounds.size:
+        others = (reads - 1) / count if w.service else 0.0
+        found["tpot"] = (np.concatenate([[others], mean]), limits.tpot)
+    return found
