@@ -54,16 +54,16 @@ def others_between(shapes: Sequence[Hashable]) -> NDArray[np.int64]:
     return np.array(found)
 
 
-def half_times(d: Deployment, point: Point, shape: LayerShape, prompt: int) -> Array:
+def half_times(deployment: Deployment, point: Point, shape: LayerShape, prompt: int) -> Array:
     """Of half a batch in one layer, at all points: attention, around, before, behind. (4, b, c) [s]
 
     ``behind`` is the GPU's work once the CPU's answer has come.
     """
     parts = placed(Shares(cpu=1.0), prompt, streamed=1.0, parts=2).parts[0]
-    layer = [op for op in layer_ops(LayerPass(d, part_of(point, parts), shape, parts))
+    layer = [op for op in layer_ops(LayerPass(deployment, part_of(point, parts), shape, parts))
              if not op.ahead]  # fmt: skip
     grid = np.broadcast_shapes(np.shape(point.batch), np.shape(point.context), (1, 1))
-    took = {op.name: np.broadcast_to(np.asarray(seconds(op, d)), grid) for op in layer}
+    took = {op.name: np.broadcast_to(np.asarray(seconds(op, deployment)), grid) for op in layer}
     names = list(took)
     sent, answered = names.index("send_qkv"), names.index("return_out")
     copied = next(i for i, op in enumerate(layer) if "load_weights" in op.after)
@@ -100,14 +100,18 @@ class HalfTimes:
 
 
 def all_half_times(
-    d: Deployment, rounds: Point, over: Stretches, prompt: int, shapes: Sequence[LayerShape]
+    deployment: Deployment,
+    rounds: Point,
+    over: Stretches,
+    prompt: int,
+    shapes: Sequence[LayerShape],
 ) -> HalfTimes:
     """Of every shape of layer, in the phases of a generation; the first reads the prompts."""
-    found = np.stack([half_times(d, rounds, shape, prompt) for shape in shapes])
+    found = np.stack([half_times(deployment, rounds, shape, prompt) for shape in shapes])
     cost = np.moveaxis(found, 3, 0).swapaxes(1, 2)
     low, high = over.below(cost), -over.below(-cost)
     none = np.zeros_like(low[:1])
-    order = [s for block, count in d.shard.layout for s in block * count]
+    order = [s for block, count in deployment.shard.layout for s in block * count]
     return HalfTimes(
         np.concatenate([none, low]), np.concatenate([none, high]), others_between(order)
     )

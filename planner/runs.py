@@ -61,16 +61,22 @@ class Runs:
 
 
 def add_runs(
-    problem: pulp.LpProblem, p: "Programme", n: "Variables", y: "Variables", w: "Variables",
-    t: list[pulp.LpVariable], unit: float,
-) -> None:  # fmt: skip
+    problem: pulp.LpProblem,
+    programme: "Programme",
+    counts: "Variables",
+    corners: "Variables",
+    streamed: "Variables",
+    passes: list[pulp.LpVariable],
+    unit: float,
+) -> None:
     """The rows of a programme whose counts are whole; ``unit`` is that of its times. [s]"""
-    h = p.halves
-    if h is None or len(p.names) < 2:
+    h = programme.halves
+    if h is None or len(programme.names) < 2:
         return
-    runs = _runs(problem, p, h, n, w)
+    runs = _runs(problem, programme, h, counts, streamed)
     for i in np.flatnonzero(h.attention.max(axis=1) > 0).tolist():
-        _Phase(problem, p, h, i, unit, runs).add(n, y, w, t[i])
+        phase = _Phase(problem, programme, h, i, unit, runs)
+        phase.add(counts, corners, streamed, passes[i])
 
 
 def _runs(

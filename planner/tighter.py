@@ -21,7 +21,7 @@ def lowered(limits: PlanLimits, over: tuple[float, float]) -> PlanLimits:
 
 
 def time_limits(
-    w: Workload, limits: PlanLimits, reads: float, rounds: Array
+    workload: Workload, limits: PlanLimits, reads: float, rounds: Array
 ) -> dict[str, tuple[Array, float]]:
     """TTFT and TPOT as sums of passes: by limit the weight of each phase, and the bound. [s]
 
@@ -31,12 +31,12 @@ def time_limits(
     rounds : of decoding, in each phase after that. (c,)
     """
     found = {}
-    count = max(w.generate - 1, 1)
+    count = max(workload.generate - 1, 1)
     mean = rounds / count
     if np.isfinite(limits.ttft):
-        waits = mean if w.service else np.zeros_like(rounds)
+        waits = mean if workload.service else np.zeros_like(rounds)
         found["ttft"] = (np.concatenate([[1.0], waits]), limits.ttft)
     if np.isfinite(limits.tpot) and rounds.size:
-        others = (reads - 1) / count if w.service else 0.0
+        others = (reads - 1) / count if workload.service else 0.0
         found["tpot"] = (np.concatenate([[others], mean]), limits.tpot)
     return found
