@@ -6,16 +6,19 @@ import numpy as np
 
 from kvsim.machines.basis import basis
 from kvsim.machines.hardware import GIB
-from kvsim.planner.fleet.beside import OtherFleet
+from kvsim.planner.fleet.beside import CERTAIN, OtherFleet
 from kvsim.planner.fleet.capacity import CapacityAnswer
 from kvsim.planner.fleet.certainty import SURE
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.play import FleetTargets, Played
 from kvsim.planner.fleet.search import Found
+from kvsim.report.answer import verdict
 from kvsim.report.json import Row, number
-from kvsim.report.units import seconds, usd
+from kvsim.report.units import likelihood, seconds, usd
 from kvsim.serving.outcome import spread
 from kvsim.serving.records import MEMORIES
+
+NEAR = 0.9  # likelihood below which a fleet is near its limit
 
 
 def row(answer: CapacityAnswer, trace: str) -> Row:
@@ -66,20 +69,35 @@ def row(answer: CapacityAnswer, trace: str) -> Row:
 
 
 def in_words(answer: CapacityAnswer) -> str:
-    """The decision in one or two sentences."""
+    """The decision, how sure it is and what it does, in at most 60 words."""
     q = answer.question
     fleet = fleet_in_words(answer.found, answer.market.configurations)
     reached = answer.fleet.played.reached(answer.targets.share)
-    times = f"TTFT p{100 * reached.share:g} {wait(reached.ttft)}, TPOT {wait(reached.tpot)}"
+    p = f"p{100 * reached.share:g}"
+    times = f"TTFT {p} {wait(reached.ttft)}, TPOT {p} {wait(reached.tpot)}"
     part = "" if answer.load == 1 else f" {answer.load:.0%} of"
     rate = float(q.traffic.demand.mean.sum()) * answer.load
     each = _per_million(answer)
     million = "" if each is None else f", {usd(each)} per million generated tokens"
     meets = "would carry" if answer.shortfall else "carries"
-    return (
-        f"Rent {fleet}: {usd(answer.fleet.cost)} per hour{million}. "
-        f"In simulation it {meets}{part} the trace's {rate:.3g} requests per second with {times}."
+    return verdict(
+        [f"Rent {fleet}: {usd(answer.fleet.cost)} per hour{million}.", _sure(answer)],
+        [
+            f"In simulation it {meets}{part} the trace's {rate:.3g} requests per second with "
+            f"{times}."
+        ],
     )
+
+
+def _sure(answer: CapacityAnswer) -> str:
+    """How likely the targets are kept, and what rents more certainty where that is little."""
+    both = answer.sure.likely["both"]
+    said = f"It keeps the targets with a likelihood of {likelihood(both)}"
+    safer = next((a for a in answer.alternatives if a.label == CERTAIN), None)
+    if both >= NEAR or safer is None or safer.found is None:
+        return f"{said}."
+    more = fleet_in_words(safer.found, safer.configurations)
+    return f"{said}; for 95 % rent {more}, {usd(safer.found.fleet.cost)} per hour."
 
 
 def fleet_in_words(found: Found, configurations: list[Configuration]) -> str:

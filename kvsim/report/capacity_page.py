@@ -61,10 +61,9 @@ def write_page(path: Path, row: Row, answer: CapacityAnswer, command: str = "") 
 
 
 def answered(row: Row) -> Answer:
-    """The fleet, how sure it is, and what falls short."""
+    """The fleet and how sure it is, and what falls short."""
     return Answer(
         verdict=verdict([row["answer"]], tables.shortfall(row)),
-        changes=[tables.sureness(row)],
         evidence=[tables.certain(row)],
     )
 

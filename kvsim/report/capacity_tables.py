@@ -6,14 +6,12 @@ from kvsim.report.screen import Screen
 from kvsim.report.table import Table, of_cells
 from kvsim.report.units import likelihood, percent, rounded, short, usd, whole
 
-NEAR = 0.9  # likelihood below which a fleet is near its limit
-
 
 def show(answer: Row) -> None:
     """The decision, the fleet, what it is compared with, and how sure it is."""
     out = Screen()
     out.title(answer["answer"])
-    for line in (*shortfall(answer), sureness(answer)):
+    for line in shortfall(answer):
         out.say(line)
     out.say(asked(answer))
     for table in (fleet(answer), loads(answer), alternatives(answer), limits(answer)):
@@ -42,20 +40,6 @@ def asked(answer: Row) -> str:
     return (
         f"{answer['model']}, {answer['trace']}: {answer['requests']:,} requests, "
         f"{rounded(answer['rate_per_s'], 3)} per second; {', '.join(some) or 'no targets'}."
-    )
-
-
-def sureness(answer: Row) -> str:
-    """How sure the fleet is, and what being sure costs."""
-    both, safer = answer["certainty"]["both_met"], _named(answer, "95 % certain")
-    said = f"The targets are met with a likelihood of {likelihood(both)}"
-    if safer is None or safer["usd_per_hour"] is None:
-        return f"{said}."
-    if both >= NEAR:
-        return f"{said}; 95 % certain: {usd(safer['usd_per_hour'])} per hour."
-    return (
-        f"{said}: the fleet is near its limit. For 95 % rent {safer['fleet']}, "
-        f"{usd(safer['usd_per_hour'])} per hour."
     )
 
 
@@ -207,10 +191,6 @@ def considered(answer: Row) -> Table:
         "USD/h for them",
     )
     return of_cells(heads, cells)
-
-
-def _named(answer: Row, name: str) -> Row | None:
-    return next((a for a in answer["alternatives"] if a["name"] == name), None)
 
 
 def _at(times: Row, name: str) -> str:

@@ -17,6 +17,9 @@ LONGER = 2.0  # times as long as a target, to see what it costs
 NEAREST = 6  # configurations that are measured once more for slower replicas, the cheapest
 
 
+CERTAIN = "95 % certain"  # the fleet that keeps its targets with `SURE`
+
+
 @dataclass(frozen=True)
 class OtherFleet:
     """Another fleet for the same question; None if there is none, with the reason."""
@@ -106,7 +109,7 @@ def _certain(
     What replicas carry then is derived from what they carry without; where that finds no fleet,
     it is measured.
     """
-    label, slower = "95 % certain", spread.slowdown
+    label, slower = CERTAIN, spread.slowdown
     one = replace(q.limits, configurations=1)
     each = [fleet_for(label, q, market, limits, load, slower) for limits in (one, q.limits)]
     if not any(x.found for x in each):
