@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from math import erf, isfinite, log, sqrt
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.evidence.ledger import WITHIN_80, KnownError, evidence_for
-from kvsim.planner.question import Question, Search
+from kvsim.planner.choose import distinct
+from kvsim.planner.options import CONTEXTS
+from kvsim.planner.question import Question
 from kvsim.prediction.generate import Prediction
 
 SURE = 0.9  # what the upper end of an 80 % interval stays below
+TRIED = 15  # batches at once
 KINDS = {"ttft": "prefill", "tpot": "decode"}
 
 
@@ -39,7 +43,7 @@ class Likely:
         return all(share >= SURE for share in self.kept.values())
 
 
-def likely(question: Question, search: Search, choice: Prediction) -> Likely:
+def likely(question: Question, choice: Prediction) -> Likely:
     """The chance that a choice keeps its targets, and the largest batch that is safe."""
     name = choice.technique.name
     known: dict[str, KnownError] = {}
@@ -53,7 +57,7 @@ def likely(question: Question, search: Search, choice: Prediction) -> Likely:
         for target, error in known.items()
     }
     found = Likely(kept, None)
-    return found if found.sure else Likely(kept, _safer(question, search, choice, known))
+    return found if found.sure else Likely(kept, _safer(question, choice, known))
 
 
 def below(error: KnownError, factor: float) -> float:
@@ -65,31 +69,34 @@ def below(error: KnownError, factor: float) -> float:
 
 
 def _safer(
-    question: Question, search: Search, choice: Prediction, known: dict[str, KnownError]
+    question: Question, choice: Prediction, known: dict[str, KnownError]
 ) -> Prediction | None:
-    """The largest batch below the choice's at which the upper ends of both intervals are within."""
-    table, t, w = search.table, choice.technique, question.workload
+    """The largest batch below the choice's at which the upper ends of the intervals are within."""
+    t, w = choice.technique, question.workload
     if w.batch is not None:
         return None
-    same = [i for i, other in enumerate(table.technique) if other is t]
-    same.sort(key=lambda i: float(table.batch[i]))
-    largest = float(choice.batch[0])
-    for target, error in known.items():
-        limit = getattr(question.limits, target) / error.high
-        largest = min(largest, float(np.interp(
-            limit, table.columns[target][same], table.batch[same], left=0.0
-        )))  # fmt: skip
     parts = t.tiles()
-    batch = parts * int(largest / parts)
-    for size in (batch + parts, batch, batch - parts):
-        if not 0 < size < float(choice.batch[0]):
-            continue
-        found = w.predict(t, question.deployment, np.array([float(size)]))
-        late = (
-            float(np.nan_to_num(getattr(found, f"{target}_s"))[0]) * error.high
-            > getattr(question.limits, target)
-            for target, error in known.items()
-        )
-        if not any(late):
+    least, most = 0, int(choice.batch[0]) // parts  # in parts: none known to be safe, known not
+    while most - least > 1:
+        tried = distinct(np.round(np.linspace(least, most, TRIED + 2)[1:-1]))
+        tried = tried[(tried > least) & (tried < most)]
+        found = w.predict(t, question.deployment, parts * tried, CONTEXTS)
+        unsafe = np.flatnonzero(_late(question, found, known))
+        stop = int(unsafe[0]) if unsafe.size else tried.size
+        most = int(tried[stop]) if unsafe.size else most
+        least = int(tried[stop - 1]) if stop else least
+    while least > 0:  # the sum over all contexts may differ a little from that over a few
+        found = w.predict(t, question.deployment, np.array([float(parts * least)]))
+        if not _late(question, found, known)[0]:
             return found
+        least -= 1
     return None
+
+
+def _late(question: Question, found: Prediction, known: dict[str, KnownError]) -> NDArray[np.bool]:
+    """Where the upper end of some interval is beyond its target, by batch."""
+    late = np.zeros(found.batch.size, dtype=bool)
+    for target, error in known.items():
+        times = np.nan_to_num(getattr(found, f"{target}_s"))
+        late |= times * error.high > getattr(question.limits, target)
+    return late

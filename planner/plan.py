@@ -157,7 +157,7 @@ def answer(question: Question) -> ChosenPlan:
             optimum=search.replay(best),
             given_up=max(0.0, (search.value(row) - top) / abs(top)),
         ),
-        likely=likely(question, search, choice),
+        likely=likely(question, choice),
         table=search.table,
         engine_best=runnable(question, search, row),
     )

@@ -16,6 +16,7 @@ from kvsim.quality.evidence import KNOWN_BAD, Evidence
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.base import Technique
 
+EQUAL = 5e-4  # relative difference below which two are as good
 KNEES = (0.01, 0.05, 0.10)  # of the objective given up for an earlier first token
 
 
@@ -140,7 +141,8 @@ def reason(question: Question, search: Search, chosen: int, row: int) -> str:
             if rank(t) > rank(table.technique[chosen])
             else "and its latency is higher"
         )  # fmt: skip
-        return f"is {ahead:.1%} better, within the known error of {error:.0%}, {why}"
+        better = f"{ahead:.1%} better" if ahead >= EQUAL else "as good"
+        return f"is {better}, within the known error of {error:.0%}, {why}"
     behind = gain(value, best)
     return f"is {behind / (1 + behind):.0%} slower; bound by {binding(mine)}"
 
