@@ -7,6 +7,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import InputError, unknown
+from kvsim.files import check_type
+from kvsim.files.kinds import ATTENTION
 from kvsim.machines.deployment import Deployment
 from kvsim.quality.acceptance import (
     MOST_DRAFTS,
@@ -218,6 +220,7 @@ def read_acceptance(text: str) -> "tuple[float | None, int, tuple[Acceptance, ..
     except ValueError:
         value, gamma = -1.0, 0
     if not 0 <= value <= 1 or (at and not 1 <= gamma <= MOST_DRAFTS):
+        check_type(text, ATTENTION)
         raise InputError(
             f"--acceptance: got {text[:40]!r}; expected the share of drafts that were accepted, as "
             f"0.8 or 0.8@4 (seen at 4 drafts per round), or a file of `kvsim validate --quality`"

@@ -9,6 +9,7 @@ from kvsim import limits
 from kvsim.errors import InputError
 
 MOST = 1e9  # of any number that a user gives
+MOST_RUN = 1_000_000  # sequences or tokens of a run on this machine
 WHOLE = re.compile(r"\s*+-?[0-9]{1,18}\s*+")
 TIME = re.compile(r"\s*+([0-9.]++(?:[eE][+-]?[0-9]++)?)\s*+(?:(us|ms|s|min)\s*+)?")
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
@@ -124,3 +125,24 @@ def counts(name: str, text: str) -> list[int]:
 def either(text: str | None, usual: str) -> str:
     """What was given, however odd, or the usual value."""
     return usual if text is None else text
+
+
+def run_sizes(
+    given: tuple[str | None, str | None, str | None], usual: tuple[int, int, int]
+) -> tuple[int, int, int]:
+    """Sequences, prompt tokens and generated tokens of a run on this machine.
+
+    Parameters
+    ----------
+    given : what ``--batch``, ``--prompt`` and ``--generate`` were given, if anything.
+    usual : what counts where nothing was given.
+    """
+    found = []
+    names = ("--batch", "--prompt", "--generate")
+    for name, text, otherwise in zip(names, given, usual, strict=True):
+        size = count(name, either(text, str(otherwise)))
+        if not 1 <= size <= MOST_RUN:
+            raise InputError(f"{name}: got {size}; expected a whole number from 1 to {MOST_RUN}")
+        found.append(size)
+    batch, prompt, generate = found
+    return batch, prompt, generate

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import typer
 
-from kvsim.commands.arguments import count, number
+from kvsim.commands.arguments import number, run_sizes
 from kvsim.errors import InputError
 from kvsim.files import check_target
 from kvsim.techniques import parse
 
-BATCH, PROMPT, GENERATE = "8", "1024", "64"  # windows of the text; one may give others
+WINDOWS, LAYER_WINDOWS = (8, 1024, 64), (8, 256, 16)  # of the text: how many, read, scored
 
 
 def needs_torch() -> None:
@@ -33,10 +33,7 @@ def measure_quality(
     json: bool,
 ) -> None:
     """Read a text under every technique; print the trace, and write it."""
-    given = {"--batch": batch or BATCH, "--prompt": prompt or PROMPT}
-    sizes = [count(*item) for item in (given | {"--generate": generate or GENERATE}).items()]
-    if not all(1 <= size <= 10**6 for size in sizes):
-        raise InputError("--batch, --prompt, --generate: expected whole numbers from 1 to 1000000")
+    sizes = run_sizes((batch, prompt, generate), WINDOWS)
     asked = [parse(item) for item in techniques]
     needs_torch()
     from kvsim.commands.openquality import Opened
@@ -97,10 +94,7 @@ def measure_per_layer(
     json: bool,
 ) -> None:
     """Losses of every layer's keys and values alone; a plan of so many bits, run for real."""
-    usual = zip(("--batch", "--prompt", "--generate"), sizes, ("8", "256", "16"), strict=True)
-    reading_sizes = [count(name, given or default) for name, given, default in usual]
-    if not all(1 <= size <= 10**6 for size in reading_sizes):
-        raise InputError("--batch, --prompt, --generate: expected whole numbers from 1 to 1000000")
+    reading_sizes = run_sizes(sizes, LAYER_WINDOWS)
     wanted = None if bits is None else number("--bits", bits)
     needs_torch()
     from kvsim.commands.openquality import Opened

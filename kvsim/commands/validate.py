@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvsim.commands.arguments import count, either, number, option
+from kvsim.commands.arguments import count, number, option, run_sizes
 from kvsim.commands.options import GpuOption, JsonOption, command_line, say_written
 from kvsim.commands.timing import validate_times
 from kvsim.errors import InputError
@@ -106,15 +106,7 @@ def validate(
 
         measure_quality(model, device, texts, batch, prompt, generate, gpu, text, out, json)
         return
-    given_sizes = (
-        ("--batch", batch, "2"),
-        ("--prompt", prompt, "96"),
-        ("--generate", generate, "16"),
-    )
-    sizes = [count(name, either(text, usual)) for name, text, usual in given_sizes]
-    for name, size in zip(("--batch", "--prompt", "--generate"), sizes, strict=True):
-        if not 1 <= size <= 10**6:
-            raise InputError(f"{name}: got {size}; expected a whole number from 1 to 1000000")
+    sizes = run_sizes((batch, prompt, generate), (2, 96, 16))
     asked = [parse(text) for text in texts]
     hardware = load_hardware(gpu)
     limit = None if max_error is None else number("--max-error", max_error)

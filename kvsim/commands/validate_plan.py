@@ -2,7 +2,7 @@
 
 import typer
 
-from kvsim.commands.arguments import count
+from kvsim.commands.arguments import run_sizes
 from kvsim.commands.quality import needs_torch
 from kvsim.errors import InputError
 
@@ -35,11 +35,7 @@ def validate_plan(
     from kvsim.quality.planfile import read_plan
 
     plan = read_plan(path)
-    own = zip(("--batch", "--prompt", "--generate"), sizes,
-              (plan.batch, plan.prompt, plan.generate), strict=True)  # fmt: skip
-    batch, prompt, generate = (count(name, given or str(usual)) for name, given, usual in own)
-    if not all(1 <= size <= 10**6 for size in (batch, prompt, generate)):
-        raise InputError("--batch, --prompt, --generate: expected whole numbers from 1 to 1000000")
+    batch, prompt, generate = run_sizes(sizes, (plan.batch, plan.prompt, plan.generate))
     needs_torch()
     from kvsim.commands.timing import stack_beside
     from kvsim.machines.deployment import Deployment

@@ -14,7 +14,15 @@ from kvsim.files.parsing import (
     read_rows,
     read_toml,
 )
-from kvsim.files.reading import check_input, opened, read_bytes, read_lines, read_text, shown
+from kvsim.files.reading import (
+    check_input,
+    check_type,
+    opened,
+    read_bytes,
+    read_lines,
+    read_text,
+    shown,
+)
 from kvsim.files.toml_text import toml_lines
 from kvsim.files.writing import (
     append,
@@ -34,6 +42,7 @@ __all__ = [
     "check_input",
     "check_room",
     "check_target",
+    "check_type",
     "current",
     "cut_off",
     "held",

@@ -37,6 +37,22 @@ def type_of(mode: int) -> str:
     return next((words for holds, words in TYPES if holds(mode)), "no regular file")
 
 
+def check_type(path: Path | str, kind: Kind) -> None:
+    """Refuse what is there but no regular file, before a name is judged by its ending.
+
+    Raises
+    ------
+    InputError
+        For a folder, device, pipe or socket.
+    """
+    try:
+        what = type_of(Path(path).stat().st_mode)
+    except (OSError, ValueError):  # nothing is there, or the text is no path
+        return
+    if what:
+        raise InputError(f"{shown(path)}: is {what}; expected {kind.expected}, a regular file")
+
+
 def opened(path: Path | str, kind: Kind) -> BufferedReader:
     """Open a file of a kind; whatever may block or never end is refused before it is opened.
 

@@ -209,6 +209,9 @@ def make_folder(path: Path, option: str) -> Path:
     InputError
         If it cannot be made, or something else is there.
     """
+    if not str(path).isprintable():
+        said = f"{option}: got {str(path)[:200]!r}, not a folder's name"
+        raise InputError(f"{said}; expected one without line breaks and other control characters")
     try:
         path.mkdir(exist_ok=True)
         if os.access(path, os.W_OK | os.X_OK):

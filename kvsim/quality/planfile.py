@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import InputError
-from kvsim.files import read_json
+from kvsim.files import check_type, read_json
 from kvsim.files.kinds import PLAN
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
@@ -47,6 +47,7 @@ def read_plan(path: str) -> PlanFile:
     InputError
         If the file cannot be read, or lacks what a plan for equal requests has.
     """
+    check_type(path, PLAN)
     if not path.endswith(".json"):
         raise InputError(f"--plan: got {path[:80]!r}; expected a .json file of `kvsim plan --json`")
     technique = parse(path)

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import save_file
 
 from kvsim.traces import attentionfile
 from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.checkpoint import open_weights
 from kvsim.validate.model.weights import TensorSource
 from tests.support.commands import WIDTH, check, line, run
-from tests.support.decoders import CONFIGS, decoder, oracle
+from tests.support.decoders import CONFIGS, saved
 from tests.support.smollm2 import NAME, checkpoint, needed
 
 QUALITY = ("validate", "--quality")
@@ -38,18 +37,8 @@ def test_a_trace_is_printed_and_written(tmp_path: Path) -> None:
 
 
 def folder(tmp_path: Path, tokeniser: bool = True) -> Path:
-    """A directory as Hugging Face has them: toy weights, every byte a token."""
-    place = tmp_path / "model"
-    place.mkdir()
-    oracle("llama").config.save_pretrained(place)
-    save_file(oracle("llama").state_dict(), place / "model.safetensors")
-    if tokeniser:
-        import tokenizers
-
-        words = {chr(i): i for i in range(decoder("llama").arch.model.vocab)}
-        made: Any = tokenizers.Tokenizer(tokenizers.models.BPE(words, [], unk_token="?"))
-        made.save(str(place / "tokenizer.json"))
-    return place
+    """A checkpoint of its own for a test."""
+    return saved("llama", tmp_path / "model", tokeniser)
 
 
 def test_any_directory_and_any_text_in_a_table(tmp_path: Path) -> None:

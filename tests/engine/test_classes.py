@@ -95,14 +95,3 @@ def test_an_fp8_cache_is_read_no_faster_than_it_is_widened() -> None:
     needed = 60.0 * widened / (d.hardware.flops["fp32"] / 2)
     assert seconds(op, d) == pytest.approx(needed + fused.time.gap, rel=1e-3)
     assert seconds(op, replace(d, stack=fused)) < 0.3 * needed
-
-
-def test_a_kernel_that_pads_widens_its_padding_too() -> None:
-    d, p = deployment("llama3-8b", tp=1), decode_point(32.0, 8000.0, 100.0, 7.0)
-    op = next(op for op, _ in all_ops(parse("fp8").forward(d, p)) if op.name == "attn")
-    assert APART.padding == 50
-    assert op.unpacked == pytest.approx(32 * (8008 + 50) * d.shard.kv_width, rel=1e-12)
-    assert (
-        next(op for op, _ in all_ops(parse("full").forward(d, p)) if op.name == "attn").unpacked
-        == 0
-    )

@@ -5,16 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kvsim.engine import attention
 from kvsim.engine.buffers import resident_once, sequences_alive
 from kvsim.engine.formats import Format
 from kvsim.engine.roofline import host_seconds
 from kvsim.engine.sums import all_reduce
-from kvsim.graph import Op, Point
+from kvsim.engine.timeline import makespan
+from kvsim.graph import Group, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Kernel
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.memory import prefill_point
+from tests.support.arithmetic import B, decoding
 
 PLAIN = Deployment(load_model("llama3-8b"), load_hardware("h100"), load_stack("fused"))
 
@@ -89,3 +92,28 @@ def test_packing_touches_the_sides_that_are_packed(
     stored = Format(bits, value_bits=value_bits)
     assert stored.packing(64, 32) == pytest.approx(expected, rel=1e-12)
     assert stored.unpacked(64, 32, 10.0) == 640.0 * (bits < 16) + 320.0 * (value_bits < 16)
+
+
+def test_a_kernel_that_pads_widens_its_padding_too() -> None:
+    """Fp8 numbers of 8,001 cached tokens and of 50 more that the kernel computes for nothing."""
+    apart = Kernel(padding=50.0, unpacking=9.0)
+    kernels = dict(PLAIN.stack.kernels) | {"attention": apart, "attention-fp8": apart}
+    d, point = replace(PLAIN, stack=replace(PLAIN.stack, kernels=kernels)), decoding(8000, 1)
+    shape = d.shard.layout[0][0][0]
+    (packed,) = attention.ops(d, point, shape, stored=Format(8))
+    assert packed.unpacked == B * (8001 + 50) * d.shard.kv_width
+    (plain,) = attention.ops(d, point, shape)
+    assert plain.unpacked == 0
+    moved = 2 * B * 50 * d.shard.kv_width
+    (less,) = attention.ops(PLAIN, point, shape)
+    assert plain.bytes["hbm"] - less.bytes["hbm"] == pytest.approx(moved, rel=1e-9)
+
+
+def test_an_op_takes_no_time_where_it_has_no_work() -> None:
+    """Two ops of which each has work at some points only."""
+    ops = (Op("a", fixed=np.array([0.0, 0.5, 0.0])), Op("b", fixed=np.array([0.0, 0.0, 0.25])))
+    stack = replace(PLAIN.stack, time=replace(PLAIN.stack.time, gap=0.0))
+    step = Step((Group((ops,), 3),), ())
+    took = np.asarray(makespan(step, replace(PLAIN, stack=stack)))
+    floor = PLAIN.stack.kernel("pointwise").floor
+    assert took == pytest.approx([0.0, 3 * (0.5 + floor), 3 * (0.25 + floor)], rel=1e-12)

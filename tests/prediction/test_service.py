@@ -1,7 +1,5 @@
 """Continuous batching of equal requests, against a simulation of its turns."""
 
-from typing import cast
-
 import numpy as np
 import pytest
 
@@ -73,18 +71,15 @@ def test_memory_holds_every_sequence_and_one_prompt() -> None:
 
 
 def test_every_buffer_counts_at_its_largest_and_where_it_is_alone() -> None:
-    class Held:
-        """A technique that says what it holds in either phase."""
+    class Held(Technique):
+        """Full KV that says what it holds in either phase."""
 
         def resident(self, deployment: Deployment, point: Point) -> Buffers:
             if point.prefill:
                 return {"gpu": {"both": 2.0, "prompt": 0.25}, "host": {"pinned": 0.5}}
             return {"gpu": {"both": 1.0, "decoding": 0.125}}
 
-        def tiles(self) -> int:
-            return 1
-
-    found = served_buffers(cast(Technique, Held()), deployment(), 4.0, 100, 10)
+    found = served_buffers(Held(parse("full").layers), deployment(), 4.0, 100, 10)
     assert found == {
         "gpu": {"both": 2.0, "prompt": 0.25, "decoding": 0.125}, "host": {"pinned": 0.5},
     }  # fmt: skip

@@ -1,10 +1,6 @@
 """The table of cases: what is given to which command, and how that must end."""
 
-import os
-import socket
-import stat
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,39 +43,6 @@ class Case:
     environment: dict[str, str | None] = field(default_factory=dict)
     limits: dict[int, int] = field(default_factory=dict)
     large: bool = False  # the case is about size, so that its own bounds are not checked
-
-
-def fifo(path: Path) -> None:
-    """A named pipe that nobody writes to."""
-    os.mkfifo(path)
-
-
-def unix_socket(path: Path) -> None:
-    """A socket that nobody listens to."""
-    with socket.socket(socket.AF_UNIX) as listener, suppress(OSError):
-        listener.bind(str(path))
-
-
-def link_to(target: str) -> Callable[[Path], None]:
-    """A symbolic link."""
-    return lambda path: path.symlink_to(target)
-
-
-def sparse(path: Path) -> None:
-    """A terabyte of nothing."""
-    with path.open("wb") as file:
-        file.truncate(10**12)
-
-
-def folder(path: Path) -> None:
-    """A folder."""
-    path.mkdir()
-
-
-def read_only(path: Path) -> None:
-    """A file that may not be written."""
-    path.write_text("mine")
-    path.chmod(stat.S_IRUSR)
 
 
 NUMBERS = (

@@ -9,6 +9,7 @@ the next run, and the next run must give the same as one that was never stopped.
 
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.robust.cases import MODEL, TRACE, WHERE
+from tests.robust.readings import LOG
 from tests.robust.runner import execute, fresh, preload
 
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)
@@ -31,7 +33,8 @@ SWEEP = (
     "batch = [1, 8]\ncontext = [64, 512]\n"
 )
 OWN = {
-    "own.csv": TRACE, "sweep.toml": SWEEP,
+    "own.csv": TRACE, "sweep.toml": SWEEP, "some.txt": "It rains. " * 200,
+    "own.jsonl": "\n".join(LOG.splitlines()[:12]) + "\n",
     "access.log": "".join(ACCESS.replace("{}", str(second)) for second in range(9)),
 }  # fmt: skip
 COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -59,6 +62,15 @@ COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "sweep": (
         ("sweep", "sweep.toml", "--out", "swept", "--resume"), ("swept/chunk-0000000.parquet",),
     ),
+    "calibrate": (
+        ("calibrate", *WHERE, "--from-run", "own.jsonl", "--fit-first", "5", "--out", "s.toml"),
+        ("s.toml",),
+    ),
+    "validate": (
+        ("validate", "--quality", "--model", "./model", "--text", "some.txt", "--technique",
+         "zipcache", "--batch", "1", "--prompt", "40", "--generate", "4", "--out", "q.json"),
+        ("q.json",),
+    ),
     "generate": (
         ("traces", "generate", "a.jsonl.gz", "--rate", "9", "--requests", "20000"),
         ("a.jsonl.gz",),
@@ -80,9 +92,7 @@ class Outcome:
 def stop(name: str, folder: Path, number: int, wait: float, whole: dict[str, bytes]) -> Outcome:
     """Run a command, stop it, look, run it again."""
     arguments, outputs = COMMANDS[name]
-    fresh(folder)
-    for file, content in OWN.items():
-        (folder / file).write_text(content)
+    lay_out(folder, arguments)
     child = os.fork()
     if not child:
         _run(arguments, folder)
@@ -107,6 +117,25 @@ def stop(name: str, folder: Path, number: int, wait: float, whole: dict[str, byt
         if not path.exists() or not _same(path.read_bytes(), whole[output]):
             faults.append(f"{output} differs after the next run")
     return Outcome(name, signal.Signals(number).name, wait, code, tuple(faults))
+
+
+def lay_out(folder: Path, arguments: tuple[str, ...]) -> None:
+    """A folder with what commands read."""
+    fresh(folder)
+    for file, content in OWN.items():
+        (folder / file).write_text(content)
+    if "./model" in arguments:
+        shutil.copytree(_checkpoint(folder.parent), folder / "model")
+
+
+def _checkpoint(folder: Path) -> Path:
+    """A small model with a tokenizer, made once."""
+    place = folder / "checkpoint"
+    if not place.exists():
+        from tests.support.decoders import saved
+
+        saved("llama", place)
+    return place
 
 
 def _run(arguments: tuple[str, ...], folder: Path) -> None:
@@ -152,9 +181,7 @@ def stops(
 def _whole(name: str, folder: Path) -> tuple[float, dict[str, bytes]]:
     """How long a command takes that is not stopped, and what it writes."""
     arguments, outputs = COMMANDS[name]
-    fresh(folder)
-    for file, content in OWN.items():
-        (folder / file).write_text(content)
+    lay_out(folder, arguments)
     begin = time.monotonic()
     ended = execute(arguments, folder)
     seconds = time.monotonic() - begin

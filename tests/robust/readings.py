@@ -2,18 +2,8 @@
 
 from collections.abc import Iterator
 
-from tests.robust.cases import (
-    MODEL,
-    REFUSED,
-    WHERE,
-    Case,
-    Made,
-    fifo,
-    folder,
-    link_to,
-    sparse,
-    unix_socket,
-)
+from tests.robust import special
+from tests.robust.cases import MODEL, REFUSED, WHERE, Case, Made
 
 CAPACITY = (
     "capacity", *MODEL, "--gpus", "t4", "--ttft", "2s", "--tpot", "1s", "--trace", "sample:chat",
@@ -82,17 +72,20 @@ ENDINGS = {
 """Names that options recognise; the others read CSV."""
 
 SPECIAL: dict[str, tuple[Made | str, str]] = {
-    "pipe": (fifo, "a pipe"),
-    "socket": (unix_socket, "a socket|no such file"),
-    "folder": (folder, "a folder|no config.json"),
+    "pipe": (special.fifo, "a pipe"),
+    "socket": (special.unix_socket, "a socket|no such file"),
+    "folder": (special.folder, "a folder|no config.json"),
     "zero": ("/dev/zero", "a device"),
     "null": ("/dev/null", "a device"),
     "full": ("/dev/full", "a device"),
-    "link to a device": (link_to("/dev/zero"), "a device"),
-    "loop": (link_to("loop{ending}"), "symbolic links|cannot be|no such"),
-    "dangling": (link_to("nowhere"), "no such file"),
+    "link to a device": (special.link_to("/dev/zero"), "a device"),
+    "loop": (special.link_to("loop{ending}"), "symbolic links|cannot be|no such"),
+    "dangling": (special.link_to("nowhere"), "no such file"),
     "missing": ("missing{ending}", "no such file"),
-    "sparse terabyte": (sparse, "has 1 TB|1e.06 MB|longer than|not UTF-8|not CSV|header|empty"),
+    "sparse terabyte": (
+        special.sparse,
+        "has 1 TB|1e.06 MB|longer than|not UTF-8|not CSV|header|empty",
+    ),
     "empty": (b"", "."),
     "zeros": (bytes(5000), "."),
     "brackets": (b"[" * 100_000, "."),
@@ -125,10 +118,6 @@ def inputs() -> Iterator[Case]:
             code = (REFUSED, 1) if slot == "doctor file" else REFUSED
             if slot == "validate --text" and name not in NO_TEXT:
                 continue  # a text like any other
-            if slot in ("plan --acceptance", "capacity --acceptance"):
-                words += "|expected the share of drafts"  # a number, unless it names a file
-            if slot == "validate --plan":
-                words += "|expected a .json file"
             arguments = tuple(part.replace("{}", file) for part in pattern)
             yield Case(f"{slot}: {name}", arguments, code, (words,), files)
 

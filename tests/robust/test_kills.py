@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from tests.robust import resumes
 from tests.robust.kills import stops
 from tests.robust.runner import preload
 
@@ -10,3 +13,10 @@ def test_a_stopped_command_breaks_nothing(tmp_path: Path) -> None:
     preload()
     for outcome in stops(4, tmp_path / "kill", ("convert",)):
         assert not outcome.faults, outcome
+
+
+@pytest.mark.parametrize("name", resumes.COMMANDS)
+def test_a_resume_loses_at_most_one_unit_of_work(name: str, tmp_path: Path) -> None:
+    preload()
+    for kill in resumes.kills(name, 6, tmp_path / "resumed"):
+        assert not kill.faults, kill

@@ -2,19 +2,8 @@
 
 from collections.abc import Iterator
 
-from tests.robust.cases import (
-    MODEL,
-    REFUSED,
-    TRACE,
-    WHERE,
-    Case,
-    Made,
-    fifo,
-    folder,
-    link_to,
-    read_only,
-    unix_socket,
-)
+from tests.robust import special
+from tests.robust.cases import MODEL, REFUSED, TRACE, WHERE, Case, Made
 
 OUTPUTS: dict[str, tuple[tuple[str, ...], str]] = {
     "predict --report": (("predict", *WHERE, "--technique", "full", "--report", "{}"), ".html"),
@@ -64,18 +53,18 @@ PLACES: dict[str, tuple[Made | str, str]] = {
     "null device": ("/dev/null", "there is a device|ends with|name in|expected a name"),
     "full device": ("/dev/full", "there is a device|ends with|name in|expected a name"),
     "terminal": ("/dev/tty", "there is a device|ends with|name in|expected a name"),
-    "pipe": (fifo, "there is a pipe"),
-    "socket": (unix_socket, "there is a socket"),
-    "folder": (folder, "there is a folder|is a folder|expected a name"),
-    "link to a device": (link_to("/dev/null"), "there is a device"),
-    "link to a pipe": (link_to("pipe"), "there is a pipe"),
-    "loop": (link_to("out{ending}"), "loop|links|symbolic|not"),
-    "read-only": (read_only, "read-only"),
+    "pipe": (special.fifo, "there is a pipe"),
+    "socket": (special.unix_socket, "there is a socket"),
+    "folder": (special.folder, "there is a folder|is a folder|expected a name"),
+    "link to a device": (special.link_to("/dev/null"), "there is a device"),
+    "link to a pipe": (special.link_to("pipe"), "there is a pipe"),
+    "loop": (special.link_to("out{ending}"), "loop|links|symbolic|not"),
+    "read-only": (special.read_only, "read-only"),
     "no folder": ("no/such/out{ending}", "no folder|not there"),
     "a file as folder": ("own.csv/out{ending}", "no folder|not there"),
     "long name": ("x" * 300 + "{ending}", "long|not a"),
     "two lines": ("a\nb{ending}", "not a file's name"),
-    "link to the input": (link_to("own.csv"), "also read|the file there is"),
+    "link to the input": (special.link_to("own.csv"), "also read|the file there is"),
     "hard link of the input": (lambda path: path.hardlink_to(path.parent / "own.csv"), "also read"),
 }
 """Whatever may be where an output should go, and how the line must name it."""
@@ -93,16 +82,16 @@ def outputs() -> Iterator[Case]:
             if slot.startswith("sweep"):
                 files["own.toml"] = SWEEP
             if slot == "sweep --out":  # a folder, made where none is
-                if name in ("folder", "two lines"):
+                if name == "folder":
                     continue
-                words += "|choose another folder"
+                words += "|choose another folder|not a folder's name"
             file = f"out{ending}"
             if isinstance(made, str):
                 file = made.replace("{ending}", ending)
             elif name == "loop":
-                files[file] = link_to(file)
+                files[file] = special.link_to(file)
             elif name == "link to a pipe":
-                files |= {"pipe": fifo, file: made}
+                files |= {"pipe": special.fifo, file: made}
             else:
                 files[file] = made
             arguments = tuple(part.replace("{}", file) for part in pattern)
@@ -112,7 +101,7 @@ def outputs() -> Iterator[Case]:
 
 def twice() -> Iterator[Case]:
     """The same file for two outputs, or for an input and an output."""
-    own: dict[str, Made] = {"own.csv": TRACE.encode(), "link.parquet": link_to("x.parquet")}
+    own: dict[str, Made] = {"own.csv": TRACE.encode(), "link.parquet": special.link_to("x.parquet")}
     simulate = ("simulate", *WHERE, "--trace", "own.csv")
     for place, report in (("x.parquet", "x.parquet"), ("./x.parquet", "x.parquet"),
                         ("x.parquet", "link.parquet")):  # fmt: skip

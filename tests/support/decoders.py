@@ -6,8 +6,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
+from safetensors.torch import save_file
 from torch import Tensor
 
 from kvsim.validate.model.architecture import load_architecture
@@ -87,3 +89,15 @@ def prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
     """Random prompts of these lengths."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(VOCAB, (n,), generator=generator).tolist() for n in lengths]
+
+
+def saved(name: str, place: Path, tokeniser: bool = True) -> Path:
+    """A folder as Hugging Face has them: toy weights, every byte a token."""
+    place.mkdir()
+    oracle(name).config.save_pretrained(place)
+    save_file(oracle(name).state_dict(), place / "model.safetensors")
+    if tokeniser:
+        words = {chr(i): i for i in range(decoder(name).arch.model.vocab)}
+        made: Any = tokenizers.Tokenizer(tokenizers.models.BPE(words, [], unk_token="?"))
+        made.save(str(place / "tokenizer.json"))
+    return place

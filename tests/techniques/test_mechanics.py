@@ -51,4 +51,6 @@ def test_a_prompt_joins_a_round_where_nothing_is_streamed(text: str, one_pass: b
 
 def test_a_streamingllm_draft_keeps_the_sinks_that_streamingllm_keeps() -> None:
     """Four of them: Xiao et al., ICLR 2024, table 2."""
+    draft = parse("selfdraft:reads=streamingllm,gamma=3")
+    assert draft.drafts == 3 and draft.settings["reads"] == "streamingllm"
     assert parse("streamingllm").settings["sink"] == SINK == 4

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, FrameType
@@ -107,18 +107,30 @@ class Session:
         begin = time.monotonic()
         if not items:
             return Outcome("", 0, 0.0)
+        by, died = self._in_a_child(mutant, items, whole, timed=True)
+        if died:  # unless a first run only had to compile: one without the change does so
+            before = mutant.path.read_text(encoding="utf-8")
+            self._in_a_child(replace(mutant, source=before), items, whole, timed=False)
+            by, died = self._in_a_child(mutant, items, whole, timed=True)
+        self.kills[by] += 1
+        return Outcome(by, len(items), time.monotonic() - begin)
+
+    def _in_a_child(
+        self, mutant: Mutant, items: list[tuple[Any, float]], whole: bool, timed: bool
+    ) -> tuple[str, bool]:
+        """Which test notices a change, and whether the child that runs them dies of it."""
         reads, writes = os.pipe()
         child = os.fork()
         if not child:
             os.close(reads)
-            _end_with(lambda: _noticed(mutant, items, whole), writes)
+            _end_with(lambda: _noticed(mutant, items, whole, timed), writes)
         os.close(writes)
         with os.fdopen(reads) as file:
             said = file.read()
         _, status = os.waitpid(child, 0)
-        by = said.strip() if status == 0 else f"never ends or dies in {said.strip() or 'a test'}"
-        self.kills[by] += 1
-        return Outcome(by, len(items), time.monotonic() - begin)
+        if status:
+            return f"never ends or dies in {said.strip() or 'a test'}", True
+        return said.strip(), False
 
     def _executed(self, items: list[Any]) -> Executed:
         """Run every test that is not in the map yet, a file at a time."""
@@ -161,9 +173,9 @@ def _end_with(work: Callable[[], str], writes: int) -> None:
         os._exit(code)
 
 
-def _noticed(mutant: Mutant, items: list[tuple[Any, float]], whole: bool) -> str:
+def _noticed(mutant: Mutant, items: list[tuple[Any, float]], whole: bool, timed: bool) -> str:
     """The first test that fails with the change; one that takes too long ends the process."""
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL if timed else signal.SIG_IGN)
     if whole:
         allowed = sum(cpu for _, cpu in items) * LONGER + 5 * SPARE
         signal.setitimer(signal.ITIMER_PROF, allowed)
