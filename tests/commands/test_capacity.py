@@ -13,7 +13,7 @@ from tests.support.commands import check, line, replaced, run
 
 COMMAND = (
     "capacity", "--trace", "sample:chat", "--model", "llama3-8b", "--gpus", "l40s,h100",
-    "--tp", "1", "--only", "full,fp8,offload",
+    "--tp", "1", "--only", "full,fp8",
 )  # fmt: skip
 TARGETS = ("--ttft", "2s", "--tpot", "100ms")
 

@@ -20,6 +20,7 @@ from kvsim.models.configs import load_model
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.base import Technique
 from tests.support import scalar
+from tests.support.sampled import some
 
 STACKS = ("ideal", "fused", "hf-eager", "hf-offload-static", "flexgen")
 TOLERANCE = 1e-12  # relative
@@ -66,7 +67,7 @@ SETTINGS = [*TECHNIQUES, "kcache:gpu_layers=3", "specache:speculative=false,bits
 def test_techniques_match_the_scalar_twin(text: str, stack: str) -> None:
     """And lie between the busiest stream and all ops in a row."""
     t = parse(text)
-    for model in ("llama2-7b", "gemma-2-2b"):
+    for model in some(["llama2-7b", "gemma-2-2b"], f"{text} on {stack}", 2):
         d = deployment(model, "h100" if text == "fp8" else "a6000", stack)
         for p in POINTS:
             for step in passes(t, d, p):

@@ -21,6 +21,7 @@ from kvsim.prediction.memory import TIERS, decode_point, prefill_point
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.base import Technique
 from tests.support import scalar
+from tests.support.sampled import some
 
 TOLERANCE = 1e-12  # relative
 SLACK = 1 + 1e-9
@@ -157,7 +158,7 @@ def test_arrays_equal_the_scalar_twin(kind: str, text: str) -> None:
     grids = [times(step, d) for step in passes(t, d, p)]
     for whole, further in grids[1:]:
         assert np.shape(whole) == np.shape(further) == SHAPE
-    for index in ((0, 1), (1, 2)):
+    for index in some([(0, 1), (1, 2)], f"{text} on {kind}", 2):
         one = point(float(BATCH[index[0], 0]), float(CONTEXT[0, index[1]]))
         for step, grid in zip(passes(t, d, one), grids, strict=True):
             whole, further = (float(np.broadcast_to(time, SHAPE)[index]) for time in grid)
@@ -181,7 +182,7 @@ def test_a_better_machine_is_never_slower(kind: str, text: str) -> None:
     t, d = parse(text), deployment(kind)
     p = point(BATCH, CONTEXT)
     before = [times(step, d) for step in passes(t, d, p)]
-    for what, hardware in improved(d.hardware):
+    for what, hardware in some(list(improved(d.hardware)), f"{text} on {kind}", 3):
         better = replace(d, hardware=hardware)
         for step, old in zip(passes(t, better, p), before, strict=True):
             for now, then in zip(times(step, better), old, strict=True):

@@ -145,8 +145,11 @@ def test_turboquants_rotation_keeps_products() -> None:
 def test_levels_are_the_nearest(bits: int) -> None:
     table, borders = (torch.tensor(some) for some in levels(bits))
     numbers = torch.linspace(-4, 4, 801)
-    nearest = (numbers[:, None] - table).abs().argmin(1)
-    assert torch.equal(torch.bucketize(numbers, borders), nearest)
+    off = (numbers[:, None] - table).abs()
+    chosen = off.gather(1, torch.bucketize(numbers, borders)[:, None])[:, 0]
+    least = off.min(1).values
+    assert (chosen <= least + 1e-6).all()  # a number half-way, as processors round, goes either way
+    assert (chosen != least).sum() <= 4
 
 
 def test_three_bits_are_packed_in_three_bytes_for_eight_numbers() -> None:
