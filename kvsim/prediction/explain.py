@@ -14,7 +14,6 @@ from kvsim.engine.roofline import (
 from kvsim.graph import Number, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.generate import Prediction
-from kvsim.prediction.memory import decode_point, prefill_point
 
 LIMITS = {
     "hbm": "GPU memory bandwidth",
@@ -37,11 +36,17 @@ def breakdown(steps: Iterable[Step], deployment: Deployment) -> dict[str, Number
     return total
 
 
-def bound_by(steps: Iterable[Step], deployment: Deployment) -> str:
-    """What the busiest stream of some passes spends most of its time on (scalar points)."""
+def bound_by(passes: Iterable[tuple[Step, float]], deployment: Deployment) -> str:
+    """What the busiest stream of some passes spends most of its time on (scalar points).
+
+    Parameters
+    ----------
+    passes : each with how often it runs.
+    """
     busy: dict[str, dict[str, float]] = {"host": {"kernel launches": 0.0}}
-    for step in steps:
-        for op, count in all_ops(step):
+    for step, times in passes:
+        for op, layers in all_ops(step):
+            count = times * layers
             took = float(np.ravel(seconds(op, deployment))[0])
             if took == 0.0:
                 continue
@@ -57,9 +62,5 @@ def bound_by(steps: Iterable[Step], deployment: Deployment) -> str:
 
 
 def binding(prediction: Prediction) -> str:
-    """What binds a prediction at its one batch: its rounds, or prefill if they do not exist."""
-    t, d, batch = prediction.technique, prediction.deployment, float(prediction.batch[0])
-    prompt, generate = prediction.prompt, prediction.generate
-    if generate == 1:
-        return bound_by((t.prefill(d, prefill_point(batch, prompt, generate)),), d)
-    return bound_by(t.cycle(d, decode_point(batch, prompt, generate, generate // 2)).steps, d)
+    """What binds a prediction at its one batch."""
+    return bound_by(prediction.passes(), prediction.deployment)

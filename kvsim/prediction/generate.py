@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvsim.engine.timeline import makespan, steady
 from kvsim.errors import InputError
-from kvsim.graph import Array, Buffers, Number, Point, Tier
+from kvsim.graph import Array, Buffers, Number, Point, Step, Tier
 from kvsim.limits import RANGES
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import (
@@ -251,6 +251,17 @@ class Prediction:
                 t, d, self.prompt, self.generate, d.hardware.gpu_memory, d.hardware.host_memory
             )
         )
+
+    def passes(self) -> list[tuple[Step, float]]:
+        """What the one batch spends its time on, each pass with how often it runs.
+
+        A round in the middle of the generation, or the prompts where one token is generated.
+        """
+        t, d, batch = self.technique, self.deployment, float(self.batch[0])
+        if self.generate == 1:
+            return [(t.prefill(d, prefill_point(batch, self.prompt, 1)), 1.0)]
+        middle = decode_point(batch, self.prompt, self.generate, self.generate // 2)
+        return [(step, 1.0) for step in t.cycle(d, middle).steps]
 
     def usd_per_million(self) -> Array:
         """Price of a million generated tokens; NaN without a price. [USD]"""

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from kvsim.engine.timeline import makespan
-from kvsim.graph import Array, Buffers, Number
+from kvsim.graph import Array, Buffers, Number, Step
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import (
     decode_point,
@@ -49,6 +49,17 @@ class Service(Prediction):
         for step in self.technique.between(self.deployment, behind):
             total = total + makespan(step, self.deployment)
         return total
+
+    def passes(self) -> list[tuple[Step, float]]:
+        """The rounds of one generation, and the prompts that are read meanwhile."""
+        t, d, group = self.technique, self.deployment, float(self._group)
+        batch, rounds = float(self.batch[0]), (self.generate - 1) / t.tokens_per_round
+        middle = decode_point(batch, self.prompt, self.generate, self.generate // 2)
+        read = prefill_point(group, self.prompt, self.generate)
+        return [
+            *((step, rounds) for step in t.cycle(d, middle).steps if rounds),
+            (t.prefill(d, read), batch / group),
+        ]
 
     @property
     def between_s(self) -> Array:

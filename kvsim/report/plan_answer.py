@@ -40,7 +40,7 @@ def answered(plan: ChosenPlan, bound_by: str) -> Answer:
     bound_by : what the choice spends most of its time on.
     """
     p, d = plan.choice, plan.choice.deployment
-    why_so = why(bound_by, p.generate)
+    why_so = why(bound_by, p.generate, plan.question.workload.service)
     more = [_instead(plan), _narrowed(p), _quality(plan), _targets(plan), why_so]
     said = verdict([_run(plan), _against_full(plan)], more)
     others = [_instead(plan)] if _instead(plan) not in said else []
@@ -96,7 +96,9 @@ def _against_full(plan: ChosenPlan) -> str:
     """How the choice compares with full KV, where it is something else."""
     base, p = plan.baseline, plan.choice
     if base is None:
-        return "Full KV does not fit."
+        share = plan.limits.gpu_memory / p.deployment.hardware.gpu_memory
+        within = f" in {share:.2g} of the GPU's memory" if share < 1 else ""
+        return f"Full KV does not fit{within}."
     if p.technique.name == "full":
         if plan.limits.loss > 0:
             return ""
@@ -174,11 +176,11 @@ def _targets(plan: ChosenPlan) -> str:
     kept = plan.likely.kept
     asked = [
         f"{name.upper()} {units.seconds(getattr(plan.limits, name))}"
-        + (f" with {units.likelihood(kept[name])}" if name in kept else "")
+        + (f" ({units.likelihood(kept[name])})" if name in kept else "")
         for name in ("ttft", "tpot")
         if isfinite(getattr(plan.limits, name))
     ]
-    told = "Targets kept" if not kept else "Targets and their likelihood"
+    told = "Targets (likelihood)" if kept else "Targets kept"
     return f"{told}: {', '.join(asked)}." if asked else ""
 
 
@@ -239,6 +241,9 @@ def _more(plan: ChosenPlan, gain: float) -> str:
 
 def _binding(plan: ChosenPlan, b: Binding) -> str:
     more, name = _more(plan, b.gain_without), b.technique
+    if b.limit == "loss" and plan.limits.loss > 0:
+        option = b.option or "--lossy"
+        return f"Techniques whose loss is not known ({option}) could bring {more}: {name}."
     if b.limit == "loss":
         return f"Allowing loss of quality ({b.option or '--lossy'}) could bring {more}: {name}."
     if b.limit == "assumed":

@@ -3,9 +3,9 @@
 from kvsim.prediction.explain import LIMITS
 
 REASONS = {
-    "GPU memory bandwidth": "every {step} reads the weights and the cache from GPU memory",
-    "host memory bandwidth": "every {step} reads the cache from host memory",
-    "host-to-GPU link": "every {step} waits for its cache or weights to cross the host link",
+    "GPU memory bandwidth": "every {step} reads weights and cache",
+    "host memory bandwidth": "every {step} reads the cache there",
+    "host-to-GPU link": "every {step} waits for cache or weights from the host",
     "GPU-to-host link": "writing the cache to the host takes longest",
     "GPU-to-GPU link": "the GPUs wait for each other's sums",
     "arithmetic": "the GPU computes all the time; a larger batch brings no more",
@@ -19,7 +19,17 @@ REASONS = {
 assert set(LIMITS.values()) <= set(REASONS)
 
 
-def why(bound_by: str, generate: int) -> str:
-    """The limit of decoding, or of prefill where one token is generated, and its reason."""
+PROMPTS = "most time goes into reading prompts"
+
+
+def why(bound_by: str, generate: int, service: bool = False) -> str:
+    """The limit of decoding, or of prefill where one token is generated, and its reason.
+
+    Parameters
+    ----------
+    service : whether requests keep coming, so that the limit is that of prompts and rounds.
+    """
     reason = REASONS[bound_by].format(step="token" if generate > 1 else "pass")
+    if service and bound_by == "arithmetic":
+        reason = PROMPTS
     return f"Limit: {bound_by}, as {reason}."

@@ -21,7 +21,7 @@ from kvsim.planner.choose import best, nearest, relaxed, simplest
 from kvsim.planner.error import between
 from kvsim.planner.noplan import longer_times
 from kvsim.planner.options import batches, measures, tabulate
-from kvsim.planner.outlook import MORE, faster
+from kvsim.planner.outlook import MORE, faster, quicker
 from kvsim.planner.plan import ChosenPlan, make_plan
 from kvsim.planner.question import OBJECTIVES, Question
 from kvsim.planner.workload import GIB, PlanLimits, Workload
@@ -281,6 +281,7 @@ def test_prices_are_what_the_hardware_would_bring() -> None:
         planned(faster(d, names), some, limits={"ttft": ttft})
         for names in (("h2d", "d2h"), ("dram",), ("hbm",))
     ]
+    links.append(planned(quicker(d), some, limits={"ttft": ttft}))
     expected = [gained(plan, other) for other in (larger, roomier, looser, *links)]
     got = list(plan.prices.values())
     assert min(got) >= 0 and max(got) > 0.01

@@ -250,7 +250,11 @@ def test_breakdown_holds_every_op(text: str) -> None:
     parts = breakdown(t.cycle(d, p).steps, d)
     work = sum(sum(scalar.busy(step, d).values()) for step in t.cycle(d, p).steps)
     assert float(sum(parts.values())) == close(work)
-    assert bound_by(t.cycle(d, p).steps, d) in {*LIMITS.values(), "fixed time", "kernel launches"}
+    assert bound_by([(step, 1.0) for step in t.cycle(d, p).steps], d) in {
+        *LIMITS.values(),
+        "fixed time",
+        "kernel launches",
+    }
     if t.name in ("full", "kivi", "zipcache", "h2o", "snapkv", "streamingllm", "fp8"):
         assert float(sum(parts.values())) == close(float(round_seconds(t, d, p)))
 
@@ -258,14 +262,17 @@ def test_breakdown_holds_every_op(text: str) -> None:
 def test_what_binds() -> None:
     def bound(name: str, d: Deployment, batch: float = 8.0) -> str:
         p = decode_point(batch, 4000, 100, 0.0)
-        return bound_by(parse(name).cycle(d, p).steps, d)
+        return bound_by([(step, 1.0) for step in parse(name).cycle(d, p).steps], d)
 
     d, eager = deployment(), deployment(stack="hf-eager")
     assert bound("full", d) == "GPU memory bandwidth"
     assert bound("offload", d) == "host-to-GPU link"
     assert bound("fastdecode", d) == "host memory bandwidth"
     assert bound("full", eager, 1.0) in ("kernel launches", "GPU memory bandwidth")
-    assert bound_by((parse("full").prefill(d, prefill_point(8.0, 4000, 100)),), d) == "arithmetic"
+    assert (
+        bound_by([(parse("full").prefill(d, prefill_point(8.0, 4000, 100)), 1.0)], d)
+        == "arithmetic"
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from kvsim.graph import Buffers, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
+from kvsim.prediction.explain import binding
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import served_buffers
 from kvsim.prediction.service import Service
@@ -96,3 +97,13 @@ def test_as_many_requests_end_as_places_turn_over() -> None:
     served = Service(parse("full"), deployment(), np.array([4.0, 32.0]), 512, 40)
     turn = served.prefill_s + served.interruptions_s + 39 * served.round_s
     assert served.requests_per_s == pytest.approx(np.array([4.0, 32.0]) / turn, rel=1e-12)
+
+
+def test_what_binds_a_service_counts_the_prompts_it_reads_meanwhile() -> None:
+    """Long prompts for few tokens are arithmetic; few tokens of prompt are the memory's."""
+    t, d, batch = parse("full"), deployment(), np.array([16.0])
+    assert binding(Service(t, d, batch, 8000, 32)) == "arithmetic"
+    assert binding(Service(t, d, batch, 256, 1024)) == "GPU memory bandwidth"
+    assert binding(Prediction(t, d, batch, 8000, 32)) == "GPU memory bandwidth"  # of its rounds
+    rounds, read = Service(t, d, batch, 8000, 33).passes()
+    assert rounds[1] == 32.0 and read[1] == 16.0  # rounds and prompts of one generation
