@@ -130,8 +130,9 @@ class _Callees(event.Listener):
         if self.begun:
             return
         self.begun = True
-        _announce()
-        needed = _callees(event.data["dispatcher"])
+        entry = event.data["dispatcher"]
+        _announce(getattr(entry._cache, "cache_path", None) is not None)
+        needed = _callees(entry)
         for dispatcher, otherwise in _compiled:
             if dispatcher not in needed:
                 continue
@@ -168,9 +169,14 @@ def _callees(entry: Any) -> set[Any]:
 
 
 @cache
-def _announce() -> None:
-    """Say what is awaited, once in a process."""
+def _announce(kept: bool) -> None:
+    """Say what is awaited, once in a process, and how it need not be again."""
     text = "kvsim: compiling the serving simulator, once after an installation"
+    if not kept:
+        text = (
+            "kvsim: compiling the serving simulator, in every run: no place found to keep it; "
+            "NUMBA_CACHE_DIR can name a folder"
+        )
     print(text, file=sys.stderr, flush=True)
 
 

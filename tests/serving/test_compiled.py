@@ -4,10 +4,12 @@ import importlib.util
 import pickle
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numba
 import pytest
 
+from kvsim.serving import compiled
 from kvsim.serving.compiled import prepare
 from kvsim.serving.growth import blocks_of
 from kvsim.serving.records import Limits, make
@@ -57,9 +59,14 @@ def test_what_another_version_kept_is_compiled_again(
     assert third.twice(4) == 8 and third.twice.stats.cache_hits
 
 
-def test_without_a_place_to_keep_it_code_is_compiled_each_time() -> None:
-    names: dict[str, object] = {}
+def test_without_a_place_to_keep_it_code_is_compiled_each_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names: dict[str, Any] = {}
     exec(SOURCE, names)  # a function of no file
-    function = names["twice"]
-    assert callable(function)
-    assert function(4) == 8
+    compiled._announce.cache_clear()
+    prepare(names["twice"], dict)
+    assert names["twice"](4) == 8
+    said = capsys.readouterr().err
+    assert said.startswith("kvsim: compiling the serving simulator, in every run")
+    assert "NUMBA_CACHE_DIR" in said and said.count("\n") == 1
