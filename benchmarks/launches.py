@@ -38,7 +38,7 @@ DIFFER = {
 }
 """Passes whose kernels depend on sizes or chance, and why."""
 UNCOUNTED = ("duoattention", "kvquant", "eagle", "mtp")
-"""Techniques whose kernels nobody has counted op by op yet: their ops are stated as one each."""
+"""Techniques whose kernels were not counted op by op yet: their ops are stated as one each."""
 
 
 class Kernels(Silent):

@@ -16,7 +16,7 @@ class InfeasibleError(Exception):
 
 
 def brief(problem: BaseException, most: int) -> str:
-    """The first line of what somebody else's error says, or its kind where it says nothing."""
+    """The first line of another library's error, or its class name where it has no message."""
     return next(iter(str(problem).splitlines()), type(problem).__name__)[:most]
 
 

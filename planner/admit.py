@@ -1,4 +1,4 @@
-"""Which techniques and settings a plan may choose, and what is known of their quality."""
+"""Which techniques and settings a plan may choose, and the evidence of their quality."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -168,7 +168,7 @@ class Admission:
         return published(deployment.model.name, draft, context)
 
     def evidence(self, technique: Technique, deployment: Deployment, length: float) -> Evidence:
-        """What is known of a setting's loss on a model."""
+        """The evidence of a setting's loss on a model."""
         return evidence(technique, deployment.model, length, self.runs)
 
     def loss(self, found: Evidence) -> float:
@@ -178,7 +178,7 @@ class Admission:
         return found.column
 
     def harm(self, found: Evidence) -> float:
-        """The known loss; 0 where nothing is known of it."""
+        """The loss by the evidence; 0 where there is no evidence."""
         return replace(self, unmeasured=True).loss(found)
 
 

@@ -73,7 +73,7 @@ class ChosenPlan:
 
     @property
     def objective(self) -> str:
-        """What is to be best."""
+        """What the plan makes as good as it can be."""
         return self.question.objective
 
     @property

@@ -26,7 +26,7 @@ INSIDE = 0.005
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be planned: equal requests on one deployment, under limits."""
+    """The question of a plan: equal requests on one deployment, under limits."""
 
     deployment: Deployment
     workload: Workload

@@ -4,9 +4,9 @@ On CUDA a lane is a stream of its own and a mark an event. On a CPU a lane for c
 and a mark something it sets, so that work really overlaps and a missing wait is a real bug there
 too. The second lane for compute has no cores of its own there: it runs when it is waited for.
 
-Rules that keep buffers right: whoever fills a buffer waits for its last readers, whoever reads it
-waits for who filled it, and nothing is freed before compute waits for the lane that uses it, for
-PyTorch hands freed memory to the stream that asked for it.
+Rules that keep buffers right: a stream that fills a buffer waits for its last readers, one that
+reads it waits until it is filled, and nothing is freed before compute waits for the lane that uses
+it, because PyTorch hands freed memory to the stream that asked for it.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -91,7 +91,7 @@ def _stopped(number: int, kept: Ledger) -> int:
 
 
 def _fault(problem: BaseException) -> int:
-    """What kvsim should have refused or done; the place helps whoever mends it."""
+    """A fault of kvsim itself; the place in the code helps to mend it."""
     if os.environ.get("KVSIM_TRACEBACK"):
         raise problem
     place, trace = "", problem.__traceback__

@@ -24,8 +24,8 @@ def steady(step: Step, deployment: Deployment) -> Number:
     """Time each further step adds when steps follow one another. [s]
 
     Two steps less one, a third about to follow, but never less than the work of the busiest
-    stream: a copy stream that falls behind delays no op within two steps, yet in the long run
-    everybody.
+    stream: a copy stream that falls behind delays no op within two steps, yet every op in the
+    long run.
     """
     timeline = Timeline(step, deployment)
     _, ends = timeline.play(2, endless=True)

@@ -60,7 +60,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True)
 class KnownError:
-    """What is known of a predicted number's error."""
+    """The evidence of a predicted number's error."""
 
     entry: LedgerEntry | None  # the nearest entry; None where nothing like it was ever measured
     words: str  # the entry and its distance, as a sentence

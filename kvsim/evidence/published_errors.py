@@ -13,7 +13,7 @@ TIMES = {
     "step_ms": "decode", "decode_latency_s": "decode", "prefill_ms": "prefill",
     "decode_tok_s": "decode", "speedup": "decode", "peak_gib": "memory",
 }  # fmt: skip
-WEIGHT = 3.0  # models and prompts that what is known of the other tables counts for
+WEIGHT = 3.0  # models and prompts that the other tables together count for
 NO_TABLES = 0.1**2  # mean squared error where no other table was measured
 RATES = {"decode_tok_s", "speedup"}  # larger is faster: turned into times
 # ranges of contexts with errors of their own [tokens]

@@ -15,7 +15,7 @@ def fitted_text(stack: Stack, base: str, fit: Fit, rows: str, error: str, today:
     ----------
     base : its name, or the path of its file.
     rows : which rows it was fitted to.
-    error : what is known of its error on others.
+    error : its measured error on others.
     today : date of the fit.
     """
     residuals = ", ".join(f"{100 * r:+.1f}" for r in fit.residuals)

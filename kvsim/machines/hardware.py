@@ -132,7 +132,7 @@ class Stack:
     name: str
     title: str = ""
     basis: str = "datasheet"  # "datasheet", "carried over" or "calibrated"
-    error: str = ""  # what is known of the error on rows it did not see
+    error: str = ""  # measured error on rows it did not see
     source: str = ""
     fit: str = ""  # the rows its free numbers were fitted to, and how well they fit
     device: str = ""  # what it was calibrated on, if by microbenchmarks

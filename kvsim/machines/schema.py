@@ -229,7 +229,7 @@ def _number(file: Traversable, key: str, value: Any, rule: Number) -> float:
 def _text(file: Traversable, key: str, value: Any, choices: tuple[str, ...] | None) -> str:
     if choices and value not in choices:
         raise wrong(file, key, value, "one of " + ", ".join(repr(x) for x in choices))
-    # "error" alone may be empty: nothing is known of a stack's error until it was measured.
+    # "error" alone may be empty: a stack's error is unknown until it is measured.
     if not isinstance(value, str) or not (value.strip() or key == "error"):
         raise wrong(file, key, value, "a text")
     return value

@@ -1,4 +1,4 @@
-"""What is known of a setting's loss on a model, and whether that is enough to choose it.
+"""The evidence of a setting's loss on a model, and whether that is enough to choose it.
 
 Evidence is, in this order: measured on this checkpoint; published for this model; published for
 other models of its attention kind; none. Measured and published losses have different units, and
@@ -27,7 +27,7 @@ KNOWN_BAD = 0.1  # a loss that `--lossy` alone does not admit
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of one setting on one model.
+    """The evidence of one setting's loss on one model.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class Evidence:
         return self.loss <= most
 
     def __str__(self) -> str:
-        """What is known of the loss, in one sentence."""
+        """The evidence of the loss, in one sentence."""
         if self.kind == "lossless":
             return "same tokens as full-precision KV"
         if self.kind == "none":
@@ -83,7 +83,7 @@ class Evidence:
 def evidence(
     technique: Technique, model: Model, length: float, runs: Sequence[QualityRun] | None = None
 ) -> Evidence:
-    """What is known of a technique's loss on a model with contexts of some length.
+    """The evidence of a technique's loss on a model with contexts of some length.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def evidence(
 
 
 def together(pieces: Sequence[Evidence]) -> Evidence:
-    """What is known of several things that are done to one cache: their losses add up."""
+    """The evidence of several changes to one cache, whose losses add up."""
     lossy = [e for e in pieces if e.kind != "lossless"]
     if len(lossy) < 2:
         return lossy[0] if lossy else Evidence("lossless")

@@ -54,7 +54,7 @@ class Row:
     def error(self) -> float:
         """Standard error of the loss, as if the questions of both runs were different ones.
 
-        They were the same, so that the true error is smaller; 0 where nothing is known of it.
+        They were the same, so that the true error is smaller; 0 where it is unknown.
         """
         if self.measure == "perplexity" or not self.questions:
             return 0.0

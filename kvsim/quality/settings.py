@@ -84,7 +84,7 @@ def harshness(technique: Technique, length: float, budget: float | None = None) 
         share = kept(technique) / length if budget is None else budget
         return Harshness(name, family(technique), {"budget": min(share, 1.0)})
     kind = "packed on the host" if name in HOSTS else name
-    if kind not in GENTLER:  # nothing is known of what is gentler: only the same setting counts
+    if kind not in GENTLER:  # no order of gentler settings is stated: only the same setting counts
         kind = str(technique)
     signs = GENTLER.get(kind, {})
     numbers = {key: sign * float(np.max(technique.settings[key])) for key, sign in signs.items()}

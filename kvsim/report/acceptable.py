@@ -36,7 +36,7 @@ def where_they_run(found: Sequence[Prediction]) -> Iterator[str]:
 
 
 def quality_of(found: Sequence[Prediction]) -> Iterator[str]:
-    """What is known of the loss of every lossy setting, one line each."""
+    """The evidence of every lossy setting, one line each."""
     seen: set[str] = set()
     for p in found:
         t = p.technique

@@ -100,7 +100,7 @@ class Answer:
 
 
 def _marked(line: str) -> str:
-    """A line for a page: what is to be typed stands as code."""
+    """A line for a page: what a reader types is set as code."""
     coded = CODE.sub(r"<code>\1</code>", escape(line))
     return COMMAND.sub(r"\1: <code>\2</code>", coded)
 

@@ -144,7 +144,7 @@ def plan(result: ChosenPlan) -> Row:
 
 
 def quality(found: Evidence) -> Row:
-    """What is known of a setting's loss."""
+    """The evidence of a setting's loss."""
     return {
         "evidence": found.kind,
         "loss": number(found.loss),

@@ -58,7 +58,7 @@ def _buffer(buffer: Buffer) -> Row:
 
 
 def verdict(item: Line | Buffer) -> str:
-    """How a count stands beside its prediction."""
+    """How a count compares with its prediction."""
     return "equal" if item.equal else "named" if item.holds else "DIFFERS"
 
 

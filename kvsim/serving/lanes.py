@@ -128,7 +128,7 @@ def fits(world: World, request: Request) -> bool:
 
 @entry
 def play_lanes(tables: tuple[Tables, ...], worlds: tuple[World, ...], lane_of: Integers) -> None:
-    """Passes in turn; a lane that is alone plays on until somebody arrives."""
+    """Passes in turn; a lane that alone has work plays on until a request arrives."""
     now, coming, turn = 0.0, 0, 0
     requests, lanes = worlds[0].requests, worlds[0].replicas
     while True:

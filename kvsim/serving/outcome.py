@@ -1,4 +1,4 @@
-"""What a run says to whoever serves: latencies, throughput, goodput, memory, and its own faults."""
+"""The results of a run: latencies, throughput, goodput, memory, and its own faults."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

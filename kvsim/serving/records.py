@@ -60,7 +60,7 @@ class Limits:
     decode_first: bool
     swap: bool
     whole_prompt: bool  # a prompt begins only if memory suffices for all of it
-    keeps: bool  # preempted sequences find again what nothing has overwritten
+    keeps: bool  # preempted sequences reuse the blocks that have not been overwritten
     gpu: int  # memory for caches of each GPU [B]
     host: int  # host memory for the running sequences of each GPU [B]
     host_cache: int  # host memory for stored blocks and swapped sequences [B]
@@ -78,7 +78,7 @@ class Limits:
 
 
 class Request:
-    """A request of the trace, and what becomes of it."""
+    """A request of the trace, and its state during the run."""
 
     arrival: float  # [s]
     rate: float  # tokens per decoding round

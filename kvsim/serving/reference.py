@@ -241,7 +241,7 @@ def simulate_plainly(
     until: float = inf,
     refused: list[bool] | None = None,
 ) -> tuple[list[PlainRequest], list[PlainReplica]]:
-    """What becomes of every request, and the replicas at the end."""
+    """The final state of every request, and the replicas at the end."""
     fleet = fleet_of(costs, limits, requests, replicas)
     out = plain_requests(requests, rate)
     turn = 0

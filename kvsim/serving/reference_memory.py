@@ -12,7 +12,7 @@ EPS = 1e-9
 
 @dataclass(eq=False)
 class PlainRequest:
-    """A request and what becomes of it."""
+    """A request, and its state during the run."""
 
     index: int
     arrival: float

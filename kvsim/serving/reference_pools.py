@@ -18,7 +18,7 @@ from kvsim.traces.requests import Requests
 def simulate_pools_plainly(
     requests: Requests, costs: StepCosts, pools: TwoPools, route: str, rate: Any
 ) -> list[PlainRequest]:
-    """What becomes of every request; its replica is the one it ended on, prefill ones first."""
+    """The final state of every request; its replica is the one it ended on, prefill ones first."""
     limits = limits_of(costs, requests)
     one = replace(requests, generate=np.ones(len(requests), np.int64))
     plain = fleet_of(costs, limits, requests, 1)[0]

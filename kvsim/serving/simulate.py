@@ -103,7 +103,7 @@ def simulate(
 def play_world(
     world: World, costs: StepCosts, how: tuple[int, float], told: Callable[[int], None]
 ) -> None:
-    """Let all requests of a world arrive and be served, by a route and until a time [s]."""
+    """Play all requests of a world, by a route and until a time [s]."""
     route, until = how
     course = make(Course, 1, route=route, until=until)[0]
     course.together = route != ROUND_ROBIN or costs.rules.remote_cache > 0
@@ -143,7 +143,7 @@ def _orders(world: World, course: Any) -> Iterator[Integers]:
 def play(tables: Tables, world: World, course: Course, order: Integers) -> bool:
     """Let requests arrive in a given order, with the passes between them; whether all have.
 
-    At the end no more arrive, and what is left is played. It also stops after many passes on end.
+    At the end no more arrive, and what is left is played. It also stops after many passes in a row.
     """
     while True:
         until, first, last = course.until, 0, world.replicas.size

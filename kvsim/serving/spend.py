@@ -131,7 +131,7 @@ def stretch(tables: Tables, context: float, growth: float, most: int) -> tuple[i
 
 @compiled
 def add_rounds(tables: Tables, cost: Cost, decoding: Decoding, rounds: int) -> None:
-    """Many rounds on end, the mean context growing in each: the sum in closed form."""
+    """Many rounds in a row, the mean context growing in each: the sum in closed form."""
     nodes, values = tables.nodes.contexts, tables.costs.round[decoding.batch]
     context, left = decoding.context, rounds
     while left > 0:

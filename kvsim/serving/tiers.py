@@ -26,7 +26,7 @@ from kvsim.serving.records import (
 
 @compiled
 def pool_of(world: TieredWorld, replica: Replica, memory: int) -> Pool:
-    """A replica's pool in one memory; the remote one is everybody's."""
+    """A replica's pool in one memory; all replicas share the remote one."""
     if memory == REMOTE:
         return world.pools[world.pools.size - 1]
     return world.pools[POOLS * replica.index + memory]

@@ -29,7 +29,7 @@ from kvsim.serving.tiers import passed, put, source_of, transfer
 
 BEHIND = 2  # who waits for work that is put before theirs: those there, and as many still to come
 DECODING, QUEUED = 0.1, 0.2  # share of those decoding that counts, and what each one waiting adds:
-# longer passes delay last tokens, and first ones only where somebody waits for seats or memory
+# longer passes delay last tokens, and first ones only where requests wait for seats or memory
 
 
 class Plan(NamedTuple):

@@ -125,7 +125,7 @@ class BundleFields(templates.AttributeTemplate):  # type: ignore[misc]
 
 @templates.infer_getattr
 class RecordFields(BundleFields):
-    """The fields of a record, likewise."""
+    """The fields of a record, by their names."""
 
     key = RecordView
 

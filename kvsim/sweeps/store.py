@@ -62,7 +62,7 @@ class ResultStore:
         Raises
         ------
         InputError
-            If the disk is full, or the folder cannot be written any more.
+            If the disk is full, or the folder can no longer be written.
         """
         with replacing(self.place(index)) as draft:
             draft.write_bytes(content)

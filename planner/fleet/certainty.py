@@ -22,7 +22,7 @@ FINE = 1.01
 
 @dataclass(frozen=True)
 class Spread:
-    """Standard deviation of the logarithm of measured over predicted times, and whence."""
+    """Standard deviation of the logarithm of measured over predicted times, and its source."""
 
     sigma: float
     source: str

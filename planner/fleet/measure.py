@@ -17,7 +17,7 @@ from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.play import FleetTargets, serve, waits
 from kvsim.traces.requests import Requests
 
-FINE = 1.04  # ratio of two loads between which the largest is not looked for any more
+FINE = 1.04  # ratio of two loads between which the search for the largest stops
 Missed = NDArray[np.bool_]
 MORE = 1.5  # replicas are tried in such steps
 MOST = 1024  # replicas

@@ -81,7 +81,7 @@ class Spot:
 
     @classmethod
     def behind(cls, step: Pass, away: Sequence[int] = (), moved: Tensor | int = 0) -> "Spot":
-        """New tokens behind the cached ones, of which ``away`` are not in the cache any more."""
+        """New tokens behind the cached ones, of which ``away`` are no longer in the cache."""
         gone = away or [0] * len(step.starts)
         starts = tuple(n - m for n, m in zip(step.starts, gone, strict=True))
         first = starts[0] if min(starts) == max(starts) else None

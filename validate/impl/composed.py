@@ -125,7 +125,7 @@ class Composed(Speculative):
             self.drafter.left(layer, hidden, step)
 
     def between(self, run: "Generation") -> None:
-        """Whoever drafts may read the prompt too."""
+        """A technique that drafts may read the prompt too."""
         self.drafter.begin(run)
 
     def draft(self, run: "Generation", tokens: Tensor, ahead: int) -> Tensor:

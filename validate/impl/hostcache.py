@@ -169,7 +169,7 @@ class HostCache(Implementation):
         """Ask for the next visit, wait for this one, attend, and send the new tokens home."""
         visit, arrival = Visit(layer, step.rows.start // self.each), self._arrival
         self._send_weights(visit)
-        if layer == self.model.layers - 1:  # this pass's tokens are not needed any more
+        if layer == self.model.layers - 1:  # this pass's tokens are no longer needed
             self.cached[visit.tile] += step.new
         following = self.visits[(self.visits.index(visit) + 1) % len(self.visits)]
         if following != visit:

@@ -42,7 +42,7 @@ class Snapkv(Evicting):
 
     @property
     def budget(self) -> int:
-        """The number that was set."""
+        """The budget as the settings give it."""
         return self._budget
 
     @property

@@ -126,7 +126,7 @@ class SplitCells(Cells):
         return (torch.cat(outs) if len(outs) > 1 else outs[0]).reshape(queries.shape)
 
     def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:
-        """Nobody asks for scores of rows that are away."""
+        """No technique asks for the scores of rows that are in host memory."""
         raise NotImplementedError
 
     def tensors(self) -> dict[str, list[Tensor]]:
