@@ -24,6 +24,7 @@ from kvsim.report.reproduce import (
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+LINES = 20  # tables in one picture
 COLOURS = {
     "fit": ("#888888", "circle", "fitted"),
     "check": (PALETTE[0], "diamond", "not fitted"),
@@ -52,32 +53,53 @@ def write_page(
     page = Page(
         f"Predicted against published: {title}", answered(rows, predicted),
         [table, mechanism_table(rows, predicted)],
-        [("Errors by table", errors_by_table(rows, predicted)),
+        [*errors_by_table(rows, predicted),
          ("Predicted against published", against(rows, predicted))],
         command=command, sources=[f"Rows of {', '.join(sorted({r.paper for r in rows}))}."],
     )  # fmt: skip
     write(path, page)
 
 
-def errors_by_table(rows: list[PublishedRow], predicted: list[float]) -> "Figure":
-    """The error of every row, a line per table; what its use is shows as a shape."""
+def errors_by_table(rows: list[PublishedRow], predicted: list[float]) -> "list[tuple[str, Figure]]":
+    """The error of every row, a line per table; papers in turn, as many as a sheet of A4 holds."""
+    lines: dict[str, set[str]] = {}
+    for r in rows:
+        lines.setdefault(r.paper, set()).add(_line(r))
+    sheets: list[list[str]] = []
+    for paper, own in lines.items():
+        taken = sum(len(lines[other]) for other in sheets[-1]) if sheets else LINES
+        if taken + len(own) > LINES:
+            sheets.append([])
+        sheets[-1].append(paper)
+    pairs = list(zip(rows, predicted, strict=True))
+    return [
+        (
+            f"Errors by table: {', '.join(papers)}" if len(sheets) > 1 else "Errors by table",
+            _errors([(r, v) for r, v in pairs if r.paper in papers]),
+        )
+        for papers in sheets
+    ]
+
+
+def _errors(pairs: list[tuple[PublishedRow, float]]) -> "Figure":
+    """Errors of some rows; what a row's use is shows as a shape."""
     from plotly.graph_objects import Figure
 
     figure = Figure()
     for use, (colour, symbol, said) in COLOURS.items():
-        here = [
-            (r, v) for r, v in zip(rows, predicted, strict=True)
-            if r.use == use and r.metric != "fits" and v > 0
-        ]  # fmt: skip
+        here = [(r, v) for r, v in pairs if r.use == use and r.metric != "fits" and v > 0]
         figure.add_scatter(
-            x=[100 * error(r, v) for r, v in here],
-            y=[f"{r.paper} {r.table}: {r.metric}" for r, _ in here], mode="markers", name=said,
-            marker={"color": colour, "symbol": symbol, "size": 8}, text=[_told(r) for r, _ in here],
-            hovertemplate="%{text}<br>%{x:.3g} %",
+            x=[100 * error(r, v) for r, v in here], y=[_line(r) for r, _ in here], mode="markers",
+            name=said, marker={"color": colour, "symbol": symbol, "size": 8},
+            text=[_told(r) for r, _ in here], hovertemplate="%{text}<br>%{x:.3g} %",
         )  # fmt: skip
-    names = {f"{r.paper} {r.table}: {r.metric}" for r in rows}
+    names = {_line(r) for r, _ in pairs}
     axis = {"autorange": "reversed"}
     return finished(figure, 140 + 24 * len(names), "error [%]", "", yaxis=axis)
+
+
+def _line(r: PublishedRow) -> str:
+    return f"{r.paper} {r.table}: {r.metric}"
 
 
 def against(rows: list[PublishedRow], predicted: list[float]) -> "Figure":
