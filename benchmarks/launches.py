@@ -37,7 +37,7 @@ DIFFER = {
     ("quantspec", "decode"): "the residual is packed in some rounds, here in none",
 }
 """Passes whose kernels depend on sizes or chance, and why."""
-UNCOUNTED = ("duoattention", "kvquant", "eagle", "mtp")
+UNCOUNTED = ("duoattention", "kvquant", "eagle", "mtp", "shadowkv")
 """Techniques whose kernels were not counted op by op yet: their ops are stated as one each."""
 
 

@@ -34,6 +34,10 @@ class Chosen(Selection):
         """Tokens that lie together wherever one of them is chosen. [tokens]"""
         raise NotImplementedError
 
+    def pages(self, at: LayerPass) -> Number:
+        """Pages that are ranked: of every token kept."""
+        return np.ceil(at.kept / self.run())
+
     def estimate(self, at: LayerPass) -> list[Op]:
         """Relevance of every page to the queries."""
         raise NotImplementedError
@@ -68,8 +72,7 @@ class Chosen(Selection):
         if p.prefill:
             done = [*storage.after(at), *at.drafting.after_prompt(at)]
             return [*place.runtime(at), *new, *attend(at), *done]
-        pages = np.ceil(at.kept / self.run())
-        ranked = p.tokens * at.d.shard.cached_heads * pages
+        ranked = p.tokens * at.d.shard.cached_heads * self.pages(at)
         choice = ops.top_k("topk", ranked, sync=at.d.stack.selection.gather_sync)
         fetched = self._fetch(at)
         waits = ("fetch",) if fetched else ()

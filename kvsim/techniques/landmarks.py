@@ -29,47 +29,66 @@ class Landmarks(Chosen):
 
     def tokens(self, at: LayerPass) -> Number:
         """Chosen chunks, outliers, and what was generated since the prompt."""
-        return self.budget + self._always(at)
+        return self.away(at) + self._stay(_prompt(at)) + _generated(at)
 
     def away(self, at: LayerPass) -> Number:
-        """Chosen chunks alone: outliers, and what is generated, stay on the GPU."""
-        return np.minimum(self.budget, at.kept)
-
-    def _always(self, at: LayerPass) -> Number:
-        generated = np.maximum(at.p.length - at.p.prompt, 0.0)
-        return generated + np.minimum(self.outliers * self.chunk, at.p.prompt)
+        """Whole chunks within the budget: outliers, and what is generated, stay on the GPU."""
+        most = np.maximum(np.floor(self.budget / self.chunk), 1.0)
+        outliers = np.minimum(self.outliers, self.pages(at))
+        return self.chunk * np.minimum(most, self.pages(at) - outliers)
 
     def run(self) -> int:
         """Tokens that lie side by side and are fetched together: a chunk. [tokens]"""
         return self.chunk
 
+    def pages(self, at: LayerPass) -> Number:
+        """Chunks of the prompt."""
+        return np.ceil(_prompt(at) / self.chunk)
+
+    def _stay(self, tokens: Number) -> Number:
+        """Those of so many tokens of the prompt that are outliers. [tokens]"""
+        return self.chunk * np.minimum(self.outliers, np.ceil(tokens / self.chunk))
+
     def _means(self, at: LayerPass, tokens: Number) -> Number:
         return ops.HALF * at.d.shard.k_width * at.p.batch * np.ceil(tokens / self.chunk)
 
     def estimate(self, at: LayerPass) -> list[Op]:
-        """Queries against every landmark."""
+        """Queries against every landmark; scores are written, then compared."""
         m, p = at.d.shard, at.p
-        chunks = np.ceil(at.kept / self.chunk)
-        flops = 2.0 * p.tokens * m.heads * m.head_dim * chunks
-        moved = self._means(at, at.kept) + 4.0 * p.tokens * m.heads * chunks
+        flops = 2.0 * p.tokens * m.heads * m.head_dim * self.pages(at)
+        asked = ops.HALF * p.tokens * m.heads * m.head_dim
+        moved = self._means(at, _prompt(at)) + asked + 4.0 * p.tokens * m.heads * self.pages(at)
         return [Op("landmarks", kernel="attention", flops=flops, bytes={"hbm": moved}, size=p.new)]
 
     def summarise(self, at: LayerPass) -> list[Op]:
-        """Means of the prompt's chunks and how well each describes its own; later nothing."""
-        if not at.p.prefill:
+        """Means of the prompt's chunks, how well each describes its own, and copies of outliers."""
+        m, p = at.d.shard, at.p
+        if not p.prefill:
             return []
-        moved = 2 * ops.HALF * at.d.shard.k_width * at.p.tokens + self._means(at, at.p.new)
-        return [Op("chunk_means", bytes={"hbm": moved})]
+        moved = 2 * ops.HALF * m.k_width * p.tokens + self._means(at, p.new)
+        copied = 2 * ops.kv_bytes(m, p.batch * self._stay(p.new))
+        return [Op("chunk_means", bytes={"hbm": moved + copied})]
 
     def ready(self, at: LayerPass) -> list[Op]:
         """Keys that are kept as a product are multiplied out for the chosen tokens."""
-        return at.storage.restore(at, np.minimum(self.budget, at.kept))
+        return at.storage.restore(at, self.away(at))
 
     def resident(self, at: LayerPass) -> Buffers:
         """Landmarks and outlier chunks; values of generated tokens beside those on the host."""
-        m, p = at.d.shard, at.p
-        generated = np.maximum(p.length - p.prompt, 0.0)
-        recent = at.placement.v_host * ops.HALF * m.v_width * p.batch * generated
-        stay = ops.kv_bytes(m, p.batch * np.minimum(self.outliers * self.chunk, p.prompt))
-        means = self._means(at, at.cached)
-        return {"gpu": {"landmarks": means, "outlier chunks": stay, "generated values": recent}}
+        m, p, prompt = at.d.shard, at.p, _prompt(at)
+        recent = at.placement.v_host * ops.HALF * m.v_width * p.batch * _generated(at)
+        which = at.d.stack.selection.index_bytes * p.batch * m.cached_heads
+        stay = self._stay(prompt)
+        outliers = ops.kv_bytes(m, p.batch * stay) + which * stay / self.chunk
+        means = self._means(at, prompt)
+        return {"gpu": {"landmarks": means, "outlier chunks": outliers, "generated values": recent}}
+
+
+def _prompt(at: LayerPass) -> Number:
+    """Cached tokens of the prompt. [tokens]"""
+    return np.minimum(at.kept, at.p.prompt)
+
+
+def _generated(at: LayerPass) -> Number:
+    """Tokens since the prompt, this pass's included. [tokens]"""
+    return np.maximum(at.p.length - at.p.prompt, 0.0)

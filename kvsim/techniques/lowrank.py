@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvsim.engine import ops
-from kvsim.graph import Number, Op
+from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.layers import LayerPass, Parts
@@ -49,21 +49,25 @@ class Lowrank(Storage):
         """A row per token of the prompt. [B]"""
         return ops.HALF * self.rank * at.p.batch * np.minimum(tokens, at.p.prompt)
 
+    def _right(self, at: LayerPass) -> Number:
+        """A column per number of a token's keys, for every sequence. [B]"""
+        return ops.HALF * self.rank * at.d.shard.k_width * at.p.batch
+
     def after(self, at: LayerPass) -> list[Op]:
         """The prompt's keys are decomposed."""
         if not at.p.prefill:
             return []
         m, p = at.d.shard, at.p
         flops = p.batch * (6.0 * p.new * m.k_width**2 + 20.0 * m.k_width**3)
-        moved = (ops.HALF + 2 * SINGLE) * m.k_width * p.tokens + self._left(at, p.new)
+        made = self._left(at, p.new) + self._right(at)
+        moved = (ops.HALF + 2 * SINGLE) * m.k_width * p.tokens + made
         return [Op("svd", kernel="gemm", flops=flops, bytes={"hbm": moved}, dtype="fp32")]
 
     def restore(self, at: LayerPass, tokens: Number) -> list[Op]:
         """Keys of so many tokens per KV head, with their positions."""
         m, p = at.d.shard, at.p
         keys = p.batch * m.cached_heads * tokens
-        right = ops.HALF * self.rank * m.k_width * p.batch
-        moved = ops.HALF * keys * (self.rank + m.head_dim) + right
+        moved = ops.HALF * keys * (self.rank + m.head_dim) + self._right(at)
         flops = 2.0 * keys * self.rank * m.head_dim
         return [Op("restore_keys", kernel="gemm", flops=flops, bytes={"hbm": moved}, size=tokens)]
 
@@ -71,6 +75,12 @@ class Lowrank(Storage):
         """Factors in place of the prompt's keys; generated keys and all values as they are."""
         m, p, overhead = at.d.shard, at.p, at.d.stack.cache.overhead
         generated = np.maximum(at.kept - p.prompt, 0.0)
-        right = ops.HALF * self.rank * m.k_width * p.batch
-        keys = self._left(at, at.kept) + right + ops.HALF * m.k_width * p.batch * generated
+        keys = (
+            self._left(at, at.kept) + self._right(at) + ops.HALF * m.k_width * p.batch * generated
+        )
         return overhead * keys, overhead * ops.HALF * m.v_width * p.batch * at.kept
+
+    def once(self, at: LayerPass) -> Buffers:
+        """One layer's keys while the prompt is read."""
+        read = ops.HALF * at.d.shard.k_width * at.p.tokens if at.p.prefill else 0.0
+        return {"gpu": {"prompt keys": read}}

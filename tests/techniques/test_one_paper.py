@@ -10,7 +10,10 @@ from kvsim.techniques.registry import terms
 ROOT = Path(__file__).parents[2]
 ROOMS = ("kvsim", "planner", "validate", "traces")
 MOST = 90  # lines of a file
-NEW = ("quest", "pyramidkv", "duoattention", "turboquant", "kvquant", "eagle", "mtp", "draft")
+NEW = (
+    "quest", "pyramidkv", "duoattention", "shadowkv", "turboquant", "kvquant", "eagle", "mtp",
+    "draft",
+)  # fmt: skip
 LISTS = {"kvsim/report/colours.py"}  # marks of pages; a name that it does not have gets one too
 
 

@@ -77,14 +77,14 @@ def test_duoattention() -> None:
 
 
 def test_shadowkv() -> None:
-    """1,250 chunks of 8 by their means; 1,024 tokens' keys from a product of rank 160.
+    """The prompt's 1,125 chunks of 8 by their means; 1,024 tokens' keys are products of rank 160.
 
     Attended to are these, 384 tokens of 48 outlier chunks and 1,000 generated ones, which stay on
     the GPU; the values of the 1,024 are fetched, chunk by chunk and KV head.
     """
     ops = layer("shadowkv")
-    assert number(ops["landmarks"].flops) == 2 * 16384 * 1250
-    assert moved(ops["landmarks"]) == 2 * 1024 * 4 * 1250 + 4 * 4 * 32 * 1250
+    assert number(ops["landmarks"].flops) == 2 * 16384 * 1125
+    assert moved(ops["landmarks"]) == 2 * 1024 * 4 * 1125 + 4 * 4 * 32 * 1125 + ENDS / 2
     assert moved(ops["fetch"], "h2d") == 4 * 1024 * 2 * 1024
     assert number(ops["fetch"].rows) == 4 * 8 * 1024 / 8
     keys = 4 * 8 * 1024
@@ -92,8 +92,8 @@ def test_shadowkv() -> None:
     assert moved(ops["restore_keys"]) == 2 * keys * (160 + 128) + 2 * 160 * 1024 * 4
     assert number(ops["attn"].flops) == 2 * 16384 * 2 * (1024 + 384 + 1000)
     memory = held("shadowkv")
-    assert memory["landmarks"] == 32 * 2 * 1024 * 4 * 1250
-    assert memory["outlier chunks"] == 32 * 4 * 384 * KV
+    assert memory["landmarks"] == 32 * 2 * 1024 * 4 * 1125
+    assert memory["outlier chunks"] == 32 * 4 * (384 * KV + 48 * 8 * 4)
     factors = 2 * 160 * (9000 + 1024) * 4
     assert memory["kv"] == 32 * (factors + 2 * 1024 * 4 * 1000)
     assert memory["generated values"] == 32 * 2 * 1024 * 4 * 1000

@@ -200,6 +200,8 @@ class ByToken(Cells):
     values : makes room in host memory for values that live there, to be fetched by row.
     """
 
+    values_alone = True
+
     def __init__(
         self, part: Storage, room: CacheRoom, slots: int, tally: Silent, values: Host | None = None
     ) -> None:

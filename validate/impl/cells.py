@@ -113,6 +113,7 @@ class Cells(ABC):
     takes_back = True  # whether tokens may be overwritten by the next pass
     as_given = True  # whether rows hold the numbers that came, each by itself
     by_position = False  # whether a token's slot has to be its position
+    values_alone = False  # whether values may be on the host without their keys
     differences: Mapping[str, str] = MappingProxyType({})
     """Ops and buffers that really differ from what is stated, and why."""
 

@@ -5,6 +5,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
+from kvsim.errors import InputError
 from kvsim.techniques.chosen import Chosen
 from kvsim.validate.impl.cells import Spot
 from kvsim.validate.impl.selecting import Selecting, Where
@@ -25,6 +26,11 @@ class Paged(Selecting):
         super().__init__(place)
         self.refuse_drafts()
         self.refuse_windows()
+        if self.rows.values_away:
+            raise InputError(
+                f"{settings.name}: its real implementation reads pages on the GPU; run it without "
+                f"values on the host"
+            )
         self.pages = -(-self.capacity // self.page)  # of the whole text
 
     @property
@@ -75,15 +81,6 @@ class Paged(Selecting):
             marks.writes(out)
         return out
 
-    def paged(self, keys: Tensor, none: float) -> Tensor:
-        """A prompt's keys by page, (batch, KV heads, pages, tokens, dim), ``none`` behind it."""
-        tokens = keys.shape[2]
-        there = torch.arange(tokens, device=keys.device) < self._on_device[:, None]
-        known = keys.masked_fill(~there[:, None, :, None], none)
-        rest = (0, 0, 0, -tokens % self.page)
-        padded = torch.nn.functional.pad(known, rest, value=none)
-        return padded.view(*keys.shape[:2], -1, self.page, keys.shape[3])
-
     def _choose(self, queries: Tensor, spot: Spot) -> Tensor:
         """The best pages of every KV head, (batch, KV heads, pages)."""
         pages = -(-spot.most // self.page)
@@ -98,3 +95,19 @@ class Paged(Selecting):
             marks.writes(best)
             marks.reads(best)
             return ranked.topk(min(self.most, pages), dim=-1).indices.sort(-1).values
+
+
+def in_pages(keys: Tensor, ends: Tensor, page: int, none: float) -> Tensor:
+    """A prompt's keys by page, (batch, KV heads, pages, tokens, dim), ``none`` behind its end.
+
+    Parameters
+    ----------
+    keys : (batch, KV heads, tokens, dim).
+    ends : tokens of every sequence, (batch,).
+    """
+    tokens = keys.shape[2]
+    there = torch.arange(tokens, device=keys.device) < ends[:, None]
+    known = keys.masked_fill(~there[:, None, :, None], none)
+    rest = (0, 0, 0, -tokens % page)
+    padded = torch.nn.functional.pad(known, rest, value=none)
+    return padded.view(*keys.shape[:2], -1, page, keys.shape[3])

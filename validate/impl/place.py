@@ -13,7 +13,6 @@ from kvsim.errors import InputError
 from kvsim.techniques.axes import Placement
 from kvsim.techniques.place import Place as Settings
 from kvsim.validate.impl.base import Resident
-from kvsim.validate.impl.bytoken import ByToken
 from kvsim.validate.impl.cells import Cells
 from kvsim.validate.impl.placing import Placing
 from kvsim.validate.impl.selecting import Where
@@ -137,10 +136,10 @@ class Place(Placing):
                 "columns run as kvpr and offload, by themselves"
             )
         if not float(place.k_host):
-            if float(place.v_host) != 1 or not issubclass(kind, ByToken) or not selection.chooses:
+            if float(place.v_host) != 1 or not kind.values_alone or not selection.chooses:
                 raise InputError(
-                    "place: values on the host are fetched one by one: all of them, by kcache, "
-                    "stored token by token"
+                    "place: values on the host are fetched one by one: all of them, by kcache or "
+                    "shadowkv, stored token by token"
                 )
         elif selection.evicts == "always" or selection.chooses:
             raise InputError(

@@ -6,7 +6,7 @@ from torch import Tensor
 from kvsim.techniques.quest import Quest as Settings
 from kvsim.validate.impl.base import Resident, SmallRun
 from kvsim.validate.impl.cells import Spot
-from kvsim.validate.impl.paged import Paged
+from kvsim.validate.impl.paged import Paged, in_pages
 from kvsim.validate.impl.selecting import Where
 
 
@@ -36,7 +36,8 @@ class Quest(Paged):
     def summarise(self, keys: Tensor) -> None:
         """Bounds of a prompt's pages; rows beyond a sequence's end count for none."""
         with self.tally.op("page_bounds") as marks:
-            low, high = self.paged(keys, torch.inf), self.paged(keys, -torch.inf)
+            ends = self._on_device
+            low, high = (in_pages(keys, ends, self.page, n) for n in (torch.inf, -torch.inf))
             pages = low.shape[2]
             self.low[:, :, :pages], self.high[:, :, :pages] = low.amin(3), high.amax(3)
             marks.reads(keys)

@@ -8,7 +8,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from kvsim.validate.impl.cells import Cells, Spot
+from kvsim.validate.impl.cells import CacheRoom, Cells, Spot
 from kvsim.validate.model.attention import Seen, attend
 from kvsim.validate.model.rope import rotate
 from kvsim.validate.tally import Marks
@@ -57,13 +57,13 @@ class WholeTokens(Cells):
         """The prompt from the first slot on."""
         most = max(counts)
         slots = torch.arange(most, device=keys.device).expand(len(keys), -1)
-        rows = self._rows(self._turned(keys[:, :, :most], slots, back=True))
+        rows = self._rows(turned(self.room, keys[:, :, :most], slots, back=True))
         self.learn(torch.cat([row[:n] for row, n in zip(rows, counts, strict=True)]))
         self.store(rows, self._rows(values[:, :, :most]), Spot(slots, tuple(counts), most, 0))
 
     def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
         """New tokens to their slots."""
-        before = self._turned(keys, spot.slots, back=True)
+        before = turned(self.room, keys, spot.slots, back=True)
         self.store(self._rows(before), self._rows(values), spot)
 
     def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
@@ -71,8 +71,8 @@ class WholeTokens(Cells):
         with self.tally.op("attn") as marks:
             keys, values = (self._heads(rows) for rows in self.wide(spot.most))
             slots = torch.arange(spot.most, device=keys.device)[None]
-            turned = self._turned(keys, slots, back=False).to(queries.dtype)
-            out = attend(Marks(), queries, turned, values.to(queries.dtype), seen)
+            keys = turned(self.room, keys, slots, back=False).to(queries.dtype)
+            out = attend(Marks(), queries, keys, values.to(queries.dtype), seen)
             marks.visible(queries.shape[2], spot.most, seen)
             read = (table[i, :end] for i, end in enumerate(spot.ends) for table in self.tables())
             marks.reads(queries, *read)
@@ -83,18 +83,19 @@ class WholeTokens(Cells):
         """Selections that ask for scores keep tokens in other slots."""
         raise NotImplementedError
 
-    def _turned(self, keys: Tensor, slots: Tensor, back: bool) -> Tensor:
-        """Keys (sequences, heads, tokens, dim) without their positions, or with them again."""
-        turns = self.room.turns(slots)
-        if turns is None:
-            return keys
-        cos, sin = (table.float() for table in turns)
-        if back:  # stretched rotations scale too
-            return (rotate(keys.float(), cos, -sin) / (cos**2 + sin**2)).to(keys.dtype)
-        return rotate(keys.float(), cos, sin)
-
     def _rows(self, numbers: Tensor) -> Tensor:
         return numbers.transpose(1, 2).flatten(2)
 
     def _heads(self, rows: Tensor) -> Tensor:
         return rows.view(*rows.shape[:2], self.room.heads, self.room.dim).transpose(1, 2)
+
+
+def turned(room: CacheRoom, keys: Tensor, slots: Tensor, back: bool) -> Tensor:
+    """Keys (sequences, heads, tokens, dim) without their positions, or with them again."""
+    turns = room.turns(slots)
+    if turns is None:
+        return keys
+    cos, sin = (table.float() for table in turns)
+    if back:  # stretched rotations scale too
+        return (rotate(keys.float(), cos, -sin) / (cos**2 + sin**2)).to(keys.dtype)
+    return rotate(keys.float(), cos, sin)
