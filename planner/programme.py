@@ -28,6 +28,7 @@ import pulp
 from numpy.typing import NDArray
 
 from kvsim.graph import Array
+from kvsim.planner.assigning import LossRow, add_loss_rows
 from kvsim.planner.halves import Halves
 from kvsim.planner.rows import cut, losses, weight_buffers
 from kvsim.planner.runs import add_runs
@@ -142,6 +143,7 @@ def build(
     apart: bool = False,
     counts: Array | None = None,
     streamed: Array | None = None,
+    loss_rows: tuple[LossRow, ...] | None = None,
 ) -> Built:
     """The programme; with ``whole`` counts are whole numbers, else it is the relaxation.
 
@@ -152,6 +154,7 @@ def build(
         copies are no more than one load ahead; otherwise the work of all layers overlaps.
     counts : of layers, where they are decided; buffers are then exact. (o, k)
     streamed : layers' worth of weights, where that is decided too. (o, k)
+    loss_rows : in place of layers' shares of options, what is known of the losses of counts.
     """
     problem = pulp.LpProblem("placement", pulp.LpMinimize)
     options, corners, shapes = (
@@ -204,7 +207,11 @@ def build(
     if streamed is not None:
         for key, x in w.items():
             problem.addConstraint(x == float(streamed[key]), f"{x.name}_decided")
-    assigned = losses(problem, programme, n)
+    assigned = {}
+    if loss_rows is None:
+        assigned = losses(problem, programme, n)
+    else:
+        add_loss_rows(problem, programme, n, loss_rows)
     cut(problem, n, programme, cuts)
     return Built(problem, n, y, w, t, assigned)
 

@@ -2,16 +2,18 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pulp
 
 from kvsim.errors import InfeasibleError
 from kvsim.graph import Array
+from kvsim.planner.assigning import LossRow, assigned, budgeted
 from kvsim.planner.programme import Programme, build
 
 EXACT = 1e-9  # relative gap where every mix counts
+LOSS_ROWS = 60  # at most, before layers are assigned in the programme itself
 STATUSES = {1: "optimal", 0: "stopped", -1: "infeasible", -2: "unbounded", -3: "undefined"}
 
 
@@ -48,20 +50,49 @@ def solve(
     whole: bool = True,
     gap: float = 1e-4,
     cuts: tuple[Array, ...] = (),
-    seconds: float = 5.0,
+    seconds: float = 20.0,
     apart: bool = False,
     counts: Array | None = None,
     streamed: Array | None = None,
 ) -> Mix:
     """The best mix by the bounds; see ``programme.build`` for what may be decided already.
 
+    Where layers differ in their losses, rows over counts take the place of their assignment.
+
     Raises
     ------
     InfeasibleError
         If no mix is within the limits.
     """
+    args = programme, whole, gap, cuts, seconds, apart, counts, streamed
+    if not (whole and counts is None and budgeted(programme)):
+        return _solved(*args)
     started = time.perf_counter()
-    built = build(programme, whole, cuts, apart, counts, streamed)
+    relaxed = _solved(programme, False, gap, cuts, seconds, apart)
+    rows = (assigned(programme, relaxed.counts).row,)
+    for _ in range(LOSS_ROWS):
+        mix = _solved(*args, loss_rows=rows)
+        found = assigned(programme, mix.counts)
+        if found.loss <= programme.budget * (1 + EXACT):
+            took = time.perf_counter() - started
+            return replace(mix, assigned=found.layers, seconds=took)
+        rows += (found.row,)
+    return _solved(*args)
+
+
+def _solved(
+    programme: Programme,
+    whole: bool,
+    gap: float,
+    cuts: tuple[Array, ...],
+    seconds: float,
+    apart: bool,
+    counts: Array | None = None,
+    streamed: Array | None = None,
+    loss_rows: tuple[LossRow, ...] | None = None,
+) -> Mix:
+    started = time.perf_counter()
+    built = build(programme, whole, cuts, apart, counts, streamed, loss_rows)
     built.problem.solve(solver(gap, seconds))
     status = STATUSES[built.problem.status]
     if status != "optimal":
@@ -74,20 +105,20 @@ def solve(
     for key, x in built.w.items():
         streamed[key] = max(x.value(), 0.0)
     objective = float(pulp.value(built.problem.objective))
-    assigned = None
+    layers = None
     if built.x:
         assert programme.loss is not None
-        assigned = np.array([[built.x[i, o].value() for o in range(options)]
+        layers = np.array([[built.x[i, o].value() for o in range(options)]
                              for i in range(len(programme.loss))])  # fmt: skip
     return Mix(
         counts=np.abs(np.round(counts)) if whole else counts,
         corners=np.maximum(corners, 0.0),
         streamed=streamed,
-        bound=objective * (1 - gap) if whole else objective,
+        bound=min(proved(built.problem, objective * (1 - gap)), objective) if whole else objective,
         objective=objective,
         status=status,
         seconds=time.perf_counter() - started,
-        assigned=assigned,
+        assigned=layers,
     )
 
 
@@ -130,6 +161,18 @@ def solver(gap: float, seconds: float) -> pulp.LpSolver:
     if highs.available():
         return highs
     return pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=gap, timeLimit=seconds)
+
+
+def proved(problem: pulp.LpProblem, otherwise: float) -> float:
+    """What no solution undercuts: as HiGHS proved it, also where it stopped at its time limit.
+
+    CBC tells only whether it reached the gap that was asked for.
+    """
+    model = getattr(problem, "solverModel", None)
+    if model is None or not hasattr(model, "getInfo"):
+        return otherwise
+    found = float(model.getInfo().mip_dual_bound)
+    return found if np.isfinite(found) else otherwise
 
 
 def lower_bound(programme: Programme, corners: Array, streamed: Array | None = None) -> Array:

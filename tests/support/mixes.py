@@ -10,7 +10,7 @@ from kvsim.planner.mixes import Arrangement, Use, orders
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.programme import Programme, build
 from kvsim.planner.shares import Shares
-from kvsim.planner.solving import lower_bound, solver
+from kvsim.planner.solving import lower_bound, proved, solver
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,9 @@ def decided_bound(p: Programme, counts: Array, streamed: Array) -> Array:
     built = build(p, counts=counts, streamed=streamed)
     built.problem.solve(solver(1e-9, 20.0))
     assert built.problem.status == 1, built.problem.status
-    return np.array([t.value() for t in built.t])
+    times = np.array([t.value() for t in built.t])
+    least = proved(built.problem, float(p.weight @ times))
+    return times * min(1.0, least / float(p.weight @ times))
 
 
 def random_mix(
