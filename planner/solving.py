@@ -69,7 +69,7 @@ def solve(
         return _solved(*args)
     started = time.perf_counter()
     relaxed = _solved(programme, False, gap, cuts, seconds, apart)
-    rows = (assigned(programme, relaxed.counts).row,)
+    rows: tuple[LossRow, ...] = (assigned(programme, relaxed.counts).row,)
     for _ in range(LOSS_ROWS):
         mix = _solved(*args, loss_rows=rows)
         found = assigned(programme, mix.counts)
