@@ -6,7 +6,7 @@ ops that the engine itself plays, evaluated for every batch at once.
 """
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -20,7 +20,7 @@ from kvsim.graph import Array, Buffers, Number, Op, Point, Tier
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
 from kvsim.planner.halves import HalfTimes, Halves, all_half_times
-from kvsim.planner.planes import Stretches, plane, stretches
+from kvsim.planner.planes import Stretches, planes, stretches
 from kvsim.planner.programme import Programme, Streaming
 from kvsim.planner.shares import Option, Shares, placed
 from kvsim.planner.tighter import time_limits
@@ -88,11 +88,9 @@ class Coefficients:
     @cached_property
     def seconds(self) -> Array:
         """Of one layer by phase, resource, corner, shape and batch. (q, r, v, k, b) [s]"""
-        planes = [
-            plane(option, partial(self._layers, parts=option.parts), self.workload.prompt)
-            for option in self.options
-        ]
-        return self._by_phase(np.moveaxis(np.concatenate(planes, axis=-1), -1, 2))
+        full = [k for k, s in enumerate(self.shapes) if (s.window or np.inf) < self.workload.prompt]
+        found = planes(self.options, self._layers, self.workload.prompt, full)
+        return self._by_phase(np.moveaxis(found, -1, 2))
 
     def _by_phase(self, cost: Array) -> Array:
         """A cost of reading the prompts and at all points of the context, as phases have it."""

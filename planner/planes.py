@@ -8,6 +8,7 @@ window or a saturating floor does.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from kvsim.planner.shares import Option, Shares
 
 STEP = 1e-5  # of a share, by which a slope is taken
 ROUNDED = 1e-13  # of a cost: differences below this are rounding
+STREAMS = 4  # resources that are streams; after them come chains
 CONTEXTS = 3  # stretches of the growing context
 
 
@@ -65,6 +67,38 @@ def stretches(rounds: int, kinks: Iterable[float] = ()) -> Stretches:
     inside = [np.ceil(k) for k in kinks if 0 < k < rounds]
     edges = distinct(np.concatenate([edges, inside]))
     return Stretches(edges[:-1], edges[1:] - 1)
+
+
+def planes(
+    options: Iterable[Option],
+    cost: Callable[[Shares, int], Array],
+    prompt: int,
+    full_windows: list[int],
+) -> Array:
+    """Planes below costs of all options. (q, r, k, b, corners)
+
+    A window that the prompt fills holds fewer tokens than a share of the prompt that is to be
+    recomputed, beyond which nothing changes: a cost that no plane with the slope of one point is
+    below. What a stream works there is at least what it does at the least share on the host, with
+    nothing or everything recomputed; a chain at least what the first stream, the GPU, works.
+
+    Parameters
+    ----------
+    cost : of shares and parts of the batch, by phase, resource, shape and batch. (q, r, k, b)
+    full_windows : shapes of layers whose window the prompt fills.
+    """
+    found = []
+    for option in options:
+        mine = partial(cost, parts=option.parts)
+        values = plane(option, mine, prompt)
+        if full_windows and any(corner.split for corner in option.corners):
+            low = min(corner.host for corner in option.corners)
+            ends = mine(Shares(low)), mine(Shares(low, low))
+            least = np.minimum(*ends)
+            least[:, STREAMS:] = least[:, :1]
+            values[:, :, full_windows] = least[:, :, full_windows, :, None]
+        found.append(values)
+    return np.concatenate(found, axis=-1)
 
 
 def plane(option: Option, cost: Callable[[Shares], Array], prompt: int) -> Array:

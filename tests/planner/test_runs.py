@@ -13,6 +13,7 @@ from kvsim.planner.halves import Halves, others_between
 from kvsim.planner.improve import Placements
 from kvsim.planner.programme import Programme, Streaming, build
 from kvsim.planner.question import Question
+from kvsim.planner.shares import FAMILIES
 from kvsim.planner.workload import PlanLimits, Workload
 from tests.support.mixes import bound_over_replay
 
@@ -86,7 +87,8 @@ def test_rows_are_below_every_replay(model: str) -> None:
     """Of shapes of layers in turn, and of one; in blocks, spread and shuffled."""
     search = placements(model, "l4", 8, 8192, 64)
     c, random = search.coefficients, np.random.default_rng(3)
-    p = c.programme(0, PlanLimits(1e18, 1e18), frozenset({"full", "cpu"}))
-    assert p.halves is not None
-    for _ in range(6):
-        assert max(bound_over_replay(c, p, random)) <= 1 + ROUNDING
+    for family, mixes in zip(FAMILIES, (6, 40), strict=True):
+        p = c.programme(0, PlanLimits(1e18, 1e18), family)
+        assert (p.halves is not None) == ("cpu" in family)
+        for _ in range(mixes):
+            assert max(bound_over_replay(c, p, random)) <= 1 + ROUNDING
