@@ -9,10 +9,11 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Link
 from kvsim.planner.advice import on
 from kvsim.planner.options import Options, settled
-from kvsim.planner.question import Question, Search
+from kvsim.planner.question import Question, Search, rank
 from kvsim.techniques.base import Technique
 
 FACTORS = (2.0, 4.0, 8.0, 0.5, 0.25, 0.125)
+ROUNDED = 1e-6  # of a TPOT or a throughput: what differs by less is equal
 NARROWED = 4  # halvings of the interval in which the choice changes
 
 
@@ -122,15 +123,25 @@ def faster(deployment: Deployment, links: tuple[str, ...], factor: float) -> Dep
 
 
 def front(table: Options, limits: dict[str, float]) -> list[int]:
-    """Rows within the limits that nothing beats in both TPOT and throughput, the fastest first."""
+    """Rows within the limits that nothing beats in both TPOT and throughput, the fastest first.
+
+    Of rows that are equal but for rounding, the simplest.
+    """
     columns = table.columns
     ok = np.ones(len(table), dtype=bool)
     for name, limit in limits.items():
         ok &= columns[name] <= limit * (1 + 1e-9)
     rows = np.flatnonzero(ok)
-    order = rows[np.lexsort((columns["throughput"][rows], columns["tpot"][rows]))]
+    tpot, goal = columns["tpot"], columns["throughput"]
     found: list[int] = []
-    for row in order:
-        if not found or columns["throughput"][row] < columns["throughput"][found[-1]]:
-            found.append(int(row))
+    for row in rows[np.lexsort((goal[rows], tpot[rows]))].tolist():
+        last = found[-1] if found else None
+        if last is None or goal[row] < goal[last] - ROUNDED * abs(goal[last]):
+            equal = last is not None and tpot[row] <= tpot[last] * (1 + ROUNDED)
+            found[len(found) - equal :] = [row]
+        elif goal[row] <= goal[last] + ROUNDED * abs(goal[last]) and (
+            tpot[row] <= tpot[last] * (1 + ROUNDED)
+            and rank(table.technique[row]) < rank(table.technique[last])
+        ):
+            found[-1] = row
     return found

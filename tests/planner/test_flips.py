@@ -53,6 +53,19 @@ def test_the_front_holds_what_nothing_beats() -> None:
     assert list(columns["tpot"][rows]) == sorted(columns["tpot"][rows])
 
 
+def test_of_equal_rows_the_front_has_the_simplest() -> None:
+    """Copies that hide behind compute cost nothing, but for rounding."""
+    some = [parse("offload:host_share=0.1"), parse("full"), parse("fastdecode"), parse("full")]
+    columns = {
+        "tpot": np.array([1.0 - 1e-12, 1.0, 1.0 + 1e-12, 2.0]),
+        "throughput": np.array([-5.0 - 1e-10, -5.0, -5.0, -9.0]),
+    }
+    assert front(Options(technique=some, columns=columns), {}) == [1, 3]
+    swapped = {name: values[[1, 0, 2, 3]] for name, values in columns.items()}
+    some = [some[i] for i in (1, 0, 2, 3)]
+    assert front(Options(technique=some, columns=swapped), {}) == [0, 3]
+
+
 def test_a_front_of_a_plan_begins_with_one_sequence() -> None:
     d = Deployment(load_model("llama2-7b"), load_hardware("a6000"), load_stack("fused"))
     rows = planned(d, replace(Workload(1024, 16), service=True)).front()
