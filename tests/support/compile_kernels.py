@@ -10,17 +10,17 @@ compiles, elsewhere it interprets.
 
 import os
 import sys
+from pathlib import Path
 
 if __name__ == "__main__":  # doctests import every file, and there kernels are interpreted
     os.environ["TRITON_INTERPRET"] = "0"
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # for the other helpers of the tests
 
-import json
 import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
@@ -43,10 +43,10 @@ from kvsim.validate.kernels import (
     topk,
     topk_triton,
 )
-from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
 from kvsim.validate.run import Generation
+from tests.support.small_llama import small_llama
 
 SHARED = 99 * 1024
 """What a program may have on an RTX A6000 or 4090, the least of all these cards. [B]"""
@@ -140,17 +140,7 @@ LAUNCHERS = (attention_triton, gather_triton, quantise_triton, topk_triton)
 
 def decoder(head_dim: int, dtype: torch.dtype) -> Decoder:
     """One layer with heads of that size."""
-    heads, kv_heads = SHAPES[head_dim]
-    config = {
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256,
-        "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads, "head_dim": head_dim, "vocab_size": 64,
-        "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
-        "hidden_act": "silu", "tie_word_embeddings": False,
-    }  # fmt: skip
-    with TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(config))
-        arch = load_architecture(folder)
+    arch = small_llama(SHAPES[head_dim], head_dim, layers=1, vocab=64)
     d = Deployment(arch.model, load_hardware("a6000"), load_stack("kvsim"))
     return Decoder(arch, random_weights(arch, CPU, dtype), 512, deployment=d)
 

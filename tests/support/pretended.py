@@ -5,13 +5,10 @@ Code for GPUs takes its own paths with it: lanes are streams, marks are events, 
 operands on two devices. What would make the host wait for the GPU is counted.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -28,12 +25,12 @@ from kvsim.validate.kernels import (
     quantise_triton,
     topk_triton,
 )
-from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
 from kvsim.validate.session.deployed import deployed
 from kvsim.validate.tally import Fused, uncounted
 from tests.support.pretended_cuda import GPU, stands_for_cuda
+from tests.support.small_llama import small_llama
 
 CPU = torch.device("cpu")
 LAUNCHERS = (attention_triton, gather_triton, quantise_triton, topk_triton)
@@ -252,15 +249,6 @@ def pretended(interpreted: bool = True) -> Iterator[Seen]:
 
 def decoder(layers: int = 2, length: int = 256) -> Decoder:
     """Some layers with random weights in fp16, on the GPU; call it where one is pretended."""
-    config = {
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256,
-        "intermediate_size": 256, "num_hidden_layers": layers, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 256,
-        "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
-        "hidden_act": "silu", "tie_word_embeddings": False,
-    }  # fmt: skip
-    with TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(config))
-        arch = load_architecture(folder)
+    arch = small_llama((4, 2), 64, layers, vocab=256)
     weights = random_weights(arch, GPU, torch.float16)
     return Decoder(arch, weights, length, deployment=deployed(arch.model))
