@@ -204,13 +204,19 @@ def _noticed_anew(mutant: Mutant, tests: list[str]) -> str:
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
     failed = _Failed()
     code = pytest.main([*QUIET, "-x", *tests], plugins=[failed])
-    return failed.first or ("" if code == 0 else f"pytest ends with {int(code)}")
+    unseen = (pytest.ExitCode.OK, pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED)
+    return failed.first or ("" if code in unseen else f"pytest ends with {int(code)}")
 
 
 class _Failed:
-    """A plugin that keeps the first test that fails."""
+    """A plugin that keeps the first test that fails, or the first file that cannot be read."""
 
     first = ""
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep its name."""
+        if report.failed and not self.first:
+            self.first = report.nodeid
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep its name."""
