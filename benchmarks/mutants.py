@@ -35,6 +35,7 @@ PLANS = (
     "tests/planner/test_flips.py", "tests/planner/test_fleet_measure.py",
     "tests/planner/test_fleet_pieces.py", "tests/planner/test_search_pieces.py",
     "tests/planner/test_plan_trace.py::test_programme_is_the_golden_one",
+    "tests/planner/test_runs.py", "tests/planner/test_likely.py",
 )  # fmt: skip
 RUNS = (
     "tests/frozen/test_runs.py", "tests/serving/test_lanes.py", "tests/serving/test_tiers.py",

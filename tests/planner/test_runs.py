@@ -1,20 +1,27 @@
 """Layers whose batch passes in halves beside layers on the GPU: rows, and bounds."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
+from kvsim.engine.roofline import seconds
+from kvsim.graph import Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner import runs
-from kvsim.planner.halves import Halves, others_between
+from kvsim.planner.halves import Halves, half_times, others_between
 from kvsim.planner.improve import Placements
 from kvsim.planner.programme import Programme, Streaming, build
 from kvsim.planner.question import Question
-from kvsim.planner.shares import FAMILIES
+from kvsim.planner.shares import FAMILIES, Shares, placed
 from kvsim.planner.workload import PlanLimits, Workload
+from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.steps import layer_ops
 from tests.support.mixes import bound_over_replay
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -61,6 +68,37 @@ def test_rows_of_runs_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_layers_of_other_shapes_between_two_of_one() -> None:
     assert others_between("aaab" * 3).tolist() == [0, 3]
     assert others_between("a").tolist() == [0]
+
+
+@pytest.mark.parametrize("attention", [0.0, 0.02, 0.3])
+def test_ranges_of_a_streamed_share_cover_all_of_it(attention: float) -> None:
+    """Each is 15 % wide; one ends where a half's copy takes as long as the CPU's work for it."""
+    streaming = Streaming(np.array([[[0.0], [0.4]]]), np.zeros(1), np.zeros(1), 1.0)
+    p = SimpleNamespace(streaming=streaming, resources=("gpu", "h2d"))
+    h = SimpleNamespace(attention=np.array([[attention]]))
+    ends = runs._ranges(cast(Programme, p), cast(Halves, h))
+    assert ends[0, 0] == 0.0 and ends[-1, 1] == 1.0
+    assert (ends[1:, 0] == ends[:-1, 1]).all() and (ends[:, 1] > ends[:, 0]).all()
+    assert (ends[1:-1, 1] / ends[1:-1, 0]).tolist() == pytest.approx([1.15] * (len(ends) - 2))
+    even = 2 * attention / 0.4 if attention else 1.0
+    apart = np.log(ends[:-1, 1] / even) / np.log(1.15)
+    assert apart == pytest.approx(np.round(apart), abs=1e-9)
+
+
+def test_a_half_goes_through_a_layer_op_by_op() -> None:
+    """To the CPU and back, and what the GPU does before and behind, are all ops of the layer."""
+    d = Deployment(load_model("opt-6.7b"), load_hardware("rtx4090"), load_stack("fused"))
+    shape, point = d.shard.layout[0][0][0], Point(np.full((1, 1), 8.0), 500.0, 1.0, 500.0, 600.0)
+    attention, around, before, behind = np.ravel(half_times(d, point, shape, 500))
+    parts = placed(Shares(cpu=1.0), 500, streamed=1.0, parts=2).parts[0]
+    half = replace(point, batch=point.batch / 2)
+    layer = [op for op in layer_ops(LayerPass(d, half, shape, parts)) if not op.ahead]
+    ops = {op.name: float(np.ravel(seconds(op, d))[0]) for op in layer}
+    waits = next(i for i, op in enumerate(layer) if "load_weights" in op.after)
+    at_once = sum([ops[op.name] for op in layer[:waits]])  # what needs no streamed weights
+    assert before + attention + behind == pytest.approx(sum(ops.values()), rel=1e-12)
+    assert attention == pytest.approx(ops["attn"]) and behind > 0
+    assert before - around == pytest.approx(at_once, rel=1e-9) and at_once > 0
 
 
 def placements(model: str, gpu: str, batch: int, prompt: int, generate: int) -> Placements:

@@ -7,10 +7,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from kvsim.evidence.ledger import KnownError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner import trace
+from kvsim.planner import likely, trace
 from kvsim.planner.admit import Admission
 from kvsim.planner.carry import Carried, ReplicaTargets
 from kvsim.planner.classes import Classes, classes_of
@@ -18,8 +19,8 @@ from kvsim.planner.improve import Placements
 from kvsim.planner.load import DENSITY, Loads, _prompts_s, loads_of
 from kvsim.planner.mixes import Arrangement, Use, levelled, neighbours
 from kvsim.planner.programme import Programme, Streaming
-from kvsim.planner.question import Question
-from kvsim.planner.rivals import waves
+from kvsim.planner.question import Question, Search
+from kvsim.planner.rivals import _in_time, waves
 from kvsim.planner.shares import Shares
 from kvsim.planner.solving import lower_bound
 from kvsim.planner.tighter import lowered
@@ -167,6 +168,40 @@ def test_two_requests_that_do_not_fit_together_run_one_after_the_other() -> None
     assert found.output_tok_s == pytest.approx(2 * 40 / (2 * each))
     for other in (replace(w, batch=1), replace(w, batch=None), replace(w, service=True)):
         assert waves(replace(q, workload=other), choice) is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "limit", "safe"), [(2, 1.5, 1), (100, 41.0, 41), (9, 0.5, None)]
+)
+def test_the_safe_batch_is_looked_for_below_the_choice(
+    choice: int, limit: float, safe: int | None
+) -> None:
+    """The first token takes a second per sequence; no batch is tried that has none."""
+
+    def predict(t: Any, d: Any, batch: np.ndarray, contexts: int = 0) -> Any:
+        assert batch.size and (batch >= 1).all() and (batch < choice).all()
+        return SimpleNamespace(batch=batch, ttft_s=batch)
+
+    asked = SimpleNamespace(
+        workload=SimpleNamespace(batch=None, predict=predict), deployment=None,
+        limits=SimpleNamespace(ttft=limit),
+    )  # fmt: skip
+    chosen = SimpleNamespace(
+        technique=SimpleNamespace(tiles=lambda: 1), batch=np.array([float(choice)])
+    )
+    known = {"ttft": KnownError(None, "", 1.0, 1.0, True)}
+    found = likely._safer(cast(Question, asked), cast(Prediction, chosen), known)
+    assert (found and found.batch.tolist()) == (safe and [safe])
+
+
+def test_a_row_that_just_meets_its_limits_is_in_time() -> None:
+    columns = {"tpot": np.array([0.1, 0.11]), "gpu_memory": np.array([40e9, 1.0])}
+    hard = {"tpot": 0.1, "gpu_memory": 40e9}
+    search = SimpleNamespace(
+        table=SimpleNamespace(columns=columns),
+        q=SimpleNamespace(limits=SimpleNamespace(hard=lambda: hard)),
+    )
+    assert [_in_time(cast(Search, search), row) for row in (0, 1)] == [True, False]
 
 
 # estimates of a trace
