@@ -8,7 +8,6 @@ window or a saturating floor does.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -89,7 +88,10 @@ def planes(
     """
     found = []
     for option in options:
-        mine = partial(cost, parts=option.parts)
+
+        def mine(shares: Shares, parts: int = option.parts) -> Array:
+            return cost(shares, parts)
+
         values = plane(option, mine, prompt)
         if full_windows and any(corner.split for corner in option.corners):
             low = min(corner.host for corner in option.corners)
