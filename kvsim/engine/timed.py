@@ -20,6 +20,7 @@ class Timed:
     active: NDArray[np.bool] | bool  # where it has work
     waits: tuple[tuple[str, int, bool], ...]  # op name, layers back, in the previous step
     host: float  # time of the host to issue it [s]
+    lead: Number  # from the host's turn to it until it starts, if nothing else holds it up [s]
 
 
 def distinct(layers: list[list[Timed]]) -> list[list[Timed]]:
@@ -40,9 +41,17 @@ def following_loads(early: list[tuple[str, ...]]) -> list[dict[str, int]]:
 
 
 def together(first: Timed, then: Timed) -> Timed:
-    """Two ops one right after the other as the second one, which others may wait for."""
+    """Two ops one right after the other as the second one, which others may wait for.
+
+    Where the first ends before the host has issued the second, the gap comes before both: their
+    end is the same, and what else holds up the first one fills it as it would have filled the gap.
+    """
     active = first.active is True or then.active is True or np.logical_or(first.active, then.active)
-    return Timed(then.op, first.duration + then.duration, active, first.waits, 0.0)
+    took, host, lead = first.duration + then.duration, first.host + then.host, first.lead
+    gap = host - first.duration
+    if not np.all(gap <= lead):
+        lead = np.maximum(lead, gap)
+    return Timed(then.op, took, active, first.waits, host, lead)
 
 
 def wait_of(text: str) -> tuple[str, int, bool]:

@@ -25,7 +25,7 @@ BARE = ("grouped", "place")  # terms whose settings may stand without their name
 RANGE = re.compile(r"\s*+(\d++)\s*+(?:(-)\s*+(\d*+)\s*+)?:(?!\w*=)")
 MARKS = re.compile(r"(?<!\s)\s*+([+;:=,])\s*+")
 MOST_LAYERS = 10_000
-LONGEST = 2_000  # characters of a technique
+LONGEST = 20_000  # characters: eighty layers of four parts each
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvsim.techniques.place import Place
 
 ZERO: Number = 0.0
+MANY = 2**12  # points from which on two searches at once no longer fit into the CPU's cache
 NEAR = 1e-3  # share of a step's time that a chosen split may leave on the table
 
 
@@ -229,6 +230,8 @@ def _shortest(place: "Place", at: LayerPass, limit: Number) -> Array:
         return none
 
     def took(split: Array) -> Number:
+        if split.ndim > none.ndim and split[0].size >= MANY:
+            return np.stack([np.asarray(took(one)) for one in split])
         own = replace(place, split=split)
         now = replace(at, parts=replace(at.parts, placement=own), known={})
         layer = (

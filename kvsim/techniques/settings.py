@@ -38,7 +38,8 @@ def check(name: str, key: str, value: Any, about: Any) -> None:
         Which names the technique, the parameter, what it may be and what it means.
     """
     choices = about["choices"]
-    if not choices and not isinstance(value, str) and _valid(value, about):
+    numbers = isinstance(value, np.ndarray) or not (choices or isinstance(value, str))
+    if numbers and _valid(value, about):
         return
     text = f"{name}: {key}={value!r}"
     if isinstance(value, str) and about["also"] and about["also"](value):

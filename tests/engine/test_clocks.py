@@ -1,9 +1,13 @@
 """What a timeline remembers of layers that it did not play one by one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from kvsim.engine.clocks import History
+from kvsim.engine.timed import Timed, together
+from kvsim.graph import Number, Op
 
 
 def test_skipped_layers_end_a_shift_later_per_block() -> None:
@@ -34,3 +38,21 @@ def test_growth_is_known_where_all_layers_were_skipped_at_once(
     ends = History()
     ends.jumps.append((range(4, 10), 2, 5.0))
     assert ends.keeps_up(layers, most) is expected
+
+
+@pytest.mark.parametrize(
+    ("first", "start", "end"),
+    [
+        (4.0, 0.0, 24.0),
+        (4.0, 30.0, 38.0),
+        (50.0, 0.0, 64.0),
+        (np.array([4.0, 50.0]), 0.0, [24, 64]),
+    ],
+)
+def test_ops_in_a_row_end_as_one_by_one(first: Number, start: float, end: Number) -> None:
+    """The host issues each in 10 s: the second, of 4 s, starts after 20 s or behind the first."""
+    op = Op("first", fixed=1.0)
+    one = Timed(op, first, True, (), 10.0, 10.0)
+    both = together(one, Timed(replace(op, name="then"), 4.0, True, (), 10.0, 10.0))
+    assert both.host == 20.0 and both.op.name == "then"
+    assert np.all(np.maximum(start, both.lead) + both.duration == end)
