@@ -50,7 +50,7 @@ class Kernels(Silent):
         self.copies = 0
 
     def begin(self, kind: Kind) -> None:
-        """A pass starts."""
+        """Note that a pass starts."""
         assert self.watch
         self.begun.append((kind, self.watch.kernels + self.copies))
 

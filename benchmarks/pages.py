@@ -80,7 +80,7 @@ class Case:
 
     @property
     def arguments(self) -> list[str]:
-        """What is typed."""
+        """The command line as a user types it."""
         places = {
             "RUN": str(self.folder / "run.parquet"),
             "FIT": str(self.folder / "fit.toml"),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 VLLM = {"eagle": "eagle3", "mtp": "mtp", "draft": "draft_model", "ngram": "ngram"}
 SGLANG = {"eagle": "EAGLE3", "mtp": "NEXTN", "draft": "STANDALONE", "ngram": "NGRAM"}
 TRTLLM = {"eagle": "Eagle3", "mtp": "MTP", "draft": "DraftTarget", "ngram": "NGram"}
-"""Methods by technique."""
+"""The drafting method that each engine has for a technique."""
 ALONE = ("mtp", "ngram")  # drafts without a model of their own
 LOOKED_UP = 3  # last tokens that are looked up at most, as the engines' examples have it
 

@@ -39,7 +39,7 @@ class Naive(Implementation):
         raise NotImplementedError
 
     def values(self, x: Tensor, cached: int) -> Tensor:
-        """As ``keys``."""
+        """The values, as ``keys`` has the keys."""
         raise NotImplementedError
 
     def decide(self, sequence: int, cached: int, taken: float, left: float) -> None:

@@ -46,7 +46,7 @@ def smollm2(length: int = 512) -> Decoder:
 
 @cache
 def tokeniser() -> Tokeniser:
-    """Of the file."""
+    """The tokeniser that the checkpoint file holds."""
     return read_tokeniser(checkpoint()[1])
 
 
