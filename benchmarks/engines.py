@@ -17,9 +17,10 @@ import tomllib
 from datetime import date
 from pathlib import Path
 
+import engines_intervals
 import numpy as np
 from engines_2024 import OLD, spread, write_old
-from engines_intervals import WITHIN_SHAPES, interval, line, requests, write_page
+from engines_intervals import WITHIN_SHAPES, interval, line, requests
 
 from kvsim.evidence import ledger, loadtests, published, published_errors
 from kvsim.evidence.ops.fit import ClassFit, fit_table
@@ -203,7 +204,7 @@ def _write_intervals(
                 technique=technique, held_out="device", source="aic-core-0.12.0",
             ))  # fmt: skip
     ledger.update(LEDGER, entries)
-    write_page(Path("docs/errors.md"), found)
+    engines_intervals.write_page(Path("docs/errors.md"), found)
 
 
 def _names(fits: Fits, engine: str, device: str) -> set[str]:
@@ -221,8 +222,12 @@ def _write_host(folder: Path) -> None:
         _write_products(folder, stacks / "vllm" / f"{card}.toml", engine, near, also, today)
     pairs = [(row, published.predict(row)) for p in published.papers() for row in published.read(p)]
     entries += published_errors.entries(pairs)
-    for (what, which), (count, mean, worst) in published_errors.by_mechanism(pairs).items():
-        print(f"{what:10s} {which:24s} {count:4d} rows {100 * mean:5.1f} / {100 * worst:.1f} %")
+    engines_intervals.write_refitted(
+        Path("docs/errors.md"), published_errors.refitted(row for row, _ in pairs)
+    )
+    held, plain = published_errors.coverage(pairs)
+    print(f"papers' tables: intervals hold {100 * held:.0f} % of rows left out, "
+          f"tenth and ninetieth percentiles {100 * plain:.0f} %")  # fmt: skip
     for name, engine in OLD.items():
         entries.append(write_old(folder, name, engine, stacks / f"{name}.toml", today))
     ledger.update(LEDGER, entries)

@@ -122,16 +122,40 @@ def line(ratio: np.ndarray, found: Interval, **keys: str) -> ledger.LedgerEntry:
 
 
 def write_page(page: Path, found: Mapping[str, Interval]) -> None:
-    """Put the table of intervals below the page's other errors."""
-    lines = [MARK, SAID]
+    """Put the table of intervals into the page of errors."""
+    lines = []
     for name, i in found.items():
         cells = f"{i.low:.2f}–{i.high:.2f} | {100 * i.coverage:.0f} % | {100 * i.plain:.0f} %"
         lines.append(f"| {name} | {cells} |")
         print(lines[-1])
-    above = page.read_text().partition(MARK)[0].rstrip()
-    page.write_text("\n".join([above, "", *lines, ""]))
+    _put(page, MARK, [SAID, *lines])
 
 
+def write_refitted(page: Path, found: Mapping[tuple[str, str], tuple[int, float, float]]) -> None:
+    """Put the errors of stacks fitted without a mechanism's rows into the page of errors."""
+    lines = []
+    for (what, which), (count, mean, worst) in found.items():
+        lines.append(f"| {what} | {which} | {count} | {100 * mean:.1f} / {100 * worst:.1f} |")
+        print(lines[-1])
+    _put(page, REFITTED, [REFITTED_SAID, *lines])
+
+
+def _put(page: Path, mark: str, lines: list[str]) -> None:
+    """Replace a section of a page, or add it at its end."""
+    above, _, rest = page.read_text().partition(mark)
+    _, again, below = rest.partition("\n## ")
+    text = "\n".join([above.rstrip(), "", mark, *lines, ""])
+    page.write_text(text + again + below if again else text)
+
+
+REFITTED = "## Without a mechanism's rows"
+REFITTED_SAID = """
+Errors of times in %, where each stack's numbers were fitted again to its rows without those of one
+range of contexts, one way of grouping heads, or one technique; documented anomalies are left out.
+`benchmarks/engines.py --host` makes this table.
+
+| left out | which | rows | mean / worst |
+| --- | --- | --- | --- |"""
 MARK = "## Intervals on cards without rows"
 SAID = """
 How many rows lie within the 80 % interval of an answer, where neither the numbers nor the interval

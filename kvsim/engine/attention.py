@@ -123,6 +123,7 @@ def ops(
     widens = stored.kernel == "lowbit" or "fp8" not in deployment.hardware.flops
     if not point.prefill and (widens or shares.unpacking):
         unpacked = point.batch * stored.unpacked(m.k_width, m.v_width, tokens + shares.padding)
+        unpacked = unpacked * (point.new if stack.packed_cache.unpack_each else 1.0)
     op = Op(
         name, "gpu", kernel, flops, {"hbm": moved}, size=point.new,
         columns=point.tokens * m.heads if point.prefill else m.heads,
@@ -177,8 +178,11 @@ def _read(
 def _again(
     deployment: Deployment, point: Point, tokens: Number, after: tuple[str, ...]
 ) -> list[Op]:
-    """Further passes over a whole fp16 cache that an engine's plain decoding makes."""
-    if point.prefill:
+    """Further passes over a whole fp16 cache that an engine's plain decoding makes.
+
+    Only where every query head has a KV head of its own: engines run grouped heads by another path.
+    """
+    if point.prefill or deployment.shard.queries_per_kv > 1:
         return []
     one = np.asarray(point.new) == 1
     moved = (

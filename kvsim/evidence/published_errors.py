@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from kvsim.evidence.ledger import FEWEST, LedgerEntry, entry_of
-from kvsim.evidence.published import PublishedRow
+from kvsim.evidence.predicted import PublishedRow, fit_stack, predict
 from kvsim.graph import Array
+from kvsim.machines.profiles import load_stack
 
 TIMES = {
     "step_ms": "decode", "decode_latency_s": "decode", "prefill_ms": "prefill",
@@ -115,15 +116,52 @@ def by_mechanism(
     """Rows, mean and worst error by held-out context length, head grouping and technique."""
     groups: dict[tuple[str, str], list[float]] = {}
     for row, predicted in pairs:
-        if row.use != "check" or row.metric not in TIMES:
-            continue
-        model = row.deployment().model
-        length = next(i for i, (low, high) in enumerate(LENGTHS) if low <= row.prompt < high)
-        names = ("below 2k", "2k to 16k", "above 16k")
-        grouped = "grouped heads" if model.queries_per_kv > 1 else "one query per KV head"
-        keys = (("context", names[length]), ("heads", grouped), ("technique", row.technique))
-        for key in keys:
-            groups.setdefault(key, []).append(abs(predicted / row.published - 1))
+        if row.use == "check" and row.metric in TIMES:
+            for key in _mechanisms(row):
+                groups.setdefault(key, []).append(abs(predicted / row.published - 1))
+    return _summed(groups)
+
+
+def refitted(
+    rows: Iterable[PublishedRow],
+) -> dict[tuple[str, str], tuple[int, float, float]]:
+    """Rows, mean and worst error where no row of their mechanism was fitted to.
+
+    Each stack's free numbers are fitted again to its rows without those of one range of contexts,
+    one way of grouping heads or one technique; anomalies are left out on both sides.
+    """
+    groups: dict[tuple[str, str], list[float]] = {}
+    stacks: dict[str, list[PublishedRow]] = {}
+    for row in rows:
+        if row.use != "anomaly" and row.metric in TIMES:
+            stacks.setdefault(row.stack, []).append(row)
+    for name, own in stacks.items():
+        stack = load_stack(name)
+        for which in sorted({key for row in own for key in _mechanisms(row)}) if stack.free else ():
+            out = [row for row in own if which in _mechanisms(row)]
+            kept = [replace(row, use="fit") for row in own if which not in _mechanisms(row)]
+            if len(kept) <= len(stack.free):
+                continue
+            numbers = fit_stack(kept, stack).values
+            off = [abs(predict(row, numbers) / row.published - 1) for row in out]
+            groups.setdefault(which, []).extend(off)
+    return _summed(groups)
+
+
+def _mechanisms(row: PublishedRow) -> tuple[tuple[str, str], ...]:
+    """What a row is of: its range of contexts, its grouping of heads and its technique."""
+    grouped = row.deployment().model.queries_per_kv > 1
+    length = next(i for i, (low, high) in enumerate(LENGTHS) if low <= row.prompt < high)
+    return (
+        ("context", ("below 2k", "2k to 16k", "above 16k")[length]),
+        ("heads", "grouped heads" if grouped else "one query per KV head"),
+        ("technique", row.technique),
+    )
+
+
+def _summed(
+    groups: dict[tuple[str, str], list[float]],
+) -> dict[tuple[str, str], tuple[int, float, float]]:
     return {
         key: (len(off), float(np.mean(off)), float(np.max(off)))
         for key, off in sorted(groups.items())

@@ -104,6 +104,7 @@ STACK_FLAGS = (
     "attention.flash_prompt",
     "attention.repeat_kv",
     "packed_cache.repeat_kv",
+    "packed_cache.unpack_each",
     "selection.gather_sync",
     "offload.across_steps",
     "offload.blocking_store",

@@ -56,6 +56,7 @@ class PackedCache:
 
     layer: float = 0.0  # further time per layer for the unpacked tail of a packed cache [s]
     unpack_ops: float = 0.0  # vector operations per cached number that a kernel unpacks
+    unpack_each: bool = False  # unpacks the cache for every new token, not once for all
     unpack_bytes: float = 0.0  # moved per packed number to unpack it outside the kernel [B]
     passes: float = 1.0  # passes over a packed cache that its attention makes in all
     plain_passes: float = 0.0  # further passes of one new token over a whole fp16 cache
