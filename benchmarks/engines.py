@@ -21,6 +21,7 @@ import engines_intervals
 import numpy as np
 from engines_2024 import OLD, spread, write_old
 from engines_intervals import WITHIN_SHAPES, interval, line, requests
+from engines_own import OWN, RESERVED
 
 from kvsim.evidence import ledger, loadtests, published, published_errors
 from kvsim.evidence.ops.fit import ClassFit, fit_table
@@ -174,7 +175,8 @@ def _write(folder: Path, fits: Fits, unseen: dict[tuple[str, str, str], np.ndarr
             "extends": "fused",
             "version": "; ".join(versions),
         }
-        (stacks / f"{engine}.toml").write_text(typical_text(head, cards, OWN, today))
+        own = OWN | RESERVED.get(engine, {})
+        (stacks / f"{engine}.toml").write_text(typical_text(head, cards, own, today))
     ledger.update(LEDGER, entries)
 
 
@@ -284,13 +286,6 @@ def _write_products(
     hardware, below = load_hardware(place.stem), load_stack(base)
     table = read_ops([folder / "ops" / "gemm_other.csv"], engine, hardware)
     place.write_text(card_text(table, fit_table(table, hardware, below), base, today, near))
-
-
-OWN: dict[str, tuple[float, str]] = {
-    "kernel.allreduce.memory": (1.0, "sums.*_share hold what sums reach"),
-    "kernel.allreduce.floor_s": (0.0, "sums.* hold it"),
-}
-"""Numbers of every engine that no row tells."""
 
 
 if __name__ == "__main__":

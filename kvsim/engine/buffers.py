@@ -95,10 +95,27 @@ def resident_once(
     turned = turns * (part.max_length + part.new)
     rows = part.batch if part.prefill and not stack.memory.prompt_logits else part.tokens
     layers = np.maximum(alive * attending + scratch, alive * mlp)
+    used = np.maximum(layers, rows * m.vocab * stack.memory.logit_bytes)
     return {
         "gpu": {
             "embedding": stack.weights.copies * embedding,
-            "workspace": turned + np.maximum(layers, rows * m.vocab * stack.memory.logit_bytes),
+            "workspace": turned + np.maximum(used, _reserved(deployment, chunk * mlp)),
             "context": stack.memory.context_memory,
         }
     }
+
+
+def _reserved(deployment: Deployment, part: float) -> float:
+    """What an engine keeps free because its largest pass took it. [B]
+
+    Every GPU has all logits when it samples.
+
+    Parameters
+    ----------
+    part : activations of a whole part of prompts. [B]
+    """
+    memory = deployment.stack.memory
+    if not memory.reserved_sequences:
+        return 0.0
+    logits = memory.reserved_sequences * deployment.model.vocab
+    return max(part, logits * memory.sampling_bytes)

@@ -96,6 +96,8 @@ STACK_NUMBERS: Mapping[str, Number] = {
     "memory.prefill_chunk_tokens": AT_LEAST_ONE,
     "memory.activation_passes": NON_NEGATIVE,
     "memory.logit_bytes": POSITIVE,
+    "memory.reserved_sequences": NON_NEGATIVE,
+    "memory.sampling_bytes": NON_NEGATIVE,
 }
 STACK_FLAGS = (
     "time.counted_launches",

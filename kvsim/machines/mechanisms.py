@@ -129,3 +129,6 @@ class WorkingMemory:
     activation_passes: float = 1.0  # hidden-state-sized buffers alive at once, beyond the widest
     prompt_logits: bool = False  # the LM head runs over every prompt token
     logit_bytes: float = 4.0  # per logit kept [B]
+    reserved_sequences: float = 0.0  # an engine that measures its largest pass before it shares out
+    # memory keeps that pass's memory free: a whole part of prompts, and so many sequences sampled
+    sampling_bytes: float = 0.0  # per logit while those are sampled [B]
