@@ -25,6 +25,7 @@ LIMITS = {
     "unpack": "arithmetic that unpacks the cache",
     "cpu": "host arithmetic",
 }
+SERVER = "host work for requests, beside the GPU"
 
 
 def breakdown(steps: Iterable[Step], deployment: Deployment) -> dict[str, Number]:
@@ -53,6 +54,7 @@ def bound_by(passes: Iterable[tuple[Step, float]], deployment: Deployment) -> st
             needs = {k: float(np.ravel(v)[0]) for k, v in resource_seconds(op, deployment).items()}
             needs["fixed time"] = float(np.ravel(overhead_seconds(op, deployment))[0])
             limit = LIMITS.get(max(needs, key=needs.__getitem__), "fixed time")
+            limit = SERVER if op.name == "server" else limit
             on = busy.setdefault(op.stream, {})
             on[limit] = on.get(limit, 0.0) + count * took
             if op.stream == "gpu":

@@ -1,6 +1,6 @@
 """Why something takes the time it takes, in words."""
 
-from kvsim.prediction.explain import LIMITS
+from kvsim.prediction.explain import LIMITS, SERVER
 
 REASONS = {
     "GPU memory bandwidth": "every {step} reads weights and cache",
@@ -12,6 +12,7 @@ REASONS = {
     "host arithmetic": "the CPU computes attention",
     "arithmetic that unpacks the cache": "the GPU widens packed numbers all the time",
     "kernel launches": "the host issues kernels more slowly than the GPU runs them",
+    SERVER: "reading prompts and sending text take the host longer than the GPU takes",
     "fixed time": "small kernels spend their time starting",
 }
 """What binds a round, and why that is."""
