@@ -72,6 +72,13 @@ def test_known_numbers_are_recovered_within_their_uncertainty(name: str) -> None
     assert not set(found.fit.values) & set(found.fit.unknown)
 
 
+def test_a_cards_own_numbers_do_not_stand_in_for_what_is_fitted() -> None:
+    """``vllm`` has numbers of its own for an H100, and those of an A40 start from it."""
+    many = rows.OpTable("h100", "mine", "1", (synthetic("gemm"),), {}, ())
+    (found,) = fit.fit_table(many, load_hardware("h100"), load_stack("vllm"), 0)
+    assert found.fit.values["kernel.gemm.compute"] == pytest.approx(0.71, rel=0.05)
+
+
 def table(path: Path, lines: list[dict[str, object]]) -> Path:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, HEADER)

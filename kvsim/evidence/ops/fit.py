@@ -95,6 +95,7 @@ def fit_table(
     ----------
     count : parts of the shapes that are held out in turn; 0 to hold out nothing.
     """
+    base = replace(base, cards={})  # a card's own stack would stand in for what is fitted
     found: dict[str, ClassFit] = {}
     for rows in table.rows:  # 16-bit formats come first
         if len(rows) < FEWEST or (rows.kind == "prefill_attention" and rows.dtype != "fp16"):
