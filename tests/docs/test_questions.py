@@ -41,7 +41,7 @@ def figure(pattern: str, text: str) -> float:
 
 
 def long_context(text: str) -> None:
-    link = figure(r"and ([\d.]+) MiB of host memory", text) * 2**20 / 26e9
+    link = figure(r"and ([\d.]+) GiB of host memory", text) * GIB / 26e9
     least = 0.9 * figure(r"([\d.]+) GiB of 24", text) * GIB / 1.008e12
     assert least < figure(r"TPOT ([\d.]+) ms", text) / 1e3 < least + 1.5 * link
 
@@ -115,8 +115,9 @@ def at_load(text: str) -> None:
 
 def pool(text: str) -> None:
     tokens = figure(r"memory: ([\d,]+) tokens", text)
-    free = 0.9 * load_hardware("a10").gpu_memory - LLAMA3_WEIGHTS
-    assert 0.9 < tokens * LLAMA3_TOKEN / free <= 1
+    sampled = 256 * 128256 * 30  # logits of vLLM's largest pass, which it keeps free [B]
+    free = 0.9 * load_hardware("a10").gpu_memory - LLAMA3_WEIGHTS - sampled - 0.5 * GIB
+    assert 0.97 < tokens * LLAMA3_TOKEN / free <= 1
     assert figure(r"([\d,]+) blocks", text) == tokens // 16
     assert figure(r"([\d.]+) sequences\.", text) == pytest.approx(tokens / 8128, rel=2e-3)
 
@@ -183,7 +184,7 @@ ANSWERS: dict[str, tuple[tuple[str, ...], Callable[[str], None]]] = {
     "accuracy": (("On h100, on rows that no fit saw", "at the median"), accuracy),
     "how-many-gpus": (("Rent 2 x l40s", "per hour"), fleet),
     "cheapest-gpu": (("Rent 2 x l40s", "per million generated tokens"), fleet),
-    "max-num-seqs": (("sequences at once", "Limit: GPU memory bandwidth"), max_num_seqs),
+    "max-num-seqs": (("sequences at once", "TPOT"), max_num_seqs),
     "memory-at-load": (("At 5, 20 and 50 requests per second", "more than it serves"), at_load),
     "kv-pool": (("KV pool at 0.9 of the memory",), pool),
     "host-or-larger-card": (("Run full KV on a100-80g", "--gpu a100-40g"), cards),

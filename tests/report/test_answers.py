@@ -43,8 +43,8 @@ def test_what_does_not_fit_is_told_what_would() -> None:
 
 def test_the_pool_is_told_as_engines_print_it() -> None:
     text = said("predict", *A10, "--technique", "full")
-    assert "KV pool at 0.9 of the GPU's memory: 39,126 tokens, 2,445 blocks of 16" in text
-    assert "maximum concurrency 4.70" in text and "Longest prompt that fits at batch 1: " in text
+    assert "KV pool at 0.9 of the GPU's memory: 31,630 tokens, 1,976 blocks of 16" in text
+    assert "maximum concurrency 3.80" in text and "Longest prompt that fits at batch 1: " in text
 
 
 def test_offloading_what_fits_is_advised_against_with_the_reason() -> None:
