@@ -70,7 +70,7 @@ def stretches(rounds: int, kinks: Iterable[float] = ()) -> Stretches:
 
 def planes(
     options: Iterable[Option],
-    cost: Callable[..., Array],
+    cost: Callable[[Shares, int], Array],
     prompt: int,
     full_windows: list[int],
 ) -> Array:

@@ -175,7 +175,7 @@ def loss(text: str) -> None:
 
 
 ANSWERS: dict[str, tuple[tuple[str, ...], Callable[[str], None]]] = {
-    "long-context": (("Run mixed placement on rtx4090 with int4 weights", "fp16"), long_context),
+    "long-context": (("Run mixed placement on rtx4090 with int4 weights", "output"), long_context),
     "offload": (("Stay with full KV", "slower", "host-to-GPU link"), offload),
     "quantised-cache": (("full KV's", "saves", "of GPU memory"), quantised),
     "speculation": (("faster than full up to batch", "acceptance"), speculation),
