@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvsim.engine.timeline import makespan, steady
 from kvsim.errors import InputError
 from kvsim.graph import Point
 from kvsim.limits import RANGES
@@ -140,6 +141,18 @@ def test_the_largest_batch_is_one_number() -> None:
     for served in (False, True):
         most = largest_batch(parse("full"), d, 500, 20, 40e9, 1e12, served=served)
         assert most.shape == (1, 1) and most > 0
+
+
+def test_a_batch_spends_its_time_on_the_round_in_the_middle() -> None:
+    """The third of four rounds, at a whole number of tokens; the prompts where there is none."""
+    d, t = deployment(), parse("full")
+    ((step, often),) = predict("full", batch=8, out=5).passes()
+    middle = float(round_seconds(t, d, decode_point(8.0, 500, 5, 2.0)))
+    assert often == 1.0 and float(steady(step, d)) == close(middle)
+    ((step, often),) = predict("full", batch=8, out=1).passes()
+    assert often == 1.0 and float(makespan(step, d)) == close(
+        float(predict("full", 8).prefill_s[0])
+    )
 
 
 def test_long_generations_are_summed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

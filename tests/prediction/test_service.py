@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from kvsim.engine.timeline import makespan
 from kvsim.graph import Buffers, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
@@ -107,3 +108,14 @@ def test_what_binds_a_service_counts_the_prompts_it_reads_meanwhile() -> None:
     assert binding(Prediction(t, d, batch, 8000, 32)) == "GPU memory bandwidth"  # of its rounds
     rounds, read = Service(t, d, batch, 8000, 33).passes()
     assert rounds[1] == 32.0 and read[1] == 16.0  # rounds and prompts of one generation
+
+
+def test_a_generation_is_its_rounds_and_the_prompts_of_all() -> None:
+    """Forty tokens are one of the prompt's pass and 39 rounds; each of 32 sequences has one."""
+    d = deployment()
+    rounds, prompts = Service(parse("full"), d, np.array([32.0]), 512, 40).passes()
+    assert (rounds[1], prompts[1]) == (39.0, 32.0)
+    one = Prediction(parse("full"), d, np.ones(1), 512, 40)
+    assert float(makespan(prompts[0], d)) == pytest.approx(float(one.prefill_s[0]), rel=1e-12)
+    (only,) = Service(parse("full"), d, np.array([32.0]), 512, 1).passes()
+    assert only[1] == 32.0

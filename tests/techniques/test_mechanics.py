@@ -4,7 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from kvsim.graph import Point
+from kvsim.prediction.memory import prefill_point
 from kvsim.techniques import parse
+from kvsim.techniques.landmarks import Landmarks
+from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.selfdraft import SINK
 from tests.support.arithmetic import B, decoding, deployment, number
 
@@ -54,3 +58,20 @@ def test_a_streamingllm_draft_keeps_the_sinks_that_streamingllm_keeps() -> None:
     draft = parse("selfdraft:reads=streamingllm,gamma=3")
     assert draft.drafts == 3 and draft.settings["reads"] == "streamingllm"
     assert parse("streamingllm").settings["sink"] == SINK == 4
+
+
+def test_a_low_rank_cache_reads_its_prompt_with_whole_keys() -> None:
+    """One layer's fp16 keys of all prompt tokens, until they are factored."""
+    d = deployment("llama3-8b")
+    t = parse("lowrank:rank=64")
+    reading = t.resident(d, prefill_point(B, 1000, 10))["gpu"]["prompt keys"]
+    assert number(reading) == 2 * d.model.kv_heads * d.model.head_dim * B * 1000
+    assert number(t.resident(d, decoding(1000, 1, 1000, 1010))["gpu"]["prompt keys"]) == 0
+
+
+@pytest.mark.parametrize(("prompt", "pages"), [(64, 8), (65, 9), (1, 1), (8, 1)])
+def test_a_prompt_has_a_landmark_for_each_chunk_that_it_begins(prompt: int, pages: int) -> None:
+    d, selection = deployment("llama3-8b"), Landmarks(chunk=8)
+    p = Point(B, float(prompt), 1.0, float(prompt), prompt + 9.0)
+    at = LayerPass(d, p, d.shard.layout[0][0][0], parse("full").parts[0])
+    assert number(selection.pages(at)) == pages
