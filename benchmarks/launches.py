@@ -35,10 +35,9 @@ DIFFER = {
     ("h2o", "prefill"): "the prompt is read in as many parts as its scores have room for",
     ("zipcache", "decode"): "steps that probe are drawn, here none",
     ("quantspec", "decode"): "the residual is packed in some rounds, here in none",
+    ("eagle", "draft"): "the first draft reads as many tokens as were accepted, here at random",
 }
 """Passes whose kernels depend on sizes or chance, and why."""
-UNCOUNTED = ("duoattention", "kvquant", "eagle", "mtp", "shadowkv")
-"""Techniques whose kernels were not counted op by op yet: their ops are stated as one each."""
 
 
 class Kernels(Silent):
@@ -55,14 +54,14 @@ class Kernels(Silent):
         self.begun.append((kind, self.watch.kernels + self.copies))
 
     def of(self, kind: str) -> float:
-        """Kernels of a pass of that kind, the mean over those that it has."""
+        """Kernels of a pass of that kind, the mean over those that it has; of prompts, the sum."""
         ends = [before for _, before in self.begun[1:]]
         found = [
             end - begin
             for (name, begin), end in zip(self.begun, ends, strict=False)
             if kind == ("decode" if name == "verify" else name)
         ]
-        return sum(found) / len(found)
+        return sum(found) / (1 if kind == "prefill" else len(found))
 
 
 @dataclass(frozen=True)
