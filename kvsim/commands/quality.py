@@ -102,6 +102,7 @@ def measure_per_layer(
     from kvsim.machines.profiles import load_hardware, load_stack
     from kvsim.planner.bits import assign
     from kvsim.quality.layers import write
+    from kvsim.quality.unfinished import Unfinished
     from kvsim.report.json import print_json
     from kvsim.report.validate_layers import Executed, print_layers, record
     from kvsim.techniques import parse
@@ -121,12 +122,17 @@ def measure_per_layer(
     opened = Opened(model, arch, source, where, machine)
     decoder, texts, about = opened.read(read, reading, length)
     group = max(g for g in (8, 16, 32, 64) if arch.model.head_dim % g == 0 or g == 8)
-    for step in measure_layers(decoder, reading, texts, group, about):
+    asked = {**about, "sizes": list(reading_sizes), "group": group}
+    so_far = Unfinished.beside(out, asked)
+    if so_far.runs:
+        typer.echo(f"{len(so_far.runs)} runs are done already ({so_far.path})", err=True)
+    for step in measure_layers(decoder, reading, texts, group, about, so_far=so_far):
         if isinstance(step, str):
             typer.echo(step, err=True)
             continue
         if out is not None:
             write(Path(out), step)
+            so_far.close()
         plan: Executed | None = None
         if wanted is not None:
             widths = assign(step, wanted)

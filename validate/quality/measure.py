@@ -34,7 +34,7 @@ def measure(
     texts : windows of a text. (windows, reading.length)
     about : ``model``, ``weights``, ``text`` and ``settings`` as the trace has them.
     """
-    progress = _Progress(1 + len(settings.lossy) + len(TEMPERATURES) * len(settings.drafts))
+    progress = Progress(1 + len(settings.lossy) + len(TEMPERATURES) * len(settings.drafts))
     yield progress.line("full")
     full = _run(decoder, parse("full"), texts, reading)
     assert isinstance(full.impl, WatchedFull)
@@ -76,13 +76,14 @@ def measure(
     )
 
 
-class _Progress:
+class Progress:
     """Which of how many runs is next, and how long the rest may take."""
 
     def __init__(self, runs: int) -> None:
         self._runs, self._begun, self._start = runs, 0, monotonic()
 
     def line(self, what: str) -> str:
+        """The next run in words."""
         gone = monotonic() - self._start
         left = gone / self._begun * (self._runs - self._begun) if self._begun else 0.0
         self._begun += 1

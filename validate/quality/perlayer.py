@@ -9,11 +9,13 @@ from torch import Tensor
 
 from kvsim.graph import Array
 from kvsim.quality.layers import LayerLosses
+from kvsim.quality.unfinished import Unfinished
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.validate.impl.composed import Composed
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.quality.forced import Forced
+from kvsim.validate.quality.measure import Progress
 from kvsim.validate.quality.settings import Reading
 from kvsim.validate.run import Generation
 
@@ -88,6 +90,7 @@ def measure_layers(
     group: int,
     about: dict[str, str],
     widths: Sequence[int] = WIDTHS,
+    so_far: Unfinished | None = None,
 ) -> Iterator[LayerLosses | str]:
     """Yields what it is about to do as text, and the losses at the end.
 
@@ -95,21 +98,34 @@ def measure_layers(
     ----------
     texts : windows of a text. (windows, reading.length)
     about : ``model``, ``weights``, ``text`` and ``settings`` as the file has them.
+    so_far : runs that are done already; those that follow are added.
     """
-    count = decoder.arch.model.layers
+    count, done = decoder.arch.model.layers, so_far or Unfinished()
     yield "reading the prompts"
     kept = KeptPrompt(decoder, [text[: reading.prompt] for text in texts])
     truth = _run(kept, parse("full"), texts).kept
     alone = np.zeros((2, len(widths), count, len(texts)))
     uniform = np.zeros((len(widths), len(texts)))
-    for b, bits in enumerate(widths):
-        yield f"{bits} bits in all layers, then in each alone"
-        everywhere = packed(bits, bits, group, range(count), count)
-        uniform[b] = _run(kept, everywhere, texts, truth).by_window
-        for layer in range(count):
-            for side, pair in enumerate(((bits, WHOLE), (WHOLE, bits))):
-                one = packed(*pair, group, range(layer, layer + 1), count)
-                alone[side, b, layer] = _run(kept, one, texts, truth).by_window
+    runs = [(b, layer) for b in range(len(widths)) for layer in (None, *range(count))]
+    progress = Progress(len(runs))
+
+    def losses(pair: tuple[int, int], layers: range) -> Array:
+        name = f"{pair[0]},{pair[1]} bits in {layers.start}-{layers.stop - 1}"
+        found = done.known(name, len(texts))
+        if found is None:
+            found = _run(kept, packed(*pair, group, layers, count), texts, truth).by_window
+            done.keep(name, found)
+        return found
+
+    for b, layer in runs:
+        bits = widths[b]
+        if layer is None:
+            yield progress.line(f"{bits} bits in all layers")
+            uniform[b] = losses((bits, bits), range(count))
+            continue
+        yield progress.line(f"{bits} bits in layer {layer} alone, keys and then values")
+        for side, pair in enumerate(((bits, WHOLE), (WHOLE, bits))):
+            alone[side, b, layer] = losses(pair, range(layer, layer + 1))
     yield LayerLosses(
         date=date.today().isoformat(), bits=tuple(widths), group=group, alone=alone,
         uniform=uniform, **about,

@@ -1,0 +1,68 @@
+"""Runs of a measurement layer by layer, kept beside its output until it is whole."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from kvsim.files import own_output, replace_text
+from kvsim.graph import Array
+
+EVERY = 20.0  # seconds between two writes
+
+
+@dataclass
+class Unfinished:
+    """Losses by window of every run that is done.
+
+    Attributes
+    ----------
+    path
+        Of the file, or nothing where no output was asked for.
+    about
+        What is measured; a file about something else is not gone on with.
+    runs
+        By name. (windows,) each [nat per token]
+    """
+
+    path: Path | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+    runs: dict[str, list[float]] = field(default_factory=dict)
+    _written: float = field(default_factory=monotonic)
+
+    @classmethod
+    def beside(cls, out: str | None, about: Mapping[str, Any]) -> "Unfinished":
+        """What an earlier call with the same output and the same questions left."""
+        if out is None:
+            return cls()
+        path = Path(f"{out}.unfinished")
+        try:
+            given = json.loads(path.read_text(encoding="utf-8"))
+            same = given["about"] == json.loads(json.dumps(about))
+            runs = {str(k): [float(x) for x in v] for k, v in given["runs"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            same, runs = False, {}
+        return cls(path, about, runs if same else {})
+
+    def known(self, name: str, windows: int) -> Array | None:
+        """A run's losses, if it is done."""
+        found = self.runs.get(name, [])
+        return np.array(found) if len(found) == windows else None
+
+    def keep(self, name: str, losses: Array) -> None:
+        """Note a run; on disk soon after."""
+        self.runs[name] = losses.tolist()
+        if self.path is not None and monotonic() - self._written > EVERY:
+            self._written = monotonic()
+            with own_output():
+                text = json.dumps({"about": dict(self.about), "runs": self.runs})
+                replace_text(self.path, text + "\n")
+
+    def close(self) -> None:
+        """The output is whole, so that this is of no more use."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
