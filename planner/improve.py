@@ -32,6 +32,10 @@ from kvsim.planner.tighter import TIGHTER, lowered
 from kvsim.planner.workload import PlanLimits
 from kvsim.prediction.generate import Prediction
 
+NEEDED = {
+    "full": "full", "copied": "offload", "recomputed": "kvpr", "cpu": "fastdecode",
+    "shared": "fastdecode",
+}  # fmt: skip
 BATCHES = 8  # of the relaxation
 TRIED = 3  # batches whose mixes are replayed
 TRIES = 80  # replays of the local search, per batch
@@ -66,8 +70,7 @@ class Placements:
 
     def _admitted(self, name: str) -> bool:
         """By the techniques that the user considers."""
-        needed = {"full": "full", "copied": "offload", "recomputed": "kvpr", "cpu": "fastdecode"}
-        return needed[name.rstrip("0123456789")] in self._names
+        return NEEDED[name.rstrip("0123456789")] in self._names
 
     @cached_property
     def _names(self) -> set[str]:

@@ -128,21 +128,21 @@ def arranged(coefficients: Coefficients, programme: Programme, mix: Mix) -> Arra
 
 
 def levelled(arrangement: Arrangement) -> Arrangement | None:
-    """All layers that copy or recompute alike, with the mean of their shares; None if they are."""
+    """All layers that pass the batch as one alike, with the mean of their shares; None if so."""
     found = []
     for uses in arrangement.uses:
-        moved = [u for u in uses if u.parts == 1 and not u.shares.cpu]
+        moved = [u for u in uses if u.parts == 1]
         if len(moved) < 2:
             found.append(uses)
             continue
         count = sum(u.layers for u in moved)
-        host, split = (
+        host, split, cpu = (
             sum(u.layers * getattr(u.shares, key) for u in moved) / count
-            for key in ("host", "split")
+            for key in ("host", "split", "cpu")
         )
         streamed = sum(u.layers * u.streamed for u in moved) / count
         left = tuple(u for u in uses if u not in moved)
-        found.append((Use(Shares(host, split), 1, count, streamed), *left))
+        found.append((Use(Shares(host, split, cpu), 1, count, streamed), *left))
     levelled = replace(arrangement, uses=tuple(found))
     return None if levelled == arrangement else levelled
 
@@ -171,11 +171,12 @@ def neighbours(arrangement: Arrangement, step: int) -> Iterator[Arrangement]:
                     j: replace(uses[j], layers=uses[j].layers + moved),
                 })  # fmt: skip
         for i, use in enumerate(uses):
-            for key, low in (("host", 1e-3), ("split", 0.0)):
-                value = getattr(use.shares, key)
-                if value <= 0:
+            room = {"host": 1.0 - use.shares.cpu, "split": use.shares.host,
+                    "cpu": 1.0 - use.shares.host}  # fmt: skip
+            for key, low in (("host", 1e-3), ("split", 0.0), ("cpu", 1e-3)):
+                value, most = getattr(use.shares, key), room[key]
+                if value <= 0 or (key == "cpu" and use.parts > 1):
                     continue
-                most = 1.0 - use.shares.cpu if key == "host" else use.shares.host
                 for other in (value - fine, value + fine):
                     changed: dict[str, Any] = {key: min(max(other, low), most)}
                     shares = replace(use.shares, **changed)

@@ -11,12 +11,18 @@ from kvsim.techniques.base import Technique
 from kvsim.techniques.place import Place
 
 EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the boxes that a share is within
+CPU_EDGES = (0.0, 0.25, 0.5, 1.0)  # of the boxes of a share that the CPU attends to
 ROUNDING = 1e-6  # of a token
-FAMILIES = (frozenset({"full", "cpu"}), frozenset({"full", "copied", "recomputed"}))
+FAMILIES = (
+    frozenset({"full", "cpu"}),
+    frozenset({"full", "copied", "recomputed"}),
+    frozenset({"full", "shared"}),
+)
 """What layers of one model may do beside each other.
 
 Copies of caches and the CPU's answers would wait for each other on the link, whose queue is in
-order: layers of both kinds are slower together than either alone.
+order: layers of both kinds are slower together than either alone. Where GPU and CPU share the
+attention of every layer, each over its own tokens at the same time, no halves of a batch alternate.
 """
 
 
@@ -69,6 +75,8 @@ def options_for(deployment: Deployment, halves: bool) -> list[Option]:
             found.append(Option(f"recomputed{i}", some))
     if not deployment.shard.latent:
         found.append(Option("cpu", (Shares(cpu=1.0),), 2 if halves else 1))
+        for i, (low, high) in enumerate(pairwise(CPU_EDGES)):
+            found.append(Option(f"shared{i}", (Shares(cpu=low), Shares(cpu=high))))
     return found
 
 
