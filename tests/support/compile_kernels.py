@@ -32,7 +32,7 @@ from triton.backends.compiler import GPUTarget
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
-from kvsim.validate.impl import cells, grouped, packed, rows, specache, values, zipcache
+from kvsim.validate.impl import away, cells, grouped, packed, rows, specache, zipcache
 from kvsim.validate.kernels import (
     attention,
     attention_triton,
@@ -123,7 +123,7 @@ def compiling(compiled: Compiled) -> Iterator[None]:
         (packed, "attend", attend), (cells, "attend", attend), (zipcache, "attend", attend),
         (packed, "quantise", pack), (rows, "quantise", pack), (grouped, "quantise", pack),
         (specache, "softmax_top_k", twice(topk_triton.softmax_top_k, topk.softmax_top_k)),
-        (specache, "gather", gathered), (values, "gather", gathered),
+        (specache, "gather", gathered), (away, "gather", gathered),
     ]  # fmt: skip
     patches = [patch.object(module, name, new) for module, name, new in replaced]
     for one in patches:

@@ -19,7 +19,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
 from kvsim.validate import transfer
-from kvsim.validate.impl import hostcache, place, placing, rows, specache, values
+from kvsim.validate.impl import away, hostcache, place, placing, rows, specache
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Generation
@@ -106,9 +106,9 @@ def late(monkeypatch: Any) -> Lateness:
     monkeypatch.setattr(rows.Rows, "take", take)
     for module in (hostcache, placing, specache):
         monkeypatch.setattr(module, "Transfers", Late)
-    for module in (values, specache):
+    for module in (away, specache):
         monkeypatch.setattr(module, "gather", fetch)
-    for module in (place, values):
+    for module in (place, away):
         monkeypatch.setattr(module, "copy_all", copy_all)
     return lateness
 
@@ -118,6 +118,7 @@ COMPOSED = [
     "0: full; 1: place:host_share=0.5; 2-: kcache:n=2000",
     "offload:host_share=0.5 + kivi:bits=4,group=8,residual=8", "offload + fp8",
     "0: full; 1-2: kcache:n=6 + grouped:bits=4,group=8", "offload + snapkv:budget=16,window=4",
+    "shadowkv:budget=16,chunk=4,outliers=1,rank=8",
 ]  # fmt: skip
 """The first three lose nothing."""
 LOSSLESS = ["offload:host_share=0.5", "kvpr:split=9"]
@@ -158,7 +159,9 @@ def test_no_wrong_token_in_compositions(text: str, late: Lateness) -> None:
     assert late.copies > FEW
 
 
-@pytest.mark.parametrize("text", [*LOSSLESS, *OWN, OTHERS[1], OTHERS[4], *COMPOSED[3:5]])
+@pytest.mark.parametrize(
+    "text", [*LOSSLESS, *OWN, OTHERS[1], OTHERS[4], *COMPOSED[3:5], COMPOSED[-1]]
+)
 def test_the_prompt_leaves_late(text: str, late: Lateness) -> None:
     """Long after the layers that computed it are through with their buffers."""
     late.storing = 3e-2

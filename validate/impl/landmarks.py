@@ -152,10 +152,14 @@ class Landmarks(Selecting):
             return chosen, others.gather(2, chosen)
 
     def _tokens(self, chunks: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens of chunks (batch, KV heads, n), and whether they are there and to be seen."""
+        """Tokens of chunks (batch, KV heads, n), and whether they are there and to be seen.
+
+        In place of others stands the prompt's last: what comes behind may be on its way home.
+        """
+        ends = self._on_device[:, None, None, None]
         index = chunks[..., None] * self.chunk + torch.arange(self.chunk, device=chunks.device)
-        there = (index < self._on_device[:, None, None, None]) & known[..., None]
-        return index.flatten(2).clamp(max=self.prompt - 1).long(), there.flatten(2)
+        there = (index < ends) & known[..., None]
+        return torch.minimum(index, ends - 1).flatten(2).long(), there.flatten(2)
 
     def _there(self, chunks: Tensor) -> Tensor:
         """Tokens of chunks (n,) that sequences have, (batch, n, chunk)."""
