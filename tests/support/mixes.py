@@ -63,7 +63,7 @@ def random_mix(
             rows = np.flatnonzero(p.option_of == o)
             points = np.array([[*vars(c.corner(p, int(v))[1]).values()] for v in rows])
             host, split, cpu = random.dirichlet(np.ones(rows.size)) @ points
-            host, split = round(host, 6), np.floor(split * prompt) / prompt
+            host, cpu, split = round(host, 6), round(cpu, 6), np.floor(split * prompt) / prompt
             at = np.array([host, split, cpu, 1.0])
             weight, _ = nnls(np.column_stack([points, np.ones(rows.size)]).T, at)
             corners[rows, k] += weight * count
