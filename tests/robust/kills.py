@@ -195,7 +195,7 @@ def main(tell: Callable[[str], None] = print) -> int:
     moments = int(sys.argv[1]) if len(sys.argv) > 1 else 150
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     names = tuple(sys.argv[3].split(",")) if len(sys.argv) > 3 else tuple(COMMANDS)
-    preload()
+    preload(*(["torch"] if "validate" in names else []))
     with tempfile.TemporaryDirectory() as scratch:
         found = stops(moments, Path(scratch) / "kill", names, seed)
     broken = [outcome for outcome in found if outcome.faults]
