@@ -30,7 +30,7 @@ FIRST_DRAFTS = (0, 1, 2, 4, 7, 11, 16)  # per round; those beside the best are t
 
 ENGINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "vllm": ("full", "fp8", "turboquant", "eagle", "mtp", "draft", "ngram"),
+        "vllm": ("full", "fp8", "eagle", "mtp", "draft", "ngram"),
         "sglang": ("full", "fp8", "eagle", "mtp", "draft", "ngram"),
         "trtllm": ("full", "fp8", "eagle", "mtp", "draft", "ngram"),
         "hf": ("full", "offload", "kivi", "draft", "ngram"),

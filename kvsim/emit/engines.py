@@ -1,12 +1,13 @@
 """The settings of each engine; what it has no setting for is said."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kvsim.emit import drafts
 from kvsim.emit.flags import MANUALS, Flag, flag
 from kvsim.emit.served import Served
 from kvsim.errors import unknown
+from kvsim.techniques.terms import Term
 
 QUANTISED = {
     "fp8-block": "fp8 weights with a scale per block: serve a checkpoint that is quantised so",
@@ -103,9 +104,9 @@ def _no_technique(s: Served, found: EngineSettings, known: tuple[str, ...]) -> N
         found.lacks(f"layers that differ ({s.technique}): {title} treats all alike")
 
 
-def _turboquant(s: Served) -> str:
+def turboquant(terms: Iterable[Term]) -> str:
     """vLLM's name of the format, if it has these bits."""
-    term = s.terms.get("turboquant")
+    term = next((x for x in terms if x.name == "turboquant"), None)
     if term is None:
         return ""
     keys, values = term.settings["bits"], term.settings["value_bits"]
@@ -126,7 +127,7 @@ def _vllm(s: Served, found: EngineSettings) -> str:
     found.add("--block-size", s.block_tokens)
     if s.prefix_caching:
         found.add("--enable-prefix-caching")
-    turbo = _turboquant(s)
+    turbo = turboquant(s.terms.values())
     if "fp8" in s.terms or turbo:
         found.add("--kv-cache-dtype", turbo or "fp8")
     if s.weights == "fp8" and not s.released:

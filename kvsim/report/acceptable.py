@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from kvsim.emit.engines import turboquant
 from kvsim.emit.flags import MANUALS
 from kvsim.planner.admit import ENGINES
 from kvsim.prediction.generate import Prediction
@@ -18,6 +19,8 @@ MOVED = (
 def engines_of(technique: Technique) -> str:
     """The released engines that run a technique, by their titles; empty if none does."""
     able = [engine for engine, names in ENGINES.items() if technique.name in names]
+    if turboquant(technique.terms):  # some widths only, so that plans do not choose it unasked
+        able.append("vllm")
     return ", ".join(MANUALS[x].title if x in MANUALS else "FlexGen" for x in able)
 
 

@@ -63,7 +63,7 @@ PLAN_MORE = {
     "knees",
     "waves",
 }
-PLAN_MORE |= {"advice", "others"}
+PLAN_MORE |= {"advice", "others", "likely"}
 HEAVY = {"numpy", "scipy", "pandas", "pulp", "plotly", "torch", "rich"}
 
 

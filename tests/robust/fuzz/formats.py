@@ -54,7 +54,7 @@ def _tree(file: str, sound: Sequence[Any], read: Work, *commands: Work) -> Forma
 SERVED = command("simulate", *WHERE, "--trace", "{}")
 INSPECT = command("traces", "inspect", "{}")
 DOCTOR = command("doctor", "{}")
-IMPORT = ("traces", "import", "{}", "--out", "out.csv")
+IMPORT = ("traces", "import", "{}", "--out", "{}.csv")
 FORMATS: dict[str, Format] = {
     "config.json": _tree(
         "c.json", examples.documents("models/catalogue/*.json"), readers.config,
@@ -99,11 +99,11 @@ FORMATS: dict[str, Format] = {
     "operators": _text(
         "ops.csv", examples.OPERATORS, readers.operators,
         command("calibrate", "--from-ops", "{}", "--engine", "vllm", "--gpu", "t4", "--out",
-                "out.toml"),
+                "{}.toml"),
     ),
     "load tests": _text(
         "load.csv", examples.LOAD_TESTS, readers.load_tests,
-        command("calibrate", "--from-serving", "{}", "--engine", "vllm", "--out", "out.toml"),
+        command("calibrate", "--from-serving", "{}", "--engine", "vllm", "--out", "{}.toml"),
     ),
     "range query": _text("m.json", examples.METRICS, command(*IMPORT)),
     "metrics": _text("m.txt", examples.SCRAPES, readers.metrics),
