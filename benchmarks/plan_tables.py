@@ -59,7 +59,7 @@ def settings(case: int) -> Line | None:
     model, gpu, batch, prompt, generate = SCENARIOS[case]
     d, random = deployment(model, gpu), np.random.default_rng(case)
     w = Workload(prompt, generate, batch)
-    plan = make_plan(d, w, "throughput", whole(d))
+    plan = make_plan(d, w, "throughput", whole(d), error=0.0)
     best = plan.solver.optimum
     goal, tried, fit, top, which = float(best.output_tok_s[0]), 0, 0, 0.0, ""
     near = int(best.batch[0])
@@ -184,10 +184,10 @@ def changes(case: int) -> Line | None:
     line: Line = {"case": f"{d.model.name} {h.name} {w.batch} {w.prompt}/{w.generate}",
                   "service": service, "change": change}  # fmt: skip
     try:
-        before = make_plan(d, w, "throughput", limits)
+        before = make_plan(d, w, "throughput", limits, error=0.0)
     except (NoPlanError, InfeasibleError, InputError):
         return line | {"plan": False}
-    after = make_plan(*_changed(change, d, w, limits))
+    after = make_plan(*_changed(change, d, w, limits), error=0.0)
     gained = _value(after) / _value(before) - 1
     return line | {"plan": True, "gained": gained, "priced": before.prices.get(change),
                    "before": str(before.solver.optimum.technique),

@@ -99,7 +99,8 @@ def whole(d: Deployment) -> PlanLimits:
 def tokens(_: int) -> None:
     for model, gpu, batch, prompt, generate, asked in TOKENS:
         d, began = deployment(model, gpu), time.process_time()
-        plan = make_plan(d, Workload(prompt, generate, batch), "throughput", whole(d))
+        w = Workload(prompt, generate, batch)
+        plan = make_plan(d, w, "throughput", whole(d), error=0.0)  # nothing given up
         p, gap = plan.solver.optimum, plan.solver.gap
         print(
             f"{model} {gpu} batch {float(p.batch[0]):.0f} {prompt}/{generate}: asked {asked}, "
@@ -113,7 +114,8 @@ def gaps(_: int) -> None:
     found, best = [], []
     for model, gpu, batch, prompt, generate in GAPS:
         d, began = deployment(model, gpu), time.process_time()
-        plan = make_plan(d, Workload(prompt, generate, batch), "throughput", whole(d))
+        w = Workload(prompt, generate, batch)
+        plan = make_plan(d, w, "throughput", whole(d), error=0.0)  # nothing given up
         gap = plan.solver.gap
         if gap is not None and plan.solver.bound is not None:
             optimum = plan.solver.optimum

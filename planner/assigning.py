@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pulp
-from scipy.optimize import linprog
-from scipy.sparse import csr_array, eye_array, kron, vstack
 
 from kvsim.graph import Array
 
@@ -49,6 +47,10 @@ def budgeted(programme: "Programme") -> bool:
 
 def assigned(programme: "Programme", counts: Array) -> Assigned:
     """Layers share out the options of each shape with the least loss."""
+    # few plans have losses by layer, and these take as long to import as the others to solve
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_array, eye_array, kron, vstack
+
     p = programme
     assert p.loss is not None and p.shape_of is not None
     layers, each = np.zeros_like(p.loss), np.zeros_like(counts)

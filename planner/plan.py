@@ -16,7 +16,7 @@ from kvsim.planner.likely import Likely, likely
 from kvsim.planner.noplan import explain
 from kvsim.planner.options import Options
 from kvsim.planner.outlook import Binding, bindings, prices
-from kvsim.planner.question import FULL, Question, Search
+from kvsim.planner.question import FULL, SIMPLEST, Question, Search, rank
 from kvsim.planner.rivals import Knee, Rival, Waves, alternatives, baseline, knees, runnable, waves
 from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
@@ -164,12 +164,19 @@ def answer(question: Question) -> ChosenPlan:
 
 
 def _placements(q: Question, search: Search) -> Placements:
-    """The programme's mixes beside the table, where their bound is better than what it has."""
+    """The programme's mixes beside the table, where their bound is better than what it has.
+
+    Where full KV is as good as the best within the known error, a mix that is not better by more
+    than that would not be chosen either: none is then looked for, and the bound says what is left.
+    """
     limits = q.limits.finite()
-    best = search.best(limits)
-    known = [row for row in (best, search.chosen(limits)) if row is not None]
+    best, chosen = search.best(limits), search.chosen(limits)
+    known = [row for row in (best, chosen) if row is not None]
     placements = Placements(q, tuple(float(search.table.batch[row]) for row in known))
     value = np.inf if best is None else search.value(best)
+    if chosen is not None and rank(simplest := search.table.technique[chosen]) == SIMPLEST:
+        own = search.value(chosen)
+        value = min(value, own - q.between(simplest, simplest) * abs(own))
     for found in placements.better_than(value, placements.bounds(value)):
         search.include(found.prediction)
     return placements

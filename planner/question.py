@@ -203,6 +203,9 @@ class Search:
         return float(self.table.columns[self.q.objective][row])
 
 
+SIMPLEST = (0, 0)  # full KV
+
+
 def rank(technique: Technique) -> tuple[int, ...]:
     """How simple a technique is: lossless before lossy, nothing done to the cache before one."""
     several = not technique.uniform or len(technique.terms) > 1

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.files import own_output, replace_text
+from kvsim.errors import InputError
+from kvsim.files import own_output, read_json, replace_text
+from kvsim.files.kinds import JSON
 from kvsim.graph import Array
 
 EVERY = 20.0  # seconds between two writes
@@ -41,11 +43,11 @@ class Unfinished:
             return cls()
         path = Path(f"{out}.unfinished")
         try:
-            given = json.loads(path.read_text(encoding="utf-8"))
+            given = read_json(path, JSON)
             same = given["about"] == json.loads(json.dumps(about))
             runs = {str(k): [float(x) for x in v] for k, v in given["runs"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            same, runs = False, {}
+        except (InputError, ValueError, KeyError, TypeError, AttributeError):
+            same, runs = False, {}  # none, or not one of these
         return cls(path, about, runs if same else {})
 
     def known(self, name: str, windows: int) -> Array | None:

@@ -105,7 +105,8 @@ def _against_full(plan: ChosenPlan) -> str:
         better = plan.solver.optimum.technique
         error = units.percent(plan.question.between(better, p.technique))
         more = f" by more than {error}, the known error"
-        return f"Nothing lossless is faster{more if plan.solver.given_up > SAME else ''}."
+        close = max(plan.solver.given_up, plan.solver.gap or 0.0) > SAME
+        return f"Nothing lossless is faster{more if close else ''}."
     ratio = float(p.output_tok_s[0]) / float(base.output_tok_s[0])
     batch = units.whole(number(base.batch))
     if ratio < 1:

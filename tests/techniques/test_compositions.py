@@ -261,7 +261,7 @@ BAD = {
     "quest:budget=0": (7, "from 1"),
     "plan.json": (0, "no such file"),
     "nowhere/plan.json": (0, "no such file"),
-    "x" * 3000: (0, "at most 2000"),
+    "x" * 30_000: (0, "at most 20000"),
 }
 
 

@@ -108,7 +108,7 @@ def test_gear_without_corrections_is_kivi(
     settings = f"bits={bits},group=64,residual={residual}"
     gear, kivi = parse(f"gear:{settings},rank=0,outliers=0"), parse(f"kivi:{settings}")
     step = step_of(gear, d, p)
-    assert_same_time(step, step_of(kivi, d, p), d, rule=np.testing.assert_equal)
+    assert_same_time(step, step_of(kivi, d, p), d)  # sums of times are taken in another order
     assert_same_memory(gear, kivi, d, p)
 
 
