@@ -40,6 +40,7 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
     "tests/planner/test_planner.py::test_two_gpus",
     "tests/planner/test_planner.py::test_limits_bind",
     "tests/planner/test_plan_trace.py::test_late",
+    "tests/planner/test_plan_trace.py::test_nothing_simulated_is_better_on_the_chat_sample[latency",
     "tests/planner/test_plan_trace.py::test_nothing_simulated_is_better_on_the_chat_sample[throughput",
     "tests/planner/test_plan_trace.py::test_a_choice_per_class",
     "tests/report/test_every_page.py::test_a_page_is_right",

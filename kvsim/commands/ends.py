@@ -6,11 +6,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 import typer
 
 from kvsim.errors import InfeasibleError, InputError
+from kvsim.files.drafts import remove_own
 from kvsim.files.ledger import Ledger, ledger
 
 DONE, LIMIT, BAD, FAULT = 0, 1, 2, 70
@@ -82,6 +84,8 @@ def _code_of(problem: BaseException, kept: Ledger) -> int:
 def _stopped(number: int, kept: Ledger) -> int:
     """A signal's one line: what is on disk, whole, and what is not."""
     signal.signal(number, signal.SIG_IGN)  # the line below is not interrupted again
+    for folder in {Path(path).parent for _, path in kept.outputs.values()}:
+        remove_own(folder)
     name = signal.Signals(number).name
     said = f"stopped by {name}"
     if kept.outputs:

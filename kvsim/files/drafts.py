@@ -46,6 +46,13 @@ def remove_orphans(folder: Path) -> int:
     return removed
 
 
+def remove_own(folder: Path) -> None:
+    """Remove this process's drafts: a signal may come just after one is made."""
+    with suppress(OSError):
+        for draft in folder.glob(f"{DRAFT}{os.getpid()}-*"):
+            draft.unlink(missing_ok=True)
+
+
 def _remove_orphan(draft: Path) -> bool:
     """Remove a draft unless its owner lives, or it belongs to another user."""
     try:
