@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvsim.machines.deployment import Deployment
-from kvsim.machines.hardware import Link
 from kvsim.planner.advice import on
 from kvsim.planner.options import Options, settled
+from kvsim.planner.outlook import faster
 from kvsim.planner.question import Question, Search, rank
 from kvsim.techniques.base import Technique
 
@@ -111,15 +110,6 @@ def _with_prompt(q: Question, factor: float) -> Question:
 
 def _with_batch(q: Question, batch: int) -> Question:
     return replace(q, workload=replace(q.workload, batch=batch))
-
-
-def faster(deployment: Deployment, links: tuple[str, ...], factor: float) -> Deployment:
-    """The deployment with some links several times as fast."""
-    changed = {
-        name: Link(link.bandwidth * factor, link.latency) if name in links else link
-        for name, link in deployment.hardware.links.items()
-    }
-    return replace(deployment, hardware=replace(deployment.hardware, links=changed))
 
 
 def front(table: Options, limits: dict[str, float]) -> list[int]:

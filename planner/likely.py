@@ -5,12 +5,12 @@ for that of a normal distribution of their logarithm.
 """
 
 from dataclasses import dataclass
-from math import erf, isfinite, log, sqrt
+from math import isfinite, log
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.evidence.ledger import WITHIN_80, KnownError, evidence_for
+from kvsim.evidence.ledger import WITHIN_80, KnownError, evidence_for, share_below
 from kvsim.planner.choose import distinct
 from kvsim.planner.options import CONTEXTS
 from kvsim.planner.question import Question
@@ -65,7 +65,7 @@ def below(error: KnownError, factor: float) -> float:
     reach = log(error.high) if factor >= 1 else -log(error.low)
     if reach == 0.0:
         return 1.0 if factor >= 1 else 0.0
-    return 0.5 * (1 + erf(WITHIN_80 * log(factor) / reach / sqrt(2)))
+    return share_below(factor, reach / WITHIN_80)
 
 
 def _safer(

@@ -138,10 +138,10 @@ def near(search: Search, row: int) -> list[Technique]:
     return [search.table.technique[i] for i in found]
 
 
-def faster(deployment: Deployment, links: tuple[str, ...]) -> Deployment:
-    """The deployment with some links a tenth faster."""
+def faster(deployment: Deployment, links: tuple[str, ...], factor: float = MORE) -> Deployment:
+    """The deployment with some links several times as fast, or a tenth faster."""
     changed = {
-        name: Link(link.bandwidth * MORE, link.latency) if name in links else link
+        name: Link(link.bandwidth * factor, link.latency) if name in links else link
         for name, link in deployment.hardware.links.items()
     }
     return replace(deployment, hardware=replace(deployment.hardware, links=changed))

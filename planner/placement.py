@@ -89,7 +89,7 @@ class Coefficients:
     def seconds(self) -> Array:
         """Of one layer by phase, resource, corner, shape and batch. (q, r, v, k, b) [s]"""
         full = [k for k, s in enumerate(self.shapes) if (s.window or np.inf) < self.workload.prompt]
-        found = planes(self.options, self._layers, self.workload.prompt, full)
+        found = planes(self.options, self._layers, self.workload.prompt, full, len(STREAMS))
         return self._by_phase(np.moveaxis(found, -1, 2))
 
     def _by_phase(self, cost: Array) -> Array:

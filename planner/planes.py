@@ -17,7 +17,6 @@ from kvsim.planner.shares import Option, Shares
 
 STEP = 1e-5  # of a share, by which a slope is taken
 ROUNDED = 1e-13  # of a cost: differences below this are rounding
-STREAMS = 4  # resources that are streams; after them come chains
 CONTEXTS = 3  # stretches of the growing context
 
 
@@ -73,6 +72,7 @@ def planes(
     cost: Callable[[Shares, int], Array],
     prompt: int,
     full_windows: list[int],
+    streams: int,
 ) -> Array:
     """Planes below costs of all options. (q, r, k, b, corners)
 
@@ -85,6 +85,7 @@ def planes(
     ----------
     cost : of shares and parts of the batch, by phase, resource, shape and batch. (q, r, k, b)
     full_windows : shapes of layers whose window the prompt fills.
+    streams : of the resources, how many are streams; after them come chains.
     """
     found = []
     for option in options:
@@ -97,7 +98,7 @@ def planes(
             low = min(corner.host for corner in option.corners)
             ends = mine(Shares(low)), mine(Shares(low, low))
             least = np.minimum(*ends)
-            least[:, STREAMS:] = least[:, :1]
+            least[:, streams:] = least[:, :1]
             values[:, :, full_windows] = least[:, :, full_windows, :, None]
         found.append(values)
     return np.concatenate(found, axis=-1)

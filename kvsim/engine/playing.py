@@ -175,12 +175,12 @@ class Timeline:
         shift = now[0] - before[0]
         others = [i for i, clock in enumerate(now) if clock is not now[0]]
         for i in sorted(others, key=self._moved.__ne__):
-            if not _everywhere(np.abs(now[i] - before[i] - shift) <= TOLERANCE * now[i]):
+            if not everywhere(np.abs(now[i] - before[i] - shift) <= TOLERANCE * now[i]):
                 self._moved = i  # it may be the one again
                 return False
         slack = TOLERANCE * np.abs(now[0])
         most = shift + slack
-        if not _everywhere(host_shift <= most):
+        if not everywhere(host_shift <= most):
             return False
         behind = host_shift < shift - slack  # until a synchronisation sets the host's clock
         ops = (t for layer in distinct(self.layers[layers.start : layers.stop]) for t in layer)
@@ -265,11 +265,6 @@ class Timeline:
         state.streams[op.stream] = _where(active, end, free)
         if op.sync:
             state.host = _where(active, np.maximum(state.host, end) + stack.time.sync, state.host)
-
-
-def _everywhere(holds: NDArray[np.bool] | bool) -> bool:
-    """``np.all``, several times as fast for the few points of a plan."""
-    return int(np.count_nonzero(holds)) == np.size(holds)
 
 
 def _where(active: NDArray[np.bool] | bool, yes: Number, no: Number) -> Number:

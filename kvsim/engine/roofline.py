@@ -114,9 +114,12 @@ def seconds(op: Op, deployment: Deployment) -> Number:
     return np.where(np.logical_or.reduce(np.broadcast_arrays(*some)), total, 0.0)
 
 
-def everywhere(work: NDArray[np.floating]) -> bool:
-    """Whether there is some at every point; work is never negative, so counting does."""
-    return int(np.count_nonzero(work)) == work.size
+def everywhere(values: Number | NDArray[np.bool] | bool) -> bool:
+    """Whether no value is 0 or false: ``np.all``, several times as fast for the points of a plan.
+
+    Work and times are never negative, so that there is some at every point then.
+    """
+    return int(np.count_nonzero(values)) == np.size(values)
 
 
 def _nothing(number: Number) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import cache
 from importlib.resources import files
-from math import exp, log
+from math import erf, exp, log, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +104,16 @@ def evidence_for(
     low, high = (_within(exp(wider * log(x))) for x in (nearest.low, nearest.high))
     words = _words(nearest, same, engine, device, name)
     return KnownError(nearest, words, min(low, 1.0), max(high, 1.0), all(same))
+
+
+def share_below(factor: float, sigma: float) -> float:
+    """Probability that a factor is less than another, its logarithm normal around 0.
+
+    Parameters
+    ----------
+    sigma : standard deviation of the logarithm.
+    """
+    return 0.5 * (1 + erf(log(factor) / (sigma * sqrt(2))))
 
 
 def typical_error(deployment: Deployment, technique: str, kind: str = "decode") -> float:

@@ -18,10 +18,20 @@ MOVED = (
 
 def engines_of(technique: Technique) -> str:
     """The released engines that run a technique, by their titles; empty if none does."""
-    able = [engine for engine, names in ENGINES.items() if technique.name in names]
+    able = released(technique.name)
     if turboquant(technique.terms):  # some widths only, so that plans do not choose it unasked
         able.append("vllm")
-    return ", ".join(MANUALS[x].title if x in MANUALS else "FlexGen" for x in able)
+    return titles(able)
+
+
+def released(name: str) -> list[str]:
+    """The engines that a plan may give a technique to."""
+    return [engine for engine, names in ENGINES.items() if name in names]
+
+
+def titles(engines: Sequence[str]) -> str:
+    """Engines as they call themselves."""
+    return ", ".join(MANUALS[x].title if x in MANUALS else "FlexGen" for x in engines)
 
 
 def where_they_run(found: Sequence[Prediction]) -> Iterator[str]:

@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 
 from kvsim.emit.engines import emit
-from kvsim.emit.flags import MANUALS
 from kvsim.emit.replica import of_prediction
 from kvsim.machines.deployment import WEIGHTS, Deployment
-from kvsim.planner.admit import ENGINES
 from kvsim.planner.advice import NARROW
 from kvsim.planner.plan import ChosenPlan
 from kvsim.prediction.generate import Prediction
 from kvsim.report import evidence, units
+from kvsim.report.acceptable import released, titles
 from kvsim.report.clauses import within
 from kvsim.report.json import Row, number
 from kvsim.report.names import given, label, params, spoken
@@ -55,20 +54,19 @@ def settings_to_paste(plan: ChosenPlan) -> Iterator[str]:
     name = label(p.technique)
     if narrowed(p.deployment):
         yield f"{p.deployment.weights} weights: {NARROW}."
-    able = [engine for engine, techniques in ENGINES.items() if name in techniques]
+    able = released(name)
     if not able:
         what = spoken(p.technique)
         yield f"No serving engine has {what}; kvsim's own implementation: `kvsim validate`."
         other = plan.engine_best
         if other is not None:
-            runs = [e for e, techniques in ENGINES.items() if other.technique.name in techniques]
+            runs = released(other.technique.name)
             yield (
                 f"The best that an engine runs as released: {name_of(other)}, batch "
                 f"{units.whole(number(other.batch))}: {times(other)} ({', '.join(runs)})."
             )
         return
-    titles = (MANUALS[x].title if x in MANUALS else "FlexGen" for x in able)
-    yield f"Engines that run it: {', '.join(titles)}."
+    yield f"Engines that run it: {titles(able)}."
     if "vllm" in able and plan.question.workload.service:
         share = plan.question.limits.gpu_memory / p.deployment.hardware.gpu_memory
         found = emit("vllm", of_prediction(p, share))

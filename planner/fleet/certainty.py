@@ -7,9 +7,9 @@ another question, which half, one and a half and twice the load speak to.
 """
 
 from dataclasses import dataclass
-from math import erf, inf, log, sqrt
+from math import inf, log, sqrt
 
-from kvsim.evidence.ledger import WITHIN_80, KnownError, evidence_for
+from kvsim.evidence.ledger import WITHIN_80, KnownError, evidence_for, share_below
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.play import FleetTargets, Played
 from kvsim.planner.fleet.search import FleetSearch, Proven
@@ -31,7 +31,7 @@ class Spread:
         """Probability that times are off by less than a factor."""
         if factor in (0, inf):
             return 1.0 if factor else 0.0
-        return 0.5 * (1 + erf(log(factor) / (self.sigma * sqrt(2))))
+        return share_below(factor, self.sigma)
 
     @property
     def slowdown(self) -> float:

@@ -10,8 +10,9 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner.admit import Admission
 from kvsim.planner.choose import Column
-from kvsim.planner.flips import faster, front
+from kvsim.planner.flips import front
 from kvsim.planner.options import Options
+from kvsim.planner.outlook import faster
 from kvsim.planner.plan import ChosenPlan, make_plan
 from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.techniques import parse

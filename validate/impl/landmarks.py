@@ -6,7 +6,7 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.landmarks import Landmarks as Settings
 from kvsim.validate.impl.away import Away
-from kvsim.validate.impl.base import Resident, put
+from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.bytoken import TokenRows
 from kvsim.validate.impl.cells import Spot
 from kvsim.validate.impl.lowrank import Lowrank
@@ -61,12 +61,7 @@ class Landmarks(Selecting):
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Values of one layer leave, and its keys are decomposed, before the next is computed."""
         held = self.reading[0], self.away.stage(self, first=not step.starts[0])[0]
-        with self.tally.op("attn") as marks:
-            for cache, new in zip(held, (keys, values), strict=True):
-                put(cache, new, step)
-            marks.writes(keys, values)
-            k, v = (cache[:, :, : step.length] for cache in held)
-            out = attend(marks, queries, k, v, self._seen(step))
+        out = self.attend_from(held, queries, keys, values, step)
         if step.length == self.prompt:
             self._summarise(*held)
             self.factors.fill(*held, self.lengths)

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.models.model import LayerShape, Model
 from kvsim.techniques.layers import Parts
-from kvsim.validate.impl.base import Resident, together
+from kvsim.validate.impl.base import Resident, put, together
 from kvsim.validate.impl.bytoken import ByToken, TokenRows
 from kvsim.validate.impl.cells import Cells, Spot
 from kvsim.validate.model.attention import Pass, Seen, attend, visible
@@ -82,6 +82,22 @@ class Selecting:
         """Attention of a chunk over the prompt so far, (batch, KV heads, tokens, dim)."""
         with self.tally.op("attn") as marks:
             return attend(marks, queries, keys, values, self._seen(step))
+
+    def attend_from(
+        self, held: tuple[Tensor, Tensor], queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
+        """Attention of a chunk of the prompt that goes to where its prompt is held until it leaves.
+
+        Parameters
+        ----------
+        held : room for the prompt's keys and values.
+        """
+        with self.tally.op("attn") as marks:
+            for cache, new in zip(held, (keys, values), strict=True):
+                put(cache, new, step)
+            marks.writes(keys, values)
+            k, v = (cache[:, :, : step.length] for cache in held)
+            return attend(marks, queries, k, v, self._seen(step))
 
     def filled(self, keys: Tensor, values: Tensor) -> None:
         """The prompt is read: store what stays of it."""

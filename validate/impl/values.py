@@ -7,12 +7,12 @@ from torch import Tensor
 
 from kvsim.techniques.values import TopValues
 from kvsim.validate.impl.away import Away
-from kvsim.validate.impl.base import Resident, put
+from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.bytoken import PACKED_AT_ONCE
 from kvsim.validate.impl.cells import Spot
 from kvsim.validate.impl.selecting import Selecting, Where
 from kvsim.validate.kernels.gather import rows_at
-from kvsim.validate.model.attention import Pass, attend
+from kvsim.validate.model.attention import Pass
 
 
 class Values(Selecting):
@@ -43,12 +43,7 @@ class Values(Selecting):
         if self.away is None:
             return super().prefill(queries, keys, values, step)
         held = self.rows.k.parts[0], self.away.stage(self, first=not step.starts[0])[0]
-        with self.tally.op("attn") as marks:
-            for cache, new in zip(held, (keys, values), strict=True):
-                put(cache, new, step)
-            marks.writes(keys, values)
-            keys, values = (cache[:, :, : step.length] for cache in held)
-            out = attend(marks, queries, keys, values, self._seen(step))
+        out = self.attend_from(held, queries, keys, values, step)
         if step.length == self.prompt:
             self.away.send_prompt(self)
         return out
