@@ -12,19 +12,17 @@ it, because PyTorch hands freed memory to the stream that asked for it.
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
-from math import prod
-from mmap import mmap
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from kvsim.validate.homes import arena
 from kvsim.validate.tally import SILENT, Silent
 
 WAYS = ("h2d", "d2h")
-MAPPED = 3  # cudaHostRegisterPortable and cudaHostRegisterMapped
 
 
 class Mark(Protocol):
@@ -61,7 +59,7 @@ class Transfers:
         )
         beside = partial(_run, wait, nullcontext)
         self.side = _CudaLane(device, "side", beside) if on_cuda else _ComputeLane(beside)
-        self._registered: list[int] = []  # addresses
+        self._arena = arena()
 
     def mark(self) -> Mark:
         """Everything that compute has been asked to do so far."""
@@ -70,33 +68,21 @@ class Transfers:
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Room in host memory, pinned where there is a GPU; none at all in a rehearsal.
 
-        Pinned room is as large as it must be, to a page, and is given back when the lanes end:
-        PyTorch's own takes the next power of two, and keeps it.
-
         Raises
         ------
         RuntimeError
             If the memory cannot be pinned.
         """
-        numbers = prod(shape)
-        if self.device.type != "cuda" or not numbers:
-            where = "meta" if self.device.type == "meta" else "cpu"
-            return torch.zeros(shape, dtype=dtype, device=where)
-        pages = mmap(-1, numbers * dtype.itemsize)
-        home = torch.frombuffer(pages, dtype=dtype, count=numbers).view(shape)
-        problem = int(_runtime().cudaHostRegister(home.data_ptr(), len(pages), MAPPED))
-        if problem:
-            size = f"{len(pages) / 2**20:.0f} MiB"
-            raise RuntimeError(f"host memory: {size} cannot be pinned (CUDA error {problem})")
-        self._registered.append(home.data_ptr())
-        return home
+        if self.device.type == "cuda":
+            return self._arena.room(shape, dtype)
+        where = "meta" if self.device.type == "meta" else "cpu"
+        return torch.zeros(shape, dtype=dtype, device=where)
 
     def close(self) -> None:
         """End all lanes, after what they still have to do; homes are pinned no more."""
         for lane in (self.h2d, self.d2h, self.side):
             lane.close()
-        while self._registered:
-            _runtime().cudaHostUnregister(self._registered.pop())
+        self._arena.leave()
 
 
 def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -240,11 +226,6 @@ class _CudaLane:
 
     def close(self) -> None:
         self._stream.synchronize()
-
-
-def _runtime() -> Any:
-    """CUDA's runtime library, loaded with PyTorch."""
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
 @cache

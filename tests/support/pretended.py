@@ -98,7 +98,8 @@ def _asked(args: Any, kwargs: Any) -> torch.device | None:
         if isinstance(value, torch.device) or (
             isinstance(value, str) and value.startswith(("cuda", "cpu"))
         ):
-            return torch.device(value)
+            asked = torch.device(value)
+            return None if asked.type == "meta" else asked  # rehearsals hold nothing anywhere
     return None
 
 

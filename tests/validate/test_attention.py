@@ -1,5 +1,6 @@
 """Attention of a few tokens: heads that share keys are computed together, and alike."""
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from kvsim.validate import transfer  # noqa: E402
+from kvsim.errors import InputError  # noqa: E402
+from kvsim.validate import homes, transfer  # noqa: E402
 from kvsim.validate.kernels import ranges  # noqa: E402
 from kvsim.validate.model import attention  # noqa: E402
 from kvsim.validate.model.attention import FEW_QUERIES, attend  # noqa: E402
@@ -146,16 +148,16 @@ def test_homes_are_as_large_as_they_must_be_and_given_back(monkeypatch: Any) -> 
         def synchronize(self) -> None:
             return None
 
-    monkeypatch.setattr(transfer, "_runtime", lambda: runtime)
+    monkeypatch.setattr(homes, "_runtime", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     transfer._stream.cache_clear()
     for _ in range(3):
         transfers = Transfers(torch.device("cuda", 0))
-        homes = [transfers.host((3, 5, 7), torch.float16), transfers.host((5000,), torch.uint8)]
+        made_here = [transfers.host((3, 5, 7), torch.float16), transfers.host((5000,), torch.uint8)]
         empty = transfers.host((0, 4), torch.float16)
-        assert [home.shape for home in (*homes, empty)] == [(3, 5, 7), (5000,), (0, 4)]
-        assert all(home.data_ptr() % 4096 == 0 and not home.any() for home in homes)
-        assert sum(runtime.pinned.values()) == 3 * 5 * 7 * 2 + 5000
+        assert [home.shape for home in (*made_here, empty)] == [(3, 5, 7), (5000,), (0, 4)]
+        assert all(home.data_ptr() % 4096 == 0 and not home.any() for home in made_here)
+        assert sum(runtime.pinned.values()) == sum(map(homes.lines, (3 * 5 * 7 * 2, 5000)))
         transfers.close()
         assert not runtime.pinned
     assert len(made) == 3, "to the device, from it, and beside"
@@ -164,3 +166,29 @@ def test_homes_are_as_large_as_they_must_be_and_given_back(monkeypatch: Any) -> 
     with pytest.raises(RuntimeError, match="cannot be pinned"):
         Transfers(torch.device("cuda", 0)).host((8,), torch.uint8)
     transfer._stream.cache_clear()
+
+
+def test_a_run_pins_one_mapping_as_large_as_its_homes(monkeypatch: Any) -> None:
+    runtime = Runtime()
+    monkeypatch.setattr(homes, "_runtime", lambda: runtime)
+    shapes = [(3, 5, 7), (100, 64), (0, 4), (64,)]
+    needed = sum(homes.lines(2 * math.prod(shape)) for shape in shapes)
+    with homes.planned(needed):
+        users = [homes.arena(), homes.arena()]
+    rooms = [users[i % 2].room(shape, torch.float16) for i, shape in enumerate(shapes)]
+    assert users[0] is users[1] and list(runtime.pinned.values()) == [needed]
+    for i, room in enumerate(rooms):
+        room.fill_(i)
+    assert [bool((room == i).all()) for i, room in enumerate(rooms)] == [True] * len(rooms)
+    users[0].room((5,), torch.uint8)
+    assert list(runtime.pinned.values()) == [needed, 64], "what was not planned is apart"
+    users[0].leave()
+    assert runtime.pinned
+    users[1].leave()
+    assert not runtime.pinned
+
+
+def test_host_memory_is_checked_before_a_run() -> None:
+    homes.check_host_memory(79, "offload", lambda: 100)
+    with pytest.raises(InputError, match=r"offload: .* of host memory are needed"):
+        homes.check_host_memory(81, "offload", lambda: 100)

@@ -2,17 +2,22 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from kvsim.prediction.memory import decode_point
 from kvsim.techniques import parse
+from kvsim.validate import homes
+from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.counts.compare import compare
 from kvsim.validate.run import Generation
 from kvsim.validate.session.oracles import ORACLES
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.session.work import facts
-from kvsim.validate.tally import Tally
+from kvsim.validate.tally import Tally, size
 from tests.support.pretended import decoder, pretended
 from tests.support.pretended_cuda import GPU
 
@@ -44,3 +49,31 @@ def test_kernels_are_their_twins(name: str) -> None:
     with pretended(), torch.inference_mode():
         cases = list(ORACLES[name](GPU, True))
     assert cases and all(case["passed"] for case in cases)
+
+
+@pytest.mark.parametrize("text", ["offload", "kvpr:split=9", "kcache:n=16", "specache:k=16"])
+def test_homes_are_one_mapping_as_large_as_stated(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned: dict[int, int] = {}
+
+    def register(address: int, size: int, flags: int) -> int:
+        pinned[address] = size
+        return 0
+
+    runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=pinned.pop)
+    monkeypatch.setattr(homes, "_runtime", lambda: runtime)
+    with pretended(interpreted=False):
+        small = decoder()
+        run = Generation(small, parse(text), PROMPTS, 3)
+        kept = [t for some in run.impl.resident()["host"].values() for t in some]
+        assert list(pinned.values()) == [sum(homes.lines(size(t)) for t in kept)]
+        assert sum(map(size, kept)) <= sum(pinned.values()) < sum(map(size, kept)) + 64 * len(kept)
+        assert small.deployment
+        work = RandomPrompts(2, len(PROMPTS[0]), 3)
+        point = decode_point(work.batch, work.prompt, work.generate, work.generate - 1.0)
+        stated = run.impl.technique.resident(small.deployment, point)["host"]
+        run.impl.close()
+    assert not pinned
+    total = sum(float(np.ravel(n)[0]) for n in stated.values())
+    assert sum(map(size, kept)) == pytest.approx(total, rel=1e-9)

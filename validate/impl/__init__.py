@@ -13,10 +13,12 @@ from typing import Any
 from kvsim.errors import unknown
 from kvsim.techniques import TECHNIQUES
 from kvsim.techniques.base import Technique
+from kvsim.validate.homes import check_host_memory, lines, planned
 from kvsim.validate.impl.base import Implementation, SmallRun
 from kvsim.validate.impl.composed import Composed
 from kvsim.validate.impl.found import found
-from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.decoder import Decoder, rehearsal
+from kvsim.validate.tally import size
 
 
 def _found() -> dict[str, type[Implementation]]:
@@ -62,8 +64,17 @@ def implement(
     Raises
     ------
     InputError
-        If it has no real implementation, or cannot run like this.
+        If it has no real implementation, cannot run like this, or needs more host memory than is
+        free.
     """
     check_known([technique])
     kind = kinds.get(technique.name, Composed)
-    return kind(technique, decoder, lengths, generate)
+    if decoder.device.type != "cuda":
+        return kind(technique, decoder, lengths, generate)
+    rehearsed = kind(technique, rehearsal(decoder), lengths, generate)
+    rehearsed.close()
+    homes = rehearsed.resident().get("host", {}).values()
+    needed = sum(lines(size(home)) for some in homes for home in some)
+    check_host_memory(needed, str(technique))
+    with planned(needed):
+        return kind(technique, decoder, lengths, generate)

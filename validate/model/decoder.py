@@ -15,7 +15,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.validate.model.architecture import POSITION_OFFSET, Architecture
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.rope import rotate
-from kvsim.validate.model.weights import LayerWeights, Matrix, Norm, Weights
+from kvsim.validate.model.weights import LayerWeights, Matrix, Norm, Weights, build
 from kvsim.validate.tally import SILENT, Kind, Silent
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor, Pass], Tensor]
@@ -175,6 +175,17 @@ class Decoder:
             marks.reads(tensor, *matrix.tensors())
             marks.writes(out)
         return out
+
+
+def rehearsal(decoder: Decoder) -> Decoder:
+    """The same without any memory, on which a technique can be set up to see what it needs."""
+
+    def empty(name: str, shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, dtype=decoder.dtype, device="meta")
+
+    return Decoder(
+        decoder.arch, build(decoder.arch, empty), decoder.length, deployment=decoder.deployment
+    )
 
 
 def _normed(norm: Norm | None, tensor: Tensor) -> Tensor:

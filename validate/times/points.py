@@ -41,7 +41,6 @@ BATCHES, PROMPTS = (1, 4), (128, 384, 1024)
 GPU_BATCHES, GPU_PROMPTS = (1, 8, 64), (1024, 8192, 65536)
 MOST_TOKENS = {"cpu": 2048, "cuda": 524288}  # of a batch's prompts [tokens]
 GENERATE = 9
-PINNED = 2.0  # pinned memory over what is asked for: PyTorch rounds up to powers of two
 ROOM = 0.8  # of the free memory may be taken
 REPEATS = 5
 CPU_REPEATS = 3  # a run takes seconds there
@@ -148,8 +147,6 @@ def _check_room(
     on_gpu, on_host = float(p.gpu_bytes[0]), float(p.host_bytes[0])
     if device.type == "cpu":
         on_host += on_gpu
-    else:
-        on_host *= PINNED
     free = available_memory()
     if on_host > ROOM * free:
         raise InputError(
