@@ -17,8 +17,9 @@ SIZES = {"µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "KiB": 2.0
 VALUE = rf"(?<![\w.–-])({NUMBER})(?:\s?(µs|ms|s|min|h|[KMG]iB|%)(?!\w))?(?!\.?\w*[a-wyz\d])"
 RANGE = rf"({NUMBER})–({NUMBER}) (µs|ms|s|min|h)"
 COMPARED = ("ttft_s", "tpot_s", "decode_tok_s", "output_tok_s", "gpu_bytes", "kv_peak_bytes")
+TABLES = 1100  # from this width on tables are seen whole [CSS pixels]
 LARGEST = 5e6  # of a page [bytes]
-ROUND = 0.01  # of the round in the middle from the mean over all, and of its printed digits
+ROUND = 0.01  # of a typical round from the mean over all, and of its printed digits
 
 
 def lines(wide: str, narrow: str, width: int) -> Iterator[str]:
@@ -45,8 +46,8 @@ def looked(b: Browser, page: Path, shots: Path | None = None) -> Iterator[str]:
             where = f"{width} px, {scheme}"
             if seen["scroll"] != width:
                 yield f"{where}: {seen['scroll']} px wide"
-            for key in ("overlaps", "cut", "said", "requests"):
-                if seen[key]:
+            for key in ("overlaps", "cut", "said", "requests", "scrolled"):
+                if seen[key] and (key != "scrolled" or width > TABLES):
                     yield f"{where}: {key}: {seen[key][:2]}"
             if axe.SCRIPT is not None:
                 for rule in axe.broken(b):
@@ -88,10 +89,7 @@ def again(b: Browser, page: Path) -> Iterator[str]:
     other = page.with_name(f"again-{page.name}")
     arguments = shlex.split(before["foot"])[1:]
     assert arguments, "the foot has no command"
-    where = "--report"
-    if arguments[0] == "explore":  # its page is what it writes, so its place is in the command
-        where, at = "--out", arguments.index("--out")
-        del arguments[at : at + 2]
+    where = "--out" if arguments[0] == "explore" else "--report"
     found = run(*arguments, where, str(other))
     if not other.exists():
         yield f"the foot's command ends with: {found.err[-120:]}"

@@ -50,5 +50,5 @@ def explore(
     where = deployment(model, gpu, stack, tp, weights, host_memory)
     some = parse_several(technique) or [parse(name) for name in TECHNIQUES]
     title = f"{names.deployment(where)}: explore"
-    pages.write_page(out, where, some, tokens_out, title, command_line(), basis(where))
+    pages.write_page(out, where, some, tokens_out, title, command_line("--out"), basis(where))
     say_written(out)

@@ -58,13 +58,13 @@ def say_written(place: Path) -> None:
     print(f"kvsim: wrote {place}", file=sys.stderr)
 
 
-def command_line() -> str:
-    """What was typed, for the foot of a page; --report is left out of it."""
+def command_line(place: str = "--report") -> str:
+    """What was typed, for the foot of a page; the option that names the page is left out of it."""
     words = iter(sys.argv[1:])
     kept = []
     for word in words:
-        if word == "--report":
+        if word == place:
             next(words, None)
-        elif not word.startswith("--report="):
+        elif not word.startswith(f"{place}="):
             kept.append(shlex.quote(word))
     return " ".join(["kvsim", *kept])

@@ -48,7 +48,8 @@ def plan(
         str, option("--gpu", "NAME|PATH,..", "From `kvsim gpus`, or a file; several are compared.")
     ],
     prompt: Annotated[
-        str | None, option("--prompt", "N", "Prompt tokens, as 4096 or 4k; 2048 if not given.")
+        str | None,
+        option("--prompt", "N", "Prompt tokens, 2048 if not given; 4k is 4,000, 4K 4,096."),
     ] = None,
     generate: Annotated[
         str | None, option("--generate", "N", "Tokens to generate; 128 if not given.")

@@ -32,7 +32,9 @@ def predict(
         option("--technique", "SPEC,...", "NAME or NAME:KEY=VALUE,... Several, or repeated."),
     ],
     batch: Annotated[str, option("--batch", "N,...", "Batch sizes, as 1,8.")] = "1",
-    prompt: Annotated[str, option("--prompt", "N,...", "Prompt tokens, as 2048,32k.")] = "2048",
+    prompt: Annotated[
+        str, option("--prompt", "N,...", "Prompt tokens, as 2048,4k; 4k is 4,000, 4K 4,096.")
+    ] = "2048",
     generate: Annotated[str, option("--generate", "N,...", "Tokens to generate.")] = "128",
     stack: StackOption = DEFAULT_STACK,
     tp: TpOption = "1",

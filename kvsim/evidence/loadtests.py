@@ -175,7 +175,8 @@ def kernels(rows: Sequence[LoadTest], stack: Stack) -> Kernels:
 
 def _room(technique: Technique, deployment: Deployment, row: LoadTest) -> float:
     """Sequences of a row that the cache has room for at once."""
-    return pool(technique, deployment, int(row.prompt), int(row.generate)).concurrency
+    found = pool(technique, deployment, int(row.prompt), int(row.generate))
+    return found.tokens / found.length
 
 
 def latencies(rows: Sequence[LoadTest], stack: Stack) -> Array:

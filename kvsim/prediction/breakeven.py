@@ -22,6 +22,7 @@ AXES = {
     "acceptance": "accepted over drafted tokens",
     "link": "host link, times the profile's",
 }
+EVEN = 0.01  # relative difference that is none
 MOVES = 1e-6  # relative change of a ratio that makes an axis worth showing
 
 
@@ -45,16 +46,30 @@ class BreakEven:
 
     @property
     def crossings(self) -> list[float]:
-        """Where the ratio passes 1, between neighbours by its logarithm."""
+        """Where the ratio passes 1, between neighbours by its logarithm.
+
+        It must be off by more than ``EVEN`` before and after: a curve that lies on 1 crosses
+        nothing.
+        """
         found = []
         gain = np.log(self.ratio)
         grid = self.values if self.axis == "acceptance" else np.log(self.values)
-        for i in range(len(gain) - 1):
-            a, b = gain[i], gain[i + 1]
-            if np.isfinite(a) and np.isfinite(b) and (a > 0) != (b > 0):
-                at = grid[i] + (grid[i + 1] - grid[i]) * a / (a - b)
-                found.append(float(at if self.axis == "acceptance" else np.exp(at)))
+        before: int | None = None
+        for here in range(len(gain)):
+            if not np.isfinite(gain[here]):
+                before = None
+            elif abs(gain[here]) > EVEN:
+                if before is not None and gain[before] * gain[here] < 0:
+                    found.append(self._passed(grid, gain, before, here))
+                before = here
         return found
+
+    def _passed(self, grid: Array, gain: Array, first: int, last: int) -> float:
+        """Where the sign changes between two points."""
+        toward = gain[first : last + 1] * gain[last]  # below 0 before the change, above after it
+        i = first + int(np.flatnonzero((toward[:-1] <= 0) & (toward[1:] > 0))[0])
+        at = grid[i] + (grid[i + 1] - grid[i]) * gain[i] / (gain[i] - gain[i + 1])
+        return float(at if self.axis == "acceptance" else np.exp(at))
 
 
 def break_evens(prediction: Prediction, full: Technique) -> Iterator[BreakEven]:
@@ -78,7 +93,7 @@ def break_even_acceptance(prediction: Prediction, full: Technique) -> float | No
     0 if it is always faster, infinite if it never is, None for a technique without drafts.
     """
     for found in _acceptances(prediction, _Speeds(full, prediction.generate)):
-        always = 0.0 if found.ratio[0] > 1 else float("inf")
+        always = 0.0 if np.nanmax(found.ratio) > 1 + EVEN else float("inf")
         return found.crossings[0] if found.crossings else always
     return None
 

@@ -42,8 +42,8 @@ class KvPool:
 
     @property
     def concurrency(self) -> float:
-        """Sequences of that length at once, as vLLM's maximum concurrency."""
-        return self.tokens / self.length
+        """Sequences of that length at once, in whole blocks, as vLLM's maximum concurrency."""
+        return self.blocks / -(-self.length // BLOCK_TOKENS)
 
 
 def pool(

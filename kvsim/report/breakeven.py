@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvsim.prediction.breakeven import AXES, BreakEven, break_evens
 from kvsim.prediction.generate import Prediction
 from kvsim.report import units
@@ -73,9 +75,9 @@ def _figure(axis: str, lines: Sequence[tuple[str, str, BreakEven]]) -> "Figure":
             marker={"color": look.colour, "symbol": look.symbol, "size": 8},
             hovertemplate=f"{name}<br>%{{x:,.4g}}: %{{y:.3g}} x full KV<extra></extra>",
         )  # fmt: skip
-    ends = [found.values for _, _, found in lines]
+    ends = [found.values[np.isfinite(found.ratio)] for _, _, found in lines]
     figure.add_scatter(
-        x=[min(v.min() for v in ends), max(v.max() for v in ends)], y=[1, 1], mode="lines",
+        x=[np.concatenate(ends).min(), np.concatenate(ends).max()], y=[1, 1], mode="lines",
         name="full KV", line={"color": "#888888", "width": 1.5, "dash": "dot"}, hoverinfo="skip",
     )  # fmt: skip
     scale = {} if axis == "acceptance" else {"type": "log"}

@@ -1,5 +1,7 @@
 """What the terminal and the page of ``kvsim capacity`` both show."""
 
+from dataclasses import replace
+
 from kvsim.report.capacity import wait
 from kvsim.report.json import Row
 from kvsim.report.screen import Screen
@@ -83,9 +85,13 @@ def fleet(answer: Row) -> Table:
     p = f"p{answer['planned_for']['percentile']:g}"
     heads = ("kind of replica", "replicas", "USD/h", "requests", "max-num-seqs", "most running",
              "KV tokens", f"TTFT {p}", f"TPOT {p}")  # fmt: skip
-    return of_cells(heads, rows, ranks="000012300")
+    return replace(of_cells(heads, rows, ranks="000012300"), note=LIMITED)
 
 
+LIMITED = (
+    "max-num-seqs: where the fleet keeps the targets it never runs more at once, so a higher limit "
+    "would change nothing"
+)
 MEMORY_NAMES = {"gpu": "GPU memory", "host": "host memory", "nvme": "NVMe", "remote": "the store"}
 
 

@@ -7,13 +7,14 @@ import numpy as np
 
 from kvsim.engine.roofline import all_ops, seconds
 from kvsim.engine.spans import OpSpan, spans
+from kvsim.graph import Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
-from kvsim.prediction.generate import Prediction
+from kvsim.prediction.generate import Prediction, round_seconds
 from kvsim.prediction.memory import decode_point
 from kvsim.prediction.service import Service
 from kvsim.report import units
-from kvsim.report.colours import PALETTE, PATTERNS, mark
+from kvsim.report.colours import PALETTE, filled, mark
 from kvsim.report.json import Row
 from kvsim.report.names import short_names, spec
 from kvsim.report.quantities import QUANTITIES, compared_by
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 LOG = {"type": "log"}
 LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
 STREAMS = {"gpu": "GPU", "h2d": "host to GPU", "d2h": "GPU to host", "cpu": "CPU"}
-MOST_LANES = 400  # ops of a step that are drawn
+TRIED_ROUNDS = 33  # of a generation, to find a typical one
+MOST_LANES, FEW_LANES = 400, 120  # ops of a step that are drawn; that are outlined boldly
+BESIDE = 4.0  # a roof's ends from the ops' intensities and from its ridge, as a factor
 
 
 def finished(figure: "Figure", height: int, across: str, up: str, **axes: Any) -> "Figure":
@@ -80,18 +83,23 @@ def speed(rows: Sequence[Row]) -> "Figure":
     return finished(figure, 420, f"{across} [ms]", up, xaxis=LOG, yaxis=LOG)
 
 
-def round_spans(prediction: Prediction) -> tuple[list[OpSpan], float, float]:
-    """The ops of one decoding round in the middle of the generation, its time [s] and tokens."""
-    d = prediction.deployment
-    cycle = prediction.technique.cycle(
-        d,
-        decode_point(
-            float(prediction.batch[0]),
-            prediction.prompt,
-            prediction.generate,
-            prediction.generate // 2,
-        ),
+def typical_round(prediction: Prediction) -> Point:
+    """The round whose time per token is nearest to the mean of all, as caches grow in steps."""
+    batch, generate = float(prediction.batch[0]), prediction.generate
+    tokens = np.unique(np.linspace(0, generate - 2, TRIED_ROUNDS).round())
+    p = decode_point(batch, prediction.prompt, generate, tokens[None, :])
+    took = np.broadcast_to(
+        round_seconds(prediction.technique, prediction.deployment, p), (1, tokens.size)
     )
+    mean = float(prediction.decode_s[0] - prediction.between_s[0]) / (generate - 1)
+    chosen = float(tokens[np.argmin(np.abs(took[0] - mean))])
+    return decode_point(batch, prediction.prompt, generate, chosen)
+
+
+def round_spans(prediction: Prediction) -> tuple[list[OpSpan], float, float]:
+    """The ops of a typical decoding round, its time [s] and tokens."""
+    d = prediction.deployment
+    cycle = prediction.technique.cycle(d, typical_round(prediction))
     found: list[OpSpan] = []
     start = 0.0
     for step in cycle.steps:
@@ -119,18 +127,22 @@ def critical(found: Sequence[OpSpan]) -> list[OpSpan]:
 def lanes_title(prediction: Prediction, name: str) -> str:
     """What the lanes show, and how long the round takes."""
     _, took, tokens = round_spans(prediction)
-    waits = _waits(prediction) * tokens
+    more, waits = _besides(prediction)
     several = f" for {tokens:.2f} tokens" if tokens != 1 else ""
-    others = " with its share of others' prompts" if waits else ""
-    told = units.seconds(took + waits)
+    others = f" with its share of {more}" if waits else ""
+    told = units.seconds(took + waits * tokens)
     return f"One decoding round of {name}{others}: {told}{several}, critical path outlined"
 
 
-def _waits(prediction: Prediction) -> float:
-    """How long a token waits for the prompts of other requests, where these keep coming. [s]"""
-    if not isinstance(prediction, Service):
-        return 0.0
-    return float(prediction.tpot_s[0] - prediction.round_s[0])
+def _besides(prediction: Prediction) -> tuple[str, float]:
+    """What TPOT has besides rounds, and its time per token [s].
+
+    Prompts of other requests, where these keep coming, or what follows the prompt once.
+    """
+    if isinstance(prediction, Service):
+        return "others' prompts", float(prediction.tpot_s[0] - prediction.round_s[0])
+    once = float(prediction.between_s[0]) / (prediction.generate - 1)
+    return "what follows the prompt once", once
 
 
 def lanes(prediction: Prediction) -> "Figure":
@@ -144,13 +156,14 @@ def lanes(prediction: Prediction) -> "Figure":
         cost[s.name] = cost.get(s.name, 0.0) + s.end - s.begin
     names = sorted(cost, key=lambda name: -cost[name])
     shown = found[:MOST_LANES]
+    thick = 1.5 if len(shown) <= FEW_LANES else 0.4
     figure = Figure()
-    waits = _waits(prediction) * tokens
+    more, waits = _besides(prediction)
     if waits:
         figure.add_bar(
-            y=[STREAMS["gpu"]], orientation="h", name="others' prompts", base=[1e3 * total],
-            x=[1e3 * waits], marker={"color": "#888888", "pattern": {"shape": "."}},
-            hovertemplate="%{x:.4g} ms, on average, while prompts of other requests are read",
+            y=[STREAMS["gpu"]], orientation="h", name=more, base=[1e3 * total],
+            x=[1e3 * waits * tokens], marker={"color": "#888888", "pattern": {"shape": "."}},
+            hovertemplate=f"%{{x:.4g}} ms on average: {more}",
         )  # fmt: skip
     for i, name in enumerate(names):
         bars = [s for s in shown if s.name == name]
@@ -159,12 +172,11 @@ def lanes(prediction: Prediction) -> "Figure":
         figure.add_bar(
             y=[STREAMS.get(s.stream, s.stream) for s in bars], orientation="h", name=name,
             base=[1e3 * s.begin for s in bars], x=[1e3 * (s.end - s.begin) for s in bars],
-            marker={
-                "color": PALETTE[i % len(PALETTE)],
-                "pattern": {"shape": PATTERNS[i // len(PALETTE) % len(PATTERNS)]},
+            marker=filled(i)
+            | {
                 "line": {
                     "color": "#888888",
-                    "width": [1.5 if (s.stream, s.name, s.begin) in path else 0 for s in bars],
+                    "width": [thick if (s.stream, s.name, s.begin) in path else 0 for s in bars],
                 },
             },
             customdata=[[1e3 * cost[name], 100 * cost[name] / total]] * len(bars),
@@ -180,11 +192,8 @@ def roofline(prediction: Prediction) -> "Figure":
     from plotly.graph_objects import Figure
 
     d = prediction.deployment
-    point = decode_point(
-        float(prediction.batch[0]), prediction.prompt, prediction.generate, prediction.generate // 2
-    )
     work: dict[str, np.ndarray] = {}
-    for step in prediction.technique.cycle(d, point).steps:
+    for step in prediction.technique.cycle(d, typical_round(prediction)).steps:
         for op, count in all_ops(step):
             took, flops = (float(np.ravel(v)[0]) for v in (seconds(op, d), op.flops))
             moved = float(np.ravel(op.bytes.get("hbm", 0.0))[0])
@@ -194,9 +203,10 @@ def roofline(prediction: Prediction) -> "Figure":
     peak, band = d.flops("fp16"), d.bandwidth["hbm"]
     ridge = peak / band
     figure = Figure()
-    low = min([0.1, *(w[0] / w[1] for w in work.values())]) / 2
+    ends = [ridge, *(w[0] / w[1] for w in work.values())]
+    low, high = min(ends) / BESIDE, max(ends) * BESIDE
     figure.add_scatter(
-        x=[low, ridge, 50 * ridge], y=[low * band, peak, peak], mode="lines",
+        x=[low, ridge, high], y=[low * band, peak, peak], mode="lines",
         name="the card's roof", line={"color": "#888888", "width": 1.5}, hoverinfo="skip",
     )  # fmt: skip
     for i, (name, (flops, moved, took)) in enumerate(work.items()):
@@ -219,12 +229,9 @@ def memory(rows: Sequence[Row], deployment: Deployment, tier: str) -> "Figure":
     labels = [f"{names[spec(r)]}, {r['batch']:,} x {r['prompt']:,}" for r in some]
     figure = Figure()
     for i, name in enumerate(dict.fromkeys(n for r in some for n in _held(r, tier))):
-        pattern = PATTERNS[i // len(PALETTE) % len(PATTERNS)]
         figure.add_bar(
             y=labels, x=[_held(r, tier).get(name, 0.0) / GIB for r in some], name=name,
-            orientation="h",
-            marker={"color": PALETTE[i % len(PALETTE)], "pattern": {"shape": pattern}},
-            hovertemplate="%{x:.3f} GiB",
+            orientation="h", marker=filled(i), hovertemplate="%{x:.3f} GiB",
         )  # fmt: skip
     most = deployment.hardware.gpu_memory if tier == "gpu" else deployment.hardware.host_memory
     figure.add_scatter(

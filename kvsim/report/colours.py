@@ -19,6 +19,7 @@ SYMBOLS = (
 )  # fmt: skip
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 PATTERNS = ("", "/", "\\", "x", "-", "|", "+", ".")
+SYMBOLS_SHOWN = 12  # on a line of many points
 NAMES = (
     "full", "offload", "kvpr", "kcache", "specache", "zipcache", "quantspec", "kivi", "h2o",
     "streamingllm", "snapkv", "magicdec", "flexgen", "fastdecode", "fp8", "infllm", "gear",
@@ -36,6 +37,27 @@ class Marker:
     symbol: str
     dash: str
     pattern: str
+
+
+def filled(place: int) -> dict[str, object]:
+    """How the parts of a bar are drawn that are no techniques: a colour each, hatched for grey."""
+    turn, within = divmod(place, len(PALETTE))
+    hatch = PATTERNS[(within + turn) % len(PATTERNS)]
+    return {
+        "color": PALETTE[within],
+        "pattern": {"shape": hatch, "fillmode": "overlay", "size": 7, "solidity": 0.15},
+    }
+
+
+def lined(look: Marker) -> dict[str, object]:
+    """How a line of many points is drawn: with a few symbols, which differ in grey too."""
+    return {
+        "mode": "lines+markers",
+        "line": {"color": look.colour, "dash": look.dash, "width": 1.5},
+        "marker": {
+            "color": look.colour, "symbol": look.symbol, "size": 8, "maxdisplayed": SYMBOLS_SHOWN,
+        },
+    }  # fmt: skip
 
 
 def mark(technique: str) -> Marker:

@@ -82,9 +82,10 @@ def _published(deployment: Deployment, technique: str) -> list[str]:
         return []  # the ledger's lines say what
     near = nearest(deployment.hardware)
     count = sum(hardware == near for hardware, *_ in _rows())
+    kernels = ", only kernels" if deployment.stack.name.endswith(f"@{card}") else ""
     return [
-        f"No measured time on {card}; the nearest card with any is {near} ({count} published "
-        f"times). Measure your own: `kvsim calibrate`."
+        f"No time per token was measured on {card}{kernels}; the nearest card with any is "
+        f"{_called(near)} ({count} published times). Measure your own: `kvsim calibrate`."
     ]
 
 
@@ -100,8 +101,8 @@ def on_any(machine: Hardware) -> str:
     return (
         f"Nothing was measured on {machine.name}. On cards without rows of their own, rows that no "
         f"fit saw: {_errors(_held_out(ANY))}. The nearest card with published times is "
-        f"{nearest(machine)}. `kvsim calibrate` measures this one, `calibrate --from-run` fits to "
-        f"a log of your server."
+        f"{_called(nearest(machine))}. `kvsim calibrate` measures this one, `calibrate --from-run` "
+        f"fits to a log of your server."
     )
 
 
@@ -139,6 +140,12 @@ def nearest(hardware: Hardware) -> str:
         return abs(bandwidth) + abs(log(other.flops["fp16"] / hardware.flops["fp16"]))
 
     return min({name for name, *_ in _rows()}, key=distance)
+
+
+def _called(card: str) -> str:
+    """A card's name, or whose it is where its paper does not name it."""
+    title = load_hardware(card).title
+    return f"the {title}" if "paper" in title else card
 
 
 def assumed(deployment: Deployment, host_bytes: float, bound_by: str) -> list[str]:

@@ -4,6 +4,7 @@ A page is a verdict, what follows it, tables that sort and copy as CSV, and pict
 which command, version and day it is from.
 """
 
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from kvsim.report.result import Result
 
 WIDE = 12  # columns from which a table is printed smaller
+OPTION = re.compile(r"(--[a-z]\S*)")  # never broken at its hyphens
 MARGIN = 0.05  # of a logarithmic axis, beside its values
 PACKED, GZIP = 3, 31  # zlib's level, which takes 0.1 s, and its code for gzip's header
 
@@ -116,11 +118,13 @@ def table(found: Table, place: int = 1) -> str:
     head = "".join(_head(column) for column in columns)
     title = f"<h2>{escape(found.title)}</h2>" if found.title else ""
     label = f"{escape(found.title or 'results')}, table {place}"
-    kind = ' class="wide"' if len(columns) >= WIDE else ""
+    kind = " wide" if len(columns) >= WIDE else ""
+    note = f'<p class="note">{escape(found.note)}</p>' if found.note else ""
     return (
-        f'{title}<div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{label}"><table{kind}><thead><tr>{head}</tr></thead>'
+        f'{title}<div class="scroll{kind}" tabindex="0" role="region" '
+        f'aria-label="{label}"><table><thead><tr>{head}</tr></thead>'
         f'<tbody>{"".join(lines)}</tbody></table></div><button class="copy">Copy as CSV</button>'
+        f"{note}"
     )
 
 
@@ -136,7 +140,8 @@ def _cell(column: Column, row: Row, below: str) -> str:
     kept = f' data-value="{value!r}"' if number else ""
     kind = ' class="text"' if column.text else ""
     small = f"<small>{escape(below)}</small>" if below else ""
-    return f"<td{kind}{kept}>{escape(column.show(row))}{small}</td>"
+    shown = OPTION.sub(r'<span class="option">\1</span>', escape(column.show(row)))
+    return f"<td{kind}{kept}>{shown}{small}</td>"
 
 
 def _picture(index: int, title: str, figure: "Figure") -> str:

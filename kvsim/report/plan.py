@@ -43,8 +43,8 @@ class Planned(Result):
 
     @property
     def title(self) -> str:
-        """The deployment that the plan is for, in words."""
-        return deployment(self.plan.choice.deployment)
+        """What the plan is for, in words."""
+        return asked(deployment(self.plan.choice.deployment), self.row)
 
     @property
     def tables(self) -> list[Table]:
@@ -252,20 +252,26 @@ def table(answer: Row) -> Table:
         of("gpu_bytes", 3),
         of("host_bytes", 4),
     ]
-    return Table(columns, rows, below=settings, marked=lambda row: row["standing"] == "choice")
+    return Table(
+        columns, rows, below=settings, marked=lambda row: row["standing"] == "choice",
+        note=legend(["output_tok_s"]),
+    )  # fmt: skip
+
+
+def asked(heading: str, answer: Row) -> str:
+    """The deployment, the requests and the objective that a plan is for."""
+    chosen = answer["predicted"]
+    sizes = f"prompt {chosen['prompt']:,}, generate {chosen['generate']:,}"
+    return f"{heading}, {sizes}, best {answer['objective']}"
 
 
 def show(heading: str, answer: Row) -> None:
     """The verdict, what was compared, and what follows."""
     out, said = Screen(), Answer(**answer["answer"])
     chosen, base = answer["predicted"], answer["baseline"]
-    out.title(
-        f"{heading}, prompt {chosen['prompt']:,}, generate {chosen['generate']:,}, best "
-        f"{answer['objective']}"
-    )
+    out.title(asked(heading, answer))
     show_verdict(out, said)
     out.table(table(answer))
-    out.say(legend(["output_tok_s"]))
     if not base:
         out.say("Full KV does not fit on this GPU at any batch.")
     out.blank()

@@ -11,6 +11,7 @@ from kvsim.planner.plan import ChosenPlan
 from kvsim.planner.rivals import Rival
 from kvsim.prediction.generate import Prediction
 from kvsim.report import evidence, units
+from kvsim.report.acceptable import released
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row, number
 from kvsim.report.names import SPOKEN, given, label, params
@@ -41,7 +42,7 @@ def answered(plan: ChosenPlan, bound_by: str) -> Answer:
     """
     p, d = plan.choice, plan.choice.deployment
     why_so = why(bound_by, p.generate, plan.question.workload.service)
-    more = [_instead(plan), _narrowed(p), _quality(plan), _targets(plan), why_so]
+    more = [_instead(plan), _narrowed(p), _quality(plan), _unserved(plan), _targets(plan), why_so]
     said = verdict([_run(plan), _against_full(plan)], more)
     others = [_instead(plan)] if _instead(plan) not in said else []
     return Answer(
@@ -170,6 +171,11 @@ def _quality(plan: ChosenPlan) -> str:
     if found.unit == "relative perplexity":
         return f"Its perplexity is {loss} higher, {where}."
     return f"Its scores are {loss} lower, {where}."
+
+
+def _unserved(plan: ChosenPlan) -> str:
+    """That the choice is nothing that can be served today, if so."""
+    return "" if released(label(plan.choice.technique)) else "No serving engine has it."
 
 
 def _targets(plan: ChosenPlan) -> str:

@@ -6,10 +6,12 @@ import numpy as np
 
 from kvsim.planner.plan import ChosenPlan
 from kvsim.prediction.generate import Prediction
-from kvsim.report import breakeven
+from kvsim.report import breakeven, units
 from kvsim.report.charts import LOG, finished, lanes, lanes_title, memories, roofline
+from kvsim.report.clauses import SAME
 from kvsim.report.colours import PALETTE, mark
 from kvsim.report.predict import prediction
+from kvsim.techniques import parse
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -22,7 +24,8 @@ TOLD = 5e-4  # smallest gain that is drawn
 def pictures(plan: ChosenPlan) -> list[tuple[str, "Figure"]]:
     """All of them with their titles, the map first."""
     p = plan.choice
-    name = f"{p.technique.name}, {float(p.batch[0]):.0f} sequences"
+    count = units.whole(float(p.batch[0]))
+    name = f"{p.technique.name}, {count} sequence{'' if count == '1' else 's'}"
     compared = [p, *([plan.baseline] if plan.baseline else [])]
     compared += [a.prediction for a in plan.alternatives]
     rows = [prediction(other) for other in compared]
@@ -115,17 +118,22 @@ def _front(rows: np.ndarray, columns: dict[str, np.ndarray]) -> list[int]:
 
 
 def winners(plan: ChosenPlan) -> "Figure":
-    """The technique that decodes fastest at other batches and prompts, of those compared here."""
+    """The technique that decodes fastest at other batches and prompts, of those compared here.
+
+    Full KV where no other is faster by more than the known error, as plans choose.
+    """
     from plotly.graph_objects import Figure
 
     p = plan.choice
-    some = [p, *([plan.baseline] if plan.baseline else [])]
-    some += [a.prediction for a in plan.alternatives if a.allowed]
-    techniques = {other.technique.name: other.technique for other in some}
+    some = [p, *(a.prediction for a in plan.alternatives if a.allowed)]
+    techniques = {"full": parse("full")} | {o.technique.name: o.technique for o in some}
+    full = techniques["full"]
+    known = {n: max(plan.question.between(t, full), SAME) for n, t in techniques.items()}
     scale = 2.0 ** np.arange(-(STEPS // 2), STEPS // 2 + 1)
-    prompts = np.unique(np.maximum(1, np.round(p.prompt * scale)))
+    longest = max(p.prompt, p.deployment.model.max_context - p.generate)
+    prompts = np.unique(np.clip(np.round(p.prompt * scale), 1, longest))
     figure = Figure()
-    won: dict[str, list[tuple[float, float]]] = {}
+    won: dict[str, list[tuple[str, str]]] = {}
     for prompt in prompts:
         speeds = {
             name: _speeds(Prediction(t, p.deployment, _batches(p, t.tiles()), int(prompt),
@@ -134,8 +142,10 @@ def winners(plan: ChosenPlan) -> "Figure":
         }  # fmt: skip
         for i, batch in enumerate(_batches(p, 1)):
             best = max(speeds, key=lambda name: float(speeds[name][i]))
+            if speeds["full"][i] * (1 + known[best]) >= speeds[best][i]:
+                best = "full"
             label = best if speeds[best][i] > 0 else "nothing fits"
-            won.setdefault(label, []).append((float(batch), float(prompt)))
+            won.setdefault(label, []).append((units.whole(batch), units.whole(prompt)))
     for name, points in won.items():
         look = mark(name)
         figure.add_scatter(
@@ -143,9 +153,14 @@ def winners(plan: ChosenPlan) -> "Figure":
             mode="markers", marker={"color": look.colour, "symbol": look.symbol, "size": 22}
             if name != "nothing fits"
             else {"color": "#888888", "symbol": "x-thin-open", "size": 12},
-            hovertemplate=f"{name}<br>batch %{{x}}, prompt %{{y:,}}<extra></extra>",
+            hovertemplate=f"{name}<br>batch %{{x}}, prompt %{{y}}<extra></extra>",
         )  # fmt: skip
-    return finished(figure, 400, "batch", "prompt [tokens]", xaxis=LOG, yaxis=LOG)
+    across, up = ([units.whole(value) for value in some] for some in (_batches(p, 1), prompts))
+    return finished(
+        figure, 400, "batch", "prompt [tokens]",
+        xaxis={"type": "category", "categoryorder": "array", "categoryarray": across},
+        yaxis={"type": "category", "categoryorder": "array", "categoryarray": up},
+    )  # fmt: skip
 
 
 def _batches(prediction: Prediction, parts: int) -> np.ndarray:

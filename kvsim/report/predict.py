@@ -202,7 +202,8 @@ def table(rows: Sequence[Row]) -> Table:
         of("max_batch", 3),
         of("bound_by", 4),
     ]  # fmt: skip
-    return Table(columns, rows, below=below)
+    note = f"{BATCH_TTFT}; {legend(['decode_tok_s', 'output_tok_s'])}"
+    return Table(columns, rows, below=below, note=note)
 
 
 def title(rows: Sequence[Row]) -> str:
@@ -223,7 +224,6 @@ def show(result: Predictions) -> None:
     out.title(title(rows))
     show_verdict(out, result.answer)
     out.table(table(rows))
-    out.say(f"{BATCH_TTFT}; {legend(['decode_tok_s', 'output_tok_s'])}")
     if not all(row["fits"] for row in rows):
         out.say("! does not fit in GPU or host memory")
     out.blank()

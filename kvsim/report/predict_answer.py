@@ -140,20 +140,20 @@ def _compared(rows: Sequence[Row], best: Row, accepted: str, as_good: set[int]) 
     """Several techniques at one point: the fastest, against full KV if that is one of them."""
     names = dict(zip(map(id, rows), distinct(rows), strict=True))
     full = next((row for row in rows if row["technique"] == "full"), None)
-    others = [row for row in rows if row is not best]
+    others = [row for row in rows if row is not best and row is not full]
     if full is None or not full["fits"]:
         gone = "Full KV does not fit." if full else ""
         told = f"{names[id(best)]} is fastest on {best['gpu']} at batch {best['batch']}:"
         return verdict([gone, f"{told} {times_of(best)}.", why(best["bound_by"], best["generate"])])
     if best is full or ratio(best, full) < 1 + SAME:
-        slow = min(others, key=lambda row: ratio(row, full)) if others else None
-        close = max((row for row in rows if row is not full), key=lambda row: ratio(row, full))
+        beside = [row for row in rows if row is not full]
+        close, slow = (pick(beside, key=lambda row: ratio(row, full)) for pick in (max, min))
         needed = [
             f"Stay with full KV on {full['gpu']} at batch {full['batch']}: {times_of(full)}.",
             f"{names[id(close)]} {against(close, full)}{saves(close, full)}.",
         ]
         wanted = [why(close["bound_by"], close["generate"])]
-        if slow is not None and slow is not close:
+        if slow is not close:
             needed.append(f"{names[id(slow)]} {against(slow, full)}{saves(slow, full)}.")
             wanted = [why(slow["bound_by"], slow["generate"])]
         return verdict(needed, [accepted, *wanted])
@@ -169,7 +169,6 @@ def _compared(rows: Sequence[Row], best: Row, accepted: str, as_good: set[int]) 
                 f"{names[id(r)]} {against(r, full, 'full')}"
                 + (f", within the known error of {names[id(best)]}." if id(r) in as_good else ".")
                 for r in others
-                if r is not full
             ),
         ],
     )
@@ -246,7 +245,7 @@ def _limits(row: Row, prediction: Prediction, several: bool) -> list[str]:
         lines.append(
             f"KV pool{whose} at {room.share:.1f} of the GPU's memory: {room.tokens:,} tokens, "
             f"{room.blocks:,} blocks of 16; maximum concurrency {room.concurrency:.2f} sequences "
-            f"of {room.length:,} tokens (the whole memory holds {units.whole(row['max_batch'])})."
+            f"of {room.length:,} tokens."
         )
     longest = longest_prompt(prediction.technique, d, int(prediction.batch[0]), prediction.generate)
     lines.append(

@@ -43,10 +43,12 @@ class Screen:
         print()
 
     def table(self, table: Table) -> None:
-        """A table, with its title if it has one."""
+        """A table, with its title and its note if it has them."""
         if table.title:
             self.title(table.title)
         print("\n".join(table.lines(self.width, self._bold)))
+        if table.note:
+            self.say(table.note)
 
     def _bold(self, text: str) -> str:
         return f"\033[1m{text}\033[0m" if self._styled else text

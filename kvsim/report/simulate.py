@@ -9,7 +9,7 @@ from kvsim.machines.basis import basis
 from kvsim.report import simulate_cases, units
 from kvsim.report.answer import show_rest, show_verdict
 from kvsim.report.grounds import grounds
-from kvsim.report.json import Row
+from kvsim.report.json import Row, number
 from kvsim.report.names import settings_of, short_names
 from kvsim.report.screen import Screen
 from kvsim.report.simulate_answer import Simulations
@@ -17,16 +17,23 @@ from kvsim.report.table import Column, Table, of, words
 from kvsim.serving.outcome import Outcome
 from kvsim.serving.overtime import over_time
 
+MEANS = ("ttft_s",)  # quantities whose mean decides between runs that differ in one option
+
 
 def times_table(rows: list[Row]) -> Table:
     """Each technique's times: the median and the 99th percentile."""
+    varied = simulate_cases.axis(rows)
     spreads = {"ttft_s": 0, "tpot_s": 0, "gap_s": 3, "queue_s": 2, "latency_s": 1}
     columns = [
         _technique(rows),
         *simulate_cases.columns(rows),
         Column("done", lambda row: units.whole(row["finished"]), rank=4),
-        *(of(key, rank, part=part) for key, rank in spreads.items() for part in ("p50", "p99")),
-    ]  # fmt: skip
+        *(
+            of(key, rank, part=part)
+            for key, rank in spreads.items()
+            for part in (("mean",) if key in MEANS and varied else ()) + ("p50", "p99")
+        ),
+    ]
     return Table(columns, rows)
 
 
@@ -36,7 +43,7 @@ def use_table(rows: list[Row]) -> Table:
         _technique(rows),
         *simulate_cases.columns(rows),
         of("output_tok_s"),
-        of("goodput_per_s"),
+        of("goodput_per_s" if any(rows[0]["targets"].values()) else "request_per_s"),
         _share("busy %", lambda row: row["busy_share"], 3),
         _share("memory %", lambda row: row["utilisation"]["hbm"], 4),
         _share("compute %", lambda row: row["utilisation"]["compute"], 5),
@@ -54,7 +61,7 @@ def use_table(rows: list[Row]) -> Table:
         Column("USD", lambda row: units.usd(row["usd"]), lambda row: row["usd"], rank=8),
         of("usd_per_million_tokens", 1),
     ]
-    return Table(columns, rows)
+    return Table(columns, rows, note=SHARES)
 
 
 def _technique(rows: list[Row]) -> Column:
@@ -85,10 +92,9 @@ def show(result: Simulations, trace: str, checked: bool) -> None:
     first = rows[0]
     out.title(heading(trace, rows))
     show_verdict(out, result.answer)
-    for table in (times_table(rows), use_table(rows)):
+    for table in result.tables:
         out.table(table)
         out.blank()
-    out.say(SHARES)
     show_rest(out, result.answer)
     for line in settings_of(short_names([row["technique"] for row in rows])):
         out.say(line)
@@ -104,8 +110,8 @@ def show(result: Simulations, trace: str, checked: bool) -> None:
             out.say(
                 f"{name}: {row['aborted']} aborted, with the turns that would have followed them."
             )
-        worst = max(row["table_error"].values(), default=0.0)
-        out.say(f"{name}: interpolation error below {units.percent(max(worst, 1e-4))}.")
+    worst = max(error for row in rows for error in [1e-4, *row["table_error"].values()])
+    out.say(f"Times of passes are interpolated, with errors below {units.percent(worst)}.")
     if checked:
         out.say("Checked: no request is lost or starts too early, and memory is never exceeded.")
     out.say(grounds(first["basis"]))
@@ -121,7 +127,11 @@ def result(outcome: Outcome) -> Row:
     """All that reports need of a run, as JSON knows it."""
     times = {"ttft_s": outcome.ttft_s, "tpot_s": outcome.tpot_s, "latency_s": outcome.latency_s}
     return {
-        "row": outcome.summary() | {"basis": basis(outcome.run.costs.deployment)},
+        "row": outcome.summary()
+        | {
+            "targets": {f"{k}_s": number(v) for k, v in vars(outcome.targets).items()},
+            "basis": basis(outcome.run.costs.deployment),
+        },
         "over_time": {k: _brief(v) for k, v in over_time(outcome.run).items()},
         "quantiles": {name: _brief(_quantiles(values)) for name, values in times.items()},
     }

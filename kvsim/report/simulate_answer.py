@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 TIE = 0.01  # relative difference of goodput or throughput that decides nothing
+OFTEN = 0.05  # preemptions per request from which they are worth a word
 ATTAINED = 0.9  # share of requests that must be good for the targets to be met
 
 
@@ -137,9 +138,9 @@ def _changes(row: Row, deployment: Deployment, targets: str) -> Sequence[str]:
         said.append(
             f"Find the fleet that meets them: kvsim capacity --gpus {deployment.hardware.name}."
         )
-    if row["preemptions"]:
+    if row["preemptions"] >= OFTEN * row["requests"]:
         said.append(
-            f"{row['preemptions']:,} preemptions for want of KV memory: --max-seqs below "
-            f"{units.whole(row['mean_batch'] * 1.5)} would avoid most."
+            f"{row['preemptions']:,} preemptions for want of KV memory: --max-seqs (vLLM: "
+            f"--max-num-seqs) below {units.whole(row['mean_batch'] * 1.5)} would avoid most."
         )
     return said

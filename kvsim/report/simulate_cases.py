@@ -79,7 +79,8 @@ def loads(rows: Sequence[Row], where: str, trace: str, targets: str) -> str:
     if late:
         first = late[0]
         over = (
-            f"{plain(first['case'][key]):,} is more than it serves: requests queue for "
+            f"{plain(first['case'][key]):,} is more than it serves: it finishes "
+            f"{units.rate(first['request_per_s'])} per second, and requests queue for "
             f"{units.seconds(first['queue_s']['p50'])} (median)."
         )
     name = NAME_END.split(rows[0]["technique"])[0]

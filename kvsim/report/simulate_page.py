@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.report import page, simulate
 from kvsim.report.charts import LOG, finished
-from kvsim.report.colours import NAMES, Marker, mark
+from kvsim.report.colours import NAMES, Marker, lined, mark
 from kvsim.report.json import Row
 from kvsim.report.names import NAME_END, settings_of, short_names
 from kvsim.report.simulate_answer import Simulations
@@ -44,7 +44,7 @@ def write_page(path: Path, heading: str, trace: str, result: Simulations) -> Non
         path,
         page.Page(
             title, result.answer, result.tables, result.figures(), first["basis"],
-            [simulate.SHARES, *settings_of(names)], result.command,
+            settings_of(names), result.command,
         ),
     )  # fmt: skip
 
@@ -72,12 +72,11 @@ def _over_time(names: Sequence[str], results: list[Row], key: str, factor: float
             line={"width": 1, "color": "#888888", "shape": "hv"},
         )  # fmt: skip
     for name, look, result in zip(names, _looks(results), results, strict=True):
-        series = result["over_time"]
+        series, drawn = result["over_time"], lined(look)
         figure.add_scatter(
-            x=series["start_s"], y=[factor * value for value in series[key]], name=name,
-            mode="lines",
-            line={"width": 1.5, "color": look.colour, "dash": look.dash, "shape": "hv"},
-        )  # fmt: skip
+            x=series["start_s"], y=[factor * value for value in series[key]], name=name, **drawn
+        )
+        figure.data[-1].line.shape = "hv"
     return finished(figure, 260, "time [s]", "", yaxis={"rangemode": "tozero"})
 
 
@@ -89,10 +88,7 @@ def _spread(names: Sequence[str], results: list[Row], key: str) -> "Figure":
     for name, look, result in zip(names, _looks(results), results, strict=True):
         times = result["quantiles"][key]
         shares = [100 * k / max(len(times) - 1, 1) for k in range(len(times))]
-        figure.add_scatter(
-            x=times, y=shares, name=name, mode="lines",
-            line={"width": 1.8, "color": look.colour, "dash": look.dash},
-        )  # fmt: skip
+        figure.add_scatter(x=times, y=shares, name=name, **lined(look))
     return finished(figure, 340, "s", "% of requests", xaxis=LOG)
 
 

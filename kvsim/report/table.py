@@ -58,6 +58,8 @@ class Table:
         What stands under a row on lines of its own, such as settings.
     marked
         Rows that are emphasised: the choice.
+    note
+        What its headings mean; stands below it.
     """
 
     columns: Sequence[Column]
@@ -65,6 +67,7 @@ class Table:
     title: str = ""
     below: Callable[[Row], str] = field(default=lambda row: "")
     marked: Callable[[Row], bool] = field(default=lambda row: False)
+    note: str = ""
 
     def chosen(self, width: int) -> list[Column]:
         """The columns that fit in a width: those of the highest rank go first."""

@@ -94,10 +94,16 @@ class Outcome:
 
     @property
     def utilisation(self) -> dict[str, float]:
-        """Share of what each resource could do in the whole run, mean of all replicas."""
+        """Share of what each resource could do in the whole run, mean of all replicas.
+
+        The links between GPU and host carry passes, and prefix blocks that are stored or loaded.
+        """
         total = self.duration_s * self.run.replicas.clock.size
-        used = self.run.bins.use.sum(axis=(0, 1))
-        return {k: float(s / total) if total else 0.0 for k, s in zip(RESOURCES, used, strict=True)}
+        used = dict(zip(RESOURCES, self.run.bins.use.sum(axis=(0, 1)), strict=True))
+        d = self.run.costs.deployment
+        for link in ("h2d", "d2h"):
+            used[link] += self.link_bytes[link] / d.tp / d.bandwidth[link]
+        return {k: float(s / total) if total else 0.0 for k, s in used.items()}
 
     @property
     def mean_batch(self) -> float:

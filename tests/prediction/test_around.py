@@ -35,7 +35,11 @@ def test_a_crossing_lies_where_the_logarithms_are_straight() -> None:
     found = BreakEven("acceptance", np.array([0.0, 0.4, 0.8]), np.array([0.5, 8.0, 9.0]))
     assert found.crossings == pytest.approx([0.1])
     assert BreakEven("batch", np.array([1.0, 2.0]), np.array([1.0, 0.5])).crossings == []
-    assert BreakEven("batch", np.array([1.0, 2.0]), np.array([1.0, 2.0])).crossings == [1.0]
+    assert BreakEven("batch", np.array([1.0, 2.0]), np.array([1.0, 2.0])).crossings == []
+    along = BreakEven("batch", np.array([1.0, 2, 4, 8]), np.array([1.004, 0.995, 1.003, 0.5]))
+    assert along.crossings == []
+    through = BreakEven("batch", np.array([1.0, 2, 4, 8]), np.array([0.5, 1.0, 1.005, 2.0]))
+    assert through.crossings == pytest.approx([2.0])
 
 
 def test_every_axis_has_the_ratio_of_two_predictions() -> None:
@@ -167,7 +171,9 @@ def test_a_pool_is_what_sequences_share_beside_all_else(text: str) -> None:
     assert found.bytes == pytest.approx(0.8 * d.hardware.gpu_memory - beside, rel=1e-9)
     assert found.tokens == pytest.approx(found.bytes / each * 1024, abs=2)
     assert found.blocks == found.tokens // 16
-    assert found.concurrency == pytest.approx(found.tokens / 1024)
+    assert found.concurrency == found.blocks / 64
+    short = pool(t, d, 1, 2, 0.8)
+    assert short.concurrency == short.blocks  # three tokens take a whole block
     assert found.length == 1024 and found.share == 0.8
     assert pool(t, d, 1000, 24).share == 0.9
     assert pool(FULL, where("t4"), 1000, 24).tokens == 0

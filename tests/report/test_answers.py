@@ -1,6 +1,7 @@
 """Answers in words: short, with the figures of the JSON, and right about what limits them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,16 @@ def test_empty_sections_are_left_out_everywhere() -> None:
     assert Answer(**answer.row()) == Answer(
         "Run it.", {}, ["--tp 2: faster <b>"], "", [], [], [], []
     )
+
+
+@pytest.mark.parametrize("techniques", ["full,fp8", "fp8,full", "full,fp8,kivi"])
+def test_full_kv_is_not_compared_with_itself(techniques: str) -> None:
+    """Also where another technique is as fast and stands first among the rows."""
+    text = said("predict", "--model", "mistral-7b-v0.3", "--gpu", "a10", "--technique", techniques,
+                "--prompt", "1", "--generate", "2")  # fmt: skip
+    verdict = text.partition("decode output")[0]
+    assert "Stay with full KV" in verdict and "fp8 is as fast" in verdict
+    assert "full is" not in verdict
 
 
 def test_what_does_not_fit_is_told_what_would() -> None:
@@ -107,7 +118,7 @@ def test_where_there_is_no_plan_the_page_has_what_meets_all_limits(tmp_path: Pat
     page = tmp_path / "page.html"
     found = run("plan", "--model", "qwen2.5-32b", "--gpu", "a100-40g", "--prompt", "4k",
                 "--report", str(page), "--json")  # fmt: skip
-    text = page.read_text(encoding="utf-8")
+    text = re.sub("</?span[^>]*>", "", page.read_text(encoding="utf-8"))
     assert found.code == 1 and "No plan meets the limits." in text
     advised = [a for a in json.loads(found.out)["advice"] if a["predicted"]]
     assert advised and all(f'<td class="text">{a["option"]}' in text for a in advised)

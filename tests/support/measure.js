@@ -32,6 +32,7 @@
   return {
     scroll: document.documentElement.scrollWidth, width: innerWidth, overlaps, cut, headings, traces,
     cells: [...document.querySelectorAll("td[data-value]")].map((c) => [c.textContent, Number(c.dataset.value)]),
+    scrolled: [...document.querySelectorAll(".scroll")].filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.getAttribute("aria-label")),
     paper: getComputedStyle(document.body).backgroundColor,
     pictures: document.querySelectorAll(".picture .main-svg").length,
     verdict: (document.querySelector(".verdict") || {}).textContent || "",
