@@ -49,7 +49,8 @@ def main() -> None:
     for stack in HOLDING:
         held = Deployment(d.model, d.hardware, load_stack(stack))
         rate = max(_rate(parse("kvpr"), held, batch, context) for _ in range(3))
-        print(f"kvpr on {stack:12s} {rate:12,.0f}")
+        verdict = "" if rate >= ASKED_OF_ALL else "  too slow"
+        print(f"kvpr on {stack:12s} {rate:12,.0f} of {ASKED_OF_ALL:,d}{verdict}")
     if "--large" in sys.argv:
         _large(d)
 

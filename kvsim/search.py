@@ -64,26 +64,29 @@ def least_of_convex(
     shape = np.broadcast_shapes(low.shape, high.shape)
     low, high = (np.array(np.broadcast_to(end, shape), dtype=float) for end in (low, high))
 
-    def line(at: Array) -> tuple[Array, Array]:
-        here, beyond = np.asarray(cost(np.stack([at, np.minimum(at + 1, high)])))
-        return here, np.where(at < high, beyond - here, 0.0)
-
     first, last = low, high
     before, above = np.asarray(cost(np.stack([np.maximum(last - 1, low), last])))
     rise = np.where(last > first, above - before, 0.0)
     if ((rise < 0) | (last <= first)).all():
         return last, above
-    value, slope = line(first)
+    value, beyond = np.asarray(cost(np.stack([first, np.minimum(first + 1, high)])))
+    slope = np.where(first < high, beyond - value, 0.0)
     for probe in range(MOST_PROBES):
         apart = (slope < 0) & (rise > 0) & (last - first > 1)
         meets = first + (value - above + rise * (last - first)) / np.where(apart, rise - slope, 1.0)
         least = value + slope * (meets - first)
-        apart &= np.minimum(value, above) > (1 + within) * least
+        enough = (1 + within) * least
+        apart &= np.minimum(value, above) > enough
         if not apart.any():
             break
         trial = np.floor(meets) if probe % 3 < 2 else np.floor((first + last) / 2)
         trial = np.where(apart, np.clip(trial, first + 1, np.maximum(last - 1, first)), first)
-        at, grows = line(trial)
+        (at,) = np.asarray(cost(trial[None]))
+        if (at <= enough)[apart].all():  # where the lines meet, as a rule: no slope is needed then
+            first, value = np.where(apart, trial, first), np.where(apart, at, value)
+            break
+        (beyond,) = np.asarray(cost(np.minimum(trial + 1, high)[None]))
+        grows = np.where(trial < high, beyond - at, 0.0)
         falls, other = apart & (grows < 0), apart & (grows >= 0)
         first, value, slope = (
             np.where(falls, new, old) for new, old in ((trial, first), (at, value), (grows, slope))

@@ -173,9 +173,10 @@ class Timeline:
         if len(before) != len(now):
             return False
         shift = now[0] - before[0]
-        others = [i for i, clock in enumerate(now) if clock is not now[0]]
-        for i in sorted(others, key=self._moved.__ne__):
-            if not everywhere(np.abs(now[i] - before[i] - shift) <= TOLERANCE * now[i]):
+        pairs = zip(now, before, strict=True)  # many clocks are one and the same
+        others = {(id(one), id(was)): i for i, (one, was) in enumerate(pairs) if one is not now[0]}
+        for i in sorted(others.values(), key=self._moved.__ne__):
+            if not _as_far(now[i], before[i], shift):
                 self._moved = i  # it may be the one again
                 return False
         slack = TOLERANCE * np.abs(now[0])
@@ -270,3 +271,13 @@ class Timeline:
 def _where(active: NDArray[np.bool] | bool, yes: Number, no: Number) -> Number:
     """Choose by element, without an array pass where all elements agree."""
     return yes if active is True else np.where(active, yes, no)
+
+
+def _as_far(now: Number, before: Number, shift: Number) -> bool:
+    """Whether a clock moved by the shift at every point; the first one often tells that not."""
+    first, was, by = (
+        float(x.flat[0] if isinstance(x, np.ndarray) else x) for x in (now, before, shift)
+    )
+    if abs(first - was - by) > TOLERANCE * first:
+        return False
+    return everywhere(np.abs(now - before - shift) <= TOLERANCE * now)

@@ -20,14 +20,16 @@ def makespan(step: Step, deployment: Deployment) -> Number:
     return latest(state.streams.values())
 
 
-def steady(step: Step, deployment: Deployment) -> Number:
+def steady(
+    step: Step, deployment: Deployment, duration: Callable[[Op, Deployment], Number] = seconds
+) -> Number:
     """Time each further step adds when steps follow one another. [s]
 
     Two steps less one, a third about to follow, but never less than the work of the busiest
     stream: a copy stream that falls behind delays no op within two steps, yet every op in the
     long run.
     """
-    timeline = Timeline(step, deployment)
+    timeline = Timeline(step, deployment, duration)
     _, ends = timeline.play(2, endless=True)
     return latest([ends[1] - ends[0], *timeline.busy().values()])
 

@@ -229,21 +229,29 @@ def _shortest(place: "Place", at: LayerPass, limit: Number) -> Array:
     if input_width(d) >= d.shard.kv_width:
         return none
 
+    whole = none + limit
+    own = replace(place, split=whole)
+    now = replace(at, parts=replace(at.parts, placement=own), known={})
+    layer = (
+        *own.ahead(now),
+        *ops.before_attention(d, p, shape, own.weights_wait()),
+        *at.selection.attend(now),
+        *ops.after_attention(d, p, shape, at.parts.mlp, own.output_wait(now)),
+    )
+    head = closing(d, p)
+    known = {id(op): seconds(op, d) for op in (*layer, *head)}  # most ops are alike in all splits
+
+    def duration(op: Op, deployment: Deployment) -> Number:
+        return known[id(op)] if id(op) in known else seconds(op, deployment)
+
     def took(split: Array) -> Number:
         if split.ndim > none.ndim and split[0].size >= MANY:
             return np.stack([np.asarray(took(one)) for one in split])
-        own = replace(place, split=split)
-        now = replace(at, parts=replace(at.parts, placement=own), known={})
-        layer = (
-            *own.ahead(now),
-            *ops.before_attention(d, p, shape, own.weights_wait()),
-            *at.selection.attend(now),
-            *ops.after_attention(d, p, shape, at.parts.mlp, own.output_wait(now)),
-        )
-        step = Step((Group((layer,), d.shard.layers * place.tiles),), closing(d, p))
-        return np.broadcast_to(steady(step, d), split.shape)
+        moved = {op.name: op for op in fetch(place, at, split)}
+        played = tuple(moved.get(op.name, op) for op in layer)
+        step = Step((Group((played,), d.shard.layers * place.tiles),), head)
+        return np.broadcast_to(steady(step, d, duration), split.shape)
 
-    whole = none + limit
     inside, least = least_of_convex(took, np.minimum(1.0, whole), np.maximum(whole - 1, 0.0), NEAR)
     without, all_of_it = np.asarray(took(np.stack([none, whole])))
     best = np.argmin([without, least, all_of_it], axis=0)  # no kernel may be best, or no copy
