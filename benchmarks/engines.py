@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import sys
 import tomllib
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import engines_intervals
 import numpy as np
 from engines_2024 import OLD, spread, write_old
 from engines_intervals import WITHIN_SHAPES, interval, line, requests
-from engines_own import OWN, RESERVED
+from engines_own import OWN, RESERVED, load_tests
 
 from kvsim.evidence import ledger, loadtests, published, published_errors
 from kvsim.evidence.ops.fit import ClassFit, fit_table
@@ -175,8 +176,7 @@ def _write(folder: Path, fits: Fits, unseen: dict[tuple[str, str, str], np.ndarr
             "extends": "fused",
             "version": "; ".join(versions),
         }
-        own = OWN | RESERVED.get(engine, {})
-        (stacks / f"{engine}.toml").write_text(typical_text(head, cards, own, today))
+        (stacks / f"{engine}.toml").write_text(typical_text(head, cards, OWN, today))
     ledger.update(LEDGER, entries)
 
 
@@ -219,6 +219,7 @@ def _write_host(folder: Path) -> None:
     today = str(date.today())
     entries = []
     for engine in ENGINES:
+        _add(stacks / f"{engine}.toml", RESERVED.get(engine, {}))
         _add(stacks / f"{engine}.toml", _host_times(folder, engine, today))
     for card, engine, near, also in PRODUCTS_ALONE:
         _write_products(folder, stacks / "vllm" / f"{card}.toml", engine, near, also, today)
@@ -235,7 +236,7 @@ def _write_host(folder: Path) -> None:
     ledger.update(LEDGER, entries)
 
 
-def _add(place: Path, own: dict[str, tuple[float, str]]) -> None:
+def _add(place: Path, own: Mapping[str, tuple[float | bool, str]]) -> None:
     """Put numbers into a stack's file."""
     document = tomllib.loads(place.read_text())
     sources = document.pop("source")
@@ -247,7 +248,9 @@ def _add(place: Path, own: dict[str, tuple[float, str]]) -> None:
             numbers |= {".".join(filter(None, (folder, key, last))): x for last, x in inner}
     numbers |= {key: value for key, (value, _) in own.items()}
     sources |= {key: text for key, (_, text) in own.items()}
-    place.write_text(stack_text(head, numbers, sources))
+    flags = {key: value for key, value in numbers.items() if isinstance(value, bool)}
+    numbers = {key: value for key, value in numbers.items() if key not in flags}
+    place.write_text(stack_text(head, numbers, sources, flags))
 
 
 LEDGER = Path("kvsim/evidence/ledger.csv")
@@ -255,7 +258,7 @@ LEDGER = Path("kvsim/evidence/ledger.csv")
 
 def _host_times(folder: Path, engine: str, today: str) -> dict[str, tuple[float, str]]:
     """Host times of an engine by its load tests; their error held out by model is printed."""
-    rows = loadtests.read_load_tests(folder / "ops" / "serving.csv", engine)
+    rows = load_tests(folder, engine)
     stack = load_stack(engine)
     fit = loadtests.fit_host(rows, stack)
     measured = np.array([r.latency for r in rows])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from engines_own import load_tests
 
 from kvsim.evidence import ledger, loadtests
 from kvsim.machines.hardware import Stack
@@ -75,7 +76,7 @@ def requests(
     carried : an engine's stack for a card without the card's own numbers.
     own : an engine's stack.
     """
-    tests = {e: loadtests.read_load_tests(folder / "ops" / "serving.csv", e) for e in engines}
+    tests = {e: load_tests(folder, e) for e in engines}
     parts = sorted({
         (e, r.device, r.model, loadtests.PRECISIONS[r.precision][1])
         for e, rows in tests.items() for r in rows

@@ -8,7 +8,7 @@ from kvsim.emit.served import Served
 from kvsim.machines.deployment import Deployment
 from kvsim.models.configs import catalogue_entry, model_names
 from kvsim.prediction.generate import Prediction
-from kvsim.prediction.memory import decode_point
+from kvsim.prediction.memory import decode_point, left_for_caches
 from kvsim.serving.rules import Rules
 from kvsim.techniques.base import Technique
 
@@ -40,6 +40,7 @@ def of_costs(costs: "StepCosts", utilisation: float) -> Served:
         gpu_bytes=d.hardware.gpu_memory,
         prefix_caching=rules.prefix_caching,
         host_cache=rules.host_cache,
+        share_of_free=d.stack.memory.share_of_free,
     )
 
 
@@ -60,8 +61,14 @@ def of_prediction(prediction: Prediction, utilisation: float) -> Served:
         block_tokens=rules.block_tokens,
         utilisation=utilisation,
         weights_bytes=weights,
-        cache_bytes=max(utilisation * d.hardware.gpu_memory - _beside(prediction, weights), 0.0),
+        cache_bytes=max(
+            left_for_caches(
+                d, utilisation * d.hardware.gpu_memory, _beside(prediction, weights), weights
+            ),
+            0.0,
+        ),
         gpu_bytes=d.hardware.gpu_memory,
+        share_of_free=d.stack.memory.share_of_free,
     )
 
 

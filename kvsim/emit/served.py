@@ -31,6 +31,8 @@ class Served:
         Share of each GPU's memory that the engine uses.
     weights_bytes, cache_bytes, gpu_bytes
         Of each GPU: weights, KV cache, and all of its memory. [B]
+    share_of_free
+        Whether ``utilisation`` is a share of what weights and the largest pass leave.
     prefix_caching
         Whether prompts share blocks.
     host_cache
@@ -52,6 +54,7 @@ class Served:
     prefix_caching: bool = False
     host_cache: float = 0.0
     released: bool = False
+    share_of_free: bool = False
 
     @property
     def drafts(self) -> int:
@@ -81,5 +84,7 @@ class Served:
     @property
     def free_share(self) -> float:
         """The KV cache as a share of what everything else leaves, rounded down."""
+        if self.share_of_free:
+            return self.utilisation
         others = self.gpu_bytes * self.utilisation - self.cache_bytes
         return int(100 * self.cache_bytes / max(self.gpu_bytes - others, 1.0)) / 100

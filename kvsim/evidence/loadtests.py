@@ -2,11 +2,13 @@
 
 A request's latency is predicted as its tokens times a decode step of all sequences in flight, plus
 the prompts of those sequences. What the kernels do not explain of it is time of the host: so much
-per step and per sequence after the GPU's work, and so much per sequence and per prompt beside it.
+per step and per sequence after the GPU's work, so much per prompt that a pass over it takes at
+least, and so much per token in the process that sends the text, which no request can outrun.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +32,13 @@ from kvsim.techniques.base import Technique
 FREE = (
     Parameter("time.step_s", 2e-4, 0.0, 20e-3),
     Parameter("time.sequence_s", 1e-5, 0.0, 300e-6),
-    Parameter("time.overlapped_sequence_s", 30e-6, 0.0, 1e-3),
-    Parameter("time.overlapped_prompt_s", 8e-3, 0.0, 0.1),
+    Parameter("time.overlapped_sequence_s", 100e-6, 0.0, 1e-3),
+    Parameter("time.overlapped_prompt_s", 15e-3, 0.0, 0.1),
 )
 """What load tests tell of a stack."""
 
 NAMES = tuple(p.name for p in FREE)
-STARTS = (0.3, 1.0, 2.5)  # times the first guess: work that is hidden tells nothing of itself
+STARTS = (0.5, 1.5)  # times each first guess: work that is hidden tells nothing of itself
 NOTHING = 1e-12  # [s]
 
 PRECISIONS = {
@@ -45,7 +47,11 @@ PRECISIONS = {
 }  # fmt: skip
 """Weights and cache by a table's precision."""
 
-COLUMNS = ("device", "model", "precision", "tp", "isl", "osl", "concurrency", "ttft_ms", "tpot_ms")
+NUMBERS = ("tp", "isl", "osl", "concurrency", "ttft_ms", "tpot_ms")
+COLUMNS = ("device", "model", "precision", *NUMBERS)
+RANGE = "random_range_ratio"
+"""Column that a table may have: lengths were drawn evenly between this share of isl and osl and the
+whole, as ``--random-range-ratio`` of the engines' serving benchmarks says."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,8 @@ class LoadTest:
     model: str
     precision: str
     tp: int
-    prompt: float  # [tokens]
-    generate: float  # [tokens]
+    prompt: float  # on average [tokens]
+    generate: float  # on average [tokens]
     sequences: float  # in flight on one replica
     latency: float  # of a request [s]
     per_token: float  # of its output after the first token [s]
@@ -91,19 +97,22 @@ def read_load_tests(path: Path, engine: str, model: str | None = None) -> list[L
 
 def _load_test(where: str, row: Mapping[str, str]) -> LoadTest:
     numbers = {}
-    for name in ("tp", "isl", "osl", "concurrency", "ttft_ms", "tpot_ms", "dp"):
+    for name in (*NUMBERS, "dp", RANGE):
         text = row.get(name) or "1"
         try:
             numbers[name] = float(text)
         except ValueError:
             numbers[name] = -1.0
-        if not 0 < numbers[name] < 1e12:
-            raise InputError(f"{where}, {name}: got {text[:40]!r}; expected a number above 0")
-    took = numbers["ttft_ms"] + (numbers["osl"] - 1) * numbers["tpot_ms"]
+        most, expected = (1.0, "above 0 and at most 1") if name == RANGE else (1e12, "above 0")
+        if not 0 < numbers[name] <= most:
+            raise InputError(f"{where}, {name}: got {text[:40]!r}; expected a number {expected}")
+    mean = (1.0 + numbers[RANGE]) / 2
+    prompt, generate = (max(1.0, mean * numbers[name]) for name in ("isl", "osl"))
+    took = numbers["ttft_ms"] + (generate - 1) * numbers["tpot_ms"]
     model = row["model"].removesuffix("-Instruct")  # the shapes are those of the base model
     return LoadTest(
         where, row["device"], model, row["precision"], int(numbers["tp"]),
-        numbers["isl"], numbers["osl"], numbers["concurrency"] / numbers["dp"], 1e-3 * took,
+        prompt, generate, numbers["concurrency"] / numbers["dp"], 1e-3 * took,
         1e-3 * numbers["tpot_ms"],
     )  # fmt: skip
 
@@ -127,23 +136,27 @@ class Kernels:
     def latencies(self, host: Mapping[str, float]) -> Array:
         """What a request of each load test takes with an engine's host times. [s]
 
-        A step and a prompt take no less than the host's work that runs beside them. Sequences
-        without room wait, so that a request takes longer in proportion.
+        Sequences without room wait, so that a request takes longer in proportion. The process that
+        sends text works beside the engine all the time; over a run the slower of the two counts
+        (Denning and Buzen, The operational analysis of queueing network models, 1978, asymptotic
+        bounds), and requests wait for it before they start.
         """
-        waiting = self.asked / self.running
-        return np.asarray(waiting * self.generate * self.per_token(host))
+        sending = host.get("time.overlapped_sequence_s", 0.0) * self.running
+        each = np.maximum(self.per_token(host), sending)
+        return np.asarray(self.asked / self.running * self.generate * each)
 
     def per_token(self, host: Mapping[str, float]) -> Array:
-        """Time per output token of a request that runs, the others' prompts read between. [s]"""
+        """Time per output token of a request that runs, the others' prompts read between. [s]
+
+        A prompt takes no less than the host's work beside it.
+        """
         said = {name: host.get(name, 0.0) for name in NAMES}
         alone = said["time.step_s"] + said["time.sequence_s"] * self.running
         if said["time.sequence_s"]:  # the host waits for the tokens before it issues more
             alone = alone + self.sync
-        beside = said["time.overlapped_sequence_s"] * self.running
-        step = np.maximum(self.step + alone, beside)
         first = self.prefill + said["time.step_s"] + said["time.sequence_s"]
         prompt = np.maximum(first, said["time.overlapped_prompt_s"])
-        return np.asarray(step + self.running * prompt / self.generate)
+        return np.asarray(self.step + alone + self.running * prompt / self.generate)
 
     def both(self, host: Mapping[str, float]) -> Array:
         """Latencies of all load tests, then their times per token. [s]"""
@@ -164,8 +177,7 @@ def kernels(rows: Sequence[LoadTest], stack: Stack) -> Kernels:
         prompt = np.array([r.prompt for r in here])
         generate = np.array([r.generate for r in here])
         batch = np.array([min(r.sequences, max(1.0, np.floor(_room(t, d, r)))) for r in here])
-        length = prompt + generate
-        p = Point(batch, prompt + generate / 2, 1.0, prompt, length)
+        p = Point(batch, prompt + generate / 2, 1.0, prompt, prompt + generate)
         running[chosen] = batch
         step[chosen] = sum(steady(s, d) for s in t.cycle(d, p).steps)
         prefill[chosen] = makespan(t.prefill(d, prefill_point(1.0, prompt, generate)), d)
@@ -207,9 +219,10 @@ def _fitted(gpu: Kernels, rows: Sequence[LoadTest]) -> Fit:
     measured = np.array([[r.latency, r.per_token] for r in rows]).T.ravel()
     while True:
         found = [
-            fit_ratio(gpu.both, measured, [replace(p, start=p.start * s) for p in free],
+            fit_ratio(gpu.both, measured, [replace(p, start=p.start * s)
+                                           for p, s in zip(free, scales, strict=True)],
                       robust=True)
-            for s in STARTS
+            for scales in product(STARTS, repeat=len(free))
         ]  # fmt: skip
         best = min(found, key=robust_loss)
         doubt = {p.name: best.errors[p.name] / max(best.values[p.name], NOTHING) for p in free}

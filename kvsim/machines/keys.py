@@ -114,6 +114,8 @@ STACK_FLAGS = (
     "offload.tile_sync",
     "sums.one_shot",
     "memory.prompt_logits",
+    "memory.share_of_free",
+    "memory.share_is_static",
 )
 MOVED_KEYS = {
     "time.packed_layer_s": "packed_cache.layer_s",

@@ -132,3 +132,7 @@ class WorkingMemory:
     reserved_sequences: float = 0.0  # an engine that measures its largest pass before it shares out
     # memory keeps that pass's memory free: a whole part of prompts, and so many sequences sampled
     sampling_bytes: float = 0.0  # per logit while those are sampled [B]
+    share_of_free: bool = False  # the share of memory that an engine is given is one of what
+    # weights and the largest pass leave (TensorRT-LLM), not of the whole (vLLM)
+    share_is_static: bool = False  # it is a share for weights and caches alone (SGLang): a pass and
+    # the context take what is left beside

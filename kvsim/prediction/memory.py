@@ -11,6 +11,8 @@ from kvsim.techniques.base import Technique
 TIERS: tuple[Tier, ...] = ("gpu", "host")
 MOST_SEQUENCES = int(RANGES["--batch"].most)
 ZERO: Array = np.zeros(())
+WEIGHTS = ("weights", "embedding")
+"""How buffers are named that hold weights."""
 
 
 def prefill_point(batch: Number, prompt: Number, generate: Number) -> Point:
@@ -81,6 +83,31 @@ def tier_bytes(buffers: Buffers, tier: Tier) -> Array:
     for size in buffers.get(tier, {}).values():
         total = total + size
     return total
+
+
+def weights_bytes(buffers: Buffers) -> float:
+    """Weights and embeddings on one GPU, those of a draft model too. [B]"""
+    named = {k: v for k, v in buffers.get("gpu", {}).items() if k.endswith(WEIGHTS)}
+    return float(np.max(tier_bytes({"gpu": named}, "gpu")))
+
+
+def left_for_caches(
+    deployment: Deployment, usable: float, beside: float, weights: float
+) -> float:  # fmt: skip
+    """What an engine keeps for caches on each GPU; below 0 where nothing is left. [B]
+
+    Parameters
+    ----------
+    usable : what the engine is given of the GPU's memory. [B]
+    beside : weights, workspace and context. [B]
+    weights : of these the weights and embeddings. [B]
+    """
+    whole, memory = deployment.hardware.gpu_memory, deployment.stack.memory
+    if memory.share_of_free and beside < whole:
+        return usable / whole * (whole - beside)
+    if memory.share_is_static:
+        return min(usable - weights, whole - beside)
+    return usable - beside
 
 
 def largest_batch(

@@ -7,7 +7,13 @@ import numpy as np
 from kvsim.graph import Point
 from kvsim.limits import ENGINE_SHARE
 from kvsim.machines.deployment import Deployment
-from kvsim.prediction.memory import decode_point, phases, tier_bytes
+from kvsim.prediction.memory import (
+    decode_point,
+    left_for_caches,
+    phases,
+    tier_bytes,
+    weights_bytes,
+)
 from kvsim.techniques.base import Technique
 
 BLOCK_TOKENS = 16
@@ -58,12 +64,11 @@ def pool(
     Techniques that keep no cache on the GPU have no pool there: its tokens are 0.
     """
     parts, length = technique.tiles(), prompt + generate
-    one, two = (
-        float(tier_bytes(technique.resident(deployment, _last(parts * n, prompt, generate)), "gpu"))
-        for n in (1, 2)
-    )
+    both = [technique.resident(deployment, _last(parts * n, prompt, generate)) for n in (1, 2)]
+    one, two = (float(tier_bytes(buffers, "gpu")) for buffers in both)
     each = (two - one) / parts
-    free = max(0.0, share * deployment.hardware.gpu_memory - (one - parts * each))
+    usable, beside = share * deployment.hardware.gpu_memory, one - parts * each
+    free = max(0.0, left_for_caches(deployment, usable, beside, weights_bytes(both[0])))
     tokens = int(free / each * length) if each > 0 else 0
     return KvPool(share, free, tokens, length)
 

@@ -11,7 +11,13 @@ from kvsim.errors import InputError
 from kvsim.graph import Array, Number, Point, Tier
 from kvsim.limits import ENGINE_SHARE
 from kvsim.machines.deployment import Deployment
-from kvsim.prediction.memory import decode_point, prefill_point, tier_bytes
+from kvsim.prediction.memory import (
+    decode_point,
+    left_for_caches,
+    prefill_point,
+    tier_bytes,
+    weights_bytes,
+)
 from kvsim.serving.rules import Rules
 from kvsim.techniques.base import Technique
 
@@ -102,13 +108,15 @@ class Room:
         )
         usual = ENGINE_SHARE * d.hardware.gpu_memory
         memory = usual if self.gpu_memory is None else self.gpu_memory
-        if memory - needs < self.decode_bytes[1]:
+        parts = self.technique.resident(d, _decoding(float(tiles), np.array(float(self.longest))))
+        left = left_for_caches(d, memory, needs, weights_bytes(parts))
+        if left < self.decode_bytes[1]:
             raise InputError(
                 f"{d.model.name} on {d.hardware.name}: weights and workspace take "
                 f"{needs / 2**30:.1f} of the {memory / 2**30:.1f} GiB that the engine may use and "
                 f"leave no KV cache; choose a larger GPU, more of them (--tp) or narrower --weights"
             )
-        return int(memory - needs)
+        return int(left)
 
     def _beside(self, own: Bytes, point: Phase, batch: int, length: int) -> float:
         """Weights, workspace and context while that many sequences are of that length. [B]"""

@@ -1,5 +1,7 @@
 """Memory that an engine keeps free because its largest pass took it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,13 @@ def deployed(numbers: dict[str, float], stack: str = "vllm", tp: int = 1) -> Dep
     machine, software = load_hardware("rtx4090"), load_stack(stack)
     own = with_numbers(software.on(machine.name), numbers)
     return Deployment(load_model("llama3.1-8b"), machine, own, tp=tp)
+
+
+def sharing(rule: str = "") -> Deployment:
+    """Stack ``fused`` with one of the engines' rules of what their share of memory is of."""
+    d = deployed({}, "fused")
+    memory = replace(d.stack.memory, **{rule: True}) if rule else d.stack.memory
+    return replace(d, stack=replace(d.stack, memory=memory))
 
 
 def workspace(d: Deployment, batch: float) -> float:
@@ -51,3 +60,31 @@ def test_engines_that_reserve_nothing_keep_what_a_pass_needs() -> None:
     d = deployed({}, "fused")
     assert d.stack.memory.reserved_sequences == 0
     assert workspace(d, 64.0) > workspace(d, 1.0)
+
+
+def test_a_share_of_what_is_free_is_larger_than_the_same_share_less_all_else() -> None:
+    """TensorRT-LLM takes 0.9 of what is free, vLLM frees 0.9 of the whole: 0.1 of the rest more."""
+    machine = load_hardware("rtx4090")
+    whole, free = (pool(FULL, sharing(rule), 1024, 1024) for rule in ("", "share_of_free"))
+    beside = 0.9 * machine.gpu_memory - whole.bytes
+    assert free.bytes == pytest.approx(0.9 * (machine.gpu_memory - beside), rel=1e-12)
+    assert free.bytes - whole.bytes == pytest.approx(0.1 * beside, rel=1e-9)
+
+
+def test_a_static_share_holds_weights_and_caches_alone() -> None:
+    """SGLang: passes take what is beside the share, and of the share where that is too little."""
+    d, usual = sharing("share_is_static"), sharing()
+    plain, static = (pool(FULL, x, 1024, 1024, 0.8) for x in (usual, d))
+    kept = FULL.resident(d, decode_point(1.0, 1024.0, 1024.0, 1023.0))["gpu"]
+    held = float(np.ravel(kept["weights"] + kept["embedding"])[0])
+    assert static.bytes == pytest.approx(0.8 * d.hardware.gpu_memory - held, rel=1e-12)
+    assert static.bytes > plain.bytes
+    assert pool(FULL, d, 1024, 1024, 1.0) == pool(FULL, usual, 1024, 1024, 1.0)
+
+
+def test_sequences_of_load_tests_fit_as_counted() -> None:
+    """Llama-3.1-70B in fp8 on an H200, 0.9 x (1024 + 8192) tokens, a cache in fp8: TensorRT-LLM
+    had 48 to 52 sequences in flight (requests times tpot over latency, aic-core-0.12.0)."""
+    machine, software = load_hardware("h200"), load_stack("trtllm")
+    d = Deployment(load_model("llama3.1-70b"), machine, software, "fp8")
+    assert 46 <= pool(parse("fp8"), d, 921, 7372).concurrency <= 54

@@ -132,6 +132,7 @@ def test_what_stands_around_a_table(tmp_path: Path) -> None:
         ({"model": "none"}, "unknown model"),
         ({"device": "gpu9"}, "unknown GPU"),
         ({"engine": "theirs"}, "no row of engine 'mine'"),
+        ({"random_range_ratio": "1.2"}, "got '1.2'; expected a number above 0 and at most 1"),
     ],
 )
 def test_load_tests_that_are_none(tmp_path: Path, change: dict[str, str | None], said: str) -> None:

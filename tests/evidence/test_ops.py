@@ -200,7 +200,7 @@ def test_load_tests_give_back_host_times(tmp_path: Path) -> None:
 
 
 HOST = {
-    "time.step_s": 2e-4, "time.sequence_s": 3e-6, "time.overlapped_sequence_s": 7e-5,
+    "time.step_s": 2e-4, "time.sequence_s": 3e-6, "time.overlapped_sequence_s": 2e-4,
     "time.overlapped_prompt_s": 15e-3,
 }  # fmt: skip
 
@@ -229,17 +229,39 @@ def test_work_beside_the_gpu_is_told_where_it_is_the_longer() -> None:
 
 
 def test_load_tests_are_composed_as_the_engine_plays_passes() -> None:
-    """A step and a prompt with all host times on the timeline, and as the fit composes them."""
-    rows = load_tests((8,))
-    stack = with_numbers(load_stack("trtllm").on("h100"), HOST)
+    """A step and a prompt with all host times on the timeline, and as the fit composes them.
+
+    The process that sends text works on while prompts are read, which passes one by one do not
+    show: it is compared alone below.
+    """
+    rows, host = load_tests((8,)), HOST | {"time.overlapped_sequence_s": 0.0}
+    stack = with_numbers(load_stack("trtllm").on("h100"), host)
     d = Deployment(load_model("llama3.1-8b"), load_hardware("h100"), stack, "fp16", 8)
     t, took = parse("full"), []
     for r in rows:
         p = Point(r.sequences, r.prompt + r.generate / 2, 1.0, r.prompt, r.prompt + r.generate)
         step = sum(steady(s, d) for s in t.cycle(d, p).steps)
         prompt = makespan(t.prefill(d, prefill_point(1.0, r.prompt, r.generate)), d)
-        took.append(r.generate * step + r.sequences * prompt)
-    assert loadtests.kernels(rows, stack).latencies(HOST) == pytest.approx(took, rel=1e-9)
+        took.append(float(np.ravel(r.generate * step + r.sequences * prompt)[0]))
+    gpu = loadtests.kernels(rows, stack)
+    assert gpu.latencies(host) == pytest.approx(took, rel=1e-9)
+    sending = [r.sequences * r.generate * HOST["time.overlapped_sequence_s"] for r in rows]
+    assert gpu.latencies(HOST) == pytest.approx(np.maximum(took, sending), rel=1e-9)
+    assert 0 < np.sum(np.array(sending) > took) < len(rows)
+
+
+def test_drawn_lengths_are_taken_at_their_mean(tmp_path: Path) -> None:
+    """``--random-range-ratio 0.5``: three quarters of isl and osl, and as much latency."""
+    row = "h100,mine,llama3.1-8b,bf16,1,1000,400,8,100,10"
+    head = "device,engine,model,precision,tp,isl,osl,concurrency,ttft_ms,tpot_ms"
+    (tmp_path / "plain.csv").write_text(f"{head}\n{row}\n")
+    (tmp_path / "drawn.csv").write_text(f"{head},random_range_ratio\n{row},0.5\n")
+    plain, drawn = (
+        loadtests.read_load_tests(tmp_path / name, "mine")[0] for name in ("plain.csv", "drawn.csv")
+    )
+    assert (drawn.prompt, drawn.generate) == (750, 300)
+    assert plain.latency == pytest.approx(0.1 + 399 * 0.01)
+    assert drawn.latency == pytest.approx(0.1 + 299 * 0.01)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])

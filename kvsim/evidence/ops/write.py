@@ -1,6 +1,7 @@
 """Fitted classes as stack files: one per card, and one of typical numbers for any card."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -93,8 +94,11 @@ def _stated(cards: Mapping[str, Mapping[str, float]], key: str) -> dict[str, flo
 
 
 def stack_text(
-    head: Mapping[str, object], numbers: Mapping[str, float], sources: Mapping[str, str]
+    head: Mapping[str, object],
+    numbers: Mapping[str, float],
+    sources: Mapping[str, str],
+    flags: Mapping[str, bool] = MappingProxyType({}),
 ) -> str:
-    """A stack file: its head, its numbers by table, and their sources."""
+    """A stack file: its head, its numbers and flags by table, and their sources."""
     grounded = {key: value if value > NONE else 0.0 for key, value in numbers.items()}
-    return numbers_text(head, grounded, sources, digits=5)
+    return numbers_text(head, grounded, sources, 5, flags)
