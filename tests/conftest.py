@@ -69,7 +69,9 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
         f"tests/validate/test_launches.py::test_stated_kernels_are_those_dispatched[{name}"
         for name in ("snapkv", "streamingllm", "turboquant", "zipcache")
     ),
-    "tests/validate/test_session.py",
+    "tests/validate/test_pretended_units.py::test_every",
+    "tests/validate/test_session.py::test_a_unit_runs",
+    "tests/validate/test_session.py::test_the_whole_command_stopped_at_random_moments_goes_on[1",
     "tests/validate/test_smollm2.py::test_logits",
     "tests/validate/test_smollm2.py::test_one_bit",
     "tests/validate/test_smollm2.py::test_quantspec_writes",

@@ -9,7 +9,9 @@ import torch
 
 GPU = torch.device("cuda", 0)
 CAPABILITY = (9, 0)
-MEMORY = 64 * 2**30  # [B]
+MEMORY = 2**31  # as little as a benchmark asks for, since the host has to hold it [B]
+CACHE = 2**16  # [B]
+HELD = 2**20  # at most, as an allocator would tell [B]
 
 
 class _Event:
@@ -52,7 +54,7 @@ class _Stream:
 def stands_for_cuda() -> dict[str, Any]:
     properties = SimpleNamespace(
         name="Pretended GPU", total_memory=MEMORY, memory_bus_width=5120, uuid="0",
-        multi_processor_count=132, major=CAPABILITY[0], minor=CAPABILITY[1],
+        multi_processor_count=132, L2_cache_size=CACHE, major=CAPABILITY[0], minor=CAPABILITY[1],
     )  # fmt: skip
     runtime = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
     current = _Stream()
@@ -65,6 +67,7 @@ def stands_for_cuda() -> dict[str, Any]:
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: CAPABILITY,
         "mem_get_info": lambda device=None: (MEMORY, MEMORY), "_sleep": nothing,
-        "memory_allocated": lambda device=None: 0, "max_memory_allocated": lambda device=None: 0,
-        "reset_peak_memory_stats": nothing, "cudart": lambda: runtime,
+        "memory_allocated": lambda device=None: 0, "memory_reserved": lambda device=None: 0,
+        "max_memory_allocated": lambda device=None: HELD, "reset_peak_memory_stats": nothing,
+        "cudart": lambda: runtime,
     }  # fmt: skip

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from kvsim.validate.session.report import LIMIT, write_report
 from kvsim.validate.session.run import Unit, estimate, run_units
 from kvsim.validate.session.state import GIVEN_UP, SessionState
 from kvsim.validate.session.units import all_units
+from tests.support.fake_session import HANGS
 
 SCRIPT = Path(__file__).parents[1] / "support" / "fake_session.py"
 
@@ -86,22 +86,41 @@ def test_what_goes_on_is_begun_with_little_time(state: SessionState) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_killed_at_random_moments_it_goes_on(tmp_path: Path, seed: int) -> None:
-    moments, kills = random.Random(seed), 0
+def test_the_whole_command_stopped_at_random_moments_goes_on(tmp_path: Path, seed: int) -> None:
+    """It is given random deadlines and killed; its units are those of a session, with fake work."""
+    moments, kills, deadlines = random.Random(seed), 0, 0
     for _ in range(30):
-        process = subprocess.Popen([sys.executable, "-I", str(SCRIPT), str(tmp_path)])
-        time.sleep(moments.uniform(0.1, 0.9))
-        if process.poll() is not None:
-            break
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        kills += 1
+        given = moments.uniform(0.6, 2.0)
+        begin = time.monotonic()
+        words = [sys.executable, "-I", str(SCRIPT), str(tmp_path), str(given)]
+        process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        killed = moments.random() < 0.5
+        try:
+            said = process.communicate(timeout=moments.uniform(0.3, 1.5) if killed else 60)[1]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            kills += 1
+        else:
+            deadlines += "run it again to go on" in said
+            assert (
+                time.monotonic() - begin < given + 5.0
+            )  # Python starts and ends, on a busy machine
+            assert len(list((tmp_path / "out").iterdir())) <= 8
+            if "27 of 28 units are done" in said:
+                break
         for place in tmp_path.rglob("*.json"):
             json.loads(place.read_text())  # whole, or not there
-    assert process.wait() == 0 and kills >= 1
-    runs = (tmp_path / "runs").read_text().split()
-    assert set(runs) == {f"unit{n}" for n in range(6)}
-    assert len(runs) <= 6 + kills  # nothing that was finished is done again
+    state = SessionState(tmp_path / "state" / "cpu")
+    units = [unit.name for unit in all_units("cpu", state)]
+    done = [name for name in units if state.read(name) is not None]
+    assert kills + deadlines >= 1
+    assert done == [name for name in units if name != HANGS]
+    log = (state.folder / "runs").read_text().splitlines()
+    again = [line for line in log if line.endswith(" done")]
+    assert len(again) == len(set(again)), "what was finished is done again"
+    begun = sum(line.endswith(" begun") for line in log)
+    assert begun <= len(done) + kills + deadlines + 1 + GIVEN_UP, "a stop loses one unit at most"
     time.sleep(0.1)
     assert not _alive(tmp_path)
 

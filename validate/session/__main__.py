@@ -49,6 +49,8 @@ def _session(asked: argparse.Namespace) -> int:
 
 def _name(device: str) -> str:
     """Of the device, from its driver."""
+    if device == "cpu":
+        return device
     try:
         import torch
     except ImportError:
@@ -57,7 +59,7 @@ def _name(device: str) -> str:
 
     where = find_device(device)
     try:
-        return torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
+        return torch.cuda.get_device_name(where)
     except RuntimeError as problem:
         raise InputError(f"--device: {device} does not answer ({brief(problem, 100)})") from None
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvsim.files import replace_text, replacing
 from kvsim.validate.session.run import Unit
 from kvsim.validate.session.state import SessionState
 
@@ -40,7 +41,8 @@ def write_report(state: SessionState, units: Sequence[Unit], folder: Path) -> li
         if state.path(source).exists():
             size = sum(path.stat().st_size for path in written) + state.path(source).stat().st_size
             if size < LIMIT:
-                shutil.copyfile(state.path(source), folder / name)
+                with replacing(folder / name) as draft:
+                    shutil.copyfile(state.path(source), draft)
                 written.append(folder / name)
     return written
 
@@ -72,5 +74,5 @@ def shares(state: SessionState) -> dict[str, Any]:
 
 
 def _write(path: Path, part: Mapping[str, Any]) -> Path:
-    path.write_text(json.dumps(part, indent=1, default=str) + "\n", encoding="utf-8")
+    replace_text(path, json.dumps(part, indent=1, default=str) + "\n")
     return path

@@ -129,9 +129,7 @@ def calibration(device: str, state: SessionState) -> Result:
     out = state.path(PROFILE)
     quick = ["--quick"] if device == "cpu" else []
     command = [sys.executable, "-m", "kvsim", "calibrate", "--device", device, "--out", str(out)]
-    run = subprocess.run(
-        [*command, *quick, "--json"], stdout=subprocess.PIPE, text=True, check=False
-    )
+    run = _run([*command, *quick, "--json"], told=True)
     if run.returncode:
         raise SystemExit(run.returncode)
     found: Result = json.loads(run.stdout)
@@ -177,9 +175,20 @@ def point(
     }
 
 
-def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
+def _run(command: list[str], told: bool = False) -> "subprocess.CompletedProcess[str]":
+    """A command that ends with this process.
+
+    Parameters
+    ----------
+    told : what it says goes to the unit's log at once, since it may be ended before it is over.
+    """
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, preexec_fn=die_with_parent
+        command,
+        stdout=subprocess.PIPE,
+        stderr=None if told else subprocess.PIPE,
+        text=True,
+        check=False,
+        preexec_fn=die_with_parent,
     )
 
 

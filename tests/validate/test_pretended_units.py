@@ -1,0 +1,60 @@
+"""Every unit of ``make.py gpu`` on a GPU that is pretended, from its facts to its report."""
+
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+pytest.importorskip("torch")
+
+from kvsim.validate.counts import check
+from kvsim.validate.impl import IMPLEMENTATIONS
+from kvsim.validate.micro import budget
+from kvsim.validate.session.report import write_report
+from kvsim.validate.session.state import SessionState
+from kvsim.validate.session.units import all_units
+from tests.support.pretended_session import run_unit
+
+ORDER = ("facts", "ceilings", "compile", "sanitizer", "counts", "calibration", "point")
+SMALL = {
+    "counts": "counts smollm2-135m 1",
+    "point": "point short smollm2-135m 1 1 40",
+}
+"""Units whose own sizes are a GPU's."""
+
+
+def run(state: SessionState, names: list[str]) -> None:
+    for name in names:
+        state.write(name, run_unit(name, state))
+
+
+def test_units_run_one_after_another(tmp_path: Path) -> None:
+    """With two techniques; Triton's kernels give zeros here, and are in ``test_pretended``."""
+    state = SessionState.of(tmp_path, "pretended")
+    few = {name: IMPLEMENTATIONS[name] for name in ("full", "specache")}
+    with patch.object(check, "IMPLEMENTATIONS", few), patch.object(budget, "LEAST", 1):
+        run(state, [SMALL.get(kind, kind) for kind in ORDER])
+    counted = state.read(SMALL["counts"])
+    assert counted
+    assert {t["technique"].partition(":")[0] for t in counted["techniques"]} == set(few)
+    point = state.read(SMALL["point"])
+    assert point and {p["technique"].partition(":")[0] for p in point["found"]} == set(few)
+    calibrated = state.read("calibration")
+    assert calibrated and calibrated["device"] == "Pretended GPU"
+    units = all_units("cuda:0", state)
+    kinds = {unit.name.split()[0] for unit in units}
+    assert kinds == {*ORDER, "kernels"}, "a unit that this does not run"
+    written = {path.name for path in write_report(state, units, tmp_path / "report")}
+    assert {"profile.toml", "stack.toml", "samples.jsonl", "kernels.json"} <= written
+
+
+def test_every_technique_is_counted_and_timed(tmp_path: Path) -> None:
+    state = SessionState.of(tmp_path, "pretended")
+    run(state, ["calibration", SMALL["counts"], SMALL["point"]])
+    counted, point = state.read(SMALL["counts"]), state.read(SMALL["point"])
+    assert counted and point
+    named = {t["technique"].partition(":")[0] for t in counted["techniques"]}
+    assert len(named) >= 20
+    timed = {p["technique"].partition(":")[0] for p in point["found"]}
+    left = {p["technique"].partition(":")[0] for p in point["left"]}
+    assert timed | left >= named and len(timed) >= 20
