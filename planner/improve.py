@@ -10,22 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.errors import InfeasibleError, InputError
+from kvsim.errors import InfeasibleError
 from kvsim.graph import Array
 from kvsim.planner.choose import distinct
 from kvsim.planner.improved import BatchBounds, Improved, clearly_better, turn
-from kvsim.planner.mixes import (
-    FINER,
-    Arrangement,
-    arranged,
-    levelled,
-    neighbours,
-    orders,
-)
-from kvsim.planner.options import CONTEXTS, GROWTH
+from kvsim.planner.options import GROWTH
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.programme import Programme
 from kvsim.planner.question import Question
+from kvsim.planner.replays import Replays
 from kvsim.planner.shares import FAMILIES, Shares, options_for, placed
 from kvsim.planner.solving import Mix, solve
 from kvsim.planner.tighter import TIGHTER, lowered
@@ -38,11 +31,11 @@ NEEDED = {
 }  # fmt: skip
 BATCHES = 8  # of the relaxation
 TRIED = 3  # batches whose mixes are replayed
-TRIES = 80  # replays of the local search, per batch
 ROUGH = 5e-3  # gap of a mix that is only to be replayed
+FINER = 9  # steps between two neighbouring batches
+NEAR = 2  # batches beside a known mix's that are replayed, the second where the first has none
+FEW = 12  # replays of the local search there
 REPAIRS = 3  # times that the memory is lowered by what a replay exceeds it
-WORTH = 1.002  # times a time: a move that gains less is none
-ALTERNATING = 1.005  # times a time: what every further block of layers must gain
 
 
 class Placements:
@@ -51,22 +44,29 @@ class Placements:
     Parameters
     ----------
     also : batches to look at besides a geometric grid.
+    only : batches to look at instead of all these.
     """
 
-    def __init__(self, q: Question, also: tuple[float, ...] = ()) -> None:
+    def __init__(
+        self, q: Question, also: tuple[float, ...] = (), only: tuple[float, ...] = ()
+    ) -> None:
         self.q = q
         w, d = q.workload, q.deployment
         options = [o for o in options_for(d, halves=not w.service) if self._admitted(o.name)]
-        self.coefficients = Coefficients(
-            d, w, distinct(np.concatenate([self._batches(), also])), options
-        )
+        batches = np.array(only) if only else np.concatenate([self._batches(), also])
+        self.coefficients = Coefficients(d, w, distinct(batches), options)
         kinds = {o.kind for o in options}
         moving = [f & kinds for f in FAMILIES if f & kinds - {"full"}]
         self.families = moving or ([frozenset(kinds)] if kinds else [])
         self._bounds: Array | None = None
         self._rough = np.zeros(0, dtype=bool)  # batches whose bound ignores the memory
         self.solves = 0
-        self.replays = 0
+        self._replays = Replays(q, self.coefficients)
+
+    @property
+    def replays(self) -> int:
+        """Mixes that the engine has played."""
+        return self._replays.count
 
     def _admitted(self, name: str) -> bool:
         """By the techniques that the user considers."""
@@ -153,17 +153,40 @@ class Placements:
         found = Placements(replace(self.q, workload=w)).bounds().bounds[0]
         return float(found) if np.isfinite(found) else None
 
-    def better_than(self, value: float, bounded: BatchBounds) -> Iterator[Improved]:
+    def better_than(
+        self, value: float, bounded: BatchBounds, most: int = TRIED
+    ) -> Iterator[Improved]:
         """Mixes at the batches whose bound is better than an objective, the best bounds first."""
         goals = [self.objective(s, b) if np.isfinite(s) else np.inf
                  for s, b in zip(bounded.bounds, bounded.batches, strict=True)]  # fmt: skip
-        for i in np.argsort(goals)[:TRIED]:
+        for i in np.argsort(goals)[:most]:
             if not np.isfinite(goals[i]) or goals[i] >= clearly_better(value):
                 return
             found = self.at(int(i))
             if found is not None:
                 yield found
                 value = min(value, self.objective(found.replay, float(found.prediction.batch[0])))
+
+    def refined(self, best: Improved, value: float) -> Iterator[Improved]:
+        """Mixes that are better than a known one, at batches between its neighbours and finer ones.
+
+        First the best of new mixes, then its layers with new shares at the batches beside it.
+        """
+        batch, grid = float(best.prediction.batch[0]), self.coefficients.batches
+        here = int(np.searchsorted(grid, batch))
+        low, high = grid[max(here - 1, 0)], grid[min(here + 1, grid.size - 1)]
+        finer = Placements(self.q, only=_between(low, high))
+        for found in finer.better_than(value, finer.bounds(value), most=1):
+            best, batch = found, float(found.prediction.batch[0])
+            yield found
+        step = float((high / low) ** (1 / FINER))
+        nearest = Placements(self.q, only=_between(batch / step, batch * step))
+        last = nearest.near(best)
+        if last is not None:
+            yield last
+        for other in finer, nearest:
+            self.solves += other.solves
+            self._replays.count += other.replays
 
     def at(self, index: int) -> Improved | None:
         """The best mix at one batch, of any family; the bound is that of all of them."""
@@ -191,103 +214,71 @@ class Placements:
         limits, start = self.q.limits, None
         for _ in range(REPAIRS):
             p = self._programme(index, limits, family)
-            start, over = self._best_order(p, self._mixes(p, first), index)
+            mixes = self._with_shares(p, self._counts(p, first))
+            start, over = self._replays.best_order(p, mixes, index)
             if start is not None or not np.isfinite(over).all():
                 break
             limits = lowered(limits, over)
         if start is None:
             return None
-        best = self._polish(start, index)
-        exact = self._replay(best, index, 0)
+        best = self._replays.polish(start, index)
+        exact = self._replays.of(best, index, 0)
         if exact is None:
             return None
-        return Improved(exact, first.bound, turn(exact), first)
+        return Improved(exact, first.bound, turn(exact), first, family, best)
+
+    def near(self, known: Improved) -> Improved | None:
+        """The best mix beside one that is known, of other batches or a question a little different.
+
+        Its layers with new shares, at the batch where the programme says that this is best; no new
+        counts are decided but by polishing, so that nothing is said of a bound.
+        """
+        first: list[tuple[float, int]] = []
+        for i, batch in enumerate(self.coefficients.batches):
+            p = self._programme(i, self.q.limits, known.family)
+            with suppress(InfeasibleError):
+                mix = self._solve(_exact(p), whole=False, counts=known.mix.counts)
+                first.append((self.objective(mix.objective, float(batch)), i))
+        for _, i in sorted(first)[:NEAR]:
+            p = self._programme(i, self.q.limits, known.family)
+            mixes = self._with_shares(p, [known.mix.counts])
+            start, _ = self._replays.best_order(p, mixes, i, known.arrangement)
+            exact = None
+            if start is not None:
+                start = self._replays.polish(start, i, FEW)
+                exact = self._replays.of(start, i, 0)
+            if start is not None and exact is not None:
+                return replace(
+                    known, prediction=exact, bound=0.0, replay=turn(exact), arrangement=start
+                )
+        return None
 
     def _solve(self, p: Programme, **decided: Any) -> Mix:
         self.solves += 1
         return solve(p, **decided)
 
-    def _mixes(self, p: Programme, first: Mix) -> Iterator[Mix]:
-        """Mixes whose memory is exact: of the bound's counts, and of those that are best in blocks.
-
-        Each with its shares for layers that overlap, and for layers that stand in blocks.
-        """
-        gpu, host = p.memory
-        p = replace(p, memory=(gpu * (1 - TIGHTER), host * (1 - TIGHTER)))
+    def _counts(self, p: Programme, first: Mix) -> list[Array]:
+        """Layers of the bound's mix, and of the one that is best in blocks."""
         every = [first.counts]
         with suppress(InfeasibleError):
-            blocks = self._solve(p, apart=True, gap=ROUGH).counts
+            blocks = self._solve(_exact(p), apart=True, gap=ROUGH).counts
             every += [] if (blocks == first.counts).all() else [blocks]
+        return every
+
+    def _with_shares(self, p: Programme, every: list[Array]) -> Iterator[Mix]:
+        """Mixes whose memory is exact, for layers that overlap and for layers in blocks."""
         for counts, apart in product(every, (False, True)):
             with suppress(InfeasibleError):
-                yield self._solve(p, counts=counts, apart=apart)
+                yield self._solve(_exact(p), counts=counts, apart=apart)
 
-    def _replay(self, a: Arrangement, index: int, contexts: int = CONTEXTS) -> Prediction | None:
-        """What the engine says; nothing where it refuses."""
-        w, d = self.q.workload, self.q.deployment
-        batch = self.coefficients.batches[index : index + 1]
-        self.replays += 1
-        try:
-            t = a.technique(d, w.prompt)
-            return None if t.refuses(d) else w.predict(t, d, batch, contexts)
-        except InputError:
-            return None
 
-    def _within(self, prediction: Prediction) -> tuple[float, float]:
-        """Bytes beyond the two memories; infinite where a time is missed."""
-        limits = self.q.limits
-        late = (
-            float(prediction.ttft_s[0]) > limits.ttft
-            or float(np.nan_to_num(prediction.tpot_s)[0]) > limits.tpot
-        )
-        if late:
-            return np.inf, np.inf
-        return (
-            max(0.0, float(prediction.gpu_bytes[0]) - limits.gpu_memory),
-            max(0.0, float(prediction.host_bytes[0]) - limits.host_memory),
-        )
+def _between(low: float, high: float) -> tuple[float, ...]:
+    """Batches from one to another, ``FINER`` steps apart."""
+    found = np.ceil(np.geomspace(max(low, 1.0), high, FINER + 1))
+    return tuple(distinct(found).tolist())
 
-    def _best_order(
-        self, p: Programme, mixes: Iterable[Mix], index: int
-    ) -> tuple[Arrangement | None, tuple[float, float]]:
-        """The mix and order of layers that are fastest; blocks unless alternating gains clearly."""
-        tried: dict[Arrangement, None] = {}
-        for mix in mixes:
-            first = arranged(self.coefficients, p, mix)
-            level = levelled(first)
-            tried |= dict.fromkeys([*orders(first), *(orders(level) if level else ())])
-        best: tuple[float, Arrangement] | None = None
-        over = (np.inf, np.inf)
-        for a in tried:
-            found = self._replay(a, index)
-            if found is None:
-                continue
-            beyond = self._within(found)
-            if max(beyond) > 0:
-                over = min(over, beyond, key=sum)
-                continue
-            took = turn(found) * ALTERNATING ** (a.blocks - 1)
-            if best is None or took < best[0]:
-                best = took, a
-        return (None if best is None else best[1]), over
 
-    def _polish(self, a: Arrangement, index: int) -> Arrangement:
-        """Steps to better neighbours, coarse ones first."""
-        found = self._replay(a, index)
-        assert found is not None
-        best, left = turn(found), TRIES
-        for step in range(len(FINER)):
-            moved = True
-            while moved and left > 0:
-                moved = False
-                for other in neighbours(a, step):
-                    left -= 1
-                    tried = self._replay(other, index)
-                    if tried is None or max(self._within(tried)) > 0:
-                        continue
-                    if turn(tried) * WORTH < best:
-                        best, a, moved = turn(tried), other, True
-                        break
-                    if left <= 0:
-                        break
-        return a
+def _exact(p: Programme) -> Programme:
+    """With the room in memory that rounding of shares needs."""
+    gpu, host = p.memory
+    return replace(p, memory=(gpu * (1 - TIGHTER), host * (1 - TIGHTER)))

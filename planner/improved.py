@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvsim.graph import Array
+from kvsim.planner.mixes import Arrangement
 from kvsim.planner.solving import Mix
 from kvsim.prediction.generate import Prediction
 
@@ -17,6 +18,8 @@ class Improved:
     bound: float  # seconds that no mix at this batch undercuts [s]
     replay: float  # seconds of this one [s]
     mix: Mix
+    family: frozenset[str]  # options that may stand together
+    arrangement: Arrangement  # as replayed
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,13 @@ class Arrangement:
         most = max(len(uses) for uses in self.uses)
         return most if most < 2 or not self.spread else 2 * most
 
+    @property
+    def order(self) -> tuple[object, ...]:
+        """What stands where, but for how much of it."""
+        kinds = [[(u.parts, u.shares.host > 0, u.shares.cpu > 0) for u in uses]
+                 for uses in self.uses]  # fmt: skip
+        return self.spread, *map(tuple, kinds)
+
     def technique(self, deployment: Deployment, prompt: int) -> Technique:
         """As layers of a model."""
         places = [self._term(u, prompt) for u in self._sequence(deployment)]

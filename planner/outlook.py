@@ -6,6 +6,8 @@ import numpy as np
 
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Link
+from kvsim.planner.improve import Placements
+from kvsim.planner.improved import Improved
 from kvsim.planner.needs import needs
 from kvsim.planner.options import settled
 from kvsim.planner.question import Question, Search, gain
@@ -16,6 +18,7 @@ from kvsim.techniques.base import Technique
 MORE = 1.1  # times a bandwidth or a time
 REACH = 1.25  # techniques this far behind may win where something changes by a tenth
 PAYS = 1e-3  # a gain below this is none
+BESIDE = (0.9, 1.0, 1.04, 1.08, 1.12, 1.17, 1.23)  # times a batch: what a tenth more may allow
 UNLIMITED = 64.0  # times the memory, where its limit is taken away
 
 LABELS = {
@@ -38,11 +41,13 @@ class Binding:
     option: str = ""  # of the command line, which takes the limit away
 
 
-def prices(question: Question, search: Search, row: int) -> dict[str, float]:
+def prices(
+    question: Question, search: Search, row: int, mix: Improved | None = None
+) -> dict[str, float]:
     """Relative gain of the objective for a little more of each thing, as solved again.
 
     Limits change nothing of what the engine says, so that what is known under one is known under
-    another; links do.
+    another; links do. Where the best is a mix of placements, its shares are solved again too.
     """
     leaders, limits = near(search, row), question.limits
     known = _settled(question, leaders, limits.gpu_memory + GIB)
@@ -69,6 +74,8 @@ def prices(question: Question, search: Search, row: int) -> dict[str, float]:
     found: dict[str, float] = {}
     for label, other in asked.items():
         other.refine()
+        if mix is not None:
+            _settle(other, mix)
         better = _best(other)
         found[label] = 0.0 if better is None else gain(value, better)
     return found
@@ -79,6 +86,15 @@ def _settled(q: Question, leaders: list[Technique], *gpu: float) -> Search:
     sizes = (q.limits.gpu_memory, *gpu)
     w, host = q.workload, q.limits.host_memory
     return Search(q, settled(leaders, q.deployment, w, sizes, host, q.admission))
+
+
+def _settle(search: Search, mix: Improved) -> None:
+    """Add the mix with the shares, and the batch near its own, that are best here."""
+    q, own = search.q, float(mix.prediction.batch[0])
+    some = np.ceil(own * np.array(BESIDE)) if q.workload.batch is None else np.array([own])
+    found = Placements(q, only=tuple(some.tolist())).near(mix)
+    if found is not None:
+        search.include(found.prediction)
 
 
 def _best(search: Search) -> float | None:

@@ -11,7 +11,7 @@ from kvsim.planner.admit import Admission
 from kvsim.planner.advice import Advice, NoPlanError, better, quick, score
 from kvsim.planner.flips import Flip, flips, front
 from kvsim.planner.improve import Placements
-from kvsim.planner.improved import turn
+from kvsim.planner.improved import Improved, turn
 from kvsim.planner.likely import Likely, likely
 from kvsim.planner.noplan import explain
 from kvsim.planner.options import Options
@@ -124,7 +124,7 @@ def answer(question: Question) -> ChosenPlan:
     search.drafts()
     search.refine()
     limits = question.limits.finite()
-    placements = _placements(question, search)
+    placements, mixes = _placements(question, search)
     row = search.chosen(limits) if search.table.technique else None
     if row is None:
         raise explain(question, search)
@@ -133,7 +133,7 @@ def answer(question: Question) -> ChosenPlan:
     choice = search.replay(row)
     seconds = perf_counter() - started
     # of the best there is: what is simpler gives up a little
-    found = prices(question, search, best)
+    found = prices(question, search, best, mixes.get(best))
     top = search.value(best)
     return ChosenPlan(
         question=question,
@@ -163,8 +163,8 @@ def answer(question: Question) -> ChosenPlan:
     )
 
 
-def _placements(q: Question, search: Search) -> Placements:
-    """The programme's mixes beside the table, where their bound is better than what it has.
+def _placements(q: Question, search: Search) -> tuple[Placements, dict[int, Improved]]:
+    """The programme's mixes by their rows in the table, where their bound is better than its best.
 
     Where full KV is as good as the best within the known error, a mix that is not better by more
     than that would not be chosen either: none is then looked for, and the bound says what is left.
@@ -177,9 +177,13 @@ def _placements(q: Question, search: Search) -> Placements:
     if chosen is not None and rank(simplest := search.table.technique[chosen]) == SIMPLEST:
         own = search.value(chosen)
         value = min(value, own - q.between(simplest, simplest) * abs(own))
-    for found in placements.better_than(value, placements.bounds(value)):
-        search.include(found.prediction)
-    return placements
+    mixes = {search.include(x.prediction): x
+             for x in placements.better_than(value, placements.bounds(value))}  # fmt: skip
+    row = search.optimum(limits)
+    if row in mixes and q.workload.batch is None:
+        for found in placements.refined(mixes[row], search.value(row)):
+            mixes[search.include(found.prediction)] = found
+    return placements, mixes
 
 
 def plan_among(questions: list[Question]) -> ChosenPlan:

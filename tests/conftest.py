@@ -8,6 +8,11 @@ import pytest
 # Triton chooses its interpreter when first imported; kernels on a GPU are `make.py gpu`'s to check
 os.environ["TRITON_INTERPRET"] = "1"
 
+# two runs of tests and the commands they start share the cores: threads that spin while they wait
+# for work take ten times as long as one thread that has all of it
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 
 @pytest.fixture(autouse="KVSIM_ULPS" in os.environ)
 def _another_cpu(monkeypatch: Any) -> None:

@@ -20,6 +20,7 @@ from kvsim.planner.load import DENSITY, Loads, _prompts_s, loads_of
 from kvsim.planner.mixes import Arrangement, Use, levelled, neighbours
 from kvsim.planner.programme import Programme, Streaming
 from kvsim.planner.question import Question, Search
+from kvsim.planner.replays import Replays
 from kvsim.planner.rivals import _in_time, waves
 from kvsim.planner.shares import Shares
 from kvsim.planner.solving import lower_bound
@@ -92,15 +93,15 @@ def test_a_move_is_made_where_it_gains_more_than_two_thousandths(
     took: float, moves: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first arrangement takes 1.002 s, all others the same time."""
-    monkeypatch.setattr("kvsim.planner.improve.turn", lambda seconds: seconds)
+    monkeypatch.setattr("kvsim.planner.replays.turn", lambda seconds: seconds)
     first, noted = Arrangement(((COPIED, KEPT),)), list[Arrangement]()
 
     def replay(a: Arrangement, index: int) -> float:
         noted.append(a)
         return 1.002 if a == first else took
 
-    polishing = SimpleNamespace(_replay=replay, _within=lambda found: (0.0, 0.0))
-    found = Placements._polish(cast(Placements, polishing), first, 0)
+    polishing = SimpleNamespace(of=replay, beyond=lambda found: (0.0, 0.0))
+    found = Replays.polish(cast(Replays, polishing), first, 0)
     assert found == (noted[1] if moves else first)
 
 

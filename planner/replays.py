@@ -1,0 +1,115 @@
+"""Arrangements of layers replayed by the engine: the best order, and steps to better neighbours."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from kvsim.errors import InputError
+from kvsim.planner.improved import turn
+from kvsim.planner.mixes import FINER, Arrangement, arranged, levelled, neighbours, orders
+from kvsim.planner.options import CONTEXTS
+from kvsim.planner.placement import Coefficients
+from kvsim.planner.programme import Programme
+from kvsim.planner.question import Question
+from kvsim.planner.solving import Mix
+from kvsim.prediction.generate import Prediction
+
+TRIES = 80  # replays of the local search, per batch
+WORTH = 1.002  # times a time: a move that gains less is none
+ALTERNATING = 1.005  # times a time: what every further block of layers must gain
+
+
+class Replays:
+    """The engine's word on arrangements of one question's layers, at its batches.
+
+    Attributes
+    ----------
+    count
+        Replays so far.
+    """
+
+    def __init__(self, q: Question, coefficients: Coefficients) -> None:
+        self.q, self.coefficients, self.count = q, coefficients, 0
+
+    def of(
+        self, arrangement: Arrangement, index: int, contexts: int = CONTEXTS
+    ) -> Prediction | None:
+        """What the engine says; nothing where it refuses."""
+        w, d = self.q.workload, self.q.deployment
+        batch = self.coefficients.batches[index : index + 1]
+        self.count += 1
+        try:
+            t = arrangement.technique(d, w.prompt)
+            return None if t.refuses(d) else w.predict(t, d, batch, contexts)
+        except InputError:
+            return None
+
+    def beyond(self, prediction: Prediction) -> tuple[float, float]:
+        """Bytes beyond the two memories; infinite where a time is missed."""
+        limits = self.q.limits
+        late = (
+            float(prediction.ttft_s[0]) > limits.ttft
+            or float(np.nan_to_num(prediction.tpot_s)[0]) > limits.tpot
+        )
+        if late:
+            return np.inf, np.inf
+        return (
+            max(0.0, float(prediction.gpu_bytes[0]) - limits.gpu_memory),
+            max(0.0, float(prediction.host_bytes[0]) - limits.host_memory),
+        )
+
+    def best_order(
+        self,
+        programme: Programme,
+        mixes: Iterable[Mix],
+        index: int,
+        like: Arrangement | None = None,
+    ) -> tuple[Arrangement | None, tuple[float, float]]:
+        """The mix and order of layers that are fastest; blocks unless alternating gains clearly.
+
+        Parameters
+        ----------
+        like : an order to keep, if the mixes can stand in it.
+        """
+        tried: dict[Arrangement, None] = {}
+        for mix in mixes:
+            first = arranged(self.coefficients, programme, mix)
+            level = levelled(first)
+            tried |= dict.fromkeys([*orders(first), *(orders(level) if level else ())])
+        if like is not None:
+            tried = {a: None for a in tried if a.order == like.order} or tried
+        best: tuple[float, Arrangement] | None = None
+        over = (np.inf, np.inf)
+        for a in tried:
+            found = self.of(a, index)
+            if found is None:
+                continue
+            beyond = self.beyond(found)
+            if max(beyond) > 0:
+                over = min(over, beyond, key=sum)
+                continue
+            took = turn(found) * ALTERNATING ** (a.blocks - 1)
+            if best is None or took < best[0]:
+                best = took, a
+        return (None if best is None else best[1]), over
+
+    def polish(self, arrangement: Arrangement, index: int, tries: int = TRIES) -> Arrangement:
+        """Steps to better neighbours, coarse ones first."""
+        found = self.of(arrangement, index)
+        assert found is not None
+        best, left = turn(found), tries
+        for step in range(len(FINER)):
+            moved = True
+            while moved and left > 0:
+                moved = False
+                for other in neighbours(arrangement, step):
+                    if left <= 0:
+                        break
+                    left -= 1
+                    tried = self.of(other, index)
+                    if tried is None or max(self.beyond(tried)) > 0:
+                        continue
+                    if turn(tried) * WORTH < best:
+                        best, arrangement, moved = turn(tried), other, True
+                        break
+        return arrangement
