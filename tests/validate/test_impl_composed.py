@@ -8,6 +8,7 @@ from kvsim.techniques import parse
 from kvsim.validate.counts.compare import Line
 from kvsim.validate.impl.bytoken import PACKED_AT_ONCE
 from kvsim.validate.impl.drafter import PACKED_EARLY
+from kvsim.validate.impl.hierarchical import BY_HALVES
 from kvsim.validate.impl.place import SENT_LATE
 from kvsim.validate.impl.rotated import READ_TWICE
 from kvsim.validate.run import Generation
@@ -25,6 +26,9 @@ MAGICDEC, NARROW = (
     "magicdec:draft=snapkv,budget=40,gamma=2",
     "selfdraft:reads=all,weight_bits=4,acceptance=0.5",
 )
+UPPER = (
+    "hierarchical:group=8,residual=32 + selfdraft:reads=upper,weight_bits=16,gamma=2,acceptance=0.5"
+)
 DUO = "duoattention:retrieval=0.5,sink=4,recent=12"
 QUEST = "quest:budget=12,page=4,dense=0"
 GROUPED = "grouped:bits=4,group=8"
@@ -39,6 +43,7 @@ PAIRS = [
     f"pyramidkv:budget=16,window=8,beta=4 + {KIVI}",
     f"{QUEST} + {GROUPED}", f"{QUEST} + fp8",
     f"{DUO} + {GROUPED}", f"{DUO} + fp8", f"{DUO} + turboquant:bits=4,group=8",
+    f"{SNAPKV} + {UPPER}", f"ngram:gamma=2,acceptance=0.5 + {GROUPED}",
     f"{MAGICDEC} + fp8", f"{MAGICDEC} + {GROUPED}", f"{NARROW} + fp8", f"{SNAPKV} + {NARROW}",
     "offload + fp8", f"offload:host_share=0.5 + {GROUPED}", f"offload + {KIVI}",
     "offload:host_share=0.5 + turboquant:bits=4,group=8", f"{SNAPKV} + offload:host_share=0.5",
@@ -60,7 +65,7 @@ LAYERED = [
 ]
 
 
-NAMED = {SENT_LATE, READ_TWICE, PACKED_EARLY}
+NAMED = {SENT_LATE, READ_TWICE, PACKED_EARLY, BY_HALVES}
 """Differences of what is sent home late, and of rows in two places."""
 
 
@@ -73,12 +78,12 @@ def test_there_are_twenty_of_them() -> None:
 def test_compositions_are_as_stated(text: str, model: str) -> None:
     """FLOPs, bytes and memory are equal, but for writes of packed storages and H2O's moves."""
     rounds = (1, 60, 7) if MAGICDEC in text else (1, PROMPT, GENERATE)
-    shape = rounds if "draft" in text else (BATCH, PROMPT, GENERATE)
+    shape = rounds if "gamma" in text else (BATCH, PROMPT, GENERATE)
     result = counted(text, model, *shape)
     for line in result.lines:
         assert line.same_flops, (line.phase, line.op)
         if line.reason == PACKED_AT_ONCE["attn"] and line.phase == "decode":
-            assert line.equal or "draft" in text or _unwritten(line, model), line
+            assert line.equal or "gamma" in text or _unwritten(line, model), line
         elif line.reason in NAMED:
             assert line.holds
         elif line.op not in {*STACK_WIDE, "graduate"}:
@@ -108,7 +113,7 @@ def _unwritten(line: Line, model: str) -> bool:
         f"0-1: full; 2: snapkv:budget=500,window=8; {MAGICDEC}", NARROW,
         "snapkv:budget=500,window=8 + selfdraft:reads=all,weight_bits=4,gamma=3,acceptance=0.5",
         "duoattention:retrieval=0.5,sink=4,recent=500",
-        "values:n=1000", "pyramidkv:budget=500,window=8,beta=2",
+        "values:n=1000", "pyramidkv:budget=500,window=8,beta=2", "ngram:gamma=3,acceptance=0.5",
     ],
 )  # fmt: skip
 def test_lossless_compositions_give_full_kvs_tokens(text: str, lengths: tuple[int, ...]) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvsim.techniques import parse
 from kvsim.validate.impl import speculation
+from kvsim.validate.impl.ngram import continued
 from kvsim.validate.impl.speculation import verify_drawn, verify_likeliest
 from kvsim.validate.run import Generation
 from tests.support.adopted import Adopted
@@ -35,8 +36,9 @@ def test_quantspec_is_greedy_decoding_of_its_target(gamma: int) -> None:
     assert_like_naive(run, naive_packed(run.impl, adopted, flushed, flushed, packs_late=True))
     adopted.assert_few()
     impl: Any = run.impl
+    packed = impl.layers[0].cells.packed_keys
     for prompt, cached in zip((70, 33, 5), run.cached, strict=True):
-        assert (impl.packed_keys(cached) - impl.packed_keys(prompt)) / HALF >= 3, "three flushes"
+        assert (packed(cached) - packed(prompt)) / HALF >= 3, "three flushes"
     rejected = sum(g + 1 - n for g, ns in zip(impl.drafted, run.yielded, strict=True) for n in ns)
     assert rejected > 10, "rollbacks"
 
@@ -201,3 +203,31 @@ def test_a_small_draft_is_mostly_wrong_where_a_large_one_is_right() -> None:
         run.complete()
         rates.append(sum(map(sum, run.yielded)) / len(run.yielded) / 4)
     assert rates[0] < rates[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "drafts"),
+    [
+        ([7, 1, 2, 3, 9, 8, 1, 2, 3], [9, 8]),
+        ([5, 1, 2, 6, 4, 1, 2, 3, 7, 1, 2], [3, 7]),  # the latest place
+        ([4, 1, 2], [2, 2]),  # nowhere
+        ([3, 3], [3, 3]),
+        ([5], [5, 5]),
+    ],
+)
+def test_drafts_are_what_followed_before(text: list[int], drafts: list[int]) -> None:
+    assert continued(text, 2) == drafts
+
+
+def test_a_text_that_repeats_itself_is_drafted_from_itself() -> None:
+    """The tiny model soon repeats itself; then every draft is right."""
+    run = Generation(decoder("llama"), parse("ngram:gamma=3,acceptance=0.5"), prompts(20), 80)
+    run.complete()
+    full = Generation(decoder("llama"), parse("full"), prompts(20), 80).complete().tolist()[0]
+    drafted, own, done = [], [*prompts(20)[0]], 1
+    for (given,) in run.yielded:
+        drafted.append(continued([*own, *full[:done]], 3))
+        kept = next((i for i in range(3) if [*full[done:], *[-1] * 3][i] != drafted[-1][i]), 3)
+        assert given == kept + 1 or done + given >= 80
+        done += given
+    assert len(drafted) == len(run.yielded)

@@ -237,7 +237,7 @@ def test_what_a_model_does_not_allow_is_told_before_anything_is_loaded() -> None
     assert all("sliding windows" in why for why in refused) and len(refused) > 10
     able, refused = rehearsed("llama", [parse("quantspec"), parse("kivi:group=16,residual=16")])
     assert [t.name for t in able] == ["kivi"]
-    assert refused[0].startswith("quantspec: group=128 does not divide the head dim 16")
+    assert refused[0].startswith("hierarchical: group=128 does not divide the head dim 16")
 
 
 def test_settings_that_lose_nothing_or_are_not_implemented_are_refused() -> None:

@@ -78,6 +78,7 @@ class Spot:
     ends: tuple[int, ...]  # slots in use of each sequence after the pass
     new: int
     first: int | None = None  # slot of the first new token, where all sequences' are the same
+    draft: bool = False  # whether the pass drafts
 
     @classmethod
     def behind(cls, step: Pass, away: Sequence[int] = (), moved: Tensor | int = 0) -> "Spot":
@@ -87,7 +88,7 @@ class Spot:
         first = starts[0] if min(starts) == max(starts) else None
         ends = tuple(n + step.new for n in starts)
         slots = step.positions if isinstance(moved, int) and not moved else step.positions - moved
-        return cls(slots, ends, step.new, first)
+        return cls(slots, ends, step.new, first, step.kind == "draft")
 
     @property
     def most(self) -> int:
@@ -114,6 +115,7 @@ class Cells(ABC):
     as_given = True  # whether rows hold the numbers that came, each by itself
     by_position = False  # whether a token's slot has to be its position
     values_alone = False  # whether values may be on the host without their keys
+    drafts_wait = False  # whether drafts stay in room that is there anyhow until they are settled
     differences: Mapping[str, str] = MappingProxyType({})
     """Ops and buffers that really differ from what is stated, and why."""
 
@@ -143,6 +145,13 @@ class Cells(ABC):
     @abstractmethod
     def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:
         """The same of one query, and what it gave each slot, (sequences, heads, 1, slots)."""
+
+    def takes(self, tokens: int) -> int | None:
+        """New tokens that fit behind so many until some have to be settled; none for no limit."""
+        return None
+
+    def settle(self, before: list[int], after: list[int]) -> None:  # noqa: B027 - most need not
+        """A round is over: so many tokens of every sequence stay, where there were so many."""
 
     def rows_in_use(self, ends: tuple[int, ...]) -> list[int]:
         """Rows of every table that tokens up to these ends fill, in the order they were made."""

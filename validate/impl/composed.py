@@ -133,12 +133,28 @@ class Composed(Speculative):
         proposed = self.drafter.propose(run, tokens, ahead)
         return super().draft(run, tokens, ahead) if proposed is None else proposed
 
+    def found(self, run: "Generation", count: int) -> list[Tensor] | None:
+        """Drafts of no model."""
+        return self.drafter.found(run, count)
+
     def round(self, run: "Generation") -> None:
         """Drafts and their verification, or one token."""
         if self.gamma:
             super().round(run)
-        else:
-            Implementation.round(self, run)
+            return
+        before = run.cached
+        Implementation.round(self, run)
+        self.settled(before, run.cached)
+
+    def room(self, cached: list[int]) -> int:
+        """What every layer's cells take until some tokens have to be settled."""
+        takes = (layer.cells.takes(n) for layer in self.layers for n in layer.held(cached))
+        return min((n for n in takes if n is not None), default=super().room(cached))
+
+    def settled(self, before: list[int], after: list[int]) -> None:
+        """Cells may pack what stays."""
+        for layer in self.layers:
+            layer.cells.settle(layer.held(before), layer.held(after))
 
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
         """Drafts may have narrower ones."""
@@ -166,6 +182,7 @@ class Composed(Speculative):
     def cells(self, place: Where, slots: int) -> Cells:
         """A layer's storage where its placement wants it."""
         kind = piece(Cells, place.parts.storage)  # type: ignore[type-abstract]
+        slots -= self.gamma * kind.drafts_wait
         if type(place.parts.placement) is Placement:  # drafts' caches are on the GPU
             return Placing(self, place.parts.placement).cells(kind, place, slots)
         return self.placements[place.layer].cells(kind, place, slots)

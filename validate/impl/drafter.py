@@ -65,6 +65,10 @@ class Drafter:
         """
         return None
 
+    def found(self, generation: "Generation", count: int) -> list[Tensor] | None:
+        """Drafts (batch,) that are no model's; none where one makes them."""
+        return None
+
     def weights(self, layer: int) -> LayerWeights | None:
         """What a layer is multiplied with in a draft, if that differs."""
         return None

@@ -114,6 +114,10 @@ class Selecting:
         """What the selection keeps besides the cells."""
         return {}
 
+    def held(self, tokens: list[int]) -> list[int]:
+        """Of so many tokens of every sequence, those that the cells hold."""
+        return tokens
+
     # what they share
 
     @property

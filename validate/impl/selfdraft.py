@@ -6,25 +6,32 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes import Drafting, Placement, Storage
+from kvsim.models.model import LayerShape
+from kvsim.techniques.axes import Drafting, Placement, Selection, Storage
 from kvsim.techniques.layers import Parts
-from kvsim.techniques.selfdraft import WINDOW
+from kvsim.techniques.selfdraft import SINK, WINDOW
+from kvsim.techniques.selfdraft import DraftCache as Sinks
 from kvsim.techniques.selfdraft import Selfdraft as Settings
 from kvsim.techniques.snapkv import Snapkv as Observing
 from kvsim.validate.impl.base import Resident
+from kvsim.validate.impl.draft_cache import DraftCache
 from kvsim.validate.impl.drafter import Drafter
-from kvsim.validate.impl.quantspec import narrow
+from kvsim.validate.impl.hierarchical import Hierarchical
 from kvsim.validate.impl.selecting import Where
 from kvsim.validate.impl.snapkv import Snapkv
+from kvsim.validate.kernels.weights import int4_matrix
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.model.weights import LayerWeights
+from kvsim.validate.model.weights import LayerWeights, Linear, Matrix
 
 if TYPE_CHECKING:
     from kvsim.validate.impl.composed import Composed
 
 
 class Selfdraft(Drafter):
-    """A draft cache is what SnapKV keeps of the prompt, and all since, in full precision.
+    """Drafts read the layers' own caches, upper halves of them, or small caches of their own.
+
+    These are in full precision: attention sinks and a window, or what SnapKV keeps of the prompt
+    and all since.
 
     Verification writes its keys and values into both caches, so that a draft never attends to
     what an earlier draft made of accepted tokens. Where drafts read the layers' own caches, their
@@ -33,27 +40,40 @@ class Selfdraft(Drafter):
     References
     ----------
     .. [1] R. Sadhukhan et al., "MagicDec", ICLR 2025, section 4.
+    .. [2] R. Tiwari et al., "QuantSpec", ICML 2025, algorithm 1. Weights are rounded to
+       nearest; the authors' came from a calibrated quantiser.
     """
 
     def __init__(self, run: "Composed", part: Drafting) -> None:
         super().__init__(run, part)
         assert isinstance(part, Settings)
-        if part.reads not in ("snapkv", "all"):
-            raise InputError(
-                f"selfdraft: drafts that read {part.reads!r} run within magicdec and quantspec, by "
-                f"themselves; composed ones read 'snapkv' or 'all'"
-            )
+        self.reads = part.reads
         layers = run.decoder.weights.layers if part.weight_bits == 4 else ()
         self.narrow = [replace(w, up=narrow(w.up), down=narrow(w.down)) for w in layers]
-        own = Parts(Observing(part.budget, WINDOW), Storage(), Placement(), Drafting())
-        self.parts = own if part.reads == "snapkv" else None
-        self.caches: list[Snapkv] = []
+        self.seen: Selection | None = None  # of caches that are the drafts' own
+        always = {"streamingllm": SINK, "snapkv": WINDOW}.get(part.reads, 0)
+        if always and part.budget <= always:
+            raise InputError(
+                f"selfdraft: budget={part.budget:g} leaves nothing beside the {always} tokens that "
+                f"drafts over {part.reads} always keep; choose more"
+            )
+        if part.reads == "streamingllm":
+            self.seen = Sinks(part.budget, part.gamma)
+        elif part.reads == "snapkv":
+            self.seen = Observing(part.budget, WINDOW)
+        self.caches: list[DraftCache | Observed] = []
 
     def ready(self) -> None:
         """Make the draft caches, once layers can be made."""
-        if self.parts is not None:
+        if self.seen is not None:
+            ring = self.reads == "streamingllm"
+            kind: type[DraftCache | Observed] = DraftCache if ring else Observed
+            own = Parts(self.seen, Storage(), Placement(), Drafting())
             layers = range(self.run.model.layers)
-            self.caches = [Snapkv(Where(self.run, layer, self.parts)) for layer in layers]
+            self.caches = [kind(Where(self.run, layer, own)) for layer in layers]
+        for layer in self.run.layers:
+            if self.reads == "upper" and isinstance(layer.cells, Hierarchical):
+                layer.cells.drafts_read_upper = True
 
     def read(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, whole: bool
@@ -92,3 +112,17 @@ class Selfdraft(Drafter):
         if matrices:  # biases are the model's own
             held["gpu"]["draft weights"] = [t for m in matrices for t in m.tensors()[:2]]
         return held
+
+
+class Observed(Snapkv):
+    """SnapKV's choice for drafts: they need not be right, so that windows do not matter to them."""
+
+    def refuse_windows(self) -> None:
+        """All that is kept is seen."""
+        self.shape = LayerShape()
+
+
+def narrow(matrix: Matrix) -> Matrix:
+    """A matrix rounded to four bits."""
+    assert isinstance(matrix, Linear)
+    return int4_matrix(matrix.weight, matrix.bias)

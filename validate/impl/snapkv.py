@@ -96,6 +96,10 @@ class Snapkv(Evicting):
         """Generated tokens follow what is kept."""
         return self.attend_behind(queries, keys, values, step, self.spot(step))
 
+    def held(self, tokens: list[int]) -> list[int]:
+        """All but those that were cut from the prompts."""
+        return [n - away for n, away in zip(tokens, self.evicted, strict=True)]
+
     def spot(self, step: Pass) -> Spot:
         """Behind what is kept of every prompt."""
         return Spot.behind(step, self.evicted, self._moved)

@@ -10,7 +10,8 @@ from kvsim.graph import Tier
 from kvsim.techniques.base import Technique
 from kvsim.techniques.specache import Specache as Settings
 from kvsim.validate.impl.base import Resident, SmallRun
-from kvsim.validate.impl.packed import Packed, check_residual, pack_keys, pack_values
+from kvsim.validate.impl.packed_layers import Packed, pack_keys, pack_values
+from kvsim.validate.impl.sides import check_residual
 from kvsim.validate.kernels.attention import PartialAttention
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.kernels.quantise import Levels

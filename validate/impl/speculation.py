@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from kvsim.techniques.base import Technique
 from kvsim.validate.impl.base import Implementation
@@ -46,12 +47,20 @@ class Speculative(Implementation):
         """
         return run.forward(tokens, "draft", ahead=ahead)
 
+    def found(self, run: "Generation", count: int) -> list[Tensor] | None:
+        """Drafts (batch,) that come from no pass of a model, if they do not."""
+        return None
+
     def round(self, run: "Generation") -> None:
         """Draft as many tokens as there is room for, verify them together."""
         gamma = min(self.gamma, self.room(run.cached) - 1)
         self.drafted.append(gamma)
         tokens, shares = [run.last], []
-        for i in range(gamma):
+        found = self.found(run, gamma)
+        if found is not None:
+            tokens += found
+            shares = [one_hot(token, self.model.vocab).float() for token in found]
+        for i in range(gamma if found is None else 0):
             logits = self.draft(run, tokens[-1][:, None], i)[:, 0]
             tokens.append(run.choose(logits))
             if run.temperature:

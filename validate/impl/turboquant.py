@@ -10,8 +10,8 @@ from kvsim.validate.impl.base import SmallRun
 from kvsim.validate.impl.bytoken import Codec, Coded, Host, Plain
 from kvsim.validate.impl.cells import CacheRoom, Widths
 from kvsim.validate.impl.normal import from_levels, to_levels
-from kvsim.validate.impl.packed import check_groups
 from kvsim.validate.impl.rotated import Rotated
+from kvsim.validate.impl.sides import check_groups
 from kvsim.validate.kernels.stores import Store
 from kvsim.validate.tally import Silent
 

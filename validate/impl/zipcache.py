@@ -11,7 +11,7 @@ from kvsim.techniques.base import Technique
 from kvsim.techniques.zipcache import Zipcache as Settings
 from kvsim.validate.impl.base import Implementation, Resident
 from kvsim.validate.impl.mixed import PrecisionRows
-from kvsim.validate.impl.packed import count_pairs
+from kvsim.validate.impl.packed_layers import count_pairs
 from kvsim.validate.impl.probes import Probes
 from kvsim.validate.kernels.attention import PartialAttention, attend, merge
 from kvsim.validate.kernels.packing import WIDTHS
