@@ -38,6 +38,10 @@ DIFFER = {
     ("eagle", "draft"): "the first draft reads as many tokens as were accepted, here at random",
 }
 """Passes whose kernels depend on sizes or chance, and why."""
+MORE = [
+    "magicdec:draft=snapkv,budget=68,gamma=2",
+]
+"""Further settings of the techniques."""
 
 
 class Kernels(Silent):
@@ -125,7 +129,7 @@ def every() -> list[str]:
     """Techniques that can be run, at settings that suit a small run."""
     texts = [(name, text) for name in IMPLEMENTATIONS for text in small_settings(name, RUN)]
     # blocks of keys that fill up are packed in between; here none does
-    whole = [f"{name}:{text}".rstrip(":") for name, text in texts]
+    whole = [f"{name}:{text}".rstrip(":") for name, text in texts] + MORE
     return [
         text.replace("residual=16", "residual=128").replace("parts=4", "parts=2") for text in whole
     ]

@@ -62,6 +62,11 @@ class Selfdraft(Drafting):
         return self.gamma
 
     @property
+    def kernels(self) -> str:
+        """By what drafts read, if there are any."""
+        return f"drafts over {self.reads}" if self.gamma else "no drafts"
+
+    @property
     def accepted(self) -> float:
         """Tokens accepted per round, of gamma drafts."""
         return accepted_drafts(self.name, self.acceptance, self.gamma, self._published)
@@ -170,6 +175,11 @@ class DraftCache(Selection):
 
     budget: Number = param(1024, "tokens [tokens]", low=1, high=1e7)
     idle: int = param(0, "slots that are read all the same [tokens]", high=16)
+
+    @property
+    def kernels(self) -> str:
+        """A ring finds its slots by other kernels than a cache that grows."""
+        return "draft ring" if self.idle else self.name
 
     def kept(self, at: LayerPass) -> Number:
         """The budget, and what is generated where it grows."""

@@ -64,6 +64,11 @@ class Part(Term):
         return (self,)
 
     @property
+    def kernels(self) -> str:
+        """The name under which ``launches.csv`` lists what it issues."""
+        return self.name
+
+    @property
     def exact(self) -> bool:
         """Whether tokens are those of full-precision KV, up to rounding."""
         return False

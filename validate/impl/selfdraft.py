@@ -9,12 +9,11 @@ from kvsim.errors import InputError
 from kvsim.models.model import LayerShape
 from kvsim.techniques.axes import Drafting, Placement, Selection, Storage
 from kvsim.techniques.layers import Parts
-from kvsim.techniques.selfdraft import SINK, WINDOW
-from kvsim.techniques.selfdraft import DraftCache as Sinks
+from kvsim.techniques.selfdraft import SINK, WINDOW, DraftCache
 from kvsim.techniques.selfdraft import Selfdraft as Settings
 from kvsim.techniques.snapkv import Snapkv as Observing
 from kvsim.validate.impl.base import Resident
-from kvsim.validate.impl.draft_cache import DraftCache
+from kvsim.validate.impl.draft_ring import DraftRing
 from kvsim.validate.impl.drafter import Drafter
 from kvsim.validate.impl.hierarchical import Hierarchical
 from kvsim.validate.impl.selecting import Where
@@ -58,16 +57,16 @@ class Selfdraft(Drafter):
                 f"drafts over {part.reads} always keep; choose more"
             )
         if part.reads == "streamingllm":
-            self.seen = Sinks(part.budget, part.gamma)
+            self.seen = DraftCache(part.budget, part.gamma)
         elif part.reads == "snapkv":
             self.seen = Observing(part.budget, WINDOW)
-        self.caches: list[DraftCache | Observed] = []
+        self.caches: list[DraftRing | Observed] = []
 
     def ready(self) -> None:
         """Make the draft caches, once layers can be made."""
         if self.seen is not None:
             ring = self.reads == "streamingllm"
-            kind: type[DraftCache | Observed] = DraftCache if ring else Observed
+            kind: type[DraftRing | Observed] = DraftRing if ring else Observed
             own = Parts(self.seen, Storage(), Placement(), Drafting())
             layers = range(self.run.model.layers)
             self.caches = [kind(Where(self.run, layer, own)) for layer in layers]

@@ -3,15 +3,14 @@
 import torch
 from torch import Tensor
 
-from kvsim.techniques.selfdraft import SINK
-from kvsim.techniques.selfdraft import DraftCache as Settings
+from kvsim.techniques.selfdraft import SINK, DraftCache
 from kvsim.validate.impl.cells import Spot
 from kvsim.validate.impl.eviction import Ring
 from kvsim.validate.impl.selecting import Where
 from kvsim.validate.model.attention import Pass
 
 
-class DraftCache(Ring):
+class DraftRing(Ring):
     """A ring with as many idle slots as a round has drafts; keys keep their positions.
 
     What a rejected draft has overwritten was older than the window.
@@ -21,7 +20,7 @@ class DraftCache(Ring):
 
     def __init__(self, place: Where) -> None:
         settings = place.parts.selection
-        assert isinstance(settings, Settings)
+        assert isinstance(settings, DraftCache)
         self.window = int(settings.budget) - SINK  # latest tokens that a draft sees
         self.recent = self.window + settings.idle
         super().__init__(place)
