@@ -61,7 +61,7 @@ class Hierarchical(PackedCells):
         return tuple(end - spot.new for end in spot.ends)
 
     def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
-        """Into the buffer."""
+        """New tokens wait in the buffer until their round is over."""
         self.add(keys, values, spot)
 
     def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
