@@ -33,15 +33,12 @@ def predict(
     model: Given,
     gpu: Given,
     technique: Several = "full",
-    batch: Several = 1,
-    prompt: Several = 2048,
-    generate: Several = 128,
+    batch: Several = 1, prompt: Several = 2048, generate: Several = 128,
     *,
     stack: Given = DEFAULT_STACK,
-    tp: Given = 1,
-    weights: str = RELEASED,
-    host_memory: Given | None = None,
-) -> Predictions:
+    tp: Given = 1, pp: Given = 1, dp: Given = 1, ep: Given = 1,
+    weights: str = RELEASED, host_memory: Given | None = None,
+) -> Predictions:  # fmt: skip
     """Latency, throughput and memory of techniques at every combination of sizes.
 
     Parameters
@@ -54,6 +51,8 @@ def predict(
         Sequences decoded together. [sequences]
     prompt, generate
         Tokens of each request. [tokens]
+    tp, pp, dp, ep
+        GPUs that share matrices, stages, copies of attention, groups of whole experts.
     host_memory
         Memory of the host; the profile's if None. [GiB]
 
@@ -63,13 +62,14 @@ def predict(
         For unknown names, and for sizes no system could mean.
     """
     return predicted(
-        deployment_of(model, gpu, stack, tp, weights, host_memory),
+        deployment_of(model, gpu, stack, tp, weights, host_memory, (pp, dp, ep)),
         parse_several(text(technique)),
         counts("batch", text(batch)),
         token_counts("prompt", text(prompt)),
         token_counts("generate", text(generate)),
         line_of("predict", model=model, gpu=gpu, technique=technique, batch=batch, prompt=prompt,
-              generate=generate, stack=stack, tp=tp, weights=weights, host_memory=host_memory),
+              generate=generate, stack=stack, tp=tp, pp=pp, dp=dp, ep=ep, weights=weights,
+              host_memory=host_memory),
     )  # fmt: skip
 
 

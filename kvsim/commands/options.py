@@ -19,6 +19,20 @@ ModelOption = Annotated[
 GpuOption = Annotated[str, option("--gpu", "NAME|PATH", "From `kvsim gpus`, or a TOML profile.")]
 StackOption = Annotated[str, option("--stack", "NAME|PATH", "From `kvsim stacks`, or a TOML file.")]
 TpOption = Annotated[str, option("--tp", "N", "Tensor-parallel GPUs: 1, 2, 4 or 8.")]
+PpOption = Annotated[
+    str,
+    option("--pp", "N", "Pipeline-parallel stages.", also=("--pipeline-parallel-size",)),
+]
+DpOption = Annotated[
+    str,
+    option(
+        "--dp", "N", "Copies of attention that share the experts.", also=("--data-parallel-size",)
+    ),
+]
+EpOption = Annotated[
+    str,
+    option("--ep", "N", "Groups of whole experts, up to --tp times --dp.", also=("--ep-size",)),
+]
 WeightsOption = Annotated[
     str,
     option(
@@ -39,9 +53,15 @@ JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard outpu
 
 
 def deployment(
-    model: str, gpu: str, stack: str, tp: str, weights: str, host_memory: str | None
-) -> "Deployment":
-    """A model on hardware with a stack, as the options say."""
+    model: str, gpu: str, stack: str, tp: str, weights: str, host_memory: str | None,
+    spread: tuple[str, str, str] = ("1", "1", "1"),
+) -> "Deployment":  # fmt: skip
+    """A model on hardware with a stack, as the options say.
+
+    Parameters
+    ----------
+    spread : what ``--pp``, ``--dp`` and ``--ep`` say.
+    """
     from kvsim.machines.deployment import Deployment
     from kvsim.machines.profiles import load_hardware, load_stack
     from kvsim.models.configs import load_model
@@ -50,7 +70,8 @@ def deployment(
     if host_memory is not None:
         hardware = replace(hardware, host_memory=gib("--host-memory", host_memory))
     gpus = count("--tp", tp)
-    return Deployment(load_model(model), hardware, load_stack(stack), weights, gpus)
+    pp, dp, ep = map(count, ("--pp", "--dp", "--ep"), spread)
+    return Deployment(load_model(model), hardware, load_stack(stack), weights, gpus, pp, dp, ep)
 
 
 def say_written(place: Path) -> None:

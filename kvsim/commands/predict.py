@@ -8,10 +8,13 @@ import typer
 from kvsim import limits
 from kvsim.commands.arguments import counts, option, token_counts
 from kvsim.commands.options import (
+    DpOption,
+    EpOption,
     GpuOption,
     HostOption,
     JsonOption,
     ModelOption,
+    PpOption,
     ReportOption,
     StackOption,
     TpOption,
@@ -38,6 +41,9 @@ def predict(
     generate: Annotated[str, option("--generate", "N,...", "Tokens to generate.")] = "128",
     stack: StackOption = DEFAULT_STACK,
     tp: TpOption = "1",
+    pp: PpOption = "1",
+    dp: DpOption = "1",
+    ep: EpOption = "1",
     weights: WeightsOption = RELEASED,
     host_memory: HostOption = None,
     page: ReportOption = None,
@@ -61,7 +67,7 @@ def predict(
         limits.MOST_POINTS,
         "ask for fewer, or run kvsim sweep",
     )
-    where = deployment(model, gpu, stack, tp, weights, host_memory)
+    where = deployment(model, gpu, stack, tp, weights, host_memory, (pp, dp, ep))
     result = report.predicted(where, asked, batches, prompts, lengths, command_line())
     for reason in result.answer.left_out:
         print(f"kvsim: left out: {reason}", file=sys.stderr)

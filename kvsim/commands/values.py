@@ -49,7 +49,11 @@ def duration(name: str, value: Given | None, most_bare: float) -> float:
 
 
 def deployment_of(
-    model: Given, gpu: Given, stack: Given, tp: Given, weights: str, host: Given | None = None
-) -> "Deployment":
+    model: Given, gpu: Given, stack: Given, tp: Given, weights: str, host: Given | None = None,
+    spread: tuple[Given, Given, Given] = (1, 1, 1),
+) -> "Deployment":  # fmt: skip
     """The deployment that values from Python describe."""
-    return deployment(text(model), text(gpu), text(stack), text(tp), weights, given(host))
+    pp, dp, ep = map(text, spread)
+    return deployment(
+        text(model), text(gpu), text(stack), text(tp), weights, given(host), (pp, dp, ep)
+    )

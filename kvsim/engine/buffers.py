@@ -47,9 +47,9 @@ def layer_weights(deployment: Deployment, shape: LayerShape) -> float:
     if not shape.mlp:
         return size
     if shape.routed:
-        expert = m.mlp_matrices(m.expert_ffn).values()
+        expert = m.mlp_matrices(deployment.expert_width).values()
         shared = m.mlp_matrices(m.shared_experts * m.expert_ffn).values()
-        size += m.experts * sum(stored.bytes(*x) for x in expert)
+        size += deployment.local_experts * sum(stored.bytes(*x) for x in expert)
         size += sum(stored.bytes(*x) for x in shared) if m.shared_experts else 0.0
         size += ops.HALF * m.hidden * m.experts
     else:
@@ -81,7 +81,8 @@ def resident_once(
     m, stack = deployment.shard, deployment.stack
     table = WEIGHTS["fp16"].bytes(m.hidden, m.vocab)
     learned = ops.HALF * (m.learned_positions * m.hidden + m.tables + m.once * m.hidden)
-    embedding = (table if m.tied else 2 * table) + learned
+    # stages but the first and the last have neither the embedding nor the head
+    embedding = (table if m.tied or deployment.pp > 1 else 2 * table) + learned
     chunk = (packed and stack.packed_cache.chunk) or stack.memory.prefill_chunk
     alive = np.minimum(part.tokens, chunk)
     length = part.max_length if stack.cache.static else part.length

@@ -7,6 +7,7 @@ otherwise.
 
 import numpy as np
 
+from kvsim.engine.exchange import exchange
 from kvsim.engine.formats import Format
 from kvsim.engine.sums import all_reduce
 from kvsim.graph import Buffers, Channel, Number, Op, Point, Stream
@@ -141,7 +142,9 @@ def _experts(deployment: Deployment, point: Point) -> list[Op]:
     """Router, the routed experts that the tokens touch, and the shared ones."""
     m = deployment.shard
     ops = [gemm(deployment, "router", point.tokens, (m.hidden, m.experts), WEIGHTS["fp16"])]
+    ops += exchange(deployment, "experts_to", point.tokens)
     ops += routed_experts(deployment, point)
+    ops += exchange(deployment, "experts_back", point.tokens)
     return (
         [*ops, *_mlp(deployment, point, m.shared_experts * m.expert_ffn)]
         if m.shared_experts
@@ -152,12 +155,13 @@ def _experts(deployment: Deployment, point: Point) -> list[Op]:
 def routed_experts(deployment: Deployment, point: Point) -> list[Op]:
     """Experts that the tokens touch, and the traffic that brings the tokens to them and back.
 
-    With uniform routing a token leaves an expert idle with probability 1 - active / experts.
+    With uniform routing a token leaves an expert idle with probability 1 - active / experts. The
+    tokens are those of all data-parallel ranks, the experts those of the busiest GPU.
     """
-    m = deployment.shard
-    idle = (1.0 - m.experts_active / m.experts) ** point.tokens
-    touched = m.experts * (1.0 - idle)
-    routed = point.tokens * m.experts_active
+    m, tokens = deployment.shard, point.tokens * deployment.dp
+    idle = (1.0 - m.experts_active / m.experts) ** tokens
+    touched = deployment.local_experts * (1.0 - idle)
+    routed = tokens * m.experts_active * deployment.routed_share
     kernel = deployment.weight_format.kernel.replace("gemm", "experts")
     passes, traffic = (
         deployment.stack.kernel(kernel).input_passes,
@@ -167,7 +171,7 @@ def routed_experts(deployment: Deployment, point: Point) -> list[Op]:
     if traffic:
         through = traffic * HALF * routed * m.hidden
         ops.append(Op("experts_traffic", bytes={"hbm": through}, launches=0.0))
-    for name, (inputs, outputs) in m.mlp_matrices(m.expert_ffn).items():
+    for name, (inputs, outputs) in m.mlp_matrices(deployment.expert_width).items():
         moved = touched * deployment.weight_format.bytes(inputs, outputs)
         ops.append(
             Op(

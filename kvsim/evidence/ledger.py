@@ -33,8 +33,9 @@ KINDS = {
 """Kinds of end-to-end numbers; entries of kernel classes have the class as their kind."""
 
 # How much wider a logarithmic interval is per step of distance. Measured: rows of paper tables that
-# no fit saw are 3 to 6 times worse on another technique, about twice on another engine or card.
-WIDER = {"technique": 3.0, "engine": 2.0, "device": 2.0}
+# no fit saw are 3 to 6 times worse on another technique, about twice on another engine or card. No
+# row is of expert, data or pipeline parallelism; twice is assumed for it.
+WIDER = {"technique": 3.0, "engine": 2.0, "device": 2.0, "spread": 2.0}
 UNKNOWN = 0.1  # typical error where nothing like a number was ever measured
 ALIKE = {"full", "fp8"}  # techniques that run an engine's own attention kernels
 WIDER_ALIKE = 1.3
@@ -97,12 +98,20 @@ def evidence_for(
         return total + (0.0 if e.kind == kind else 0.05), -e.rows
 
     nearest = min(known, key=distance)
-    same = (nearest.technique == name, nearest.engine == engine, nearest.device == device)
+    plain = deployment.alone and deployment.ep == 1
+    same = (nearest.technique == name, nearest.engine == engine, nearest.device == device, plain)
     wider = _wider(name, nearest.technique)
     wider *= 1.0 if same[1] else WIDER["engine"]
     wider *= 1.0 if same[2] or nearest.device == ANY else WIDER["device"]
+    wider *= 1.0 if plain else WIDER["spread"]
     low, high = (_within(exp(wider * log(x))) for x in (nearest.low, nearest.high))
-    words = _words(nearest, same, engine, device, name)
+    asked = (
+        f"with {name}",
+        f"of {engine}",
+        f"on {device}",
+        f"with {deployment.parallelism.words()}",
+    )
+    words = _words(nearest, same, asked)
     return KnownError(nearest, words, min(low, 1.0), max(high, 1.0), all(same))
 
 
@@ -134,15 +143,12 @@ def _wider(wanted: str, got: str) -> float:
     return WIDER_ALIKE if {wanted, got} <= ALIKE else WIDER["technique"]
 
 
-def _words(
-    e: LedgerEntry, same: tuple[bool, bool, bool], engine: str, device: str, name: str
-) -> str:
+def _words(e: LedgerEntry, same: tuple[bool, ...], asked: tuple[str, ...]) -> str:
     rows = f"{e.rows:,} row" + ("s" if e.rows != 1 else "")
     where = "other cards" if e.device == ANY else e.device
     error = f"± {100 * e.median:.2g} % at the median"
     if all(same):
-        return f"{rows} of {engine} with {name} on this card that no fit saw: {error}"
-    asked = (f"with {name}", f"of {engine}", f"on {device}")
+        return f"{rows} {asked[1]} {asked[0]} on this card that no fit saw: {error}"
     none = [words for words, known in zip(asked, same, strict=True) if not known]
     return (
         f"the nearest evidence is {rows} of {e.engine} with {e.technique} on {where} that no fit "

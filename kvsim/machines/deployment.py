@@ -5,6 +5,7 @@ from functools import cached_property
 
 from kvsim.errors import InputError
 from kvsim.machines.hardware import RELEASED, Hardware, Stack
+from kvsim.machines.parallel import BUSIEST, NODE, RACK, Parallelism
 from kvsim.models.model import Model
 
 
@@ -49,10 +50,12 @@ WEIGHTS = {
 
 @dataclass(frozen=True)
 class Deployment:
-    """One tensor-parallel replica: ``tp`` equal GPUs, each holding a shard of the model.
+    """One replica: ``tp`` times ``dp`` times ``pp`` equal GPUs, each holding a part of the model.
 
-    A stack that was measured card by card becomes that of the deployment's card; weights that are
-    "released" those of the model's published checkpoint.
+    Tensor parallelism cuts every matrix, ``dp`` copies attention for other sequences, ``ep`` puts
+    whole experts on GPUs, and ``pp`` divides the layers into stages. A stack that was measured card
+    by card becomes that of the deployment's card; weights that are "released" those of the model's
+    published checkpoint.
     """
 
     model: Model
@@ -60,6 +63,9 @@ class Deployment:
     stack: Stack
     weights: str = "fp16"
     tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
 
     def __post_init__(self) -> None:
         if self.weights == RELEASED:
@@ -72,11 +78,52 @@ class Deployment:
         object.__setattr__(self, "stack", self.stack.on(self.hardware.name))
         if self.tp not in (1, 2, 4, 8):
             raise InputError(f"--tp: got {self.tp}; expected 1, 2, 4 or 8 GPUs per replica")
+        self.parallelism.check(self.model)
+
+    @cached_property
+    def parallelism(self) -> Parallelism:
+        """How the replica is spread over its GPUs."""
+        return Parallelism(self.tp, self.pp, self.dp, self.ep)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the replica."""
+        return self.parallelism.gpus
+
+    @property
+    def alone(self) -> bool:
+        """Whether all GPUs work on the same pass: no other ranks, no other stages."""
+        return self.dp * self.pp == 1
 
     @cached_property
     def shard(self) -> Model:
-        """What one GPU holds of the model."""
+        """What one GPU of a stage holds of the model's attention, dense MLPs and shared experts."""
         return self.model.shard(self.tp)
+
+    @cached_property
+    def local_experts(self) -> float:
+        """Experts that a GPU has, whole or a part of each."""
+        return self.model.experts / self.ep
+
+    @cached_property
+    def expert_width(self) -> int:
+        """Inner width of a routed expert on one GPU."""
+        return self.model.expert_ffn // self.parallelism.slices
+
+    @property
+    def routed_share(self) -> float:
+        """Routed tokens of the busiest GPU over those of its stage."""
+        return BUSIEST / self.ep if self.ep > 1 else 1.0
+
+    @cached_property
+    def stage_share(self) -> float:
+        """Layers of the largest stage over all."""
+        return -(-self.model.layers // self.pp) / self.model.layers
+
+    @property
+    def domain(self) -> int:
+        """GPUs that NVLink joins."""
+        return RACK if self.hardware.name.startswith("gb") else NODE
 
     @property
     def weight_format(self) -> WeightFormat:

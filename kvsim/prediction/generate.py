@@ -266,7 +266,7 @@ class Prediction:
     def usd_per_million(self) -> Array:
         """Price of a million generated tokens; NaN without a price. [USD]"""
         price = self.deployment.hardware.price
-        hourly = np.nan if price is None else price * self.deployment.tp
+        hourly = np.nan if price is None else price * self.deployment.gpus
         return hourly / 3600 / self.output_tok_s * 1e6
 
 

@@ -118,6 +118,7 @@ def settings_of(names: dict[str, str]) -> list[str]:
 
 def deployment(deployment: Deployment) -> str:
     """A deployment in one line."""
-    gpus = f"{deployment.tp} x " if deployment.tp > 1 else ""
+    gpus = f"{deployment.gpus} x " if deployment.gpus > 1 else ""
     where = f"{deployment.model.name} on {gpus}{deployment.hardware.title}"
+    where += deployment.parallelism.brackets()
     return f"{where}, stack {deployment.stack.name}, {deployment.weights} weights"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from csv import DictWriter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.machines.basis import basis
 from kvsim.machines.deployment import Deployment
+from kvsim.machines.parallel import Parallelism
 from kvsim.prediction.explain import binding, breakdown
 from kvsim.prediction.generate import Prediction, one
 from kvsim.prediction.memory import decode_point, prefill_point
@@ -111,7 +112,7 @@ def prediction(prediction: Prediction) -> Row:
         "model": d.model.name,
         "gpu": d.hardware.name,
         "stack": d.stack.name,
-        "tp": d.tp,
+        **{name: n for name, n in asdict(d.parallelism).items() if n > 1 or name == "tp"},
         "weights": d.weights,
         "technique": label(t),
         "params": params(t),
@@ -150,6 +151,7 @@ def notes(prediction: Prediction) -> Iterator[str]:
     """What a reader should know about this prediction."""
     d = prediction.deployment
     yield from d.model.notes
+    yield from d.parallelism.notes(d.domain)
     if prediction.prompt + prediction.generate > d.model.max_context:
         yield (
             f"{prediction.prompt + prediction.generate} tokens are beyond the "
@@ -210,7 +212,8 @@ def title(rows: Sequence[Row]) -> str:
     """What all rows have in common."""
     first = rows[0]
     parts = [f"{first['model']} on {first['gpu']}", f"stack {first['stack']}"]
-    parts += [f"{first['tp']} GPUs"] if first["tp"] > 1 else []
+    spread = Parallelism(**{name: first.get(name, 1) for name in ("tp", "pp", "dp", "ep")})
+    parts += [f"{spread.gpus} GPUs{spread.brackets()}"] if spread.gpus > 1 else []
     parts += [f"{first['weights']} weights"]
     for key in ("prompt", "generate"):
         if len({row[key] for row in rows}) == 1:

@@ -44,6 +44,12 @@ class StepCosts:
         reason = self.technique.refuses(self.deployment)
         if reason:
             raise InputError(f"{self.technique.name} cannot run here: {reason}")
+        if not self.deployment.alone:
+            raise InputError(
+                f"--dp, --pp: a simulated replica runs one pass at a time, and ranks or stages "
+                f"({self.deployment.parallelism.words()}) run several; leave them out, or ask "
+                f"`kvsim predict`"
+            )
 
     @cached_property
     def passes(self) -> Passes:

@@ -2,11 +2,18 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from kvsim.graph import Point
 from kvsim.machines.deployment import Deployment
 from kvsim.models.kinds import Mixer
 from kvsim.techniques.layers import Parts
 from kvsim.techniques.layout import Layout, alike
+
+if TYPE_CHECKING:
+    from kvsim.techniques.base import Technique
 
 PLAIN = ("all", "fp16", "gpu")  # parts that change nothing
 LEFT: dict[Mixer, str] = {
@@ -14,6 +21,20 @@ LEFT: dict[Mixer, str] = {
     "shared": "attend to an earlier layer's cache, as that keeps it",
     "none": "mix no tokens",
 }
+
+
+def unspread(deployment: Deployment, technique: "Technique") -> str:
+    """Why a technique cannot run on several ranks or stages; nothing if it can."""
+    if deployment.alone:
+        return ""
+    far = Point(1.0, 2.0**16, 1.0, 2.0**16, 2.0**17)  # where all that goes to the host has gone
+    host = technique.resident(deployment, far).get("host", {})
+    if technique.mixes and not any(np.any(np.asarray(size) > 0) for size in host.values()):
+        return ""
+    return (
+        "copies of attention (--dp) and stages (--pp) are modelled only for techniques that keep "
+        "the cache on the GPU and draft nothing"
+    )
 
 
 def unborrowed(deployment: Deployment, layout: Layout) -> str:

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvsim.engine.buffers import merge
+from kvsim.engine.spread import piped
 from kvsim.graph import Array, Buffers, Cycle, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
-from kvsim.techniques.acting import left_alone, unborrowed
+from kvsim.techniques.acting import left_alone, unborrowed, unspread
 from kvsim.techniques.axes import Drafting
 from kvsim.techniques.layers import LayerPass, Parts
 from kvsim.techniques.layout import Layout, laid_out
@@ -124,7 +125,7 @@ class Technique:
         for parts in () if reason else self.parts:
             reasons = (part.refuses(deployment, parts) for part in parts.every())
             reason = reason or next(filter(None, reasons), "")
-        return reason
+        return reason or unspread(deployment, self)
 
     @cached_property
     def exact(self) -> bool:
@@ -218,7 +219,7 @@ class Technique:
 
     def forward(self, deployment: Deployment, point: Point) -> Step:
         """One pass of the new tokens through the model."""
-        return forward(deployment, point, self.layout(deployment))
+        return piped(deployment, point, lambda p: forward(deployment, p, self.layout(deployment)))
 
     def prefill(self, deployment: Deployment, point: Point) -> Step:
         """The pass over the prompt, a draft model's after the model's own."""
@@ -231,7 +232,8 @@ class Technique:
         extra = [(s, n, own, own.selection.between(own)) for s, n, own in self.layout(deployment)]
         if not any(first for *_, first in extra):
             return ()
-        return (forward(deployment, point, [(s, n, first or own) for s, n, own, first in extra]),)
+        layout = [(s, n, first or own) for s, n, own, first in extra]
+        return (piped(deployment, point, lambda own: forward(deployment, own, layout)),)
 
     def cycle(self, deployment: Deployment, point: Point) -> Cycle:
         """One decoding round that starts with ``p.context`` cached tokens."""

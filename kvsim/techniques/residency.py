@@ -1,5 +1,7 @@
 """What stays resident: caches and weights of every layer, and buffers that layers share."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from kvsim.engine import indexer, ops, recurrence
@@ -21,6 +23,8 @@ from kvsim.techniques.steps import part_of
 
 def resident(deployment: Deployment, point: Point, layout: Layout) -> Buffers:
     """Bytes that one GPU and its share of the host hold during a pass. [B]"""
+    if deployment.dp > 1:  # every rank has sequences of its own
+        point = replace(point, batch=point.batch / deployment.dp)
     packed = any(parts.storage.stored.packs for *_, parts in layout)
     widest_part = min((parts for *_, parts in layout), key=lambda some: some.placement.tiles)
     own, scratch, in_turn = [], [], []
@@ -36,7 +40,7 @@ def resident(deployment: Deployment, point: Point, layout: Layout) -> Buffers:
             if shape not in known:
                 at = LayerPass(deployment, point, shape, parts, part_of(point, parts))
                 known[shape] = layer_buffers(at, layer_weights(deployment, shape))
-            own.append(scale(known[shape], count))
+            own.append(scale(known[shape], count * deployment.stage_share))
     most = scratch[0]
     for other in scratch[1:]:
         most = np.maximum(most, other)

@@ -1,0 +1,70 @@
+"""What a replica's parallelism besides tensor parallelism adds to a pass.
+
+Data-parallel ranks and micro-batches of a pipeline share the sequences evenly: a pass of each takes
+as long as that with the most.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from kvsim.engine.timeline import makespan
+from kvsim.graph import Group, Number, Op, Point, Step
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.parallel import NETWORK
+
+HALF = 2.0  # bytes of an fp16 number [B]
+PART = 8192.0  # tokens of prompts in a pass, vLLM's budget on these cards [tokens]
+
+
+def piped(
+    deployment: Deployment, point: Point, forward: Callable[[Point], Step]
+) -> Step:  # fmt: skip
+    """One pass of a replica, its sequences divided over ranks and micro-batches if it has any.
+
+    Decoding has a micro-batch per stage. They follow one another, so that a round takes as many
+    times the slowest stage as there are micro-batches, and never less than one way through all
+    stages. Prompts go through in passes of some ``PART`` tokens until the last one is through.
+
+    Parameters
+    ----------
+    point : of the whole replica.
+    forward : the pass of one micro-batch on one rank.
+    """
+    d = deployment
+    if d.alone:
+        return forward(point)
+    each = np.ceil(point.batch / d.dp)
+    own = np.ceil(each / d.pp)
+    if point.prefill and d.pp > 1:
+        own = np.minimum(own, np.maximum(1.0, PART // np.maximum(point.new, 1.0)))
+    step = forward(replace(point, batch=own))
+    if d.pp == 1:
+        return step
+    send = _sending(d, HALF * own * point.new * d.model.hidden)
+    through = makespan(step, d) + (d.pp - 1) * send
+    slowest = _slowest(step, d) + send
+    if point.prefill:
+        wait = (np.ceil(each / own) - 1) * slowest
+    else:
+        wait = np.maximum(0.0, np.minimum(float(d.pp), each) * slowest - through)
+    stages = Op("stages", kernel="copy", fixed=(d.pp - 1) * send + wait, launches=0.0)
+    return Step(step.groups, (*step.head, stages))
+
+
+def _sending(d: Deployment, data: Number) -> Number:
+    """Time to bring hidden states to the next stage; each of its GPUs takes its part. [s]"""
+    link = NETWORK if d.parallelism.stage >= d.domain else d.hardware.links["link"]
+    return link.latency + data / d.tp / link.bandwidth
+
+
+def _slowest(step: Step, d: Deployment) -> Number:
+    """Time of the slowest stage: one with a layer more, or the last one, which has the head. [s]
+
+    Layers are divided as evenly as can be; the last stage has no more than the others.
+    """
+    few, more = divmod(d.model.layers, d.pp)
+    layers = step.groups[-1].layers[-1:]
+    longest = makespan(Step((Group(layers, few + (more > 0)),), ()), d)
+    return np.maximum(longest, makespan(Step((Group(layers, few),), step.head), d))

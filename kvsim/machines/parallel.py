@@ -1,0 +1,120 @@
+"""How one replica is spread over GPUs besides tensor parallelism, and what that is refused for."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvsim.errors import InputError
+from kvsim.machines.hardware import Link
+from kvsim.models.model import Model
+
+MOST = 64  # data-parallel ranks or stages
+NODE = 8  # GPUs that an NVSwitch joins
+RACK = 72  # of an NVL72, whose profiles' names begin with gb
+NETWORK = Link(50e9, 5e-6)
+"""Between nodes, per GPU: 400 Gb/s in each direction (DGX H100 and B200 datasheets: one ConnectX-7
+per GPU); the latency is that of one message over InfiniBand, recalled, not measured here."""
+
+BUSIEST = 1.2
+"""Tokens of the GPU with the most routed tokens over the average, where experts are whole on GPUs:
+an assumption. DeepSeek-V3 copies busy experts to stay near 1 (its report, section 3.4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """Degrees of parallelism of one replica.
+
+    Parameters
+    ----------
+    tp : GPUs that share every matrix of attention, of dense MLPs and of shared experts.
+    pp : stages that layers are divided into, one after another.
+    dp : copies of attention, each with its own sequences; all share the routed experts.
+    ep : groups of whole experts; 1 cuts every expert over all GPUs of a stage.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """Of the whole replica."""
+        return self.tp * self.dp * self.pp
+
+    @property
+    def stage(self) -> int:
+        """GPUs of one stage."""
+        return self.tp * self.dp
+
+    @property
+    def slices(self) -> int:
+        """GPUs that share one expert."""
+        return self.stage // self.ep
+
+    def check(self, model: Model) -> None:
+        """Refuse degrees that a model cannot be spread by.
+
+        Raises
+        ------
+        InputError
+            Naming the option, and what would do.
+        """
+        for name, value in (("--pp", self.pp), ("--dp", self.dp), ("--ep", self.ep)):
+            if not 1 <= value <= MOST:
+                raise InputError(f"{name}: got {value}; expected a whole number from 1 to {MOST}")
+        if self.pp > model.layers:
+            raise InputError(
+                f"--pp: got {self.pp} stages for the {model.layers} layers of {model.name}; "
+                f"choose at most {model.layers}"
+            )
+        if self.dp > 1 and not model.experts:
+            raise InputError(
+                f"--dp: {model.name} has no experts that copies of attention could share; run "
+                f"whole replicas instead (`kvsim capacity`, or --replicas of `kvsim simulate`)"
+            )
+        if self.ep > 1 and not model.experts:
+            raise InputError(f"--ep: {model.name} has no experts; leave --ep out")
+        if self.ep > 1 and (self.stage % self.ep or model.experts % self.ep):
+            raise InputError(
+                f"--ep: got {self.ep}; expected a number that divides the {self.stage} GPUs of a "
+                f"stage (--tp times --dp) and the {model.experts} experts of {model.name}"
+            )
+        if model.experts and model.expert_ffn % self.slices:
+            raise InputError(
+                f"{model.name}: {model.expert_ffn} experts' ffn do not divide over {self.slices} "
+                f"GPUs; choose a larger --ep (up to {self.stage})"
+            )
+
+    def words(self) -> str:
+        """The degrees as options, tensor parallelism first; empty where there is one GPU."""
+        given = (("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep))
+        return ", ".join(f"{name} {value}" for name, value in given if value > 1)
+
+    def brackets(self) -> str:
+        """The degrees in brackets; empty where there is tensor parallelism alone."""
+        return "" if self == Parallelism(self.tp) else f" ({self.words()})"
+
+    def notes(self, domain: int) -> Iterator[str]:
+        """What a reader should know about answers of a replica so spread.
+
+        Parameters
+        ----------
+        domain : GPUs that NVLink joins.
+        """
+        if self.ep > 1:
+            yield (
+                f"the GPU with the most routed tokens is taken to have {BUSIEST:g} times the "
+                f"average: an assumption"
+            )
+        if self.dp > 1:
+            yield (
+                f"the batch is divided evenly over {self.dp} data-parallel ranks that read prompts "
+                f"and decode at the same time"
+            )
+        if self.stage > domain or (self.pp > 1 and self.stage >= domain):
+            yield (
+                f"beyond {domain} GPUs the network is taken to carry "
+                f"{NETWORK.bandwidth / 1e9:g} GB/s per GPU: one port of 400 Gb/s each"
+            )
+        if self != Parallelism(self.tp):
+            yield f"no measured row is of a replica spread so ({self.words()})"
