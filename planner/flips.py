@@ -6,13 +6,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvsim.planner.advice import on
+from kvsim.planner.mixed import with_mixes
 from kvsim.planner.options import Options, settled
 from kvsim.planner.outlook import faster
 from kvsim.planner.question import Question, Search, rank
 from kvsim.techniques.base import Technique
+from kvsim.techniques.place import Place
 
 FACTORS = (2.0, 4.0, 8.0, 0.5, 0.25, 0.125)
 ROUNDED = 1e-6  # of a TPOT or a throughput: what differs by less is equal
+MIXED = "a mix of places"
 NARROWED = 4  # halvings of the interval in which the choice changes
 
 
@@ -29,7 +32,7 @@ class Flip:
     value
         That value; tokens, sequences, or a rate. [tokens, sequences, B/s]
     technique
-        What is chosen there, or nothing where nothing fits.
+        What is chosen there, one name for all mixes of places; nothing where nothing fits.
     """
 
     what: str
@@ -41,7 +44,8 @@ class Flip:
 def flips(question: Question, search: Search, chosen: Technique) -> list[Flip]:
     """The nearest change of each kind, up or down, at which the choice changes.
 
-    The best settings of every technique compete, each at its own best batch.
+    The best settings of every technique compete, each at its own best batch, and mixes of places as
+    the programme gives them.
     """
     rivals = _rivals(search)
     w, d = question.workload, question.deployment
@@ -58,7 +62,7 @@ def flips(question: Question, search: Search, chosen: Technique) -> list[Flip]:
     found = []
     for what, value, ask in kinds:
         for direction in (FACTORS[:3], FACTORS[3:]):
-            flip = _first(ask, direction, rivals, chosen.name)
+            flip = _first(ask, direction, rivals, _spoken(chosen))
             if flip is not None:
                 factor, name = flip
                 found.append(Flip(what, factor, value * factor, name))
@@ -86,11 +90,17 @@ def _first(
 
 
 def _winner(q: Question, rivals: list[Technique]) -> str:
+    """What is chosen of some techniques and of mixes of places, by name."""
     room = (q.limits.gpu_memory,), q.limits.host_memory
-    table = settled(rivals, q.deployment, q.workload, *room, q.admission)
-    search = Search(q, table)
-    row = search.chosen(q.limits.finite()) if len(table) else None
-    return "" if row is None else str(table.name[row])
+    search = Search(q, settled(rivals, q.deployment, q.workload, *room, q.admission))
+    with_mixes(q, search, roughly=True)
+    row = search.chosen(q.limits.finite())
+    return "" if row is None else _spoken(search.table.technique[row])
+
+
+def _spoken(technique: Technique) -> str:
+    """A name, one for all mixes of places."""
+    return technique.name if technique.uniform and technique.name != Place.name else MIXED
 
 
 def _rivals(search: Search) -> list[Technique]:

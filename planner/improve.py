@@ -18,7 +18,7 @@ from kvsim.planner.options import GROWTH
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.programme import Programme
 from kvsim.planner.question import Question
-from kvsim.planner.replays import Replays
+from kvsim.planner.replays import TRIES, Replays
 from kvsim.planner.shares import FAMILIES, Shares, options_for, placed
 from kvsim.planner.solving import Mix, solve
 from kvsim.planner.tighter import TIGHTER, lowered
@@ -60,7 +60,7 @@ class Placements:
         self.families = moving or ([frozenset(kinds)] if kinds else [])
         self._bounds: Array | None = None
         self._rough = np.zeros(0, dtype=bool)  # batches whose bound ignores the memory
-        self.solves = 0
+        self.solves, self.tries = 0, TRIES
         self._replays = Replays(q, self.coefficients)
 
     @property
@@ -221,7 +221,7 @@ class Placements:
             limits = lowered(limits, over)
         if start is None:
             return None
-        best = self._replays.polish(start, index)
+        best = self._replays.polish(start, index, self.tries)
         exact = self._replays.of(best, index, 0)
         if exact is None:
             return None

@@ -104,7 +104,11 @@ def _best(search: Search) -> float | None:
 
 
 def bindings(
-    question: Question, search: Search, row: int, found: dict[str, float]
+    question: Question,
+    search: Search,
+    row: int,
+    found: dict[str, float],
+    mix: Improved | None = None,
 ) -> list[Binding]:
     """Limits whose price is not zero, with what taking them away would bring."""
     value, limits = search.value(row), []
@@ -112,7 +116,7 @@ def bindings(
              "ttft": "a 10 % looser TTFT", "tpot": "a 10 % looser TPOT"}  # fmt: skip
     for name, label in cheap.items():
         if found.get(label, 0.0) > PAYS:
-            limits.append(_without(question, search, row, name))
+            limits.append(_without(question, search, row, name, mix))
     for name in ("loss", "assumed"):
         other = search.optimum(question.limits.finite(without=name) | {"harm": KNOWN_BAD})
         if other is None:
@@ -129,18 +133,25 @@ def _spoken(technique: Technique) -> str:
     return technique.name if technique.uniform else "mixed layers"
 
 
-def _without(q: Question, search: Search, row: int, name: str) -> Binding:
+def _without(q: Question, search: Search, row: int, name: str, mix: Improved | None) -> Binding:
     """Solved without a limit; where memory is unlimited, batches grow with it."""
-    other, free = search, q.with_limits(**{name: np.inf})
+    free = q.with_limits(**{name: np.inf})
     if name.endswith("memory"):
         larger = q.with_limits(**{name: UNLIMITED * getattr(q.limits, name)})
         other = _settled(larger, near(search, row))
         other.refine()
-    found = other.optimum(free.limits.finite())
+    else:
+        other = search.under(**{name: np.inf})
+    limits, value = free.limits.finite(), search.value(row)
+    if mix is not None:
+        known = other.optimum(limits)
+        placements, least = Placements(other.q), value if known is None else other.value(known)
+        for better in placements.better_than(least, placements.bounds(least), most=1):
+            other.include(better.prediction)
+    found = other.optimum(limits)
     if found is None:
         return Binding(name, 0.0, "")
-    better = gain(search.value(row), other.value(found))
-    return Binding(name, better, _spoken(other.table.technique[found]))
+    return Binding(name, gain(value, other.value(found)), _spoken(other.table.technique[found]))
 
 
 def near(search: Search, row: int) -> list[Technique]:

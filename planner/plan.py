@@ -3,20 +3,18 @@
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-import numpy as np
-
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
 from kvsim.planner.advice import Advice, NoPlanError, better, quick, score
 from kvsim.planner.flips import Flip, flips, front
-from kvsim.planner.improve import Placements
-from kvsim.planner.improved import Improved, turn
+from kvsim.planner.improved import turn
 from kvsim.planner.likely import Likely, likely
+from kvsim.planner.mixed import with_mixes
 from kvsim.planner.noplan import explain
 from kvsim.planner.options import Options
 from kvsim.planner.outlook import Binding, bindings, prices
-from kvsim.planner.question import FULL, SIMPLEST, Question, Search, rank
+from kvsim.planner.question import FULL, Question, Search
 from kvsim.planner.rivals import Knee, Rival, Waves, alternatives, baseline, knees, runnable, waves
 from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
@@ -124,7 +122,7 @@ def answer(question: Question) -> ChosenPlan:
     search.drafts()
     search.refine()
     limits = question.limits.finite()
-    placements, mixes = _placements(question, search)
+    placements, mixes = with_mixes(question, search)
     row = search.chosen(limits) if search.table.technique else None
     if row is None:
         raise explain(question, search)
@@ -143,7 +141,7 @@ def answer(question: Question) -> ChosenPlan:
         alternatives=alternatives(question, search, row),
         knees=knees(question, search, row),
         waves=waves(question, choice),
-        binding=bindings(question, search, best, found),
+        binding=bindings(question, search, best, found, mixes.get(best)),
         prices=found,
         advice=better(question, choice),
         solver=Solved(
@@ -161,29 +159,6 @@ def answer(question: Question) -> ChosenPlan:
         table=search.table,
         engine_best=runnable(question, search, row),
     )
-
-
-def _placements(q: Question, search: Search) -> tuple[Placements, dict[int, Improved]]:
-    """The programme's mixes by their rows in the table, where their bound is better than its best.
-
-    Where full KV is as good as the best within the known error, a mix that is not better by more
-    than that would not be chosen either: none is then looked for, and the bound says what is left.
-    """
-    limits = q.limits.finite()
-    best, chosen = search.best(limits), search.chosen(limits)
-    known = [row for row in (best, chosen) if row is not None]
-    placements = Placements(q, tuple(float(search.table.batch[row]) for row in known))
-    value = np.inf if best is None else search.value(best)
-    if chosen is not None and rank(simplest := search.table.technique[chosen]) == SIMPLEST:
-        own = search.value(chosen)
-        value = min(value, own - q.between(simplest, simplest) * abs(own))
-    mixes = {search.include(x.prediction): x
-             for x in placements.better_than(value, placements.bounds(value))}  # fmt: skip
-    row = search.optimum(limits)
-    if row in mixes and q.workload.batch is None:
-        for found in placements.refined(mixes[row], search.value(row)):
-            mixes[search.include(found.prediction)] = found
-    return placements, mixes
 
 
 def plan_among(questions: list[Question]) -> ChosenPlan:

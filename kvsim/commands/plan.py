@@ -201,8 +201,8 @@ def _for_equal(
     shown.show(heading, answer)
     if "pareto" in more:
         plan_more.show_front(answer["pareto"])
-    for flip in answer.get("flips", []):
-        typer.echo(flip["words"])
+    if "explain" in more:
+        plan_more.show_flips(answer["flips"])
     show(answer.get("settings", []))
 
 

@@ -1,6 +1,6 @@
 """What ``--pareto`` and ``--explain`` add to the answer of ``kvsim plan``."""
 
-from kvsim.planner.flips import Flip
+from kvsim.planner.flips import FACTORS, Flip
 from kvsim.planner.plan import ChosenPlan
 from kvsim.report.json import Row
 from kvsim.report.plan import brief
@@ -20,7 +20,7 @@ def flips(result: ChosenPlan) -> list[Row]:
 
 
 def _flipped(f: Flip, result: ChosenPlan) -> str:
-    more = "From" if f.factor > 1 else "Down from"
+    more = "From about" if f.factor > 1 else "Down from about"
     value = f"{f.value:,.0f}" if f.what in ("prompt", "batch") else f"{f.value / 1e9:.3g} GB/s"
     instead = f"{f.technique} is chosen" if f.technique else "nothing here meets the limits"
     return f"{more} {value} ({f.what}, {rounded(f.factor, 2)} times) on, {instead}."
@@ -34,3 +34,15 @@ def show_front(rows: list[Row]) -> None:
     out.blank()
     out.say("Between the lowest TPOT and the highest throughput:")
     out.table(Table(columns, rows))
+
+
+def show_flips(rows: list[Row]) -> None:
+    """Each change in a sentence, or that there is none."""
+    out = Screen()
+    for row in rows:
+        out.say(row["words"])
+    if not rows:
+        out.say(
+            f"The same is chosen with {max(FACTORS):g} times more or less of any of these alone: "
+            f"prompt, batch where one was asked for, host link bandwidth, host memory bandwidth."
+        )

@@ -32,8 +32,10 @@ def test_beyond_a_flip_another_technique_is_chosen() -> None:
     found = plan.flips()
     assert plan.choice.technique.name == "full" and found
     for flip in found:
-        if flip.what == "host memory bandwidth":  # shares of attention may be chosen before
-            after = planned(faster(d, ("dram",), 1 + 1.05 * (flip.factor - 1)), w)
+        if flip.what == "host memory bandwidth":
+            before, after = (planned(faster(d, ("dram",), 1 + share * (flip.factor - 1)), w)
+                             for share in (0.6, 1.05))  # fmt: skip
+            assert before.choice.technique.name == "full"
             assert after.choice.technique.name != "full"
 
 

@@ -1,0 +1,38 @@
+"""The table of techniques and the programme's mixes of places, together."""
+
+import numpy as np
+
+from kvsim.planner.improve import TRIED, Placements
+from kvsim.planner.improved import Improved
+from kvsim.planner.question import SIMPLEST, Question, Search, rank
+from kvsim.planner.replays import TRIES
+
+
+def with_mixes(
+    question: Question, search: Search, roughly: bool = False
+) -> tuple[Placements, dict[int, Improved]]:
+    """The programme's mixes by their rows in the table, where their bound is better than its best.
+
+    Where full KV is as good as the best within the known error, a mix that is not better by more
+    than that would not be chosen either: none is then looked for, and the bound says what is left.
+
+    Parameters
+    ----------
+    roughly : one mix, as the programme gives it, is enough to see what would be chosen.
+    """
+    limits = question.limits.finite()
+    best, chosen = search.best(limits), search.chosen(limits)
+    known = [row for row in (best, chosen) if row is not None]
+    placements = Placements(question, tuple(float(search.table.batch[row]) for row in known))
+    value = np.inf if best is None else search.value(best)
+    if chosen is not None and rank(simplest := search.table.technique[chosen]) == SIMPLEST:
+        own = search.value(chosen)
+        value = min(value, own - question.between(simplest, simplest) * abs(own))
+    most, placements.tries = (1, 0) if roughly else (TRIED, TRIES)
+    better = placements.better_than(value, placements.bounds(value), most)
+    mixes = {search.include(x.prediction): x for x in better}
+    row = search.optimum(limits)
+    if not roughly and row in mixes and question.workload.batch is None:
+        for found in placements.refined(mixes[row], search.value(row)):
+            mixes[search.include(found.prediction)] = found
+    return placements, mixes
