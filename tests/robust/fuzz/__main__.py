@@ -15,19 +15,16 @@ from pathlib import Path
 
 from tests.robust.fuzz.formats import FORMATS, Format
 from tests.robust.fuzz.play import warm_up
-from tests.robust.fuzz.search import Found, search
+from tests.robust.fuzz.search import Found, rounds
 
 WALL = 120.0  # seconds until one input counts as hanging in compiled code
 MOST = 8 * 10**9  # memory of this process [B]
 
 
 def fuzz(name: str, kind: Format, seconds: float, seed: int, folder: Path) -> Found:
-    """Rounds of new inputs until the time is over."""
-    end, found = time.monotonic() + seconds, Found()
-    while time.monotonic() < end:
-        faulthandler.dump_traceback_later(WALL + seconds, exit=True)
-        search(kind, 200, seed, folder / "in", found, commands=True, until=end)
-        seed += 1
+    """Rounds of new inputs until the time is over; what they found is printed."""
+    faulthandler.dump_traceback_later(WALL + seconds, exit=True)
+    found = rounds(kind, seconds, seed, folder / "in")
     faulthandler.cancel_dump_traceback_later()
     for place, (fault, content) in found.faults.items():
         print(f"{name}: {place}\n  {fault}\n  input: {content[:300]!r}", flush=True)

@@ -30,6 +30,15 @@ class Found:
     faults: dict[str, tuple[str, bytes]] = field(default_factory=dict)
 
 
+def rounds(kind: Format, seconds: float, start: int, folder: Path, each: int = 200) -> Found:
+    """Rounds of new inputs, ``each`` of them many, until the time is over. [s of the clock]"""
+    until, found = time.monotonic() + seconds, Found()
+    while time.monotonic() < until:
+        search(kind, each, start, folder, found, commands=True, until=until)
+        start += 1
+    return found
+
+
 def search(
     kind: Format,
     count: int,
