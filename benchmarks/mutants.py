@@ -27,16 +27,10 @@ ORACLES = tuple(
                  "technique_oracles", "recompute", "limits", "mechanics", "refusals")
 )  # fmt: skip
 CORE = (
-    "tests/frozen/test_frozen.py", "tests/frozen/test_parts.py", *ORACLES, "tests/engine",
-    "tests/prediction",
+    "tests/frozen/test_frozen.py", "tests/frozen/test_parts.py", "tests/frozen/test_ops.py",
+    *ORACLES, "tests/engine", "tests/prediction",
 )  # fmt: skip
-PLANS = (
-    "tests/frozen/test_plans.py", "tests/planner/test_fleet_programme.py",
-    "tests/planner/test_flips.py", "tests/planner/test_fleet_measure.py",
-    "tests/planner/test_fleet_pieces.py", "tests/planner/test_search_pieces.py",
-    "tests/planner/test_plan_trace.py::test_programme_is_the_golden_one",
-    "tests/planner/test_runs.py", "tests/planner/test_likely.py",
-)  # fmt: skip
+PLANS = ("tests/frozen/test_programmes.py", "tests/frozen/test_plans.py", "tests/planner")
 RUNS = (
     "tests/frozen/test_runs.py", "tests/serving/test_lanes.py", "tests/serving/test_tiers.py",
     "tests/serving/test_pieces.py", "tests/serving/test_reference.py",
