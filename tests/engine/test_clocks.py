@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvsim.engine.clocks import History
+from kvsim.engine.clocks import History, State
 from kvsim.engine.timed import Timed, together
 from kvsim.graph import Number, Op
 
@@ -56,3 +56,16 @@ def test_ops_in_a_row_end_as_one_by_one(first: Number, start: float, end: Number
     both = together(one, Timed(replace(op, name="then"), 4.0, True, (), 10.0, 10.0))
     assert both.host == 20.0 and both.op.name == "then"
     assert np.all(np.maximum(start, both.lead) + both.duration == end)
+
+
+def test_a_load_keeps_the_ends_of_the_latest_two_layers_that_have_it() -> None:
+    state = State({"gpu": 0.0})
+    for i in range(1, 4):
+        state.ends = [*state.ends[1:], {"attn": 10.0 * i, "topk": 1.0 * i}]
+        state.loaded(["load"] if i != 2 else ["load", "other"], {"attn"})
+    assert state.loads == {"load": [{"attn": 20.0}, {"attn": 30.0}], "other": [{"attn": 20.0}]}
+    assert state.recent({"topk"}) == [{"topk": 1.0}, {"topk": 2.0}, {"topk": 3.0}]
+    state.shift(5.0, 2.0, {"topk"})
+    assert state.streams == {"gpu": 5.0} and state.host == 2.0
+    assert state.ends == [{"topk": 6.0}, {"topk": 7.0}, {"topk": 8.0}]
+    assert state.loads["load"] == [{"attn": 25.0}, {"attn": 35.0}]

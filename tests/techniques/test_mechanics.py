@@ -6,7 +6,7 @@ import pytest
 
 from kvsim.graph import Point
 from kvsim.prediction.memory import prefill_point
-from kvsim.techniques import parse
+from kvsim.techniques import base, parse
 from kvsim.techniques.landmarks import Landmarks
 from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.selfdraft import SINK
@@ -75,3 +75,18 @@ def test_a_prompt_has_a_landmark_for_each_chunk_that_it_begins(prompt: int, page
     p = Point(B, float(prompt), 1.0, float(prompt), prompt + 9.0)
     at = LayerPass(d, p, d.shard.layout[0][0][0], parse("full").parts[0])
     assert number(selection.pages(at)) == pages
+
+
+def test_a_technique_forgets_what_it_knew_of_a_deployment_once_it_is_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(base, "MOST_KNOWN", 2)
+    t, d, asked = parse("full"), deployment("llama2-7b"), []
+
+    def ask(what: str) -> str:
+        return t.once(d, what, lambda: asked.append(what) or what)  # type: ignore[func-returns-value]
+
+    assert [ask(what) for what in "abab"] == [*"abab"]
+    assert asked == [*"ab"]
+    assert [ask(what) for what in "cac"] == [*"cac"]
+    assert asked == [*"abca"]

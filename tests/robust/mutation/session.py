@@ -20,7 +20,7 @@ from _pytest.runner import runtestprotocol
 from tests.robust.mutation.changes import ROOT, Mutant
 from tests.robust.mutation.code import key_of, swap, touched
 
-MOST = 10.0  # seconds of tests for one change, the quickest first
+MOST = 20.0  # seconds of tests for one change, the quickest first
 LONGER, SPARE = 2.0, 4.0  # a test that takes so many times, and seconds, more has noticed a change
 QUIET = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-W",
          "ignore::pytest.PytestAssertRewriteWarning"]  # fmt: skip
