@@ -21,14 +21,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-ORACLES = tuple(
-    f"tests/techniques/test_{name}.py"
-    for name in ("settings", "more_techniques", "preset_oracles", "layer_kinds",
-                 "technique_oracles", "recompute", "limits", "mechanics", "refusals")
-)  # fmt: skip
 CORE = (
     "tests/frozen/test_frozen.py", "tests/frozen/test_parts.py", "tests/frozen/test_ops.py",
-    *ORACLES, "tests/engine", "tests/prediction",
+    "tests/engine", "tests/prediction", "tests/techniques",
 )  # fmt: skip
 PLANS = ("tests/frozen/test_programmes.py", "tests/frozen/test_plans.py", "tests/planner")
 RUNS = (
