@@ -1,0 +1,182 @@
+"""What a plan advises instead: its words, how much it must bring, how far it looks."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvsim.errors import InputError
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.planner import advice, noplan, rivals
+from kvsim.planner.advice import Advice
+from kvsim.planner.question import Question
+from kvsim.planner.workload import GIB, PlanLimits, Workload
+from kvsim.prediction.generate import Prediction
+from kvsim.techniques import parse
+
+D = Deployment(load_model("llama3-8b"), load_hardware("a6000"), load_stack("fused"))
+ASKED = Question(D, Workload(1000, 100), "throughput", PlanLimits(0.9 * 48 * GIB, 100 * GIB))
+
+
+def predicted(batch: int = 4, text: str = "full", d: Deployment = D) -> Prediction:
+    return Prediction(parse(text), d, np.array([float(batch)]), 1000, 100)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.00123, "1.23 ms"), (0.9994, "999 ms"), (1.0, "1 s"), (119.6, "120 s"), (120.0, "2 min"),
+        (600.0, "10 min"), (0.0, "0 ms"),
+    ],
+)  # fmt: skip
+def test_times_are_said_in_the_unit_of_their_size(seconds: float, said: str) -> None:
+    assert rivals.spoken(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "option"),
+    [
+        (0.001, "1ms"), (0.0101, "11ms"), (0.1, "100ms"), (0.1001, "110ms"), (0.999, "1000ms"),
+        (1.0, "1s"), (1.2, "2s"), (99.5, "100s"), (101.0, "110s"), (1234.0, "1300s"),
+    ],
+)  # fmt: skip
+def test_a_time_that_is_enough_is_rounded_up_to_two_digits(seconds: float, option: str) -> None:
+    assert noplan._above(seconds) == option
+
+
+def test_limits_and_rates_are_said_with_their_unit() -> None:
+    assert noplan.amount("gpu_memory", 1.5 * GIB) == "1.50 GiB"
+    assert noplan.amount("ttft", 1.5) == "1.5 s"
+    assert [advice._rate(r) for r in (99.94, 100.0, 12345.6, 0.1234)] == [
+        "99.9", "100", "12,346", "0.123",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("longest", [0, 1, 64, 65, 250, 251, 400, 800, 990, 999])
+def test_a_shorter_prompt_is_found_to_a_twentieth(
+    longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def quick(question: Question, *some: object) -> Prediction | None:
+        tried.append(question.workload.prompt)
+        return predicted() if question.workload.prompt <= longest else None
+
+    monkeypatch.setattr(noplan, "quick", quick)
+    found = noplan.longest_prompt(ASKED)
+    assert tried[0] == 250 and len(tried) == len(set(tried)) <= 8
+    if longest < 62:
+        assert found is None and min(tried) == 62 and len(tried) == 2
+        return
+    assert found is not None and found.what == "a shorter prompt"
+    prompt = int(found.option.removeprefix("--prompt "))
+    above = min([t for t in tried if t > prompt], default=1000)
+    assert prompt <= longest < above and above - prompt <= max(1, prompt // 20)
+
+
+def test_targets_are_loosened_one_at_a_time_where_one_is_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = ASKED.with_limits(ttft=0.1, tpot=0.01)
+    monkeypatch.setattr(noplan, "_placed", lambda q: None)
+    for free, option in (
+        ({"ttft"}, "--ttft "), ({"tpot"}, "--tpot "), ({"ttft", "tpot"}, "--ttft "),
+    ):  # fmt: skip
+        questions: list[Question] = []
+
+        def quick(q: Question, free: Any = free, seen: Any = questions) -> Prediction | None:
+            seen.append(q)
+            lifted = {name for name in ("ttft", "tpot") if np.isinf(getattr(q.limits, name))}
+            return predicted() if free <= lifted else None
+
+        monkeypatch.setattr(noplan, "quick", quick)
+        found = noplan.longer_times(asked)
+        assert found is not None and found.option.startswith(option)
+        assert found.option.count("--") == len(free)
+        assert all(q.objective == "latency" for q in questions)
+    assert noplan.longer_times(ASKED) is None  # no target to loosen
+
+
+def test_another_deployment_has_the_same_share_of_its_memory() -> None:
+    other = advice.on(ASKED, replace(D, hardware=load_hardware("h100")))
+    gpus, before = load_hardware("h100"), D.hardware
+    assert other.limits.gpu_memory == pytest.approx(
+        0.9 * 48 * GIB / before.gpu_memory * gpus.gpu_memory
+    )
+    assert other.limits.host_memory == gpus.host_memory
+    assert advice.on(ASKED, replace(D, tp=2)).limits == ASKED.limits
+
+
+def changed(monkeypatch: pytest.MonkeyPatch, d: Deployment, fits: Any) -> list[Advice]:
+    def tried(q: Question, deployment: Deployment) -> Prediction | None:
+        return predicted(d=deployment) if fits(deployment) else None
+
+    monkeypatch.setattr(advice, "_try", tried)
+    return list(advice.changes(replace(ASKED, deployment=d)))
+
+
+def test_changes_are_weights_that_the_gpu_has_and_the_fewest_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def said(d: Deployment, fits: Any = lambda d: True) -> list[str]:
+        return [a.option for a in changed(monkeypatch, d, fits)]
+
+    h100 = replace(D, hardware=load_hardware("h100"))
+    assert said(D) == ["--weights int8", "--weights int4", "--tp 2"]
+    assert said(h100) == ["--weights fp8", "--weights int8", "--weights int4", "--tp 2"]
+    assert said(replace(D, weights="int8")) == ["--tp 2"]
+    assert said(replace(D, tp=2)) == ["--weights int8", "--weights int4", "--tp 4"]
+    assert said(D, lambda d: d.tp == 8) == ["--tp 8"]
+    assert said(replace(D, tp=8)) == ["--weights int8", "--weights int4"]
+    oss = replace(h100, model=load_model("gpt-oss-20b"))
+    assert said(oss)[:2] == ["--weights mxfp4", "--weights fp8"]
+    first, second, *_ = changed(monkeypatch, oss, lambda d: True)
+    assert first.caution == "the weights as they were published"
+    assert second.caution == advice.NARROW
+
+
+def test_advice_brings_a_fifth_more_or_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    def better(share: float) -> list[Advice]:
+        monkeypatch.setattr(
+            advice, "score", lambda q, p: 10.0 if p.technique.name == "full" else 10.0 * share
+        )
+        some = Advice("--tp 2", "2 GPUs", predicted(text="kivi"))
+        monkeypatch.setattr(advice, "changes", lambda question: iter([some]))
+        return advice.better(ASKED, predicted())
+
+    assert better(1.19) == [] and better(1.2) == []
+    (found,) = better(1.25)
+    assert found.gain == pytest.approx(0.25)
+
+
+def test_scores_are_rates_per_gpu_and_inverse_times_and_prices() -> None:
+    d = replace(D, hardware=load_hardware("h100"), tp=2)
+    p = predicted(d=d)
+    tokens = float(p.output_tok_s[0])
+    assert advice.score(ASKED, p) == pytest.approx(tokens / 2)
+    latency = replace(ASKED, objective="latency")
+    assert advice.score(latency, p) == pytest.approx(1 / float(p.request_s[0]))
+    cost = replace(ASKED, deployment=d, objective="cost")
+    assert d.hardware.price is not None
+    assert advice.score(cost, p) == pytest.approx(1 / (d.hardware.price * 2 / 3600 / tokens * 1e6))
+
+
+def test_a_change_that_cannot_run_is_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(q: Question, some: object = ()) -> None:
+        raise InputError("no")
+
+    monkeypatch.setattr(advice, "quick", refuse)
+    assert advice._try(ASKED, replace(D, tp=2)) is None
+
+
+def test_advice_reads_as_one_clause() -> None:
+    p = predicted()
+    text = str(Advice("--tp 2", "2 GPUs", p))
+    times = f"TTFT {rivals.spoken(float(p.ttft_s[0]))}, TPOT {rivals.spoken(float(p.tpot_s[0]))}"
+    rate = f"{float(p.output_tok_s[0]):,.0f}"
+    assert text == f"--tp 2 (full at batch 4: {times}, {rate} tok/s)"
+    assert "TPOT" not in str(Advice("--tp 2", "2 GPUs", replace(p, generate=1)))
+    assert str(Advice("--prompt 9", "a shorter prompt", None)) == "--prompt 9 (a shorter prompt)"
