@@ -29,12 +29,23 @@ TECHNIQUES = tuple(
 )  # fmt: skip
 CORE = (
     "tests/frozen/test_frozen.py", "tests/frozen/test_parts.py", "tests/frozen/test_ops.py",
-    *TECHNIQUES, "tests/engine", "tests/prediction",
+    "tests/robust/test_thresholds.py", *TECHNIQUES, "tests/engine", "tests/prediction",
 )  # fmt: skip
-PLANS = ("tests/frozen/test_programmes.py", "tests/frozen/test_plans.py", "tests/planner")
+PLANS = (
+    "tests/frozen/test_programmes.py", "tests/frozen/test_plans.py",
+    "tests/robust/test_thresholds.py",
+    *(
+        f"tests/planner/test_{name}.py"
+        for name in ("advice", "assigning", "fleet_estimates", "fleet_measure", "fleet_pieces",
+                     "fleet_programme", "flips", "likely", "runs", "search_pieces",
+                     "small_pieces")
+    ),
+    "tests/planner/test_plan_trace.py::test_programme_is_the_golden_one",
+)  # fmt: skip
 RUNS = (
     "tests/frozen/test_runs.py", "tests/serving/test_lanes.py", "tests/serving/test_tiers.py",
     "tests/serving/test_pieces.py", "tests/serving/test_reference.py",
+    "tests/serving/test_outcome.py", "tests/robust/test_thresholds.py",
     "tests/serving/test_serving.py::test_a_round_of_many_tokens_can_be_drawn_or_taken_at_its_mean",
 )  # fmt: skip
 COMPILER = ("compiled.py", "parts.py", "views.py", "views_code.py")

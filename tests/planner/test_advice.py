@@ -180,3 +180,15 @@ def test_advice_reads_as_one_clause() -> None:
     assert text == f"--tp 2 (full at batch 4: {times}, {rate} tok/s)"
     assert "TPOT" not in str(Advice("--tp 2", "2 GPUs", replace(p, generate=1)))
     assert str(Advice("--prompt 9", "a shorter prompt", None)) == "--prompt 9 (a shorter prompt)"
+
+
+def test_other_gpus_have_more_memory_and_come_cheapest_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("t4", "l40s", "h100", "a6000", "h200", "a100-80g")
+    monkeypatch.setattr(noplan, "hardware_names", lambda: names)
+    monkeypatch.setattr(noplan, "quick", lambda q, some: predicted(d=q.deployment))
+    found = [a.option for a in noplan._other_gpus(ASKED)]
+    assert found == ["--gpu a100-80g", "--gpu h200", "--gpu h100"]  # USD 2.79, 3.39, 4.29 per hour
+    large = replace(ASKED, workload=replace(ASKED.workload, prompt=100_000, batch=6))
+    assert [a.option for a in noplan._other_gpus(large)] == ["--gpu h200"]

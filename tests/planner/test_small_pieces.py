@@ -159,3 +159,13 @@ def test_batches_grow_by_a_third_to_beyond_the_largest() -> None:
     assert options.batches(t, D, given, (40 * GIB,), 100 * GIB).tolist() == [6.0]
     parts = parse("offload:schedule=column,parts=4")
     assert options.batches(parts, D, given, (40 * GIB,), 100 * GIB).size == 0
+
+
+def test_measures_are_small_where_a_plan_is_good_and_per_gpu() -> None:
+    d = replace(D, hardware=load_hardware("h100"), tp=2)
+    p = predicted(d=d)
+    found = options.measures(p)
+    assert found["throughput"] == pytest.approx(-p.output_tok_s / 2)
+    assert found["cost"] == pytest.approx(p.usd_per_million())
+    assert (found["latency"], found["ttft"]) == (p.request_s, p.ttft_s)
+    assert options.measures(replace(p, generate=1))["tpot"].tolist() == [0.0]

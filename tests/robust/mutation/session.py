@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -24,6 +25,7 @@ MOST = 20.0  # seconds of tests for one change, the quickest first
 LONGER, SPARE = 2.0, 4.0  # a test that takes so many times, and seconds, more has noticed a change
 QUIET = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-W",
          "ignore::pytest.PytestAssertRewriteWarning"]  # fmt: skip
+LISTED = re.compile("test_settings|test_thresholds")  # tests of what modules state when imported
 Executed = dict[str, tuple[float, list[str]]]
 """Of each test that passes: its time and the functions that it runs."""
 
@@ -93,7 +95,7 @@ class Session:
 
         found = {test: cpu for test, (cpu, functions) in executed.items() if runs(functions)}
         if whole:
-            found |= {test: cpu for test, (cpu, _) in executed.items() if "test_settings" in test}
+            found |= {test: cpu for test, (cpu, _) in executed.items() if LISTED.search(test)}
         chosen: list[str] = []
         total = 0.0
         for test in sorted(found, key=lambda test: found[test] / (1 + self.kills[test])):
