@@ -113,7 +113,7 @@ def test_memories_hits_and_money() -> None:
     stored = {"host": (7 + 13) * 20, "nvme": (2 + 4) * 20, "remote": 17 * 20}
     assert found.stored_bytes == stored
     assert [*found.prefix_hits.values()][:3] == [0.2, 2 / 30, 1 / 30]
-    assert D.hardware.price is not None
+    assert D.hardware.price is not None and found.usd is not None
     assert found.usd == pytest.approx(D.hardware.price * 4 * 8 / 3600)
     said = found.summary()
     assert said["usd_per_million_tokens"] == pytest.approx(found.usd / 5 * 1e6)
