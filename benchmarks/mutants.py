@@ -18,7 +18,10 @@ import sys
 import time
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.robust.mutation.changes import Mutant
 
 ROOT = Path(__file__).resolve().parents[1]
 TECHNIQUES = tuple(
@@ -49,8 +52,12 @@ RUNS = (
     "tests/serving/test_serving.py::test_a_round_of_many_tokens_can_be_drawn_or_taken_at_its_mean",
 )  # fmt: skip
 COMPILER = ("compiled.py", "parts.py", "views.py", "views_code.py")
-"""Files of the serving room that make machine code of the others, and their tests."""
-MACHINE_CODE = ("tests/serving/test_views.py", "tests/serving/test_compiled.py")
+"""Files of the serving room that make machine code of the others, as functions of KINDS do."""
+KINDS = "kinds_of"
+MACHINE_CODE = (
+    "tests/serving/test_views.py", "tests/serving/test_compiled.py",
+    "tests/serving/test_lanes.py::test_one_lane_is_the_plain_replica",
+)  # fmt: skip
 ROOMS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "techniques": ("kvsim/techniques", CORE, ("tests/techniques",)),
     "engine": ("kvsim/engine", CORE, ("tests/techniques",)),
@@ -90,7 +97,7 @@ def tried_in_a_child(
         for column in columns
         if i < len(column) and not done.get(column[i].name, False)
         and (given.again or column[i].name not in done)
-        and (column[i].path.name in COMPILER) == compiles
+        and _compiles(column[i]) == compiles
     ]  # fmt: skip
 
     def write(mutant: Mutant, outcome: Outcome) -> None:
@@ -104,6 +111,15 @@ def tried_in_a_child(
     calls = keep.with_suffix(f".{Path(quick[0]).stem}.calls.json")
     code = pytest.main([*QUIET, *tests], plugins=[Session(waiting, calls, write)])
     sys.exit(int(code))
+
+
+def _compiles(mutant: "Mutant") -> bool:
+    """Whether a change is seen only where the serving room is compiled."""
+    from tests.robust.mutation.code import touched
+
+    before = mutant.path.read_text(encoding="utf-8")
+    names, _ = touched(before, mutant.source, mutant.path)
+    return mutant.path.name in COMPILER or any(KINDS in name for name in names)
 
 
 def rows(keep: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from kvsim.errors import InfeasibleError
-from kvsim.planner import bits
+from kvsim.planner import bits, carry
+from kvsim.planner.carry import ReplicaTargets
 from kvsim.planner.classes import _parts, classes_of
 from kvsim.planner.fleet import reachable, shortlist, traffic
 from kvsim.planner.fleet.estimate import late_of_class, replicas_needed
@@ -217,3 +218,18 @@ def test_bits_are_those_with_the_least_loss_of_all(mean: float) -> None:
     assert lost(found.ravel().tolist()) == pytest.approx(min(map(lost, allowed)), rel=1e-6)
     with pytest.raises(InfeasibleError, match="narrowest"):
         bits.assign(losses, 1.9)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-6])
+def test_the_speed_of_each_class_counts_by_its_share_of_the_sequences(size: float) -> None:
+    """However few they are: 80 and 20 of 100 sequences, of two tokens a round each."""
+    some = replace(
+        LOADS, seats=size * np.array([[80.0], [20.0]]), fixed=np.array([0.01]),
+        work=np.zeros((2, 1)), gpu=np.zeros((2, 1)), host=np.zeros((2, 1)), room=np.ones(1),
+        host_room=np.ones(1), tokens=np.array([2.0]), longest=np.zeros(1), late=np.zeros((2, 1)),
+    )  # fmt: skip
+    problem, *_ = carry.build(some, ReplicaTargets(max_seqs=200), fastest=True)
+    found = {variable.name: -value for variable, value in problem.objective.items()}
+    assert {name: value for name, value in found.items() if value} == pytest.approx(
+        {"speed_0_0": 0.8 / 100, "speed_1_0": 0.2 / 100}  # over the most laps, 1 / 0.01 s
+    )

@@ -94,6 +94,9 @@ class Session:
             return not wanted.isdisjoint(functions)
 
         found = {test: cpu for test, (cpu, functions) in executed.items() if runs(functions)}
+        whole = whole or not found  # a function is newer than what is known of the tests
+        if not found:
+            found = {test: cpu for test, (cpu, functions) in executed.items() if runs(functions)}
         if whole:
             found |= {test: cpu for test, (cpu, _) in executed.items() if LISTED.search(test)}
         chosen: list[str] = []
