@@ -7,8 +7,9 @@
 Asked of `programme`: equal. Of `fleet` (Azure's conversation trace, llama3-8b and llama3-70b,
 candidates a6000, l40s, a100-80g, h100, TTFT p99 at most 2 s, TPOT p99 at most 100 ms): a fleet in
 60 s of one core, its targets met when it plays the trace, and none of 50 neighbours (one replica
-less, one of another kind; then two steps away) cheaper and within the targets; each cheaper one is
-simulated with three divisions of the classes. Of `sweep`: 1,000,000 predictions in 30 s.
+less, one of another kind, one more; then two steps away) cheaper and within the targets; each
+cheaper one is simulated with three divisions of the classes. Of `sweep`: 1,000,000 predictions in
+30 s.
 """
 
 import sys
@@ -96,37 +97,31 @@ def fleet(trace: str, models: list[str]) -> None:
             f"relaxation {answer.found.bound:.2f} USD/h, gap to it "
             f"{answer.fleet.cost / answer.found.bound - 1:.1%}"
         )
-        better, tried = neighbours(question, answer)
+        better, near, cheaper = neighbours(question, answer)
         print(
-            f"{model}: {tried} neighbours simulated, {len(better)} cheaper and within (0) {better}"
+            f"{model}: {near} neighbours, {cheaper} cheaper and simulated with three divisions of "
+            f"the classes, {len(better)} of them within the targets (0) {better}"
         )
 
 
-def neighbours(question: CapacityQuestion, answer: CapacityAnswer) -> tuple[list[str], int]:
-    """Cheaper fleets that differ by one replica and meet the targets, and how many were tried."""
+def neighbours(question: CapacityQuestion, answer: CapacityAnswer) -> tuple[list[str], int, int]:
+    """Near fleets that are cheaper and meet the targets, how many are near, and are cheaper."""
     offers, traffic = answer.found.offers, question.traffic
     replicas = answer.fleet.replicas
     cost = float(offers.rent @ replicas)
     near: dict[tuple[int, ...], float] = {}
-    for j in np.flatnonzero(replicas):
-        for other in (None, *range(len(replicas))):
-            some = replicas.copy()
-            some[j] -= 1
-            if other is not None:
-                some[other] += 1
-            if some.any():
-                near[tuple(some.tolist())] = float(offers.rent @ some)
-    for counts in sorted(near):  # and two steps away, until there are enough
-        for j in range(len(replicas)):
-            some = np.array(counts)
-            some[j] += 1
-            if len(near) < NEIGHBOURS and not np.array_equal(some, replicas):
-                near.setdefault(tuple(some.tolist()), float(offers.rent @ some))
+    edge = [replicas]
+    while len(near) < NEIGHBOURS and edge:  # one step away, then two, until there are enough
+        edge = [other for some in edge for other in _one_step(some)]
+        edge = [other for other in edge if tuple(other.tolist()) not in near]
+        near |= {tuple(other.tolist()): float(offers.rent @ other) for other in edge}
+    near.pop(tuple(replicas.tolist()), None)
     better = []
-    chosen = sorted(near, key=lambda n: (near[n] >= cost, -near[n]))[:NEIGHBOURS]
-    for counts in chosen:
+    chosen = list(near)[:NEIGHBOURS]  # the nearest; of them the cheaper ones are simulated
+    cheaper = [counts for counts in chosen if near[counts] < cost - 1e-9]
+    for counts in cheaper:
         some = np.array(counts)
-        if near[counts] < cost - 1e-9 and any(
+        if any(
             play(
                 traffic, answer.market.configurations, np.tile(some, (len(traffic.demand.rate), 1)),
                 np.tile(share, (len(traffic.demand.rate), 1, 1)),
@@ -134,7 +129,17 @@ def neighbours(question: CapacityQuestion, answer: CapacityAnswer) -> tuple[list
             for share in divisions(answer, traffic.demand, some)
         ):  # fmt: skip
             better.append(str(counts))
-    return better, len(chosen)
+    return better, len(chosen), len(cheaper)
+
+
+def _one_step(replicas: Counts) -> list[Counts]:
+    """Fleets with one replica less, one of another kind, or one more."""
+    unit = np.eye(len(replicas), dtype=np.int64)
+    rented = np.flatnonzero(replicas)
+    less = [replicas - unit[j] for j in rented]
+    other = [some + unit[j] for some in less for j in range(len(replicas))]
+    more = [replicas + unit[j] for j in range(len(replicas))]
+    return [some for some in (*less, *other, *more) if some.any()]
 
 
 def divisions(answer: CapacityAnswer, demand: Demand, replicas: Counts) -> list[np.ndarray]:

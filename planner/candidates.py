@@ -46,7 +46,7 @@ def options_of(
                     gpu_memory=limits.gpu_memory,
                 )
                 try:
-                    assert costs.with_density(1).capacity > 0
+                    assert costs.capacity > 0
                 except InputError as error:
                     reason = error
                     continue

@@ -61,7 +61,8 @@ def loads_of(options: list[StepCosts], classes: Classes, ttft: float = np.inf) -
     ttft : the target. [s]
     """
     lengths = np.unique(classes.prompts)
-    columns = [_load(costs.with_density(DENSITY), classes, lengths, ttft) for costs in options]
+    timed = (costs.with_density(DENSITY, work=False) for costs in options)
+    columns = [_load(costs, classes, lengths, ttft) for costs in timed]
     names = vars(columns[0])
     return Loads(**{k: np.stack([getattr(x, k) for x in columns], axis=-1) for k in names})
 

@@ -114,14 +114,17 @@ class StepCosts:
         object.__setattr__(costs, "_checked", self._checked)
         return costs
 
-    def with_density(self, density: int) -> "StepCosts":
-        """The same with tables of a given density that are not checked: for fits."""
-        costs = replace(self)
-        object.__setattr__(costs, "_checked", (costs._tabulate(density), {}))
-        return costs
+    def with_density(self, density: int, work: bool = True) -> "StepCosts":
+        """The same with tables of a given density that are not checked: for fits and estimates.
 
-    def _tabulate(self, density: int) -> Tables:
-        return make_tables(self.passes, self._nodes(density), self.room)
+        Parameters
+        ----------
+        work : whether the tables hold the use of resources besides the times.
+        """
+        costs = replace(self)
+        tables = make_tables(costs.passes, costs._nodes(density), costs.room, work)
+        object.__setattr__(costs, "_checked", (tables, {}))
+        return costs
 
     def _nodes(self, density: int) -> Nodes:
         rules, longest_chunk = self.rules, self._longest_chunk

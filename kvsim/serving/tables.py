@@ -199,11 +199,18 @@ def _work_of(resource: str) -> Measure:
     return Measure(of_step, of_step, of_op)
 
 
-def make_tables(passes: Passes, nodes: Nodes, room: Room) -> Tables:
-    """Times and work at the nodes, and memory."""
+def make_tables(passes: Passes, nodes: Nodes, room: Room, work: bool = True) -> Tables:
+    """Times and work at the nodes, and memory.
+
+    Parameters
+    ----------
+    work : whether the use of resources is wanted; zeros stand in its place otherwise.
+    """
     d = passes.deployment
-    measures = [TIME, *map(_work_of, RESOURCES)]
+    measures = [TIME, *map(_work_of, RESOURCES if work else ())]
     measured = [tabulate(replace(passes, measure=each), nodes) for each in measures]
+    idle = PerNode(*map(np.zeros_like, measured[0]))
+    measured += [idle] * (len(COSTS) - len(measured))
     return Tables(
         nodes=nodes,
         below=NodeBelow(*(_below(getattr(nodes, axis)) for axis in NodeBelow._fields)),
