@@ -22,14 +22,9 @@ LONGEST_WAIT = 1e4  # longer without a unit may be meant in milliseconds [s]
 
 
 def requests_of(
-    requests: "Requests", case: Mapping[str, str | None], abort_after: str | None, apart: bool
+    requests: "Requests", case: Mapping[str, str | None], abort_after: str | None
 ) -> "Requests":
     """A trace's requests at the rate of a case, with what the options change in them.
-
-    Parameters
-    ----------
-    apart : prefill and decode have replicas of their own, which take arrivals as the trace has
-        them; that is said.
 
     Raises
     ------
@@ -54,21 +49,9 @@ def requests_of(
         patience = seconds("--abort-after", abort_after, LONGEST_WAIT)
         if patience == float("inf"):
             raise InputError("--abort-after: none does nothing; leave it out")
-        if apart:
-            raise InputError(
-                "--abort-after with --prefill-replicas: two pools do not model aborts; leave out "
-                "one of them"
-            )
         if requests.abort_after is not None:
             raise InputError("--abort-after: the trace says when its clients hang up; leave it out")
         found = replace(found, abort_after=np.full(len(found), patience))
-    if apart and found.depends:
-        print(
-            "kvsim: two pools take requests when the trace says; its turns wait for no answers and "
-            "its aborts are left out",
-            file=sys.stderr,
-        )
-        found = found.alone()
     return found
 
 

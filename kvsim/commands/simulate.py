@@ -231,7 +231,7 @@ def simulate(
             print(f"kvsim: left out: {left_out[kind.name]}", file=sys.stderr)
         if reason:
             continue
-        requests = requests_of(found.requests, case, abort_after, prefill_replicas is not None)
+        requests = requests_of(found.requests, case, abort_after)
         fleet = count("--replicas", str(case["replicas"]))
         measured = None if attention is None else measured_for(kind, attention)
         costs = StepCosts(

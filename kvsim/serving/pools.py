@@ -14,7 +14,8 @@ from kvsim.errors import InputError
 from kvsim.graph import Array
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.idle import fits
-from kvsim.serving.records import FINISHED, REFUSED, Integers, World
+from kvsim.serving.pools_turns import play_both
+from kvsim.serving.records import FINISHED, NONE, REFUSED, Integers, World
 from kvsim.serving.routes import LEAST_LOADED, ROUTES
 from kvsim.serving.rules import NIC_RATE
 from kvsim.serving.simulate import Run, play_world
@@ -83,21 +84,17 @@ def simulate_pools(
     Raises
     ------
     InputError
-        For an unknown route, rules that the technique cannot keep, or requests that depend on the
-        run.
+        For an unknown route, or rules that the technique cannot keep.
     """
-    if requests.depends:
-        raise InputError(
-            "--prefill-replicas: the trace has turns or aborts, which two pools do not model; "
-            "leave out the option or those columns"
-        )
     each = np.full(len(requests), costs.rate) if rate is None else rate
     reading = world_of(requests, costs, pools.prefill, each)
     first: Any = reading.requests
     first.status[~fits(reading)] = REFUSED  # the decoding pool must hold all of it
     first.generate[:] = 1
-    play_world(reading, costs, (ROUTES.index(route), np.inf), told)
     alone = costs.with_rules(replace(costs.rules, **WITHOUT_PREFIXES))
+    if requests.depends:
+        return _run_with_turns(requests, costs, alone, reading, (pools, route, each, told))
+    play_world(reading, costs, (ROUTES.index(route), np.inf), told)
     ready = handed_over(reading, alone, pools)
     rows = np.flatnonzero((first.status == FINISHED) & (requests.generate > 1))
     order = rows[np.argsort(ready[rows], kind="stable")]
@@ -112,6 +109,28 @@ def simulate_pools(
     second.first = first.first[order]
     play_world(decoding, alone, (LEAST_LOADED, np.inf), told)
     return Run(requests, costs, _together(requests, reading, decoding, order))
+
+
+def _run_with_turns(
+    requests: Requests, costs: StepCosts, alone: StepCosts, reading: World, how: tuple[Any, ...]
+) -> Run:
+    """The same where turns follow others, or clients hang up: both pools are played together."""
+    pools, route, each, told = how
+    plain = Requests(
+        requests.arrival, requests.prompt, requests.generate, priority=requests.priority
+    )
+    decoding = world_of(plain, alone, pools.decode, each)
+    first: Any = reading.requests
+    second: Any = decoding.requests
+    second.made, second.handed = 1, True
+    second.status[first.status == REFUSED] = REFUSED
+    rate = pools.rate / costs.deployment.tp
+    decoding = play_both(
+        reading, decoding, costs, (ROUTES.index(route), pools.transfer, rate), told
+    )
+    rows = np.flatnonzero((first.status == FINISHED) & (requests.generate > 1))
+    sent = decoding._replace(requests=second[rows])
+    return Run(requests, costs, _together(requests, reading, sent, rows))
 
 
 WITHOUT_PREFIXES: dict[str, Any] = {
@@ -156,7 +175,8 @@ def _together(requests: Requests, reading: World, decoding: World, order: Intege
     for name in ("last", "made", "preempted", "status"):
         kept = records[name]
         kept[order] = second[name]
-    records.replica[order] = second.replica + len(reading.replicas)  # type: ignore[arg-type]
+    decoded = second.replica != NONE  # else its client hung up while the cache was on its way
+    records.replica[order[decoded]] = second.replica[decoded] + len(reading.replicas)  # type: ignore[arg-type]
     sides: Any = (reading, decoding)
     joined: dict[str, Any] = {
         name: np.concatenate([np.asarray(getattr(side, name)) for side in sides]).view(np.recarray)

@@ -180,6 +180,7 @@ class Replica:
     bin_width: float  # [s]
     link_free: PerLink  # when what was put on each link so far has passed [s]
     link_bytes: PerLink  # what has passed or is to pass [B]
+    sent: float  # when the caches that it handed over so far have left [s]
     found: PerMemory  # prompt tokens found in each memory, at requests' first start [tokens]
     estimate: PerCost  # of recomputing stored blocks [s]
     # the pass that is being put together

@@ -16,7 +16,7 @@ class PlainSessions:
     def __init__(
         self, requests: Requests, costs: StepCosts, limits: Any, replicas: int, rate: Any
     ) -> None:
-        self.fleet = fleet_of(costs, limits, requests, replicas)
+        self.fleet = self.readers = fleet_of(costs, limits, requests, replicas)
         self.out = plain_requests(requests, rate)
         count = len(self.out)
         self.parent = [-1] * count if requests.parent is None else requests.parent.tolist()
@@ -29,15 +29,7 @@ class PlainSessions:
 
     def play(self, route: str, until: float) -> None:
         """The replica furthest behind makes a pass, unless something happens before that."""
-        for r in self.out:
-            if not self.fleet[0].could_hold(r) and r.arrival < until:
-                r.status = "refused"
-            elif (before := self.parent[r.index]) >= 0:
-                if self.out[before].status in ("refused", "aborted"):
-                    r.status = "aborted"
-            else:
-                self.events.append((float(r.arrival), 2 * r.index))
-        heapify(self.events)
+        self.begin(until)
         while True:
             due = min(self.events[0][0] if self.events else inf, until)
             busy = [f for f in self.fleet if f.batch or f.waiting or f.swapped]
@@ -48,13 +40,28 @@ class PlainSessions:
                 one.step(max(min(due, others), nextafter(one.clock, inf)))
                 self.follow()
             elif self.events and due < until:
-                time, key = heappop(self.events)
-                if key % 2:
-                    self.abort(self.out[key // 2], time)
-                else:
-                    self.arrive(self.out[key // 2], route)
+                self.happen(*heappop(self.events), route)
             else:
                 return
+
+    def begin(self, until: float) -> None:
+        """Refuse what never fits, and note when the first turns arrive."""
+        for r in self.out:
+            if not self.fleet[0].could_hold(r) and r.arrival < until:
+                r.status = "refused"
+            elif (before := self.parent[r.index]) >= 0:
+                if self.out[before].status in ("refused", "aborted"):
+                    r.status = "aborted"
+            else:
+                self.events.append((float(r.arrival), 2 * r.index))
+        heapify(self.events)
+
+    def happen(self, time: float, key: int, route: str) -> None:
+        """A request arrives, or its client hangs up."""
+        if key % 2:
+            self.abort(self.out[key // 2], time)
+        else:
+            self.arrive(self.out[key // 2], route)
 
     def follow(self) -> None:
         """Turns whose parents have finished are to come."""
@@ -68,10 +75,10 @@ class PlainSessions:
     def arrive(self, request: PlainRequest, route: str) -> None:
         """A request comes to the replica that suits it."""
         if route == "round-robin":
-            chosen = self.fleet[self.turn]
-            self.turn = (self.turn + 1) % len(self.fleet)
+            chosen = self.readers[self.turn]
+            self.turn = (self.turn + 1) % len(self.readers)
         else:
-            chosen = min(self.fleet, key=lambda f: f.score(request, route))
+            chosen = min(self.readers, key=lambda f: f.score(request, route))
         chosen.receive(request, self.fleet.index(chosen))
         heappush(
             self.events, (request.arrival + self.abort_after[request.index], 2 * request.index + 1)
@@ -96,7 +103,8 @@ class PlainSessions:
         elif request in replica.swapped:
             replica.swapped.remove(request)
             length = request.prompt + request.made - 1
-            replica.host_swapped -= int(replica.t.gpu_bytes[replica.blocks(length)])
+            if not request.handed:
+                replica.host_swapped -= int(replica.t.gpu_bytes[replica.blocks(length)])
         else:
             replica.drop(next(s for s in replica.batch if s.request is request))
 

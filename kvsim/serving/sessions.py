@@ -95,27 +95,31 @@ def pop(world: World, course: Course) -> None:
 
 
 @compiled
+def answered(world: World, course: Course, index: int, last: float) -> None:
+    """The turns that follow a request are to come, as its last token is there."""
+    index = world.turns[index].next
+    while index != NONE:
+        request, turn = world.requests[index], world.turns[index]
+        if request.status < FINISHED:
+            request.arrival = max(request.arrival, last + turn.think)
+            turn.awaited = False
+            push(world, course, request.arrival, 2 * index)
+        index = turn.sibling
+
+
+@compiled
 def follow(world: World, course: Course, replica: Replica) -> None:
     """The turns that follow those which a replica has finished are to come."""
     while replica.done != NONE:
         finished = world.requests[replica.done]
-        index = world.turns[replica.done].next
-        while index != NONE:
-            request, turn = world.requests[index], world.turns[index]
-            if request.status < FINISHED:
-                request.arrival = max(request.arrival, finished.last + turn.think)
-                turn.awaited = False
-                push(world, course, request.arrival, 2 * index)
-            index = turn.sibling
+        answered(world, course, replica.done, finished.last)
         replica.done = finished.link
 
 
 @compiled
-def abort(world: World, course: Course, index: int, time: float) -> None:
-    """A client hangs up; the turns that would follow never come."""
+def free_all(world: World, index: int) -> None:
+    """An unfinished request gives back what it holds, wherever it is, and is aborted."""
     request = world.requests[index]
-    if request.status >= FINISHED:
-        return
     if request.replica != NONE:
         replica = world.replicas[request.replica]
         if request.status == WAITING:
@@ -137,6 +141,11 @@ def abort(world: World, course: Course, index: int, time: float) -> None:
             take_out(world, replica, place)
     request.status = ABORTED
     request.kept = 0
+
+
+@compiled
+def never_answered(world: World, course: Course, index: int, time: float) -> None:
+    """The turns that would follow a request never come."""
     follows = world.turns[index].next
     while follows != NONE:
         world.turns[follows].awaited = False
@@ -145,14 +154,16 @@ def abort(world: World, course: Course, index: int, time: float) -> None:
 
 
 @compiled
-def happen(world: World, course: Course) -> None:
-    """The first event: a request arrives, or its client hangs up."""
-    time, key = world.events[0].time, world.events[0].key
-    pop(world, course)
-    index = key // 2
-    if key % 2 == 1:
-        abort(world, course, index, time)
-        return
+def abort(world: World, course: Course, index: int, time: float) -> None:
+    """A client hangs up; the turns that would follow never come."""
+    if world.requests[index].status < FINISHED:
+        free_all(world, index)
+        never_answered(world, course, index, time)
+
+
+@compiled
+def arrive(world: World, course: Course, index: int, key: int, time: float) -> None:
+    """A request arrives; its client may hang up later."""
     request = world.requests[index]
     if course.route == ROUND_ROBIN and request.replica == NONE:
         request.replica = course.turn
@@ -161,6 +172,17 @@ def happen(world: World, course: Course) -> None:
     abort_after = world.turns[index].abort_after
     if abort_after < np.inf:
         push(world, course, time + abort_after, key + 1)
+
+
+@compiled
+def happen(world: World, course: Course) -> None:
+    """The first event: a request arrives, or its client hangs up."""
+    time, key = world.events[0].time, world.events[0].key
+    pop(world, course)
+    if key % 2 == 1:
+        abort(world, course, key // 2, time)
+    else:
+        arrive(world, course, key // 2, key, time)
 
 
 @compiled

@@ -55,6 +55,10 @@ class Course:
     alone: bool  # whether replicas share no memory, so that only arrivals connect them
     think: float  # after any turn at least [s]
     first_awaited: int  # no request before it waits for the turn it follows
+    # of prompts that are read apart
+    by_layer: bool  # whether a layer's cache leaves as soon as it is there
+    layers: int  # that have a cache
+    sends: float  # rate at which each GPU sends caches [B/s]
 
 
 def world_of(requests: Requests, costs: StepCosts, replicas: int, rate: Array) -> World:

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from kvsim.errors import InputError
-from kvsim.serving.outcome import Outcome
+from kvsim.serving.outcome import Outcome, faults
 from kvsim.serving.pools import TRANSFERS, TwoPools, simulate_pools
 from kvsim.serving.simulate import simulate
 from kvsim.traces.requests import Requests
-from tests.support.served import OPTIONS, check_pools, tables_of
+from tests.support.served import OPTIONS, check_pools, check_turns_apart, tables_of
 
 PLAYED = 60  # workloads; benchmarks/reference.py plays 32,000
 
@@ -17,6 +17,33 @@ PLAYED = 60  # workloads; benchmarks/reference.py plays 32,000
 def test_every_request_has_the_times_of_the_plain_pools(seed: int) -> None:
     for number in range(seed, seed + 12):
         check_pools(number, OPTIONS[number * 5 % len(OPTIONS)])
+
+
+@pytest.mark.parametrize("seed", range(0, PLAYED, 12))
+def test_turns_and_aborts_on_two_pools_are_those_of_the_plain_ones(seed: int) -> None:
+    for number in range(seed, seed + 12):
+        check_turns_apart(number, OPTIONS[number * 5 % len(OPTIONS)])
+
+
+def test_a_turn_is_read_when_its_client_has_thought_about_what_was_decoded() -> None:
+    costs = tables_of("full", 8, 128, "chunked")
+    turns = Requests(
+        np.zeros(3), np.full(3, 64), np.array([20, 1, 20]),
+        parent=np.arange(-1, 2), think=np.full(3, 3.0),
+    )  # fmt: skip
+    p = simulate_pools(turns, costs, TwoPools(1, 1)).progress
+    assert p.arrival[1:].tolist() == (p.last[:-1] + 3.0).tolist()
+    assert p.replica.tolist() == [1, 0, 1]
+
+
+def test_a_cache_is_sent_in_vain_if_its_client_has_hung_up() -> None:
+    costs = tables_of("full", 8, 128, "chunked")
+    one = Requests(np.zeros(1), np.array([512]), np.array([10]), abort_after=np.array([0.3]))
+    run = simulate_pools(one, costs, TwoPools(1, 1, "whole", 1e7))
+    assert run.progress.first[0] < 0.3
+    assert np.isnan(run.progress.last[0])
+    assert run.replicas.emitted.tolist() == [1, 0]
+    assert faults(run) == []
 
 
 def test_a_cache_that_goes_layer_by_layer_arrives_while_its_prompt_is_read() -> None:

@@ -31,7 +31,10 @@ from kvsim.serving.records import (
 )
 from kvsim.serving.reference import PlainReplica, simulate_plainly
 from kvsim.serving.reference_memory import PlainRequest
-from kvsim.serving.reference_pools import simulate_pools_plainly
+from kvsim.serving.reference_pools import (
+    simulate_pools_plainly,
+    simulate_sessions_apart_plainly,
+)
 from kvsim.serving.reference_sessions import simulate_sessions_plainly
 from kvsim.serving.routes import ROUTES
 from kvsim.serving.rules import ADMISSIONS, LOADS, PREEMPTIONS, PREFILLS, PRIORITIES, Rules
@@ -123,10 +126,12 @@ def check_turns(number: int, options: Options) -> None:
     check_fleet(number, options, conduct=True)
 
 
-def check_pools(number: int, options: Options) -> None:
-    """Replicas that read prompts, and others that decode."""
+def check_pools(number: int, options: Options, conduct: bool = False) -> None:
+    """Replicas that read prompts, and others that decode; turns, classes and aborts as well."""
     random = np.random.default_rng(number)
     requests = workload(random, options[3])
+    if conduct:
+        requests = with_conduct(requests, random)
     costs = costs_of(options, requests, random)
     rate = rates_of(costs, len(requests), random)
     sides = int(random.integers(1, 3)), int(random.integers(1, 3))
@@ -134,8 +139,14 @@ def check_pools(number: int, options: Options) -> None:
     pools = TwoPools(*sides, str(random.choice(TRANSFERS)), link)
     run = simulate_pools(requests, costs, pools, options[4], rate)
     where = f"workload {number} under {options}"
-    compare(run.progress, simulate_pools_plainly(requests, costs, pools, options[4], rate), where)
+    plain = simulate_sessions_apart_plainly if requests.depends else simulate_pools_plainly
+    compare(run.progress, plain(requests, costs, pools, options[4], rate), where)
     assert faults(run) == [], where
+
+
+def check_turns_apart(number: int, options: Options) -> None:
+    """Both pools, with turns of sessions, classes of priority and aborts."""
+    check_pools(number, options, conduct=True)
 
 
 def with_tiers(rules: Rules, random: np.random.Generator) -> Rules:
