@@ -171,8 +171,7 @@ def plan(
     found = plan_among([
         Question(
             d, workload, objective,
-            limits_of(d, given["gpu_memory"], given["ttft"], given["tpot"], most_loss, offline,
-                      whole=offline),
+            limits_of(d, given["gpu_memory"], given["ttft"], given["tpot"], most_loss, offline),
             admitted,
         )
         for d in some

@@ -70,7 +70,8 @@ def make_trace_plan(
     check_objective(objective, deployment)
     if not len(requests):
         raise InputError("--trace: no requests; expected at least one")
-    search = _Search(deployment, requests.alone(), objective, limits, rules, admission, tell)
+    served = requests.alone() if per_class else requests  # lanes model neither turns nor aborts
+    search = _Search(deployment, served, objective, limits, rules, admission, tell)
     search.techniques()
     search.settings()
     if per_class:

@@ -12,6 +12,7 @@ from kvsim.planner.load import Loads
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.lanes import Lane, simulate_lanes
 from kvsim.serving.outcome import QUANTILES, Outcome, Targets
+from kvsim.serving.simulate import simulate
 from kvsim.techniques.base import Technique
 from kvsim.traces.requests import Requests
 
@@ -40,6 +41,7 @@ class Simulated:
     def measures(self) -> dict[str, float]:
         """What limits and objectives are about, all to be small; infinite where there is none."""
         o = self.outcome
+        hung_up = o.aborted & np.isnan(o.ttft_s)  # without a token
         good = float(o.good.sum())
         latency = o.latency_s[o.finished]
         usd = o.usd
@@ -48,7 +50,7 @@ class Simulated:
             "throughput": o.duration_s / good if good else np.inf,
             "latency": float(latency.mean()) if latency.size else np.inf,
             "cost": usd / tokens * 1e6 if usd is not None and tokens else np.inf,
-            "ttft": quantile(o.ttft_s[o.finished]),
+            "ttft": quantile(np.where(hung_up, np.inf, o.ttft_s)[o.finished | hung_up]),
             "tpot": quantile(o.tpot_s[o.finished]),
             "refused": float(o.refused.sum()),
         }
@@ -62,8 +64,11 @@ def measured(done: list[Simulated]) -> dict[str, Array]:
 
 def quantile(values: np.ndarray) -> float:
     """What ``ATTAINED`` of the values are within; 0 if there are none."""
-    known = values[np.isfinite(values)]
-    return float(np.quantile(known, QUANTILES[ATTAINED])) if known.size else 0.0
+    known = values[~np.isnan(values)]
+    if not known.size:
+        return 0.0
+    between = "linear" if np.isfinite(known).all() else "higher"
+    return float(np.quantile(known, QUANTILES[ATTAINED], method=between))
 
 
 def simulated(
@@ -127,7 +132,10 @@ def _play(
         Lane(options[o].with_fewer(max_seqs), share)
         for o, share in zip(used, _shares(loads, carried), strict=True)
     ]
-    run = simulate_lanes(requests, lanes, np.array(lane_of_class)[classes.of])
+    if requests.depends and len(lanes) == 1:
+        run = simulate(requests, lanes[0].costs)
+    else:
+        run = simulate_lanes(requests.alone(), lanes, np.array(lane_of_class)[classes.of])
     outcome = Outcome(run, Targets(targets.ttft, targets.tpot))
     return Simulated(tuple(lane.costs for lane in lanes), lane_of_class, carried, outcome)
 

@@ -128,11 +128,18 @@ class Requests:
         return self.parent is not None or self.abort_after is not None
 
     def alone(self) -> "Requests":
-        """The same, arriving when the trace says and waiting to the end, however they are served.
-
-        Plans take it: whatever they compare gets the same requests at the same times.
-        """
+        """The same, arriving when the trace says and waiting to the end, however served."""
         return replace(self, parent=None, think=None, abort_after=None)
+
+    @property
+    def sessions(self) -> Integers:
+        """The first turn of the session that each request belongs to, by its number. (n,)"""
+        found = np.arange(len(self))
+        if self.parent is None:
+            return found
+        for index in np.flatnonzero(self.parent >= 0).tolist():  # turns come after their parents
+            found[index] = found[self.parent[index]]
+        return found
 
     def _conduct(self, rows: Integers) -> dict[str, Any]:
         """Turns, classes and aborts of some requests; a turn without its parent is a first."""
@@ -201,6 +208,12 @@ class Requests:
         if not (np.isfinite(rate_factor) and rate_factor > 0):
             raise InputError(f"rate factor {rate_factor}: expected a number above 0")
         return replace(self, arrival=self.arrival / rate_factor)
+
+    def hurried(self, factor: float) -> "Requests":
+        """The same in a time that goes `factor` times as fast: clients think and wait less too."""
+        times = {"think": self.think, "abort_after": self.abort_after}
+        some = {name: time / factor for name, time in times.items() if time is not None}
+        return replace(self.scaled(factor), **some)
 
     @property
     def duration(self) -> float:

@@ -117,9 +117,8 @@ def plan(
     if report is not None:
         check_target(report, "--report")
     first, *rest = deployments_of(model, gpu, stack, tp, weights, host_memory)
-    whole = offline or trace is not None  # the simulated engine's own share is a setting of it
     most_loss = largest_loss(max_loss, lossy)
-    limits = limits_of(first, gpu_memory, ttft, tpot, most_loss, offline, whole)
+    limits = limits_of(first, gpu_memory, ttft, tpot, most_loss, offline)
     admitted = admission(only, without, engine, lossy, quality, acceptance)
     page_path = None if report is None else Path(report)
     if trace is not None:
@@ -149,7 +148,7 @@ def plan(
     asked = [
         Question(
             d, workload, objective,
-            limits_of(d, gpu_memory, ttft, tpot, most_loss, offline, whole), admitted,
+            limits_of(d, gpu_memory, ttft, tpot, most_loss, offline), admitted,
         )
         for d in (first, *rest)
     ]  # fmt: skip
@@ -231,6 +230,11 @@ def _for_trace(
     for note in found.notes:
         print(f"kvsim: {note}", file=sys.stderr)
     requests = found.requests.scaled(rate)
+    if per_class and requests.depends:
+        print(
+            "kvsim: --per-class: turns of sessions come when the trace says, no client hangs up",
+            file=sys.stderr,
+        )
     args = requests, objective, limits, admission, rules, per_class, _tell
     result = make_trace_plan(where, *args)
     answer = plan_trace.row(result)

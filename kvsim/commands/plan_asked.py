@@ -50,13 +50,12 @@ def limits_of(
     tpot: str | None,
     loss: float,
     offline: bool,
-    whole: bool,
 ) -> "PlanLimits":
     """What a plan must stay within, as the options and the hardware say."""
     from kvsim.planner.workload import GIB, TPOT, TTFT, PlanLimits
 
     h, none = deployment.hardware, float("inf")
-    usable = h.gpu_memory * (1.0 if whole else ENGINE_SHARE)
+    usable = h.gpu_memory * (1.0 if offline else ENGINE_SHARE)
     if gpu_memory is not None:
         usable = gib("--gpu-memory", gpu_memory)
         if usable > h.gpu_memory:

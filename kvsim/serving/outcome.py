@@ -52,6 +52,11 @@ class Outcome:
         return np.asarray(self.run.progress.status == REFUSED)
 
     @property
+    def aborted(self) -> np.ndarray:
+        """Which ended unfinished, because a client hung up. (n,)"""
+        return np.asarray(self.run.progress.status == ABORTED)
+
+    @property
     def ttft_s(self) -> Array:
         """Time to first token of each request, NaN without one. (n,) [s]"""
         return np.asarray(self.run.progress.first - self.run.progress.arrival)
@@ -165,7 +170,7 @@ class Outcome:
         duration, limits = self.duration_s, self.run.world.limits
         made, usd = self.output_tokens, self.usd
         finished = int(self.finished.sum())
-        aborted = int(np.count_nonzero(run.progress.status == ABORTED))
+        aborted = int(self.aborted.sum())
         prompts = int(requests.prompt.sum())
         return {
             "technique": str(run.costs.technique),

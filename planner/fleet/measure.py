@@ -58,7 +58,7 @@ def replicas_kept_busy(
     share = min(targets.share, 1 - late)
 
     def misses(some: Requests, replicas: int, load: float) -> tuple[Missed, Missed]:
-        ttft, tpot, _ = waits(serve(some.scaled(load * slowdown), configuration, replicas))
+        ttft, tpot, _ = waits(serve(some.scaled(load).hurried(slowdown), configuration, replicas))
         return ttft * slowdown > targets.ttft, tpot * slowdown > targets.tpot
 
     def meet(some: Requests, replicas: int, load: float) -> bool:
@@ -93,11 +93,22 @@ def together(requests: Requests, copies: int) -> Requests:
         return requests
     arrival, order = _rounds(requests, copies)
     some = requests.take(order % len(requests), np.asarray(arrival[order], np.float64))
-    ids = some.block_ids
+    ids, parent = some.block_ids, some.parent
     if ids is not None and ids.size and some.block_start is not None:
         copy = np.repeat(order // len(requests), np.diff(some.block_start))
         ids = ids + copy * (int(ids.max()) + 1)
-    return replace(some, block_ids=ids)
+    if requests.parent is not None:
+        parent = _parents(requests.parent, order)
+    return replace(some, block_ids=ids, parent=parent)
+
+
+def _parents(parent: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Which of the copies' requests each one follows, -1 where that comes later or never. (n,)"""
+    count = len(parent)
+    place = np.argsort(order)  # where each copy's requests are
+    before = parent[order % count]
+    found = np.where(before >= 0, place[order - order % count + before], -1)
+    return np.where(found < np.arange(order.size), found, -1)
 
 
 def origin(requests: Requests, copies: int) -> NDArray[np.int64]:

@@ -148,7 +148,7 @@ def play(
     """
     requests = traffic.requests
     kind = traffic.dispatched(share)
-    faster = requests.scaled(load * slowdown)
+    faster = requests.scaled(load).hurried(slowdown)
     times = [np.full(len(requests), np.nan) for _ in range(3)]
     groups = []
     end = float(requests.arrival[-1] - requests.arrival[0]) / load if len(requests) else 0.0
@@ -181,8 +181,12 @@ def serve(requests: Requests, configuration: Configuration, count: int) -> Outco
 
 
 def waits(outcome: Outcome) -> tuple[Array, Array, Array]:
-    """TTFT, TPOT and latency of each request; infinite for those that fit in no cache. [s]"""
-    lost = outcome.refused
+    """TTFT, TPOT and latency of each request. [s]
+
+    They are infinite for those that fit in no cache, and TTFT for those whose client hung up
+    without a token.
+    """
+    lost = outcome.refused | (outcome.aborted & np.isnan(outcome.ttft_s))
     ttft, latency = (np.where(lost, np.inf, x) for x in (outcome.ttft_s, outcome.latency_s))
     return ttft, outcome.tpot_s, latency
 

@@ -29,6 +29,8 @@ class Traffic:
         The trace.
     of, window
         The class and the window of each request. (n,)
+    session
+        The first turn of each request's session, itself where it is none. (n,)
     prompt, generate, reuse
         Of each class: mean lengths [tokens], and the share of its prompts seen before. (c,)
     demand
@@ -38,6 +40,7 @@ class Traffic:
     requests: Requests
     of: NDArray[np.int64]
     window: NDArray[np.int64]
+    session: NDArray[np.int64]
     prompt: Array
     generate: Array
     reuse: Array
@@ -55,33 +58,38 @@ class Traffic:
     def dispatched(self, share: Array) -> NDArray[np.int64]:
         """Which kind of replica each request goes to, so that classes keep their shares.
 
+        Turns of a session go where its first one went.
+
         Parameters
         ----------
         share : of each class in each window, by kind; they add up to 1. (w, c, j)
         """
         kind = np.zeros(len(self.requests), np.int64)
         for c in range(self.classes):
-            rows = np.flatnonzero(self.of == c)
+            rows = np.flatnonzero((self.of == c) & (self.session == np.arange(len(kind))))
             evenly = np.mod((np.arange(len(rows)) + 0.5) * TURN, 1.0)
             upto = np.cumsum(share[self.window[rows], c], axis=1)
             upto[:, -1] = 1.0
             kind[rows] = (evenly[:, None] >= upto).sum(axis=1)
-        return kind
+        return kind[self.session]
 
 
 def traffic_of(requests: Requests, windows: int = 0) -> Traffic:
     """Classes by prompt, generated tokens and reuse, and windows of equal length.
 
+    All turns of a session are of the class of the turn with the longest prompt, because they stay
+    on one kind of replica.
+
     Parameters
     ----------
     windows : how many; 0: as many as are long enough and have requests enough.
     """
-    requests = requests.alone()
-    of = classes_of(requests).of
+    of, session = classes_of(requests).of, requests.sessions
     hits = np.minimum(leading_hits(requests) * requests.block_tokens, requests.prompt)
     reused = hits / requests.prompt
     if hits.any():
         of = _merged(2 * of + (reused >= REUSED))
+    of = _of_sessions(of, session, requests.prompt)
     count = np.bincount(of)
     duration = requests.duration or 1.0
     if not windows:
@@ -96,6 +104,7 @@ def traffic_of(requests: Requests, windows: int = 0) -> Traffic:
         requests=requests,
         of=of,
         window=window,
+        session=session,
         prompt=np.bincount(of, requests.prompt) / count,
         generate=np.bincount(of, requests.generate) / count,
         reuse=np.bincount(of, reused) / count,
@@ -109,3 +118,13 @@ def _merged(of: NDArray[np.int64]) -> NDArray[np.int64]:
     rare = (count < RARE) & (np.arange(len(count)) >= 0)
     of = np.where(rare[of] & (of % 2 == 1), of - 1, of)
     return np.unique(of, return_inverse=True)[1].astype(np.int64)
+
+
+def _of_sessions(
+    of: NDArray[np.int64], session: NDArray[np.int64], prompt: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The class of the longest prompt of each request's session."""
+    by_length = np.argsort(prompt, kind="stable")
+    longest = np.zeros(len(of), np.int64)
+    longest[session[by_length]] = by_length  # the last one written stays
+    return np.unique(of[longest[session]], return_inverse=True)[1].astype(np.int64)
