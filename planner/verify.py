@@ -67,8 +67,9 @@ def quantile(values: np.ndarray) -> float:
     known = values[~np.isnan(values)]
     if not known.size:
         return 0.0
-    between = "linear" if np.isfinite(known).all() else "higher"
-    return float(np.quantile(known, QUANTILES[ATTAINED], method=between))
+    if not np.isfinite(known).all():  # between a number and infinity lies no number
+        return float(np.quantile(known, QUANTILES[ATTAINED], method="higher"))
+    return float(np.quantile(known, QUANTILES[ATTAINED]))
 
 
 def simulated(

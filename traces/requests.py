@@ -211,9 +211,12 @@ class Requests:
 
     def hurried(self, factor: float) -> "Requests":
         """The same in a time that goes `factor` times as fast: clients think and wait less too."""
-        times = {"think": self.think, "abort_after": self.abort_after}
-        some = {name: time / factor for name, time in times.items() if time is not None}
-        return replace(self.scaled(factor), **some)
+        some = self.scaled(factor)
+        if self.think is not None:
+            some = replace(some, think=self.think / factor)
+        if self.abort_after is not None:
+            some = replace(some, abort_after=self.abort_after / factor)
+        return some
 
     @property
     def duration(self) -> float:

@@ -48,9 +48,9 @@ def play_both(
     count = len(reading.requests)  # type: ignore[arg-type]
     decoding = decoding._replace(events=make(Event, count), links=reading.links)
     prepare(play_apart, lambda: kinds_of(reading, costs.tables), reading.links is not None)
-    given = [shared(x) for x in (costs.tables, reading, decoding, course, second)]
+    tables, first, other = shared(costs.tables), shared(reading), shared(decoding)
     progress: Any = decoding.requests
-    while not play_apart(*given):
+    while not play_apart(tables, first, other, shared(course), shared(second)):
         told(int(np.count_nonzero(progress.status >= FINISHED)))
     return decoding
 

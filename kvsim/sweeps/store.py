@@ -35,7 +35,8 @@ class ResultStore:
             "files": {name: _digest(name) for name in _files(spec)},
         }
         place = self.folder / MANIFEST
-        if place.exists():
+        self.done = {int(p.stem.partition("-")[2]) for p in self.folder.glob("chunk-*.parquet")}
+        if place.exists() and (self.done or resume):
             if not resume:
                 raise InputError(
                     f"--out: {folder} has a sweep already; add --resume or choose another folder"
@@ -46,11 +47,10 @@ class ResultStore:
                     f"--resume: {folder} is of another sweep, its files or another kvsim; choose "
                     f"another folder"
                 )
-        elif any(self.folder.iterdir()):
+        elif any(other != place for other in self.folder.iterdir()):
             raise InputError(f"--out: {folder} has other files; choose an empty folder")
         else:
             replace_text(place, json.dumps(about, indent=1) + "\n")
-        self.done = {int(p.stem.partition("-")[2]) for p in self.folder.glob("chunk-*.parquet")}
 
     def place(self, index: int) -> Path:
         """The file of a chunk."""

@@ -12,13 +12,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
 from kvsim.sweeps.chunks import SweepChunk, chunks_of, compute
 from kvsim.sweeps.spec import Spec, read
-from kvsim.sweeps.workers import here, pool
+from kvsim.sweeps.workers import _check, here, pool
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.registry import terms
 from tests.support.commands import check, line, run
@@ -247,6 +248,36 @@ def test_bad_plugins_are_one_line(text: str, words: str, tmp_path: Path) -> None
     (tmp_path / "own.py").write_text(text)
     place = spec_of(tmp_path, 'plugins = ["own.py"]\n' + SPEC)
     check(line("sweep", str(place), "--out", str(tmp_path / "out")), words)
+
+
+def test_a_sweep_that_computed_nothing_leaves_its_folder_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("kvsim.sweeps.workers.REACHED", 0.1)
+    place, out = str(spec_of(tmp_path)), tmp_path / "out"
+    arguments = ("sweep", place, "--out", str(out))
+    check(line(*arguments, "--scheduler", "tcp://127.0.0.1:9"), "cannot be reached")
+    assert run(*arguments).code == 0
+
+
+@pytest.mark.parametrize(
+    ("versions", "words"),
+    [
+        ({}, "has no workers; start some with dask worker"),
+        ({"tcp://a:1": None}, "worker tcp://a:1 cannot import kvsim; install kvsim"),
+        ({"tcp://a:1": "0.0.1"}, "worker tcp://a:1 has kvsim 0.0.1; install kvsim"),
+    ],
+)
+def test_wrong_workers_are_named(versions: dict[str, str | None], words: str) -> None:
+    """benchmarks/sweeps.py does the same with real ones."""
+
+    class Client:
+        def run(self, _: object) -> dict[str, str | None]:
+            return versions
+
+    with pytest.raises(InputError, match=words):
+        _check(Client(), "tcp://head:8786")
 
 
 def test_folder_of_others_is_left_alone(tmp_path: Path) -> None:
