@@ -5,7 +5,7 @@ the one that decodes. A client that hangs up frees what its request holds in eit
 on its way then arrives in vain.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,8 +26,17 @@ from kvsim.serving.sessions import (
     turns_to_come,
 )
 from kvsim.serving.tables import Tables
-from kvsim.serving.views import shared
+from kvsim.serving.views import kind_of, shared
 from kvsim.serving.world import Course, kinds_of
+
+
+class Apart(NamedTuple):
+    """Both pools, and how far each has come."""
+
+    reading: World
+    decoding: World
+    course: Course
+    second: Course
 
 
 def play_both(
@@ -47,91 +56,98 @@ def play_both(
     turns_to_come(reading, course, costs)
     count = len(reading.requests)  # type: ignore[arg-type]
     decoding = decoding._replace(events=make(Event, count), links=reading.links)
-    prepare(play_apart, lambda: kinds_of(reading, costs.tables), reading.links is not None)
-    tables, first, other = shared(costs.tables), shared(reading), shared(decoding)
+    both = Apart(reading, decoding, course, second)
+    prepare(
+        play_apart,
+        lambda: kinds_of(reading, costs.tables) | {Apart: kind_of(both)},
+        reading.links is not None,
+    )
+    tables, given = shared(costs.tables), shared(both)
     progress: Any = decoding.requests
-    while not play_apart(tables, first, other, shared(course), shared(second)):
+    while not play_apart(tables, given):
         told(int(np.count_nonzero(progress.status >= FINISHED)))
     return decoding
 
 
 @compiled
-def send(reading: World, decoding: World, course: Course, second: Course, index: int) -> None:
+def send(both: Apart, index: int) -> None:
     """A prompt has been read: its cache leaves, or all of its answer is there."""
-    request, later = reading.requests[index], decoding.requests[index]
+    course = both.course
+    request, later = both.reading.requests[index], both.decoding.requests[index]
     if later.generate == 1:
         later.status = FINISHED
-        answered(reading, course, index, request.last)
+        answered(both.reading, course, index, request.last)
         return
-    sender = reading.replicas[request.replica]
-    size = decoding.sizes[blocks_of(decoding.limits, float(request.prompt))].gpu
+    sender = both.reading.replicas[request.replica]
+    size = both.decoding.sizes[blocks_of(both.decoding.limits, float(request.prompt))].gpu
     read, begin = request.first, request.first
     if course.by_layer:
         begin = request.started
         read += size / course.layers / course.sends
     sender.sent = max(max(begin, sender.sent) + size / course.sends, read)
     later.first, later.arrival = request.first, sender.sent
-    push(decoding, second, sender.sent, 2 * index)
+    push(both.decoding, both.second, sender.sent, 2 * index)
 
 
 @compiled
-def send_all(
-    reading: World, decoding: World, course: Course, second: Course, replica: Replica
-) -> None:
+def send_all(both: Apart, replica: Replica) -> None:
     """What a replica has read leaves in the order of the trace."""
+    requests = both.reading.requests
     while replica.done != NONE:
         first, at = replica.done, replica.done
         while at != NONE:
             first = min(first, at)
-            at = reading.requests[at].link
+            at = requests[at].link
         if first == replica.done:
-            replica.done = reading.requests[first].link
+            replica.done = requests[first].link
         else:
             at = replica.done
-            while reading.requests[at].link != first:
-                at = reading.requests[at].link
-            reading.requests[at].link = reading.requests[first].link
-        send(reading, decoding, course, second, first)
+            while requests[at].link != first:
+                at = requests[at].link
+            requests[at].link = requests[first].link
+        send(both, first)
 
 
 @compiled
-def follow_all(reading: World, decoding: World, course: Course, replica: Replica) -> None:
+def follow_all(both: Apart, replica: Replica) -> None:
     """The turns that follow those which a replica has decoded are to come."""
     while replica.done != NONE:
-        finished = decoding.requests[replica.done]
-        answered(reading, course, replica.done, finished.last)
+        finished = both.decoding.requests[replica.done]
+        answered(both.reading, both.course, replica.done, finished.last)
         replica.done = finished.link
 
 
 @compiled
-def hang_up(reading: World, decoding: World, course: Course, index: int, time: float) -> None:
+def hang_up(both: Apart, index: int, time: float) -> None:
     """A client hangs up, wherever its request is."""
-    if decoding.requests[index].status >= FINISHED:
+    later = both.decoding.requests[index]
+    if later.status >= FINISHED:
         return
-    if reading.requests[index].status < FINISHED:
-        free_all(reading, index)
-        decoding.requests[index].status = ABORTED
+    if both.reading.requests[index].status < FINISHED:
+        free_all(both.reading, index)
+        later.status = ABORTED
     else:
-        free_all(decoding, index)
-    never_answered(reading, course, index, time)
+        free_all(both.decoding, index)
+    never_answered(both.reading, both.course, index, time)
 
 
 @compiled
-def happen_to_either(reading: World, decoding: World, course: Course, second: Course) -> None:
+def happen_to_either(both: Apart) -> None:
     """The first event: a request or a cache arrives, or a client hangs up."""
-    first = reading.events[0]
-    if course.coming > 0 and (second.coming == 0 or first.time <= decoding.events[0].time):
+    course, second = both.course, both.second
+    first = both.reading.events[0]
+    if course.coming > 0 and (second.coming == 0 or first.time <= both.decoding.events[0].time):
         time, key = first.time, first.key
-        pop(reading, course)
+        pop(both.reading, course)
         if key % 2 == 1:
-            hang_up(reading, decoding, course, key // 2, time)
+            hang_up(both, key // 2, time)
         else:
-            arrive(reading, course, key // 2, key, time)
+            arrive(both.reading, course, key, time)
         return
-    index = decoding.events[0].key // 2
-    pop(decoding, second)
-    if decoding.requests[index].status < FINISHED:
-        receive(decoding, second.route, index)
+    index = both.decoding.events[0].key // 2
+    pop(both.decoding, second)
+    if both.decoding.requests[index].status < FINISHED:
+        receive(both.decoding, second.route, index)
 
 
 @compiled
@@ -169,14 +185,13 @@ def play_on(tables: Tables, world: World, replica: Replica, until: float) -> boo
 
 
 @entry
-def play_apart(
-    tables: Tables, reading: World, decoding: World, course: Course, second: Course
-) -> bool:
+def play_apart(tables: Tables, both: Apart) -> bool:
     """Play all passes and events in order of time; whether nothing is left.
 
     A replica plays on as long as nothing could come to it from another one: caches come from those
     that read, turns from any.
     """
+    reading, decoding, course, second = both.reading, both.decoding, both.course, both.second
     for _ in range(PASSES):
         due = np.inf
         if course.coming > 0:
@@ -189,7 +204,7 @@ def play_apart(
         if min(read, decoded) >= due or (reader == NONE and decoder == NONE):
             if course.coming + second.coming == 0:
                 return True
-            happen_to_either(reading, decoding, course, second)
+            happen_to_either(both)
         elif read <= decoded:
             others = earliest(reading, reader)
             turns = next_turn(reading, course, min(others, decoded))
@@ -197,11 +212,11 @@ def play_apart(
                 turns = min(turns, others)
             if not play_on(tables, reading, reading.replicas[reader], min(due, turns)):
                 return False
-            send_all(reading, decoding, course, second, reading.replicas[reader])
+            send_all(both, reading.replicas[reader])
         else:
             turns = next_turn(reading, course, earliest(decoding, decoder))
             until = min(due, min(read, turns))
             if not play_on(tables, decoding, decoding.replicas[decoder], until):
                 return False
-            follow_all(reading, decoding, course, decoding.replicas[decoder])
+            follow_all(both, decoding.replicas[decoder])
     return False

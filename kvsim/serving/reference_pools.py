@@ -50,14 +50,16 @@ def simulate_pools_plainly(
     return out
 
 
-def arrives(r: PlainRequest, costs: StepCosts, pools: TwoPools, plain: Any, sent: float) -> float:
+def arrives(
+    request: PlainRequest, costs: StepCosts, pools: TwoPools, plain: Any, sent: float
+) -> float:
     """When a cache has left its replica, whose others have left at ``sent``. [s]"""
-    size = float(costs.tables.gpu_bytes[plain.blocks(r.prompt)])
+    size = float(costs.tables.gpu_bytes[plain.blocks(request.prompt)])
     speed = pools.rate / costs.deployment.tp
     if pools.transfer == "whole":
-        return max(r.first, sent) + size / speed
+        return max(request.first, sent) + size / speed
     last_layer = size / max(len(costs.deployment.model.caches), 1) / speed
-    return max(max(r.started, sent) + size / speed, r.first + last_layer)
+    return max(max(request.started, sent) + size / speed, request.first + last_layer)
 
 
 def decoders(requests: Requests, costs: StepCosts, pools: TwoPools) -> list[PlainReplica]:
@@ -70,14 +72,14 @@ def decoders(requests: Requests, costs: StepCosts, pools: TwoPools) -> list[Plai
     return fleet_of(alone, limits_of(alone, requests), requests, pools.decode)
 
 
-def take_over(fleet: list[PlainReplica], r: PlainRequest, now: float) -> PlainReplica:
+def take_over(fleet: list[PlainReplica], request: PlainRequest, now: float) -> PlainReplica:
     """The least loaded replica takes a request with its cache."""
-    chosen = min(fleet, key=lambda f: f.score(replace(r, arrival=now), "least-loaded"))
+    chosen = min(fleet, key=lambda f: f.score(replace(request, arrival=now), "least-loaded"))
     chosen.advance(now)
     chosen.clock = max(chosen.clock, now)
-    r.status, r.handed, r.made = "swapped", True, 1
-    r.left = ceil((r.generate - 1) / r.rate - EPS)
-    by_class(chosen.swapped, r, r)
+    request.status, request.handed, request.made = "swapped", True, 1
+    request.left = ceil((request.generate - 1) / request.rate - EPS)
+    by_class(chosen.swapped, request, request)
     return chosen
 
 

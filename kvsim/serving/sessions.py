@@ -162,8 +162,9 @@ def abort(world: World, course: Course, index: int, time: float) -> None:
 
 
 @compiled
-def arrive(world: World, course: Course, index: int, key: int, time: float) -> None:
+def arrive(world: World, course: Course, key: int, time: float) -> None:
     """A request arrives; its client may hang up later."""
+    index = key // 2
     request = world.requests[index]
     if course.route == ROUND_ROBIN and request.replica == NONE:
         request.replica = course.turn
@@ -182,7 +183,7 @@ def happen(world: World, course: Course) -> None:
     if key % 2 == 1:
         abort(world, course, key // 2, time)
     else:
-        arrive(world, course, key // 2, key, time)
+        arrive(world, course, key, time)
 
 
 @compiled

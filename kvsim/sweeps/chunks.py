@@ -22,6 +22,7 @@ from kvsim.techniques import parse
 from kvsim.traces.read import load
 
 SIZE = 2**15  # points of a chunk at most
+TOGETHER = 2**14  # points of the chunks that a worker is given at once, about a tenth of a second
 SEPARATOR = "+"  # of several GPUs that a fleet may be of
 
 
@@ -118,6 +119,26 @@ def count(spec: Spec) -> int:
     """How many chunks a sweep has."""
     several = sum(1 for _ in islice(_points(spec), 10**6))
     return several * len(spec.combinations())
+
+
+def bundles(chunks: Iterator[SweepChunk]) -> Iterator[list[SweepChunk]]:
+    """Chunks as workers get them: predictions several at once, everything else one by one.
+
+    To hand over a task costs a cluster about as much time as a thousand predictions.
+    """
+    some: list[SweepChunk] = []
+    for chunk in chunks:
+        some.append(chunk)
+        if chunk.kind != "predict" or sum(c.points for c in some) >= TOGETHER:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def compute_all(chunks: list[SweepChunk]) -> tuple[str, list[bytes]]:
+    """The version of kvsim that computed some chunks, and the bytes of their files."""
+    return __version__, [compute(chunk)[1] for chunk in chunks]
 
 
 def compute(chunk: SweepChunk) -> tuple[str, bytes]:

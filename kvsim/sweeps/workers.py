@@ -14,15 +14,16 @@ from typing import Any
 
 from kvsim import __version__
 from kvsim.errors import InputError, brief
-from kvsim.sweeps.chunks import SweepChunk, compute
+from kvsim.sweeps.chunks import SweepChunk, bundles, compute, compute_all
 
-AHEAD = 3  # chunks per worker that are under way or waiting
-TRIES = 3  # of a chunk whose worker is lost
+AHEAD = 3  # bundles of chunks per worker that are under way or waiting
+TRIES = 3  # of a bundle whose worker is lost
 REACHED = 10.0  # time in which a scheduler must answer [s]
 ALONE = 60.0  # time without any worker after which a sweep gives up [s]
 LOOK = 2.0  # between two looks at whether there are workers [s]
 
 Done = tuple[int, bytes]
+Bundle = list[SweepChunk]
 
 
 def here(chunks: Iterator[SweepChunk]) -> Iterator[Done]:
@@ -40,28 +41,28 @@ def pool(chunks: Iterator[SweepChunk], workers: int) -> Iterator[Done]:
         If the same chunk ends its process several times.
     """
     lost: Counter[int] = Counter()
-    again: list[SweepChunk] = []
-    finished = False
+    again: list[Bundle] = []
+    coming, finished = bundles(chunks), False
     while not finished:
-        under_way: dict[Future[tuple[str, bytes]], SweepChunk] = {}
+        under_way: dict[Future[tuple[str, list[bytes]]], Bundle] = {}
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
             try:
                 while True:
                     while len(under_way) < AHEAD * workers:
-                        chunk = again.pop() if again else next(chunks, None)
-                        if chunk is None:
+                        bundle = again.pop() if again else next(coming, None)
+                        if bundle is None:
                             break
-                        under_way[_submitted(processes, chunk, again)] = chunk
+                        under_way[_submitted(processes, bundle, again)] = bundle
                     if not under_way:
                         finished = True
                         break
                     for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                        content = future.result()[1]
-                        yield under_way.pop(future).index, content
+                        contents = future.result()[1]
+                        yield from _each(under_way.pop(future), contents)
             except BrokenProcessPool:
                 _end(processes)
                 again += list(under_way.values())
-                lost.update(chunk.index for chunk in under_way.values())
+                lost.update(bundle[0].index for bundle in under_way.values())
                 worst = max(lost, key=lambda index: lost[index])
                 if lost[worst] > TRIES * workers * AHEAD:
                     raise InputError(
@@ -79,14 +80,20 @@ def _end(processes: ProcessPoolExecutor) -> None:
         process.kill()
 
 
+def _each(bundle: Bundle, contents: list[bytes]) -> Iterator[Done]:
+    """Every chunk with its bytes."""
+    for chunk, content in zip(bundle, contents, strict=True):
+        yield chunk.index, content
+
+
 def _submitted(
-    processes: ProcessPoolExecutor, chunk: SweepChunk, again: list[SweepChunk]
-) -> "Future[tuple[str, bytes]]":
-    """A chunk under way; one that a broken pool does not take is left for the next pool."""
+    processes: ProcessPoolExecutor, bundle: Bundle, again: list[Bundle]
+) -> "Future[tuple[str, list[bytes]]]":
+    """A bundle under way; one that a broken pool does not take is left for the next pool."""
     try:
-        return processes.submit(compute, chunk)
+        return processes.submit(compute_all, bundle)
     except (BrokenProcessPool, OSError) as broken:  # OSError: it broke while it started a process
-        again.append(chunk)
+        again.append(bundle)
         raise BrokenProcessPool from broken
 
 
@@ -143,10 +150,10 @@ def _check(client: Any, scheduler: str) -> None:
 def _dask(client: Any, chunks: Iterator[SweepChunk], scheduler: str) -> Iterator[Done]:
     import distributed
 
-    under_way: dict[Any, SweepChunk] = {}
+    under_way: dict[Any, Bundle] = {}
     lost: Counter[int] = Counter()
-    again: list[SweepChunk] = []
-    seen = monotonic()
+    again: list[Bundle] = []
+    coming, seen = bundles(chunks), monotonic()
     while True:
         threads = sum(client.nthreads().values())
         if threads:
@@ -157,10 +164,10 @@ def _dask(client: Any, chunks: Iterator[SweepChunk], scheduler: str) -> Iterator
                 f"--resume goes on"
             )
         while len(under_way) < AHEAD * max(threads, 1):
-            chunk = again.pop() if again else next(chunks, None)
-            if chunk is None:
+            bundle = again.pop() if again else next(coming, None)
+            if bundle is None:
                 break
-            under_way[client.submit(compute, chunk, pure=False)] = chunk
+            under_way[client.submit(compute_all, bundle, pure=False)] = bundle
         if not under_way:
             return
         try:
@@ -170,24 +177,25 @@ def _dask(client: Any, chunks: Iterator[SweepChunk], scheduler: str) -> Iterator
         except TimeoutError:
             continue
         for future in waited.done:
-            chunk = under_way.pop(future)
+            bundle = under_way.pop(future)
+            first = bundle[0].index
             try:
-                version, content = future.result()
+                version, contents = future.result()
             except InputError:
                 raise
             except Exception as problem:  # a worker was lost, or what it ran on
-                lost[chunk.index] += 1
-                if lost[chunk.index] >= TRIES:
+                lost[first] += 1
+                if lost[first] >= TRIES:
                     reason = f"{type(problem).__name__}: {brief(problem, 200)}"
                     raise InputError(
-                        f"--scheduler: chunk {chunk.index} failed {TRIES} times ({reason}); "
+                        f"--scheduler: chunk {first} failed {TRIES} times ({reason}); "
                         f"finished chunks are kept, --resume goes on"
                     ) from None
-                again.append(chunk)
+                again.append(bundle)
                 continue
             if version != __version__:
                 raise InputError(
                     f"--scheduler: a worker has kvsim {version}; install kvsim {__version__} there"
                 )
             future.release()
-            yield chunk.index, content
+            yield from _each(bundle, contents)
