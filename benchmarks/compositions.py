@@ -93,7 +93,7 @@ def document() -> str:
         "the technique that it chose.",
         "",
         "A technique acts on the layers that have a cache of their own, and a note says which it",
-        "leaves alone. Layers with a state (gated DeltaNet, KDA, Mamba-2, lightning attention,",
+        "leaves alone. Layers with a state (gated DeltaNet, KDA, Mamba, Mamba-2, lightning attention,",
         "short convolutions) run as they are; a drafting technique keeps one more state per draft.",
         "Layers that share an earlier one's cache (Gemma 3n) read it as that layer keeps it. With",
         "an indexer (DeepSeek-V3.2, GLM-5) attention reads the tokens that it chose of those kept.",

@@ -9,9 +9,11 @@ from kvsim.graph import Number, Op, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.models.kinds import CONVOLVED, Recurrence
 
-STEP_FLOPS = {"decay": 5.0, "delta": 7.0, "convolution": 0.0}
-"""FLOPs per number of a state and token: fading 1, the outer product added 2, its read-out 2; the
-delta rule reads once more, to correct what the state recalls of a key."""
+STEP_FLOPS = {"decay": 5.0, "selective": 6.0, "delta": 7.0, "convolution": 0.0}
+"""FLOPs per number of a state and token: fading 1, the outer product added 2, its read-out 2; a
+selective state makes every number's fading of the token's step; the delta rule reads once more, to
+correct what the state recalls of a key."""
+SINGLE = 4.0  # bytes of an fp32 number [B]
 SCAN_WIDTHS = {"decay": (1.0, 1.0), "delta": (3.0, 2.0), "convolution": (0.0, 0.0)}
 """Products of a chunk's tokens with one another, as wide as a key and as wide as a value: scores
 and what they weigh; the delta rule adds products of keys, and of both with their inverse."""
@@ -29,7 +31,9 @@ def ops(deployment: Deployment, point: Point) -> list[Op]:
     r = deployment.shard.recurrence
     assert r is not None
     found = [] if not r.taps else [_convolution(r, point)]
-    if r.key_dim:
+    if r.rule == "selective":
+        found.append(_selective(r, point))
+    elif r.key_dim:
         found.append(_scan(r, point) if point.prefill else _steps(r, point))
     return [*found, end()]
 
@@ -57,6 +61,21 @@ def _steps(r: Recurrence, point: Point) -> Op:
     """Token after token: the state is read once, and written after each, as drafts may fail."""
     states = r.matrix_bytes * (point.batch + point.tokens)
     through = HALF * point.tokens * (r.mixed + r.inner)
+    flops = STEP_FLOPS[r.rule] * point.tokens * r.inner * r.key_dim
+    return Op(
+        "state", kernel="recurrence", flops=flops, bytes={"hbm": states + through}, dtype="fp32"
+    )
+
+
+def _selective(r: Recurrence, point: Point) -> Op:
+    """Token after token within one kernel, the state on the chip: no products of matrices.
+
+    A prompt's state is written at its end; in decoding after each token, as drafts may fail. Read
+    are values, steps, gates, keys and queries, and every number's rate of fading.
+    """
+    written = point.batch if point.prefill else point.tokens
+    states = r.matrix_bytes * (point.batch + written) + SINGLE * r.inner * r.key_dim
+    through = HALF * point.tokens * (4 * r.inner + r.addressed)
     flops = STEP_FLOPS[r.rule] * point.tokens * r.inner * r.key_dim
     return Op(
         "state", kernel="recurrence", flops=flops, bytes={"hbm": states + through}, dtype="fp32"

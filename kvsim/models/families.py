@@ -183,6 +183,7 @@ FAMILIES = {
         _QWEN, lambda f: _biases(f) | _qwen_experts(f) | hybrids.gated_delta(f)
     ),
     "nemotron_h": Family({}, hybrids.nemotron),
+    "jamba": Family({}, hybrids.jamba),
     "bamba": Family({}, hybrids.expanded_mamba),
     "granitemoehybrid": Family({}, hybrids.granite),
     "lfm2": Family(_TIED, hybrids.short_convolution),

@@ -118,6 +118,47 @@ def expanded_mamba(fields: Fields) -> dict[str, Any]:
     return {"recurrence": state, "mixers": mixers}
 
 
+def jamba(fields: Fields) -> dict[str, Any]:
+    """Jamba: Mamba with attention in every eighth layer, experts in every second."""
+    fields.must("mamba_proj_bias", False, "biases of these products are not counted")
+    inner = fields.integer("mamba_expand") * fields.integer("hidden_size")
+    states, rank = fields.integer("mamba_d_state"), fields.integer("mamba_dt_rank")
+    state = Recurrence(
+        "selective",
+        inner,
+        1,
+        states,
+        1,
+        fields.integer("mamba_d_conv"),
+        conv_bias=fields.flag("mamba_conv_bias", True),
+        gates=inner,
+        step_rank=rank,
+        # biases of the steps, rates of fading, the skip; norms of steps, keys and queries
+        vectors=inner + inner * states + inner + rank + 2 * states,
+    )
+    layers = range(fields.integer("num_hidden_layers"))
+    found: dict[str, Any] = {
+        "recurrence": state,
+        "mixers": ["attention" if own else "recurrent" for own in _turns(fields, "attn", layers)],
+    }
+    experts = fields.integer("num_experts")
+    if experts == 1:
+        return found
+    return found | {
+        "experts": experts,
+        "experts_active": fields.integer("num_experts_per_tok", high=experts),
+        "expert_ffn": fields.integer("intermediate_size"),
+        "routed": _turns(fields, "expert", layers),
+    }
+
+
+def _turns(fields: Fields, what: str, layers: range) -> list[bool]:
+    """Which layers are of a kind that comes once in every so many."""
+    period = fields.integer(f"{what}_layer_period")
+    offset = fields.integer(f"{what}_layer_offset", low=0, high=period - 1)
+    return [i % period == offset for i in layers]
+
+
 def granite(fields: Fields) -> dict[str, Any]:
     """Granite 4: Mamba-2 or attention, then experts beside a shared one, or that alone."""
     shared, own = fields.integer("shared_intermediate_size"), expanded_mamba(fields)

@@ -11,9 +11,10 @@ Mixer = Literal["attention", "shared", "recurrent", "none"]
 """``attention`` keeps a cache of its own, ``shared`` attends to the cache of an earlier layer,
 ``recurrent`` has a state of constant size, and ``none`` is a layer of an MLP alone."""
 
-Rule = Literal["decay", "delta", "convolution"]
-"""``decay`` adds to a fading state (Mamba-2, lightning attention), ``delta`` corrects what a fading
-state recalls (gated DeltaNet, Kimi Delta Attention), ``convolution`` has no further state."""
+Rule = Literal["decay", "selective", "delta", "convolution"]
+"""``decay`` adds to a fading state (Mamba-2, lightning attention), ``selective`` does so with a
+fading of its own for every number (Mamba), ``delta`` corrects what a fading state recalls (gated
+DeltaNet, Kimi Delta Attention), ``convolution`` has no further state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class Recurrence:
     .. [1] T. Dao and A. Gu, "Transformers are SSMs", ICML 2024, sections 6 and 7 (Mamba-2).
     .. [2] S. Yang et al., "Gated delta networks", ICLR 2025, section 3.
     .. [3] Kimi Team, "Kimi Linear", 2025, section 3 (KDA).
+    .. [4] A. Gu and T. Dao, "Mamba", 2023, section 3: heads of one number each, whose keys, queries
+       and steps are made of what the convolution gives.
     """
 
     rule: Rule
@@ -59,6 +62,7 @@ class Recurrence:
     conv_bias: bool = False
     gates: int = 0  # outputs of the input product besides values, keys and queries
     gate_rank: int = 0  # of gates made in two products (KDA), of which there are two
+    step_rank: int = 0  # of the steps of a selective state, made in two products
     vectors: int = 0  # small parameters: decays, biases, the norm of the output
     chunk: int = 64  # tokens that prefill computes together [tokens]
 
@@ -69,14 +73,22 @@ class Recurrence:
 
     @property
     def mixed(self) -> int:
-        """Values, keys and queries: what the convolution runs over."""
-        return self.inner + 2 * self.key_heads * self.key_dim
+        """What the convolution runs over: values, and keys and queries unless made of them."""
+        return self.inner + (0 if self.step_rank else self.addressed)
+
+    @property
+    def addressed(self) -> int:
+        """Keys and queries."""
+        return 2 * self.key_heads * self.key_dim
 
     def matrices(self, hidden: int) -> dict[str, tuple[int, int]]:
         """Weight matrices, (inputs, outputs), in the order they are used."""
         found = {"in": (hidden, self.mixed + self.gates)}
         if self.gate_rank:
             found["gates"] = (self.gate_rank, 2 * self.inner)
+        if self.step_rank:
+            found["select"] = (self.inner, self.step_rank + self.addressed)
+            found["steps"] = (self.step_rank, self.inner)
         return found | {"out": (self.inner, hidden)}
 
     @property

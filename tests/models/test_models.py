@@ -17,7 +17,7 @@ ROUTED = LayerShape(routed=True)
 
 def test_the_catalogue_holds_the_checked_models() -> None:
     names = model_names()
-    assert len(names) == 91
+    assert len(names) == 92
     assert names == [name.lower() for name in names]
     assert {"llama2-7b", "llama3.1-8b", "qwen3-30b-a3b", "deepseek-v3", "bloom-176b"} <= set(names)
 
@@ -82,6 +82,8 @@ def test_enough_models_have_layers_of_other_kinds() -> None:
         ("deepseek-v3.2", 61 * (1152 + 132), 0),
         # of 35 layers 15 share: 20 layers, 2 heads of 256
         ("gemma-3n-e4b", 20 * 2048, 0),
+        # 4 layers, 8 heads of 128; 28 states of 8192 x 16, and 3 tokens x 8192 channels
+        ("jamba-v0.1", 16384, 28 * (4 * 8192 * 16 + 2 * 3 * 8192)),
         # 6 layers, 8 heads of 64; 10 states of two tokens
         ("lfm2-1.2b", 12288, 10 * 2 * 2 * 2048),
     ],

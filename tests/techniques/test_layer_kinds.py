@@ -71,6 +71,29 @@ def test_a_mamba_layer_reads_a_prompt_in_chunks() -> None:
     assert ops["attn"].flops == 0
 
 
+def test_a_selective_state_is_stepped_through_in_a_prompt_too() -> None:
+    """Jamba: 8192 channels of 16 numbers; steps of rank 256; batch 2.
+
+    Input product: values and gates. Keys, queries and steps are made of the convolved values.
+    State: 512 KiB per sequence, and as much for rates of fading; 6 FLOPs per number and token.
+    """
+    d = deployment("jamba-v0.1")
+    ops = layer(d, Point(2.0, 900.0, 1.0, 800.0, 1000.0), shape(d, "recurrent"))
+    assert ops["in"].flops == 2 * 2 * 4096 * 2 * 8192
+    assert ops["select"].flops == 2 * 2 * 8192 * (256 + 2 * 16)
+    assert ops["steps"].flops == 2 * 2 * 256 * 8192
+    assert ops["convolution"].flops == 2 * 2 * 8192 * 4
+    number, read = 8192 * 16, 2 * (4 * 8192 + 2 * 16)
+    assert ops["state"].flops == 6 * 2 * number
+    assert ops["state"].bytes["hbm"] == 4 * number * (2 + 2 + 1) + 2 * read
+    prompt = layer(d, prefill_point(2.0, 1024.0, 10.0), shape(d, "recurrent"))["state"]
+    assert prompt.flops == 6 * 2 * 1024 * number
+    assert prompt.bytes["hbm"] == 4 * number * (2 + 2 + 1) + 2 * 1024 * read
+    half = layer(deployment("jamba-v0.1", tp=2), Point(2.0, 900.0, 1.0, 800.0, 1000.0),
+                 shape(d, "recurrent"))  # fmt: skip
+    assert half["state"].flops == ops["state"].flops / 2
+
+
 def test_kimi_delta_attention_makes_its_gates_in_two_products() -> None:
     """Three times 4096 and 32, and two gates over 128 numbers."""
     d = deployment("kimi-linear-48b-a3b")
