@@ -34,6 +34,8 @@ CASES = [
     ("offload:schedule=column,parts=2", 4, 17, 6),
     ("kvpr:split=10", 1, 24, 9), ("kvpr:split=40", 2, 40, 5),
     ("kvpr:split=7,schedule=column,parts=3", 3, 17, 6),
+    ("flexgen:parts=1", 1, 24, 9), ("flexgen:weights_gpu=50,cache_gpu=50,parts=1", 2, 40, 5),
+    ("flexgen:weights_gpu=100,cache_gpu=0,parts=2", 4, 17, 6),
     ("kcache:n=4", 1, 24, 9), ("kcache:n=12,gpu_layers=1", 2, 40, 5), ("kcache:n=15", 3, 17, 6),
     ("specache:bits=1,group=8,residual=8,k=8", 1, 31, 9),
     ("specache:bits=2,group=16,residual=16,k=20", 2, 47, 17),

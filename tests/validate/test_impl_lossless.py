@@ -53,6 +53,7 @@ def assert_full(text: str, model: str, lengths: tuple[int, ...] = LENGTHS) -> No
     [
         "offload", "offload:host_share=0.5", "offload:schedule=column,parts=1",
         "offload:schedule=column,parts=4", "offload:host_share=0",
+        "flexgen:weights_gpu=50,cache_gpu=50,parts=2",
         "kcache:n=41", "kcache:n=1000,gpu_layers=1", "kcache:n=41,gpu_layers=3",
         "streamingllm:sink=4,recent=37", "streamingllm:sink=0,recent=500",
         "h2o:heavy=20,recent=21", "snapkv:budget=60,window=8",

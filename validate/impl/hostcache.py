@@ -61,6 +61,11 @@ class HostCache(Implementation):
                 f"{technique.name}: batch {self.batch} does not divide into {self.parts} parts; "
                 f"choose a multiple of {self.parts}, or set {technique.name}:parts"
             )
+        if place.states_host:
+            raise InputError(
+                f"{technique.name}: its real implementation keeps hidden states on the GPU; "
+                f"set {technique.name}:states_gpu=100"
+            )
         self.transfers = Transfers(decoder.device, decoder.tally)
         self.each = self.batch // self.parts  # sequences of a part
         self.visits = [Visit(i, j) for i in range(self.model.layers) for j in range(self.parts)]
@@ -78,7 +83,7 @@ class HostCache(Implementation):
         }
         self.streamed: StreamedWeights | None = None
         if place.weights_host:
-            self.streamed = StreamedWeights(decoder, self.transfers, self.parts)
+            self.streamed = StreamedWeights(decoder, self.transfers, self.parts, place.weights_host)
         self._turn = 0  # visits so far: even ones use the first buffer
         self._free: list[tuple[Mark, ...]] = [(), ()]  # what each buffer's next filler waits for
         self._stored: dict[Visit, Mark] = {}  # when a home took its last tokens

@@ -1,8 +1,10 @@
 """Weights that live in host memory and visit the GPU layer by layer, piece by piece."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
 from kvsim.validate.model.decoder import Decoder
@@ -13,16 +15,37 @@ from kvsim.validate.transfer import Mark, Transfers
 NAMES = ("qkv", "out", "up", "down")
 
 
+@dataclass(frozen=True)
+class Joined(Linear):
+    """A matrix whose first outputs come from what was streamed, the others from what stays."""
+
+    rest: Tensor | None = None  # (outputs, inputs)
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Hidden states (..., inputs) to (..., outputs)."""
+        assert self.rest is not None
+        out = torch.cat([F.linear(tensor, part) for part in (self.weight, self.rest)], dim=-1)
+        return out if self.bias is None else out + self.bias
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Both parts, and the bias where there is one."""
+        assert self.rest is not None
+        return (*super().tensors(), self.rest)
+
+
 class StreamedWeights:
-    """Matrices of all layers on the host, those of two on the GPU; norms and biases stay there.
+    """A share of all layers' matrices on the host, that of two on the GPU; all else stays there.
 
     Parameters
     ----------
     pieces : copies that bring a layer, one beside each part of the batch.
+    share : of every matrix's outputs.
     """
 
-    def __init__(self, decoder: Decoder, transfers: Transfers, pieces: int) -> None:
-        self.decoder, self.transfers, self.pieces = decoder, transfers, pieces
+    def __init__(
+        self, decoder: Decoder, transfers: Transfers, pieces: int, share: float = 1.0
+    ) -> None:
+        self.decoder, self.transfers, self.pieces, self.share = decoder, transfers, pieces, share
         self.homes = [self._home(layer) for layer in decoder.weights.layers]
         self.buffers = [self.homes[0].to(decoder.device, copy=True) for _ in range(2)]
         self._turn = -1  # layers served so far: even ones lie in the first buffer
@@ -54,8 +77,12 @@ class StreamedWeights:
 
         self._coming.append((self.transfers.h2d(work, self._free), note))
 
+    def _streamed(self, layer: LayerWeights, name: str) -> Tensor:
+        weight = _plain(layer, name).weight
+        return weight[: round(self.share * len(weight))]
+
     def _home(self, layer: LayerWeights) -> Tensor:
-        matrices = [_plain(layer, name).weight for name in NAMES]
+        matrices = [self._streamed(layer, name) for name in NAMES]
         numbers = sum(w.numel() for w in matrices)
         home = self.transfers.host((numbers,), matrices[0].dtype)
         start = 0
@@ -68,9 +95,11 @@ class StreamedWeights:
         layer, start = self.decoder.weights.layers[index], 0
         views: dict[str, Any] = {}
         for name in NAMES:
-            matrix = _plain(layer, name)
-            stop = start + matrix.weight.numel()
-            views[name] = Linear(buffer[start:stop].view(matrix.weight.shape), matrix.bias)
+            matrix, shape = _plain(layer, name), self._streamed(layer, name).shape
+            stop = start + shape.numel()
+            views[name] = Linear(buffer[start:stop].view(shape), matrix.bias)
+            if len(rest := matrix.weight[shape[0] :]):
+                views[name] = Joined(views[name].weight, matrix.bias, rest)
             start = stop
         return replace(layer, **views)
 
