@@ -39,6 +39,7 @@ DIFFER = {
 }
 """Passes whose kernels depend on sizes or chance, and why."""
 MORE = [
+    "offload:host_share=0.5",
     "magicdec:draft=snapkv,budget=68,gamma=2",
 ]
 """Further settings of the techniques."""

@@ -36,7 +36,7 @@ def of_layer(at: LayerPass, ops: tuple[Op, ...]) -> tuple[Op, ...]:
     if not at.d.stack.time.counted_launches:
         return ops
     kind: Pass = "prefill" if at.p.prefill else "decode" if at.parts.keeps else "draft"
-    return dispatched(ops, (part.kernels for part in at.parts.every()), kind)
+    return dispatched(ops, (name for part in at.parts.every() for name in part.kernels), kind)
 
 
 @cache

@@ -52,6 +52,13 @@ class PlacedShares(Placement):
         return some(self.host_share) or some(self.values_host)
 
     @property
+    def kernels(self) -> tuple[str, ...]:
+        """A cache or a matrix that is half here and half there is worked on in two parts."""
+        parted = {"parted cache": self.host_share, "parted weights": self.weights_host}
+        found = [name for name, share in parted.items() if some(share) and not np.all(share == 1)]
+        return (self.name, *found)
+
+    @property
     def recomputes(self) -> bool:
         """Whether some of the host's tokens are recomputed."""
         return isinstance(self.split, str) or some(self.split)

@@ -62,9 +62,9 @@ class Selfdraft(Drafting):
         return self.gamma
 
     @property
-    def kernels(self) -> str:
+    def kernels(self) -> tuple[str, ...]:
         """By what drafts read, if there are any."""
-        return f"drafts over {self.reads}" if self.gamma else "no drafts"
+        return (f"drafts over {self.reads}",) if self.gamma else ()
 
     @property
     def accepted(self) -> float:
@@ -177,9 +177,9 @@ class DraftCache(Selection):
     idle: int = param(0, "slots that are read all the same [tokens]", high=16)
 
     @property
-    def kernels(self) -> str:
+    def kernels(self) -> tuple[str, ...]:
         """A ring finds its slots by other kernels than a cache that grows."""
-        return "draft ring" if self.idle else self.name
+        return ("draft ring",) if self.idle else (self.name,)
 
     def kept(self, at: LayerPass) -> Number:
         """The budget, and what is generated where it grows."""

@@ -64,9 +64,9 @@ class Part(Term):
         return (self,)
 
     @property
-    def kernels(self) -> str:
-        """The name under which ``launches.csv`` lists what it issues."""
-        return self.name
+    def kernels(self) -> tuple[str, ...]:
+        """The names under which ``launches.csv`` lists what it issues."""
+        return (self.name,)
 
     @property
     def exact(self) -> bool:

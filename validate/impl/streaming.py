@@ -95,10 +95,10 @@ class StreamedWeights:
         layer, start = self.decoder.weights.layers[index], 0
         views: dict[str, Any] = {}
         for name in NAMES:
-            matrix, shape = _plain(layer, name), self._streamed(layer, name).shape
-            stop = start + shape.numel()
-            views[name] = Linear(buffer[start:stop].view(shape), matrix.bias)
-            if len(rest := matrix.weight[shape[0] :]):
+            matrix, streamed = _plain(layer, name), self._streamed(layer, name)
+            stop = start + streamed.numel()
+            views[name] = Linear(buffer[start:stop].view(streamed.shape), matrix.bias)
+            if len(rest := matrix.weight[len(streamed) :]):
                 views[name] = Joined(views[name].weight, matrix.bias, rest)
             start = stop
         return replace(layer, **views)
