@@ -75,8 +75,13 @@ class Silent:
         """A forward pass starts."""
 
     @contextmanager
-    def op(self, name: str) -> Iterator[Marks]:
-        """Run one op of a layer under its name in ``kvsim/techniques``."""
+    def op(self, name: str, memory: Channel = "hbm") -> Iterator[Marks]:
+        """Run one op of a layer under its name in ``kvsim/techniques``.
+
+        Parameters
+        ----------
+        memory : the memory of the device that runs it.
+        """
         yield Marks()
 
     def copy(
@@ -125,7 +130,7 @@ class Tally(Silent):
         self.passes.append(CountedPass(kind))
 
     @contextmanager
-    def op(self, name: str) -> Iterator[Marks]:
+    def op(self, name: str, memory: Channel = "hbm") -> Iterator[Marks]:
         """Count what runs inside under that name."""
         marks = _Counted()
         with Watch() as watch:
@@ -134,7 +139,7 @@ class Tally(Silent):
             count = self._count(name)
             count.flops += int((watch.flops + marks.unseen) * marks.share)
             count.launches += watch.kernels
-            count.move("hbm", marks.moved)
+            count.move(memory, marks.moved)
 
     def copy(
         self, name: str, stream: Literal["h2d", "d2h"], tensors: Sequence[Tensor], rows: int = 0

@@ -53,10 +53,10 @@ class PlacedShares(Placement):
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """A cache or a matrix that is half here and half there is worked on in two parts."""
+        """What is half here and half there is worked on in two parts; the CPU has its own."""
         parted = {"parted cache": self.host_share, "parted weights": self.weights_host}
         found = [name for name, share in parted.items() if some(share) and not np.all(share == 1)]
-        return (self.name, *found)
+        return ("cpu cache" if self.cpu_share else self.name, *found)
 
     @property
     def recomputes(self) -> bool:

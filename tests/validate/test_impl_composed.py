@@ -48,6 +48,7 @@ PAIRS = [
     "offload + fp8", f"offload:host_share=0.5 + {GROUPED}", f"offload + {KIVI}",
     "offload:host_share=0.5 + turboquant:bits=4,group=8", f"{SNAPKV} + offload:host_share=0.5",
     f"{SNAPKV} + {KIVI} + offload:host_share=0.5",
+    "place:cpu_share=1",
     f"{SNAPKV} + turboquant:bits=3,group=8", f"{H2O} + turboquant:bits=4,value_bits=2,group=8",
 ]  # fmt: skip
 LAYERED = [
@@ -113,7 +114,8 @@ def _unwritten(line: Line, model: str) -> bool:
         f"0-1: full; 2: snapkv:budget=500,window=8; {MAGICDEC}", NARROW,
         "snapkv:budget=500,window=8 + selfdraft:reads=all,weight_bits=4,gamma=3,acceptance=0.5",
         "duoattention:retrieval=0.5,sink=4,recent=500",
-        "values:n=1000", "pyramidkv:budget=500,window=8,beta=2", "ngram:gamma=3,acceptance=0.5",
+        "values:n=1000", "place:cpu_share=1", "0: full; 1-: place:cpu_share=1",
+        "pyramidkv:budget=500,window=8,beta=2", "ngram:gamma=3,acceptance=0.5",
     ],
 )  # fmt: skip
 def test_lossless_compositions_give_full_kvs_tokens(text: str, lengths: tuple[int, ...]) -> None:

@@ -14,6 +14,7 @@ from kvsim.techniques.axes import Placement
 from kvsim.techniques.place import Place as Settings
 from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.cells import Cells
+from kvsim.validate.impl.cpu_attention import CpuCells, LeavingPrompts
 from kvsim.validate.impl.placing import Placing
 from kvsim.validate.impl.selecting import Where
 from kvsim.validate.impl.split import SplitCells
@@ -53,15 +54,19 @@ class Place(Placing):
         self._free: list[tuple[Mark, ...]] = [(), ()]  # what each buffer's next filler waits for
         self._stored: dict[int, Mark] = {}  # when a layer's home took its last tokens
         self._coming: Coming | None = None
+        self.leaving = LeavingPrompts(self.lanes(), run.tally) if part.cpu_share else None
 
     def cells(self, kind: type[Cells], where: Where, slots: int) -> Cells:
         """Rows or values at home, where the share says so."""
-        place = self.place
-        if not place.loads:
+        place, room = self.place, self.room(where)
+        if not place.loads and self.leaving is None:
             return super().cells(kind, where, slots)
-        room = self.room(where)
         stored, tally, host = where.parts.storage, self.run.tally, self.lanes().host
         self._refuse(kind, where)
+        if self.leaving is not None:
+            cells = CpuCells(stored, room, slots, tally, host)
+            self.leaving.layers[where.layer] = cells
+            return cells
         if not float(place.k_host):
             return kind(stored, room, slots, tally, host)  # type: ignore[call-arg]
         away = round(float(place.host_share) * room.sequences * room.heads)
@@ -86,6 +91,8 @@ class Place(Placing):
 
     def begin(self, layer: int, step: Pass) -> None:
         """Ask for the next layer, wait for this one."""
+        if self.leaving is not None:
+            self.leaving.begin(layer, step, self.run.prompt)
         if layer not in self.visitors:
             return
         cells, turn = self.visitors[layer], self._turn % 2
@@ -104,6 +111,8 @@ class Place(Placing):
 
     def end(self, layer: int, step: Pass) -> None:
         """Send home what is new; the buffer is free when attention and copies are done."""
+        if self.leaving is not None:
+            self.leaving.end(layer, step, self.run.prompt)
         if layer not in self.visitors:
             return
         cells = self.visitors[layer]
@@ -120,8 +129,17 @@ class Place(Placing):
         elif following == layer:  # one layer: the next step needs what this one stores
             self._request(layer, self._turn)
 
+    def prompt_read(self) -> None:
+        """The CPU attends from here on."""
+        if self.leaving is not None:
+            self.leaving.over()
+
     def resident(self) -> Resident:
         """Homes, and the buffers that layers take turns with."""
+        if self.leaving is not None:
+            homes = [home for cells in self.leaving.layers.values() for home in cells.homes]
+            out = [t for pair in self.leaving.buffers for t in pair]
+            return {"gpu": {"kv on the way out": out}, "host": {"kv": homes}}
         if not self.visitors:
             return {}
         homes = [home for split in self.visitors.values() for home in split.homes]
@@ -130,11 +148,20 @@ class Place(Placing):
     def _refuse(self, kind: type[Cells], where: Where) -> None:
         """What only whole techniques do, and selections that change rows that are away."""
         place, selection = self.place, where.parts.selection
-        if place.recomputes or place.cpu_share or place.weights_host or place.parts > 1:
+        if place.recomputes or place.weights_host or place.states_host or place.parts > 1:
             raise InputError(
-                "place: composed, rows or values of the cache live on the host; recomputation and "
-                "columns run as kvpr and offload, by themselves"
+                "place: the real implementation has one part of the batch here; set parts=1. "
+                "Recomputation and columns run as kvpr, offload and flexgen, by themselves"
             )
+        if place.cpu_share:
+            if place.cpu_share < 1 or selection.chooses or selection.evicts != "never":
+                raise InputError(
+                    "place: in the real implementation the CPU attends to the whole cache; set "
+                    "cpu_share=1, with no selection"
+                )
+            if where.parts.drafting.drafts:
+                raise InputError("place: no real implementation takes drafts back from the host")
+            return
         if not float(place.k_host):
             if float(place.v_host) != 1 or not kind.values_alone or not selection.chooses:
                 raise InputError(

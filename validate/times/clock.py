@@ -8,6 +8,7 @@ from time import perf_counter, thread_time
 import torch
 
 from kvsim.engine.spans import OpSpan
+from kvsim.graph import Channel
 from kvsim.validate.tally import Kind, Marks, Silent
 
 Elapsed = Callable[[], float]
@@ -64,9 +65,9 @@ class Clock(Silent):
         self.passes.append(TimedPass(kind, self._look()))
 
     @contextmanager
-    def op(self, name: str) -> Iterator[Marks]:
+    def op(self, name: str, memory: Channel = "hbm") -> Iterator[Marks]:
         """Time what runs inside under that name."""
-        with self._noted("gpu", name):
+        with self._noted("gpu" if memory == "hbm" else "cpu", name):
             if self._busy is not None:
                 keep_busy(BEHIND * self._busy.get(name, UNKNOWN_HOST))
             begin, stop = perf_counter(), self._span()
