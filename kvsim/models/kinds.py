@@ -78,7 +78,7 @@ class Recurrence:
 
     @property
     def addressed(self) -> int:
-        """Keys and queries."""
+        """Numbers of all keys and queries, by which a state is written and read."""
         return 2 * self.key_heads * self.key_dim
 
     def matrices(self, hidden: int) -> dict[str, tuple[int, int]]:
