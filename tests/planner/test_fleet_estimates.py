@@ -178,7 +178,16 @@ def test_rare_classes_join_their_twin_without_reuse() -> None:
 def test_requests_go_to_kinds_in_the_shares_of_their_class_and_window() -> None:
     count = 4000
     window, of = np.arange(count) % 2, np.arange(count) // 2 % 2
-    some = Traffic(trace(count, 1.0), of, window, np.ones(2), np.ones(2), np.zeros(2), cast(Any, 0))
+    some = Traffic(
+        trace(count, 1.0),
+        of,
+        window,
+        np.arange(count),
+        np.ones(2),
+        np.ones(2),
+        np.zeros(2),
+        cast(Any, 0),
+    )
     share = np.array([[[0.25, 0.75], [1.0, 0.0]], [[0.5, 0.5], [0.0, 1.0]]])
     kind = some.dispatched(share)
     for w, c in product(range(2), range(2)):
