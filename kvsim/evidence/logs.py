@@ -88,6 +88,11 @@ def read_run(path: Path) -> MeasuredRun:
 
 
 def _from_text(path: Path) -> _Log:
+    if path.suffix == ".csv":
+        raise InputError(
+            f"{path}: expected a log with times of single requests; a table of runs as CSV goes to "
+            f"kvsim reproduce"
+        )
     objects = list(_objects(path))
     if not objects:
         raise InputError(f"{path}: no requests; expected a benchmark's result or JSON lines")

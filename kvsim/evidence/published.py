@@ -21,6 +21,7 @@ COLUMNS = (
     "paper", "table", "model", "hardware", "stack", "technique", "params", "batch", "prompt",
     "generate", "metric", "published", "use", "note",
 )  # fmt: skip
+RUNS = (".json", ".jsonl", ".parquet")  # how files of serving runs end
 USES = ("fit", "check", "anomaly")
 OPTIONS = ("baseline", "weights", "tp", "width", "op")
 """Keys of ``params`` that are not settings of the technique: the technique a speedup is over,
@@ -48,6 +49,11 @@ def read(name_or_path: str, tell: Callable[[str], None] | None = None) -> list[P
     InputError
         For a missing file or column, and for the first unsound row, naming line and column.
     """
+    if name_or_path.endswith(RUNS):
+        raise InputError(
+            f"{name_or_path}: expected a table of runs as CSV; a log of a server or of `kvsim "
+            f"simulate` goes to kvsim calibrate --from-run"
+        )
     if name_or_path.endswith(".csv") or "/" in name_or_path:
         file: Traversable = Path(name_or_path)
     elif name_or_path in papers():

@@ -1,5 +1,6 @@
 """The cells of the notebooks run, one after another."""
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,26 @@ def test_a_notebook_runs(place: Path) -> None:
     names: dict[str, Any] = {}
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
-            exec(compile("".join(cell["source"]), place.name, "exec"), names)
+            shown = _run("".join(cell["source"]), place.name, names)
+            assert shown is None or len(str(_shown(shown))) > 10
             assert not cell["outputs"]  # results are made by whoever runs it
     assert "kvsim" in names
+
+
+def _run(source: str, name: str, names: dict[str, Any]) -> Any:
+    """Run a cell; the value of its last expression, as a notebook shows it."""
+    tree = ast.parse(source)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, name, "exec"), names)
+    if last is None:
+        return None
+    return eval(compile(ast.Expression(last.value), name, "eval"), names)
+
+
+def _shown(value: Any) -> Any:
+    """What a notebook prints of a value."""
+    html = getattr(value, "_repr_html_", None)
+    return html() if html else repr(value)
 
 
 def test_there_are_three() -> None:

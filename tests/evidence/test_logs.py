@@ -98,6 +98,15 @@ def test_seven_columns_are_a_table_of_runs(tmp_path: Path) -> None:
     assert done.code == 0, done.err
 
 
+def test_a_file_for_the_other_command_is_sent_there(tmp_path: Path) -> None:
+    table, log = (str(example(tmp_path, name)) for name in ("runs.csv", "vllm-or-trtllm.json"))
+    sent = kvsim("calibrate", "--from-run", table, "--model", "llama3.1-8b", "--gpu", "h100",
+                 "--out", str(tmp_path / "mine.toml"))  # fmt: skip
+    assert sent.code == 2 and "goes to kvsim reproduce" in sent.err
+    sent = kvsim("reproduce", log)
+    assert sent.code == 2 and "goes to kvsim calibrate --from-run" in sent.err
+
+
 def test_own_metrics_are_those_of_tables() -> None:
     assert set(own.METRICS) < set(published.METRICS)
     for metric in own.METRICS:
