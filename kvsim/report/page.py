@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from kvsim.report.result import Result
 
-WIDE = 12  # columns from which a table is printed smaller
+WIDE, DENSE = 10, 12  # columns from which a table is wider than the text, and printed smaller
 OPTION = re.compile(r"(--[a-z]\S*)")  # never broken at its hyphens
 MARGIN = 0.05  # of a logarithmic axis, beside its values
 PACKED, GZIP = 3, 31  # zlib's level, which takes 0.1 s, and its code for gzip's header
@@ -118,7 +118,7 @@ def table(found: Table, place: int = 1) -> str:
     head = "".join(_head(column) for column in columns)
     title = f"<h2>{escape(found.title)}</h2>" if found.title else ""
     label = f"{escape(found.title or 'results')}, table {place}"
-    kind = " wide" if len(columns) >= WIDE else ""
+    kind = " wide" * (len(columns) >= WIDE) + " dense" * (len(columns) >= DENSE)
     note = f'<p class="note">{escape(found.note)}</p>' if found.note else ""
     return (
         f'{title}<div class="scroll{kind}" tabindex="0" role="region" '

@@ -16,7 +16,7 @@ from kvsim.techniques import parse
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-DRAWN = 40  # options of a technique on the map
+DRAWN = 16  # options of a technique on the map
 STEPS = 5  # contexts and batches of the winner map: 2 ** -2 .. 2 ** 2 of what was asked
 TOLD = 5e-4  # smallest gain that is drawn
 
@@ -75,9 +75,10 @@ def technique_map(plan: ChosenPlan) -> "Figure":
         hoverinfo="skip",
     )  # fmt: skip
     for name in dict.fromkeys(t.name for t in table.technique):
-        rows = np.array([i for i in _front(table.rows_of(name), columns) if fits[i]], int)[:DRAWN]
+        rows = np.array([i for i in _front(table.rows_of(name), columns) if fits[i]], int)
         if not rows.size:
             continue
+        rows = rows[np.unique(np.linspace(0, rows.size - 1, DRAWN).round().astype(int))]
         look = mark(name)
         exact = [table.technique[i].exact for i in rows]
         figure.add_scatter(

@@ -38,7 +38,7 @@ def answered(rows: Sequence[Row], found: Sequence[Prediction], left_out: Sequenc
     return Answer(
         verdict=said,
         figures=figures(best),
-        changes=[f"It fits with {change}." for change in changes],
+        changes=[f"{_unfit(rows)} fits with {change}." for change in changes],
         settings=[*where_they_run(found), *_limits(best, found[at], len(rows) > 1)],
         evidence=[*evidence.on_card(d, best["technique"]), *quality_of(found)],
         assumed=evidence.assumed(d, best["host_bytes"], best["bound_by"]),
@@ -233,6 +233,15 @@ def _changes(rows: Sequence[Row], found: Sequence[Prediction]) -> list[str]:
         if not row["fits"]:
             return [f"{remedy.option} ({brief(remedy.prediction)})" for remedy in remedies(p)]
     return []
+
+
+def _unfit(rows: Sequence[Row]) -> str:
+    """The first point that does not fit, as the start of a sentence."""
+    if len(rows) == 1:
+        return "It"
+    row = next(row for row in rows if not row["fits"])
+    prompt = units.whole(row["prompt"])
+    return f"{row['technique']} at batch {units.whole(row['batch'])}, prompt {prompt}"
 
 
 def _limits(row: Row, prediction: Prediction, several: bool) -> list[str]:

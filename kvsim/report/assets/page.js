@@ -40,13 +40,22 @@ const ticked = (axes, width, height) => {  // 1, 2, 5 of each decade in full dig
   }
   return change;
 };
+const taller = (layout, legend) => (layout.height || 420) + Math.max(0, legend - 24);
 const fitted = async (place, layout, again = true) => {  // room for the legend, which wraps on a phone
   const legend = place.querySelector(".legend");
-  const tall = legend ? legend.getBoundingClientRect().height : 0, height = (layout.height || 420) + Math.max(0, tall - 24);
-  if (!again && tall <= 24) return;
+  const height = taller(layout, legend ? legend.getBoundingClientRect().height : 0);
+  if (!again && Math.abs(height - place._fullLayout.height) <= 20) return;
   place.style.height = `${height}px`;
   const { xaxis, yaxis } = place._fullLayout;
   await Plotly.relayout(place, { height, ...(again && xaxis && yaxis ? ticked(place._fullLayout, xaxis._length, yaxis._length) : {}) });
+};
+const guessed = (data, layout, width) => {  // the height of a legend, so that a picture is drawn once
+  const names = data.filter((t) => t.name && t.showlegend !== false).map((t) => t.name.length), own = layout.legend && layout.legend.entrywidth;
+  if (names.length < 2) return 0;
+  const bars = data.flatMap((t) => (t.orientation === "h" ? t.y.map((y) => String(y).length) : []));
+  const room = width - 24 - (bars.length ? 6.5 * Math.max(...bars) + 10 : 45), entries = names.map((n) => (own ? own + 45 : 52 + 5.8 * n));
+  const whole = entries.reduce((x, y) => x + y, 0) <= room;
+  return 10 + 19 * (whole ? 1 : Math.ceil(names.length / Math.max(1, Math.floor(room / Math.max(...entries)))));
 };
 const preset = (place, layout) => {  // ticks for the room that there will be, so that it is drawn once
   const change = ticked(layout, place.clientWidth - 100, (layout.height || 420) - 100);
@@ -55,11 +64,12 @@ const preset = (place, layout) => {  // ticks for the room that there will be, s
 const draw = async () => {  // one after the other, so that the first is there at once
   for (const source of document.querySelectorAll("script[data-for]")) {
     const place = document.getElementById(source.dataset.for), { data, layout } = JSON.parse(source.textContent);
-    place.style.height = (layout.height || 420) + "px";
     delete layout.template;
     if (place.clientWidth < 500) layout.legend = { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, entrywidth: 105, font: { size: 11 } };
     preset(place, layout);
-    await Plotly.newPlot(place, data, dressed(layout), { responsive: true, displaylogo: false, displayModeBar: false });
+    const height = taller(layout, guessed(data, layout, place.clientWidth));
+    place.style.height = `${height}px`;
+    await Plotly.newPlot(place, data, dressed({ ...layout, height }), { responsive: true, displaylogo: false, displayModeBar: false });
     await fitted(place, layout, false);
     pictures.push([place, layout]);
     place.dataset.drawn = "";
