@@ -27,10 +27,11 @@ def test_a_notebook_runs(place: Path) -> None:
 def _run(source: str, name: str, names: dict[str, Any]) -> Any:
     """Run a cell; the value of its last expression, as a notebook shows it."""
     tree = ast.parse(source)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, name, "exec"), names)
-    if last is None:
+    last = tree.body[-1]
+    if not isinstance(last, ast.Expr):
+        exec(compile(tree, name, "exec"), names)
         return None
+    exec(compile(ast.Module(tree.body[:-1], []), name, "exec"), names)
     return eval(compile(ast.Expression(last.value), name, "eval"), names)
 
 
