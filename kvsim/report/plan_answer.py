@@ -15,13 +15,7 @@ from kvsim.report.acceptable import released
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row, number
 from kvsim.report.names import SPOKEN, given, label, params
-from kvsim.report.plan_settings import (
-    name_of,
-    narrowed,
-    ranges_of,
-    settings_to_paste,
-    times,
-)
+from kvsim.report.plan_settings import name_of, narrowed, ranges_of, settings_to_paste, times
 from kvsim.report.reasons import why
 
 KNOWN_BY = {
@@ -29,6 +23,7 @@ KNOWN_BY = {
     "published": "as published for this model",
     "published elsewhere": "as published for other models of its kind",
 }
+OTHERS = 5  # other deployments that are told, best per GPU first
 SAME = 0.005  # relative gain below which nothing is gained
 FEWEST = 1.02  # of full KV's rate, to say that a technique is faster
 
@@ -42,7 +37,14 @@ def answered(plan: ChosenPlan, bound_by: str) -> Answer:
     """
     p, d = plan.choice, plan.choice.deployment
     why_so = why(bound_by, p.generate, plan.question.workload.service)
-    more = [_instead(plan), _narrowed(p), _quality(plan), _unserved(plan), _targets(plan), why_so]
+    more = [
+        _narrowed(plan),
+        _instead(plan),
+        _quality(plan),
+        _unserved(plan),
+        _targets(plan),
+        why_so,
+    ]
     said = verdict([_run(plan), _against_full(plan)], more)
     others = [_instead(plan)] if _instead(plan) not in said else []
     return Answer(
@@ -115,10 +117,15 @@ def _against_full(plan: ChosenPlan) -> str:
     return f"That is {units.times(ratio)} full KV at batch {batch}."
 
 
-def _narrowed(prediction: Prediction) -> str:
-    """That weights are narrower than they were published, if they are."""
-    d = prediction.deployment
-    return f"{d.weights} weights change the output." if narrowed(d) else ""
+def _narrowed(plan: ChosenPlan) -> str:
+    """That weights are narrower than they were published, and that those do not do, if so."""
+    d = plan.choice.deployment
+    if not narrowed(d):
+        return ""
+    whole = f"--weights {d.model.released}"
+    if whole in [_change(plan, none) for none in plan.impossible]:
+        return f"With {whole} there is no plan; {d.weights} weights change the output."
+    return f"{d.weights} weights change the output."
 
 
 def _instead(plan: ChosenPlan) -> str:
@@ -216,10 +223,10 @@ def _changes(plan: ChosenPlan) -> Iterator[str]:
             f"Run the batch as {waves.count} waves of {size} with {name_of(waves.prediction)}: "
             f"{units.rate(waves.output_tok_s)} output tok/s in all."
         )
-    for other in sorted(plan.others, key=_worth, reverse=True)[1:]:
-        yield f"{_compared(plan, other)}."
     for none in plan.impossible if plan.others else plan.impossible[1:]:
         yield f"{_change(plan, none)} has no plan within the limits."
+    for other in sorted(plan.others, key=_worth, reverse=True)[1:OTHERS]:
+        yield f"{_compared(plan, other)}."
     for advice in plan.advice:
         caution = f"; {advice.caution}" if advice.caution else ""
         yield f"{advice}{caution}."
