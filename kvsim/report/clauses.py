@@ -73,9 +73,14 @@ def against(row: Row, full: Row, named: str = "") -> str:
     return f"is {slower} slower{than_it}"
 
 
-def saves(row: Row, full: Row) -> str:
-    """How much less GPU memory a technique takes than full KV, from one per cent on."""
+def saves(row: Row, full: Row, of: str = " of GPU memory") -> str:
+    """How much less GPU memory a technique takes than full KV, from one per cent on.
+
+    Parameters
+    ----------
+    of : of what, where the sentence does not say it already.
+    """
     saved = full["gpu_bytes"] - row["gpu_bytes"]
-    if saved <= 0.01 * full["gpu_bytes"]:
+    if not row["fits"] or saved <= 0.01 * full["gpu_bytes"]:
         return ""
-    return f" and saves {units.size(saved)} of GPU memory"
+    return f" and saves {units.size(saved)}{of}"

@@ -164,12 +164,12 @@ def _compared(rows: Sequence[Row], best: Row, accepted: str, as_good: set[int]) 
         ],
         [
             accepted,
-            *([] if len(rows) > 3 else [why(best["bound_by"], best["generate"])]),
             *(
-                f"{names[id(r)]} {against(r, full, 'full')}"
-                + (f", within the known error of {names[id(best)]}." if id(r) in as_good else ".")
+                f"{names[id(r)]} {against(r, full, 'full')}{saves(r, full, '')}"
+                + (f"; within the known error of {names[id(best)]}." if id(r) in as_good else ".")
                 for r in others
             ),
+            why(best["bound_by"], best["generate"]),
         ],
     )
 
