@@ -95,7 +95,13 @@ def _longest(prediction: Prediction) -> str:
     longest = longest_prompt(
         prediction.technique, prediction.deployment, int(prediction.batch[0]), prediction.generate
     )
-    return f"Longest prompt: {longest:,} tokens."
+    return f"Longest prompt: {longest:,} tokens{_beyond(longest, prediction)}."
+
+
+def _beyond(longest: int, prediction: Prediction) -> str:
+    """That memory would hold more than the model takes, if so."""
+    most = prediction.deployment.model.max_context
+    return f" by memory, the model takes {most:,}" if longest + prediction.generate > most else ""
 
 
 def _most(row: Row) -> str:
@@ -121,7 +127,11 @@ def _accepted(rows: Sequence[Row], found: Sequence[Prediction]) -> str:
     if share > 1:
         return f"At batch {units.whole(float(last.batch[0]))} no acceptance makes it pay."
     gamma = last.technique.settings.get("gamma")
-    drafted = f" ({gamma:g} drafts per round)" if isinstance(gamma, (int, float)) else ""
+    drafted = (
+        f" ({gamma:g} {'draft' if gamma == 1 else 'drafts'} per round)"
+        if isinstance(gamma, (int, float))
+        else ""
+    )
     at = units.whole(float(last.batch[0]))
     return f"At batch {at} it breaks even at an acceptance of {share:.2f}{drafted}."
 
@@ -258,6 +268,7 @@ def _limits(row: Row, prediction: Prediction, several: bool) -> list[str]:
         )
     longest = longest_prompt(prediction.technique, d, int(prediction.batch[0]), prediction.generate)
     lines.append(
-        f"Longest prompt that fits{whose} at batch {units.whole(row['batch'])}: {longest:,} tokens."
+        f"Longest prompt that fits{whose} at batch {units.whole(row['batch'])}: {longest:,} tokens"
+        f"{_beyond(longest, prediction)}."
     )
     return lines

@@ -105,6 +105,9 @@ def _needed(row: Row, deployment: Deployment, trace: str, targets: str) -> list[
     times = f"TTFT p99 {units.seconds(ttft)}, TPOT p99 {units.seconds(tpot)}"
     tok = f"{units.rate(row['output_tok_s'])} output tok/s"
     said = [f"{_name(row)} on {where} serves {trace}: {times}, {tok}."]
+    waited = row["queue_s"]["p50"] or 0.0
+    if waited > simulate_cases.WAITING:
+        said.append(f"Requests queue for {units.seconds(waited)} (median): more than it serves.")
     if targets:
         share = row["good_share"]
         met = "Yes" if share and share >= ATTAINED else "No"
