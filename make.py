@@ -167,7 +167,7 @@ def indexes(builds: list[str]) -> list[str]:
     `builds` are further indexes. uv weighs all of them, as pip does.
     """
     shown = subprocess.run(
-        [PYTHON, *PIP, "config", "list"], capture_output=True, text=True, check=False
+        [PYTHON, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     ).stdout
     options = [f"--index={place}" for place in builds]
     for line in shown.splitlines():
