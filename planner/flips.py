@@ -1,10 +1,11 @@
 """Where another plan would be chosen - longer prompts, other batches and links - and the front."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from kvsim.frozen import dataclass
 from kvsim.planner.advice import on
 from kvsim.planner.mixed import with_mixes
 from kvsim.planner.options import Options, settled

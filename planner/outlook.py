@@ -1,9 +1,10 @@
 """What would change a plan: prices of memory, bandwidth and limits, and the limits that bind."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from kvsim.frozen import dataclass
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Link
 from kvsim.planner.improve import Placements

@@ -7,10 +7,11 @@ window or a saturating floor does.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from kvsim.frozen import dataclass
 from kvsim.graph import Array
 from kvsim.planner.choose import distinct
 from kvsim.planner.shares import Option, Shares

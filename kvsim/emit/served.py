@@ -1,7 +1,6 @@
 """What an engine is asked to run, whichever engine it is."""
 
-from dataclasses import dataclass
-
+from kvsim.frozen import dataclass
 from kvsim.machines.hardware import GIB
 from kvsim.techniques.base import Technique
 from kvsim.techniques.terms import Term

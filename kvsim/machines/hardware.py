@@ -6,8 +6,9 @@ reads them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from kvsim.frozen import dataclass
 from kvsim.machines.mechanisms import (
     AttentionPath,
     CacheGrowth,

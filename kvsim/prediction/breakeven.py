@@ -1,10 +1,11 @@
 """Where a technique overtakes full KV: by context, batch, acceptance, and host link."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from kvsim.frozen import dataclass
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Link

@@ -1,7 +1,6 @@
 """Where no plan is within the limits: what is in the way, and what would meet all of them."""
 
-from dataclasses import dataclass
-
+from kvsim.frozen import dataclass
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.advice import NoPlanError
 from kvsim.report.json import Row, number

@@ -1,7 +1,6 @@
 """Drafts looked up in the text: what followed the last tokens where they stood before."""
 
-from dataclasses import dataclass
-
+from kvsim.frozen import dataclass
 from kvsim.techniques.heads import Rounds
 
 

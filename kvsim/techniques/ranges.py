@@ -1,12 +1,13 @@
 """A range of layers and its terms, and the one part of each axis that they make."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.frozen import dataclass
 from kvsim.techniques.axes import Drafting, Placement, Selection, Storage
 from kvsim.techniques.layers import Parts
 from kvsim.techniques.settings import plain
