@@ -58,8 +58,8 @@ class Placements:
         kinds = {o.kind for o in options}
         moving = [f & kinds for f in FAMILIES if f & kinds - {"full"}]
         self.families = moving or ([frozenset(kinds)] if kinds else [])
-        self._bounds: Array | None = None
-        self._rough = np.zeros(0, dtype=bool)  # batches whose bound ignores the memory
+        self._bounds: Array | None = None  # by family and batch [s]
+        self._rough = np.zeros((0, 0), dtype=bool)  # which of them ignore the memory
         self.solves, self.tries = 0, TRIES
         self._replays = Replays(q, self.coefficients)
 
@@ -85,9 +85,6 @@ class Placements:
         p = self.coefficients.programme(index, limits, family)
         return p if self._streams else replace(p, streaming=replace(p.streaming, most=0.0))
 
-    def _every(self, index: int) -> list[Programme]:
-        return [self._programme(index, self.q.limits, family) for family in self.families]
-
     def _batches(self) -> Array:
         w, d, limits = self.q.workload, self.q.deployment, self.q.limits
         if w.batch is not None:
@@ -112,28 +109,29 @@ class Placements:
         return seconds
 
     def bounds(self, value: float = np.inf) -> BatchBounds:
-        """The relaxation at every batch whose mixes might be better than an objective.
+        """The relaxation at every batch and of every family that might be better than an objective.
 
-        At the others what no memory could make quicker is bound enough.
+        For the others what no memory could make quicker is bound enough.
         """
         started = perf_counter()
-        batches = self.coefficients.batches
-        self._bounds = np.full(batches.size, np.inf)
-        self._rough = np.zeros(batches.size, dtype=bool)
-        for i, batch in enumerate(batches):
-            every = self._every(i)
-            least = min((p.least() for p in every), default=np.inf)
-            self._rough[i] = self.objective(least, float(batch)) >= clearly_better(value)
-            self._bounds[i] = least if self._rough[i] else self._relaxed(every)
-        return BatchBounds(batches, self._bounds, perf_counter() - started)
+        batches, worth = self.coefficients.batches, clearly_better(value)
+        every = [[self._programme(i, self.q.limits, family) for i in range(batches.size)]
+                 for family in self.families]  # fmt: skip
+        shape = len(every), batches.size
+        self._bounds = np.array([[p.least() for p in row] for row in every]).reshape(shape)
+        goals = [[self.objective(*x) for x in zip(row, batches, strict=True)]
+                 for row in self._bounds.tolist()]  # fmt: skip
+        self._rough = np.array(goals).reshape(shape) >= worth
+        for family, index in np.argwhere(~self._rough):
+            self._bounds[family, index] = self._relaxed(every[family][index])
+        least = np.min(self._bounds, axis=0, initial=np.inf)
+        return BatchBounds(batches, least, perf_counter() - started)
 
-    def _relaxed(self, programmes: Iterable[Programme]) -> float:
-        """The least bound of some families of mixes; infinite if none is within the limits. [s]"""
-        least = np.inf
-        for p in programmes:
-            with suppress(InfeasibleError):
-                least = min(least, self._solve(p, whole=False).bound)
-        return least
+    def _relaxed(self, programme: Programme) -> float:
+        """The bound of a family of mixes at one batch; infinite if none is within limits. [s]"""
+        with suppress(InfeasibleError):
+            return self._solve(programme, whole=False).bound
+        return np.inf
 
     def bound_of(self, prediction: Prediction) -> float | None:
         """Seconds in which no placement serves a prediction's batch; None where there is none.
@@ -145,10 +143,13 @@ class Placements:
         known = np.flatnonzero(self.coefficients.batches == prediction.batch[0])
         if known.size and self._bounds is not None:
             i = int(known[0])
-            if self._rough[i]:
-                self._bounds[i], self._rough[i] = self._relaxed(self._every(i)), False
-            if np.isfinite(self._bounds[i]):
-                return float(self._bounds[i])
+            for family in np.flatnonzero(self._rough[:, i]):
+                p = self._programme(i, self.q.limits, self.families[family])
+                self._bounds[family, i] = self._relaxed(p)
+            self._rough[:, i] = False
+            least = np.min(self._bounds[:, i], initial=np.inf)
+            if np.isfinite(least):
+                return float(least)
         w = replace(self.q.workload, batch=int(prediction.batch[0]))
         found = Placements(replace(self.q, workload=w)).bounds().bounds[0]
         return float(found) if np.isfinite(found) else None
@@ -206,7 +207,8 @@ class Placements:
             return None
         bound = first[0][0].bound
         if self._bounds is not None:  # whole layers prove more than the relaxation
-            self._bounds[index] = max(self._bounds[index], bound)
+            self._bounds[:, index] = np.maximum(self._bounds[:, index], bound)
+            self._rough[:, index] = False
         return replace(best, bound=bound)
 
     def _of_family(self, index: int, family: frozenset[str], first: Mix) -> Improved | None:

@@ -120,9 +120,13 @@ class Programme:
     halves: Halves | None = None
 
     def least(self) -> float:
-        """What no mix undercuts whatever the memory: each resource at its quickest corners. [s]"""
-        quickest = self.head + self.seconds.min(axis=2) @ self.layers
-        return float(self.weight @ quickest.max(axis=1))
+        """What no mix undercuts whatever the memory: each resource at its quickest corners. [s]
+
+        Infinite where even that misses a limit in time.
+        """
+        quickest = (self.head + self.seconds.min(axis=2) @ self.layers).max(axis=1)
+        late = any(weights @ quickest > limit for weights, limit in self.times.values())
+        return np.inf if late else float(self.weight @ quickest)
 
 
 @dataclass(frozen=True)
