@@ -59,16 +59,27 @@ class Passes:
         A batch is decoded in as many parts as divide it, up to the technique's, as predictions do.
         """
         found = np.zeros(np.broadcast_shapes(batch.shape, context.shape))
-        fitting = {some: self.technique.for_batches(np.array([some])) for some in np.unique(batch)}
-        for technique in {t.tiles(): t for t in fitting.values()}.values():
+        for technique, its in self._divided(np.unique(batch).tolist()):
             parts = technique.tiles()
             p = Point(np.ceil(batch / parts) * parts, context, 1.0, context, context + 1.0)
             total: Number = 0.0
             for step in technique.cycle(self.deployment, p).steps:
                 total = total + self.measure.round(step, self.deployment)
-            its = [some for some, t in fitting.items() if t.tiles() == parts]
             found = np.where(np.isin(batch, its), total, found)
         return found
+
+    def _divided(self, batches: list[float]) -> list[tuple[Technique, list[float]]]:
+        """The technique in as many parts as divide some of the batches, with those batches."""
+        most = self.technique.tiles()
+        divide: dict[int, list[float]] = {}
+        for batch in batches:
+            parts = next(k for k in range(most, 0, -1) if batch % k == 0)
+            divide.setdefault(parts, []).append(batch)
+        found: dict[int, tuple[Technique, list[float]]] = {}
+        for parts, its in divide.items():
+            technique = self.technique.for_batches(np.array([float(parts)]))
+            found.setdefault(technique.tiles(), (technique, []))[1].extend(its)
+        return list(found.values())
 
     def prompt(self, new: Array, start: Array) -> Array:
         """Passes over ``new`` tokens of one prompt each, after ``start`` earlier ones."""
