@@ -48,10 +48,11 @@ LINT = [
     ["-m", "mypy"],
     ["-c", "from importlinter.cli import lint_imports_command as lint; lint()"],
 ]
+BESIDE = ["-n", "2", "--dist", "worksteal"]
+"""Two processes, each with half of the files: what a file's tests share is made once."""
 TASKS = {
     "plan": [["-m", "kvsim", "plan", "--model", "llama2-7b", "--gpu", "a6000"]],
     "lint": LINT,
-    "test": [*LINT, ["-Im", "pytest", "-n", "2"]],
     "docs": [["-m", "mkdocs", "build", "--strict"]],
     "robust": [
         ["-m", "tests.robust"],
@@ -66,7 +67,7 @@ REQUIREMENTS = {
     "robust": "requirements-test.txt",
     "docs": "requirements-docs.txt",
 }
-REAL_RUNS = ["-Im", "pytest", "-n", "2", "-q", "tests/validate"]
+REAL_RUNS = ["-Im", "pytest", *BESIDE, "-q", "tests/validate"]
 ITSELF = ["--deselect", "tests/validate/test_any_cpu.py"]  # two of the processors below, in short
 SEEDS = 10
 
@@ -84,6 +85,25 @@ def processors() -> Iterator[dict[str, str]]:
         }
     for seed in range(1, SEEDS + 1):
         yield {"KVSIM_ULPS": str(seed)}
+
+
+def test(variables: Mapping[str, str]) -> None:
+    """Ruff, then the tests with types and import direction beside them, which are shown last."""
+    quick, slow = LINT[:2], LINT[2:]
+    for arguments in quick:
+        run(arguments)
+    checks = [
+        subprocess.Popen(
+            [PYTHON, *arguments], cwd=ROOT, env=environment({}), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for arguments in slow
+    ]  # fmt: skip
+    code = finished(["-Im", "pytest", *BESIDE], variables)
+    for check in checks:
+        print(check.communicate()[0], end="")
+        code = code or check.returncode
+    sys.exit(code)
 
 
 def test_processors() -> None:
@@ -204,12 +224,17 @@ def succeeds(
 def finished(
     arguments: list[str], variables: Mapping[str, str] | None = None, shown: int | None = None
 ) -> int:
-    """Python's exit code in the environment; it keeps what it compiles, as hundreds start."""
-    changed = os.environ | dict(variables or {})
-    changed.pop("PYTHONDONTWRITEBYTECODE", None)
+    """Python's exit code in the environment."""
+    changed = environment(variables or {})
     return subprocess.run(
         [PYTHON, *arguments], cwd=ROOT, env=changed, check=False, stdout=shown, stderr=shown
     ).returncode
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """This one's variables with some more; Python keeps what it compiles, as hundreds start."""
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return kept | dict(variables)
 
 
 def main() -> None:
@@ -231,7 +256,7 @@ def main() -> None:
         run(["-m", "tests.robust.fuzz", *options])
         return
     if (
-        task not in TASKS
+        task not in {*TASKS, "test"}
         or options not in ([], ["--cpus"], ["--all"])
         or (options and task != "test")
     ):
@@ -240,8 +265,11 @@ def main() -> None:
     if options == ["--cpus"]:
         test_processors()
         return
+    if task == "test":
+        test({"KVSIM_ALL_TESTS": "1"} if options else {})
+        return
     for arguments in TASKS[task]:
-        run(arguments, {"KVSIM_ALL_TESTS": "1"} if options else None)
+        run(arguments)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The timeline against its scalar twin, against bounds and against runs computed by hand."""
 
+import os
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -22,6 +23,7 @@ from kvsim.techniques.base import Technique
 from tests.support import scalar
 from tests.support.sampled import some
 
+EXAMPLES = 400 if "KVSIM_ALL_TESTS" in os.environ else 100  # random steps
 STACKS = ("ideal", "fused", "hf-eager", "hf-offload-static", "flexgen")
 TOLERANCE = 1e-12  # relative
 
@@ -141,7 +143,7 @@ def machines(draw: st.DrawFn) -> Deployment:
     )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(st.data())
 def test_random_steps_match_the_scalar_twin(data: st.DataObject) -> None:
     elements = 3
