@@ -74,7 +74,8 @@ class _Missing:
 def _compiled(cls: Any) -> Any:
     """The constructor of a class, with its fields' names, defaults and types."""
     known: dict[str, Any] = {"_put": object.__setattr__, "_missing": _Missing()}
-    plain, named, body = ["self"], [], []
+    plain, body = ["self"], []
+    named: list[str] = []
     for field in dataclasses.fields(cls):
         name = value = text = field.name
         if field.default_factory is not dataclasses.MISSING:
@@ -109,10 +110,10 @@ def _values(cls: type) -> Callable[[Any], tuple[Any, ...]]:
     return staticmethod(lambda instance: tuple(getattr(instance, name) for name in names))
 
 
-def _equal(self: Any, other: Any) -> bool:
+def _equal(self: Any, other: Any) -> Any:
     if other.__class__ is not self.__class__:
         return NotImplemented
-    return bool(self._compared(self) == self._compared(other))
+    return self._compared(self) == self._compared(other)
 
 
 def _hash(self: Any) -> int:

@@ -67,10 +67,11 @@ def test_as_the_standard_librarys(decorator: Decorator, below: Decorator) -> Non
             first(-1)
         with pytest.raises(TypeError, match="missing 1 required positional argument: 'one'"):
             second()
-        for change in (lambda x: setattr(x, "one", 2), lambda x: delattr(x, "one")):
-            for instance in (first(1), second(1)):
-                with pytest.raises(FrozenInstanceError):
-                    change(instance)
+        for instance in (first(1), second(1)):
+            with pytest.raises(FrozenInstanceError):
+                instance.one = 2
+            with pytest.raises(FrozenInstanceError):
+                del instance.one
 
 
 @dataclass(frozen=True)
@@ -93,5 +94,5 @@ def test_what_is_not_frozen_is_no_base() -> None:
     with pytest.raises(TypeError, match="non-frozen"):
 
         @dataclass(frozen=True)
-        class Firm(Loose):
+        class Firm(Loose):  # type: ignore[misc]
             two: int
