@@ -1,6 +1,6 @@
 """Placements that no single technique offers: the programme's mixes, replayed and polished."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property

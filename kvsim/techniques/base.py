@@ -274,7 +274,6 @@ class Technique:
 
     def layout(self, deployment: Deployment) -> Layout:
         """Blocks of layers with how often each repeats, and what they do."""
-
         ranges = [(some.first, some.last) for some in self.layers]
         return self.once(deployment, "layout", lambda: laid_out(deployment, ranges, self.parts))
 
