@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(cls=None, /, **options):
-        """As ``dataclasses.dataclass``."""
+        """Make a class a dataclass, with the options of ``dataclasses.dataclass``."""
         if not options.get("frozen") or options.keys() - {"frozen", "repr", "eq"}:
             return dataclasses.dataclass(cls, **options)
         return _frozen(cls, **options) if cls else partial(_frozen, **options)
