@@ -164,7 +164,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     (LLAMA | {"layer_types": ["sliding_attention"] * 2}, "sliding_window", "is not set"),
     (LLAMA | {"model_type": None}, "model_type", "is missing, expected one of"),
     (LLAMA | {"model_type": 3}, "model_type", "is 3"),
-    (LLAMA | {"model_type": "jamba", "mamba_d_state": 16}, "model_type", "it has mamba_d_state"),
+    (LLAMA | {"model_type": "zamba", "mamba_d_state": 16}, "model_type", "it has mamba_d_state"),
     ({"model_type": "gpt2", "n_embd": 768}, "model_type", "it has no hidden_size"),
     (MIXTRAL | {"num_experts_per_tok": 5}, "num_experts_per_tok", "at most the 4 experts"),
     (MIXTRAL | {"num_local_experts": None}, "num_local_experts", "is missing"),
