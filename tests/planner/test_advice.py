@@ -192,3 +192,11 @@ def test_other_gpus_have_more_memory_and_come_cheapest_first(
     assert found == ["--gpu a100-80g", "--gpu h200", "--gpu h100"]  # USD 2.79, 3.39, 4.29 per hour
     large = replace(ASKED, workload=replace(ASKED.workload, prompt=100_000, batch=6))
     assert [a.option for a in noplan._other_gpus(large)] == ["--gpu h200"]
+
+
+def test_no_prompt_below_65_tokens_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr(noplan, "quick", lambda q: tried.append(q.workload.prompt))
+    assert noplan.longest_prompt(replace(ASKED, workload=Workload(256, 100))) is None
+    assert noplan.longest_prompt(replace(ASKED, workload=Workload(260, 100))) is None
+    assert tried == [64, 65, 16]

@@ -1,0 +1,113 @@
+"""Counts that were replayed do not come again; names of replicas; edges of a spread."""
+
+from itertools import product
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pulp
+import pytest
+
+from kvsim.planner.fleet.certainty import SURE, Spread
+from kvsim.planner.fleet.configurations import Configuration, offers_of
+from kvsim.planner.programme import Programme
+from kvsim.planner.rows import cut
+from kvsim.planner.solving import solver
+from kvsim.serving.pools import TwoPools
+from kvsim.serving.world import _pool_sizes, link_rates
+from kvsim.techniques import parse
+
+GIB = 2.0**30
+LAYERS = (3, 2)
+
+
+def possible(cuts: tuple[Any, ...]) -> set[tuple[int, ...]]:
+    """Counts of two options and two shapes that some solution has. (o, k)"""
+    found = set()
+    for first, second in product(range(LAYERS[0] + 1), range(LAYERS[1] + 1)):
+        problem = pulp.LpProblem("counts", pulp.LpMinimize)
+        counts = {
+            (o, k): problem.add_variable(f"n_{o}_{k}", 0, LAYERS[k], pulp.LpInteger)
+            for o, k in product(range(2), range(2))
+        }
+        for k, value in enumerate((first, second)):
+            problem.addConstraint(counts[0, k] == value, f"fixed_{k}")
+            problem.addConstraint(counts[0, k] + counts[1, k] == LAYERS[k], f"layers_{k}")
+        problem.setObjective(counts[0, 0])
+        some: Any = SimpleNamespace(layers=np.array(LAYERS))
+        cut(problem, counts, cast(Programme, some), cuts)
+        if pulp.LpStatus[problem.solve(solver(1e-6, 5.0))] == "Optimal":
+            found.add((first, second))
+    return found
+
+
+def test_counts_that_were_replayed_are_the_only_ones_left_out() -> None:
+    """One in the middle of its range, at its ends, and several together."""
+    everything = set(product(range(4), range(3)))
+    known = [(1, 1), (0, 2), (3, 0)]
+    cuts = tuple(np.array([c, (3 - c[0], 2 - c[1])], dtype=float) for c in known)
+    for one, gone in zip(cuts, known, strict=True):
+        assert possible((one,)) == everything - {gone}
+    assert possible(cuts) == everything - set(known)
+
+
+def configuration(tp: int = 1, **rules: Any) -> Configuration:
+    some: dict[str, Any] = {
+        "host_cache": 0.0, "nvme_cache": 0.0, "remote_cache": 0.0, "max_seqs": 10,
+        "nvme_read": 6.0, "nvme_write": 4.0, "nic": 20.0,
+    }  # fmt: skip
+    some |= rules
+    some["tiers"] = bool(some["host_cache"] or some["nvme_cache"])
+    costs: Any = SimpleNamespace(
+        rules=SimpleNamespace(**some), technique=parse("kivi:bits=4"),
+        deployment=SimpleNamespace(tp=tp, weights="int4" if tp > 1 else "fp16"),
+        room=SimpleNamespace(host_bytes=np.array([0.0, 5.0]), host_capacity=40.0),
+        tables=SimpleNamespace(h2d=100.0, d2h=50.0),
+    )  # fmt: skip
+    return Configuration(costs, "l40s", 2.0, 1.5, 300.0)
+
+
+def test_names_say_the_gpus_weights_and_memories() -> None:
+    name = f"l40s {parse('kivi:bits=4')}"
+    assert configuration().name == name
+    many = configuration(4, host_cache=64 * GIB, nvme_cache=1000 * GIB)
+    said = f"l40s x4 int4 {parse('kivi:bits=4')} + 64 GiB host, 1000 GiB NVMe cache"
+    assert many.name == said
+    assert configuration(nvme_cache=7 * GIB).name == f"{name} + 7 GiB NVMe cache"
+    apart = Configuration(configuration().costs, "l40s", 2.0, 3.0, 300.0, TwoPools(1, 2))
+    assert apart.name == f"{name} (1 prefill + 2 decode)"
+    assert (apart.rent, configuration().rent) == (2.0, 1.5)
+
+
+def test_host_memory_is_that_of_blocks_and_of_sequences_on_every_gpu() -> None:
+    assert configuration().host == 40.0  # ten sequences of 5 B would be more than there is
+    assert configuration(4, max_seqs=2).host == 4 * 10.0
+    assert configuration(host_cache=7.0, max_seqs=2).host == 7.0 + 10.0
+
+
+def test_a_plainer_replica_wins_among_equals() -> None:
+    some = [configuration(), configuration(nvme_cache=GIB)]
+    found = offers_of(some, np.ones((1, 2)), np.zeros((1, 2)))
+    assert found.price[0] == 2.0 and 2.0 < found.price[1] < 2.0 * 1.001
+    assert 1.5 == found.reserved[0] < found.reserved[1] < 1.5 * 1.001
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_memories_are_shared_by_the_gpus_of_a_replica(tp: int) -> None:
+    """Of units of 10 B; at most as many entries as there are different blocks, here 60."""
+    rules = {"host_cache": 100.0, "nvme_cache": 5000.0, "remote_cache": 400.0}
+    costs: Any = configuration(tp, **rules).costs
+    limits = SimpleNamespace(prefix_bytes=7, unit_bytes=10, gpu=100)
+    sizes = _pool_sizes(costs, limits, np.arange(60), 2)
+    assert sizes == [15, 10 // tp, 60] * 2 + [40 // tp]
+    none = SimpleNamespace(prefix_bytes=0, unit_bytes=10, gpu=100)
+    assert _pool_sizes(costs, none, np.arange(60), 2) == [0] * 7
+    assert link_rates(costs).tolist() == [100.0, 50.0, 6 / tp, 4 / tp, 20 / tp, 20 / tp]
+
+
+def test_edges_of_a_spread() -> None:
+    spread = Spread(0.2, "test")
+    assert (spread.below(0.0), spread.below(np.inf)) == (0.0, 1.0)
+    assert spread.below(1.0) == pytest.approx(0.5)
+    assert spread.below(spread.slowdown) == pytest.approx(SURE, abs=1e-6)
+    assert spread.slowdown > 1.0 and Spread(0.4, "").slowdown == pytest.approx(spread.slowdown**2)
