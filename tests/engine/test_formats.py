@@ -310,3 +310,12 @@ def test_a_quantspec_buffer_holds_one_to_two_groups(tokens: int) -> None:
     fresh = 128 + tokens % 128
     expected = 2 * 64 * ((tokens - fresh) * (1 + 4 / 128) + fresh * 2)
     assert stored.read(64, 64, tokens) == pytest.approx(expected)
+
+
+def test_quantisation_parameters_are_counted_by_their_rule() -> (
+    None
+):
+    assert tokenwise_parameters(2.0, 8.0, 10.0) == 80.0
+    assert groupwise_parameters(2.0, 8.0, 10.0, 4.0) == 160.0
+    assert separable_parameters(2.0, 8.0, 10.0, 3.0) == 3 * 8 * 3 + 2 * 20
+    assert mixed_parameters(2.0, 8.0, 10.0) == 4 * 8 + 4 * 20

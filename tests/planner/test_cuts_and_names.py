@@ -23,7 +23,7 @@ LAYERS = (3, 2)
 
 def possible(cuts: tuple[Any, ...]) -> set[tuple[int, ...]]:
     """Counts of two options and two shapes that some solution has. (o, k)"""
-    found = set()
+    found: set[tuple[int, ...]] = set()
     for first, second in product(range(LAYERS[0] + 1), range(LAYERS[1] + 1)):
         problem = pulp.LpProblem("counts", pulp.LpMinimize)
         counts = {

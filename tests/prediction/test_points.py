@@ -1,15 +1,17 @@
 """At which points a prediction looks: the middle of a generation, the phase that holds most."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from kvsim.engine.roofline import all_ops
-from kvsim.graph import Buffers, Point, Step
+from kvsim.graph import Buffers, Group, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
+from kvsim.prediction.explain import bound_by
 from kvsim.prediction.generate import Prediction, one
 from kvsim.prediction.pool import pool
 from kvsim.prediction.service import Service
@@ -50,6 +52,23 @@ def test_a_service_reads_a_prompt_per_sequence_and_plays_the_other_tokens() -> N
     found = Service(FULL, WHERE, np.array([3.0]), 100, 9).passes()
     assert [times for _, times in found] == [8.0, 3.0]
     assert [times for _, times in Service(FULL, WHERE, np.array([3.0]), 100, 1).passes()] == [3.0]
+
+
+def test_a_service_reads_as_many_prompts_at_once_as_its_batch_has_parts() -> None:
+    found = Service(parse("offload:schedule=column,parts=4"), WHERE, np.array([12.0]), 100, 9)
+    assert [times for _, times in found.passes()] == [8.0, 3.0]
+
+
+def test_what_the_host_issues_counts_the_launches_of_kernels_alone() -> None:
+    """Ten copies in one op take 10 us on their link; each launch takes the host 3 us."""
+    d = replace(WHERE, stack=replace(WHERE.stack, time=replace(WHERE.stack.time, launch=3e-6)))
+    link = d.bandwidth["h2d"]
+    copies = Op("load", "h2d", "copy", bytes={"h2d": 1e-4 * link}, launches=10.0)
+    kernels = Op("add", bytes={"hbm": 1e3}, launches=100.0)
+    for ops, said in (((copies,), "host-to-GPU link"), ((copies, kernels), "kernel launches")):
+        step = Step((Group((ops,), 1),), ())
+        assert bound_by([(step, 1.0)], d) == said
+        assert bound_by([(step, 0.0), (step, 2.0)], d) == said
 
 
 def test_each_memory_shows_the_phase_that_needs_most_of_it() -> None:
