@@ -48,7 +48,9 @@ PLANS = (
 RUNS = (
     "tests/frozen/test_runs.py", "tests/serving/test_lanes.py", "tests/serving/test_tiers.py",
     "tests/serving/test_pieces.py", "tests/serving/test_reference.py",
-    "tests/serving/test_outcome.py", "tests/robust/test_thresholds.py",
+    "tests/serving/test_outcome.py", "tests/serving/test_sessions.py",
+    "tests/serving/test_pools.py", "tests/robust/test_thresholds.py",
+    "tests/serving/test_serving.py::test_every_request_has_the_times_of_the_plain_simulator",
     "tests/serving/test_serving.py::test_a_round_of_many_tokens_can_be_drawn_or_taken_at_its_mean",
 )  # fmt: skip
 COMPILER = ("compiled.py", "parts.py", "views.py", "views_code.py")

@@ -312,9 +312,7 @@ def test_a_quantspec_buffer_holds_one_to_two_groups(tokens: int) -> None:
     assert stored.read(64, 64, tokens) == pytest.approx(expected)
 
 
-def test_quantisation_parameters_are_counted_by_their_rule() -> (
-    None
-):
+def test_quantisation_parameters_are_counted_by_their_rule() -> None:
     assert tokenwise_parameters(2.0, 8.0, 10.0) == 80.0
     assert groupwise_parameters(2.0, 8.0, 10.0, 4.0) == 160.0
     assert separable_parameters(2.0, 8.0, 10.0, 3.0) == 3 * 8 * 3 + 2 * 20

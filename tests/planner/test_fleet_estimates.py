@@ -179,15 +179,9 @@ def test_requests_go_to_kinds_in_the_shares_of_their_class_and_window() -> None:
     count = 4000
     window, of = np.arange(count) % 2, np.arange(count) // 2 % 2
     some = Traffic(
-        trace(count, 1.0),
-        of,
-        window,
-        np.arange(count),
-        np.ones(2),
-        np.ones(2),
-        np.zeros(2),
-        cast(Any, 0),
-    )
+        requests=trace(count, 1.0), of=of, window=window, session=np.arange(count),
+        prompt=np.ones(2), generate=np.ones(2), reuse=np.zeros(2), demand=cast(Any, None),
+    )  # fmt: skip
     share = np.array([[[0.25, 0.75], [1.0, 0.0]], [[0.5, 0.5], [0.0, 1.0]]])
     kind = some.dispatched(share)
     for w, c in product(range(2), range(2)):
