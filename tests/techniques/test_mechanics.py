@@ -10,7 +10,7 @@ from kvsim.techniques import base, parse
 from kvsim.techniques.landmarks import Landmarks
 from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.selfdraft import SINK
-from tests.support.arithmetic import B, decoding, deployment, number
+from tests.support.arithmetic import B, decoding, deployment, last_layer, moved, number
 
 
 @pytest.mark.parametrize("new", [1, 2, 3, 6])
@@ -90,3 +90,18 @@ def test_a_technique_forgets_what_it_knew_of_a_deployment_once_it_is_too_much(
     assert asked == [*"ab"]
     assert [ask(what) for what in "cac"] == [*"cac"]
     assert asked == [*"abca"]
+
+
+@pytest.mark.parametrize(("blocks", "scored"), [(0, 0), (3, 0), (4, 0), (5, 5), (9, 9)])
+def test_infllm_scores_blocks_once_there_are_more_than_it_attends_to(
+    blocks: int, scored: int
+) -> None:
+    """64 first and 256 latest tokens are attended to anyway; blocks of 32 are what is between."""
+    text = "infllm:k=4,block=32,local=256,initial=64,representatives=2,cached=4"
+    cached = 64 + 256 + 32 * blocks
+    d = deployment("llama2-7b")
+    layer = last_layer(text, d, decoding(cached - 1, 1, 600, 900))
+    assert moved(layer["topk"]) == 4 * B * scored
+    assert moved(layer["relevance"]) == 2 * d.model.kv_width / 2 * B * scored * 2
+    pairs = number(layer["attn"].flops) / (4 * B * d.model.heads * d.model.head_dim)
+    assert pairs == 64 + 32 * min(blocks, 4)  # the local ones are an op of their own
