@@ -16,12 +16,12 @@ if __name__ == "__main__":  # doctests import every file, and there kernels are 
     os.environ["TRITON_INTERPRET"] = "0"
     sys.path.insert(0, str(Path(__file__).parents[2]))  # for the other helpers of the tests
 
-import re
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from tempfile import TemporaryDirectory
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -32,7 +32,7 @@ from triton.backends.compiler import GPUTarget
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
-from kvsim.validate.impl import away, cells, grouped, packed, rows, specache, zipcache
+from kvsim.validate import impl
 from kvsim.validate.kernels import (
     attention,
     attention_triton,
@@ -46,6 +46,7 @@ from kvsim.validate.kernels import (
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
 from kvsim.validate.run import Generation
+from tests.support.sass import code
 from tests.support.small_llama import small_llama
 
 SHARED = 99 * 1024
@@ -118,13 +119,19 @@ def compiling(compiled: Compiled) -> Iterator[None]:
             fused_pack(numbers, bits, group, by, where, *more)
         return plain_pack(numbers, bits, group, by, where, *more)
 
+    twins = {
+        attention.attend: attend, quantise.quantise: pack, gather.gather: gathered,
+        topk.softmax_top_k: twice(topk_triton.softmax_top_k, topk.softmax_top_k),
+    }  # fmt: skip
     replaced = [
         *((module, "launch", compiled.launch) for module in LAUNCHERS),
-        (packed, "attend", attend), (cells, "attend", attend), (zipcache, "attend", attend),
-        (packed, "quantise", pack), (rows, "quantise", pack), (grouped, "quantise", pack),
-        (specache, "softmax_top_k", twice(topk_triton.softmax_top_k, topk.softmax_top_k)),
-        (specache, "gather", gathered), (away, "gather", gathered),
-    ]  # fmt: skip
+        *(
+            (module, plain.__name__, twin)
+            for module in _implementations()
+            for plain, twin in twins.items()
+            if vars(module).get(plain.__name__) is plain
+        ),
+    ]
     patches = [patch.object(module, name, new) for module, name, new in replaced]
     for one in patches:
         one.start()
@@ -133,6 +140,11 @@ def compiling(compiled: Compiled) -> Iterator[None]:
     finally:
         for one in patches:
             one.stop()
+
+
+def _implementations() -> list[ModuleType]:
+    """Every file of real implementations."""
+    return [import_module(f"{impl.__name__}.{one.name}") for one in iter_modules(impl.__path__)]
 
 
 LAUNCHERS = (attention_triton, gather_triton, quantise_triton, topk_triton)
@@ -162,20 +174,6 @@ def compile_all(capability: int, few: bool) -> Compiled:
     return compiled
 
 
-def spills(kernel: Any) -> int:
-    """Bytes of stack of a kernel: what it moves to memory for want of registers. [B]"""
-    tool = Path(triton.knobs.nvidia.ptxas.path).with_name("cuobjdump")
-    with TemporaryDirectory() as folder:
-        made = Path(folder) / "kernel.cubin"
-        made.write_bytes(kernel.asm["cubin"])
-        command = [str(tool), "--dump-resource-usage", str(made)]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.findall(r"STACK:(\d+)", said)
-    if not found:
-        raise RuntimeError(f"{tool} says nothing of a stack: {said[-200:]}")
-    return sum(map(int, found))
-
-
 def main() -> None:
     """Print one line per kernel and capability; exit 1 where one asks too much."""
     capabilities = [int(text) for text in sys.argv[1:] if text.isdigit()]
@@ -183,11 +181,13 @@ def main() -> None:
     for capability in capabilities:
         compiled = compile_all(capability, "--few" in sys.argv)
         for key, kernel in compiled.found.items():
-            where, shared = compiled.where[key], kernel.metadata.shared
-            spilt = spills(kernel)
-            line = f"sm_{capability} {where}: {shared} B shared, {spilt} B spilt"
+            where, shared, made = compiled.where[key], kernel.metadata.shared, code(kernel)
+            line = (
+                f"sm_{capability} {where}: {shared} B shared, {made.registers} registers, "
+                f"{made.stack} B spilt, {made.instructions} instructions, in loops {made.loops}"
+            )
             print(line)
-            if shared > SHARED or (spilt and "float16" in where):
+            if shared > SHARED or (made.stack and "float16" in where):
                 wrong.append(line)
     if wrong:
         sys.exit("asks too much: " + "; ".join(wrong))

@@ -152,6 +152,23 @@ def test_fetched_pairs_replace_packed_ones(shared: int) -> None:
     same(ours, attention.attend_plainly(q, plain, True))
 
 
+@pytest.mark.parametrize(("bits", "head_dim", "new"), [(2, 64, 1), (4, 32, 3)])
+def test_rows_are_read_as_words_where_all_are_packed(
+    bits: int, head_dim: int, new: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of packed rows alone take a loop of their own; fetched pairs in a run rule it out."""
+    monkeypatch.setattr(attention_triton, "SPLITS", (64,))
+    view = kivi_view(1, 2, head_dim, 170, bits, slots=32)
+    assert attention_triton.by_words(view, head_dim, torch.float16)
+    assert not attention_triton.by_words(view, head_dim, torch.float32), "tokens are compared in it"
+    q = noise(1, 4, new, head_dim)
+    for chosen in ((), (3, 70, 9, -1)):
+        index = torch.tensor(chosen, dtype=torch.int32).expand(1, 2, -1)
+        k, v = (noise(1, 2, len(chosen), head_dim) for _ in "kv")
+        held = replace(view, index=index, k_fetched=k, v_fetched=v) if chosen else view
+        same(attention_triton.attend(q, held, True), attention.attend_plainly(q, held, True))
+
+
 @pytest.mark.parametrize("shared", SHARED)
 def test_mixed_precisions_with_shared_scales(shared: int) -> None:
     """ZipCache's layout: ragged first groups, factors per channel, tables shared by sequences."""

@@ -5,6 +5,7 @@ of tokens; a second kernel merges the runs by their log-sum-exp.
 """
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,66 +13,25 @@ from torch import Tensor
 
 from kvsim.validate.kernels.attention import PartialAttention, View, score_dtype
 from kvsim.validate.kernels.language import ceil_div, jit, launch, next_power_of_2, tl
+from kvsim.validate.kernels.places_triton import fetched_place, spread
 from kvsim.validate.kernels.stores import Store
-from kvsim.validate.kernels.widen_triton import widen
+from kvsim.validate.kernels.widen_triton import side
+from kvsim.validate.kernels.words_triton import channels, packed_run
 
 BLOCK = 64  # tokens widened at once
-SPLIT = 256  # tokens of one program
-LISTED = 64  # fetched tokens compared at once
+BY_WORDS = 32  # the same where all are packed; keys of more tokens share their scales
+SPLITS = (512, 256, 128)  # tokens of one program
+TABLES = 16  # groups of keys that a program may meet
+WAVES = 4  # programs that every processor of a GPU should have
+PROCESSORS = 108  # of a GPU that is not there
+LISTED = 64  # fetched tokens whose places are written at once
 QUERIES = 16  # fewest rows of a matrix product on tensor units
 
 
 @jit
-def side(
-    codes, lower, scale, zero, factor, tail, fetched, packed, first,
-    codes_b, codes_h, scale_b, scale_h, factor_b, factor_h, table, groups, factors,
-    slots, tail_b, tail_h, fetched_b, fetched_h,
-    sequence, head, row, place, column, mask,
-    HEAD_DIM: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, FACTOR_GROUP: tl.constexpr,
-    BY_TOKEN: tl.constexpr, LOWER: tl.constexpr, FACTOR: tl.constexpr, FIRST: tl.constexpr,
-    TAIL: tl.constexpr, FETCHED: tl.constexpr,
-):  # fmt: skip
-    """Keys or values of a block of tokens, each from where it is, as fp32 (tokens, head dim)."""
-    wide = tl.zeros([row.shape[0], column.shape[0]], dtype=tl.float32)
-    instead = place > 0
-    if BITS > 0:
-        count = tl.load(packed + sequence)
-        here = mask & (row < count)[:, None] & (instead == 0)[:, None]
-        group_row = row // GROUP
-        factor_row = row
-        if FACTOR:
-            factor_row = row // FACTOR_GROUP
-        if FIRST:
-            beyond = row - tl.load(first + sequence)
-            group_row = tl.where(beyond < 0, 0, beyond // GROUP + 1)
-            if FACTOR:
-                factor_row = tl.where(beyond < 0, 0, beyond // FACTOR_GROUP + 1)
-        wide += widen(
-            codes + sequence * codes_b + head * codes_h,
-            lower + sequence * codes_b + head * codes_h,
-            scale + sequence * scale_b + head * scale_h,
-            zero + sequence * scale_b + head * scale_h,
-            factor + sequence * factor_b + head * factor_h,
-            table, row, tl.minimum(group_row, groups - 1), tl.minimum(factor_row, factors - 1),
-            column, here, HEAD_DIM, BITS, GROUP, BY_TOKEN, LOWER, FACTOR,
-        )  # fmt: skip
-    if TAIL:
-        here = mask & (instead == 0)[:, None]
-        if BITS > 0:
-            here &= (row >= tl.load(packed + sequence))[:, None]
-        at = tail + sequence * tail_b + head * tail_h
-        at = at + (row % slots)[:, None] * HEAD_DIM + column[None, :]
-        wide += tl.load(at, mask=here, other=0.0).to(tl.float32)
-    if FETCHED:
-        at = fetched + sequence * fetched_b + head * fetched_h
-        at = at + (place - 1)[:, None] * HEAD_DIM + column[None, :]
-        wide += tl.load(at, mask=mask & instead[:, None], other=0.0).to(tl.float32)
-    return wide
-
-
-@jit
 def runs(
-    query_rows, out, lse, scores, lengths, index, chosen, scores_row, kv_heads, splits, root,
+    query_rows, out, lse, scores, lengths, index, places, chosen, room, scores_row, kv_heads,
+    splits, root, k_words, v_words,
     k_codes, k_lower, k_scale, k_zero, k_factor, k_tail, k_fetched, k_packed, k_first,
     k_codes_b, k_codes_h, k_scale_b, k_scale_h, k_factor_b, k_factor_h, k_table, k_groups,
     k_factors, k_slots, k_tail_b, k_tail_h, k_fetched_b, k_fetched_h,
@@ -86,7 +46,7 @@ def runs(
     V_FIRST: tl.constexpr, V_TAIL: tl.constexpr,
     FETCHED: tl.constexpr, PER_KV: tl.constexpr, NEW: tl.constexpr, CAUSAL: tl.constexpr,
     SCORED: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, SPLIT: tl.constexpr, LISTED: tl.constexpr,
+    BLOCK: tl.constexpr, SPLIT: tl.constexpr, WORDS: tl.constexpr, TABLES: tl.constexpr,
 ):  # fmt: skip
     """One run of tokens of one KV head: output, and log-sum-exp, per query row."""
     sequence = (tl.program_id(0) // kv_heads).to(tl.int64)
@@ -105,56 +65,78 @@ def runs(
     top = tl.full([ROWS], -1e30, dtype=tl.float32)
     total = tl.zeros([ROWS], dtype=tl.float32)
     sums = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
-    for begin in range(start, tl.minimum(start + SPLIT, length), BLOCK):
-        row = begin + tl.arange(0, BLOCK)
-        mask = (row < length)[:, None] & (column < HEAD_DIM)[None, :]
-        place = row * 0
-        if FETCHED:
-            for listed in range(0, chosen, LISTED):
-                entry = listed + tl.arange(0, LISTED)
-                at = index + tl.program_id(0) * chosen + entry
-                token = tl.load(at, mask=entry < chosen, other=-1)
-                hit = (row[:, None] == token[None, :]).to(tl.int32)
-                place += tl.sum(hit * (entry + 1)[None, :], axis=1)
-        k = side(
-            k_codes, k_lower, k_scale, k_zero, k_factor, k_tail, k_fetched, k_packed, k_first,
-            k_codes_b, k_codes_h, k_scale_b, k_scale_h, k_factor_b, k_factor_h, k_table, k_groups,
-            k_factors, k_slots, k_tail_b, k_tail_h, k_fetched_b, k_fetched_h,
-            sequence, head, row, place, column, mask,
-            HEAD_DIM, K_BITS, K_GROUP, K_FACTOR_GROUP, K_BY_TOKEN, K_LOWER, K_FACTOR, K_FIRST,
-            K_TAIL, FETCHED,
-        )  # fmt: skip
-        logits = tl.dot(queries, tl.trans(k.to(queries.dtype)), input_precision="ieee") * root
-        seen = row[None, :] < sees[:, None]
-        logits = tl.where(seen, logits, -float("inf"))
-        if SCORED:
-            last = (query % NEW == NEW - 1) & (query < PER_KV * NEW)
-            heads = tl.program_id(0) * PER_KV + query // NEW
-            at = scores + heads[:, None] * scores_row + row[None, :]
-            tl.store(at, logits, mask=last[:, None] & (row < length)[None, :])
-        highest = tl.maximum(top, tl.max(logits, axis=1))
-        weights = tl.exp(logits - highest[:, None])
-        fades = tl.exp(top - highest)
-        v = side(
-            v_codes, v_lower, v_scale, v_zero, v_factor, v_tail, v_fetched, v_packed, v_first,
-            v_codes_b, v_codes_h, v_scale_b, v_scale_h, v_factor_b, v_factor_h, v_table, v_groups,
-            v_factors, v_slots, v_tail_b, v_tail_h, v_fetched_b, v_fetched_h,
-            sequence, head, row, place, column, mask,
-            HEAD_DIM, V_BITS, V_GROUP, V_FACTOR_GROUP, V_BY_TOKEN, V_LOWER, V_FACTOR, V_FIRST,
-            V_TAIL, FETCHED,
-        )  # fmt: skip
-        total = total * fades + tl.sum(weights, axis=1)
-        sums = sums * fades[:, None] + tl.dot(
-            weights.to(queries.dtype), v.to(queries.dtype), input_precision="ieee"
+    if WORDS > 0:
+        alone = start + SPLIT <= tl.minimum(
+            tl.minimum(tl.load(k_packed + sequence), tl.load(v_packed + sequence)),
+            tl.min(sees, axis=0),
         )
-        top = highest
+        if FETCHED:
+            every = start + tl.arange(0, SPLIT)
+            held = fetched_place(index, places, chosen, room, every, every < length)
+            alone = alone & (tl.max(held, axis=0) == 0)
+    else:
+        alone: tl.constexpr = False  # type: ignore[no-redef]
+    if alone:
+        column = channels(HEAD_DIM, V_BITS)
+        top, total, sums = packed_run(
+            query_rows + tl.program_id(0) * PER_KV * NEW * HEAD_DIM,
+            k_words + (sequence * k_codes_b + head * k_codes_h) // 4,
+            k_scale + sequence * k_scale_b + head * k_scale_h,
+            k_zero + sequence * k_scale_b + head * k_scale_h,
+            v_words + (sequence * v_codes_b + head * v_codes_h) // 4,
+            v_scale + sequence * v_scale_b + head * v_scale_h,
+            v_zero + sequence * v_scale_b + head * v_scale_h,
+            scores + tl.program_id(0).to(tl.int64) * PER_KV * scores_row, scores_row,
+            k_groups, start, root,
+            K_BITS, K_GROUP, V_BITS, V_GROUP, PER_KV, NEW, SCORED, HEAD_DIM, ROWS, WORDS, SPLIT,
+            TABLES,
+        )  # fmt: skip
+    else:
+        for begin in range(start, tl.minimum(start + SPLIT, length), BLOCK):
+            row = begin + tl.arange(0, BLOCK)
+            mask = (row < length)[:, None] & (column < HEAD_DIM)[None, :]
+            place = row * 0
+            if FETCHED:
+                place = fetched_place(index, places, chosen, room, row, row < length)
+            k = side(
+                k_codes, k_lower, k_scale, k_zero, k_factor, k_tail, k_fetched, k_packed, k_first,
+                k_codes_b, k_codes_h, k_scale_b, k_scale_h, k_factor_b, k_factor_h, k_table,
+                k_groups, k_factors, k_slots, k_tail_b, k_tail_h, k_fetched_b, k_fetched_h,
+                sequence, head, row, place, column, mask,
+                HEAD_DIM, K_BITS, K_GROUP, K_FACTOR_GROUP, K_BY_TOKEN, K_LOWER, K_FACTOR, K_FIRST,
+                K_TAIL, FETCHED,
+            )  # fmt: skip
+            logits = tl.dot(queries, tl.trans(k.to(queries.dtype)), input_precision="ieee") * root
+            seen = row[None, :] < sees[:, None]
+            logits = tl.where(seen, logits, -float("inf"))
+            if SCORED:
+                last = (query % NEW == NEW - 1) & (query < PER_KV * NEW)
+                heads = tl.program_id(0) * PER_KV + query // NEW
+                at = scores + heads[:, None] * scores_row + row[None, :]
+                tl.store(at, logits, mask=last[:, None] & (row < length)[None, :])
+            highest = tl.maximum(top, tl.max(logits, axis=1))
+            weights = tl.exp(logits - highest[:, None])
+            fades = tl.exp(top - highest)
+            v = side(
+                v_codes, v_lower, v_scale, v_zero, v_factor, v_tail, v_fetched, v_packed, v_first,
+                v_codes_b, v_codes_h, v_scale_b, v_scale_h, v_factor_b, v_factor_h, v_table,
+                v_groups, v_factors, v_slots, v_tail_b, v_tail_h, v_fetched_b, v_fetched_h,
+                sequence, head, row, place, column, mask,
+                HEAD_DIM, V_BITS, V_GROUP, V_FACTOR_GROUP, V_BY_TOKEN, V_LOWER, V_FACTOR, V_FIRST,
+                V_TAIL, FETCHED,
+            )  # fmt: skip
+            total = total * fades + tl.sum(weights, axis=1)
+            sums = sums * fades[:, None] + tl.dot(
+                weights.to(queries.dtype), v.to(queries.dtype), input_precision="ieee"
+            )
+            top = highest
 
     result = sums / tl.where(total > 0, total, 1.0)[:, None]
     at = (tl.program_id(0) * splits + tl.program_id(1)) * ROWS + query
     used = query < PER_KV * NEW  # the others only fill a matrix product up
     tl.store(out + at[:, None] * WIDTH + column[None, :], result, mask=used[:, None])
-    spread = tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), -1e30)
-    tl.store(lse + at, spread, mask=used)
+    whole = tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), -1e30)
+    tl.store(lse + at, whole, mask=used)
 
 
 @jit
@@ -185,7 +167,7 @@ def join(
 
 
 def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
-    """As ``attention.attend``, in two launches."""
+    """As ``attention.attend``, in two launches, and one more where pairs are fetched."""
     batch, heads, new, head_dim = queries.shape
     some = next(t for t in (view.k_tail, view.k.codes if view.k else None) if t is not None)
     kv_heads = some.shape[1]
@@ -193,8 +175,9 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
     tokens = _room(view)
     width = max(next_power_of_2(head_dim), QUERIES)
     used, rows = per_kv * new, max(next_power_of_2(per_kv * new), QUERIES)
-    splits = max(ceil_div(tokens, SPLIT), 1)
     programs = batch * kv_heads
+    split = _split(tokens, programs, queries.device)
+    splits = max(ceil_div(tokens, split), 1)
     out = _empty(queries, programs, splits, rows, width)
     lse = _empty(queries, programs, splits, rows)
     whole, whole_lse = _empty(queries, *queries.shape), _empty(queries, *queries.shape[:3])
@@ -203,18 +186,54 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
     fetched = view.index is not None
     index = view.lengths if view.index is None else view.index.contiguous()
     chosen = 0 if view.index is None else index.shape[2]
+    places = index
+    if fetched and chosen:
+        places = torch.empty(programs, tokens, dtype=torch.int32, device=queries.device)
+        blocks = (programs, ceil_div(chosen, LISTED))
+        launch(spread, blocks, index, places, chosen, tokens, LISTED)
     view = replace(view, lengths=view.lengths.contiguous())
     k, v = _side(view, "k"), _side(view, "v")
+    words = by_words(view, head_dim, queries.dtype)
     launch(
         runs, (programs, splits),
-        queries.contiguous(), out, lse, scores, view.lengths, index, chosen,
-        scores.shape[2], kv_heads, splits, head_dim**-0.5,
+        queries.contiguous(), out, lse, scores, view.lengths, index, places, chosen, tokens,
+        scores.shape[2], kv_heads, splits, head_dim**-0.5, *(words or (view.lengths,) * 2),
         *k[0], *v[0], *k[1], *v[1],
-        fetched, per_kv, new, view.causal, scored, head_dim, width, rows, BLOCK, SPLIT, LISTED,
+        fetched and chosen > 0, per_kv, new, view.causal, scored, head_dim, width, rows, BLOCK,
+        split, BY_WORDS if words else 0, TABLES,
         num_stages=1,  # loads ahead of their use would take more shared memory than cards have
     )  # fmt: skip
     launch(join, (programs, used), out, lse, whole, whole_lse, splits, used, head_dim, width, rows)
     return PartialAttention(whole, whole_lse, scores if scored else None)
+
+
+def by_words(view: View, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """Codes of keys and of values as words, where both have 2 or 4 bits and groups as KIVI's."""
+    k, v = view.k, view.v
+    if k is None or v is None or dtype != torch.float16 or head_dim != next_power_of_2(head_dim):
+        return None
+    fits = k.by == "channel" and k.group % BY_WORDS == 0 and k.group * TABLES >= SPLITS[0]
+    fits = fits and v.by == "token" and v.group * v.bits % 32 == 0 and head_dim % v.group == 0
+    for store in (k, v):
+        plain = store.lower is None and store.factor is None and store.first is None
+        whole = all(n % 4 == 0 for n in (*store.codes.stride()[:2], store.codes.storage_offset()))
+        fits = fits and plain and whole and store.bits in (2, 4)
+        fits = fits and head_dim * store.bits % 32 == 0
+    return (k.codes.view(torch.int32), v.codes.view(torch.int32)) if fits else None
+
+
+def _split(tokens: int, programs: int, device: torch.device) -> int:
+    """Tokens of one program: many where all processors have work even so."""
+    wanted = WAVES * _processors(device)
+    return next((n for n in SPLITS if programs * ceil_div(tokens, n) >= wanted), SPLITS[-1])
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU."""
+    if device.type != "cuda":
+        return PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _empty(like: Tensor, *shape: int) -> Tensor:

@@ -43,3 +43,51 @@ def widen(
         at = factor_row[:, None] * HEAD_DIM + column[None, :]
         wide *= tl.load(factor + at, mask=mask, other=0.0).to(tl.float32)
     return wide
+
+
+@jit
+def side(
+    codes, lower, scale, zero, factor, tail, fetched, packed, first,
+    codes_b, codes_h, scale_b, scale_h, factor_b, factor_h, table, groups, factors,
+    slots, tail_b, tail_h, fetched_b, fetched_h,
+    sequence, head, row, place, column, mask,
+    HEAD_DIM: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, FACTOR_GROUP: tl.constexpr,
+    BY_TOKEN: tl.constexpr, LOWER: tl.constexpr, FACTOR: tl.constexpr, FIRST: tl.constexpr,
+    TAIL: tl.constexpr, FETCHED: tl.constexpr,
+):  # fmt: skip
+    """Keys or values of a block of tokens, each from where it is, as fp32 (tokens, head dim)."""
+    wide = tl.zeros([row.shape[0], column.shape[0]], dtype=tl.float32)
+    instead = place > 0
+    if BITS > 0:
+        count = tl.load(packed + sequence)
+        here = mask & (row < count)[:, None] & (instead == 0)[:, None]
+        group_row = row // GROUP
+        factor_row = row
+        if FACTOR:
+            factor_row = row // FACTOR_GROUP
+        if FIRST:
+            beyond = row - tl.load(first + sequence)
+            group_row = tl.where(beyond < 0, 0, beyond // GROUP + 1)
+            if FACTOR:
+                factor_row = tl.where(beyond < 0, 0, beyond // FACTOR_GROUP + 1)
+        wide += widen(
+            codes + sequence * codes_b + head * codes_h,
+            lower + sequence * codes_b + head * codes_h,
+            scale + sequence * scale_b + head * scale_h,
+            zero + sequence * scale_b + head * scale_h,
+            factor + sequence * factor_b + head * factor_h,
+            table, row, tl.minimum(group_row, groups - 1), tl.minimum(factor_row, factors - 1),
+            column, here, HEAD_DIM, BITS, GROUP, BY_TOKEN, LOWER, FACTOR,
+        )  # fmt: skip
+    if TAIL:
+        here = mask & (instead == 0)[:, None]
+        if BITS > 0:
+            here &= (row >= tl.load(packed + sequence))[:, None]
+        at = tail + sequence * tail_b + head * tail_h
+        at = at + (row % slots)[:, None] * HEAD_DIM + column[None, :]
+        wide += tl.load(at, mask=here, other=0.0).to(tl.float32)
+    if FETCHED:
+        at = fetched + sequence * fetched_b + head * fetched_h
+        at = at + (place - 1)[:, None] * HEAD_DIM + column[None, :]
+        wide += tl.load(at, mask=mask & instead[:, None], other=0.0).to(tl.float32)
+    return wide
