@@ -192,7 +192,7 @@ def capacity(
     shown = answers.row(answer, trace)
     for replica, j in zip(shown["fleet"], answer.used, strict=True):
         x = answer.market.configurations[j]
-        replica["settings"] = settings(wanted, of_costs(x.costs, used), x.unwritten)
+        replica["settings"] = settings(wanted, of_costs(x.costs, used, x.sides))
     if report is not None:
         capacity_page.write_page(Path(report), shown, answer, command_line())
         say_written(Path(report))

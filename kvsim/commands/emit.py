@@ -32,13 +32,8 @@ def engines(text: str | None) -> list[str]:
     return found
 
 
-def settings(names: list[str], served: "Served", unwritten: tuple[str, ...] = ()) -> "list[Row]":
-    """Settings of some engines for a replica, as an answer holds them.
-
-    Parameters
-    ----------
-    unwritten : what the replica needs besides, which no flag here sets.
-    """
+def settings(names: list[str], served: "Served") -> "list[Row]":
+    """Settings of some engines for a replica, as an answer holds them."""
     from kvsim.emit.engines import emit, shown
     from kvsim.emit.flags import MANUALS
 
@@ -50,10 +45,10 @@ def settings(names: list[str], served: "Served", unwritten: tuple[str, ...] = ()
                 "engine": name,
                 "version": manual.version,
                 "source": manual.source,
-                "text": "\n".join([shown(found), *(f"# not written here: {x}" for x in unwritten)]),
+                "text": shown(found),
                 "line": found.line,
                 "flags": {f.name: f.source for f in found.flags},
-                "missing": [*found.missing, *unwritten],
+                "missing": list(found.missing),
             }
         )
     return rows

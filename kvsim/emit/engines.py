@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import field
 
-from kvsim.emit import drafts
+from kvsim.emit import apart, drafts
 from kvsim.emit.flags import MANUALS, Flag, flag
 from kvsim.emit.served import Served
 from kvsim.errors import unknown
@@ -82,7 +82,10 @@ def emit(engine: str, served: Served) -> Emitted:
     if engine not in WRITERS:
         raise unknown("engine", engine, WRITERS)
     found = EngineSettings(engine)
-    text = WRITERS[engine](served, found)
+    if served.apart is None:
+        text = WRITERS[engine](served, found)
+    else:
+        text = apart.both(served, found, WRITERS[engine])
     return Emitted(engine, text, tuple(found.used), tuple(found.missing))
 
 
@@ -119,6 +122,11 @@ def _quantised(s: Served, found: EngineSettings) -> None:
         found.lacks(QUANTISED[s.weights])
 
 
+def _no_drive(s: Served, found: EngineSettings) -> None:
+    if s.nvme_cache:
+        found.lacks(f"{s.nvme_gb} GB of NVMe for evicted blocks: --emit lmcache has them")
+
+
 def _vllm(s: Served, found: EngineSettings) -> str:
     found.add("--tensor-parallel-size", s.tp)
     found.add("--max-model-len", s.max_model_len)
@@ -133,9 +141,11 @@ def _vllm(s: Served, found: EngineSettings) -> str:
         found.add("--kv-cache-dtype", turbo or "fp8")
     if s.weights == "fp8" and not s.released:
         found.add("--quantization", "fp8")
-    if s.host_cache:
+    if s.host_cache and not s.role:
         found.add("--kv-offloading-size", f"{s.host_gib:g}")
         found.add("--kv-offloading-backend", "native")
+    _no_drive(s, found)
+    apart.vllm(s, found)
     drafts.vllm(s, found)
     _no_technique(s, found, ("fp8", *drafts.VLLM, *(("turboquant",) if turbo else ())))
     _quantised(s, found)
@@ -157,6 +167,10 @@ def _sglang(s: Served, found: EngineSettings) -> str:
     if s.host_cache:
         found.add("--enable-hierarchical-cache")
         found.add("--hicache-size", s.host_gb)
+    if s.nvme_cache:
+        found.add("--hicache-storage-backend", "file")
+        found.lacks(f"how much of the drive it uses ({s.nvme_gb} GB here)")
+    apart.sglang(s, found)
     drafts.sglang(s, found)
     _no_technique(s, found, ("fp8", *drafts.SGLANG))
     _quantised(s, found)
@@ -170,7 +184,8 @@ def _trtllm(s: Served, found: EngineSettings) -> str:
     found.add("--max_num_tokens", s.max_tokens)
     found.add("--free_gpu_memory_fraction", f"{s.free_share:g}")
     found.add("--enable_chunked_prefill")
-    found.add("--config", "kv.yaml")
+    file = f"{s.role or 'kv'}.yaml"
+    found.add("--config", file)
     command = _shell(f"trtllm-serve {s.model}", found.options)
     found.used.append(flag("trtllm", "kv_cache_config.enable_block_reuse"))
     entries = ["  enable_block_reuse: true"]
@@ -183,14 +198,16 @@ def _trtllm(s: Served, found: EngineSettings) -> str:
     _no_technique(s, found, ("fp8", *drafts.TRTLLM))
     if s.weights != "fp16" and not s.released:
         found.lacks(f"weights in {s.weights}: serve a checkpoint that is quantised so")
+    _no_drive(s, found)
     entries += drafts.trtllm(s, found)
-    return "# kv.yaml\nkv_cache_config:\n" + "\n".join(entries) + "\n\n" + command
+    entries += apart.trtllm(s, found)
+    return f"# {file}\nkv_cache_config:\n" + "\n".join(entries) + "\n\n" + command
 
 
 def _lmcache(s: Served, found: EngineSettings) -> str:
     """vLLM with LMCache as the store of evicted blocks."""
     below = emit("vllm", s)
-    found.missing += below.missing
+    found.missing += [x for x in below.missing if "NVMe" not in x]
     if not s.host_cache:
         found.lacks("a host cache: nothing is kept in host memory here, so LMCache has no use")
         return below.text
@@ -200,6 +217,9 @@ def _lmcache(s: Served, found: EngineSettings) -> str:
     for name in ("LMCACHE_CONFIG_FILE", "chunk_size", "local_cpu", "max_local_cpu_size"):
         found.used.append(flag("lmcache", name))
     file = f"# lmcache.yaml\nchunk_size: 256\nlocal_cpu: true\nmax_local_cpu_size: {s.host_gb}\n"
+    if s.nvme_cache:
+        found.used += [flag("lmcache", name) for name in ("local_disk", "max_local_disk_size")]
+        file += f"local_disk: file:///FOLDER_ON_THE_DRIVE\nmax_local_disk_size: {s.nvme_gb}\n"
     command = below.text.replace(
         "--kv-offloading-backend native", "--kv-offloading-backend lmcache"
     )
@@ -230,6 +250,7 @@ def _hf(s: Served, found: EngineSettings) -> str:
         found.add("prompt_lookup_num_tokens", s.drafts)
         arguments.append(("prompt_lookup_num_tokens", str(s.drafts)))
     _no_technique(s, found, ("offload", "kivi", "draft", "ngram"))
+    _no_drive(s, found)
     _quantised(s, found)
     found.lacks("a batch limit and continuous batching: generate takes one batch at a time")
     told = "".join(f", {name}={value}" for name, value in arguments)
@@ -252,6 +273,7 @@ def _llamacpp(s: Served, found: EngineSettings) -> str:
         found.lacks("its own formats q8_0 and q4_0 (--cache-type-k, --cache-type-v) are others")
     if s.host_cache:
         found.lacks("host memory for evicted blocks")
+    _no_drive(s, found)
     if s.weights != "fp16" and not s.released:
         found.lacks(f"weights in {s.weights}: convert the model to the GGUF format that is nearest")
     return _shell("llama-server", found.options)

@@ -48,6 +48,10 @@ class Flag:
 
 VLLM_CACHE = "vllm/config/cache.py at 002f10e"
 VLLM_SPECULATION = "docs/features/speculative_decoding/README.md at 01ed47b"
+VLLM_APART = "docs/features/nixl_connector_usage.md at 026c83f"
+SGLANG_APART = "docs/advanced_features/pd_disaggregation.md at 08edc50"
+SGLANG_STORE = "docs/advanced_features/hicache_best_practices.md at 0d57f2c"
+TRTLLM_APART = "docs/source/features/disagg-serving.md at 0434b98"
 SGLANG = "docs/advanced_features/server_arguments.md at 004813e"
 TRTLLM = "tensorrt_llm/commands/serve.py at 00209af"
 TRTLLM_KV = "docs/source/features/kvcache.md at 0076e93"
@@ -92,6 +96,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("--kv-offloading-backend", "native, or lmcache", VLLM_CACHE),
         Flag("--quantization", "format of the weights", "vLLM engine arguments"),
         Flag("--speculative-config", "drafting, as JSON", VLLM_SPECULATION),
+        Flag("--kv-transfer-config", "how caches leave and come, as JSON", VLLM_APART),
     ),
     "sglang": (
         Flag("--model-path", "the model", SGLANG),
@@ -105,6 +110,9 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("--quantization", "format of the weights", SGLANG),
         Flag("--enable-hierarchical-cache", "evicted blocks go to host memory", SGLANG),
         Flag("--hicache-size", "host memory for them [GB]", SGLANG),
+        Flag("--hicache-storage-backend", "where they go from there", SGLANG_STORE),
+        Flag("--disaggregation-mode", "prefill or decode only", SGLANG_APART),
+        Flag("--disaggregation-transfer-backend", "what moves caches", SGLANG_APART),
         Flag("--speculative-algorithm", "EAGLE3, NEXTN (MTP), STANDALONE, NGRAM", SGLANG),
         Flag("--speculative-draft-model-path", "the draft model", SGLANG),
         Flag("--speculative-num-steps", "drafted tokens in a row", SGLANG),
@@ -129,6 +137,9 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("speculative_config.max_matching_ngram_size", "last tokens that are looked up",
              TRTLLM_SPECULATION),
         Flag("speculative_config.speculative_model", "the draft model", TRTLLM_SPECULATION),
+        Flag("cache_transceiver_config.backend", "what moves caches", TRTLLM_APART),
+        Flag("cache_transceiver_config.max_tokens_in_buffer", "longest prompt [tokens]",
+             TRTLLM_APART),
         Flag("disable_overlap_scheduler", "a draft model cannot run beside it", TRTLLM_SPECULATION),
     ),
     "lmcache": (

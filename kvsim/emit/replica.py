@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from kvsim.serving.costs import StepCosts
 
 
-def of_costs(costs: "StepCosts", utilisation: float) -> Served:
+def of_costs(
+    costs: "StepCosts", utilisation: float, apart: tuple[int, int] | None = None
+) -> Served:
     """A replica of a simulated fleet.
 
     Parameters
     ----------
     utilisation : share of each GPU's memory that the engine uses.
+    apart : engines that only read prompts, and that only decode.
     """
     rules, d = costs.rules, costs.deployment
     return Served(

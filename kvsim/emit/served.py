@@ -1,5 +1,7 @@
 """What an engine is asked to run, whichever engine it is."""
 
+from dataclasses import replace
+
 from kvsim.frozen import dataclass
 from kvsim.machines.hardware import GIB
 from kvsim.techniques.base import Technique
@@ -34,8 +36,12 @@ class Served:
         Whether ``utilisation`` is a share of what weights and the largest pass leave.
     prefix_caching
         Whether prompts share blocks.
-    host_cache
-        Host memory for evicted blocks, of the whole replica. [B]
+    host_cache, nvme_cache
+        Host memory and NVMe space for evicted blocks, of the whole replica. [B]
+    apart
+        Engines that only read prompts and engines that only decode; None if each does both.
+    role
+        Which of the two this engine does, ``prefill`` or ``decode``; empty if both.
     """
 
     model: str
@@ -53,6 +59,9 @@ class Served:
     prefix_caching: bool = False
     host_cache: float = 0.0
     released: bool = False
+    nvme_cache: float = 0.0
+    apart: tuple[int, int] | None = None
+    role: str = ""
     share_of_free: bool = False
 
     @property
@@ -74,6 +83,19 @@ class Served:
     def host_gb(self) -> int:
         """The same in whole GB, which some engines take."""
         return round(self.host_cache / GB)
+
+    @property
+    def nvme_gb(self) -> int:
+        """NVMe space in whole GB."""
+        return round(self.nvme_cache / GB)
+
+    def as_role(self, role: str) -> "Served":
+        """One of its engines where prefill and decode are apart; prefixes are kept by prefill."""
+        if role == "prefill":
+            return replace(self, role=role, apart=None)
+        return replace(
+            self, role=role, apart=None, prefix_caching=False, host_cache=0.0, nvme_cache=0.0
+        )
 
     @property
     def static_share(self) -> float:

@@ -172,9 +172,10 @@ def _together(requests: Requests, reading: World, decoding: World, order: Intege
     records: Any = reading.requests
     second: Any = decoding.requests
     records.generate = requests.generate
-    for name in ("last", "made", "preempted", "status"):
+    for name in ("last", "made", "status"):
         kept = records[name]
         kept[order] = second[name]
+    records.preempted[order] += second.preempted
     decoded = second.replica != NONE  # else its client hung up while the cache was on its way
     records.replica[order[decoded]] = second.replica[decoded] + len(reading.replicas)  # type: ignore[arg-type]
     sides: Any = (reading, decoding)

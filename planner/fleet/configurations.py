@@ -56,17 +56,9 @@ class Configuration:
         return (rules.host_cache > 0) + (rules.nvme_cache > 0) + (self.apart is not None)
 
     @property
-    def unwritten(self) -> tuple[str, ...]:
-        """What an engine's settings for one replica do not say, in words."""
-        said = []
-        if self.apart is not None:
-            said.append(
-                f"{self.apart.prefill} engines that only read prompts and {self.apart.decode} that "
-                "only decode, and the connector between them"
-            )
-        if self.costs.rules.nvme_cache:
-            said.append(f"{self.costs.rules.nvme_cache / GIB:.0f} GiB of NVMe for prefix blocks")
-        return tuple(said)
+    def sides(self) -> tuple[int, int] | None:
+        """Engines that read prompts and that decode; None if each does both."""
+        return None if self.apart is None else (self.apart.prefill, self.apart.decode)
 
     @property
     def tiers(self) -> bool:

@@ -112,6 +112,40 @@ def test_lmcache_has_a_file_and_vllm_that_uses_it() -> None:
     assert any("no use" in what for what in emit("lmcache", served()).missing)
 
 
+@pytest.mark.parametrize(
+    ("engine", "prefill", "decode"),
+    [
+        ("vllm", '"kv_role":"kv_producer"', '"kv_role":"kv_consumer"'),
+        ("sglang", "--disaggregation-mode prefill", "--disaggregation-mode decode"),
+        ("trtllm", "--config prefill.yaml", "--config decode.yaml"),
+    ],
+)
+def test_prefill_apart_is_two_kinds_of_engine(engine: str, prefill: str, decode: str) -> None:
+    found = emit(engine, served(apart=(2, 1)))
+    first, second = found.text.split("# 1 of these decode")
+    assert first.startswith("# 2 of these read prompts")
+    assert prefill in first and decode in second
+    assert "--enable-prefix-caching" not in second
+    known = {f.name for f in FLAGS[engine]}
+    assert set(OPTION.findall(found.text)) <= known
+    assert len({f.name for f in found.flags}) == len(found.flags)
+    assert any("proxy" in x or "addresses" in x or "orchestrator" in x for x in found.missing)
+
+
+@pytest.mark.parametrize("engine", ["lmcache", "hf", "llamacpp"])
+def test_an_engine_without_prefill_apart_says_so(engine: str) -> None:
+    missing = " ".join(emit(engine, served(apart=(1, 1), host_cache=GIB)).missing)
+    assert "prefill and decode on engines of their own" in missing
+
+
+def test_drives_are_written_where_an_engine_documents_them() -> None:
+    large = served(host_cache=32 * GIB, nvme_cache=1000e9)
+    assert "max_local_disk_size: 1000" in emit("lmcache", large).text
+    assert "--hicache-storage-backend file" in emit("sglang", large).text
+    for engine in ("vllm", "trtllm", "hf", "llamacpp"):
+        assert any("1000 GB of NVMe" in x for x in emit(engine, large).missing)
+
+
 def test_hugging_face_has_caches_for_two_techniques() -> None:
     quantised = emit("hf", served("kivi:bits=2")).text
     assert 'cache_implementation="quantized"' in quantised and '"nbits": 2' in quantised

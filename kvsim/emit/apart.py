@@ -1,0 +1,73 @@
+"""Settings of engines that only read prompts, or only decode: how the cache goes between them."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kvsim.emit.flags import MANUALS, flag
+from kvsim.emit.served import Served
+
+if TYPE_CHECKING:
+    from kvsim.emit.engines import EngineSettings
+
+Writer = Callable[[Served, "EngineSettings"], str]
+ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+READS = {"prefill": "read prompts", "decode": "decode"}
+KNOWN = ("vllm", "sglang", "trtllm")
+BETWEEN = {
+    "vllm": "the proxy that sends each request first to one kind of engine and then to the other",
+    "sglang": "the addresses of the engines for sglang_router --pd-disaggregation",
+    "trtllm": "the orchestrator (trtllm-serve disaggregated) and its list of servers",
+}
+"""What connects the engines, and no flag of theirs does."""
+
+
+def vllm(served: Served, found: "EngineSettings") -> None:
+    """NIXL moves caches."""
+    if served.role:
+        role = ROLES[served.role]
+        found.add("--kv-transfer-config", f'{{"kv_connector":"NixlConnector","kv_role":"{role}"}}')
+    if served.role and served.host_cache:
+        found.lacks(
+            f"{served.host_gib:g} GiB of host memory beside the transfer: --kv-offloading-size and "
+            "--kv-transfer-config set one connector each, and both need vLLM's MultiConnector"
+        )
+
+
+def sglang(served: Served, found: "EngineSettings") -> None:
+    """NIXL moves caches."""
+    if served.role:
+        found.add("--disaggregation-mode", served.role)
+        found.add("--disaggregation-transfer-backend", "nixl")
+
+
+def trtllm(served: Served, found: "EngineSettings") -> list[str]:
+    """Lines of the file: NIXL moves caches, in buffers for the longest prompt."""
+    if not served.role:
+        return []
+    names = ["cache_transceiver_config.backend", "cache_transceiver_config.max_tokens_in_buffer"]
+    lines = ["cache_transceiver_config:", "  backend: NIXL"]
+    lines.append(f"  max_tokens_in_buffer: {served.max_model_len}")
+    known = {x.name for x in found.used}
+    if served.role == "prefill" and "disable_overlap_scheduler" not in known:
+        names.append("disable_overlap_scheduler")
+        lines.append("disable_overlap_scheduler: true")
+    found.used += [flag("trtllm", name) for name in names]
+    return lines
+
+
+def both(served: Served, found: "EngineSettings", write: Writer) -> str:
+    """Settings of either kind of engine, one after the other."""
+    assert served.apart is not None
+    if found.engine not in KNOWN:
+        title = MANUALS[found.engine].title
+        found.lacks(f"prefill and decode on engines of their own: {title} is not written for it")
+        return write(served, found)
+    parts = []
+    for count, role in zip(served.apart, ROLES, strict=True):
+        own = type(found)(found.engine)
+        text = write(served.as_role(role), own)
+        parts.append(f"# {count} of these {READS[role]}\n{text}")
+        found.used += [x for x in own.used if x not in found.used]
+        found.missing += [x for x in own.missing if x not in found.missing]
+    found.lacks(BETWEEN[found.engine])
+    return "\n\n".join(parts)
