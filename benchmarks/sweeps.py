@@ -40,14 +40,14 @@ context = {{ from = 128, to = 65536, count = {side}, spacing = "log" }}
 COUNTING = """
 import os
 import kvsim.sweeps.chunks as chunks
-plain = chunks.compute
+
+chunks.plain = getattr(chunks, "plain", chunks.compute)  # this file is loaded twice
 
 def compute(chunk):
     with open({log!r}, "a") as log:
         log.write(f"{{chunk.index}}\\n")
-    return plain(chunk)
+    return chunks.plain(chunk)
 
-compute.__module__, compute.__qualname__ = "kvsim.sweeps.chunks", "compute"
 chunks.compute = compute
 """
 WRONG = {
