@@ -115,8 +115,8 @@ class FleetLimits:
         GPUs in all, and of each kind.
     host, power
         Host memory [B] and rated power of all GPUs [W].
-    configurations
-        Different kinds of replica.
+    configurations, mixed
+        Different kinds of replica at most, and whether there must be several.
     headroom
         Share of load beyond the demand that the fleet must carry.
     failures
@@ -130,6 +130,7 @@ class FleetLimits:
     host: float = np.inf
     power: float = np.inf
     configurations: float = np.inf
+    mixed: bool = False
     headroom: float = 0.0
     failures: int = 0
     late: float = 0.01

@@ -84,6 +84,9 @@ def alternatives(
         ("one kind of replica", market, one),
         ("full KV", market.where(lambda x: x.costs.technique.name == "full"), question.limits),
     ]
+    if question.limits.configurations > 1 and len(market.configurations) > 1:
+        mixed = replace(question.limits, mixed=True)
+        some.append(("several kinds of replica", market, mixed))
     for label, uses in (("GPU memory alone for prefixes", _tiers), ("no prefill apart", _pools)):
         if any(map(uses, market.configurations)):
             some.append((label, market.where(lambda x, uses=uses: not uses(x)), question.limits))  # type: ignore[misc]

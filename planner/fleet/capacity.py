@@ -43,7 +43,7 @@ class CapacityAnswer:
     at_load, after_loss
         The fleet at other loads, and without one replica of a kind.
     alternatives
-        Other fleets: one kind of replica, full KV, each GPU alone, more certain.
+        Other fleets: one kind of replica, several, full KV, each GPU alone, more certain.
     limits
         Fleets without each limit that was set, and with longer targets.
     at_other_loads

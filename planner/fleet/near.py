@@ -40,7 +40,7 @@ def allowed(offers: Offers, replicas: Counts, limits: FleetLimits) -> bool:
     return bool(
         used.any()
         and total(offers.gpus) <= limits.gpus
-        and used.sum() <= limits.configurations
+        and 1 + limits.mixed <= used.sum() <= limits.configurations
         and total(offers.host) <= limits.host
         and (not np.isfinite(limits.power) or total(offers.power) <= limits.power)
         and all(of_kind[kind] <= most for kind, most in limits.gpus_of.items())

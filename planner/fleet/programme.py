@@ -8,7 +8,8 @@
     served_w_c         sum over j of share_w_c_j = 1
     capacity_w_j       (1 + headroom) sum over c of rate_wc share_w_c_j / capacity_cj <= running_w_j
     late_w             sum of rate_wc share_w_c_j late_cj <= late sum of rate_wc
-    limits             GPUs, GPUs of a kind, host memory, power, different kinds of replica
+    limits             GPUs, GPUs of a kind, host memory, power, different kinds of replica (two at
+                       least in a mixed fleet)
     failures           for every way to lose k replicas, shares of their own keep all of the above
                        but the headroom
     cuts               a fleet that missed the targets in simulation, and every smaller one, is out
@@ -164,11 +165,16 @@ def _limit(programme: FleetProgramme, offers: Offers, limits: FleetLimits) -> No
         at_most(f"gpus_of_{kind}".replace("-", "_"), np.where(mine, offers.gpus, 0.0), most)
     at_most("host_memory", offers.host, limits.host)
     at_most("power", offers.power, limits.power)
-    if limits.configurations < len(offers):
+    if limits.configurations < len(offers) or limits.mixed:
         used = [problem.add_variable(f"used_{j}", cat="Binary") for j in range(len(offers))]
         for j, variable in enumerate(used):
             problem.addConstraint(replicas[j] <= MOST * variable, f"use_{j}")
-        problem.addConstraint(pulp.lpSum(used) <= int(limits.configurations), "configurations")
+        most = int(min(limits.configurations, len(offers)))
+        problem.addConstraint(pulp.lpSum(used) <= most, "configurations")
+        if limits.mixed:
+            for j, variable in enumerate(used):
+                problem.addConstraint(replicas[j] >= variable, f"used_if_{j}")
+            problem.addConstraint(pulp.lpSum(used) >= 2, "mixed")
 
 
 def solve(

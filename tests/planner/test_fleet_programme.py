@@ -39,6 +39,7 @@ DEMAND = Demand(np.array([[4.0, 1.0], [1.0, 2.0]]), np.array([12.0, 12.0]))
         ("host", FleetLimits(host=64e9), None, (), ()),
         ("power", FleetLimits(power=2000), None, (), ()),
         ("configurations", FleetLimits(configurations=1), None, (), ()),
+        ("mixed", FleetLimits(mixed=True), None, (), ()),
         ("headroom", FleetLimits(headroom=0.25), None, (), ()),
         ("failures", FleetLimits(failures=1, headroom=0.25), None, (), ((1, 0),)),
         ("cuts", NOTHING, None, (np.array([2, 1]),), ()),
@@ -59,9 +60,11 @@ def test_programme_is_the_golden_one(
     assert text == (GOLDEN / f"fleet_{name}.lp").read_text()
 
 
+@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("seed", range(16))
-def test_no_cheaper_fleet_carries_the_demand(seed: int) -> None:
+def test_no_cheaper_fleet_carries_the_demand(seed: int, mixed: bool) -> None:
     offers, demand, limits = instance(seed)
+    limits = replace(limits, mixed=mixed)
     expected = cheapest(offers, demand, limits, [MOST] * len(offers))
     try:
         found = solve(offers, demand, limits)

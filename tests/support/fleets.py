@@ -51,6 +51,8 @@ def cheapest(offers: Offers, demand: Demand, limits: FleetLimits, most: list[int
 
 
 def _within(offers: Offers, demand: Demand, limits: FleetLimits, replicas: Counts) -> bool:
+    if limits.mixed and np.count_nonzero(replicas) < 2:
+        return False
     for of_each, most in (
         (offers.gpus, limits.gpus),
         (offers.host, limits.host),
