@@ -22,7 +22,7 @@ BETWEEN = {
 
 
 def vllm(served: Served, found: "EngineSettings") -> None:
-    """NIXL moves caches."""
+    """The connector by which vLLM's engines hand caches over, which is NIXL's."""
     if served.role:
         role = ROLES[served.role]
         found.add("--kv-transfer-config", f'{{"kv_connector":"NixlConnector","kv_role":"{role}"}}')
@@ -34,7 +34,7 @@ def vllm(served: Served, found: "EngineSettings") -> None:
 
 
 def sglang(served: Served, found: "EngineSettings") -> None:
-    """NIXL moves caches."""
+    """What SGLang's engines do, and that NIXL hands caches over."""
     if served.role:
         found.add("--disaggregation-mode", served.role)
         found.add("--disaggregation-transfer-backend", "nixl")
