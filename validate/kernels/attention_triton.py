@@ -77,7 +77,6 @@ def runs(
     else:
         alone: tl.constexpr = False  # type: ignore[no-redef]
     if alone:
-        column = channels(HEAD_DIM, V_BITS)
         top, total, sums = packed_run(
             query_rows + tl.program_id(0) * PER_KV * NEW * HEAD_DIM,
             k_words + (sequence * k_codes_b + head * k_codes_h) // 4,
@@ -131,6 +130,8 @@ def runs(
             )
             top = highest
 
+    if WORDS > 0:
+        column = tl.where(alone, channels(HEAD_DIM, V_BITS), column)
     result = sums / tl.where(total > 0, total, 1.0)[:, None]
     at = (tl.program_id(0) * splits + tl.program_id(1)) * ROWS + query
     used = query < PER_KV * NEW  # the others only fill a matrix product up
