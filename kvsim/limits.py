@@ -1,7 +1,8 @@
 """The range of every number that a user gives, in one table; errors and docs/limits.md print it."""
 
+from dataclasses import dataclass
+
 from kvsim.errors import InputError
-from kvsim.frozen import dataclass
 
 ENGINE_SHARE = 0.9  # of GPU memory that serving engines use unless told otherwise
 

@@ -1,7 +1,7 @@
 """Which techniques and settings a plan may choose, and the evidence of their quality."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from kvsim.errors import InputError, unknown
 from kvsim.files import check_type
 from kvsim.files.kinds import ATTENTION
-from kvsim.frozen import dataclass
 from kvsim.machines.deployment import Deployment
 from kvsim.quality.acceptance import (
     MOST_DRAFTS,

@@ -1,10 +1,9 @@
 """What else would do: other weights, more GPUs, another GPU, a shorter context, looser limits."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvsim.errors import InfeasibleError, InputError
-from kvsim.frozen import dataclass
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.question import FULL, Question, Search
 from kvsim.planner.rivals import spoken

@@ -11,12 +11,12 @@ References
    Numerische Mathematik 4, 1962.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pulp
 
-from kvsim.frozen import dataclass
 from kvsim.graph import Array
 
 if TYPE_CHECKING:

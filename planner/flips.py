@@ -1,11 +1,10 @@
 """Where another plan would be chosen - longer prompts, other batches and links - and the front."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvsim.frozen import dataclass
 from kvsim.planner.advice import on
 from kvsim.planner.mixed import with_mixes
 from kvsim.planner.options import Options, settled

@@ -1,12 +1,12 @@
 """Times of half a batch in one layer, where GPU and CPU work on the halves in turn."""
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine.roofline import seconds
-from kvsim.frozen import dataclass
 from kvsim.graph import Array, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape

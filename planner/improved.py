@@ -1,8 +1,9 @@
 """What the search for mixes of placements finds: bounds by batch, and the best mix at one."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from kvsim.frozen import dataclass
 from kvsim.graph import Array
 from kvsim.planner.mixes import Arrangement
 from kvsim.planner.solving import Mix

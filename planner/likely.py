@@ -4,13 +4,13 @@ A prediction comes with an 80 % interval of measured over predicted times; each 
 for that of a normal distribution of their logarithm.
 """
 
+from dataclasses import dataclass
 from math import isfinite, log
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.evidence.ledger import WITHIN_80, KnownError, evidence_for, share_below
-from kvsim.frozen import dataclass
 from kvsim.planner.choose import distinct
 from kvsim.planner.options import CONTEXTS
 from kvsim.planner.question import Question

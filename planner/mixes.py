@@ -1,13 +1,12 @@
 """From a programme's counts to a technique that runs, and a local search by replay from there."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby, permutations
 from typing import Any
 
 import numpy as np
 
-from kvsim.frozen import dataclass
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.programme import Programme

@@ -1,10 +1,9 @@
 """What would change a plan: prices of memory, bandwidth and limits, and the limits that bind."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvsim.frozen import dataclass
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Link
 from kvsim.planner.improve import Placements

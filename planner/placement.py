@@ -5,6 +5,7 @@ from the host, part of that recomputed, all attended to by the CPU. Its coeffici
 ops that the engine itself plays, evaluated for every batch at once.
 """
 
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
@@ -15,7 +16,6 @@ from kvsim.engine.closing import closing
 from kvsim.engine.ops import copy
 from kvsim.engine.roofline import resource_seconds, seconds
 from kvsim.engine.timeline import least
-from kvsim.frozen import dataclass
 from kvsim.graph import Array, Buffers, Number, Op, Point, Tier
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape

@@ -1,10 +1,9 @@
 """``kvsim plan``: the choice for equal requests, its replay, and what would change it."""
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from kvsim.errors import InfeasibleError, InputError
-from kvsim.frozen import dataclass
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
 from kvsim.planner.advice import Advice, NoPlanError, better, quick, score

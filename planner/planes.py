@@ -7,11 +7,10 @@ window or a saturating floor does.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvsim.frozen import dataclass
 from kvsim.graph import Array
 from kvsim.planner.choose import distinct
 from kvsim.planner.shares import Option, Shares

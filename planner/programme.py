@@ -20,14 +20,13 @@ touches the cost in the middle of the option's shares, below it everywhere (``pl
 """
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
 import pulp
 from numpy.typing import NDArray
 
-from kvsim.frozen import dataclass
 from kvsim.graph import Array
 from kvsim.planner.assigning import LossRow, add_loss_rows
 from kvsim.planner.halves import Halves

@@ -1,11 +1,10 @@
 """A question to the planner, and how its table of options is made, narrowed down and replayed."""
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.frozen import dataclass
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
 from kvsim.planner.choose import best, simplest, within

@@ -1,11 +1,10 @@
 """What a plan is compared with: full KV, what else comes close, waves, and smaller batches."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
 
-from kvsim.frozen import dataclass
 from kvsim.planner.admit import ENGINES, Admission
 from kvsim.planner.choose import as_good, within, within_of
 from kvsim.planner.needs import needs

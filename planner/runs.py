@@ -17,13 +17,13 @@ in every step the wait at the end of a run may fall away.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pulp
 from numpy.typing import NDArray
 
-from kvsim.frozen import dataclass
 from kvsim.graph import Array
 from kvsim.planner.halves import Halves
 

@@ -1,10 +1,10 @@
 """The ways to place a layer's cache, each within a box of shares."""
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from kvsim.frozen import dataclass
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques import compose
 from kvsim.techniques.base import Technique

@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pulp
 
 from kvsim.errors import InfeasibleError
-from kvsim.frozen import dataclass
 from kvsim.graph import Array
 from kvsim.planner.assigning import LossRow, assigned, budgeted
 from kvsim.planner.programme import Programme, build

@@ -1,8 +1,9 @@
 """What is asked: equal requests, and the limits that a plan must stay within."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from kvsim.frozen import dataclass
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.generate import Prediction

@@ -4,12 +4,12 @@ Lossy techniques take their quality from it, speculative ones their accepted tok
 `attentionfile` loads and writes it.
 """
 
+from dataclasses import dataclass
 from datetime import date
 
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.frozen import dataclass
 from kvsim.traces.requests import Floats, Integers
 
 GAMMAS = range(1, 7)

@@ -1,7 +1,7 @@
 """A trace as columns: when requests arrive, how long they are, which prefixes they share."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import InputError
-from kvsim.frozen import dataclass
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

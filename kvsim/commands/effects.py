@@ -1,11 +1,11 @@
 """Options that would do nothing are refused: which options a command needs for which."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvsim.commands.help import GroupedCommand
 from kvsim.errors import InputError
-from kvsim.frozen import dataclass
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """The settings of each engine; what it has no setting for is said."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from kvsim.emit import apart, drafts
 from kvsim.emit.flags import MANUALS, Flag, flag
 from kvsim.emit.served import Served
 from kvsim.errors import unknown
-from kvsim.frozen import dataclass
 from kvsim.techniques.terms import Term
 
 QUANTISED = {

@@ -4,8 +4,9 @@ A flag that is not here cannot be emitted. The documentation is that of the engi
 repositories at the commit named; `since` is the first release known to have it, where it is known.
 """
 
+from dataclasses import dataclass
+
 from kvsim.errors import InputError
-from kvsim.frozen import dataclass
 
 
 @dataclass(frozen=True)

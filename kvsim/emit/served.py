@@ -1,8 +1,7 @@
 """What an engine is asked to run, whichever engine it is."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from kvsim.frozen import dataclass
 from kvsim.machines.hardware import GIB
 from kvsim.techniques.base import Technique
 from kvsim.techniques.terms import Term

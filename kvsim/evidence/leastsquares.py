@@ -4,11 +4,11 @@ NumPy and SciPy only: the same fit serves published tables, microbenchmarks and 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.frozen import dataclass
 from kvsim.graph import Array
 
 FAR_OFF = 0.05  # log of predicted over measured beyond which a row counts less, if not smooth

@@ -6,7 +6,7 @@ widens its interval with the distance.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple, dataclass, fields
 from functools import cache
 from importlib.resources import files
 from math import erf, exp, log, sqrt
@@ -16,7 +16,6 @@ import numpy as np
 
 from kvsim.files import own_output, read_records, replace_text
 from kvsim.files.kinds import TABLE
-from kvsim.frozen import dataclass
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 

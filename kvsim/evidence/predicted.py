@@ -1,6 +1,7 @@
 """A published or measured row beside its prediction, and a stack fitted to some of them."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -15,7 +16,6 @@ from kvsim.engine.formats import (
 from kvsim.engine.roofline import seconds
 from kvsim.errors import InputError
 from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio
-from kvsim.frozen import dataclass
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware, Stack

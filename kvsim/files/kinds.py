@@ -3,10 +3,10 @@
 import os
 import re
 import resource
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvsim.errors import InputError, unknown
-from kvsim.frozen import dataclass
 
 SMALL = 50e6  # memory that is always there [B]
 VARIABLE = "KVSIM_FILE_LIMITS"

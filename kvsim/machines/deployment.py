@@ -1,10 +1,9 @@
 """A model on a machine with a software stack: what every formula is evaluated for."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvsim.errors import InputError
-from kvsim.frozen import dataclass
 from kvsim.machines.hardware import RELEASED, Hardware, Stack
 from kvsim.machines.parallel import BUSIEST, NODE, RACK, Parallelism
 from kvsim.models.model import Model

@@ -6,9 +6,8 @@ reads them.
 """
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from kvsim.frozen import dataclass
 from kvsim.machines.mechanisms import (
     AttentionPath,
     CacheGrowth,

@@ -5,7 +5,7 @@ file and the key, and so is a number that does not say where it comes from.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib.resources.abc import Traversable
 from math import isfinite
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 from kvsim.errors import InputError, unknown
 from kvsim.files import read_toml, shown
 from kvsim.files.kinds import PROFILE
-from kvsim.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

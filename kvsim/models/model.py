@@ -1,12 +1,11 @@
 """Decoder-only language models as shapes: what sets their FLOPs, bytes and cache size."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 
 from kvsim.errors import InputError
-from kvsim.frozen import dataclass
 from kvsim.models import counts
 from kvsim.models.kinds import Indexer, LayerShape, Recurrence
 

@@ -1,11 +1,10 @@
 """Where a technique overtakes full KV: by context, batch, acceptance, and host link."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvsim.frozen import dataclass
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Link

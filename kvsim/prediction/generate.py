@@ -6,7 +6,7 @@ of the round that starts at its own context.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from kvsim.engine.timeline import makespan, steady
 from kvsim.errors import InputError
-from kvsim.frozen import dataclass
 from kvsim.graph import Array, Buffers, Number, Point, Step, Tier
 from kvsim.limits import RANGES
 from kvsim.machines.deployment import Deployment

@@ -1,8 +1,9 @@
 """The KV pool as engines print it (tokens, blocks, concurrency), and the longest prompt."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from kvsim.frozen import dataclass
 from kvsim.graph import Point
 from kvsim.limits import ENGINE_SHARE
 from kvsim.machines.deployment import Deployment

@@ -1,12 +1,11 @@
 """What would make a point fit: each change is tried, with what it gives."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.frozen import dataclass
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.pool import longest_prompt
 

@@ -5,6 +5,7 @@ falls with it, and the best number of drafts lies where one more costs what it b
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from math import log
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from kvsim.files import read_records
 from kvsim.files.kinds import TABLE
-from kvsim.frozen import dataclass
 
 if TYPE_CHECKING:
     from kvsim.traces.attention import Acceptance

@@ -6,10 +6,10 @@ one verdict never mixes them. Eviction must also pass a test of retrieval.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Literal, get_args
 
-from kvsim.frozen import dataclass
 from kvsim.models.model import Model
 from kvsim.quality.measured import QualityRun, shipped
 from kvsim.quality.published import Row, published_by_kind

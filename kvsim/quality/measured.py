@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from math import sqrt
 from typing import TYPE_CHECKING
 
 from kvsim.errors import InputError
-from kvsim.frozen import dataclass
 from kvsim.quality.settings import Harshness, harshness
 from kvsim.techniques import parse
 from kvsim.traces.shipped import measured

@@ -1,12 +1,12 @@
 """Accuracy tables of the papers, one row per model, setting and benchmark."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
 from kvsim.files import read_records
 from kvsim.files.kinds import TABLE
-from kvsim.frozen import dataclass
 from kvsim.quality.settings import Harshness, harshness
 from kvsim.techniques import parse
 

@@ -5,12 +5,12 @@ a gentle setting loses much speaks against every harsher one.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
 
-from kvsim.frozen import dataclass
 from kvsim.techniques.base import Technique
 
 Family = Literal["packing", "selection", "eviction"]

@@ -6,10 +6,9 @@ heading, so that a reader who stops early has read what matters most.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from html import escape
 
-from kvsim.frozen import dataclass
 from kvsim.report.json import Row
 from kvsim.report.screen import Screen
 

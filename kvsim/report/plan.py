@@ -1,9 +1,8 @@
 """``kvsim plan`` for equal requests: its answer as rows, on the terminal, and as a page."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kvsim.frozen import dataclass
 from kvsim.machines.basis import basis
 from kvsim.planner.advice import Advice
 from kvsim.planner.outlook import LABELS

@@ -1,6 +1,7 @@
 """Where no plan is within the limits: what is in the way, and what would meet all of them."""
 
-from kvsim.frozen import dataclass
+from dataclasses import dataclass
+
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.advice import NoPlanError
 from kvsim.report.json import Row, number

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from csv import DictWriter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.frozen import dataclass
 from kvsim.machines.basis import basis
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.parallel import Parallelism

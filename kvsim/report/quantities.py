@@ -1,9 +1,9 @@
 """One heading and one meaning per quantity, for every table, page and answer."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from kvsim.frozen import dataclass
 from kvsim.report import units
 from kvsim.report.json import Row
 

@@ -1,10 +1,10 @@
 """What a command found, the same for the terminal, pages, JSON and Python."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.frozen import dataclass
 from kvsim.report.answer import Answer
 from kvsim.report.json import Row
 from kvsim.report.screen import fitted

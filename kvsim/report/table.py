@@ -1,10 +1,9 @@
 """Tables as data: rendered as text at any width, as HTML, or as CSV."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from textwrap import wrap
 
-from kvsim.frozen import dataclass
 from kvsim.report.json import Row
 from kvsim.report.quantities import QUANTITIES
 

@@ -1,11 +1,10 @@
 """How an engine schedules requests: the settings users know from their serving engine."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from math import inf, isfinite, isnan
 
 from kvsim import limits
 from kvsim.errors import InputError
-from kvsim.frozen import dataclass
 
 PREFILLS = ("chunked", "whole")
 PRIORITIES = ("decode", "prefill")

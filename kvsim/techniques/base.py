@@ -5,7 +5,7 @@ plan needs of it follows from that through the hooks here.
 """
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -13,7 +13,6 @@ import numpy as np
 
 from kvsim.engine.buffers import merge
 from kvsim.engine.spread import piped
-from kvsim.frozen import dataclass
 from kvsim.graph import Array, Buffers, Cycle, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape

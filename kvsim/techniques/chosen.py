@@ -1,9 +1,10 @@
 """Selections that read a part of a cache they keep whole, chosen once the query is known."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from kvsim.engine import ops
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Selection

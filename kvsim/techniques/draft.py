@@ -1,8 +1,7 @@
 """Speculative decoding with a smaller model that drafts."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Point, Step
 from kvsim.machines.deployment import WEIGHTS, Deployment
 from kvsim.models.configs import load_model

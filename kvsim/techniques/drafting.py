@@ -1,8 +1,8 @@
 """Who proposes tokens: the axis and its default, nothing."""
 
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.layers import LayerPass, Parts

@@ -1,11 +1,10 @@
 """DuoAttention: retrieval heads keep everything, streaming heads sinks and a window."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvsim.engine import attention, ops
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Number, Op
 from kvsim.techniques.axes import Selection
 from kvsim.techniques.layers import LayerPass

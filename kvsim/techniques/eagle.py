@@ -1,8 +1,8 @@
 """EAGLE-3: a one-layer head drafts from the model's low, middle and high hidden states."""
 
+from dataclasses import dataclass
 from math import ceil
 
-from kvsim.frozen import dataclass
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.heads import Head
 from kvsim.techniques.settings import param

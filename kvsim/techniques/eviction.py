@@ -1,11 +1,10 @@
 """What selections share that keep a part of the tokens and drop the rest."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvsim.engine import attention, ops
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Number, Op
 from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.selection import Selection

@@ -1,8 +1,8 @@
 """FastDecode: the cache stays in host memory and the CPU attends to it."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim.frozen import dataclass
 from kvsim.techniques.place import Place
 from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Part, Term

@@ -1,9 +1,9 @@
 """FlexGen: weights, cache and hidden states placed on GPU and host in any proportion."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim.frozen import dataclass
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.offload import packed_on_host
 from kvsim.techniques.place import Place

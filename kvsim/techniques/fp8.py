@@ -1,7 +1,8 @@
 """Keys and values in fp8, widened inside the attention kernel."""
 
+from dataclasses import dataclass
+
 from kvsim.engine.formats import Format
-from kvsim.frozen import dataclass
 from kvsim.graph import Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Storage

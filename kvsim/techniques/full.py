@@ -1,8 +1,8 @@
 """Full-precision keys and values, all on the GPU: what every other technique is compared with."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim.frozen import dataclass
 from kvsim.techniques.terms import Part, Term
 
 

@@ -1,13 +1,13 @@
 """GEAR: a packed cache whose error is corrected by low-rank factors and sparse outliers."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import merge
 from kvsim.engine.formats import Format, kivi
-from kvsim.frozen import dataclass
 from kvsim.graph import Array, Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Storage

@@ -1,11 +1,12 @@
 """GEAR's first release: plain PyTorch over a sequence's whole cache, its heads repeated."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import merge
 from kvsim.engine.formats import Format
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.gear import LOOPS, PRODUCTS, QR

@@ -1,8 +1,9 @@
 """Numbers in groups that share a scale and a zero point, everywhere or on the host alone."""
 
+from dataclasses import dataclass
+
 from kvsim.engine import ops
 from kvsim.engine.formats import FP16, Format
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Op
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.layers import LayerPass, pack

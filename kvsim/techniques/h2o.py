@@ -1,12 +1,12 @@
 """H2O: heavy hitters and recent tokens are kept, the rest evicted."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import merge, scale
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.eviction import Bounded, compact, score_matrix, score_upkeep

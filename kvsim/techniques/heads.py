@@ -1,13 +1,12 @@
 """Drafts by small heads on the model's own hidden states: EAGLE and multi-token prediction."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import layer_weights
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Group, Op, Point, Step
 from kvsim.machines.deployment import WEIGHTS, Deployment
 from kvsim.models.model import LayerShape

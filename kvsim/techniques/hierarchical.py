@@ -1,10 +1,9 @@
 """Eight bits in two halves: the upper four are a cache of their own."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvsim.engine import ops
 from kvsim.engine.formats import Format
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Op
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.layers import LayerPass, pack

@@ -1,12 +1,11 @@
 """InfLLM: blocks of old tokens in host memory, the most relevant ones fetched for every step."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvsim.engine import attention, ops
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape

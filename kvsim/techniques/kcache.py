@@ -1,11 +1,11 @@
 """KCache: keys on the GPU, values in host memory, the best N fetched for every query."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from kvsim.frozen import dataclass
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.place import Place

@@ -1,10 +1,10 @@
 """KIVI: keys packed per channel, values per token, the latest tokens in fp16."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from kvsim.engine import ops
 from kvsim.engine.formats import Format, kivi
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Storage

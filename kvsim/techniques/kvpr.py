@@ -1,11 +1,11 @@
 """KVPR: part of an offloaded cache is recomputed while the rest is still being copied."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from kvsim.frozen import dataclass
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques import recompute

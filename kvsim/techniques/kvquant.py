@@ -1,10 +1,10 @@
 """KVQuant: keys packed per channel before their positions are turned in, outliers apart."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from kvsim.engine import ops
 from kvsim.engine.formats import UNGROUPED, Format
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Storage

@@ -1,9 +1,10 @@
 """ShadowKV's selection: chunks chosen by the mean of their keys."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from kvsim.engine import ops
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Number, Op
 from kvsim.techniques.chosen import Chosen
 from kvsim.techniques.layers import LayerPass

@@ -1,13 +1,12 @@
 """One pass through one layer: what every axis is asked about, and what several of them share."""
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvsim.engine import attention, ops
 from kvsim.engine.formats import Format
-from kvsim.frozen import dataclass
 from kvsim.graph import Number, Op, Point
 from kvsim.machines.deployment import Deployment, WeightFormat
 from kvsim.models.model import LayerShape

@@ -1,9 +1,10 @@
 """ShadowKV's storage: keys as a product of low rank, values in fp16."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from kvsim.engine import ops
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Storage

@@ -1,8 +1,7 @@
 """Multi-token prediction: DeepSeek-V3's module drafts the token after the next."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from kvsim.frozen import dataclass
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
 from kvsim.techniques.acceptance import acceptance_param

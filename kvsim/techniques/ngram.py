@@ -1,6 +1,7 @@
 """Drafts looked up in the text: what followed the last tokens where they stood before."""
 
-from kvsim.frozen import dataclass
+from dataclasses import dataclass
+
 from kvsim.techniques.heads import Rounds
 
 

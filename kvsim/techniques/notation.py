@@ -7,7 +7,7 @@ setting without a name belongs to the plain term that has it (``bits`` to ``grou
 """
 
 import re
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any
 from kvsim.errors import InputError, unknown
 from kvsim.files import read_json
 from kvsim.files.kinds import PLAN
-from kvsim.frozen import dataclass
 from kvsim.techniques.base import Technique
 from kvsim.techniques.ranges import Layers
 from kvsim.techniques.registry import terms

@@ -1,13 +1,12 @@
 """Exact pairs: the best tokens in fp16 from a copy on the host, in place of their packed ones."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import sequences_alive
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Selection

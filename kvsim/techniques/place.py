@@ -6,14 +6,13 @@ from layer inputs instead, and one is attended to by the CPU. Copies for the nex
 run beside the compute of this one, through two buffers.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import layer_weights
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Channel, Number, Op
 from kvsim.techniques import recompute
 from kvsim.techniques.layers import LayerPass, attend, resident_kv

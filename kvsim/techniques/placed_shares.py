@@ -1,11 +1,10 @@
 """Shares of a layer's cache, weights and hidden states that live on the host: what may be set."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 
-from kvsim.frozen import dataclass
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Placement

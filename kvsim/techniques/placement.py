@@ -1,8 +1,8 @@
 """Where caches and weights live: the axis and its default, the GPU."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Number, Op
 from kvsim.techniques.layers import LayerPass, attend
 from kvsim.techniques.terms import Axis, Part

@@ -2,10 +2,10 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
-from kvsim.frozen import dataclass
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.settings import param

@@ -1,9 +1,9 @@
 """QuantSpec: drafts read the upper four bits of the cache, verification all eight."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim.frozen import dataclass
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.acceptance import Acceptance, acceptance_param
 from kvsim.techniques.hierarchical import Hierarchical

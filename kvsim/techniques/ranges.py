@@ -1,13 +1,12 @@
 """A range of layers and its terms, and the one part of each axis that they make."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.frozen import dataclass
 from kvsim.techniques.axes import Drafting, Placement, Selection, Storage
 from kvsim.techniques.layers import Parts
 from kvsim.techniques.settings import plain

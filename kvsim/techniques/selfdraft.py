@@ -1,12 +1,11 @@
 """The model drafts for itself, over a narrower cache or with narrower weights."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import SCORE_MEMORY
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.machines.deployment import WEIGHTS, Deployment, WeightFormat
 from kvsim.techniques.acceptance import (

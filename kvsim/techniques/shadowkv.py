@@ -1,8 +1,8 @@
 """ShadowKV: low-rank keys on the GPU, values on the host, chunks chosen by landmarks."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim.frozen import dataclass
 from kvsim.graph import Number
 from kvsim.techniques.landmarks import Landmarks
 from kvsim.techniques.lowrank import Lowrank

@@ -1,11 +1,11 @@
 """SnapKV: the prompt is cut to the tokens its last queries attend to."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from kvsim.engine import ops
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Selection

@@ -1,12 +1,12 @@
 """SpeCache: a packed cache on the GPU, the best tokens in fp16 fetched one step ahead."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from kvsim.engine.formats import Format, kivi
-from kvsim.frozen import dataclass
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Storage

@@ -1,9 +1,9 @@
 """How keys and values are stored: the axis and its default, fp16."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from kvsim.engine.formats import FP16, Format
-from kvsim.frozen import dataclass
 from kvsim.graph import Number, Op
 from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.terms import Axis, Part

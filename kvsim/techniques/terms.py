@@ -1,10 +1,9 @@
 """What a name of the notation stands for: settings, and what they say on one or more axes."""
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.settings import check, plain

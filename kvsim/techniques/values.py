@@ -1,9 +1,10 @@
 """Exact top-k of values: scores over all keys, then the values of the best tokens alone."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from kvsim.engine import ops
-from kvsim.frozen import dataclass
 from kvsim.graph import Buffers, Channel, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Selection
