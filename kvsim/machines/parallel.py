@@ -62,6 +62,8 @@ class Parallelism:
         for name, value in (("--pp", self.pp), ("--dp", self.dp), ("--ep", self.ep)):
             if not 1 <= value <= MOST:
                 raise InputError(f"{name}: got {value}; expected a whole number from 1 to {MOST}")
+        if self == Parallelism(self.tp):
+            return  # what tensor parallelism needs is checked where the model is cut
         if self.pp > model.layers:
             raise InputError(
                 f"--pp: got {self.pp} stages for the {model.layers} layers of {model.name}; "

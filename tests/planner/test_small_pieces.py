@@ -90,7 +90,8 @@ def test_lanes_share_memory_by_what_their_classes_need() -> None:
 def test_nine_in_ten_are_within_a_quantile_and_nothing_has_none() -> None:
     values = np.array([np.nan, *range(1, 11)], dtype=float)
     assert verify.quantile(values) == pytest.approx(9.1)
-    assert verify.quantile(np.array([np.nan, np.inf])) == 0.0
+    assert verify.quantile(np.array([np.nan])) == 0.0
+    assert verify.quantile(np.array([np.nan, np.inf])) == np.inf  # who hung up waited for ever
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 30, 63, 64, 100])
