@@ -6,6 +6,9 @@ pytest.importorskip("torch")
 
 from benchmarks.launches import DIFFER, every, launches
 
+FEW = 30  # kernels of a pass besides those of its layers
+LOOKED_UP = 40  # where every pass also looks for its last tokens in the text
+
 
 @pytest.mark.parametrize("text", every())
 def test_stated_kernels_are_those_dispatched(text: str) -> None:
@@ -17,6 +20,5 @@ def test_stated_kernels_are_those_dispatched(text: str) -> None:
             assert one.off != 0.0
         else:
             assert one.real[0] == pytest.approx(one.stated[0], abs=0.5), kind
-        assert (
-            one.real[1] - one.stated[1] < 30
-        )  # a pass has few kernels besides those of its layers
+        few = LOOKED_UP if name == "ngram" else FEW
+        assert one.real[1] - one.stated[1] < few
