@@ -58,7 +58,7 @@ RUNS = {
     "kivi of 4 bits": "kivi:bits=4",
     "specache": "specache:k=16",
     "zipcache": "zipcache",
-    "quantspec": "quantspec:gamma=3",
+    "quantspec": "quantspec:gamma=3,group=64",
     "kcache": "kcache:n=16",
     "snapkv over groups": "snapkv:budget=200,window=8 + grouped:bits=4,value_bits=2,group=32",
     "kcache over groups": "kcache:n=16 + grouped:bits=4,group=32",
