@@ -6,7 +6,7 @@ NOT_MODELLED = (
     "requests that arrive one by one, and unequal lengths within a batch",
     "the quality of lossy techniques",
     "power caps, clocks that fall under load, and other jobs on the GPU or its host",
-    "memory fragmentation, NUMA placement, pipeline and expert parallelism",
+    "memory fragmentation, and NUMA placement",
 )
 
 
