@@ -32,11 +32,10 @@ TECHNIQUES = tuple(
 )  # fmt: skip
 CORE = (
     "tests/frozen/test_frozen.py", "tests/frozen/test_parts.py", "tests/frozen/test_ops.py",
-    "tests/robust/test_thresholds.py", *TECHNIQUES, "tests/engine", "tests/prediction",
+    *TECHNIQUES, "tests/engine", "tests/prediction",
 )  # fmt: skip
 PLANS = (
     "tests/frozen/test_programmes.py", "tests/frozen/test_plans.py",
-    "tests/robust/test_thresholds.py",
     *(
         f"tests/planner/test_{name}.py"
         for name in ("advice", "assigning", "fleet_estimates", "fleet_measure", "fleet_pieces",
@@ -49,7 +48,7 @@ RUNS = (
     "tests/frozen/test_runs.py", "tests/serving/test_lanes.py", "tests/serving/test_tiers.py",
     "tests/serving/test_pieces.py", "tests/serving/test_reference.py",
     "tests/serving/test_outcome.py", "tests/serving/test_sessions.py",
-    "tests/serving/test_pools.py", "tests/robust/test_thresholds.py",
+    "tests/serving/test_pools.py",
     "tests/serving/test_serving.py::test_every_request_has_the_times_of_the_plain_simulator",
     "tests/serving/test_serving.py::test_a_round_of_many_tokens_can_be_drawn_or_taken_at_its_mean",
 )  # fmt: skip

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from kvsim.errors import InputError
 from kvsim.machines.hardware import RELEASED, Hardware, Stack
-from kvsim.machines.parallel import BUSIEST, NODE, RACK, Parallelism
+from kvsim.machines.parallel import BUSIEST, Parallelism
 from kvsim.models.model import Model
 
 
@@ -123,7 +123,7 @@ class Deployment:
     @property
     def domain(self) -> int:
         """GPUs that NVLink joins."""
-        return RACK if self.hardware.name.startswith("gb") else NODE
+        return self.hardware.linked
 
     @property
     def weight_format(self) -> WeightFormat:

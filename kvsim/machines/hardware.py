@@ -23,6 +23,7 @@ from kvsim.machines.mechanisms import (
 GIB = 2.0**30  # [B]
 
 DEFAULT_STACK = "vllm"
+NODE = 8  # GPUs that an NVSwitch joins, if a profile does not say
 RELEASED = "released"  # --weights in the format of the model's published checkpoint
 """The stack of an answer that names none: vLLM as measured on the card, on a card near it, or with
 typical numbers. On cards left out of its fits it is half as far off as ``fused``."""
@@ -97,6 +98,7 @@ class Hardware:
     notes: tuple[str, ...] = ()
     device: str = ""  # what it was measured on, if it was, as the driver names it
     date: str = ""  # when
+    linked: int = NODE  # GPUs that `link` joins; beyond them data crosses the network
 
 
 @dataclass(frozen=True, slots=True)

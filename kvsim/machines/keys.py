@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from kvsim.machines.hardware import DTYPES, KERNELS, STANDS_FOR
 from kvsim.machines.schema import (
     AT_LEAST_ONE,
+    COUNT,
     EFFICIENCY,
     NON_NEGATIVE,
     POSITIVE,
@@ -34,7 +35,7 @@ HARDWARE_FILE = Schema(
     | {f"{link}.bandwidth_Bps": RATE for link in LINKS}
     | {f"{link}.latency_s": NON_NEGATIVE for link in LINKS}
     | {"h2d.line_rate_Bps": RATE, "d2h.line_rate_Bps": RATE}
-    | {"price.usd_per_hour": POSITIVE},
+    | {"link.gpus": COUNT, "price.usd_per_hour": POSITIVE},
     required=frozenset(
         {"title", "basis", "compute.fp32_FLOPps", "compute.fp16_FLOPps", "compute.cpu_fp32_FLOPps"}
         | {"memory.gpu_capacity_B", "memory.host_capacity_B"}

@@ -8,8 +8,6 @@ from kvsim.machines.hardware import Link
 from kvsim.models.model import Model
 
 MOST = 64  # data-parallel ranks or stages
-NODE = 8  # GPUs that an NVSwitch joins
-RACK = 72  # of an NVL72, whose profiles' names begin with gb
 NETWORK = Link(50e9, 5e-6)
 """Between nodes, per GPU: 400 Gb/s in each direction (DGX H100 and B200 datasheets: one ConnectX-7
 per GPU); the latency is that of one message over InfiniBand, recalled, not measured here."""

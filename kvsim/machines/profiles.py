@@ -9,7 +9,16 @@ from typing import Any
 
 from kvsim.errors import InputError, unknown
 from kvsim.files import shown
-from kvsim.machines.hardware import DTYPES, KERNELS, STANDS_FOR, Hardware, Kernel, Link, Stack
+from kvsim.machines.hardware import (
+    DTYPES,
+    KERNELS,
+    NODE,
+    STANDS_FOR,
+    Hardware,
+    Kernel,
+    Link,
+    Stack,
+)
 from kvsim.machines.keys import (
     HARDWARE_FILE,
     KERNEL_NUMBERS,
@@ -62,6 +71,7 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
         gpu_memory=numbers["memory.gpu_capacity_B"],
         host_memory=numbers["memory.host_capacity_B"],
         price=numbers.get("price.usd_per_hour"),
+        linked=int(numbers.get("link.gpus", NODE)),
         basis=profile.texts["basis"],
         sources=profile.sources,
         notes=profile.lists.get("notes", ()),

@@ -32,6 +32,7 @@ SHARE = Number("from 0 to 1", lambda x: 0 <= x <= 1)
 WHOLE = Number("that is whole and from 0 to 1e6", lambda x: 0 <= x <= 1e6 and x % 1 == 0)
 # The bounds of the next two catch figures left in GB/s, TFLOP/s, GB or MiB.
 RATE = Number("of at least 1e6 in B/s or FLOP/s, at most 1e21", lambda x: 1e6 <= x <= 1e21)
+COUNT = Number("that is whole and from 1 to 1e6", lambda x: 1 <= x <= 1e6 and x % 1 == 0)
 SIZE = Number("of at least 1e6 in bytes, at most 1e18", lambda x: 1e6 <= x <= 1e18)
 
 

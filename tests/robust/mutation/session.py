@@ -25,7 +25,7 @@ MOST = 20.0  # seconds of tests for one change, the quickest first
 LONGER, SPARE = 2.0, 4.0  # a test that takes so many times, and seconds, more has noticed a change
 QUIET = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-W",
          "ignore::pytest.PytestAssertRewriteWarning"]  # fmt: skip
-LISTED = re.compile("test_settings|test_thresholds")  # tests of what modules state when imported
+LISTED = re.compile("test_settings")  # tests of what modules state when imported
 Executed = dict[str, tuple[float, list[str]]]
 """Of each test that passes: its time and the functions that it runs."""
 
