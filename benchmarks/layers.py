@@ -1,6 +1,7 @@
 """Losses of layers added up, beside what mixed plans really lose; takes half an hour or more.
 
-    python benchmarks/layers.py DIR [--plans 40] [--windows 8] [--prompt 256] [--scored 16]
+    python benchmarks/layers.py DIR [--plans 40] [--seed 16] [--windows 8] [--prompt 256]
+        [--scored 16]
 
 Measures SmolLM2-135M layer by layer (``kvsim validate --quality --per-layer``), draws plans that
 nothing was fitted to, and runs them on the same weights. All goes into DIR as soon as it is
@@ -33,18 +34,18 @@ MODEL = "smollm2-135m"
 BEST = (2.25, 2.5, 3.0, 3.5)  # mean bits of plans that a programme chooses
 
 
-def plans(losses: LayerLosses, count: int) -> Iterator[tuple[str, Widths]]:
+def plans(losses: LayerLosses, count: int, seed: int = 16) -> Iterator[tuple[str, Widths]]:
     """The programme's own, and plans by chance of every mean width."""
     for bits in BEST:
         yield f"best of {bits:g} bits", assign(losses, bits)
-    random = np.random.default_rng(16)
+    random = np.random.default_rng(seed)
     shape = losses.alone.shape[0], losses.alone.shape[2]
     for case in range(count):
         weights = random.dirichlet(np.ones(len(losses.bits)))
         yield f"by chance, {case}", random.choice(len(losses.bits), shape, p=weights)
 
 
-def run(folder: Path, count: int, reading: Reading) -> dict[str, Array]:
+def run(folder: Path, count: int, seed: int, reading: Reading) -> dict[str, Array]:
     """What every plan loses by window, from the file or measured now. (windows,) [nat per token]"""
     layers, ran = folder / "layers.json", folder / "plans.jsonl"
     sizes = str(reading.windows), str(reading.prompt), str(reading.scored)
@@ -53,7 +54,7 @@ def run(folder: Path, count: int, reading: Reading) -> dict[str, Array]:
     losses = load(layers)
     lines = ran.read_text().splitlines() if ran.exists() else []
     found = {line["plan"]: np.array(line["loss"]) for line in map(json.loads, lines)}
-    todo = [(name, widths) for name, widths in plans(losses, count) if name not in found]
+    todo = [(name, widths) for name, widths in plans(losses, count, seed) if name not in found]
     uniform = [(f"{b} bits everywhere", np.full_like(plans_shape(losses), i))
                for i, b in enumerate(losses.bits)]  # fmt: skip
     todo += [(name, widths) for name, widths in uniform if name not in found]
@@ -80,16 +81,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--plans", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=16)
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--scored", type=int, default=16)
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
-    found = run(asked.folder, asked.plans, Reading(asked.windows, asked.prompt, asked.scored))
+    found = run(
+        asked.folder, asked.plans, asked.seed, Reading(asked.windows, asked.prompt, asked.scored)
+    )
     losses = load(asked.folder / "layers.json")
     expected, inside = {}, 0
     print(f"{'plan':<18}{'bits':>6}{'expected':>10}{'measured':>10}{'interval':>18}")
-    for name, widths in plans(losses, asked.plans):
+    for name, widths in plans(losses, asked.plans, asked.seed):
         mean, low, high = losses.expected(widths)
         real = float(found[name].mean())
         expected[name] = mean

@@ -30,7 +30,8 @@ def record(found: LayerLosses, plan: Executed | None) -> Row:
     each = found.alone.mean(axis=-1)
     row: Row = {
         "model": found.model, "text": found.text, "settings": found.settings,
-        "bits": list(found.bits), "factor": found.factor,
+        "bits": list(found.bits), "factor": found.growth[0],
+        "power": found.growth[1],
         "kl_alone": {side: each[i].tolist() for i, side in enumerate(SIDES)},
         "kl_uniform": found.uniform.mean(axis=-1).tolist(), "plan": None,
     }  # fmt: skip

@@ -1,5 +1,6 @@
 """Losses layer by layer: measured behind one pass of the prompt, added up, spent within bits."""
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def test_too_few_bits_are_refused() -> None:
 
 def test_losses_add_up_times_the_factor_of_uniform_runs() -> None:
     found = made()
-    assert found.factor == pytest.approx(2.0)
+    assert found.growth == pytest.approx((2.0, 1.0))
     all_narrow = np.zeros((2, 3), dtype=np.int64)
     mean, low, high = found.expected(all_narrow)
     assert mean == pytest.approx(found.uniform[0].mean()) and low < mean < high
@@ -60,6 +61,23 @@ def test_losses_add_up_times_the_factor_of_uniform_runs() -> None:
         "0-1: grouped:bits=2,value_bits=4,group=64; 2: grouped:bits=4,value_bits=2,group=64"
     )
     assert len(parse(text).layers) == 2
+
+
+def test_large_losses_add_up_to_more_as_uniform_runs_do() -> None:
+    """Runs of all layers alike lose 1.5 times their sum to the power of 1.2; so does any plan."""
+    found = made()
+    sums = found.alone.sum(axis=(0, 2))
+    whole = 1.5 * sums.mean(axis=-1, keepdims=True) ** 1.2
+    found = replace(found, uniform=np.broadcast_to(whole, sums.shape).copy())
+    assert found.growth == pytest.approx((1.5, 1.2))
+    widths = np.array([[0, 1, 1], [1, 0, 1]])
+    side, layer = np.indices(widths.shape)
+    alone = found.alone[side, widths, layer].sum(axis=(0, 1)).mean()
+    assert found.expected(widths)[0] == pytest.approx(1.5 * alone**1.2)
+    flat = replace(found, uniform=np.ones_like(found.uniform))
+    assert flat.growth[1] == 1.0  # that all widths lose the same is noise
+    nothing = replace(found, alone=0 * found.alone, uniform=0 * found.uniform)
+    assert nothing.expected(widths) == (0.0, 0.0, 0.0)
 
 
 def test_a_file_is_read_back(tmp_path: Path) -> None:
