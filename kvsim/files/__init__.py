@@ -4,6 +4,7 @@ Reading takes regular files only, no more of them than their kind may have, and 
 Writing replaces a file as a whole: a locked draft beside it takes its place once it is on disk.
 """
 
+from kvsim.files.drafts import remove_orphans
 from kvsim.files.kinds import Kind, check_room, system_text
 from kvsim.files.ledger import current, ledger, own_output
 from kvsim.files.parsing import (
@@ -59,6 +60,7 @@ __all__ = [
     "read_rows",
     "read_text",
     "read_toml",
+    "remove_orphans",
     "replace_text",
     "replacing",
     "replacing_all",

@@ -9,7 +9,14 @@ from pathlib import Path
 
 from kvsim import __version__
 from kvsim.errors import InputError
-from kvsim.files import make_folder, opened, read_json, replace_text, replacing
+from kvsim.files import (
+    make_folder,
+    opened,
+    read_json,
+    remove_orphans,
+    replace_text,
+    replacing,
+)
 from kvsim.files.kinds import JSON, TRACE
 from kvsim.sweeps.plugins import Plugin
 from kvsim.sweeps.spec import Spec
@@ -29,6 +36,7 @@ class ResultStore:
             If there is another sweep, or one without ``resume``, or it cannot be written.
         """
         self.folder = make_folder(folder, "--out")
+        remove_orphans(self.folder)  # or what a killed sweep left would be another's file
         about = spec.described() | {
             "kvsim": __version__,
             "plugins": [sha256(p.text.encode()).hexdigest() for p in plugins],

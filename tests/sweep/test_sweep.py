@@ -287,6 +287,14 @@ def test_folder_of_others_is_left_alone(tmp_path: Path) -> None:
     check(line("sweep", place, "--out", str(tmp_path / "out")), "other files")
 
 
+def test_a_sweep_killed_as_it_began_is_begun_again(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    draft = tmp_path / "out" / ".kvsim-1-0a1b2c3d-_sweep.json"  # of a process that is no more
+    draft.write_text("{")
+    assert run("sweep", str(spec_of(tmp_path)), "--out", str(tmp_path / "out")).code == 0
+    assert not draft.exists()
+
+
 def test_the_page_has_the_best_of_the_rows(tmp_path: Path) -> None:
     out, page = tmp_path / "out", tmp_path / "page.html"
     result = run("sweep", str(spec_of(tmp_path)), "--out", str(out), "--report", str(page))
