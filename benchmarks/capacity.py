@@ -2,20 +2,16 @@
 
     python benchmarks/capacity.py programme        # 200 random small instances, all fleets tried
     python benchmarks/capacity.py fleet TRACE [MODEL ...]
-    python benchmarks/capacity.py sweep [POINTS]   # predictions per second of process time
 
 Asked of `programme`: equal. Of `fleet` (Azure's conversation trace, llama3-8b and llama3-70b,
 candidates a6000, l40s, a100-80g, h100, TTFT p99 at most 2 s, TPOT p99 at most 100 ms): a fleet in
 60 s of one core, its targets met when it plays the trace, and none of 50 neighbours (one replica
 less, one of another kind, one more; then two steps away) cheaper and within the targets; each
-cheaper one is simulated with three divisions of the classes. Of `sweep`: 1,000,000 predictions in
-30 s.
+cheaper one is simulated with three divisions of the classes.
 """
 
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 
@@ -33,9 +29,6 @@ from kvsim.planner.fleet.question import CapacityQuestion
 from kvsim.planner.fleet.shortlist import Rentable
 from kvsim.planner.fleet.traffic import traffic_of
 from kvsim.serving.rules import Rules
-from kvsim.sweeps.chunks import chunks_of, compute
-from kvsim.sweeps.spec import read
-from kvsim.techniques import TECHNIQUES
 from kvsim.traces.read import load
 from tests.support.fleets import cheapest, instance
 
@@ -44,14 +37,6 @@ GPUS = ("a6000", "l40s", "a100-80g", "h100")
 MODELS = ("llama3-8b", "llama3-70b")
 TARGETS = FleetTargets(2.0, 0.1, 0.99)
 NEIGHBOURS = 50
-GRID = """
-[grid]
-model = ["llama2-7b", "llama3-8b", "llama3-70b"]
-gpu = ["a6000", "l40s", "a100-80g", "h100"]
-technique = "all"
-batch = {{ from = 1, to = 1024, count = {side} }}
-context = {{ from = 128, to = 65536, count = {side}, spacing = "log" }}
-"""
 
 
 def programme() -> None:
@@ -152,29 +137,12 @@ def divisions(answer: CapacityAnswer, demand: Demand, replicas: Counts) -> list[
     return [s / s.sum(axis=1, keepdims=True) for s in some if (s.sum(axis=1) > 0).all()]
 
 
-def sweep(points: int) -> None:
-    side = int(np.ceil((points / (12 * len(TECHNIQUES))) ** 0.5))
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "grid.toml"
-        place.write_text(GRID.format(side=side))
-        spec = read(place, lambda _: list(TECHNIQUES))
-    began, wall = time.process_time(), time.perf_counter()
-    size = sum(len(compute(chunk)[1]) for chunk in chunks_of(spec, ()))
-    print(
-        f"sweep: {spec.points:,} points, {size / 1e6:.0f} MB of Parquet in "
-        f"{time.process_time() - began:.1f} s of process time, {time.perf_counter() - wall:.1f} s "
-        f"(30) in one process"
-    )
-
-
 def main() -> None:
     what = sys.argv[1] if len(sys.argv) > 1 else ""
     if what == "programme":
         programme()
     elif what == "fleet" and len(sys.argv) > 2:
         fleet(sys.argv[2], sys.argv[3:])
-    elif what == "sweep":
-        sweep(int(sys.argv[2]) if len(sys.argv) > 2 else 10**6)
     else:
         raise SystemExit(__doc__)
 

@@ -32,7 +32,7 @@ NEEDED = {
 BATCHES = 8  # of the relaxation
 TRIED = 3  # batches whose mixes are replayed
 ROUGH = 5e-3  # gap of a mix that is only to be replayed
-FINER = 9  # steps between two neighbouring batches
+STEPS = 9  # from one batch to the next of the grid
 NEAR = 2  # batches beside a known mix's that are replayed, the second where the first has none
 FEW = 12  # replays of the local search there
 REPAIRS = 3  # times that the memory is lowered by what a replay exceeds it
@@ -180,7 +180,7 @@ class Placements:
         for found in finer.better_than(value, finer.bounds(value), most=1):
             best, batch = found, float(found.prediction.batch[0])
             yield found
-        step = float((high / low) ** (1 / FINER))
+        step = float((high / low) ** (1 / STEPS))
         nearest = Placements(self.q, only=_between(batch / step, batch * step))
         last = nearest.near(best)
         if last is not None:
@@ -245,13 +245,13 @@ class Placements:
             p = self._programme(i, self.q.limits, known.family)
             mixes = self._with_shares(p, [known.mix.counts])
             start, _ = self._replays.best_order(p, mixes, i, known.arrangement)
-            exact = None
-            if start is not None:
-                start = self._replays.polish(start, i, FEW)
-                exact = self._replays.of(start, i, 0)
-            if start is not None and exact is not None:
+            if start is None:
+                continue
+            best = self._replays.polish(start, i, FEW)
+            exact = self._replays.of(best, i, 0)
+            if exact is not None:
                 return replace(
-                    known, prediction=exact, bound=0.0, replay=turn(exact), arrangement=start
+                    known, prediction=exact, bound=0.0, replay=turn(exact), arrangement=best
                 )
         return None
 
@@ -275,8 +275,8 @@ class Placements:
 
 
 def _between(low: float, high: float) -> tuple[float, ...]:
-    """Batches from one to another, ``FINER`` steps apart."""
-    found = np.ceil(np.geomspace(max(low, 1.0), high, FINER + 1))
+    """Batches from one to another, ``STEPS`` steps apart."""
+    found = np.ceil(np.geomspace(max(low, 1.0), high, STEPS + 1))
     return tuple(distinct(found).tolist())
 
 

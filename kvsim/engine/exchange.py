@@ -4,11 +4,10 @@ Ranks are taken as equally busy, so experts see as many tokens of every rank; id
 with padding, as engines' ranks do.
 """
 
+from kvsim.engine.formats import HALF
 from kvsim.graph import Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.parallel import NETWORK
-
-HALF = 2.0  # bytes of an fp16 number [B]
 
 
 def exchange(deployment: Deployment, name: str, tokens: Number) -> list[Op]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from kvsim.graph import Number
 
+HALF = 2.0  # bytes of an fp16 number [B]
 SCALES = 32.0  # bits of the fp16 scale and zero point that a group of numbers shares
 UNGROUPED = 2.0**60  # quantised, with scales that are counted elsewhere
 

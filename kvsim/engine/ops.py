@@ -8,13 +8,13 @@ otherwise.
 import numpy as np
 
 from kvsim.engine.exchange import exchange
+from kvsim.engine.formats import HALF as HALF
 from kvsim.engine.formats import Format
 from kvsim.engine.sums import all_reduce
 from kvsim.graph import Buffers, Channel, Number, Op, Point, Stream
 from kvsim.machines.deployment import WEIGHTS, Deployment, WeightFormat
 from kvsim.models.model import LayerShape, Model
 
-HALF = 2.0  # bytes of an fp16 number [B]
 SCORE = 2 * HALF  # an fp16 attention score that leaves the chip: written once, read once [B]
 
 

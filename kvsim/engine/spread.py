@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvsim.engine.formats import HALF
 from kvsim.engine.timeline import makespan
 from kvsim.graph import Group, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.parallel import NETWORK
 
-HALF = 2.0  # bytes of an fp16 number [B]
 PART = 8192.0  # tokens of prompts in a pass, vLLM's budget on these cards [tokens]
 
 

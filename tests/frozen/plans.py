@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.frozen.moved import shortened
+from tests.frozen.keeping import renewed
 from tests.support.commands import run
 
 PLACE = Path(__file__).with_name("plans.json")
@@ -79,19 +79,10 @@ def _numbers(value: Any) -> Any:
     return "a sentence" if isinstance(value, str) and value.count(" ") > 6 else value
 
 
-def kept() -> dict[str, Any]:
-    """What the file has."""
-    found: dict[str, Any] = json.loads(PLACE.read_text(encoding="utf-8")) if PLACE.exists() else {}
-    return found
-
-
 def write(part: str) -> None:
     """Write what is answered now."""
-    now = kept()
-    now = {name: answered(name) if part in name else now[name] for name in QUESTIONS}
-    PLACE.write_text(
-        json.dumps(shortened(now), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    now = renewed(PLACE, QUESTIONS, answered, part)
+    PLACE.write_text(json.dumps(now, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pulp
 
-from tests.frozen.moved import shortened
+from tests.frozen.keeping import renewed
 from tests.frozen.plans import CHAT, LARGE, SMALL
 from tests.support.commands import run
 
@@ -102,17 +102,10 @@ def _family(name: str | None) -> str:
     return re.sub(r"\d+", "N", name or "objective")
 
 
-def kept() -> dict[str, Any]:
-    """What the file has."""
-    found: dict[str, Any] = json.loads(PLACE.read_text(encoding="utf-8")) if PLACE.exists() else {}
-    return found
-
-
 def write(part: str) -> None:
     """Write what holds now."""
-    now = kept()
-    now = {name: answered(name) if part in name else now[name] for name in QUESTIONS}
-    lines = [f"{json.dumps(name)}: {json.dumps(shortened(now[name]))}" for name in now]
+    now = renewed(PLACE, QUESTIONS, answered, part)
+    lines = [f"{json.dumps(name)}: {json.dumps(now[name])}" for name in now]
     PLACE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 

@@ -130,11 +130,5 @@ def answered(name: str) -> Any:
     return played(int(which)) if kind == "workload" else stated(which)
 
 
-def kept() -> dict[str, Any]:
-    """What the file has."""
-    found: dict[str, Any] = json.loads(PLACE.read_text(encoding="utf-8"))
-    return found
-
-
 if __name__ == "__main__":
     PLACE.write_text(json.dumps(shortened(everything()), indent=1) + "\n", encoding="utf-8")

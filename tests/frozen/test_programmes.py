@@ -8,6 +8,7 @@ import os
 import pytest
 
 from tests.frozen import programmes
+from tests.frozen.keeping import kept
 from tests.frozen.moved import moved
 
 SAME = 1e-6  # relative; later programmes rest on solutions of the first
@@ -17,9 +18,9 @@ CHOSEN = [*programmes.QUESTIONS] if os.environ.get("KVSIM_FROZEN") in ("all", "p
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_question_becomes_the_programmes_that_it_became(name: str) -> None:
-    found = list(moved(programmes.kept()[name], programmes.answered(name), SAME))
+    found = list(moved(kept(programmes.PLACE)[name], programmes.answered(name), SAME))
     assert not found, "\n".join(["if meant: python -m tests.frozen.programmes", *found[:20]])
 
 
 def test_every_question_is_kept() -> None:
-    assert programmes.kept().keys() == programmes.QUESTIONS.keys()
+    assert kept(programmes.PLACE).keys() == programmes.QUESTIONS.keys()

@@ -8,10 +8,11 @@ import os
 import pytest
 
 from tests.frozen import runs
+from tests.frozen.keeping import kept
 from tests.frozen.moved import moved
 
 SAME = 1e-9  # relative
-KEPT = runs.kept()
+KEPT = kept(runs.PLACE)
 EVERY = os.environ.get("KVSIM_FROZEN") in ("all", "parts")
 CHOSEN = list(KEPT) if EVERY else list(KEPT)[::5]
 
