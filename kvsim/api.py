@@ -15,7 +15,7 @@ from kvsim.commands.arguments import count, counts, gib, number, token_counts
 from kvsim.commands.plan_asked import deployments_of, limits_of, workload_of
 from kvsim.commands.values import Given, Several, deployment_of, duration, line_of, text
 from kvsim.commands.values import given as given_text
-from kvsim.errors import InputError
+from kvsim.errors import InputError, require
 from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 from kvsim.report.predict import Predictions, predicted
 from kvsim.report.sweep import Sweep, swept
@@ -215,8 +215,9 @@ def simulate(
     Raises
     ------
     InputError
-        For what the command would refuse.
+        For what the command would refuse, or if numba or pyarrow are not installed.
     """
+    require("numba", "pyarrow")
     from kvsim.commands.serve import Job
     from kvsim.report.simulate_answer import Simulations, answered
     from kvsim.serving.costs import StepCosts
@@ -275,8 +276,9 @@ def calibrate_run(
     Raises
     ------
     InputError
-        For a log that cannot be read, or too few requests.
+        For a log that cannot be read, too few requests, or if numba is not installed.
     """
+    require("numba")
     from kvsim.evidence.logs import read_run
     from kvsim.report.calibrate_run import calibrated
     from kvsim.serving.rules import Rules

@@ -5,6 +5,14 @@ Every message is one line and says what is wrong, where, what was expected and h
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib.util import find_spec
+
+EXTRAS = {
+    "numba": ("traces", "request traces, simulations and fleets"),
+    "pyarrow": ("traces", "request traces, sweeps and Parquet files"),
+    "pandas": ("frames", "data frames"),
+}
+"""Packages that a plain installation lacks: the extra that has each, and what needs it."""
 
 
 class InputError(ValueError):
@@ -18,6 +26,29 @@ class InfeasibleError(Exception):
 def brief(problem: BaseException, most: int) -> str:
     """The first line of another library's error, or its class name where it has no message."""
     return next(iter(str(problem).splitlines()), type(problem).__name__)[:most]
+
+
+def lacking(package: str | None) -> InputError | None:
+    """What to install if a package is missing that is only used in some places."""
+    name = (package or "").partition(".")[0]
+    if name not in EXTRAS:
+        return None
+    extra, uses = EXTRAS[name]
+    return InputError(f"{uses} need {name}, not installed; pip install 'kvsim[{extra}]'")
+
+
+def require(*packages: str) -> None:
+    """Refuse what needs packages that are not installed, before anything is written.
+
+    Raises
+    ------
+    InputError
+        Naming the first package and what to install.
+    """
+    for package in packages:
+        problem = lacking(package)
+        if problem is not None and find_spec(package) is None:
+            raise problem
 
 
 def unknown(kind: str, name: str, known: Iterable[str], mend: str = "") -> InputError:

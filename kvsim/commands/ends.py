@@ -11,7 +11,7 @@ from types import FrameType
 
 import typer
 
-from kvsim.errors import InfeasibleError, InputError
+from kvsim.errors import InfeasibleError, InputError, lacking
 from kvsim.files.drafts import remove_own
 from kvsim.files.ledger import Ledger, ledger
 
@@ -67,6 +67,8 @@ def _code_of(problem: BaseException, kept: Ledger) -> int:
         return _say(str(problem), LIMIT)
     if isinstance(problem, InputError):
         return _say(str(problem), BAD)
+    if isinstance(problem, ModuleNotFoundError) and (mend := lacking(problem.name)) is not None:
+        return _say(str(mend), BAD)
     if isinstance(problem, BrokenPipeError):  # the reader of our output has what it wanted
         return _silence(128 + signal.SIGPIPE)
     if isinstance(problem, OSError) and problem.strerror:

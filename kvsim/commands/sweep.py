@@ -9,7 +9,7 @@ import typer
 
 from kvsim.commands.arguments import count, option
 from kvsim.commands.options import command_line, say_written
-from kvsim.errors import InputError
+from kvsim.errors import InputError, require
 from kvsim.files import check_target
 
 MOST_WORKERS = 256
@@ -40,6 +40,7 @@ def sweep(
     from kvsim.sweeps.workers import cluster, here, pool
     from kvsim.techniques import TECHNIQUES
 
+    require("pyarrow")
     if report is not None:
         check_target(report, "--report")
     several = 1 if workers is None else count("--workers", workers)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvsim.errors import require
 from kvsim.report.answer import Answer
 from kvsim.report.json import Row
 from kvsim.report.screen import fitted
@@ -51,7 +52,14 @@ class Result:
         return []
 
     def frame(self) -> "DataFrame":
-        """The rows as a data frame; nested values are left out, settings are text."""
+        """The rows as a data frame; nested values are left out, settings are text.
+
+        Raises
+        ------
+        InputError
+            If pandas is not installed.
+        """
+        require("pandas")
         from pandas import DataFrame
 
         return DataFrame([flat(row) for row in self.rows])
