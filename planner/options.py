@@ -101,7 +101,7 @@ def evaluate(
 def measures(prediction: Prediction) -> dict[str, Column]:
     """What limits and objectives are about, all to be small."""
     return {
-        "gpu_memory": prediction.gpu_bytes,
+        "gpu_memory": prediction.given_bytes,
         "host_memory": prediction.host_bytes,
         "ttft": prediction.ttft_s,
         "tpot": np.nan_to_num(prediction.tpot_s),

@@ -15,11 +15,11 @@ from kvsim.engine.buffers import layer_weights
 from kvsim.engine.closing import closing
 from kvsim.engine.ops import copy
 from kvsim.engine.roofline import resource_seconds, seconds
-from kvsim.engine.timeline import least
-from kvsim.graph import Array, Buffers, Number, Op, Point, Tier
+from kvsim.graph import Array, Buffers, Point, Tier
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
 from kvsim.planner.halves import HalfTimes, Halves, all_half_times
+from kvsim.planner.layertimes import RESOURCES, STREAMS, LayersOfPass
 from kvsim.planner.planes import Stretches, planes, stretches
 from kvsim.planner.programme import Programme, Streaming
 from kvsim.planner.shares import Option, Shares, placed
@@ -28,6 +28,8 @@ from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.memory import (
     TIERS,
     decode_point,
+    held_beside,
+    left_for_caches,
     phases,
     prefill_point,
     served_buffers,
@@ -35,11 +37,7 @@ from kvsim.prediction.memory import (
 )
 from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.residency import layer_buffers
-from kvsim.techniques.steps import Known, layer_ops, part_of
-
-STREAMS = ("gpu", "h2d", "d2h", "cpu")
-RESOURCES = (*STREAMS, "chain", "turn")
-"""What layers occupy: streams, the GPU if nothing delays it, the CPU where it answers for it."""
+from kvsim.techniques.steps import part_of
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ class Coefficients:
         return found
 
     @cached_property
-    def _passes(self) -> "tuple[LayersOfPass, LayersOfPass]":
+    def _passes(self) -> tuple[LayersOfPass, LayersOfPass]:
         """Layers while the prompts are read, and while tokens are decoded."""
         return LayersOfPass(), LayersOfPass()
 
@@ -237,10 +235,32 @@ class Coefficients:
             once_gpu=once_gpu[:, :, rows, index],
             once_host=once_host[:, :, rows, index],
             streaming=self.streaming,
-            memory=(limits.gpu_memory, limits.host_memory),
+            memory=(
+                limits.gpu_memory + self._outside(limits.gpu_memory, index),
+                limits.host_memory,
+            ),
             times=time_limits(w, limits, reads, each),
             halves=self._halves(usable, index),
         )
+
+    def _outside(self, given: float, index: int) -> float:
+        """Of all that is held what an engine keeps outside its share of memory, at most. [B]"""
+        weights, beside = (x[:, index].tolist() for x in self._held_beside)
+        kept = [
+            left_for_caches(self.deployment, given, b, w) + b
+            for w, b in zip(weights, beside, strict=True)
+        ]
+        return float(max(kept)) - given
+
+    @cached_property
+    def _held_beside(self) -> tuple[Array, Array]:
+        """Weights, and these with workspace and context, with all on the GPU. (m, b) [B]"""
+        w, d = self.workload, self.deployment
+        args = placed(Shares(), w.prompt), d, self.batches, w.prompt, w.generate
+        tables = [served_buffers(*args)] if w.service else phases(*args)
+        found = [np.broadcast_arrays(*held_beside(table), self.batches)[:2] for table in tables]
+        weights, beside = (np.stack(some) for some in zip(*found, strict=True))
+        return weights, beside
 
     def _halves(self, usable: list[int], index: int) -> Halves | None:
         """Of an option whose batch passes in halves, where every layer has a cache of its own."""
@@ -266,32 +286,3 @@ class Coefficients:
         option = next(o for o in self.options if o.name == name)
         first = int(np.flatnonzero(programme.option_of == programme.option_of[index])[0])
         return option, option.corners[index - first]
-
-
-class LayersOfPass:
-    """Layers of one pass, whatever their options: ops that they share are made and timed once."""
-
-    def __init__(self) -> None:
-        self._known: Known = {}
-        self._took: dict[int, tuple[Op, Number]] = {}  # by identity, with the op itself
-
-    def resources(self, layer: LayerPass) -> Array:
-        """Time of each stream, and of the chain, in one layer with all parts of the batch.
-
-        (r, b, c) [s]
-        """
-        issued, tiles, point = layer_ops(layer, self._known), layer.placement.tiles, layer.p
-        grid = np.broadcast_shapes(np.shape(point.batch), np.shape(point.context), (1, 1))
-        found = np.zeros((len(RESOURCES), *grid))
-        for op in issued:
-            found[STREAMS.index(op.stream)] += tiles * np.asarray(self._seconds(op, layer.d))
-        chain, turn = RESOURCES.index("chain"), RESOURCES.index("turn")
-        found[chain] = found[turn] = tiles * np.asarray(least(issued, layer.d, self._seconds))
-        if tiles > 1:  # the CPU's halves follow one another, and other layers wait for both
-            found[turn] = np.maximum(found[chain], found[STREAMS.index("cpu")])
-        return found
-
-    def _seconds(self, op: Op, deployment: Deployment) -> Number:
-        if id(op) not in self._took:
-            self._took[id(op)] = op, seconds(op, deployment)
-        return self._took[id(op)][1]

@@ -54,7 +54,7 @@ class Replays:
         if late:
             return np.inf, np.inf
         return (
-            max(0.0, float(prediction.gpu_bytes[0]) - limits.gpu_memory),
+            max(0.0, float(prediction.given_bytes[0]) - limits.gpu_memory),
             max(0.0, float(prediction.host_bytes[0]) - limits.host_memory),
         )
 

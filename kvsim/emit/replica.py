@@ -8,7 +8,12 @@ from kvsim.emit.served import Served
 from kvsim.machines.deployment import Deployment
 from kvsim.models.configs import catalogue_entry, model_names
 from kvsim.prediction.generate import Prediction
-from kvsim.prediction.memory import decode_point, left_for_caches
+from kvsim.prediction.memory import (
+    decode_point,
+    held_beside,
+    left_for_caches,
+    weights_bytes,
+)
 from kvsim.serving.rules import Rules
 from kvsim.techniques.base import Technique
 
@@ -51,7 +56,7 @@ def of_prediction(prediction: Prediction, utilisation: float) -> Served:
     """A plan for equal requests: its batch and lengths, and the engines' usual budget of tokens."""
     d, rules, batch = prediction.deployment, Rules(), int(prediction.batch[0])
     longest = prediction.prompt + prediction.generate
-    weights = _weights(prediction.technique, d, longest)
+    weights, beside = (float(np.max(x)) for x in held_beside(prediction.buffers))
     return Served(
         model=_model(d),
         technique=prediction.technique,
@@ -65,27 +70,17 @@ def of_prediction(prediction: Prediction, utilisation: float) -> Served:
         utilisation=utilisation,
         weights_bytes=weights,
         cache_bytes=max(
-            left_for_caches(
-                d, utilisation * d.hardware.gpu_memory, _beside(prediction, weights), weights
-            ),
-            0.0,
+            left_for_caches(d, utilisation * d.hardware.gpu_memory, beside, weights), 0.0
         ),
         gpu_bytes=d.hardware.gpu_memory,
         share_of_free=d.stack.memory.share_of_free,
     )
 
 
-def _beside(prediction: Prediction, weights: float) -> float:
-    """Weights, workspace and context of each GPU. [B]"""
-    point = decode_point(float(prediction.batch[0]), np.array(float(prediction.prompt)), 1.0, 0.0)
-    parts = prediction.technique.resident(prediction.deployment, point).get("gpu", {})
-    return weights + sum(float(np.max(parts.get(k, 0.0))) for k in ("workspace", "context"))
-
-
 def _weights(technique: Technique, deployment: Deployment, tokens: int) -> float:
-    """Weights on each GPU. [B]"""
+    """Weights and embeddings on each GPU. [B]"""
     point = decode_point(1.0, np.array(float(tokens - 1)), 1.0, 0.0)
-    return float(np.max(technique.resident(deployment, point).get("gpu", {}).get("weights", 0.0)))
+    return weights_bytes(technique.resident(deployment, point))
 
 
 def _model(deployment: Deployment) -> str:

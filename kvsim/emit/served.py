@@ -7,6 +7,7 @@ from kvsim.techniques.base import Technique
 from kvsim.techniques.terms import Term
 
 GB = 1e9
+ROUNDING = 1e-6  # of a percent: what floating point loses
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Served:
     @property
     def static_share(self) -> float:
         """Weights and KV cache as a share of each GPU's memory, rounded down."""
-        return int(100 * (self.weights_bytes + self.cache_bytes) / self.gpu_bytes) / 100
+        return int(100 * (self.weights_bytes + self.cache_bytes) / self.gpu_bytes + ROUNDING) / 100
 
     @property
     def free_share(self) -> float:
@@ -107,4 +108,4 @@ class Served:
         if self.share_of_free:
             return self.utilisation
         others = self.gpu_bytes * self.utilisation - self.cache_bytes
-        return int(100 * self.cache_bytes / max(self.gpu_bytes - others, 1.0)) / 100
+        return int(100 * self.cache_bytes / max(self.gpu_bytes - others, 1.0) + ROUNDING) / 100

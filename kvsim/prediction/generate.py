@@ -21,6 +21,7 @@ from kvsim.prediction.memory import (
     TIERS,
     ZERO,
     decode_point,
+    given_memory,
     largest_batch,
     phases,
     prefill_point,
@@ -230,6 +231,11 @@ class Prediction:
     def gpu_bytes(self) -> Array:
         """Peak memory of each GPU. [B]"""
         return self._spread(tier_bytes(self.buffers, "gpu"))
+
+    @property
+    def given_bytes(self) -> Array:
+        """What the engine must be given of each GPU's memory for that. [B]"""
+        return self._spread(given_memory(self.deployment, self.buffers))
 
     @property
     def host_bytes(self) -> Array:

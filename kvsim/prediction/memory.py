@@ -13,6 +13,8 @@ MOST_SEQUENCES = int(RANGES["--batch"].most)
 ZERO: Array = np.zeros(())
 WEIGHTS = ("weights", "embedding")
 """How buffers are named that hold weights."""
+PASSES = ("workspace", "context")
+"""Those of passes and of the runtime, which engines take before they share out memory."""
 
 
 def prefill_point(batch: Number, prompt: Number, generate: Number) -> Point:
@@ -87,8 +89,7 @@ def tier_bytes(buffers: Buffers, tier: Tier) -> Array:
 
 def weights_bytes(buffers: Buffers) -> float:
     """Weights and embeddings on one GPU, those of a draft model too. [B]"""
-    named = {k: v for k, v in buffers.get("gpu", {}).items() if k.endswith(WEIGHTS)}
-    return float(np.max(tier_bytes({"gpu": named}, "gpu")))
+    return float(np.max(held_beside(buffers)[0]))
 
 
 def left_for_caches(
@@ -106,8 +107,32 @@ def left_for_caches(
     if memory.share_of_free and beside < whole:
         return usable / whole * (whole - beside)
     if memory.share_is_static:
-        return min(usable - weights, whole - beside)
+        return min(usable - weights, max(usable, whole) - beside)
     return usable - beside
+
+
+def given_memory(deployment: Deployment, buffers: Buffers) -> Array:
+    """What an engine must be given of each GPU's memory so that these buffers fit. [B]
+
+    The inverse of ``left_for_caches``: caches are what lies beside weights, workspace and context.
+    """
+    whole, memory = deployment.hardware.gpu_memory, deployment.stack.memory
+    total = tier_bytes(buffers, "gpu")
+    if not (memory.share_of_free or memory.share_is_static):
+        return total
+    weights, beside = held_beside(buffers)
+    if memory.share_of_free:
+        free = whole - beside
+        return np.where(free > 0, (total - beside) * whole / np.where(free > 0, free, 1.0), total)
+    return np.maximum(total - beside + weights, np.where(total > whole, total, 0.0))
+
+
+def held_beside(buffers: Buffers) -> tuple[Array, Array]:
+    """Of each GPU the weights, and these with workspace and context. [B]"""
+    here = buffers.get("gpu", {})
+    weights = tier_bytes({"gpu": {k: v for k, v in here.items() if k.endswith(WEIGHTS)}}, "gpu")
+    passes = tier_bytes({"gpu": {k: v for k, v in here.items() if k.endswith(PASSES)}}, "gpu")
+    return weights, weights + passes
 
 
 def largest_batch(
@@ -125,7 +150,7 @@ def largest_batch(
 
     Parameters
     ----------
-    gpu, host : memory of each GPU and of the host. [B]
+    gpu, host : what the engine is given of each GPU's memory, and the host's. [B]
     served : whether requests keep coming, or all start together.
     """
 
@@ -141,7 +166,7 @@ def largest_batch(
             else phases(technique, deployment, batch, prompt, generate)
         )
         for phase in tables:
-            worst = np.maximum(worst, tier_bytes(phase, "gpu") / gpu - 1)
+            worst = np.maximum(worst, given_memory(deployment, phase) / gpu - 1)
             worst = np.maximum(worst, deployment.tp * tier_bytes(phase, "host") / host - 1)
         return worst
 

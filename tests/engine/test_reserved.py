@@ -5,11 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kvsim.limits import ENGINE_SHARE
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack, with_numbers
 from kvsim.models.configs import load_model
-from kvsim.prediction.memory import decode_point
+from kvsim.prediction.memory import (
+    decode_point,
+    given_memory,
+    held_beside,
+    largest_batch,
+    left_for_caches,
+    tier_bytes,
+)
 from kvsim.prediction.pool import pool
+from kvsim.serving.room import Room
+from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
 
 FULL = parse("full")
@@ -88,3 +98,32 @@ def test_sequences_of_load_tests_fit_as_counted() -> None:
     machine, software = load_hardware("h200"), load_stack("trtllm")
     d = Deployment(load_model("llama3.1-70b"), machine, software, "fp8")
     assert 46 <= pool(parse("fp8"), d, 921, 7372).concurrency <= 54
+
+
+@pytest.mark.parametrize("rule", ["", "share_of_free", "share_is_static"])
+@pytest.mark.parametrize("given", [0.5, 0.9, 1.0])
+@pytest.mark.parametrize("batch", [1.0, 7.0, 30.0])
+def test_what_is_given_leaves_as_much_as_caches_take(rule: str, given: float, batch: float) -> None:
+    """Two statements of one rule: what a share leaves, and the share that is needed."""
+    d = sharing(rule)
+    kept = FULL.resident(d, decode_point(batch, 1024.0, 1024.0, 1023.0))
+    weights, beside = (float(np.max(x)) for x in held_beside(kept))
+    caches = float(np.max(tier_bytes(kept, "gpu"))) - beside
+    usable = given * d.hardware.gpu_memory
+    fits = caches <= left_for_caches(d, usable, beside, weights)
+    assert fits == (float(np.max(given_memory(d, kept))) <= usable)
+
+
+@pytest.mark.parametrize("stack", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize(("prompt", "generate"), [(921, 7372), (2048, 512)])
+def test_plans_simulations_and_predictions_count_the_same_sequences(
+    stack: str, prompt: int, generate: int
+) -> None:
+    """The planner's largest batch, the simulator's cache and what `predict` prints as the pool."""
+    machine = load_hardware("h200")
+    d = Deployment(load_model("llama3.1-70b"), machine, load_stack(stack), "fp8")
+    t, usable = parse("fp8"), ENGINE_SHARE * machine.gpu_memory
+    most = float(np.max(largest_batch(t, d, prompt, generate, usable, 1e13, served=True)))
+    room = Room(t, d, Rules(max_seqs=int(most)), prompt + generate, prompt)
+    assert int(room.capacity / room.decode_bytes[-1]) == most
+    assert pool(t, d, prompt, generate).concurrency == pytest.approx(most, rel=0.01, abs=1.0)
