@@ -11,6 +11,7 @@ from kvsim.validate.impl.drafter import PACKED_EARLY
 from kvsim.validate.impl.hierarchical import BY_HALVES
 from kvsim.validate.impl.place import SENT_LATE
 from kvsim.validate.impl.rotated import READ_TWICE
+from kvsim.validate.impl.zipcache import DRAWN
 from kvsim.validate.run import Generation
 from tests.support.decoders import decoder, prompts
 from tests.support.runs import assert_same_run
@@ -63,10 +64,12 @@ LAYERED = [
     f"0: full; 1: offload + {SNAPKV}",
     f"0: full; 1: fp8; {MAGICDEC}",
     "0: kvquant:bits=3,outliers=0.125; 1: kvquant:bits=2,outliers=0.0625",
+    "0: zipcache:window=4; 1: fp8",
+    f"0: {SNAPKV}; 1: zipcache:window=8,low=4",
 ]
 
 
-NAMED = {SENT_LATE, READ_TWICE, PACKED_EARLY, BY_HALVES}
+NAMED = {SENT_LATE, READ_TWICE, PACKED_EARLY, BY_HALVES, DRAWN}
 """Differences of what is sent home late, and of rows in two places."""
 
 
@@ -161,8 +164,11 @@ def test_eight_bits_are_close_to_what_they_store(packed: str, plain: str, within
         (f"{STREAMING} + {KIVI}", "packs them together"),
         (f"values:n=4 + {KIVI}", "use grouped"),
         (f"{QUEST} + turboquant:bits=4,group=8", "use grouped"),
-        (f"{SNAPKV} + kvquant", "without their positions"),
+        (f"{SNAPKV} + kvquant", "follows from its position"),
         ("offload:host_share=0.5 + kvquant", "whole tokens"),
+        (f"{SNAPKV} + zipcache", "follows from its position"),
+        (f"zipcache + {NARROW}", "takes drafts back"),
+        ("zipcache + offload", "whole tokens"),
         (f"{QUEST} + {MAGICDEC}", "for one query"),
         (f"values:n=4 + {MAGICDEC}", "for one query"),
         (f"{KIVI} + {MAGICDEC}", "takes drafts back"),

@@ -109,32 +109,32 @@ def naive_saliency(k: Tensor, q: Tensor) -> Tensor:
 
 def test_zipcache_finds_the_salient_tokens_of_equation_8(monkeypatch: Any) -> None:
     kept: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-    real, taken = Zipcache._pack, Probes.take
+    real, taken = Zipcache.pack, Probes.take
 
     def take(self: Probes, q: Tensor, step: Any) -> None:
         taken(self, q, step)
         kept[len(kept)] = (q, q, q)
 
-    def spy(self: Zipcache, layer: int, k: Tensor, v: Tensor, saliency: Tensor, time: int) -> None:
+    def spy(self: Zipcache, k: Tensor, v: Tensor, saliency: Tensor, time: int) -> None:
         if not time:
-            q = kept[layer][0]
-            for b, length in enumerate(self.lengths):
+            q = kept[len(kept) - 1][0]  # of the layer that has just read the prompt
+            for b, length in enumerate(self.room.prompts):
                 expected = naive_saliency(k[b, :, :length], q[b, :, :length])
                 assert (saliency[b, :, :length] - expected).abs().max() < 1e-5
                 assert (saliency[b, :, length:] == -1).all()
-        real(self, layer, k, v, saliency, time)
-        part = self.layers[layer].high.view(time)
+        real(self, k, v, saliency, time)
+        part = self.high.view(time)
         assert part.k is not None
         if not time:  # the salient rows are those of the largest saliency, up to packing
-            for b, length in enumerate(self.lengths):
-                best = saliency[b, :, :length].topk(self._high[b]).indices
+            for b, length in enumerate(self.room.prompts):
+                best = saliency[b, :, :length].topk(self.salient[b]).indices
                 rows = k[b].gather(1, best[..., None].expand(-1, -1, k.shape[3]))
-                found = part.k.numbers()[b, :, : self._high[b]]
+                found = part.k.numbers()[b, :, : self.salient[b]]
                 step = part.k.scale[b].float().amax()
                 assert (found - rows).abs().max() <= step * 1.5
 
     monkeypatch.setattr(Probes, "take", take)
-    monkeypatch.setattr(Zipcache, "_pack", spy)
+    monkeypatch.setattr(Zipcache, "pack", spy)
     complete("zipcache:probe=1,high=8,low=4", prompts(30, 19), 4)
     assert len(kept) == 3
 
@@ -144,9 +144,10 @@ def test_zipcache_packs_window_by_window() -> None:
     full = complete("full", given, 60)
     run = complete("zipcache:high=8,low=8,window=10", given, 60)
     impl: Any = run.impl
-    assert impl._packed == 5  # the last full window was packed after its 50th token
-    assert impl.layers[0].high.counts(5).tolist() == [24 + 30, 14 + 30]
-    assert impl.layers[0].low.counts(5).tolist() == [16 + 20, 9 + 20]
+    cells = impl.layers[0].cells
+    assert cells.packed == 5  # the last full window was packed after its 50th token
+    assert cells.high.counts(5).tolist() == [24 + 30, 14 + 30]
+    assert cells.low.counts(5).tolist() == [16 + 20, 9 + 20]
     same = int((run.tokens == full.tokens).cumprod(1).sum())
     assert same >= 40, "eight bits drift at once"
     lossy = complete("zipcache:high=4,low=2,window=10", given, 60)

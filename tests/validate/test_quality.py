@@ -98,7 +98,7 @@ def test_mass_of_the_largest_is_that_of_transformers_attention() -> None:
 
 def test_prefetch_that_fetches_everything_misses_nothing() -> None:
     impl: Any = forced("specache:group=16,residual=16,k=500", prompts(LENGTH)).impl
-    assert impl.found.means() == pytest.approx(torch.ones(3, 2), abs=1e-6)
+    assert impl.noted.means() == pytest.approx(torch.ones(3, 2), abs=1e-6)
 
 
 def test_prefetch_is_compared_with_the_true_attention(monkeypatch: Any) -> None:
@@ -126,16 +126,16 @@ def test_prefetch_is_compared_with_the_true_attention(monkeypatch: Any) -> None:
             mass.append(held[0] / held[1])
     assert len(fetched) == SCORED
     expected = [sum(pairs) / len(pairs), sum(mass) / len(mass)]
-    assert impl.found.means()[0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert impl.noted.means()[0].tolist() == pytest.approx(expected, abs=1e-5)
     assert expected[0] < expected[1] < 1
 
 
 def test_probes_are_compared_with_every_query() -> None:
     texts = prompts(LENGTH, LENGTH)
     every: Any = forced("zipcache:probe=1,salient=0.4", texts).impl
-    assert every.found.means().tolist() == [1.0] * 3
+    assert every.noted.means().tolist() == [1.0] * 3
     some: Any = forced("zipcache:probe=0.1,salient=0.4", texts).impl
-    many, probes = round(0.4 * PROMPT), some._probes.positions
+    many, probes = round(0.4 * PROMPT), some.layers[0].cells.probing.prompt.positions
     overlap = torch.zeros(3)
     for b, text in enumerate(texts):
         seen = attentions(text[:PROMPT]).view(3, 2, 2, PROMPT, PROMPT).mean(2)  # per KV head
@@ -147,7 +147,7 @@ def test_probes_are_compared_with_every_query() -> None:
                 best = set(truth[layer, head].topk(many).indices.tolist())
                 found = set((asked[layer, head] / counts).topk(many).indices.tolist())
                 overlap[layer] += len(best & found) / many / 4
-    assert some.found.means().tolist() == pytest.approx(overlap.tolist(), abs=1e-6)
+    assert some.noted.means().tolist() == pytest.approx(overlap.tolist(), abs=1e-6)
     assert overlap.max() < 1
 
 

@@ -7,8 +7,9 @@ business, which hands out the tensors.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,12 +17,13 @@ from torch import Tensor
 from kvsim.techniques.axes import Storage
 from kvsim.validate.kernels.attention import PartialAttention, View, attend
 from kvsim.validate.model.attention import Pass, Seen, visible
+from kvsim.validate.model.attention import attend as full_attention
 from kvsim.validate.tally import Marks, Silent, uncounted
 from kvsim.validate.transfer import to_device
 
+Made = TypeVar("Made")
 Widths = Sequence[tuple[int, torch.dtype]]
 """Numbers of every part of a row, and their formats."""
-
 
 Turns = Callable[[Tensor], tuple[Tensor, Tensor] | None]
 """Cosine and sine at positions (sequences, tokens); none where keys are not turned."""
@@ -29,6 +31,20 @@ Turns = Callable[[Tensor], tuple[Tensor, Tensor] | None]
 
 def no_turns(positions: Tensor) -> None:
     """Positions are not in the keys."""
+
+
+@dataclass
+class Common:
+    """What the layers of a run have in common: made when first asked for."""
+
+    made: dict[object, object] = field(default_factory=dict)
+
+    def get(self, key: object, make: Callable[[], Made]) -> Made:
+        """What goes by that key."""
+        if key not in self.made:
+            self.made[key] = make()
+        found: Made = self.made[key]  # type: ignore[assignment]
+        return found
 
 
 @dataclass(frozen=True)
@@ -48,6 +64,8 @@ class CacheRoom:
     device: torch.device
     rows: Callable[[int, Widths], list[Tensor]]
     turns: Turns = no_turns
+    prompts: list[int] = field(default_factory=list)  # of every sequence [tokens]
+    common: Common = field(default_factory=Common)
 
     def zeros(self, slots: int, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """CacheRoom on the GPU, (sequences, KV heads, slots, dim)."""
@@ -125,6 +143,16 @@ class Cells(ABC):
     def __init__(self, part: Storage, room: CacheRoom, slots: int, tally: Silent) -> None:
         self.part, self.room, self.slots, self.tally = part, room, slots, tally
 
+    def attend_prompt(
+        self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, seen: Seen
+    ) -> Tensor:
+        """Attention of a chunk over the prompt so far, in full precision.
+
+        Storages that rank tokens by attention look at it here.
+        """
+        with self.tally.op("attn") as marks:
+            return full_attention(marks, queries, keys, values, seen)
+
     @abstractmethod
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
         """Store a prompt's tokens (sequences, KV heads, tokens, dim) in the first slots.
@@ -180,13 +208,22 @@ def look_packed(
         with uncounted():
             marks.reads(queries, *read())
             marks.writes(part.out.to(queries.dtype))
-            own = torch.arange(spot.new)
-            pairs = [torch.arange(end) <= (end - spot.new + own)[:, None] for end in spot.ends]
-            seen = torch.cat([p.flatten() for p in pairs])
-            marks.visible(spot.new, spot.most, seen)
-            if queries.is_cuda and view.fused:  # PyTorch's own products are counted as they run
-                marks.computes(4 * queries[0, :, 0].numel() * seen.numel())
+            # PyTorch's own products are counted as they run
+            count_pairs(marks, queries, spot, queries.is_cuda and view.fused)
     return part
+
+
+def count_pairs(marks: Marks, queries: Tensor, spot: Spot, fused: bool) -> None:
+    """Say how many pairs of a query and a token are seen, and of a fused kernel's were computed.
+
+    Every sequence is computed up to its own end, by each of its new queries.
+    """
+    own = torch.arange(spot.new)
+    pairs = [torch.arange(end) <= (end - spot.new + own)[:, None] for end in spot.ends]
+    seen = torch.cat([p.flatten() for p in pairs])
+    marks.visible(spot.new, spot.most, seen)
+    if fused:
+        marks.computes(4 * queries[0, :, 0].numel() * seen.numel())
 
 
 def shares(part: PartialAttention) -> Tensor:

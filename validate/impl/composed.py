@@ -1,7 +1,8 @@
 """A technique as its parts: in every layer a selection over a storage where a placement puts it."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -10,10 +11,11 @@ from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Placement
 from kvsim.techniques.base import Technique
 from kvsim.techniques.layers import Parts
+from kvsim.techniques.terms import Part
 from kvsim.validate.impl.base import Implementation, Resident, together
-from kvsim.validate.impl.cells import Cells
+from kvsim.validate.impl.cells import Cells, Common, Made
 from kvsim.validate.impl.drafter import Drafter
-from kvsim.validate.impl.found import piece
+from kvsim.validate.impl.found import Piece, piece
 from kvsim.validate.impl.placing import Placing
 from kvsim.validate.impl.selecting import Selecting, Where
 from kvsim.validate.impl.speculation import Speculative
@@ -26,18 +28,19 @@ from kvsim.validate.tally import Kind
 if TYPE_CHECKING:
     from kvsim.validate.run import Generation
 
-Made = TypeVar("Made")
-
 
 class Composed(Speculative):
     """Layers as the technique's parts say, each by the piece of that name in this folder."""
+
+    instead: Mapping[type, type] = MappingProxyType({})
+    """Pieces that stand in for others."""
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
     ) -> None:
         super().__init__(technique, decoder, lengths, generate)
         self.generate = generate
-        self._shared: dict[object, object] = {}
+        self.common = Common()
         deployment = decoder.deployment or deployed(self.model)
         if reason := technique.refuses(deployment):
             raise InputError(f"{technique}: {reason}")
@@ -181,7 +184,7 @@ class Composed(Speculative):
 
     def cells(self, place: Where, slots: int) -> Cells:
         """A layer's storage where its placement wants it."""
-        kind = piece(Cells, place.parts.storage)  # type: ignore[type-abstract]
+        kind = self._piece(Cells, place.parts.storage)  # type: ignore[type-abstract]
         slots -= self.gamma * kind.drafts_wait
         if type(place.parts.placement) is Placement:  # drafts' caches are on the GPU
             return Placing(self, place.parts.placement).cells(kind, place, slots)
@@ -189,17 +192,18 @@ class Composed(Speculative):
 
     def shared(self, key: object, make: Callable[[], Made]) -> Made:
         """What layers share: made when first asked for."""
-        if key not in self._shared:
-            self._shared[key] = make()
-        made: Made = self._shared[key]  # type: ignore[assignment]
-        return made
+        return self.common.get(key, make)
+
+    def _piece(self, base: type[Piece], part: Part) -> type[Piece]:
+        kind = piece(base, part)
+        return self.instead.get(kind, kind)
 
     def _placement(self, layer: int, parts: Parts) -> Placing:
         kind = piece(Placing, parts.placement)
         return self.shared(("placement", parts.placement), lambda: kind(self, parts.placement))
 
     def _layer(self, index: int, parts: Parts) -> Selecting:
-        return piece(Selecting, parts.selection)(Where(self, index, parts))
+        return self._piece(Selecting, parts.selection)(Where(self, index, parts))
 
     def _every_placement(self) -> list[Placing]:
         return list(dict.fromkeys(self.placements))

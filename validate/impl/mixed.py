@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kvsim.validate.impl.base import Implementation
+from kvsim.validate.impl.cells import CacheRoom
 from kvsim.validate.kernels.attention import View
 from kvsim.validate.kernels.separable import channelwise, separable
 from kvsim.validate.kernels.stores import Store
@@ -25,18 +25,18 @@ class PrecisionRows:
     """
 
     def __init__(
-        self, impl: Implementation, bits: int, first: list[int], more: int, windows: int
+        self, room: CacheRoom, bits: int, first: list[int], more: int, windows: int
     ) -> None:
-        m, device = impl.model, impl.decoder.device
+        device = room.device
         self.bits, self.more, self._first = bits, more, first
         self.rows = max(first) + windows * more
         self._firsts = torch.tensor(first, device=device, dtype=torch.int32)
         sets = 1 + windows if self.rows else 0
-        self._k_codes = impl.empty(self.rows, m.head_dim * bits // 8, torch.uint8)
+        self._k_codes = room.zeros(self.rows, room.dim * bits // 8, torch.uint8)
         self._v_codes = torch.zeros_like(self._k_codes)
-        shared = torch.zeros(1, m.kv_heads, sets, m.head_dim, dtype=torch.float16, device=device)
+        shared = torch.zeros(1, room.heads, sets, room.dim, dtype=torch.float16, device=device)
         self._k_scale, self._k_zero, self._factor = (shared.clone() for _ in range(3))
-        own = torch.zeros(impl.batch, 1, self.rows, 1, dtype=torch.float16, device=device)
+        own = torch.zeros(room.sequences, 1, self.rows, 1, dtype=torch.float16, device=device)
         self._v_scale, self._v_zero = own, own.clone()
 
     def tensors(self) -> list[Tensor]:

@@ -62,8 +62,8 @@ class Selecting:
             )
         if self.cells.by_position and not self.in_order:
             raise InputError(
-                f"{self.parts.storage.name}: keys are stored without their positions, and "
-                f"{self.parts.selection.name} keeps tokens in other places; use grouped"
+                f"{self.parts.storage.name}: where a token is stored follows from its position, "
+                f"and {self.parts.selection.name} keeps tokens in other places; use grouped"
             )
 
     # what a selection says
@@ -80,8 +80,7 @@ class Selecting:
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Attention of a chunk over the prompt so far, (batch, KV heads, tokens, dim)."""
-        with self.tally.op("attn") as marks:
-            return attend(marks, queries, keys, values, self._seen(step))
+        return self.cells.attend_prompt(queries, keys, values, step, self._seen(step))
 
     def attend_from(
         self, held: tuple[Tensor, Tensor], queries: Tensor, keys: Tensor, values: Tensor, step: Pass

@@ -45,12 +45,12 @@ def measure(
         run = _run(decoder, t, texts, reading, full.kept)
         quality.append(Quality(named(t), _short(run.perplexity), _short(run.divergence)))
         if isinstance(run.impl, WatchedSpecache) and run.impl.chosen and run.impl.own == 2:
-            pairs, held = run.impl.found.means().unbind(-1)
+            pairs, held = run.impl.noted.means().unbind(-1)
             bits = int(t.settings["bits"])
             prefetch.append(Prefetch(run.impl.chosen, bits, _row(pairs), _row(held)))
         if isinstance(run.impl, WatchedZipcache) and 0 < t.settings["salient"] < 1:
             share, probe = t.settings["salient"], t.settings["probe"]
-            overlap = _row(run.impl.found.means())
+            overlap = _row(run.impl.noted.means())
             saliency.append(Saliency(float(share), float(probe), overlap))
     prompts = [text[: reading.prompt] for text in texts]
     for t in settings.drafts:

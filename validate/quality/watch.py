@@ -1,19 +1,24 @@
 """Implementations that note, while they run, what their selection keeps of true attention."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from kvsim.techniques.axes import Storage
 from kvsim.techniques.base import Technique
 from kvsim.validate.impl import IMPLEMENTATIONS
-from kvsim.validate.impl.base import Implementation, put
+from kvsim.validate.impl.base import Implementation
+from kvsim.validate.impl.cells import CacheRoom
+from kvsim.validate.impl.composed import Composed
 from kvsim.validate.impl.full import Full
 from kvsim.validate.impl.specache import Specache
 from kvsim.validate.impl.weights import by_kv_head, scores
 from kvsim.validate.impl.zipcache import Zipcache
-from kvsim.validate.model.attention import Pass
+from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.tally import Silent
 
 
 class AttentionShares:
@@ -68,7 +73,7 @@ class WatchedSpecache(Specache):
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
     ) -> None:
         super().__init__(technique, decoder, lengths, generate)
-        self.found = AttentionShares(self.model.layers)  # (pairs, mass)
+        self.noted = AttentionShares(self.model.layers)  # (pairs, mass)
 
     def attend(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
@@ -89,40 +94,56 @@ class WatchedSpecache(Specache):
             fetched = spare.scatter(2, places, value=True)[..., :before]
             pairs = fetched.gather(2, best.indices).double().mean(-1)
             mass = (shares * fetched).double().sum(-1) / best.values.double().sum(-1)
-            self.found.note(layer, torch.stack([pairs, mass.clamp(max=1.0)], -1).flatten(0, 1))
+            self.noted.note(layer, torch.stack([pairs, mass.clamp(max=1.0)], -1).flatten(0, 1))
         return super().attend(layer, tensor, queries, keys, values, step)
 
 
-class WatchedZipcache(Zipcache):
+class NotingZipcache(Zipcache):
     """Notes how many of a prompt's salient tokens the probes find.
 
     Truly salient are those that equation 8 finds with every query as a probe.
     """
 
-    def __init__(
-        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
-    ) -> None:
-        super().__init__(technique, decoder, lengths, generate)
-        self.found = AttentionShares(self.model.layers)
-        shape = (self.batch, self.model.heads, self.prompt, self.model.head_dim)
-        self._queries = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+    def __init__(self, part: Storage, room: CacheRoom, slots: int, tally: Silent) -> None:
+        super().__init__(part, room, slots, tally)
+        self.noted: list[Tensor] = []
+        self._queries: list[Tensor] = []  # of the prompt, chunk by chunk
 
-    def prefill(
-        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    def attend_prompt(
+        self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, seen: Seen
     ) -> Tensor:
-        """Keep every query of the layer."""
-        put(self._queries, queries, step)
-        return super().prefill(layer, tensor, queries, keys, values, step)
+        """Keep every query until the prompt is whole."""
+        self._queries.append(queries)
+        return super().attend_prompt(queries, keys, values, step, seen)
 
-    def _pack(self, layer: int, keys: Tensor, values: Tensor, saliency: Tensor, time: int) -> None:
-        for i, salient in enumerate(self._high if time == 0 else ()):
-            if salient:
-                truth = exact_saliency(self._queries[i : i + 1], keys[i : i + 1])
-                best = truth.topk(salient, dim=-1).indices
-                chosen = torch.zeros_like(truth, dtype=torch.bool)
-                chosen.scatter_(1, saliency[i].topk(salient, dim=-1).indices, value=True)
-                self.found.note(layer, chosen.gather(1, best).double().mean(-1))
-        super()._pack(layer, keys, values, saliency, time)
+    def pack(self, keys: Tensor, values: Tensor, saliency: Tensor, time: int) -> None:
+        """Compare the choice with the best one."""
+        if time == 0:
+            every, self._queries = torch.cat(self._queries, 2), []
+            for i, salient in enumerate(self.salient):
+                if salient:
+                    truth = exact_saliency(every[i : i + 1], keys[i : i + 1])
+                    best = truth.topk(salient, dim=-1).indices
+                    chosen = torch.zeros_like(truth, dtype=torch.bool)
+                    chosen.scatter_(1, saliency[i].topk(salient, dim=-1).indices, value=True)
+                    self.noted.append(chosen.gather(1, best).double().mean(-1))
+        super().pack(keys, values, saliency, time)
+
+
+class WatchedZipcache(Composed):
+    """Zipcache whose layers note what their probes find."""
+
+    instead = MappingProxyType({Zipcache: NotingZipcache})
+
+    @property
+    def noted(self) -> AttentionShares:
+        """What every layer has noted."""
+        shares = AttentionShares(self.model.layers)
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer.cells, NotingZipcache)
+            for noted in layer.cells.noted:
+                shares.note(i, noted)
+        return shares
 
 
 WATCHED: Mapping[str, type[Implementation]] = IMPLEMENTATIONS | {
