@@ -6,34 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvsim.engine.formats import Format, kivi
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes import Storage
+from kvsim.techniques.late_kivi import LateKivi
 from kvsim.techniques.pairs import Pairs
 from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Part, Term
-
-
-@dataclass(frozen=True)
-class LateKivi(Storage):
-    """KIVI's layout, packed after attention so that a step's own tokens are attended to in fp16."""
-
-    name = "late-kivi"
-
-    bits: float = param(2, "bits per cached number", choices=(1, 2, 4, 8))
-    group: int = param(64, "numbers that share a scale", low=8, high=1024)
-    residual: int = param(64, "latest tokens kept in fp16", high=1e6)
-
-    @property
-    def stored(self) -> Format:
-        """Packed groups and an fp16 residual."""
-        return kivi(self.bits, self.group, self.residual, late=True)
-
-    @property
-    def by_token(self) -> bool:
-        """Keys of a group of tokens share their scales."""
-        return False
 
 
 @dataclass(frozen=True)

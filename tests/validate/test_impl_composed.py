@@ -34,6 +34,7 @@ DUO = "duoattention:retrieval=0.5,sink=4,recent=12"
 QUEST = "quest:budget=12,page=4,dense=0"
 GROUPED = "grouped:bits=4,group=8"
 KIVI = "kivi:bits=2,group=8,residual=8"
+SPECACHE = "specache:bits=2,group=8,residual=8,k=6"
 PAIRS = [
     f"{SNAPKV} + kivi:bits=4,group=8,residual=8", f"{SNAPKV} + {GROUPED}", f"{SNAPKV} + fp8",
     f"{STREAMING} + {GROUPED}", f"{STREAMING} + fp8",
@@ -66,6 +67,8 @@ LAYERED = [
     "0: kvquant:bits=3,outliers=0.125; 1: kvquant:bits=2,outliers=0.0625",
     "0: zipcache:window=4; 1: fp8",
     f"0: {SNAPKV}; 1: zipcache:window=8,low=4",
+    f"0: full; 1: {SPECACHE}",
+    f"0: {SPECACHE},speculative=false; 1: {GROUPED}",
 ]
 
 
@@ -119,6 +122,7 @@ def _unwritten(line: Line, model: str) -> bool:
         "snapkv:budget=500,window=8 + selfdraft:reads=all,weight_bits=4,gamma=3,acceptance=0.5",
         "duoattention:retrieval=0.5,sink=4,recent=500",
         "values:n=1000", "place:cpu_share=1", "0: full; 1-: place:cpu_share=1",
+        "0: full; 1-: specache:k=500,group=16,residual=16",
         "pyramidkv:budget=500,window=8,beta=2", "ngram:gamma=3,acceptance=0.5",
     ],
 )  # fmt: skip
@@ -169,6 +173,9 @@ def test_eight_bits_are_close_to_what_they_store(packed: str, plain: str, within
         (f"{SNAPKV} + zipcache", "follows from its position"),
         (f"zipcache + {NARROW}", "takes drafts back"),
         ("zipcache + offload", "whole tokens"),
+        (f"0: {KIVI}; 1-: {SPECACHE}", "drop a guessed token"),
+        (f"pairs:k=6 + {KIVI}", "single tokens of kivi"),
+        (f"{SPECACHE},speculative=false + {NARROW}", "takes drafts back"),
         (f"{QUEST} + {MAGICDEC}", "for one query"),
         (f"values:n=4 + {MAGICDEC}", "for one query"),
         (f"{KIVI} + {MAGICDEC}", "takes drafts back"),

@@ -19,7 +19,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
 from kvsim.validate import transfer
-from kvsim.validate.impl import away, hostcache, place, placing, rows, specache
+from kvsim.validate.impl import away, hostcache, pairs, place, placing, rows
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Generation
@@ -104,9 +104,9 @@ def late(monkeypatch: Any) -> Lateness:
         return gather(k, v, index, into[0], into[1])
 
     monkeypatch.setattr(rows.Rows, "take", take)
-    for module in (hostcache, placing, specache):
+    for module in (hostcache, placing):
         monkeypatch.setattr(module, "Transfers", Late)
-    for module in (away, specache):
+    for module in (away, pairs):
         monkeypatch.setattr(module, "gather", fetch)
     for module in (place, away):
         monkeypatch.setattr(module, "copy_all", copy_all)

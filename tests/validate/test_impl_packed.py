@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.techniques import parse
-from kvsim.validate.impl import specache
+from kvsim.validate.impl import pairs
 from kvsim.validate.impl.probes import Probes
 from kvsim.validate.impl.zipcache import Zipcache
 from kvsim.validate.kernels.topk import softmax_top_k
@@ -71,7 +71,7 @@ def test_specache_attends_to_what_the_guess_chose(monkeypatch: Any) -> None:
         seen.append((scores, eligible, index))
         return index
 
-    monkeypatch.setattr(specache, "softmax_top_k", spy)
+    monkeypatch.setattr(pairs, "softmax_top_k", spy)
     run = complete("specache:bits=2,group=16,residual=16,k=6", prompts(40, 23), 20)
     layers = 3
     assert len(seen) == layers * (1 + 19)  # pre-decoding, then every step
@@ -79,10 +79,10 @@ def test_specache_attends_to_what_the_guess_chose(monkeypatch: Any) -> None:
     assert starts == [[40, 23]] + [[41 + i, 24 + i] for i in range(19)]
     impl: Any = run.impl
     # what was fetched is what the full cache on the host has there
-    for layer in range(layers):
-        rows = impl.index[layer].long()[..., None].expand(-1, -1, -1, 16)
-        assert torch.equal(impl.fetched[layer][0], impl.k_home[layer].gather(2, rows))
-        assert torch.equal(impl.fetched[layer][1], impl.v_home[layer].gather(2, rows))
+    for layer in impl.layers:
+        rows = layer.index.long()[..., None].expand(-1, -1, -1, 16)
+        for fetched, home in zip(layer.fetched, layer.homes, strict=True):
+            assert torch.equal(fetched, home.gather(2, rows))
 
 
 def test_specache_is_closer_to_full_the_more_it_fetches() -> None:

@@ -14,7 +14,7 @@ from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.traces import attentionfile
 from kvsim.traces.attention import GAMMAS, AttentionTrace
-from kvsim.validate.impl.specache import Specache
+from kvsim.validate.impl.pairs import Pairs
 from kvsim.validate.quality.acceptance import (
     accepted,
     drafting,
@@ -26,7 +26,7 @@ from kvsim.validate.quality.forced import Forced
 from kvsim.validate.quality.measure import measure
 from kvsim.validate.quality.settings import Reading, rehearse_all, sort_out, usual
 from kvsim.validate.quality.text import read_text, windows
-from kvsim.validate.quality.watch import WATCHED, WatchedSpecache, powers
+from kvsim.validate.quality.watch import WATCHED, Watched, powers
 from kvsim.validate.run import Generation
 from tests.support.decoders import decoder, oracle, oracle_logits, prompts
 
@@ -105,16 +105,16 @@ def test_prefetch_is_compared_with_the_true_attention(monkeypatch: Any) -> None:
     """In the first layer, whose queries and keys no approximation has touched."""
     (text,) = prompts(LENGTH)
     fetched: list[Tensor] = []
-    attend = Specache.attend
+    attend = Pairs.attend
 
-    def spy(self: Specache, layer: int, *rest: Any) -> Tensor:
-        if layer == 0 and rest[-1].kind == "decode":
-            fetched.append(self.index[0][0].clone())
-        return attend(self, layer, *rest)
+    def spy(self: Pairs, *rest: Any) -> Tensor:
+        if self.layer == 0 and rest[-1].kind == "decode":
+            fetched.append(self.index[0].clone())
+        return attend(self, *rest)
 
-    monkeypatch.setattr(Specache, "attend", spy)
+    monkeypatch.setattr(Pairs, "attend", spy)
     impl: Any = forced("specache:bits=1,group=16,residual=16,k=7", [text]).impl
-    assert isinstance(impl, WatchedSpecache)
+    assert isinstance(impl, Watched)
     true = attentions(text[:-1])[0, :, PROMPT:].view(2, 2, SCORED, -1).mean(1)
     pairs, mass = [], []
     for step, index in enumerate(fetched):

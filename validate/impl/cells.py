@@ -65,6 +65,7 @@ class CacheRoom:
     rows: Callable[[int, Widths], list[Tensor]]
     turns: Turns = no_turns
     prompts: list[int] = field(default_factory=list)  # of every sequence [tokens]
+    fresh: int = 1  # new tokens of a pass that yields one token
     common: Common = field(default_factory=Common)
 
     def zeros(self, slots: int, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:

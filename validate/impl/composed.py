@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
+from kvsim.graph import Tier
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Placement
 from kvsim.techniques.base import Technique
@@ -23,7 +25,7 @@ from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import LayerWeights
 from kvsim.validate.session.deployed import deployed
-from kvsim.validate.tally import Kind
+from kvsim.validate.tally import Kind, size
 
 if TYPE_CHECKING:
     from kvsim.validate.run import Generation
@@ -47,6 +49,8 @@ class Composed(Speculative):
         self.parts = _by_layer(technique, self.model.layers, deployment)
         self.placements = [self._placement(i, parts) for i, parts in enumerate(self.parts)]
         self.layers = [self._layer(i, parts) for i, parts in enumerate(self.parts)]
+        self.guess: Tensor | None = None  # of every sequence's next token (batch,)
+        self._refuse_beside_guesses()
         self.drafter = Drafter(self, technique.drafting)
         if self.gamma:
             self.drafter = piece(Drafter, technique.drafting)(self, technique.drafting)
@@ -128,8 +132,13 @@ class Composed(Speculative):
             self.drafter.left(layer, hidden, step)
 
     def between(self, run: "Generation") -> None:
-        """A technique that drafts may read the prompt too."""
+        """A technique that drafts may read the prompt too; the first token gives a first guess.
+
+        What that pass adds is dropped; the first round computes it again.
+        """
         self.drafter.begin(run)
+        if self.guesses:
+            self.guess = run.choose(run.forward(run.last[:, None], "between")[:, 0])
 
     def draft(self, run: "Generation", tokens: Tensor, ahead: int) -> Tensor:
         """Tokens that the drafter proposes, or those that the base class drafts."""
@@ -141,12 +150,18 @@ class Composed(Speculative):
         return self.drafter.found(run, count)
 
     def round(self, run: "Generation") -> None:
-        """Drafts and their verification, or one token."""
+        """Drafts and their verification, or one token, at times beside a guess of the next."""
         if self.gamma:
             super().round(run)
             return
         before = run.cached
-        Implementation.round(self, run)
+        if self.guess is None:
+            Implementation.round(self, run)
+        else:
+            logits = run.forward(torch.stack([run.last, self.guess], 1), "decode")
+            chosen = run.choose(logits)
+            self.guess = chosen[:, 1]
+            run.emit(chosen[:, 0], logits=logits[:, :1])
         self.settled(before, run.cached)
 
     def room(self, cached: list[int]) -> int:
@@ -175,7 +190,20 @@ class Composed(Speculative):
         for placing in self._every_placement():
             placing.close()
 
+    def resident_bytes(self) -> dict[Tier, dict[str, int]]:
+        """A layer's prompt, and what is on its way to the host."""
+        sizes = super().resident_bytes()
+        leaving = [t for layer in self.layers for t in layer.leaving()]
+        if leaving and "prompt kv" in sizes["gpu"]:
+            sizes["gpu"]["kv on the way out"] = sizes["gpu"].pop("prompt kv") + size(*leaving)
+        return sizes
+
     # what pieces ask for
+
+    @property
+    def guesses(self) -> bool:
+        """Whether rounds decode a guess of the next token beside the newest one."""
+        return any(layer.guesses for layer in self.layers)
 
     @property
     def beyond(self) -> int:
@@ -204,6 +232,16 @@ class Composed(Speculative):
 
     def _layer(self, index: int, parts: Parts) -> Selecting:
         return self._piece(Selecting, parts.selection)(Where(self, index, parts))
+
+    def _refuse_beside_guesses(self) -> None:
+        for layer in self.layers if self.guesses else ():
+            plain = layer.parts.selection.name == "all" and layer.cells.takes_back
+            if not layer.guesses and not plain:
+                parts = layer.parts
+                raise InputError(
+                    f"{parts.selection.name} over {parts.storage.name}: its real implementation "
+                    f"cannot drop a guessed token; use specache:speculative=false beside it"
+                )
 
     def _every_placement(self) -> list[Placing]:
         return list(dict.fromkeys(self.placements))

@@ -1,7 +1,7 @@
 """Storages with packed rows behind rings of full-precision tokens."""
 
 from abc import abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -9,6 +9,15 @@ from kvsim.validate.impl.cells import Cells, Spot, lengths_on, look_packed, shar
 from kvsim.validate.impl.sides import Side
 from kvsim.validate.kernels.attention import PartialAttention, View
 from kvsim.validate.model.attention import Seen
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Tokens whose keys and values replace their packed ones."""
+
+    index: Tensor  # (sequences, KV heads, pairs), below 0 for none
+    keys: Tensor  # (sequences, KV heads, pairs, dim)
+    values: Tensor
 
 
 class PackedCells(Cells):
@@ -78,22 +87,28 @@ class PackedCells(Cells):
         return [self.k.ring, self.v.ring]
 
     def _look(
-        self, queries: Tensor, spot: Spot, scored: bool = False, upper: bool = False
-    ) -> PartialAttention:
+        self, queries: Tensor, spot: Spot, scored: bool = False, upper: bool = False,
+        fetched: Fetched | None = None, name: str = "attn",
+    ) -> PartialAttention:  # fmt: skip
         """Attention, of hierarchical cells over their upper halves alone if asked for."""
         tokens, ends = self.packed_by(spot), list(spot.ends)
         keys, values = (
             [count(n) for n in tokens] for count in (self.packed_keys, self.packed_values)
         )
         device, k, v = self.room.device, self.k, self.v
+        pairs = (fetched.index, fetched.keys, fetched.values) if fetched else (None,) * 3
         view = View(
             lengths_on(device, ends),
             k.store.upper_only() if upper else k.store,
             v.store.upper_only() if upper else v.store,
-            lengths_on(device, keys), lengths_on(device, values), k.ring, v.ring,
+            lengths_on(device, keys), lengths_on(device, values), k.ring, v.ring, *pairs,
         )  # fmt: skip
-        with self.tally.op("attn") as marks:
+        known = min(fetched.index.shape[2], *tokens) if fetched else 0
+        with self.tally.op(name) as marks:
             return look_packed(
                 marks, queries, view, spot,
-                lambda: [*k.read(keys, ends, upper), *v.read(values, ends, upper)], scored,
+                lambda: [
+                    *k.read(keys, ends, upper), *v.read(values, ends, upper),
+                    *(pair[:, :, :known] for pair in pairs[1:] if pair is not None),
+                ], scored,
             )  # fmt: skip

@@ -35,7 +35,10 @@ class Placing:
         m, at = self.run.model, self.run.decoder
         heads = where.heads or m.kv_heads
         room = on_the_gpu(self.run.batch, heads, m.head_dim, at.dtype, at.device)
-        return replace(room, turns=at.turns, prompts=self.run.lengths, common=self.run.common)
+        return replace(
+            room, turns=at.turns, prompts=self.run.lengths, common=self.run.common,
+            fresh=where.parts.selection.queries,
+        )  # fmt: skip
 
     def lanes(self) -> Transfers:
         """Copies between GPU and host beside compute."""

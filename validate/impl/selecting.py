@@ -41,6 +41,7 @@ class Selecting:
     """
 
     in_order = True  # whether a token's slot is its position
+    guesses = False  # whether it expects a guess of the next token behind the newest one
     differences: Mapping[str, str] = NONE
     """Ops and buffers that really differ from what is stated, and why."""
 
@@ -112,6 +113,10 @@ class Selecting:
     def buffers(self) -> Resident:
         """What the selection keeps besides the cells."""
         return {}
+
+    def leaving(self) -> list[Tensor]:
+        """Copies of the prompt that are on their way to the host, beside that of the run."""
+        return []
 
     def held(self, tokens: list[int]) -> list[int]:
         """Of so many tokens of every sequence, those that the cells hold."""

@@ -68,6 +68,7 @@ class Zipcache(Cells):
         self.probing = room.common.get(
             ("probing", part), lambda: Probing(part.probe, self.window, lengths, room.device)
         )
+        self._ends = torch.tensor(lengths, device=room.device)[:, None]
         self._token = 0  # number of the newest token since the prompt
 
     def attend_prompt(
@@ -84,8 +85,7 @@ class Zipcache(Cells):
             seen = self.probing.prompt.seen(tokens).sum(1)
             saliency = self.probing.prompt.votes(marks, keys) / seen.clamp(min=1)[:, None]
             marks.writes(saliency)
-        ends = torch.tensor(counts, device=keys.device)[:, None]
-        beyond = torch.arange(tokens, device=keys.device) >= ends
+        beyond = torch.arange(tokens, device=keys.device) >= self._ends
         self.pack(keys, values, saliency.masked_fill(beyond[:, None], -1.0), 0)
 
     def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:

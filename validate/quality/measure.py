@@ -14,7 +14,7 @@ from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.quality.acceptance import DIGITS, measure_acceptance, named
 from kvsim.validate.quality.forced import Forced
 from kvsim.validate.quality.settings import Reading, Settings
-from kvsim.validate.quality.watch import WATCHED, WatchedFull, WatchedSpecache, WatchedZipcache
+from kvsim.validate.quality.watch import WATCHED, NotingPairs, Watched, WatchedFull
 
 TEMPERATURES = (0.0, 1.0)
 
@@ -44,11 +44,15 @@ def measure(
         yield progress.line(str(t))
         run = _run(decoder, t, texts, reading, full.kept)
         quality.append(Quality(named(t), _short(run.perplexity), _short(run.divergence)))
-        if isinstance(run.impl, WatchedSpecache) and run.impl.chosen and run.impl.own == 2:
+        if not isinstance(run.impl, Watched):
+            continue
+        first = run.impl.layers[0]
+        if isinstance(first, NotingPairs) and first.chosen and first.guesses:
             pairs, held = run.impl.noted.means().unbind(-1)
-            bits = int(t.settings["bits"])
-            prefetch.append(Prefetch(run.impl.chosen, bits, _row(pairs), _row(held)))
-        if isinstance(run.impl, WatchedZipcache) and 0 < t.settings["salient"] < 1:
+            prefetch.append(
+                Prefetch(first.chosen, int(t.settings["bits"]), _row(pairs), _row(held))
+            )
+        if t.name == "zipcache" and 0 < t.settings["salient"] < 1:
             share, probe = t.settings["salient"], t.settings["probe"]
             overlap = _row(run.impl.noted.means())
             saliency.append(Saliency(float(share), float(probe), overlap))

@@ -13,7 +13,8 @@ from kvsim.validate.impl.base import Implementation
 from kvsim.validate.impl.cells import CacheRoom
 from kvsim.validate.impl.composed import Composed
 from kvsim.validate.impl.full import Full
-from kvsim.validate.impl.specache import Specache
+from kvsim.validate.impl.pairs import Pairs
+from kvsim.validate.impl.selecting import Where
 from kvsim.validate.impl.weights import by_kv_head, scores
 from kvsim.validate.impl.zipcache import Zipcache
 from kvsim.validate.model.attention import Pass, Seen
@@ -62,40 +63,36 @@ class WatchedFull(Full):
         return out
 
 
-class WatchedSpecache(Specache):
+class NotingPairs(Pairs):
     """Notes how the fetched pairs compare with the k that hold most of a step's attention.
 
     What they hold is the attention of the output token's query over full-precision keys, averaged
     over the query heads that share a KV head, as the selection itself averages.
     """
 
-    def __init__(
-        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
-    ) -> None:
-        super().__init__(technique, decoder, lengths, generate)
-        self.noted = AttentionShares(self.model.layers)  # (pairs, mass)
+    def __init__(self, place: Where) -> None:
+        super().__init__(place)
+        self.noted: list[Tensor] = []  # (samples, 2): pairs, mass
 
-    def attend(
-        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
-    ) -> Tensor:
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Compare what was fetched for this step, then go on."""
-        if self.own == 2 and self.chosen and step.kind == "decode":
-            self._leaving[layer][0].wait()
+        if self.guesses and self.chosen and step.kind == "decode":
+            self.stored.wait()
             before = step.starts[0]
-            home = self.k_home[layer][:, :, :before].to(queries.device)
+            home = self.homes[0][:, :, :before].to(queries.device)
             cached_keys = torch.cat([home, keys[:, :, :1]], 2)
             shares = by_kv_head(scores(queries[:, :, :1], cached_keys), keys.shape[1])[
                 :, :, 0, :before
             ]
             best = shares.topk(min(self.chosen, before), dim=-1)
-            index = self.index[layer].long()
+            index = self.index.long()
             spare = torch.nn.functional.pad(torch.zeros_like(shares, dtype=torch.bool), (0, 1))
             places = torch.where(index < 0, before, index)  # nothing was fetched: the spare place
             fetched = spare.scatter(2, places, value=True)[..., :before]
             pairs = fetched.gather(2, best.indices).double().mean(-1)
             mass = (shares * fetched).double().sum(-1) / best.values.double().sum(-1)
-            self.noted.note(layer, torch.stack([pairs, mass.clamp(max=1.0)], -1).flatten(0, 1))
-        return super().attend(layer, tensor, queries, keys, values, step)
+            self.noted.append(torch.stack([pairs, mass.clamp(max=1.0)], -1).flatten(0, 1))
+        return super().attend(queries, keys, values, step)
 
 
 class NotingZipcache(Zipcache):
@@ -130,26 +127,27 @@ class NotingZipcache(Zipcache):
         super().pack(keys, values, saliency, time)
 
 
-class WatchedZipcache(Composed):
-    """Zipcache whose layers note what their probes find."""
+class Watched(Composed):
+    """A composition whose layers note what they find."""
 
-    instead = MappingProxyType({Zipcache: NotingZipcache})
+    instead = MappingProxyType({Zipcache: NotingZipcache, Pairs: NotingPairs})
 
     @property
     def noted(self) -> AttentionShares:
         """What every layer has noted."""
         shares = AttentionShares(self.model.layers)
         for i, layer in enumerate(self.layers):
-            assert isinstance(layer.cells, NotingZipcache)
-            for noted in layer.cells.noted:
+            noting = layer if isinstance(layer, NotingPairs) else layer.cells
+            assert isinstance(noting, (NotingPairs, NotingZipcache))
+            for noted in noting.noted:
                 shares.note(i, noted)
         return shares
 
 
 WATCHED: Mapping[str, type[Implementation]] = IMPLEMENTATIONS | {
     "full": WatchedFull,
-    "specache": WatchedSpecache,
-    "zipcache": WatchedZipcache,
+    "specache": Watched,
+    "zipcache": Watched,
 }
 
 
