@@ -141,10 +141,10 @@ def reason(question: Question, search: Search, chosen: int, row: int) -> str:
             if rank(t) > rank(table.technique[chosen])
             else "and its latency is higher"
         )  # fmt: skip
-        better = f"{ahead:.1%} better" if ahead >= EQUAL else "as good"
-        return f"is {better}, within the known error of {error:.0%}, {why}"
+        better = f"{100 * ahead:.1f} % better" if ahead >= EQUAL else "as good"
+        return f"is {better}, within the known error of {100 * error:.0f} %, {why}"
     behind = gain(value, best)
-    return f"is {behind / (1 + behind):.0%} slower; bound by {binding(mine)}"
+    return f"is {100 * behind / (1 + behind):.0f} % slower; bound by {binding(mine)}"
 
 
 def spoken(seconds: float) -> str:

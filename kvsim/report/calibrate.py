@@ -55,9 +55,9 @@ def row(
 def number_table(answer: Row) -> Table:
     """The numbers with their errors, beside the data sheet."""
     columns = (
-        words("number", lambda n: n["key"]),
+        words("parameter", lambda n: n["key"]),
         Column("measured", lambda n: f"{n['value']:.4g}", lambda n: n["value"]),
-        Column("+- %", lambda n: "-" if n["error"] is None else f"{100 * n['error']:.2g}", rank=2),
+        Column("± %", lambda n: "-" if n["error"] is None else f"{100 * n['error']:.2g}", rank=2),
         Column("samples off %", lambda n: f"{100 * n['residual']:.2g}", rank=3),
         Column("data sheet", _beside_sheet, rank=1),
         words("", lambda n: "" if n["verdict"] == "identified" else n["verdict"]),

@@ -34,6 +34,13 @@ NAMES = {
 }
 """Statistics of a run that predictions are compared in."""
 
+MEANINGS = {
+    "kernel.gemm.memory": "share of the memory bandwidth that matrix products reach",
+    "kernel.gemm.compute": "share of the arithmetic rate that matrix products reach",
+    "time.step_s": "time of a pass besides its kernels",
+}
+"""Of what a run can tell of a stack."""
+
 
 @dataclass(frozen=True, repr=False)
 class CalibratedRun(Result):
@@ -63,24 +70,34 @@ class CalibratedRun(Result):
     def tables(self) -> list[Table]:
         """Fitted numbers, and the errors on seen and unseen requests."""
         numbers = [{"key": key} | found for key, found in self.row["numbers"].items()]
-        columns = (
-            words("number", lambda row: row["key"]),
-            Column("fitted", lambda row: units.short(row["value"]), lambda row: row["value"]),
-            Column("+-", lambda row: units.short(row["error"]), lambda row: row["error"]),
-            words("", lambda row: "" if row["known"] else "not determined"),
-        )
+        columns = [
+            words("parameter", lambda row: row["key"]),
+            Column("fitted", lambda row: _written(row, "value"), lambda row: row["value"]),
+            Column("±", lambda row: _written(row, "error"), lambda row: row["error"]),
+            words("means", lambda row: MEANINGS[row["key"]], rank=1),
+        ]
+        if not all(row["known"] for row in numbers):
+            columns.append(words("", lambda row: "" if row["known"] else "not determined"))
         unseen, before = self.row["error_not_seen"], self.row["error_before"]
         errors = [
             {"key": key, "fitted": value, "unseen": unseen[key], "before": before[key]}
             for key, value in self.row["error_fitted"].items()
         ]
         heads = (
-            words("predicted / measured - 1", lambda row: NAMES[row["key"]]),
-            _error("fitted %", "fitted"),
-            _error("not seen %", "unseen"),
-            _error("not seen, before the fit %", "before"),
+            words("predicted / measured − 1", lambda row: NAMES[row["key"]]),
+            _error("fitted requests %", "fitted"),
+            _error("other requests %", "unseen"),
+            _error("other requests, before the fit %", "before"),
         )
         return [Table(columns, numbers), Table(heads, errors)]
+
+
+def _written(row: Row, part: str) -> str:
+    """A fitted number or its error: a time with its unit, else a share."""
+    value = row[part]
+    if value is None:
+        return units.DASH
+    return units.seconds(value) if row["key"].endswith("_s") else f"{value:.4f}"
 
 
 def _error(heading: str, key: str) -> Column:
@@ -146,7 +163,6 @@ def _answered(row: Row, deployment: Deployment, place: str) -> Answer:
             [f"The run does not determine {', '.join(vague)}." if vague else ""],
         ),
         figures={"error_not_seen": unseen, "error_before": before},
-        settings=[f"Use it with --stack {place}."] if place else [],
     )
 
 

@@ -75,7 +75,7 @@ def in_words(answer: CapacityAnswer) -> str:
     reached = answer.fleet.played.reached(answer.targets.share)
     p = f"p{100 * reached.share:g}"
     times = f"TTFT {p} {wait(reached.ttft)}, TPOT {p} {wait(reached.tpot)}"
-    part = "" if answer.load == 1 else f" {answer.load:.0%} of"
+    part = "" if answer.load == 1 else f" {100 * answer.load:.0f} % of"
     rate = float(q.traffic.demand.mean.sum()) * answer.load
     each = _per_million(answer)
     million = "" if each is None else f", {usd(each)} per million generated tokens"

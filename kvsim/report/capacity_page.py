@@ -34,7 +34,7 @@ def write_page(path: Path, row: Row, answer: CapacityAnswer, command: str = "") 
     ]  # fmt: skip
     pictures = [
         ("Demand over the trace", _demand(answer)),
-        ("Cost against alternatives", _costs(row)),
+        ("Cost against alternatives, and a bound that no fleet is below", _costs(row)),
         ("Time to first token", _waits(answer, "ttft")),
         ("Time per token", _waits(answer, "tpot")),
         ("What other loads would do", _sensitivity(row)),
@@ -52,12 +52,22 @@ def write_page(path: Path, row: Row, answer: CapacityAnswer, command: str = "") 
     page.write(
         path,
         page.Page(
-            f"{row['model']} for {row['trace']}", answered(row),
+            f"Cheapest fleet of {row['model']} for {row['trace']}: {_targets(answer)}",
+            answered(row),
             [tables.fleet(row), *(replace(made(row), title=title) for title, made in more)],
             pictures, row["basis"], notes, command, extra=_settings(row),
             details=[replace(made(row), title=title) for title, made in details],
         ),
     )  # fmt: skip
+
+
+def _targets(answer: CapacityAnswer) -> str:
+    """The targets, and for how many requests."""
+    t = answer.targets
+    some = [("TTFT", t.ttft), ("TPOT", t.tpot)]
+    said = [f"{name} {wait(value)}" for name, value in some if np.isfinite(value)]
+    share = f"{100 * t.share:g} % of requests"
+    return f"{' and '.join(said)} for {share}" if said else f"{share} finish"
 
 
 def answered(row: Row) -> Answer:
@@ -153,7 +163,7 @@ def _costs(row: Row) -> "Figure":
     bound = row["solver"]["relaxation_usd_per_hour"]
     figure.add_scatter(
         x=[bound] * len(bars), y=[name for name, _, _ in bars], mode="lines",
-        name="if parts of replicas could be rented", line={"dash": "dot", "color": "#888888"},
+        name="lower bound", line={"dash": "dot", "color": "#888888"},
     )  # fmt: skip
     figure.update_traces(selector={"type": "bar"}, showlegend=False)
     figure.update_yaxes(autorange="reversed")
@@ -188,7 +198,7 @@ def _waits(answer: CapacityAnswer, name: str) -> "Figure":
             )  # fmt: skip
     if np.isfinite(target):
         figure.add_scatter(
-            x=[target, target], y=[0, 100], mode="lines", name="target",
+            x=[target, target], y=[0, 100], mode="lines", name=f"target {wait(target)}",
             line={"dash": "dot", "color": TARGET},
         )  # fmt: skip
     figure.update_xaxes(title="seconds", type="log")
@@ -206,7 +216,7 @@ def _sensitivity(row: Row) -> "Figure":
     figure = go.Figure(
         go.Scatter(x=some, y=[100 * loads[x]["good_share"] for x in some], mode="lines+markers")
     )
-    figure.update_xaxes(title="load, of the trace's")
+    figure.update_xaxes(title="load, in times of the trace's")
     figure.update_yaxes(title="% of requests within both targets", range=[0, 101])
     figure.update_layout(height=320)
     return figure
@@ -214,7 +224,7 @@ def _sensitivity(row: Row) -> "Figure":
 
 def _assumptions(row: Row, answer: CapacityAnswer) -> list[str]:
     """What the answer rests on, with where it comes from."""
-    memory = ", ".join(sorted({f"{r['gpu_memory_utilization']:.0%}" for r in row["fleet"]}))
+    memory = ", ".join(sorted({f"{100 * r['gpu_memory_utilization']:.0f} %" for r in row["fleet"]}))
     return [
         tables.bound(row),
         tables.certain(row),

@@ -167,7 +167,7 @@ def classes(answer: Row) -> Table:
     """Who serves which requests."""
     cells = [
         (
-            "; ".join(f"{share:.0%} {name}" for name, share in c["served_by"].items()),
+            "; ".join(f"{100 * share:.0f} % {name}" for name, share in c["served_by"].items()),
             short(c["prompt"]), short(c["generate"]), short(c["rate_per_s"], 3),
             percent(c["reuse"]),
         )

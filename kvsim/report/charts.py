@@ -238,7 +238,7 @@ def memory(rows: Sequence[Row], deployment: Deployment, tier: str) -> "Figure":
         y=labels, x=[most / GIB] * len(some), mode="markers", name="capacity",
         marker={"symbol": "line-ns-open", "size": 18, "color": "#c0453f", "line": {"width": 3}},
     )  # fmt: skip
-    figure.update_layout(barmode="stack")
+    figure.update_layout(barmode="stack", legend_traceorder="normal")
     axis = {"autorange": "reversed"}
     return finished(figure, 170 + 44 * len(some), "GiB", "", yaxis=axis)
 

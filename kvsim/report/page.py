@@ -12,7 +12,7 @@ from datetime import date
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import compress
 
 import numpy as np
@@ -159,14 +159,21 @@ def _bounded(figure: "Figure") -> None:
     """Bounds of logarithmic axes, so that the page knows its ticks before it draws."""
     for name in ("x", "y"):
         axis = figure.layout[f"{name}axis"]
-        lines = [trace[name] for trace in figure.data if trace.type == "scatter"]
+        lines = [trace for trace in figure.data if trace.type == "scatter"]
         if axis.type != "log" or axis.range or len(lines) < len(figure.data):
             continue
-        values = np.concatenate([np.asarray(line, dtype=float) for line in lines])
+        values = np.concatenate([_shown(line, name) for line in lines])
         values = np.log10(values[np.isfinite(values) & (values > 0)])
         if values.size:
             room = MARGIN * max(np.ptp(values), 0.3)
             axis.range = [float(values.min() - room), float(values.max() + room)]
+
+
+def _shown(line: Any, name: str) -> np.ndarray:
+    """Values along one axis of the points that a line has, not of those that it lacks."""
+    across, up = (np.asarray(line[axis], dtype=float) for axis in "xy")
+    there = np.isfinite(across) & np.isfinite(up) & (line.visible in (None, True))
+    return np.asarray((across if name == "x" else up)[there])
 
 
 def _asset(name: str) -> str:
@@ -174,8 +181,13 @@ def _asset(name: str) -> str:
 
 
 def _plotly() -> str:
-    """plotly.js, packed to a third; the page's script unpacks it."""
+    """plotly.js, packed to a third; the page's script unpacks it.
+
+    Its two dozen characters beyond ASCII are escaped: with them browsers keep and compile all of it
+    at two bytes per character.
+    """
     from plotly.offline import get_plotlyjs
 
-    packed = compress(get_plotlyjs().encode(), PACKED, wbits=GZIP)
+    source = get_plotlyjs().encode("ascii", "backslashreplace")
+    packed = compress(source, PACKED, wbits=GZIP)
     return f'<script type="text/plain" id="plotly">{b64encode(packed).decode()}</script>'

@@ -1,5 +1,6 @@
 """The pictures of a plan: the map of techniques, one round, roofline, memory, winners, prices."""
 
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,9 +17,11 @@ from kvsim.techniques import parse
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-DRAWN = 16  # options of a technique on the map
+DRAWN = 9  # options of a technique on the map
 STEPS = 5  # contexts and batches of the winner map: 2 ** -2 .. 2 ** 2 of what was asked
+LATER = "legendonly"  # what is drawn once its name is clicked
 TOLD = 5e-4  # smallest gain that is drawn
+MAP = "Techniques: throughput against latency; open symbols lose quality, grey names can be shown"
 
 
 def pictures(plan: ChosenPlan) -> list[tuple[str, "Figure"]]:
@@ -30,7 +33,7 @@ def pictures(plan: ChosenPlan) -> list[tuple[str, "Figure"]]:
     compared += [a.prediction for a in plan.alternatives]
     rows = [prediction(other) for other in compared]
     drawn = [
-        ("Techniques: throughput against latency; lossy settings are open", technique_map(plan)),
+        (MAP, technique_map(plan, {other.technique.name for other in compared})),
         *memories(rows, p.deployment),
     ]
     if p.generate > 1:
@@ -56,8 +59,14 @@ def _at(choice: Prediction, other: Prediction) -> Prediction:
     return Prediction(other.technique, choice.deployment, batch, choice.prompt, choice.generate)
 
 
-def technique_map(plan: ChosenPlan) -> "Figure":
-    """Throughput over TPOT of each technique's best options; lossless filled, lossy open."""
+def technique_map(plan: ChosenPlan, compared: Set[str]) -> "Figure":
+    """Throughput over TPOT of each technique's best options; lossless filled, lossy open.
+
+    Parameters
+    ----------
+    compared
+        Techniques that are shown at first; a reader shows others by their names in the legend.
+    """
     from plotly.graph_objects import Figure
 
     table, limits = plan.table, plan.limits
@@ -84,6 +93,7 @@ def technique_map(plan: ChosenPlan) -> "Figure":
         figure.add_scatter(
             x=1e3 * columns["tpot"][rows], y=-columns["throughput"][rows],
             mode="lines+markers", name=name if any(exact) else f"{name} (lossy)",
+            visible=True if name in compared else LATER,
             line={"color": look.colour, "dash": look.dash, "width": 1},
             marker={
                 "color": look.colour, "size": 8, "line": {"width": 1.5, "color": look.colour},
@@ -98,8 +108,8 @@ def technique_map(plan: ChosenPlan) -> "Figure":
         marker={"size": 20, "symbol": "circle-open", "color": "#888888", "line": {"width": 3}},
     )  # fmt: skip
     if np.isfinite(limits.tpot):
-        shown = -columns["throughput"][fits]
-        ends = [float(shown.min()), float(shown.max())]
+        rates = np.concatenate([line.y for line in figure.data if line.visible != LATER])
+        ends = [float(rates.min()), float(rates.max())]
         figure.add_scatter(
             x=[1e3 * limits.tpot] * 2, y=ends, mode="lines", name="TPOT target",
             line={"color": "#c0453f", "dash": "dot"},

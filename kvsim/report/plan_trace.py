@@ -137,8 +137,8 @@ def outlook(answer: Row) -> list[str]:
     choice = answer["choice"]
     load = choice["estimated_load"]
     if answer["objective"] != "latency":
-        share = f"{100 / load:.0f} %" if load > 1 else f"{1 / load:.1f} times"
-        lines.append(f"By estimate, one replica carries about {share} of this trace's load.")
+        share = f"{100 / load:.0f} % of" if load > 1 else f"{1 / load:.1f} times"
+        lines.append(f"By estimate, one replica carries about {share} this trace's load.")
     if answer["simulated"]["refused"]:
         lines.append(f"{answer['simulated']['refused']} requests are larger than the KV cache.")
     for i, lane in enumerate(choice.get("lanes", [])):
@@ -192,7 +192,7 @@ def _curves(shown: dict[str, Simulated], name: str, limit: float) -> "Figure":
             )  # fmt: skip
     if np.isfinite(limit):
         figure.add_scatter(
-            x=[1e3 * limit] * 2, y=[0, 100], mode="lines", name="target",
+            x=[1e3 * limit] * 2, y=[0, 100], mode="lines", name=f"target {units.seconds(limit)}",
             line={"dash": "dot", "color": "#888888"},
         )  # fmt: skip
     return finished(figure, 360, "ms", "% of requests", xaxis=LOG)
@@ -207,7 +207,7 @@ def answered(result: TracePlan) -> Answer:
         f"{key[:4].upper()} p90 {units.seconds(o[key]['p90'])}"  # type: ignore[index]
         for key in ("ttft_s", "tpot_s")
     )
-    good = f"{units.percent(o['good_share'])} of requests within the targets"  # type: ignore[arg-type]
+    good = f"{units.percent(o['good_share'])} of requests {_kept(result)}"  # type: ignore[arg-type]
     gpus = f"{d.tp} x " if d.tp > 1 else ""
     needed = [
         f"Run {names} on one replica of {gpus}{d.hardware.name}, --max-num-seqs {s.max_seqs}: "
@@ -225,6 +225,14 @@ def answered(result: TracePlan) -> Answer:
         settings=_settings(result),
         evidence=evidence.on_card(d, s.techniques[0].name),
     )
+
+
+def _kept(result: TracePlan) -> str:
+    """What a share of the requests does."""
+    limits = result.limits
+    some = [("TTFT", limits.ttft), ("TPOT", limits.tpot)]
+    said = [f"{name} {units.seconds(value)}" for name, value in some if np.isfinite(value)]
+    return f"within {' and '.join(said)}" if said else "finish"
 
 
 def _settings(result: TracePlan) -> list[str]:

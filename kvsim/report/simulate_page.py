@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvsim.report import page, simulate
+from kvsim.report import page, simulate, units
 from kvsim.report.charts import LOG, finished
 from kvsim.report.colours import NAMES, Marker, lined, mark
 from kvsim.report.json import Row
@@ -81,7 +81,7 @@ def _over_time(names: Sequence[str], results: list[Row], key: str, factor: float
 
 
 def _spread(names: Sequence[str], results: list[Row], key: str) -> "Figure":
-    """The share of requests that took no longer than each time."""
+    """The share of requests that took no longer than each time, and the target if there is one."""
     from plotly.graph_objects import Figure
 
     figure = Figure()
@@ -89,6 +89,12 @@ def _spread(names: Sequence[str], results: list[Row], key: str) -> "Figure":
         times = result["quantiles"][key]
         shares = [100 * k / max(len(times) - 1, 1) for k in range(len(times))]
         figure.add_scatter(x=times, y=shares, name=name, **lined(look))
+    target = results[0]["row"]["targets"].get(key)
+    if target is not None:
+        figure.add_scatter(
+            x=[target] * 2, y=[0, 100], name=f"target {units.seconds(target)}", mode="lines",
+            line={"color": "#c0453f", "dash": "dot"},
+        )  # fmt: skip
     return finished(figure, 340, "s", "% of requests", xaxis=LOG)
 
 

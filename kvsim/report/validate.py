@@ -59,7 +59,7 @@ def _buffer(buffer: Buffer) -> Row:
 
 def verdict(item: Line | Buffer) -> str:
     """How a count compares with its prediction."""
-    return "equal" if item.equal else "named" if item.holds else "DIFFERS"
+    return "equal" if item.equal else "explained" if item.holds else "DIFFERS"
 
 
 def answered(found: list[CheckedTechnique]) -> Answer:
@@ -68,12 +68,14 @@ def answered(found: list[CheckedTechnique]) -> Answer:
     items: list[Line | Buffer] = [x for o in found for x in o.comparison.lines]
     items += [x for o in found for x in o.comparison.buffers]
     equal = sum(item.equal for item in items)
+    explained = sum(item.holds and not item.equal for item in items)
     told = f"{len(found) - len(failed)} of {len(found)} techniques agree with their predictions"
     return Answer(
         verdict=paragraph(
             [
                 f"{'No' if failed else 'Yes'}: {told}; {equal:,} of {len(items):,} counts of ops "
                 f"and buffers are equal to the last digit.",
+                f"{explained:,} differ for a reason given below." if explained else "",
                 f"These do not: {', '.join(failed[:3])}." if failed else "",
             ]
         ),
@@ -84,7 +86,7 @@ def answered(found: list[CheckedTechnique]) -> Answer:
 KEY = (
     f"exact: gives full KV's tokens; its fp32 logits must be within {TOLERANCE:g} of them. "
     "Rows are what was counted, over all layers and passes. equal: predicted to the last "
-    "digit; named: it differs for the reason given, and the prediction is below it."
+    "digit; explained: it differs for the reason given, and the prediction is below it."
 )
 """What the words in the tables mean."""
 
@@ -110,9 +112,11 @@ def summary_table(found: list[CheckedTechnique]) -> Table:
 def line_table(lines: Sequence[Line], title: str = "") -> Table:
     """Operations and bytes of ops, as counted, and below as predicted where that differs."""
     rows = [row for line in lines for row in _cells(line)]
-    traffic = [f"{channel.upper()} B" for channel in CHANNELS]
-    ranks = "000" + "0" + "2" * len(CHANNELS)
-    return of_cells(("phase", "op", "", "FLOP", *traffic), rows, 3, ranks, title)
+    heads = ["phase", "op", "", "FLOP", *(f"{channel.upper()} B" for channel in CHANNELS)]
+    kept = [i for i in range(len(heads)) if i < 4 or any(row[i] for row in rows)]
+    ranks = "".join("2" if i >= 4 else "0" for i in kept)
+    return of_cells([heads[i] for i in kept], [[row[i] for i in kept] for row in rows], 3, ranks,
+                    title)  # fmt: skip
 
 
 def print_outcomes(title: str, found: list[CheckedTechnique]) -> None:
@@ -137,8 +141,8 @@ def print_outcomes(title: str, found: list[CheckedTechnique]) -> None:
             out.say(f"{phase} as full: {same}")
         held = ("phase", "tier", "buffer", "", "B")
         out.table(of_cells(held, [row for b in o.comparison.buffers for row in resident(b)], 4))
-        for reason, about in _reasons([*lines, *o.comparison.buffers]).items():
-            out.say(f"named: {', '.join(about)}: {reason}")
+        for reason, about in reasons([*lines, *o.comparison.buffers]).items():
+            out.say(f"explained: {', '.join(about)}: {reason}")
     out.blank()
     out.say(KEY)
 
@@ -150,12 +154,12 @@ def _as(line: Line, known: dict[tuple[str, str], Line]) -> bool:
 
 
 def kinds(compared: CheckedTechnique) -> dict[str, int]:
-    """How many counts are equal, differ for a named reason, or differ."""
+    """How many counts are equal, differ for a reason that is known, or differ."""
     items: list[Line | Buffer] = [*compared.comparison.lines, *compared.comparison.buffers]
     verdicts = [verdict(item) for item in items]
     return {
         "equal": verdicts.count("equal"),
-        "named": verdicts.count("named"),
+        "explained": verdicts.count("explained"),
         "DIFFER": verdicts.count("DIFFERS"),
     }
 
@@ -181,14 +185,14 @@ def resident(buffer: Buffer) -> list[list[str]]:
     return [first] if buffer.equal else [first, ["", "", "  predicted", "", sizes[1]]]
 
 
-def _reasons(items: list[Line | Buffer]) -> dict[str, list[str]]:
-    """What differs for a named reason, reason by reason."""
-    reasons: dict[str, list[str]] = {}
+def reasons(items: list[Line | Buffer]) -> dict[str, list[str]]:
+    """What differs for a reason that is known, reason by reason."""
+    found: dict[str, list[str]] = {}
     for item in items:
         name = item.op if isinstance(item, Line) else item.name
-        if verdict(item) == "named" and name not in reasons.setdefault(item.reason, []):
-            reasons[item.reason].append(name)
-    return reasons
+        if verdict(item) == "explained" and name not in found.setdefault(item.reason, []):
+            found[item.reason].append(name)
+    return found
 
 
 def _finite(value: float) -> Any:

@@ -7,14 +7,23 @@ from kvsim.report import page
 from kvsim.report.charts import finished
 from kvsim.report.names import settings_of, short_names
 from kvsim.report.table import of_cells
-from kvsim.report.validate import KEY, answered, kinds, line_table, resident, summary_table
+from kvsim.report.validate import (
+    KEY,
+    answered,
+    kinds,
+    line_table,
+    reasons,
+    resident,
+    summary_table,
+)
 from kvsim.validate.counts.check import CheckedTechnique
+from kvsim.validate.counts.compare import Buffer, Line
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 SHADES = {
-    "equal": ("#26866a", ""), "named": ("#8a7413", "/"), "DIFFER": ("#c0453f", "x"),
+    "equal": ("#26866a", ""), "explained": ("#8a7413", "/"), "DIFFER": ("#c0453f", "x"),
 }  # fmt: skip
 
 
@@ -33,9 +42,16 @@ def write_page(path: Path, title: str, found: list[CheckedTechnique], command: s
         page.Page(
             title, answered(found), [summary_table(found)],
             [("Counts of ops and buffers, by how they stand beside the prediction", _bars(found))],
-            notes=[KEY, *settings_of(names)], command=command, details=details,
+            notes=[*_reasons(found), KEY, *settings_of(names)], command=command, details=details,
         ),
     )  # fmt: skip
+
+
+def _reasons(found: list[CheckedTechnique]) -> list[str]:
+    """Why counts differ that are explained."""
+    items: list[Line | Buffer] = [x for o in found for x in o.comparison.lines]
+    items += [x for o in found for x in o.comparison.buffers]
+    return [f"{', '.join(about)}: {why}." for why, about in reasons(items).items()]
 
 
 def _bars(found: list[CheckedTechnique]) -> "Figure":
@@ -50,6 +66,6 @@ def _bars(found: list[CheckedTechnique]) -> "Figure":
             marker={"color": colour, "pattern": {"shape": pattern}},
             hovertemplate="%{x} counts<extra></extra>",
         )  # fmt: skip
-    figure.update_layout(barmode="stack")
+    figure.update_layout(barmode="stack", legend_traceorder="normal")
     axis = {"autorange": "reversed"}
     return finished(figure, 130 + 30 * len(found), "counts", "", yaxis=axis)

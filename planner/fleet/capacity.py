@@ -108,7 +108,7 @@ def make_capacity(
         search, found = search_of(q, market, tell=tell)
     except InfeasibleError:
         load, search, found = _most_load(q, market, tell)
-        reason = f"the limits allow a fleet for {load:.0%} of the trace's load"
+        reason = f"the limits allow a fleet for {100 * load:.0f} % of the trace's load"
         shortfall = f"{shortfall}; {reason}" if shortfall else reason
     whole = market
     used = [market.configurations[j] for j in np.flatnonzero(found.fleet.replicas)]
@@ -154,7 +154,7 @@ def _most_load(
     low, high, best = 0.0, 1.0, None
     for _ in range(PARTS):
         middle = (low + high) / 2
-        tell(f"within the limits at {middle:.0%} of the load")
+        tell(f"within the limits at {100 * middle:.0f} % of the load")
         try:
             best = (middle, *search_of(q, market, load=middle, tell=tell))
             low = middle
@@ -162,7 +162,7 @@ def _most_load(
             high = middle
     if best is None:
         raise InfeasibleError(
-            f"the limits leave no fleet for even {high:.1%} of the trace's load; "
+            f"the limits leave no fleet for even {100 * high:.1f} % of the trace's load; "
             "allow more GPUs, host memory, power or configurations"
         )
     return best

@@ -59,9 +59,9 @@ def test_json_is_alone_on_standard_output_and_progress_beside_it(checkpoint: Pat
         for op in technique["ops"]:
             assert set(op["counted_bytes"]) == {"hbm", "dram", "h2d", "d2h"}
             assert op["predicted_flop"] == op["counted_flop"]
-            assert (op["verdict"] == "named") == bool(op["reason"])
+            assert (op["verdict"] == "explained") == bool(op["reason"])
         assert {b["tier"] for b in technique["buffers"]} <= {"gpu", "host"}
-        assert all(b["verdict"] in ("equal", "named") for b in technique["buffers"])
+        assert all(b["verdict"] in ("equal", "explained") for b in technique["buffers"])
     lines = done.err.splitlines()
     assert lines[0].startswith("loading") and len(lines) == 1 + 2 * len(TECHNIQUES)
 
@@ -73,7 +73,7 @@ def test_tables_fit_the_terminal(checkpoint: Path) -> None:
     assert max(map(len, lines)) <= WIDTH
     for text in ("full", "kvpr", "specache", "h2o"):
         assert text in lines, "a table of its own"
-    assert any(line.startswith("named: graduate: ") for line in lines)
+    assert any(line.startswith("explained: graduate: ") for line in lines)
     assert "DIFFERS" not in done.out and "FAILED" not in done.out
 
 

@@ -85,7 +85,7 @@ class Buffer:
 
     @property
     def holds(self) -> bool:
-        """Equal, or differing for a named reason."""
+        """Equal, or differing for a reason that is known."""
         return self.equal or bool(self.reason)
 
 
@@ -120,7 +120,7 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        """Whether every op and buffer is as predicted, or differs for a named reason."""
+        """Whether every op and buffer is as predicted, or differs for a reason that is known."""
         return all(x.holds for x in self.lines) and all(x.holds for x in self.buffers)
 
 

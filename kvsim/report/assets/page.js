@@ -5,8 +5,9 @@ const plotted = (async () => {  // plotly.js is inside, packed; the text is ther
   const letters = atob(packed.textContent), bytes = new Uint8Array(letters.length);
   for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")), script = document.createElement("script");
-  script.textContent = await new Response(stream).text();
-  document.head.append(script);
+  script.src = URL.createObjectURL(await new Response(stream, { headers: { "Content-Type": "text/javascript" } }).blob());  // compiled beside the page
+  await new Promise((done) => { script.onload = done; document.head.append(script); });
+  URL.revokeObjectURL(script.src);
   return true;
 })();
 const theme = () => {
