@@ -45,6 +45,12 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "sweep": ("sweep", "SPEC", "--out", "GRID", "--resume"),
     "gpus": ("gpus",), "gpu": ("gpus", "h100"), "models": ("models",), "stacks": ("stacks",),
     "techniques": ("techniques",), "technique": ("techniques", "kivi"),
+    "plan explained": ("plan", *POINT, "--prompt", "4k", "--pareto", "--explain"),
+    "doctor": ("doctor", "PROFILE"),
+    "generate": ("traces", "generate", "LIKE", "--like", "sample:chat", "--rate", "20"),
+    "convert": ("traces", "convert", "sample:conversation", "SAME"),
+    "import": ("traces", "import", "LOG", "--lengths", "lognormal:prompt=900,generate=200",
+               "--out", "OURS"),
 }  # fmt: skip
 COMMANDS |= {
     f"{what} {name}": (*command, *options)
@@ -58,7 +64,8 @@ COMMANDS |= {
         ("trace", ("traces", "inspect", f"sample:{name}"), ()),
     )
 }  # fmt: skip
-PAGELESS = ("gpus", "gpu", "models", "stacks", "techniques", "technique")
+PAGELESS = ("gpus", "gpu", "models", "stacks", "techniques", "technique", "plan explained",
+            "doctor", "generate", "convert", "import")  # fmt: skip
 WITHOUT_JSON = ("explore", "sweep")
 GRID = """[grid]
 model = ["llama3-8b"]
@@ -67,6 +74,15 @@ technique = ["full", "fp8", "kivi:bits=4", "offload"]
 batch = { from = 1, to = 256, count = 9, spacing = "log" }
 context = [1024, 8192, 32768]
 """
+PROFILE = """title = "a card with faults"
+basis = "datasheet"
+compute.fp16_FLOPps = 1
+compute.fp32_FLOPps = "fast"
+memory.gpu_capacity_B = 85899345920
+"""
+ACCESS = (
+    '10.0.0.1 - - [22/Nov/2026:10:{:02d}:{:02d} +0000] "POST /v1/chat/completions HTTP/1.1" 200 9\n'
+)
 ROUNDS = 3  # a page is opened this often, each time by a new browser
 ONCE = ("validate",)  # its page has measured times
 
@@ -86,6 +102,11 @@ class Case:
             "FIT": str(self.folder / "fit.toml"),
             "SPEC": str(self.folder / "grid.toml"),
             "GRID": str(self.folder / "grid"),
+            "PROFILE": str(self.folder / "profile.toml"),
+            "LIKE": str(self.folder / "like.csv"),
+            "SAME": str(self.folder / "same.parquet"),
+            "LOG": str(self.folder / "access.log"),
+            "OURS": str(self.folder / "ours.parquet"),
         }
         return [places.get(word, word) for word in COMMANDS[self.name]]
 
@@ -104,11 +125,14 @@ class Case:
 
 
 def prepared(folder: Path) -> None:
-    """The log that one command fits to."""
+    """The files that commands read."""
     log = ("simulate", "--trace", "sample:chat", "--model", "llama3-8b", "--gpu", "l40s",
            "--stack", "trtllm", "--out", str(folder / "run.parquet"))  # fmt: skip
     assert run(*log).code == 0
     (folder / "grid.toml").write_text(GRID)
+    (folder / "profile.toml").write_text(PROFILE)
+    lines = (ACCESS.format(i // 60, i % 60) for i in range(0, 600, 7))
+    (folder / "access.log").write_text("".join(lines))
 
 
 def printed(case: Case, width: int) -> str:

@@ -22,6 +22,7 @@ def doctor(
     The exit code is 1 if there is any.
     """
     from kvsim.doctor import examine
+    from kvsim.report.screen import Screen
 
     found = examine(file)
     if json:
@@ -32,10 +33,10 @@ def doctor(
     else:
         count = len(found.faults)
         verdict = "no fault" if not count else f"{count} fault{'s' if count > 1 else ''}"
-        typer.echo(f"{file}: {found.kind}, {verdict}")
-        for fault in found.faults:
-            typer.echo(f"- {fault}")
+        out = Screen()
+        out.say(f"{file}: {found.kind}, {verdict}")
+        out.items([fault.removeprefix(f"{file}: ") for fault in found.faults])
         for note in found.notes:
-            typer.echo(f"note: {note}")
+            out.say(f"note: {note}")
     if found.faults:
         raise typer.Exit(1)
