@@ -111,21 +111,18 @@ def plan(
     *,
     offline: bool = False,
     objective: str = "throughput",
-    only: Several | None = None,
-    without: Several | None = None,
+    only: Several | None = None, without: Several | None = None,
     engine: str | None = None,
     lossy: bool = False,
     max_loss: Given | None = None,
     quality: Given | None = None,
     acceptance: Given | None = None,
-    ttft: Given | None = None,
-    tpot: Given | None = None,
-    gpu_memory: Given | None = None,
-    host_memory: Given | None = None,
+    ttft: Given | None = None, tpot: Given | None = None,
+    gpu_memory: Given | None = None, host_memory: Given | None = None,
     stack: Given = DEFAULT_STACK,
-    tp: Several = 1,
+    tp: Several = 1, pp: Several = 1, dp: Several = 1, ep: Several = 1,
     weights: Several = RELEASED,
-) -> "Planned":
+) -> "Planned":  # fmt: skip
     """The technique, settings and batch for equal requests, as ``kvsim plan`` chooses them.
 
     Parameters
@@ -136,7 +133,7 @@ def plan(
         Longest times, as ``"500ms"`` or in seconds; ``"none"`` lifts them. [s]
     gpu_memory, host_memory
         What may be used. [GiB]
-    gpu, tp, weights
+    gpu, tp, pp, dp, ep, weights
         Several are compared; ``"auto"`` are all numbers or formats.
 
     Raises
@@ -155,13 +152,20 @@ def plan(
         "offline": offline, "objective": objective, "only": only, "without": without,
         "engine": engine, "lossy": lossy, "max_loss": max_loss, "quality": quality,
         "acceptance": acceptance, "ttft": ttft, "tpot": tpot, "gpu_memory": gpu_memory,
-        "host_memory": host_memory, "stack": stack, "tp": tp, "weights": weights,
+        "host_memory": host_memory, "stack": stack, "tp": tp, "pp": pp, "dp": dp, "ep": ep,
+        "weights": weights,
     }  # fmt: skip
     given = {
         name: given_text(value) for name, value in options.items() if not isinstance(value, bool)
     }
     some = deployments_of(
-        text(model), text(gpu), text(stack), text(tp), text(weights), given["host_memory"]
+        text(model),
+        text(gpu),
+        text(stack),
+        text(tp),
+        text(weights),
+        given["host_memory"],
+        (text(pp), text(dp), text(ep)),
     )
     admitted = admission(
         given["only"], given["without"], engine, lossy, given["quality"], given["acceptance"]
@@ -195,10 +199,9 @@ def simulate(
     ttft: Given | None = None,
     tpot: Given | None = None,
     stack: Given = DEFAULT_STACK,
-    tp: Given = 1,
-    weights: str = RELEASED,
-    host_memory: Given | None = None,
-) -> "Simulations":
+    tp: Given = 1, pp: Given = 1, dp: Given = 1, ep: Given = 1,
+    weights: str = RELEASED, host_memory: Given | None = None,
+) -> "Simulations":  # fmt: skip
     """A request trace under continuous batching, with one technique or several.
 
     Parameters
@@ -225,13 +228,13 @@ def simulate(
     from kvsim.serving.rules import Rules
     from kvsim.traces.read import load
 
-    where = deployment_of(model, gpu, stack, tp, weights, host_memory)
+    where = deployment_of(model, gpu, stack, tp, weights, host_memory, (pp, dp, ep))
     rules = Rules(
         max_seqs=max_seqs,
         max_tokens=max_tokens,
         prefix_caching=prefix_caching,
         host_cache=0.0 if host_cache is None else gib("host_cache", text(host_cache)),
-    )
+    ).over(where)
     targets = Targets(duration("ttft", ttft, 60), duration("tpot", tpot, 1))
     requests = load(text(trace)).requests.scaled(number("rate", text(rate)))
     results = []
@@ -249,7 +252,7 @@ def simulate(
         "simulate", trace=trace, model=model, gpu=gpu, compare=technique, replicas=replicas,
         route=route, rate=rate, max_seqs=max_seqs, max_tokens=max_tokens,
         prefix_caching=prefix_caching, host_cache=host_cache, ttft=ttft, tpot=tpot, stack=stack,
-        tp=tp, weights=weights, host_memory=host_memory,
+        tp=tp, pp=pp, dp=dp, ep=ep, weights=weights, host_memory=host_memory,
     )  # fmt: skip
     return Simulations(command, answer, rows, results)
 
@@ -262,15 +265,10 @@ def calibrate_run(
     technique: str = "full",
     *,
     fit_first: int = 100,
-    max_seqs: int = 256,
-    max_tokens: int = 2048,
-    block_tokens: int = 16,
-    blocks: int = 0,
+    max_seqs: int = 256, max_tokens: int = 2048, block_tokens: int = 16, blocks: int = 0,
     prefix_caching: bool = False,
-    stack: Given = DEFAULT_STACK,
-    tp: Given = 1,
-    weights: str = RELEASED,
-) -> "CalibratedRun":
+    stack: Given = DEFAULT_STACK, tp: Given = 1, weights: str = RELEASED,
+) -> "CalibratedRun":  # fmt: skip
     """Fit a stack to the request log of a serving run; write it if ``out`` is given.
 
     Raises

@@ -108,7 +108,7 @@ def changes(question: Question) -> Iterator[Advice]:
                 caution = "the weights as they were published" if name == own else NARROW
                 yield Advice(f"--weights {name}", f"{name} weights", found, caution=caution)
     for count in GPUS_PER_REPLICA:
-        if count > d.tp and not d.model.heads % count:
+        if count > d.tp == d.gpus and not d.model.heads % count:
             found = _try(question, replace(d, tp=count))
             if found is not None:
                 yield Advice(f"--tp {count}", f"{count} GPUs", found, caution=f"{count} GPUs")
@@ -144,4 +144,4 @@ def score(question: Question, prediction: Prediction) -> float:
         return 1 / float(prediction.request_s[0])
     if question.objective == "cost":
         return 1 / float(prediction.usd_per_million()[0])
-    return float(prediction.output_tok_s[0]) / prediction.deployment.tp
+    return float(prediction.output_tok_s[0]) / prediction.deployment.gpus

@@ -52,7 +52,9 @@ class Placements:
     ) -> None:
         self.q = q
         w, d = q.workload, q.deployment
-        options = [o for o in options_for(d, halves=not w.service) if self._admitted(o.name)]
+        # on several ranks or stages nothing is placed anywhere else
+        ways = options_for(d, halves=not w.service) if d.alone else []
+        options = [o for o in ways if self._admitted(o.name)]
         batches = np.array(only) if only else np.concatenate([self._batches(), also])
         self.coefficients = Coefficients(d, w, distinct(batches), options)
         kinds = {o.kind for o in options}
@@ -103,9 +105,9 @@ class Placements:
         """Of the question, from the seconds of one turn of a batch; to be small."""
         d, w = self.q.deployment, self.q.workload
         if self.q.objective == "throughput":
-            return -batch * w.generate / seconds / d.tp
+            return -batch * w.generate / seconds / d.gpus
         if self.q.objective == "cost" and d.hardware.price is not None:
-            return d.hardware.price * d.tp / 3600 * seconds / (batch * w.generate) * 1e6
+            return d.hardware.price * d.gpus / 3600 * seconds / (batch * w.generate) * 1e6
         return seconds
 
     def bounds(self, value: float = np.inf) -> BatchBounds:

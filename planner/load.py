@@ -85,7 +85,7 @@ def _load(costs: StepCosts, classes: Classes, lengths: NDArray[np.int64], target
     seats = classes.decoded_per_s / costs.rate
     return Loads(
         fixed=np.array(fixed),
-        work=classes.per_s * ttft + seats * each,
+        work=classes.per_s * ttft / t.lanes + seats * each,
         seats=seats,
         gpu=seats * gpu,
         host=seats * host,
@@ -112,7 +112,8 @@ def _late(costs: StepCosts, classes: Classes, lengths: NDArray[np.int64], target
 def _prompts_s(costs: StepCosts, prompts: Array) -> Array:
     """Each of some prompts alone, in the parts that the rules make of it. (n,) [s]"""
     chunked = costs.rules.prefill == "chunked"
-    size = float(costs.rules.max_tokens) if chunked else max(float(prompts.max()), 1.0)
+    part = costs.rules.max_tokens // costs.tables.lanes
+    size = float(part) if chunked else max(float(prompts.max()), 1.0)
     parts = np.maximum(np.ceil(prompts / size), 1).astype(np.int64)
     of = np.repeat(np.arange(prompts.size), parts)
     place = np.arange(of.size) - np.repeat(np.cumsum(parts) - parts, parts)

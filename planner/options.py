@@ -106,7 +106,7 @@ def measures(prediction: Prediction) -> dict[str, Column]:
         "ttft": prediction.ttft_s,
         "tpot": np.nan_to_num(prediction.tpot_s),
         "latency": prediction.request_s,
-        "throughput": -prediction.output_tok_s / prediction.deployment.tp,
+        "throughput": -prediction.output_tok_s / prediction.deployment.gpus,
         "cost": prediction.usd_per_million(),
     }
 

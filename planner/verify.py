@@ -36,7 +36,8 @@ class Simulated:
     @property
     def max_seqs(self) -> int:
         """Sequences in a batch at most, for the engine's settings."""
-        return self.lanes[0].rules.max_seqs
+        costs = self.lanes[0]
+        return -(-costs.rules.max_seqs // costs.deployment.dp)  # every rank is told its own
 
     def measures(self) -> dict[str, float]:
         """What limits and objectives are about, all to be small; infinite where there is none."""

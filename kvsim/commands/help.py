@@ -50,7 +50,7 @@ EXAMPLES = {
 }
 
 GROUPS = {
-    "What and where": "--model --gpu --gpus --stack --tp --weights --device",
+    "What and where": "--model --gpu --gpus --stack --tp --pp --dp --ep --weights --device",
     "Workload": "--prompt --generate --batch --offline --trace --rate --per-class --technique "
     "--techniques --compare --replicas --route --prefill-replicas --transfer --layers --points "
     "--acceptance --draw-acceptance",

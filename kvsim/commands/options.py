@@ -21,7 +21,12 @@ StackOption = Annotated[str, option("--stack", "NAME|PATH", "From `kvsim stacks`
 TpOption = Annotated[str, option("--tp", "N", "Tensor-parallel GPUs: 1, 2, 4 or 8.")]
 PpOption = Annotated[
     str,
-    option("--pp", "N", "Pipeline-parallel stages.", also=("--pipeline-parallel-size",)),
+    option(
+        "--pp",
+        "N",
+        "Pipeline-parallel stages; `plan` compares several.",
+        also=("--pipeline-parallel-size",),
+    ),
 ]
 DpOption = Annotated[
     str,

@@ -21,11 +21,14 @@ from kvsim.commands.admission import (
 from kvsim.commands.arguments import count, either, number, option
 from kvsim.commands.emit import EmitOption, engines, settings, show
 from kvsim.commands.options import (
+    DpOption,
+    EpOption,
     HostOption,
     JsonOption,
     MaxSeqsOption,
     MaxTokensOption,
     ModelOption,
+    PpOption,
     StackOption,
     command_line,
     say_written,
@@ -97,6 +100,9 @@ def plan(
     tp: Annotated[
         str, option("--tp", "N,..|auto", "Tensor-parallel GPUs: 1, 2, 4, 8; several are compared.")
     ] = "1",
+    pp: PpOption = "1",
+    dp: DpOption = "1",
+    ep: EpOption = "1",
     weights: Annotated[
         str, option("--weights", "F,..|auto", "As in `predict`; several are compared.")
     ] = RELEASED,
@@ -116,7 +122,7 @@ def plan(
     wanted = engines(emit)
     if report is not None:
         check_target(report, "--report")
-    first, *rest = deployments_of(model, gpu, stack, tp, weights, host_memory)
+    first, *rest = deployments_of(model, gpu, stack, tp, weights, host_memory, (pp, dp, ep))
     most_loss = largest_loss(max_loss, lossy)
     limits = limits_of(first, gpu_memory, ttft, tpot, most_loss, offline)
     admitted = admission(only, without, engine, lossy, quality, acceptance)
@@ -126,7 +132,10 @@ def plan(
             lonely = "--pareto" if pareto else "--explain"
             raise InputError(f"{lonely} and --trace: both are given; it is for equal requests")
         if rest:
-            raise InputError("--trace with several --gpu, --tp or --weights: expected one of each")
+            raise InputError(
+                "--trace with several --gpu, --tp, --pp, --dp, --ep or --weights: expected one of "
+                "each"
+            )
         speed = number("--rate", either(rate, "1"))
         rules = count("--max-seqs", max_seqs), count("--max-tokens", max_tokens)
         traced = (
@@ -225,7 +234,7 @@ def _for_trace(
     from kvsim.serving.rules import Rules
     from kvsim.traces.read import load
 
-    rules = Rules(max_seqs=engine[0], max_tokens=engine[1])
+    rules = Rules(max_seqs=engine[0], max_tokens=engine[1]).over(where)
     found = load(trace)
     for note in found.notes:
         print(f"kvsim: {note}", file=sys.stderr)

@@ -1,9 +1,10 @@
 """What `kvsim plan` is asked: deployments, limits and the workload, as its options say."""
 
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING
 
-from kvsim.commands.arguments import count, either, gib, seconds, tokens, words
+from kvsim.commands.arguments import count, counts, either, gib, seconds, tokens, words
 from kvsim.commands.options import deployment
 from kvsim.errors import InputError
 from kvsim.limits import ENGINE_SHARE
@@ -18,12 +19,23 @@ BARE_TTFT, BARE_TPOT = 60.0, 1.0  # numbers without a unit beyond which millisec
 
 
 def deployments_of(
-    model: str, gpu: str, stack: str, tp: str, weights: str, host_memory: str | None
-) -> "list[Deployment]":
-    """Every combination asked for, the simplest first: wide weights, few GPUs, cards as typed."""
+    model: str, gpu: str, stack: str, tp: str, weights: str, host_memory: str | None,
+    spread: tuple[str, str, str] = ("1", "1", "1"),
+) -> "list[Deployment]":  # fmt: skip
+    """Every combination asked for, the simplest first: wide weights, few GPUs, cards as typed.
+
+    Parameters
+    ----------
+    spread : what ``--pp``, ``--dp`` and ``--ep`` say.
+
+    Raises
+    ------
+    InputError
+        If the model cannot be spread so, or by none of the combinations of several degrees.
+    """
     from kvsim.machines.deployment import WEIGHTS
 
-    counts = COUNTS if tp == "auto" else words("--tp", tp, (*COUNTS, "auto"))
+    sizes = COUNTS if tp == "auto" else words("--tp", tp, (*COUNTS, "auto"))
     machines = [name.strip() for name in gpu.split(",")] if "," in gpu else [gpu]
     bases = [deployment(model, name, stack, "1", RELEASED, host_memory) for name in machines]
     if weights == "auto":
@@ -31,8 +43,20 @@ def deployments_of(
     else:
         formats = words("--weights", weights, (RELEASED, *WEIGHTS, "auto"))
     heads = bases[0].model.heads
-    some = [int(n) for n in counts if tp != "auto" or heads % int(n) == 0]
-    return [replace(base, weights=f, tp=n) for base in bases for f in formats for n in some]
+    some = [int(n) for n in sizes if tp != "auto" or heads % int(n) == 0]
+    given = zip(("--pp", "--dp", "--ep"), spread, strict=True)
+    degrees = list(product(*(counts(name, text) for name, text in given)))
+    found, problem = [], None
+    for base, f, n, (pp, dp, ep) in product(bases, formats, some, degrees):
+        try:
+            found.append(replace(base, weights=f, tp=n, pp=pp, dp=dp, ep=ep))
+        except InputError as error:
+            if len(degrees) == 1:
+                raise
+            problem = problem or error
+    if not found and problem is not None:
+        raise problem
+    return sorted(found, key=lambda d: d.gpus) if len(degrees) > 1 else found
 
 
 def narrower(bases: "list[Deployment]") -> list[str]:

@@ -26,12 +26,15 @@ from kvsim.commands.cacheoptions import (
 )
 from kvsim.commands.cases import cases, told
 from kvsim.commands.options import (
+    DpOption,
+    EpOption,
     GpuOption,
     HostOption,
     JsonOption,
     MaxSeqsOption,
     MaxTokensOption,
     ModelOption,
+    PpOption,
     StackOption,
     TpOption,
     WeightsOption,
@@ -124,6 +127,9 @@ def simulate(
     tpot: Annotated[str | None, option("--tpot", "TIME", "Target of a good request.")] = None,
     stack: StackOption = DEFAULT_STACK,
     tp: TpOption = "1",
+    pp: PpOption = "1",
+    dp: DpOption = "1",
+    ep: EpOption = "1",
     weights: WeightsOption = RELEASED,
     host_memory: HostOption = None,
     gpu_memory: Annotated[
@@ -180,7 +186,7 @@ def simulate(
     several = bool(compare) or len(runs) > 1
     names_of = [" ".join([str(kind), *_written(told(case, listed))]) for kind, case in runs]
     places = _places(out, names_of, several)
-    where = deployment(model, gpu, stack, tp, weights, host_memory)
+    where = deployment(model, gpu, stack, tp, weights, host_memory, (pp, dp, ep))
 
     def rules_of(case: dict[str, str | None]) -> Rules:
         return Rules(
@@ -206,7 +212,7 @@ def simulate(
                 },
                 str(case["prefix_load"]),
             ),
-        )
+        ).over(where)
 
     usable = usable_memory(gpu_memory, gpu_memory_utilization, where.hardware.gpu_memory)
     targets = Targets(

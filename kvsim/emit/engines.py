@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from kvsim.emit import apart, drafts
+from kvsim.emit import apart, drafts, spread
 from kvsim.emit.flags import MANUALS, Flag, flag
 from kvsim.emit.served import Served
 from kvsim.errors import unknown
@@ -127,7 +127,7 @@ def _no_drive(s: Served, found: EngineSettings) -> None:
 
 
 def _vllm(s: Served, found: EngineSettings) -> str:
-    found.add("--tensor-parallel-size", s.tp)
+    spread.vllm(s, found)
     found.add("--max-model-len", s.max_model_len)
     found.add("--max-num-seqs", s.max_seqs)
     found.add("--max-num-batched-tokens", s.max_tokens)
@@ -153,10 +153,11 @@ def _vllm(s: Served, found: EngineSettings) -> str:
 
 def _sglang(s: Served, found: EngineSettings) -> str:
     found.add("--model-path", s.model)
-    found.add("--tp-size", s.tp)
+    spread.sglang(s, found)
     found.add("--context-length", s.max_model_len)
-    found.add("--max-running-requests", s.max_seqs)
-    found.add("--chunked-prefill-size", s.max_tokens)
+    # of all ranks together
+    found.add("--max-running-requests", s.spread.dp * s.max_seqs)
+    found.add("--chunked-prefill-size", s.spread.dp * s.max_tokens)
     found.add("--mem-fraction-static", f"{s.static_share:g}")
     found.add("--page-size", s.block_tokens)
     if "fp8" in s.terms:
@@ -177,7 +178,7 @@ def _sglang(s: Served, found: EngineSettings) -> str:
 
 
 def _trtllm(s: Served, found: EngineSettings) -> str:
-    found.add("--tp_size", s.tp)
+    copies = spread.trtllm(s, found)
     found.add("--max_seq_len", s.max_model_len)
     found.add("--max_batch_size", s.max_seqs)
     found.add("--max_num_tokens", s.max_tokens)
@@ -199,7 +200,7 @@ def _trtllm(s: Served, found: EngineSettings) -> str:
         found.lacks(f"weights in {s.weights}: serve a checkpoint that is quantised so")
     _no_drive(s, found)
     entries += drafts.trtllm(s, found)
-    entries += apart.trtllm(s, found)
+    entries += [*apart.trtllm(s, found), *copies]
     return f"# {file}\nkv_cache_config:\n" + "\n".join(entries) + "\n\n" + command
 
 
@@ -249,6 +250,7 @@ def _hf(s: Served, found: EngineSettings) -> str:
         found.add("prompt_lookup_num_tokens", s.drafts)
         arguments.append(("prompt_lookup_num_tokens", str(s.drafts)))
     _no_technique(s, found, ("offload", "kivi", "draft", "ngram"))
+    spread.none(s, found)
     _no_drive(s, found)
     _quantised(s, found)
     found.lacks("a batch limit and continuous batching: generate takes one batch at a time")
@@ -265,8 +267,9 @@ def _llamacpp(s: Served, found: EngineSettings) -> str:
     found.add("--parallel", s.max_seqs)
     found.add("--batch-size", s.max_tokens)
     found.add("--n-gpu-layers", "all")
-    if s.tp > 1:
+    if s.spread.tp > 1:
         found.add("--split-mode", "row")
+    spread.none(s, found)
     _no_technique(s, found, ())
     if s.terms.keys() & {"fp8", "kivi"}:
         found.lacks("its own formats q8_0 and q4_0 (--cache-type-k, --cache-type-v) are others")

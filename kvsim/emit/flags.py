@@ -49,9 +49,11 @@ class Flag:
 
 VLLM_CACHE = "vllm/config/cache.py at 002f10e"
 VLLM_SPECULATION = "docs/features/speculative_decoding/README.md at 01ed47b"
+VLLM_SPREAD = "docs/serving/data_parallel_deployment.md and expert_parallel_deployment.md of 0.12"
 VLLM_APART = "docs/features/nixl_connector_usage.md at 026c83f"
 SGLANG_APART = "docs/advanced_features/pd_disaggregation.md at 08edc50"
 SGLANG_STORE = "docs/advanced_features/hicache_best_practices.md at 0d57f2c"
+TRTLLM_SPREAD = "docs/source/features/parallel-strategy.md of 2026"
 TRTLLM_APART = "docs/source/features/disagg-serving.md at 0434b98"
 SGLANG = "docs/advanced_features/server_arguments.md at 004813e"
 TRTLLM = "tensorrt_llm/commands/serve.py at 00209af"
@@ -86,6 +88,9 @@ MANUALS = {
 FLAGS: dict[str, tuple[Flag, ...]] = {
     "vllm": (
         Flag("--tensor-parallel-size", "GPUs per replica", "vLLM engine arguments"),
+        Flag("--pipeline-parallel-size", "stages of layers", "vLLM engine arguments"),
+        Flag("--data-parallel-size", "copies of attention", VLLM_SPREAD),
+        Flag("--enable-expert-parallel", "whole experts on every GPU", VLLM_SPREAD),
         Flag("--max-model-len", "longest sequence [tokens]", "vLLM engine arguments"),
         Flag("--max-num-seqs", "sequences in a batch at most", "vLLM engine arguments"),
         Flag("--max-num-batched-tokens", "tokens in a pass at most", "vLLM engine arguments"),
@@ -101,7 +106,11 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     ),
     "sglang": (
         Flag("--model-path", "the model", SGLANG),
-        Flag("--tp-size", "GPUs per replica", SGLANG),
+        Flag("--tp-size", "GPUs per stage", SGLANG),
+        Flag("--pp-size", "stages of layers", SGLANG),
+        Flag("--dp-size", "copies of attention", SGLANG),
+        Flag("--enable-dp-attention", "they share experts and GPUs", SGLANG),
+        Flag("--ep-size", "groups of whole experts", SGLANG),
         Flag("--context-length", "longest sequence [tokens]", SGLANG),
         Flag("--max-running-requests", "sequences in a batch at most", SGLANG),
         Flag("--chunked-prefill-size", "tokens of prompts in a pass at most", SGLANG),
@@ -121,7 +130,10 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("--speculative-num-draft-tokens", "tokens verified per round", SGLANG),
     ),
     "trtllm": (
-        Flag("--tp_size", "GPUs per replica", TRTLLM),
+        Flag("--tp_size", "GPUs per stage", TRTLLM),
+        Flag("--pp_size", "stages of layers", TRTLLM),
+        Flag("--ep_size", "groups of whole experts", TRTLLM),
+        Flag("enable_attention_dp", "a copy of attention on every GPU", TRTLLM_SPREAD),
         Flag("--max_seq_len", "longest sequence [tokens]", TRTLLM),
         Flag("--max_batch_size", "sequences in a batch at most", TRTLLM),
         Flag("--max_num_tokens", "tokens in a pass at most", TRTLLM),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from kvsim.machines.hardware import GIB
+from kvsim.machines.parallel import Parallelism
 from kvsim.techniques.base import Technique
 from kvsim.techniques.terms import Term
 
@@ -22,16 +23,18 @@ class Served:
         Format of the weights, as ``--weights`` takes it.
     released
         Whether the model's published checkpoint has them in that format.
-    tp
-        GPUs.
+    spread
+        How the replica is spread over its GPUs.
     max_model_len
         Longest sequence, prompt and generated tokens. [tokens]
     max_seqs, max_tokens, block_tokens
-        Sequences and tokens in a pass at most; tokens per KV block.
+        Sequences of each rank and tokens of its passes at most; tokens per KV block.
     utilisation
         Share of each GPU's memory that the engine uses.
     weights_bytes, cache_bytes, gpu_bytes
         Of each GPU: weights, KV cache, and all of its memory. [B]
+    nodes
+        Machines that the replica's GPUs are in.
     share_of_free
         Whether ``utilisation`` is a share of what weights and the largest pass leave.
     prefix_caching
@@ -47,7 +50,7 @@ class Served:
     model: str
     technique: Technique
     weights: str
-    tp: int
+    spread: Parallelism
     max_model_len: int
     max_seqs: int
     max_tokens: int
@@ -63,6 +66,7 @@ class Served:
     apart: tuple[int, int] | None = None
     role: str = ""
     share_of_free: bool = False
+    nodes: int = 1
 
     @property
     def drafts(self) -> int:

@@ -93,7 +93,12 @@ class Deployment:
     @property
     def alone(self) -> bool:
         """Whether all GPUs work on the same pass: no other ranks, no other stages."""
-        return self.dp * self.pp == 1
+        return self.lanes == 1
+
+    @property
+    def lanes(self) -> int:
+        """Ranks times micro-batches of each: a pass of the replica is divided over them."""
+        return self.dp * self.pp
 
     @cached_property
     def shard(self) -> Model:
@@ -140,7 +145,7 @@ class Deployment:
     def bandwidth(self) -> dict[str, float]:
         """Rate of each channel as one GPU sees it; GPUs of a replica share host memory. [B/s]"""
         rates = {name: link.bandwidth for name, link in self.hardware.links.items()}
-        return rates | {"dram": rates["dram"] / self.tp}
+        return rates | {"dram": rates["dram"] / self.gpus}
 
     @cached_property
     def issued_at_once(self) -> "Deployment":

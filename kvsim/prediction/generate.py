@@ -240,7 +240,7 @@ class Prediction:
     @property
     def host_bytes(self) -> Array:
         """Peak host memory of the replica. [B]"""
-        return self.deployment.tp * self._spread(tier_bytes(self.buffers, "host"))
+        return self.deployment.gpus * self._spread(tier_bytes(self.buffers, "host"))
 
     @property
     def fits(self) -> NDArray[np.bool]:

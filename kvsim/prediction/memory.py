@@ -52,7 +52,7 @@ def _reading(
     technique: Technique, deployment: Deployment, prompt: Number, generate: Number
 ) -> Buffers:
     """What is resident while a group of prompts is read, whatever else is running. [B]"""
-    point = prefill_point(float(technique.tiles()), prompt, generate)
+    point = prefill_point(float(technique.tiles() * deployment.dp), prompt, generate)
     if isinstance(prompt, np.ndarray) or isinstance(generate, np.ndarray):
         return technique.resident(deployment, point)
     asked = "reading", prompt, generate
@@ -167,7 +167,7 @@ def largest_batch(
         )
         for phase in tables:
             worst = np.maximum(worst, given_memory(deployment, phase) / gpu - 1)
-            worst = np.maximum(worst, deployment.tp * tier_bytes(phase, "host") / host - 1)
+            worst = np.maximum(worst, deployment.gpus * tier_bytes(phase, "host") / host - 1)
         return worst
 
     none, most = np.zeros((1, 1)), np.full((1, 1), float(MOST_SEQUENCES // technique.tiles()))

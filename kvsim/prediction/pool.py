@@ -85,7 +85,7 @@ def longest_prompt(technique: Technique, deployment: Deployment, batch: int, gen
         for phase in phases(technique, deployment, np.full((1, 1), float(batch)), prompt, generate):
             if np.max(tier_bytes(phase, "gpu")) > h.gpu_memory:
                 return False
-            if deployment.tp * np.max(tier_bytes(phase, "host")) > h.host_memory:
+            if deployment.gpus * np.max(tier_bytes(phase, "host")) > h.host_memory:
                 return False
         return True
 

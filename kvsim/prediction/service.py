@@ -32,8 +32,8 @@ class Service(Prediction):
 
     @property
     def _group(self) -> int:
-        """Prompts that are read together. [sequences]"""
-        return self.technique.tiles()
+        """Prompts that are read together: by every rank, and in every part. [sequences]"""
+        return self.technique.tiles() * self.deployment.dp
 
     @cached_property
     def prefill_s(self) -> Array:
@@ -78,8 +78,12 @@ class Service(Prediction):
 
     @property
     def interruptions_s(self) -> Array:
-        """Time that a sequence waits for the prompts of the others, in all. [s]"""
-        return (self.batch / self._group - 1) * self.prefill_s
+        """Time that a sequence waits for the prompts of the others, in all. [s]
+
+        A stage of a pipeline is free for others once it has done its layers.
+        """
+        others = np.maximum(self.batch / self._group - 1, 0.0)
+        return np.asarray(others * (self.prefill_s * self.deployment.stage_share))
 
     @property
     def tpot_s(self) -> Array:

@@ -53,6 +53,12 @@ def on_card(deployment: Deployment, technique: str) -> list[str]:
     return [*_published(deployment, technique), *_ledger(deployment, technique)]
 
 
+def of_spread(deployment: Deployment) -> list[str]:
+    """What answers for several ranks, stages or whole experts per GPU take for granted."""
+    notes = list(deployment.parallelism.notes(deployment.domain))
+    return [f"Taken for granted: {'; '.join(notes)}."] if notes else []
+
+
 def _ledger(deployment: Deployment, technique: str) -> list[str]:
     """The ledger's nearest entries for both times, with their distance in words."""
     about: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
 """``kvsim plan`` for equal requests: its answer as rows, on the terminal, and as a page."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvsim.machines.basis import basis
@@ -175,7 +175,7 @@ def brief(prediction: Prediction) -> Row:
     d = prediction.deployment
     return {
         "gpu": d.hardware.name,
-        "tp": d.tp,
+        **{name: n for name, n in asdict(d.parallelism).items() if n > 1 or name == "tp"},
         "weights": d.weights,
         "technique": label(prediction.technique),
         "params": params(prediction.technique),

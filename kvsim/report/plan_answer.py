@@ -1,6 +1,7 @@
 """The verdict on a plan: what to run, what it gives, what limits it, and what would change it."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from math import isfinite
 
 from kvsim.machines.deployment import Deployment
@@ -78,7 +79,7 @@ def _relaxations(none: NoPlanError) -> Iterator[str]:
 
 def _machine(prediction: Prediction) -> str:
     d = prediction.deployment
-    count = f"{d.tp} x " if d.tp > 1 else ""
+    count = f"{d.gpus} x " if d.gpus > 1 else ""
     return f"{count}{d.hardware.name} with {d.weights} weights"
 
 
@@ -140,7 +141,7 @@ def _instead(plan: ChosenPlan) -> str:
 def _compared(plan: ChosenPlan, other: Prediction) -> str:
     """A plan on another deployment, in a clause."""
     ratio = units.times(_worth(other) / _worth(plan.choice))
-    some = max(other.deployment.tp, plan.choice.deployment.tp) > 1
+    some = max(other.deployment.gpus, plan.choice.deployment.gpus) > 1
     each = f"{ratio} per GPU" if some else f"{ratio} that"
     host = number(other.host_bytes)
     also = f" with {units.size(host)} of host memory" if host else ""
@@ -154,7 +155,7 @@ def _compared(plan: ChosenPlan, other: Prediction) -> str:
 
 def _worth(prediction: Prediction) -> float:
     """Output per GPU. [tokens/s]"""
-    return float(prediction.output_tok_s[0]) / prediction.deployment.tp
+    return float(prediction.output_tok_s[0]) / prediction.deployment.gpus
 
 
 def _change(plan: ChosenPlan, other: Deployment) -> str:
@@ -163,8 +164,9 @@ def _change(plan: ChosenPlan, other: Deployment) -> str:
     options = {
         f"--gpu {other.hardware.name}": other.hardware.name != chosen.hardware.name,
         f"--weights {other.weights}": other.weights != chosen.weights,
-        f"--tp {other.tp}": other.tp != chosen.tp,
     }
+    before = asdict(chosen.parallelism)
+    options |= {f"--{k} {n}": n != before[k] for k, n in asdict(other.parallelism).items()}
     return " ".join(option for option, differs in options.items() if differs)
 
 

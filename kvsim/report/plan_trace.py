@@ -208,7 +208,7 @@ def answered(result: TracePlan) -> Answer:
         for key in ("ttft_s", "tpot_s")
     )
     good = f"{units.percent(o['good_share'])} of requests {_kept(result)}"  # type: ignore[arg-type]
-    gpus = f"{d.tp} x " if d.tp > 1 else ""
+    gpus = f"{d.gpus} x " if d.gpus > 1 else ""
     needed = [
         f"Run {names} on one replica of {gpus}{d.hardware.name}, --max-num-seqs {s.max_seqs}: "
         f"{times}, {units.rate(o['output_tok_s'])} output tok/s, {good}."  # type: ignore[arg-type]
@@ -223,7 +223,7 @@ def answered(result: TracePlan) -> Answer:
         | {key: o[key] for key in ("ttft_s", "tpot_s", "output_tok_s", "goodput_per_s")},
         runner_up=_runner_up(others[0]) if others else "",
         settings=_settings(result),
-        evidence=evidence.on_card(d, s.techniques[0].name),
+        evidence=[*evidence.on_card(d, s.techniques[0].name), *evidence.of_spread(d)],
     )
 
 

@@ -65,7 +65,7 @@ def answered(
         verdict=told,
         figures=_figures(best),
         changes=list(_changes(best, deployment, targets)),
-        evidence=evidence.on_card(deployment, _name(best)),
+        evidence=[*evidence.on_card(deployment, _name(best)), *evidence.of_spread(deployment)],
         left_out=left_out,
     )
 
@@ -95,8 +95,9 @@ def _best(rows: Sequence[Row], targets: bool) -> Row:
 
 def _where(row: Row, deployment: Deployment) -> str:
     replicas = f"{row['replicas']} x " if row["replicas"] > 1 else ""
-    tp = f" with tp {deployment.tp}" if deployment.tp > 1 else ""
-    return f"{replicas}{deployment.hardware.name}{tp}"
+    words = deployment.parallelism.words()
+    spread = f" with {words}" if words else ""
+    return f"{replicas}{deployment.hardware.name}{spread}"
 
 
 def _needed(row: Row, deployment: Deployment, trace: str, targets: str) -> list[str]:

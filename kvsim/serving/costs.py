@@ -44,12 +44,6 @@ class StepCosts:
         reason = self.technique.refuses(self.deployment)
         if reason:
             raise InputError(f"{self.technique.name} cannot run here: {reason}")
-        if not self.deployment.alone:
-            raise InputError(
-                f"--dp, --pp: a simulated replica runs one pass at a time, and ranks or stages "
-                f"({self.deployment.parallelism.words()}) run several; leave them out, or ask "
-                f"`kvsim predict`"
-            )
 
     @cached_property
     def passes(self) -> Passes:
@@ -95,7 +89,8 @@ class StepCosts:
         samples = accuracy.samples(
             self.passes, self.rules.max_seqs, self.longest, self._longest_chunk
         )
-        if self.rules.prefill != "chunked":  # prompts never share a pass with decoding
+        if self.rules.prefill != "chunked" or not self.deployment.alone:
+            # prompts share no pass with decoding, or only those of their own lane
             samples = {kind: found for kind, found in samples.items() if kind != "mixed"}
         nodes = refine(self._nodes(DENSITY), self.passes, GOOD / 2)
         tables = make_tables(self.passes, nodes, self.room)
@@ -136,4 +131,5 @@ class StepCosts:
     def _longest_chunk(self) -> int:
         """Tokens of one prompt in a pass at most."""
         chunked = self.rules.prefill == "chunked"
-        return min(self.longest_prompt, self.rules.max_tokens) if chunked else self.longest_prompt
+        part = self.rules.max_tokens // self.deployment.lanes
+        return min(self.longest_prompt, part) if chunked else self.longest_prompt

@@ -107,7 +107,7 @@ class Outcome:
         used = dict(zip(RESOURCES, self.run.bins.use.sum(axis=(0, 1)), strict=True))
         d = self.run.costs.deployment
         for link in ("h2d", "d2h"):
-            used[link] += self.link_bytes[link] / d.tp / d.bandwidth[link]
+            used[link] += self.link_bytes[link] / d.gpus / d.bandwidth[link]
         return {k: float(s / total) if total else 0.0 for k, s in used.items()}
 
     @property
@@ -131,14 +131,14 @@ class Outcome:
     @property
     def link_bytes(self) -> dict[str, float]:
         """What stored and loaded prefix blocks put on each link of all GPUs. [B]"""
-        moved = self.run.replicas.link_bytes.sum(axis=0) * self.run.costs.deployment.tp
+        moved = self.run.replicas.link_bytes.sum(axis=0) * self.run.costs.deployment.gpus
         return {name: float(size) for name, size in zip(LINKS, moved, strict=True)}
 
     @property
     def stored_bytes(self) -> dict[str, int]:
         """Prefix blocks that the memories besides the GPUs' hold at the end. [B]"""
         pools: Any = self.run.world.pools
-        each = int(self.run.world.limits.unit_bytes) * self.run.costs.deployment.tp
+        each = int(self.run.world.limits.unit_bytes) * self.run.costs.deployment.gpus
         held = {
             name: int(pools.count[place:-1:POOLS].sum()) * each
             for name, place in (("host", HOST), ("nvme", NVME))
@@ -152,7 +152,7 @@ class Outcome:
         if d.hardware.price is None:
             return None
         hours = self.duration_s / 3600
-        return float(d.hardware.price * d.tp * self.run.replicas.clock.size * hours)
+        return float(d.hardware.price * d.gpus * self.run.replicas.clock.size * hours)
 
     def gaps(self) -> dict[str, float | None]:
         """Quantiles of the time between tokens, to the 1 % of the histogram's bins. [s]"""

@@ -11,7 +11,7 @@ from kvsim.serving.records import (
     Replica,
     World,
 )
-from kvsim.serving.tables import Tables
+from kvsim.serving.tables import COSTS, Tables
 
 
 @compiled
@@ -47,16 +47,44 @@ def read_on(world: World, replica: Replica) -> None:
 
 
 @compiled
+def read_in_lanes(tables: Tables, world: World, replica: Replica) -> int:
+    """What parts of prompts need besides, evenly over lanes but for the longest part.
+
+    Returns the tokens of the lane with most of them.
+    """
+    most, longest, total = spend.of_lane(tables, replica.prompt_tokens), 0.0, 0.0
+    for i in range(replica.first_reader, replica.running):
+        sequence = world.sequences[replica.first_sequence + i]
+        if sequence.chunk > 0:
+            most = max(most, sequence.chunk)
+            for k in range(len(COSTS)):
+                replica.estimate[k] = 0.0
+            chunk, done = float(sequence.chunk), float(sequence.done)
+            spend.add_chunk(tables, replica.estimate, chunk, done)
+            longest = max(longest, replica.estimate[0])
+            total += replica.estimate[0]
+            for k in range(len(COSTS)):
+                replica.cost[k] += replica.estimate[k] / tables.lanes
+    replica.cost[0] += max(longest - total / tables.lanes, 0.0)
+    return most
+
+
+@compiled
 def play_pass(tables: Tables, world: World, replica: Replica) -> None:
     """One pass over the sequences that are not paused and the parts of prompts."""
     if not replica.grown and replica.decoding > 0:
         take(world, replica, hold_rounds(world, replica, 1)[0])
     first, batch, finished, context = replica.first_sequence, replica.decoding, 0, 0.0
+    tokens = replica.prompt_tokens
+    if tables.lanes > 1 and tokens > 0:
+        tokens = read_in_lanes(tables, world, replica)
     if replica.reading > 0:
         for i in range(first + replica.first_reader, first + replica.running):
             sequence = world.sequences[i]
             if sequence.chunk > 0:
-                spend.add_chunk(tables, replica.cost, float(sequence.chunk), float(sequence.done))
+                if tables.lanes == 1:
+                    chunk, done = float(sequence.chunk), float(sequence.done)
+                    spend.add_chunk(tables, replica.cost, chunk, done)
                 if sequence.chunk == sequence.todo:
                     finished += 1
                     prompt = float(sequence.done + sequence.chunk)
@@ -66,7 +94,7 @@ def play_pass(tables: Tables, world: World, replica: Replica) -> None:
         if replica.left_out > 0:
             context = let_the_paused_wait(world, replica)
     decoding = spend.Decoding(batch, context / max(batch, 1), 0.0)
-    prompts = spend.Prompts(replica.prompt_tokens, finished)
+    prompts = spend.Prompts(tokens, finished)
     spend.add_pass(tables, replica.cost, decoding, prompts)
     took = replica.cost[0] + replica.copying
     note_gaps(world, replica, (took, took), batch)

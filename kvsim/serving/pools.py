@@ -124,7 +124,7 @@ def _run_with_turns(
     second: Any = decoding.requests
     second.made, second.handed = 1, True
     second.status[first.status == REFUSED] = REFUSED
-    rate = pools.rate / costs.deployment.tp
+    rate = pools.rate / costs.deployment.gpus
     decoding = play_both(
         reading, decoding, costs, (ROUTES.index(route), pools.transfer, rate), told
     )
@@ -148,7 +148,7 @@ def handed_over(reading: World, costs: StepCosts, pools: TwoPools) -> Array:
     """
     requests: Any = reading.requests
     layers = max(costs.deployment.model.cached_layers, 1)
-    rate = pools.rate / costs.deployment.tp
+    rate = pools.rate / costs.deployment.gpus
     blocks = -(-requests.prompt.astype(np.int64) // costs.rules.block_tokens)
     size = costs.tables.gpu_bytes[blocks]
     free = np.zeros(pools.prefill)

@@ -54,6 +54,7 @@ class Limits:
 
     max_seqs: int
     max_tokens: int
+    part: int  # tokens of one prompt in a pass at most: it is read by one lane [tokens]
     block_tokens: int  # tokens of a KV block
     width: int  # tokens per sequence in the widest pass of a round [tokens]
     chunked: bool

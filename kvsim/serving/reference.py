@@ -139,11 +139,16 @@ class PlainReplica(PlainPrompts):
             mean = sum(s.length for s in running) / len(running)
             took += line(n.contexts, cost.round[len(running)], mean)
         if reading:
-            alone, every = len(running) * t.width, sum(s.chunk for s in reading)
-            ends = [s for s in reading if s.chunk == s.todo]
-            for values, more in ((cost.token, every), (cost.head, len(ends))):
+            alone, ends = (
+                ceil(len(running) * t.width / t.lanes),
+                [s for s in reading if s.chunk == s.todo],
+            )
+            chunks = [s.chunk for s in reading]
+            most = max(*chunks, ceil(sum(chunks) / t.lanes))  # of the lane with most
+            for values, more in ((cost.token, most), (cost.head, ceil(len(ends) / t.lanes))):
                 took += line(n.tokens, values, alone + more) - line(n.tokens, values, alone)
-            took += sum(plane(n.chunks, n.starts, cost.chunk, s.chunk, s.done) for s in reading)
+            own = [plane(n.chunks, n.starts, cost.chunk, s.chunk, s.done) for s in reading]
+            took += max(*own, sum(own) / t.lanes)
             took += sum(line(n.contexts, cost.between, s.done + s.chunk) for s in ends)
         self.clock += took
         self.passes += 1
@@ -195,13 +200,13 @@ def fleet_of(
     costs: StepCosts, limits: Any, requests: Requests, replicas: int
 ) -> list[PlainReplica]:
     """Idle replicas, with one remote store for all."""
-    rules, tp = costs.rules, costs.deployment.tp
+    rules, gpus = costs.rules, costs.deployment.gpus
     ids = requests.block_ids
     different = 0 if ids is None or not ids.size or not limits.prefix_bytes else int(ids.max()) + 1
 
     def store(size: float) -> PlainStore:
         return PlainStore(
-            min(int(size / tp) // int(limits.unit_bytes), different) if different else 0
+            min(int(size / gpus) // int(limits.unit_bytes), different) if different else 0
         )
 
     remote, names = store(rules.remote_cache), LINKS

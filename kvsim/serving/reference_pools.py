@@ -55,7 +55,7 @@ def arrives(
 ) -> float:
     """When a cache has left its replica, whose others have left at ``sent``. [s]"""
     size = float(costs.tables.gpu_bytes[plain.blocks(request.prompt)])
-    speed = pools.rate / costs.deployment.tp
+    speed = pools.rate / costs.deployment.gpus
     if pools.transfer == "whole":
         return max(request.first, sent) + size / speed
     last_layer = size / max(len(costs.deployment.model.caches), 1) / speed

@@ -31,7 +31,7 @@ class PlainPrompts(PlainTiers):
                 self.next_ready = min(self.next_ready, sequence.ready)
                 return
             sequence.done, sequence.skip = sequence.done + sequence.skip, 0
-        part = min(sequence.todo, self.budget)
+        part = min(sequence.todo, self.budget, self.longest_part)
         if sequence.skip:
             part = min(part, sequence.skip_at - sequence.done)
         elif not self.limits.chunked and part < sequence.todo:
@@ -41,6 +41,11 @@ class PlainPrompts(PlainTiers):
         if part > 0 and self.grow(sequence, sequence.done + part + sequence.skip):
             sequence.chunk = part
             self.budget -= part
+
+    @property
+    def longest_part(self) -> int:
+        """Of one prompt in a pass, which one lane reads. [tokens]"""
+        return int(self.limits.part if self.limits.chunked else self.limits.max_tokens)
 
     def hits(self, request: PlainRequest) -> list[int]:
         """Leading prompt blocks that the GPU holds now."""
@@ -71,7 +76,7 @@ class PlainPrompts(PlainTiers):
         if not hits:
             again = min(self.remains(r), (length - 1) // self.limits.block_tokens)
             known = again * self.limits.block_tokens
-        part = min(length - known, self.budget)
+        part = min(length - known, self.budget, self.longest_part)
         if not self.limits.chunked and part < length - known:
             if any(s.chunk for s in self.batch):
                 return False

@@ -141,7 +141,7 @@ class PlainTiers(PlainMemory):
     def recompute_s(self, first: int, last: int) -> float:
         """Reading a part of a prompt in passes of its own."""
         t, total = self.t, 0.0
-        size = int(self.limits.max_tokens) if self.limits.chunked else last
+        size = int(self.limits.part) if self.limits.chunked else last
         while first < last:
             part = min(size, last - first)
             nodes, cost = t.nodes, t.seconds

@@ -87,7 +87,7 @@ class Room:
     @property
     def host_capacity(self) -> int:
         """Each GPU's share of host memory, for caches that a technique keeps there. [B]"""
-        return int(self.deployment.hardware.host_memory / self.deployment.tp)
+        return int(self.deployment.hardware.host_memory / self.deployment.gpus)
 
     @cached_property
     def capacity(self) -> int:
@@ -103,7 +103,7 @@ class Room:
             return round(rules.blocks * self.block_bytes)
         tiles = self.technique.tiles()
         needs = max(
-            self._beside(self.prompt_bytes, _reading, tiles, self.longest_chunk),
+            self._beside(self.prompt_bytes, _reading, tiles * d.dp, self.longest_chunk),
             self._beside(self.decode_bytes, _decoding, tiles * rules.max_seqs, 1),
         )
         usual = ENGINE_SHARE * d.hardware.gpu_memory

@@ -1,10 +1,11 @@
 """How an engine schedules requests: the settings users know from their serving engine."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import inf, isfinite, isnan
 
 from kvsim import limits
 from kvsim.errors import InputError
+from kvsim.machines.deployment import Deployment
 
 PREFILLS = ("chunked", "whole")
 PRIORITIES = ("decode", "prefill")
@@ -106,6 +107,14 @@ class Rules:
             if getattr(self, name) != defaults[name] and not there:
                 option = f"--{name.replace('_', '-')}"
                 raise InputError(f"{option}: does nothing without {other}; add it or leave it out")
+
+    def over(self, deployment: Deployment) -> "Rules":
+        """Those of a whole replica where each of its ranks is told these.
+
+        A rank has ``max_seqs`` of its own, and each of its micro-batches ``max_tokens``.
+        """
+        seqs, tokens = deployment.dp * self.max_seqs, deployment.lanes * self.max_tokens
+        return replace(self, max_seqs=seqs, max_tokens=tokens)
 
     @property
     def tiers(self) -> bool:

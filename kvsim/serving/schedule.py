@@ -104,6 +104,8 @@ def begin(tables: Tables, world: World, replica: Replica) -> bool:
         again = min(remains(replica, request), (length - 1) // limits.block_tokens)
         known = again * limits.block_tokens
     part = min(length - known, replica.budget)
+    if limits.chunked:
+        part = min(part, limits.part)
     if not limits.chunked and part < length - known:
         if replica.prompt_tokens > 0:
             return False
@@ -145,6 +147,8 @@ def read_more(world: World, replica: Replica, sequence: Sequence) -> None:
         sequence.done += sequence.skip
         sequence.skip = 0
     part = min(sequence.todo, replica.budget)
+    if world.limits.chunked:
+        part = min(part, world.limits.part)
     if sequence.skip > 0:
         part = min(part, sequence.skip_at - sequence.done)
     elif not world.limits.chunked and part < sequence.todo:

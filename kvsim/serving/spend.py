@@ -33,8 +33,8 @@ class Decoding(NamedTuple):
 class Prompts(NamedTuple):
     """What the prompts of a pass have in common."""
 
-    tokens: int  # that it reads [tokens]
-    finished: int  # prompts that it completes
+    tokens: int  # that it reads, in the lane with most of them [tokens]
+    finished: int  # prompts that it completes, in all lanes
 
 
 class OnePass:
@@ -75,6 +75,12 @@ def add_per_token(tables: Tables, cost: Cost, values: Costs, span: tuple[int, in
 
 
 @compiled
+def of_lane(tables: Tables, count: int) -> int:
+    """What the fullest lane has of something that is divided evenly over all."""
+    return (count + tables.lanes - 1) // tables.lanes
+
+
+@compiled
 def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -> None:
     """A pass over decoding sequences and parts of prompts, without the parts' own needs."""
     nodes, below = tables.nodes, tables.below
@@ -83,9 +89,10 @@ def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -
         above = (decoding.context - nodes.contexts[i]) / (nodes.contexts[i + 1] - nodes.contexts[i])
         add_between_nodes(cost, tables.costs.round[decoding.batch], i, above)
     if prompts.tokens > 0:
-        own = decoding.batch * tables.width
+        own = of_lane(tables, decoding.batch * tables.width)
+        finished = of_lane(tables, prompts.finished)
         add_per_token(tables, cost, tables.costs.token, (own, own + prompts.tokens))
-        add_per_token(tables, cost, tables.costs.head, (own, own + prompts.finished))
+        add_per_token(tables, cost, tables.costs.head, (own, own + finished))
 
 
 @compiled

@@ -7,6 +7,9 @@ A pass over decoding sequences and parts of prompts takes
     + head(all rows) - head(decoding rows)          a finished prompt adds one row of logits
     + the sum over its parts of prompts of what else each needs: attention, quantisation, copies
 
+Where a pass is divided over several lanes (data-parallel ranks, micro-batches of a pipeline), what
+comes on top of the round is that of the lane with most tokens.
+
 ``round`` and the pass over one prompt are the engine's own predictions, so batches of only one
 kind are exact at the tables' nodes; ``accuracy`` says how far direct evaluation is from the tables
 elsewhere, passes of both kinds included.
@@ -82,6 +85,7 @@ class Tables(NamedTuple):
     gpu_bytes: Bytes  # cache of one that decodes, never more, from 0 blocks (b,) [B]
     host_bytes: Bytes  # its part in host memory (b,) [B]
     width: int  # tokens per sequence in the widest pass of a round [tokens]
+    lanes: int  # ranks and micro-batches that a pass is divided over
     h2d: float  # rate at which each GPU swaps in and fetches evicted blocks [B/s]
     d2h: float  # and swaps out [B/s]
 
@@ -220,6 +224,7 @@ def make_tables(passes: Passes, nodes: Nodes, room: Room, work: bool = True) -> 
         gpu_bytes=room.decode_bytes,
         host_bytes=room.host_bytes,
         width=passes.width,
+        lanes=d.lanes,
         h2d=d.bandwidth["h2d"],
         d2h=d.bandwidth["d2h"],
     )

@@ -48,7 +48,7 @@ def recompute_s(
 ) -> float:
     """A part of a prompt in passes of its own. [s]"""
     first, last = span
-    size = world.limits.max_tokens if world.limits.chunked else last
+    size = world.limits.part if world.limits.chunked else last
     for k in range(len(COSTS)):
         replica.estimate[k] = 0.0
     while first < last:

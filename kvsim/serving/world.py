@@ -95,7 +95,7 @@ def link_rates(costs: StepCosts) -> Array:
     """Rates of the links between each GPU and the memories besides it, as LINKS. [B/s]"""
     rules, tables = costs.rules, costs.tables
     shared = (rules.nvme_read, rules.nvme_write, rules.nic, rules.nic)  # by the replica's GPUs
-    return np.array([tables.h2d, tables.d2h, *(rate / costs.deployment.tp for rate in shared)])
+    return np.array([tables.h2d, tables.d2h, *(rate / costs.deployment.gpus for rate in shared)])
 
 
 def sizes_of(costs: StepCosts) -> Any:
@@ -112,10 +112,10 @@ def _pool_sizes(costs: StepCosts, limits: Any, ids: np.ndarray, replicas: int) -
     different = int(ids.max()) + 1 if ids.size else 0
     if not limits.prefix_bytes:
         return [0] * (POOLS * replicas + 1)
-    rules, tp = costs.rules, costs.deployment.tp
+    rules, gpus = costs.rules, costs.deployment.gpus
     gpu = min(int(limits.gpu) // int(limits.prefix_bytes) + 1, different)
     host, nvme, remote = (
-        min(int(size / tp) // int(limits.unit_bytes), different)
+        min(int(size / gpus) // int(limits.unit_bytes), different)
         for size in (rules.host_cache, rules.nvme_cache, rules.remote_cache)
     )
     return [gpu, host, nvme] * replicas + [remote]
@@ -135,7 +135,7 @@ def limits_of(costs: StepCosts, requests: Requests) -> Any:
             f"--max-tokens: got {rules.max_tokens}; expected at least {tables.width}, what one "
             f"sequence of {costs.technique} needs in a round"
         )
-    host_cache = int(rules.host_cache / costs.deployment.tp)
+    host_cache = int(rules.host_cache / costs.deployment.gpus)
     unit = _unit(rules, requests)
     prefix_bytes = _prefix_bytes(costs, requests) if rules.prefix_caching else 0
     limits = make(
@@ -143,6 +143,7 @@ def limits_of(costs: StepCosts, requests: Requests) -> Any:
         1,
         max_seqs=rules.max_seqs,
         max_tokens=rules.max_tokens,
+        part=rules.max_tokens // tables.lanes,
         block_tokens=rules.block_tokens,
         width=tables.width,
         chunked=rules.prefill == "chunked",

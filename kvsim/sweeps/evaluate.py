@@ -148,7 +148,7 @@ def _predicted(
     gpu, host = (
         np.maximum(*(spread(tier_bytes(phase, tier)) for phase in both)) for tier in ("gpu", "host")
     )
-    host = host * deployment.tp
+    host = host * deployment.gpus
     fits = (gpu <= deployment.hardware.gpu_memory) & (host <= deployment.hardware.host_memory)
     return {
         "ttft_s": ttft, "tpot_s": tpot, "decode_tok_s": batch / tpot, "gpu_bytes": gpu,

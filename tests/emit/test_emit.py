@@ -11,6 +11,7 @@ from kvsim.emit.flags import FLAGS, MANUALS, flag
 from kvsim.emit.served import Served
 from kvsim.errors import InputError
 from kvsim.machines.hardware import GIB
+from kvsim.machines.parallel import Parallelism
 from kvsim.planner.admit import ENGINES
 from kvsim.techniques import TECHNIQUES, parse
 from tests.support.commands import check, line, run
@@ -31,8 +32,9 @@ RUN_BY = {
 
 def served(technique: str = "full", **changed: object) -> Served:
     plain = Served(
-        model="meta-llama/Meta-Llama-3-8B", technique=parse(technique), weights="fp16", tp=2,
-        max_model_len=8192, max_seqs=64, max_tokens=2048, block_tokens=16, utilisation=0.9,
+        model="meta-llama/Meta-Llama-3-8B", technique=parse(technique), weights="fp16",
+        spread=Parallelism(2), max_model_len=8192, max_seqs=64, max_tokens=2048,
+        block_tokens=16, utilisation=0.9,
         weights_bytes=8 * GIB, cache_bytes=24 * GIB, gpu_bytes=48 * GIB, prefix_caching=True,
     )  # fmt: skip
     return replace(plain, **changed)  # type: ignore[arg-type]
@@ -110,6 +112,46 @@ def test_lmcache_has_a_file_and_vllm_that_uses_it() -> None:
     assert "LMCACHE_CONFIG_FILE=lmcache.yaml vllm serve" in text
     assert "--kv-offloading-backend lmcache" in text and "native" not in text
     assert any("no use" in what for what in emit("lmcache", served()).missing)
+
+
+@pytest.mark.parametrize(
+    ("engine", "degrees", "said"),
+    [
+        ("vllm", (2, 2, 1, 1), "--tensor-parallel-size 2 --pipeline-parallel-size 2"),
+        ("vllm", (1, 1, 8, 8), "--data-parallel-size 8 --enable-expert-parallel"),
+        ("lmcache", (2, 1, 4, 8), "--data-parallel-size 4 --enable-expert-parallel"),
+        ("sglang", (2, 3, 4, 8), "--tp-size 8 --pp-size 3 --dp-size 4 --enable-dp-attention --ep-"),
+        ("trtllm", (8, 2, 1, 4), "--tp_size 8 --pp_size 2 --ep_size 4"),
+        ("trtllm", (1, 1, 8, 8), "--tp_size 8 --ep_size 8"),
+    ],
+)
+def test_a_replica_is_spread_as_was_asked(
+    engine: str, degrees: tuple[int, int, int, int], said: str
+) -> None:
+    found = emit(engine, served(spread=Parallelism(*degrees)))
+    assert said in found.line and not any("experts" in what for what in found.missing)
+    if engine == "sglang":  # it divides both by the ranks
+        assert f"--max-running-requests {4 * 64} --chunked-prefill-size {4 * 2048}" in found.line
+    assert ("enable_attention_dp: true" in found.text) == (engine == "trtllm" and degrees[2] > 1)
+
+
+@pytest.mark.parametrize(
+    ("engine", "degrees", "said"),
+    [
+        ("vllm", (8, 1, 1, 4), "4 groups of whole experts on 8 GPUs"),
+        ("trtllm", (2, 1, 4, 8), "ask for --tp 1 --dp 8"),
+        ("hf", (1, 2, 1, 1), "--pp 2: Hugging Face generate"),
+        ("llamacpp", (1, 1, 2, 2), "--dp 2 --ep 2: llama.cpp"),
+    ],
+)
+def test_a_spread_that_an_engine_has_not_is_said(
+    engine: str, degrees: tuple[int, int, int, int], said: str
+) -> None:
+    assert any(said in what for what in emit(engine, served(spread=Parallelism(*degrees))).missing)
+    far = emit(engine, served(spread=Parallelism(8, 2), nodes=2)).missing
+    assert any("addresses of 2 machines" in what for what in far) == (
+        engine not in ("hf", "llamacpp")
+    )
 
 
 @pytest.mark.parametrize(

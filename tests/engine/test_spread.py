@@ -16,8 +16,6 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, largest_batch, prefill_point
-from kvsim.serving.costs import StepCosts
-from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
 
 FULL, DEEPSEEK = parse("full"), "deepseek-v3"
@@ -159,12 +157,6 @@ def test_what_moves_or_drafts_is_refused_on_several_ranks_or_stages(technique: s
         d = deployed("qwen3-30b-a3b", **asdict(spread))
         assert "(--dp) and stages (--pp)" in parse(technique).refuses(d)
     assert not parse("fp8").refuses(deployed("qwen3-30b-a3b", tp=4, pp=2))
-
-
-def test_simulation_says_what_it_does_not_play() -> None:
-    with pytest.raises(InputError, match="runs one pass at a time"):
-        StepCosts(FULL, deployed(tp=8, pp=2), Rules(), 4096, 2048)
-    assert StepCosts(FULL, deployed(tp=8, ep=8), Rules(), 4096, 2048).capacity > 0
 
 
 def test_a_spread_is_named_by_its_options() -> None:

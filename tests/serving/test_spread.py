@@ -1,0 +1,96 @@
+"""Ranks and stages of a replica in simulations: against the plain simulator and predictions."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.service import Service
+from kvsim.serving.costs import StepCosts
+from kvsim.serving.reference import simulate_plainly
+from kvsim.serving.rules import Rules
+from kvsim.serving.simulate import Run, simulate
+from kvsim.serving.world import limits_of
+from kvsim.techniques import parse
+from kvsim.traces.requests import Requests
+from tests.support.served import compare, workload
+
+FULL = parse("full")
+SPREADS = ({"tp": 2, "pp": 2}, {"dp": 4, "ep": 4}, {"tp": 2, "dp": 2, "pp": 2})
+LONGEST = 700
+
+
+def deployed(**degrees: int) -> Deployment:
+    return Deployment(
+        load_model("qwen3-30b-a3b"), load_hardware("h200"), load_stack("vllm"), "fp16", **degrees
+    )
+
+
+@cache
+def costs_of(seqs: int, tokens: int, **degrees: int) -> StepCosts:
+    d = deployed(**degrees)
+    rules = Rules(max_seqs=seqs, max_tokens=tokens).over(d)
+    return StepCosts(FULL, d, rules, LONGEST, LONGEST).with_density(6)
+
+
+def played(costs: StepCosts, count: int, prompt: int, generate: int, gap: float) -> Run:
+    each = np.full(count, prompt), np.full(count, generate)
+    return simulate(Requests(gap * np.arange(count, dtype=np.float64), *each), costs)
+
+
+@pytest.mark.parametrize("degrees", SPREADS, ids=str)
+@pytest.mark.parametrize("change", [{}, {"prefill": "whole"}, {"blocks": 60}], ids=str)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_request_is_as_in_the_plain_simulator(
+    degrees: dict[str, int], change: dict[str, Any], seed: int
+) -> None:
+    requests = workload(np.random.default_rng(seed), seed == 2)
+    costs = costs_of(8, 128, **degrees)
+    costs = costs.with_rules(replace(costs.rules, prefix_caching=seed == 2, **change))
+    rate = np.full(len(requests), costs.rate)
+    run = simulate(requests, costs, 2, "least-loaded", rate)
+    limits = limits_of(costs, requests)
+    expected, _ = simulate_plainly(requests, costs, limits, 2, "least-loaded", rate)
+    compare(run.progress, expected, f"{degrees} {change} {seed}")
+
+
+@pytest.mark.parametrize("degrees", SPREADS, ids=str)
+def test_one_request_takes_what_predict_says(degrees: dict[str, int]) -> None:
+    run = played(costs_of(8, 2048, **degrees), 1, 512, 32, 0.0)
+    alone = Prediction(FULL, deployed(**degrees), np.ones(1), 512, 32)
+    first, last = (float(getattr(run.progress, name)[0]) for name in ("first", "last"))
+    assert first == pytest.approx(float(alone.ttft_s[0]), rel=0.01)
+    assert last - first == pytest.approx(float(alone.decode_s[0]), rel=0.01)
+
+
+@pytest.mark.parametrize("degrees", SPREADS, ids=str)
+def test_many_requests_flow_as_predict_says(degrees: dict[str, int]) -> None:
+    """A full replica: prompts of all ranks and stages are read at once, not one after another."""
+    d, seats = deployed(**degrees), 32
+    costs = costs_of(seats // d.dp, 512, **degrees)
+    run = played(costs, 6 * seats, 512, 64, 0.0)
+    flow = 6 * seats * 64 / float(run.progress.last.max())
+    steady = float(Service(FULL, d, np.array([float(seats)]), 512, 64).output_tok_s[0])
+    assert 0.75 < flow / steady < 1.35
+
+
+def test_rules_of_a_rank_are_those_of_a_replica_of_one() -> None:
+    rules = Rules(max_seqs=32, max_tokens=512)
+    assert rules.over(deployed(tp=2, ep=2)) == rules
+    spread = rules.over(deployed(tp=2, dp=2, pp=2))
+    assert (spread.max_seqs, spread.max_tokens) == (64, 2048)
+
+
+@pytest.mark.parametrize("degrees", SPREADS, ids=str)
+def test_a_part_of_a_prompt_is_one_lane_s(degrees: dict[str, int]) -> None:
+    costs = costs_of(8, 128, **degrees)
+    requests = Requests(np.zeros(1), np.array([256]), np.array([2]))
+    limits = limits_of(costs, requests)
+    assert int(limits.part) == 128 == int(limits.max_tokens) // costs.tables.lanes
+    assert played(costs, 1, 256, 2, 0.0).replicas.passes[0] == 3  # two parts, one round
