@@ -6,9 +6,13 @@ from kvsim.commands.arguments import count, gib, number, option, seconds
 from kvsim.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvsim.serving.pools import TwoPools
+    from kvsim.serving.rules import Rules
 
 GB = 1e9  # [B]
+AUTO = "auto"  # of --prefix-load: every way is played, the best is kept
 
 HostCache = Annotated[
     str | None, option("--host-cache", "GIB", "Host memory for stored and swapped cache.")
@@ -31,8 +35,8 @@ PrefixLoad = Annotated[
     option(
         "--prefix-load",
         "HOW",
-        "Stored blocks of a prompt: load, recompute, the faster, or split: recompute the first "
-        "ones while the others are loaded.",
+        "Stored blocks of a prompt: load, recompute, the faster, split (recompute the first ones "
+        "while the others are loaded), or auto: the one with the least mean TTFT here.",
     ),
 ]
 NvmeRead = Annotated[str | None, option("--nvme-read", "GB/S", "Rate of each replica's drive.")]
@@ -72,6 +76,27 @@ def two_pools(
     first = count("--prefill-replicas", prefill)
     rate = NIC_RATE if nic is None else number("--nic", nic) * GB
     return TwoPools(first, replicas - first, transfer or TRANSFERS[0], rate)
+
+
+def ways_to_load(rules: "Callable[[str], Rules]", given: str) -> "tuple[Rules, ...]":
+    """Rules with the way of loading prefixes that was given; with auto, those with each way.
+
+    Parameters
+    ----------
+    rules : the rules with a way of loading.
+
+    Raises
+    ------
+    InputError
+        For an unknown way.
+    """
+    from kvsim.serving.rules import LOADS
+
+    if given not in (*LOADS, AUTO):
+        raise InputError(
+            f"--prefix-load: got {given[:40]!r}; expected {', '.join(LOADS)} or {AUTO}"
+        )
+    return tuple(map(rules, LOADS if given == AUTO else (given,)))
 
 
 def memories(given: dict[str, str | None], prefix_load: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`kvsim simulate`: a request trace under continuous batching."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from kvsim.commands.cacheoptions import (
     memories,
     two_pools,
     usable_memory,
+    ways_to_load,
 )
 from kvsim.commands.cases import cases, told
 from kvsim.commands.options import (
@@ -188,7 +190,7 @@ def simulate(
     places = _places(out, names_of, several)
     where = deployment(model, gpu, stack, tp, weights, host_memory, (pp, dp, ep))
 
-    def rules_of(case: dict[str, str | None]) -> Rules:
+    def rules_of(case: dict[str, str | None], way: str) -> Rules:
         return Rules(
             max_seqs=count("--max-seqs", max_seqs),
             max_tokens=count("--max-tokens", max_tokens),
@@ -210,7 +212,7 @@ def simulate(
                     "nvme_write": nvme_write,
                     "nic": None if prefill_replicas and remote_cache is None else nic,
                 },
-                str(case["prefix_load"]),
+                way,
             ),
         ).over(where)
 
@@ -240,17 +242,19 @@ def simulate(
         requests = requests_of(found.requests, case, abort_after)
         fleet = count("--replicas", str(case["replicas"]))
         measured = None if attention is None else measured_for(kind, attention)
+        first, *others = ways_to_load(partial(rules_of, case), str(case["prefix_load"]))
         costs = StepCosts(
             technique=with_acceptance(kind, measured),
             deployment=where,
-            rules=rules_of(case),
+            rules=first,
             longest=int((requests.prompt + requests.generate).max()),
             longest_prompt=int(requests.prompt.max()),
             gpu_memory=usable,
         )
         rates = None if seed is None else drawn_rate(costs, requests.generate, seed, measured)
         pools = two_pools(fleet, prefill_replicas, transfer, nic)
-        job = Job(requests, costs, fleet, route, rates, targets, pools)
+        otherwise = tuple(map(costs.with_rules, others))
+        job = Job(requests, costs, fleet, route, rates, targets, pools, otherwise)
         result = job.result(place, resume, check)
         if len(runs) > len(kinds):
             result["row"] |= {"case": told(case, listed)}

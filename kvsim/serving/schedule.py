@@ -213,6 +213,21 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
 
 
 @compiled
+def only_decodes(world: World, replica: Replica) -> bool:
+    """Whether a replica does nothing but decode before its next request, whatever others do.
+
+    Nothing waits or is read, and memory suffices, by a quick bound, until all have finished.
+    """
+    if replica.reading + replica.waiting + replica.swapped > 0:
+        return False
+    longest = 0
+    for i in range(replica.running):
+        sequence = world.sequences[replica.first_sequence + i]
+        longest = max(longest, sequence.finish - replica.rounds)
+    return all_surely_grow(world, replica, longest)
+
+
+@compiled
 def advance(tables: Tables, world: World, replica: Replica, until: float) -> bool:
     """Play passes until one ends at or after ``until``, or nothing is left to do.
 

@@ -15,17 +15,19 @@ from kvsim.serving.records import (
     BINS,
     FINISHED,
     GAPS,
+    NONE,
     REFUSED,
     Integers,
     World,
     make,
 )
 from kvsim.serving.routes import ROUND_ROBIN, ROUTES, receive
-from kvsim.serving.schedule import advance
+from kvsim.serving.schedule import advance, only_decodes
 from kvsim.serving.sessions import play_turns, turns_to_come
 from kvsim.serving.tables import Tables
+from kvsim.serving.tiers import touch
 from kvsim.serving.views import shared
-from kvsim.serving.world import Course, kinds_of, world_of
+from kvsim.serving.world import ArrivalOrder, Course, kinds_of, world_of
 from kvsim.traces.requests import Requests
 
 PIECE = 16384  # requests between two looks at what else happens, such as Ctrl-C
@@ -116,9 +118,11 @@ def play_world(
             told(int(np.count_nonzero(progress.status >= FINISHED)))
         return
     prepare(play, lambda: kinds_of(world, costs.tables), world.links is not None)
+    due = np.zeros(world.replicas.size)
     for order in (*_orders(world, course), np.zeros(0, np.int64)):
         course.next, course.ending = 0, not order.size
-        while not play(tables, whole, shared(course), shared(order)):
+        coming = shared(ArrivalOrder(order, due))
+        while not play(tables, whole, shared(course), coming):
             told(int(np.count_nonzero(progress.status >= FINISHED)))
         told(int(np.count_nonzero(progress.status >= FINISHED)))
 
@@ -140,24 +144,36 @@ def _orders(world: World, course: Any) -> Iterator[Integers]:
 
 
 @entry
-def play(tables: Tables, world: World, course: Course, order: Integers) -> bool:
+def play(tables: Tables, world: World, course: Course, coming: ArrivalOrder) -> bool:
     """Let requests arrive in a given order, with the passes between them; whether all have.
 
     At the end no more arrive, and what is left is played. It also stops after many passes in a row.
+    Replicas that share a store but no queue leave each other alone while they only decode.
     """
+    order, due = coming.order, coming.due
     while True:
-        until, first, last = course.until, 0, world.replicas.size
+        until, first, last, asked = course.until, 0, world.replicas.size, NONE
         if course.next < order.size:
             request = world.requests[order[course.next]]
-            until = request.arrival
+            until, asked = request.arrival, request.replica
             if not course.together:
-                first, last = request.replica, request.replica + 1
+                first, last = asked, asked + 1
         elif not course.ending:
             return True
         for index in range(first, last):
-            if not advance(tables, world, world.replicas[index], until):
+            if due[index] >= until and index != asked and not course.ending:
+                continue
+            replica = world.replicas[index]
+            if not advance(tables, world, replica, until):
                 return False
+            due[index] = replica.clock
+            alone = course.together and course.route == ROUND_ROBIN
+            if alone and only_decodes(world, replica):
+                due[index] = np.inf
         if course.next == order.size:
             return True
         receive(world, course.route, order[course.next])
+        arrived = world.requests[order[course.next]]
+        due[arrived.replica] = 0.0
+        course.touched += touch(world, world.replicas[arrived.replica], arrived)
         course.next += 1

@@ -5,7 +5,7 @@ of the connector and while passes go on. Each link carries what it is given in o
 """
 
 from kvsim.serving.compiled import compiled, compiled_unless
-from kvsim.serving.memory import append, find, hits_of, insert, remove, unlink
+from kvsim.serving.memory import append, bucket, find, hits_of, insert, remove, unlink
 from kvsim.serving.records import (
     D2H,
     HOST,
@@ -67,6 +67,33 @@ def found_blocks(world: TieredWorld, replica: Replica, request: Request) -> int:
             break
         blocks = (j + 1) * world.limits.unit
     return blocks
+
+
+@compiled
+def touch_nothing(world: World, replica: Replica, request: Request) -> int:
+    """Only the GPU keeps blocks."""
+    return 0
+
+
+@compiled_unless(touch_nothing)
+def touch(world: TieredWorld, replica: Replica, request: Request) -> int:
+    """Read where a request's blocks would be in every memory; the sum has no meaning.
+
+    A CPU waits for many reads at once as long as for one, and for each alone later on.
+    """
+    seen = 0
+    for memory in range(HOST, REMOTE + 1):
+        pool = pool_of(world, replica, memory)
+        if pool.room > 0:
+            for j in range(request.blocks // world.limits.unit):
+                unit = world.ids[request.first_block + (j + 1) * world.limits.unit - 1]
+                at = world.buckets[bucket(pool, unit)]
+                if at != NONE:
+                    seen += world.entries[at].block
+            at = pool.oldest
+            if at != NONE:
+                seen += world.buckets[bucket(pool, world.entries[at].block)]
+    return seen
 
 
 @compiled

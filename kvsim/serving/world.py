@@ -1,7 +1,7 @@
 """Everything a run reads and changes, made of a trace and of step costs."""
 
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,12 +41,20 @@ from kvsim.traces.requests import Requests
 numba: Any = import_module("numba")  # its functions have no types
 
 
+class ArrivalOrder(NamedTuple):
+    """Requests in the order they arrive, and what is to be played before."""
+
+    order: Integers  # requests (n,)
+    due: Array  # each replica needs no look before (r,) [s]
+
+
 class Course:
     """How far a run has come."""
 
     route: int  # of simulate.ROUTES
     together: bool  # whether all replicas are played up to every arrival
     next: int  # place in the order of arrivals
+    touched: int  # what ``tiers.touch`` read; without meaning
     ending: bool  # whether all have arrived, so that what is left is played
     until: float  # [s]
     # of requests that depend on the run
@@ -225,6 +233,7 @@ def kinds_of(world: World, tables: Tables) -> dict[Any, Any]:
         **({} if world.links is None else {TieredWorld: kind}),
         Integers: ArrayView(whole, 1),
         Ends: ArrayView(whole, 1),
+        ArrivalOrder: kind_of(ArrivalOrder(np.zeros(0, np.int64), np.zeros(0))),
         Plan: numba.types.NamedUniTuple(whole, len(Plan._fields), Plan),
         Span: numba.types.NamedTuple((real, whole, real, whole), Span),
         tuple[float, float]: numba.types.UniTuple(real, 2),

@@ -3,6 +3,7 @@
 import json
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from kvsim.models.configs import load_model
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import faults
 from kvsim.serving.rounds import drawn_rate, measured_for, with_acceptance
-from kvsim.serving.rules import Rules
+from kvsim.serving.rules import LOADS, Rules
 from kvsim.serving.simulate import simulate
 from kvsim.traces.attention import GAMMAS, Acceptance, AttentionTrace
 from kvsim.traces.attentionfile import write
@@ -103,6 +104,29 @@ def measurement(technique: str = "quantspec") -> AttentionTrace:
     return AttentionTrace(
         "llama3.1-8b", "w", "t", 100, "fp32", 32, date(2026, 11, 1), 5.0, acceptance=acceptance
     )
+
+
+def test_auto_keeps_the_best_way_to_load_prefixes() -> None:
+    where = ("simulate", "--model", "llama3-8b", "--gpu", "l40s", "--trace", "sample:conversation",
+             "--prefix-caching", "--host-cache", "150", "--json")  # fmt: skip
+
+    def played(way: str) -> Any:
+        return json.loads(run(*where, "--prefix-load", way).out)
+
+    each = {way: played(way)["ttft_s"]["mean"] for way in LOADS}
+    best = played("auto")
+    assert best["ttft_s"]["mean"] == min(each.values()) < max(each.values())
+    assert each[best["prefix_load"]] == min(each.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(("--prefix-load", "auto"), "does nothing without --host-cache"),
+     (("--host-cache", "20", "--prefix-load", "best"), "got 'best'; expected split, faster")],
+)  # fmt: skip
+def test_ways_to_load_nothing_are_refused(given: tuple[str, ...], expected: str) -> None:
+    found = run(*BASE, "sample:conversation", "--prefix-caching", *given)
+    assert found.code == 2 and expected in found.err
 
 
 def test_accepted_drafts_come_from_a_trace_at_their_mean_or_drawn(tmp_path: Path) -> None:
