@@ -27,11 +27,30 @@ class Quality:
         Of the text.
     kl
         Mean KL divergence from the run with full-precision KV, per token. [nat]
+    found
+        Share of the planted facts that it answered, 0 to 1; None if none were asked for.
     """
 
     technique: str
     perplexity: float
     kl: float
+    found: float | None = None
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Facts that were planted in the text and asked for behind it.
+
+    Attributes
+    ----------
+    facts
+        How many, in all windows.
+    found
+        Share of them that full-precision KV answered, 0 to 1.
+    """
+
+    facts: int
+    found: float
 
 
 @dataclass(frozen=True)
@@ -161,7 +180,7 @@ class AttentionTrace:
         Day of the run.
     perplexity
         With full-precision KV.
-    quality, top_k, prefetch, saliency, acceptance
+    quality, retrieval, top_k, prefetch, saliency, acceptance
         What was measured; empty or None if it was not.
     """
 
@@ -174,6 +193,7 @@ class AttentionTrace:
     date: date
     perplexity: float
     quality: tuple[Quality, ...] = ()
+    retrieval: Retrieval | None = None
     top_k: TopK | None = None
     prefetch: tuple[Prefetch, ...] = ()
     saliency: tuple[Saliency, ...] = ()

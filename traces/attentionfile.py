@@ -15,6 +15,7 @@ from kvsim.traces.attention import (
     AttentionTrace,
     Prefetch,
     Quality,
+    Retrieval,
     Saliency,
     TopK,
 )
@@ -87,6 +88,7 @@ class _FieldReader:
             quality=tuple(
                 self.quality(where, item) for where, item in self.items("quality", fields)
             ),
+            retrieval=None if fields["retrieval"] is None else self.retrieval(fields["retrieval"]),
             top_k=None if fields["top_k"] is None else self.top_k(fields["top_k"], layers),
             prefetch=tuple(
                 self.prefetch(where, item, layers) for where, item in self.items("prefetch", fields)
@@ -105,6 +107,16 @@ class _FieldReader:
             self.words(f"{where}.technique", fields["technique"]),
             self.number(f"{where}.perplexity", fields["perplexity"], 1.0),
             self.number(f"{where}.kl", fields["kl"]),
+            None
+            if fields["found"] is None
+            else self.number(f"{where}.found", fields["found"], 0.0, 1.0),
+        )
+
+    def retrieval(self, item: object) -> Retrieval:
+        fields = self.fields("retrieval", item, Retrieval)
+        return Retrieval(
+            self.whole("retrieval.facts", fields["facts"]),
+            self.number("retrieval.found", fields["found"], 0.0, 1.0),
         )
 
     def top_k(self, item: object, layers: int) -> TopK:

@@ -9,8 +9,9 @@ from kvsim.machines.deployment import Deployment
 from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.checkpoint import checksum
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.model.tokens import read_tokeniser
+from kvsim.validate.model.tokens import Tokeniser, read_tokeniser
 from kvsim.validate.model.weights import TensorSource, load_weights
+from kvsim.validate.quality.facts import PlantedFacts, plant
 from kvsim.validate.quality.settings import Reading
 from kvsim.validate.quality.text import Text, windows
 
@@ -34,9 +35,7 @@ class Opened:
         ----------
         length : positions that the decoder needs. [tokens]
         """
-        tokeniser = read_tokeniser(self.source)
-        tokens = tokeniser(text.content)
-        tokeniser.check(tokens, self.arch.model.vocab)
+        tokeniser, tokens = self._split(text)
         texts = windows(tokens, reading.windows, reading.length, tokeniser.start)
         typer.echo(f"loading {self.source.where}", err=True)
         weights = load_weights(self.arch, self.source, self.device, torch.float32)
@@ -50,3 +49,15 @@ class Opened:
             "settings": f"{name}, fp32, PyTorch {torch.__version__}; {reading.about}",
         }
         return decoder, texts, about
+
+    def facts(self, text: Text, reading: Reading) -> PlantedFacts | None:
+        """Facts in windows of the text, as many as are asked for in the tokens that are scored."""
+        tokeniser, tokens = self._split(text)
+        sizes = reading.windows, reading.prompt, reading.scored + 1
+        return plant(tokeniser, tokens, sizes, tokeniser.start)
+
+    def _split(self, text: Text) -> tuple[Tokeniser, list[int]]:
+        tokeniser = read_tokeniser(self.source)
+        tokens = tokeniser(text.content)
+        tokeniser.check(tokens, self.arch.model.vocab)
+        return tokeniser, tokens

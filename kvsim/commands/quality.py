@@ -71,7 +71,7 @@ def measure_quality(
     length = check_reading(arch, reading, bool(settings.drafts), where)
     opened = Opened(model, arch, source, where, machine)
     decoder, texts, about = opened.read(read, reading, length)
-    for step in measure(decoder, settings, reading, texts, about):
+    for step in measure(decoder, settings, reading, texts, about, opened.facts(read, reading)):
         if isinstance(step, str):
             typer.echo(step, err=True)
             continue

@@ -146,11 +146,12 @@ def _measured(mine: Harshness, known: Sequence[QualityRun], length: float) -> Ev
     nearest = [min(covers, key=lambda r: r.loss)] if covers else []
     worst = max([*nearest, *against], key=lambda r: r.loss)
     missing = "" if covers else UNTRIED
-    if covers and mine.family == "eviction":
+    if mine.family == "eviction" and not all(r.retrieval for r in nearest):
         missing = "eviction also needs a test of retrieval, which this run has not"
     low, high = worst.loss - WITHIN * worst.error, worst.loss + WITHIN * worst.error
-    unit = "relative perplexity"
-    return Evidence("measured", worst.loss, low, high, unit, worst.technique, worst.source, missing)
+    return Evidence(
+        "measured", worst.loss, low, high, worst.unit, worst.technique, worst.source, missing
+    )
 
 
 def _published(mine: Harshness, rows: Sequence[Row], length: float, kind: Kind) -> Evidence | None:

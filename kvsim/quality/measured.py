@@ -8,12 +8,12 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from kvsim.errors import InputError
-from kvsim.quality.settings import Harshness, harshness
+from kvsim.quality.settings import FACTS, PERPLEXITY, Harshness, harshness
 from kvsim.techniques import parse
 from kvsim.traces.shipped import measured
 
 if TYPE_CHECKING:
-    from kvsim.traces.attention import AttentionTrace
+    from kvsim.traces.attention import AttentionTrace, Retrieval
 
 READ = re.compile(r"(\d+) windows of (\d+) tokens, (\d+) scored")
 
@@ -25,10 +25,14 @@ class QualityRun:
     Attributes
     ----------
     loss
-        By how much perplexity grew, relative.
+        By how much perplexity grew, or how many of the planted facts were lost, relative: the
+        larger of the two where both were measured.
     error
         Standard error of the loss. The two runs score the same tokens, and for distributions as
-        near each other as these the variance of their log-ratio is about twice the KL divergence.
+        near each other as these the variance of their log-ratio is about twice the KL divergence;
+        answers count as if they were independent.
+    retrieval
+        Whether planted facts were asked for.
     """
 
     model: str
@@ -36,6 +40,8 @@ class QualityRun:
     technique: str
     loss: float
     error: float
+    unit: str
+    retrieval: bool
     context: float  # of the run [tokens]
     source: str
 
@@ -55,18 +61,33 @@ def runs_of(trace: "AttentionTrace") -> tuple[QualityRun, ...]:
             f"'N windows of N tokens, N scored ...', as `kvsim validate --quality` writes them"
         )
     windows, prompt, scored = map(int, read.groups())
-    return tuple(
-        QualityRun(
-            model=trace.model,
-            setting=harshness(parse(q.technique), prompt),
-            technique=q.technique,
-            loss=q.perplexity / trace.perplexity - 1,
-            error=q.perplexity / trace.perplexity * sqrt(2 * q.kl / (windows * scored)),
-            context=prompt,
-            source=f"{windows * scored} tokens of {trace.text.split(';')[0]}, {trace.date}",
+    runs = []
+    for q in trace.quality:
+        ratio = q.perplexity / trace.perplexity
+        losses = [(ratio - 1, ratio * sqrt(2 * q.kl / (windows * scored)), PERPLEXITY)]
+        if q.found is not None and trace.retrieval is not None and trace.retrieval.found:
+            losses.append((*_lost(q.found, trace.retrieval), FACTS))
+        loss, error, unit = max(losses)
+        runs.append(
+            QualityRun(
+                model=trace.model,
+                setting=harshness(parse(q.technique), prompt),
+                technique=q.technique,
+                loss=loss,
+                error=error,
+                unit=unit,
+                retrieval=len(losses) > 1,
+                context=prompt,
+                source=f"{windows * scored} tokens of {trace.text.split(';')[0]}, {trace.date}",
+            )
         )
-        for q in trace.quality
-    )
+    return tuple(runs)
+
+
+def _lost(found: float, full: "Retrieval") -> tuple[float, float]:
+    """Share of the facts that full KV finds which a technique does not, and its error."""
+    variance = (found * (1 - found) + full.found * (1 - full.found)) / full.facts
+    return 1 - found / full.found, sqrt(variance) / full.found
 
 
 @cache

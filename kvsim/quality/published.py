@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from kvsim.files import read_records
 from kvsim.files.kinds import TABLE
-from kvsim.quality.settings import Harshness, harshness
+from kvsim.quality.settings import PERPLEXITY, Harshness, harshness
 from kvsim.techniques import parse
 
 
@@ -65,7 +65,7 @@ class Row:
     @property
     def unit(self) -> str:
         """What the loss is a share of."""
-        return "relative perplexity" if self.measure == "perplexity" else "relative score"
+        return PERPLEXITY if self.measure == "perplexity" else "relative score"
 
 
 @cache

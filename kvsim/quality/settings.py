@@ -13,6 +13,10 @@ import numpy as np
 
 from kvsim.techniques.base import Technique
 
+PERPLEXITY = "relative perplexity"
+FACTS = "of the planted facts"
+"""Units of a measured loss: what it is a share of."""
+
 Family = Literal["packing", "selection", "eviction"]
 
 MORE, LESS = 1, -1  # a larger number is gentler; a smaller one is

@@ -11,6 +11,7 @@ from kvsim.planner.outlook import LABELS, Binding
 from kvsim.planner.plan import ChosenPlan
 from kvsim.planner.rivals import Rival
 from kvsim.prediction.generate import Prediction
+from kvsim.quality.settings import FACTS, PERPLEXITY
 from kvsim.report import evidence, units
 from kvsim.report.acceptable import released
 from kvsim.report.answer import Answer, verdict
@@ -177,8 +178,10 @@ def _quality(plan: ChosenPlan) -> str:
     if found.kind == "none" or found.missing:
         return "How much quality it loses is not known."
     loss, where = units.percent(found.loss), KNOWN_BY.get(found.kind, found.kind)
-    if found.unit == "relative perplexity":
+    if found.unit == PERPLEXITY:
         return f"Its perplexity is {loss} higher, {where}."
+    if found.unit == FACTS:
+        return f"It finds {loss} fewer of the facts planted in a text, {where}."
     return f"Its scores are {loss} lower, {where}."
 
 

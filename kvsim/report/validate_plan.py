@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from kvsim.quality.planfile import PlanFile
+from kvsim.quality.settings import PERPLEXITY
 from kvsim.report.answer import Answer, show_rest, show_verdict
 from kvsim.report.answer import verdict as paragraph
 from kvsim.report.json import Row, number
@@ -15,7 +16,6 @@ from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.planned import MeasuredLoss
 from kvsim.validate.times.compared import Measured
 
-PERPLEXITY = "relative perplexity"
 SAME = 1e-3  # nat per token: rounding of sums in another order is below
 NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "speedup": "speed over full KV",
          "resident_B": "resident"}  # fmt: skip

@@ -15,9 +15,14 @@ def print_trace(trace: AttentionTrace) -> None:
     out.say(trace.settings)
     out.say(f"perplexity with full-precision KV {short(trace.perplexity)}")
     if trace.quality:
-        rows = [_loss(q, trace.perplexity) for q in trace.quality]
+        measured = ["technique", "perplexity", "of full", "KL nat/token"]
+        measured += ["facts found"] if trace.retrieval else []
+        rows = [_loss(q, trace.perplexity)[: len(measured)] for q in trace.quality]
         out.blank()
-        out.table(of_cells(("technique", "perplexity", "of full", "KL nat/token"), rows))
+        out.table(of_cells(tuple(measured), rows))
+    if trace.retrieval:
+        share, facts = _percent(trace.retrieval.found), trace.retrieval.facts
+        out.say(f"Full-precision KV finds {share} of the {facts} facts planted in the text.")
     if trace.top_k:
         heads = ("pairs kept per query head", *map(str, trace.top_k.k))
         out.blank()
@@ -46,7 +51,8 @@ def print_trace(trace: AttentionTrace) -> None:
 
 def _loss(found: Quality, full: float) -> list[str]:
     ratio = f"{short(found.perplexity / full)}x"
-    return [_spaced(found.technique), short(found.perplexity), ratio, f"{found.kl:.2g}"]
+    facts = "" if found.found is None else _percent(found.found)
+    return [_spaced(found.technique), short(found.perplexity), ratio, f"{found.kl:.2g}", facts]
 
 
 def _masses(top: TopK) -> list[list[str]]:

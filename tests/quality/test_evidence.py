@@ -11,6 +11,7 @@ from kvsim.quality.measured import runs_of, shipped
 from kvsim.quality.published import published
 from kvsim.quality.settings import family, harshness
 from kvsim.techniques import TECHNIQUES, parse
+from kvsim.traces.attention import Retrieval
 from kvsim.traces.attentionfile import load
 from kvsim.traces.shipped import measured
 
@@ -88,11 +89,32 @@ def test_own_measurements_come_first_and_are_in_their_own_unit() -> None:
     assert not judged("kivi:bits=2,group=32", "smollm2-135m", 1024).admitted(0.05, unknown=False)
 
 
+def evicted(facts: int, full: float, share: float | None) -> Evidence:
+    """H2O at half of the context, by the trace that ships but for what it finds of facts."""
+    trace = load(measured()["smollm2-135m"])
+    quality = tuple(replace(q, found=share) for q in trace.quality)
+    told = None if share is None else Retrieval(facts, full)
+    own = runs_of(replace(trace, quality=quality, retrieval=told))
+    technique = parse("h2o:heavy=512,recent=512")
+    return evidence(technique, load_model("smollm2-135m"), 1024, own)
+
+
 def test_eviction_needs_retrieval() -> None:
-    found = judged("h2o:heavy=512,recent=512", "smollm2-135m", 1024)
+    found = evicted(40, 0.8, None)
     assert found.loss < 0.05 and "retrieval" in found.missing
     assert not found.admitted(0.05, unknown=False)
     assert found.admitted(0.05, unknown=True)
+
+
+def test_an_eviction_loses_what_it_no_longer_finds() -> None:
+    found = evicted(40, 0.8, 0.6)
+    assert found.unit == "of the planted facts" and found.loss == pytest.approx(0.25)
+    spread = 1.96 * ((0.6 * 0.4 + 0.8 * 0.2) / 40) ** 0.5 / 0.8
+    assert (found.low, found.high) == pytest.approx((0.25 - spread, 0.25 + spread))
+    assert not found.missing and not found.admitted(0.05, unknown=False)
+    gentle = evicted(40, 0.8, 0.8)  # then perplexity counts, which grew a little
+    assert gentle.unit == "relative perplexity" and gentle.admitted(0.05, unknown=False)
+    assert "retrieval" in evicted(40, 0.0, 0.0).missing  # the model itself finds none
 
 
 def test_other_models_of_a_kind_count_by_their_worst() -> None:

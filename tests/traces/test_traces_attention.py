@@ -18,6 +18,7 @@ from kvsim.traces.attention import (
     AttentionTrace,
     Prefetch,
     Quality,
+    Retrieval,
     Saliency,
     TopK,
 )
@@ -34,7 +35,8 @@ TRACE = AttentionTrace(
     layers=2,
     date=date(2026, 11, 21),
     perplexity=17.5,
-    quality=(Quality("kivi:bits=2", 18.25, 0.031), Quality("fp8", 17.5, 0.0)),
+    quality=(Quality("kivi:bits=2", 18.25, 0.031), Quality("fp8", 17.5, 0.0, 0.5)),
+    retrieval=Retrieval(40, 0.75),
     top_k=TopK((1, 8, 64), ((0.2, 0.5, 0.9), (0.1, 0.1, 1.0))),
     prefetch=(Prefetch(64, 2, (0.8, 0.75), (0.9, 1.0)),),
     saliency=(Saliency(0.6, 0.1, (0.9, 0.95)),),
@@ -56,7 +58,7 @@ def test_what_was_not_measured_may_be_left_away(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     write(path, TRACE)
     record = json.loads(path.read_text())
-    for name in ("quality", "top_k", "prefetch", "saliency", "acceptance"):
+    for name in ("quality", "retrieval", "top_k", "prefetch", "saliency", "acceptance"):
         del record[name]
     path.write_text(json.dumps(record))
     found = load(path)
@@ -99,6 +101,9 @@ def at(*place: Any, value: Any = ...) -> Callable[[dict[str, Any]], None]:
         (at("quality", 1, "kl"), "quality[1]: 'kl' is missing"),
         (at("quality", 0, "kl", value=-0.1), "quality[0].kl: got -0.1"),
         (at("quality", 0, "kl_fp16", value=1), "quality[0]|'kl_fp16'|nearest: kl"),
+        (at("quality", 1, "found", value=1.5), "quality[1].found: got 1.5|from 0 to 1"),
+        (at("retrieval", "facts", value=0), "retrieval.facts: got 0|whole number"),
+        (at("retrieval", "found"), "retrieval: 'found' is missing"),
         (at("quality", 0, value=[]), "quality[0]: got []|JSON object"),
         (at("top_k", "k", value=[8, 1, 64]), "top_k.k|ascending"),
         (at("top_k", "k", value=[]), "top_k.k|ascending"),

@@ -13,7 +13,7 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.traces import attentionfile
-from kvsim.traces.attention import GAMMAS, AttentionTrace
+from kvsim.traces.attention import GAMMAS, AttentionTrace, Retrieval
 from kvsim.validate.impl.pairs import Pairs
 from kvsim.validate.quality.acceptance import (
     accepted,
@@ -22,6 +22,7 @@ from kvsim.validate.quality.acceptance import (
     named,
     reached,
 )
+from kvsim.validate.quality.facts import PlantedFacts
 from kvsim.validate.quality.forced import Forced
 from kvsim.validate.quality.measure import measure
 from kvsim.validate.quality.settings import Reading, rehearse_all, sort_out, usual
@@ -192,23 +193,28 @@ def test_a_whole_measurement_is_a_trace(tmp_path: Path) -> None:
         parse(text)
         for text in (
             "kivi:group=16,residual=16", "specache:group=16,residual=16,k=9", "zipcache",
+            "streamingllm:sink=4,recent=16",
             "quantspec:group=16,residual=32,gamma=3", "magicdec:budget=20",
         )
     ]  # fmt: skip
     settings, reading = sort_out(asked), Reading(2, PROMPT, SCORED)
     texts = windows(prompts(400)[0], 2, reading.length, ())
     about = {"model": "m", "weights": "w", "text": "t", "settings": reading.about}
-    *told, trace = measure(decoder("llama"), settings, reading, texts, about)
+    facts = PlantedFacts([t[:PROMPT] for t in texts], [t[PROMPT:] for t in texts], [range(2, 5)])
+    *told, trace = measure(decoder("llama"), settings, reading, texts, about, facts)
     assert isinstance(trace, AttentionTrace)
-    assert [str(line).split(": ")[0] for line in told] == [f"{i} of 9" for i in range(1, 10)]
+    assert [str(line).split(": ")[0] for line in told] == [f"{i} of 12" for i in range(1, 13)]
+    assert trace.retrieval == Retrieval(2, 0.0)  # random weights find nothing
+    assert [q.found for q in trace.quality] == [None, None, None, 0.0, None]
     assert [q.technique for q in trace.quality] == [
         "kivi:bits=2,group=16,residual=16",
         "specache:bits=2,group=16,k=9,residual=16,speculative=true",
         "zipcache:salient=0.6,high=4,low=2,probe=0.1,window=100",
+        "streamingllm:sink=4,recent=16",
         "quantspec:group=16,residual=32,weight_bits=4",
     ]
     assert all(str(parse(q.technique)).startswith(q.technique[:8]) for q in trace.quality)
-    assert trace.quality[3].kl < trace.quality[0].kl / 100  # eight bits against two
+    assert trace.quality[4].kl < trace.quality[0].kl / 100  # eight bits against two
     assert (trace.tokens, trace.layers, len(trace.acceptance)) == (2 * LENGTH, 3, 4)
     path = tmp_path / "trace.json"
     attentionfile.write(path, trace)

@@ -7,11 +7,13 @@ from time import monotonic
 import torch
 from torch import Tensor
 
+from kvsim.quality.settings import family
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
-from kvsim.traces.attention import AttentionTrace, Prefetch, Quality, Saliency, TopK
+from kvsim.traces.attention import AttentionTrace, Prefetch, Quality, Retrieval, Saliency, TopK
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.quality.acceptance import DIGITS, measure_acceptance, named
+from kvsim.validate.quality.facts import Asked, PlantedFacts
 from kvsim.validate.quality.forced import Forced
 from kvsim.validate.quality.settings import Reading, Settings
 from kvsim.validate.quality.watch import WATCHED, NotingPairs, Watched, WatchedFull
@@ -26,6 +28,7 @@ def measure(
     reading: Reading,
     texts: list[list[int]],
     about: dict[str, str],
+    facts: PlantedFacts | None = None,
 ) -> Iterator[AttentionTrace | str]:
     """Yields what it is about to do as text, and a trace at the end.
 
@@ -33,17 +36,28 @@ def measure(
     ----------
     texts : windows of a text. (windows, reading.length)
     about : ``model``, ``weights``, ``text`` and ``settings`` as the trace has them.
+    facts : what evicting techniques are asked for, if anything.
     """
-    progress = Progress(1 + len(settings.lossy) + len(TEMPERATURES) * len(settings.drafts))
+    evicting = [t for t in settings.lossy if facts and family(t) == "eviction"]
+    runs = 1 + len(settings.lossy) + len(TEMPERATURES) * len(settings.drafts)
+    progress = Progress(runs + len(evicting) + bool(evicting))
     yield progress.line("full")
     full = _run(decoder, parse("full"), texts, reading)
     assert isinstance(full.impl, WatchedFull)
     mass = full.impl.mass.means()
+    retrieval: Retrieval | None = None
+    if facts and evicting:
+        yield progress.line("full, planted facts")
+        retrieval = Retrieval(facts.count, _short(_found(decoder, parse("full"), facts)))
     quality, prefetch, saliency, acceptance = [], [], [], []
     for t in settings.lossy:
         yield progress.line(str(t))
         run = _run(decoder, t, texts, reading, full.kept)
-        quality.append(Quality(named(t), _short(run.perplexity), _short(run.divergence)))
+        found: float | None = None
+        if facts and t in evicting:
+            yield progress.line(f"{t}, planted facts")
+            found = _short(_found(decoder, t, facts))
+        quality.append(Quality(named(t), _short(run.perplexity), _short(run.divergence), found))
         if not isinstance(run.impl, Watched):
             continue
         first = run.impl.layers[0]
@@ -60,9 +74,9 @@ def measure(
     for t in settings.drafts:
         for heat in TEMPERATURES:
             yield progress.line(f"{named(t)}, acceptance at temperature {heat:g}")
-            found = measure_acceptance(decoder, t, prompts, reading.written, heat)
-            if found:
-                acceptance.append(found)
+            accepted = measure_acceptance(decoder, t, prompts, reading.written, heat)
+            if accepted:
+                acceptance.append(accepted)
             else:
                 yield f"left out: some gamma had no round in {reading.written} tokens"
     m = decoder.arch.model
@@ -72,6 +86,7 @@ def measure(
         date=date.today(),
         perplexity=_short(full.perplexity),
         quality=tuple(quality),
+        retrieval=retrieval,
         top_k=TopK(tuple(full.impl.counts), tuple(map(_row, mass))),
         prefetch=tuple(prefetch),
         saliency=tuple(saliency),
@@ -105,6 +120,12 @@ def _run(
     run = Forced(decoder, technique, texts, reading.prompt, truth, WATCHED)
     run.complete()
     return run
+
+
+def _found(decoder: Decoder, technique: Technique, facts: PlantedFacts) -> float:
+    asked = Asked(decoder, technique, facts)
+    asked.complete()
+    return asked.found
 
 
 def _row(shares: Tensor) -> tuple[float, ...]:
