@@ -16,6 +16,7 @@ from kvsim.report import evidence, units
 from kvsim.report.acceptable import released
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row, number
+from kvsim.report.kernels import slower_kernels
 from kvsim.report.names import SPOKEN, given, label, params
 from kvsim.report.plan_settings import name_of, narrowed, ranges_of, settings_to_paste, times
 from kvsim.report.reasons import why
@@ -38,21 +39,15 @@ def answered(plan: ChosenPlan, bound_by: str) -> Answer:
     bound_by : what the choice spends most of its time on.
     """
     p, d = plan.choice, plan.choice.deployment
-    why_so = why(bound_by, p.generate, plan.question.workload.service)
-    more = [
-        _narrowed(plan),
-        _instead(plan),
-        _quality(plan),
-        _unserved(plan),
-        _targets(plan),
-        why_so,
-    ]
+    instead = _instead(plan)
+    more = [_narrowed(plan), instead, _quality(plan), _unserved(plan), _targets(plan)]
+    more.append(why(bound_by, p.generate, plan.question.workload.service))
     said = verdict([_run(plan), _against_full(plan)], more)
-    others = [_instead(plan)] if _instead(plan) not in said else []
+    others = [instead] if instead not in said else []
     return Answer(
         verdict=said,
         figures=_figures(p),
-        changes=[*filter(None, [_safer(plan)]), *others, *_changes(plan)],
+        changes=[*filter(None, [_safer(plan)]), *others, *_changes(plan), *slower_kernels(p)],
         runner_up=_runner_up(plan),
         settings=list(settings_to_paste(plan)),
         evidence=evidence.on_card(d, label(p.technique)),

@@ -12,6 +12,7 @@ from kvsim.report.acceptable import quality_of, where_they_run
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.clauses import SAME, against, brief, memory_of, rate_of, ratio, saves, times_of
 from kvsim.report.json import Row
+from kvsim.report.kernels import slower_kernels
 from kvsim.report.names import distinct
 from kvsim.report.reasons import why
 
@@ -38,7 +39,10 @@ def answered(rows: Sequence[Row], found: Sequence[Prediction], left_out: Sequenc
     return Answer(
         verdict=said,
         figures=figures(best),
-        changes=[f"{_unfit(rows)} fits with {change}." for change in changes],
+        changes=[
+            *(f"{_unfit(rows)} fits with {change}." for change in changes),
+            *slower_kernels(found[at]),
+        ],
         settings=[*where_they_run(found), *_limits(best, found[at], len(rows) > 1)],
         evidence=[*evidence.on_card(d, best["technique"]), *quality_of(found)],
         assumed=evidence.assumed(d, best["host_bytes"], best["bound_by"]),
