@@ -35,6 +35,7 @@ DIFFER = {
     ("h2o", "prefill"): "the prompt is read in as many parts as its scores have room for",
     ("zipcache", "decode"): "steps that probe are drawn, here none",
     ("quantspec", "decode"): "the residual is packed in some rounds, here in none",
+    ("mikv", "decode"): "a token is pushed down in some steps, here in every other",
     ("eagle", "draft"): "the first draft reads as many tokens as were accepted, here at random",
 }
 """Passes whose kernels depend on sizes or chance, and why."""

@@ -85,6 +85,18 @@ def oracle_logits(name: str, prompt: list[int], generated: list[int]) -> Tensor:
     return logits[0, len(prompt) - 1 : -1]
 
 
+def oracle_attentions(name: str, ids: list[int]) -> Tensor:
+    """Of every layer, (layers, heads, queries, tokens), as transformers computes them."""
+    model = oracle(name)
+    model.set_attn_implementation("eager")
+    try:
+        with torch.no_grad():
+            found = model(torch.tensor([ids]), output_attentions=True).attentions
+    finally:
+        model.set_attn_implementation("sdpa")
+    return torch.stack([layer[0] for layer in found])
+
+
 def prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
     """Random prompts of these lengths."""
     generator = torch.Generator().manual_seed(seed)

@@ -9,12 +9,13 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques import parse
 from kvsim.validate.impl import pairs
+from kvsim.validate.impl.mikv import Mikv
 from kvsim.validate.impl.probes import Probes
 from kvsim.validate.impl.zipcache import Zipcache
 from kvsim.validate.kernels.topk import softmax_top_k
 from kvsim.validate.run import Generation
 from tests.support.adopted import Adopted
-from tests.support.decoders import decoder, prompts
+from tests.support.decoders import decoder, oracle_attentions, prompts
 from tests.support.naive_caches import assert_like_naive, naive_packed
 from tests.support.runs import assert_same_run
 
@@ -155,9 +156,64 @@ def test_zipcache_packs_window_by_window() -> None:
     assert near[0] < 0.05 < near[1]
 
 
+@pytest.mark.parametrize("model", ["llama", "opt"])
+def test_mikv_keeps_what_was_given_most_at_high_precision(model: str) -> None:
+    """After the prompt as full attention says, then every token once, in the right share."""
+    given, share = prompts(40, 23), 0.3
+    run = Generation(decoder(model), parse(f"mikv:salient={share},group=8"), given, 20)
+    run.start()
+    impl: Any = run.impl
+    for b, prompt in enumerate(given):
+        n = len(prompt)
+        for layer, true in zip(impl.layers, oracle_attentions(model, prompt), strict=True):
+            cells, sums = layer.cells, true.sum(1)  # (heads, tokens)
+            assert (cells.sums[b, :, :n] - sums).abs().max() < 1e-4
+            by_head = cells.sums[b, :, :n].view(cells.room.heads, -1, n).sum(1)
+            best = by_head.topk(cells.many(n)).indices
+            assert torch.equal(cells.high.tokens[b, :, : cells.many(n)].long(), best)
+    while min(run.done) < 20:
+        impl.round(run)
+    for layer in impl.layers:
+        cells = layer.cells
+        for b, n in enumerate(run.cached):
+            high = round(share * n)
+            tokens = [cells.high.tokens[b, :, :high], cells.low.tokens[b, :, : n - high]]
+            every = torch.cat(tokens, -1).sort(-1).values
+            assert torch.equal(every, torch.arange(n).expand_as(every))
+
+
+def test_mikv_pushes_down_what_was_given_least(monkeypatch: Any) -> None:
+    pushed: list[int] = []
+    push = Mikv._push_down
+
+    def spy(self: Mikv, chosen: Tensor, high: Any, low: Any) -> Tensor:
+        before = [set(row.tolist()) for row in self.high.tokens[0, :, : high[0]]]
+        rows = push(self, chosen, high, low)
+        for head, tokens in enumerate(before):
+            gone = int(self.low.tokens[0, head, low[0]])
+            sums = self.sums[0].view(self.room.heads, -1, self.sums.shape[-1])[head].sum(0)
+            assert gone in tokens and sums[gone] == min(sums[token] for token in tokens)
+            pushed.append(gone)
+        return rows
+
+    monkeypatch.setattr(Mikv, "_push_down", spy)
+    complete("mikv:salient=0.5,group=8", prompts(30), 21)
+    assert len(pushed) == 3 * 2 * 10  # layers, KV heads, every other step
+
+
+def test_mikv_is_closer_to_full_the_wider_it_is() -> None:
+    given = prompts(40, 23)
+    full = logits(complete("full", given, 2))
+    texts = ("high=4,low=1", "high=8,low=2", "high=8,low=8", "high=16,low=8,salient=0.9")
+    runs = [complete(f"mikv:group=8,{text}", given, 2) for text in texts]
+    off = [float((logits(run) - full)[:, 1].abs().mean()) for run in runs]
+    assert off == sorted(off, reverse=True) and off[-1] < 0.01
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "mikv:high=16,low=16",
         "kivi:residual=40,group=32",
         "kivi:bits=16",
         "kivi:group=128,residual=128",
@@ -175,8 +231,8 @@ def test_settings_that_cannot_run_are_refused_in_one_line(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["kivi", "specache", "zipcache", "quantspec"])
+@pytest.mark.parametrize("name", ["kivi", "specache", "zipcache", "quantspec", "mikv"])
 def test_sliding_windows_are_refused(name: str) -> None:
-    text = name if name == "zipcache" else f"{name}:group=16,residual=32"
+    text = {"zipcache": name, "mikv": "mikv:group=16"}.get(name) or f"{name}:group=16,residual=32"
     with pytest.raises(InputError, match="sliding windows"):
         Generation(decoder("mistral"), parse(text), prompts(5), 2)

@@ -29,7 +29,7 @@ from kvsim.validate.quality.settings import Reading, rehearse_all, sort_out, usu
 from kvsim.validate.quality.text import read_text, windows
 from kvsim.validate.quality.watch import WATCHED, Watched, powers
 from kvsim.validate.run import Generation
-from tests.support.decoders import decoder, oracle, oracle_logits, prompts
+from tests.support.decoders import decoder, oracle_attentions, oracle_logits, prompts
 
 PROMPT, SCORED = 60, 12
 LENGTH = PROMPT + 1 + SCORED
@@ -39,18 +39,6 @@ def forced(text: str, texts: list[list[int]], truth: list[Tensor] | None = None)
     run = Forced(decoder("llama"), parse(text), texts, PROMPT, truth, WATCHED)
     run.complete()
     return run
-
-
-def attentions(ids: list[int]) -> Tensor:
-    """Of every layer, (layers, heads, queries, tokens), as transformers computes them."""
-    model = oracle("llama")
-    model.set_attn_implementation("eager")
-    try:
-        with torch.no_grad():
-            found = model(torch.tensor([ids]), output_attentions=True).attentions
-    finally:
-        model.set_attn_implementation("sdpa")
-    return torch.stack([layer[0] for layer in found])
 
 
 def test_perplexity_is_that_of_transformers() -> None:
@@ -90,7 +78,7 @@ def test_mass_of_the_largest_is_that_of_transformers_attention() -> None:
     texts = prompts(LENGTH, LENGTH)
     impl: Any = forced("full", texts).impl
     assert impl.counts == [1, 2, 4, 8, 16]
-    found = torch.stack([attentions(text[:-1]) for text in texts])[..., PROMPT:, :]
+    found = torch.stack([oracle_attentions("llama", text[:-1]) for text in texts])[..., PROMPT:, :]
     largest = found.sort(-1, descending=True).values.cumsum(-1)
     expected = largest.mean((0, 2, 3))[:, torch.tensor(impl.counts) - 1]
     assert impl.mass.means() == pytest.approx(expected.double(), abs=1e-5)
@@ -116,7 +104,7 @@ def test_prefetch_is_compared_with_the_true_attention(monkeypatch: Any) -> None:
     monkeypatch.setattr(Pairs, "attend", spy)
     impl: Any = forced("specache:bits=1,group=16,residual=16,k=7", [text]).impl
     assert isinstance(impl, Watched)
-    true = attentions(text[:-1])[0, :, PROMPT:].view(2, 2, SCORED, -1).mean(1)
+    true = oracle_attentions("llama", text[:-1])[0, :, PROMPT:].view(2, 2, SCORED, -1).mean(1)
     pairs, mass = [], []
     for step, index in enumerate(fetched):
         for head in range(2):
@@ -139,7 +127,9 @@ def test_probes_are_compared_with_every_query() -> None:
     many, probes = round(0.4 * PROMPT), some.layers[0].cells.probing.prompt.positions
     overlap = torch.zeros(3)
     for b, text in enumerate(texts):
-        seen = attentions(text[:PROMPT]).view(3, 2, 2, PROMPT, PROMPT).mean(2)  # per KV head
+        seen = (
+            oracle_attentions("llama", text[:PROMPT]).view(3, 2, 2, PROMPT, PROMPT).mean(2)
+        )  # per KV head
         truth = seen.sum(2) / torch.arange(PROMPT, 0, -1)
         asked = seen[:, :, probes[b]].sum(2)
         counts = (torch.arange(PROMPT) <= probes[b][:, None]).sum(0).clamp(min=1)

@@ -38,7 +38,7 @@ class Grouped(ByToken):
     def codecs(self) -> tuple[Codec, Codec]:
         """By the widths of both sides."""
         stored = self.settings.stored
-        keys, values = (_codec(bits, self.settings.group) for bits in (stored.bits, stored.v_bits))
+        keys, values = (codec(bits, self.settings.group) for bits in (stored.bits, stored.v_bits))
         return keys, values
 
 
@@ -64,5 +64,6 @@ class Groups(Codec):
         return Store(codes, scale, zero, self.bits, self.group, "token")
 
 
-def _codec(bits: float, group: int) -> Codec:
+def codec(bits: float, group: int) -> Codec:
+    """Groups, or plain numbers at 16 bits."""
     return Plain() if bits == 16 else Groups(int(bits), group)

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.h2o import H2o as Settings
-from kvsim.validate.impl.base import Resident, SmallRun, query_ranges
+from kvsim.validate.impl.adding import attend_and_add
+from kvsim.validate.impl.base import Resident, SmallRun
 from kvsim.validate.impl.bytoken import ByToken
 from kvsim.validate.impl.cells import Spot
 from kvsim.validate.impl.eviction import Ring
 from kvsim.validate.impl.selecting import Where
-from kvsim.validate.impl.weights import by_kv_head, scores, weigh
+from kvsim.validate.impl.weights import by_kv_head
 from kvsim.validate.model.attention import Pass, visible
 
 
@@ -123,46 +124,9 @@ class H2o(Ring):
 
         They take no more memory than the MLP's activations, which are not there yet.
         """
-        seen = visible(step, torch.arange(keys.shape[2], device=keys.device))
-        assert isinstance(seen, Tensor)
         counts = step.positions < self._on_device[:, None]
-        per_query = self.batch * self.model.heads * keys.shape[2]
         room = self.batch * step.new * self.model.ffn // 4
-        outs = [
-            self._attend_some(
-                queries[:, :, some], keys, values, sums, seen[:, :, some], counts[:, some]
-            )
-            for some in query_ranges(step.new, per_query, queries.device, room)
-        ]
-        out = torch.cat(outs, dim=2) if len(outs) > 1 else outs[0]
-        with self.tally.op("attn") as marks:
-            marks.reads(queries, keys, values)
-            marks.writes(out)
-        with self.tally.op("scores") as marks:
-            marks.reads(sums)
-            marks.writes(sums)
-        return out
-
-    def _attend_some(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        sums: Tensor,
-        seen: Tensor,
-        counts: Tensor,
-    ) -> Tensor:
-        """Attention of some queries; those that ``counts`` (batch, queries) are added up."""
-        with self.tally.op("attn") as marks:
-            weights = scores(queries, keys, seen).to(queries.dtype)
-            out = weigh(weights, values)
-            marks.visible(queries.shape[2], keys.shape[2], seen)
-        with self.tally.op("scores") as marks:
-            weights *= counts[:, None, :, None]
-            sums += weights.sum(2, dtype=torch.float32)
-            marks.reads(weights)
-            marks.writes(weights)
-        return out
+        return attend_and_add(self.tally, queries, keys, values, sums, step, counts, room)
 
     def _graduate(self, slots: Tensor, full: Tensor) -> None:
         """What leaves the ring takes the slot of the lowest heavy hitter, or is dropped.
