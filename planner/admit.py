@@ -1,7 +1,7 @@
 """Which techniques and settings a plan may choose, and the evidence of their quality."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -173,13 +173,13 @@ class Admission:
 
     def loss(self, found: Evidence) -> float:
         """As a limit sees it: nothing known is no loss where the unknown is welcome."""
-        if self.unmeasured and (found.kind == "none" or found.missing):
-            return found.loss if found.loss > 0 else 0.0
-        return found.column
+        return self.harm(found) if self.unmeasured else found.column
 
     def harm(self, found: Evidence) -> float:
         """The loss by the evidence; 0 where there is no evidence."""
-        return replace(self, unmeasured=True).loss(found)
+        if found.kind == "none" or found.missing:
+            return found.loss if found.loss > 0 else 0.0  # a loss of which nothing is known is NaN
+        return found.column
 
 
 def _once(found: Iterable[Technique]) -> list[Technique]:

@@ -7,7 +7,7 @@ of the GPU idle, whether they compute or load: n of them reach ``n / (n + half_c
 rates. A class may add a share of the resources that are not the slowest one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,7 +93,12 @@ def host_seconds(op: Op, deployment: Deployment) -> float:
 
 def seconds(op: Op, deployment: Deployment) -> Number:
     """Duration of an op on an otherwise idle machine; zero where it has no work. [s]"""
-    needs = list(resource_seconds(op, deployment).values())
+    return seconds_of(op, deployment, resource_seconds(op, deployment))
+
+
+def seconds_of(op: Op, deployment: Deployment, resources: Mapping[str, Number]) -> Number:
+    """Duration of an op, given what it needs of each resource. [s]"""
+    needs = list(resources.values())
     total: Number = needs[0] if needs else 0.0
     for need in needs[1:]:
         total = np.maximum(total, need)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engine.roofline import channel_seconds
+from kvsim.engine.roofline import channel_seconds, everywhere
 from kvsim.graph import Number, Op
 from kvsim.machines.deployment import Deployment
 
@@ -49,7 +49,7 @@ def together(first: Timed, then: Timed) -> Timed:
     active = first.active is True or then.active is True or np.logical_or(first.active, then.active)
     took, host, lead = first.duration + then.duration, first.host + then.host, first.lead
     gap = host - first.duration
-    if not np.all(gap <= lead):
+    if not everywhere(gap <= lead):
         lead = np.maximum(lead, gap)
     return Timed(then.op, took, active, first.waits, host, lead)
 

@@ -10,6 +10,7 @@ from kvsim.engine.roofline import (
     overhead_seconds,
     resource_seconds,
     seconds,
+    seconds_of,
 )
 from kvsim.graph import Number, Step
 from kvsim.machines.deployment import Deployment
@@ -48,11 +49,12 @@ def bound_by(passes: Iterable[tuple[Step, float]], deployment: Deployment) -> st
     for step, times in passes:
         for op, layers in all_ops(step):
             count = times * layers
-            took = float(np.ravel(seconds(op, deployment))[0])
+            resources = resource_seconds(op, deployment)
+            took = _scalar(seconds_of(op, deployment, resources))
             if took == 0.0:
                 continue
-            needs = {k: float(np.ravel(v)[0]) for k, v in resource_seconds(op, deployment).items()}
-            needs["fixed time"] = float(np.ravel(overhead_seconds(op, deployment))[0])
+            needs = {name: _scalar(need) for name, need in resources.items()}
+            needs["fixed time"] = _scalar(overhead_seconds(op, deployment))
             limit = LIMITS.get(max(needs, key=needs.__getitem__), "fixed time")
             limit = SERVER if op.name == "server" else limit
             on = busy.setdefault(op.stream, {})
@@ -61,6 +63,10 @@ def bound_by(passes: Iterable[tuple[Step, float]], deployment: Deployment) -> st
                 busy["host"]["kernel launches"] += count * host_seconds(op, deployment)
     busiest = max(busy.values(), key=lambda limits: sum(limits.values()))
     return max(busiest, key=busiest.__getitem__)
+
+
+def _scalar(value: Number) -> float:
+    return float(value.flat[0]) if isinstance(value, np.ndarray) else float(value)
 
 
 def binding(prediction: Prediction) -> str:

@@ -7,6 +7,7 @@ plan needs of it follows from that through the hooks here.
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import lcm
 from typing import Any, TypeVar
 
 import numpy as np
@@ -200,7 +201,7 @@ class Technique:
 
     def tiles(self) -> int:
         """Parts of the batch that pass through a layer one after another; it divides by them."""
-        return int(np.lcm.reduce([parts.placement.tiles for parts in self.parts]))
+        return lcm(*(parts.placement.tiles for parts in self.parts))
 
     def for_batches(self, batches: Array) -> "Technique":
         """The same in as many parts, up to those set, as divide every batch.
