@@ -9,6 +9,7 @@ from kvsim.commands.arguments import number, option, words
 
 if TYPE_CHECKING:
     from kvsim.planner.admit import Admission
+    from kvsim.quality.measured import QualityRun
 
 KNOWN_BAD = 0.1  # what --lossy admits at most where the loss is known
 
@@ -43,8 +44,6 @@ def admission(
 ) -> "Admission":
     """What the options let a plan consider."""
     from kvsim.planner.admit import Admission, read_acceptance
-    from kvsim.quality.measured import with_own
-    from kvsim.traces.attentionfile import load
 
     rate, seen_at, accepted = (None, 0, ()) if acceptance is None else read_acceptance(acceptance)
     return Admission(
@@ -52,11 +51,18 @@ def admission(
         without=() if without is None else tuple(words("--without", without)),
         engine=(engine or "").strip().lower(),
         unmeasured=lossy,
-        runs=None if quality is None else with_own([load(Path(quality))]),
+        runs=None if quality is None else _with_own(Path(quality)),
         rate=rate,
         seen_at=seen_at,
         accepted=accepted,
     )
+
+
+def _with_own(path: Path) -> "tuple[QualityRun, ...]":
+    from kvsim.quality.measured import with_own
+    from kvsim.traces.attentionfile import load  # only where there is something to read
+
+    return with_own([load(path)])
 
 
 def largest_loss(max_loss: str | None, lossy: bool) -> float:
