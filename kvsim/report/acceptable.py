@@ -6,9 +6,16 @@ from kvsim.emit.engines import turboquant
 from kvsim.emit.flags import MANUALS
 from kvsim.planner.admit import ENGINES
 from kvsim.prediction.generate import Prediction
-from kvsim.quality.evidence import evidence
+from kvsim.quality.evidence import Evidence, evidence
+from kvsim.quality.settings import FACTS, PERPLEXITY
+from kvsim.report import units
 from kvsim.techniques.base import Technique
 
+KNOWN_BY = {
+    "measured": "as measured on this model",
+    "published": "as published for this model",
+    "published elsewhere": "as published for other models of its kind",
+}
 MOVED = (
     "offload moves its share of the cache in every step, as Hugging Face's offloaded cache does; "
     "vLLM's and LMCache's KV offloading keeps prefixes and moves nothing per step, see "
@@ -65,3 +72,17 @@ def quality_of(found: Sequence[Prediction]) -> Iterator[str]:
             )
         else:
             yield f"Quality of {t.name}: {known}."
+
+
+def what_it_loses(technique: Technique, found: Evidence) -> str:
+    """The loss of a choice in one sentence; nothing where it keeps every token."""
+    if technique.exact:
+        return ""
+    if found.kind == "none" or found.missing:
+        return "How much quality it loses is not known."
+    loss, where = units.percent(found.loss), KNOWN_BY.get(found.kind, found.kind)
+    if found.unit == PERPLEXITY:
+        return f"Its perplexity is {loss} higher, {where}."
+    if found.unit == FACTS:
+        return f"It finds {loss} fewer of the facts planted in a text, {where}."
+    return f"Its scores are {loss} lower, {where}."

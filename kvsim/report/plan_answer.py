@@ -11,9 +11,8 @@ from kvsim.planner.outlook import LABELS, Binding
 from kvsim.planner.plan import ChosenPlan
 from kvsim.planner.rivals import Rival
 from kvsim.prediction.generate import Prediction
-from kvsim.quality.settings import FACTS, PERPLEXITY
 from kvsim.report import evidence, units
-from kvsim.report.acceptable import released
+from kvsim.report.acceptable import released, what_it_loses
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row, number
 from kvsim.report.kernels import slower_kernels
@@ -21,11 +20,6 @@ from kvsim.report.names import SPOKEN, given, label, params
 from kvsim.report.plan_settings import name_of, narrowed, ranges_of, settings_to_paste, times
 from kvsim.report.reasons import why
 
-KNOWN_BY = {
-    "measured": "as measured on this model",
-    "published": "as published for this model",
-    "published elsewhere": "as published for other models of its kind",
-}
 OTHERS = 5  # other deployments that are told, best per GPU first
 SAME = 0.005  # relative gain below which nothing is gained
 FEWEST = 1.02  # of full KV's rate, to say that a technique is faster
@@ -40,7 +34,8 @@ def answered(plan: ChosenPlan, bound_by: str) -> Answer:
     """
     p, d = plan.choice, plan.choice.deployment
     instead = _instead(plan)
-    more = [_narrowed(plan), instead, _quality(plan), _unserved(plan), _targets(plan)]
+    loses = what_it_loses(p.technique, plan.evidence)
+    more = [_narrowed(plan), instead, loses, _unserved(plan), _targets(plan)]
     more.append(why(bound_by, p.generate, plan.question.workload.service))
     said = verdict([_run(plan), _against_full(plan)], more)
     others = [instead] if instead not in said else []
@@ -164,20 +159,6 @@ def _change(plan: ChosenPlan, other: Deployment) -> str:
     before = asdict(chosen.parallelism)
     options |= {f"--{k} {n}": n != before[k] for k, n in asdict(other.parallelism).items()}
     return " ".join(option for option, differs in options.items() if differs)
-
-
-def _quality(plan: ChosenPlan) -> str:
-    if plan.choice.technique.exact:
-        return ""
-    found = plan.evidence
-    if found.kind == "none" or found.missing:
-        return "How much quality it loses is not known."
-    loss, where = units.percent(found.loss), KNOWN_BY.get(found.kind, found.kind)
-    if found.unit == PERPLEXITY:
-        return f"Its perplexity is {loss} higher, {where}."
-    if found.unit == FACTS:
-        return f"It finds {loss} fewer of the facts planted in a text, {where}."
-    return f"Its scores are {loss} lower, {where}."
 
 
 def _unserved(plan: ChosenPlan) -> str:
