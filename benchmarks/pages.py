@@ -59,8 +59,8 @@ COMMANDS |= {
         ("simulate", ("simulate", "--trace", f"sample:{name}"),
          ("--model", "llama3-8b", "--gpu", "l40s", "--compare", "full,kivi,offload",
           "--ttft", "2s")),
-        ("plan trace", ("plan", "--trace", f"sample:{name}"), ("--model", "llama3-8b", "--gpu",
-                                                               "l40s")),
+        ("plan trace", ("plan", "--trace", f"sample:{name}"),
+         ("--model", "llama3-8b", "--gpu", "l40s", "--rate", "0.25", "--ttft", "4s")),
         ("trace", ("traces", "inspect", f"sample:{name}"), ()),
     )
 }  # fmt: skip

@@ -75,8 +75,9 @@ class Evidence:
             return "same tokens as full-precision KV"
         if self.kind == "none":
             return f"no evidence: {self.missing}"
-        interval = f", {self.low:.1%} to {self.high:.1%}" if self.high > self.low else ""
-        text = f"loses {self.loss:.1%} {self.unit}{interval} ({self.worst}; {self.source})"
+        low, loss, high = (f"{100 * share:.1f} %" for share in (self.low, self.loss, self.high))
+        interval = f", {low} to {high}" if self.high > self.low else ""
+        text = f"loses {loss} {self.unit}{interval} ({self.worst}; {self.source})"
         return f"{text}; {self.missing}" if self.missing else text
 
 

@@ -71,7 +71,8 @@ def quality_of(found: Sequence[Prediction]) -> Iterator[str]:
                 f"model; `kvsim validate --quality` measures it."
             )
         else:
-            yield f"Quality of {t.name}: {known}."
+            here = "no number for these settings; with others it " * _elsewhere(known.worst, str(t))
+            yield f"Quality of {t.name}: {here}{known}."
 
 
 def what_it_loses(technique: Technique, found: Evidence) -> str:
@@ -86,3 +87,12 @@ def what_it_loses(technique: Technique, found: Evidence) -> str:
     if found.unit == FACTS:
         return f"It finds {loss} fewer of the facts planted in a text, {where}."
     return f"Its scores are {loss} lower, {where}."
+
+
+def _elsewhere(measured: str, asked: str) -> bool:
+    """Whether evidence is of other settings than asked, as far as it names them."""
+    found, mine = (
+        dict(part.split("=", 1) for part in spec.partition(":")[2].split(",") if "=" in part)
+        for spec in (measured.partition(", ")[0], asked)
+    )
+    return any(mine.get(key, value) != value for key, value in found.items())

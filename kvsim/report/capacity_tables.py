@@ -89,8 +89,9 @@ def fleet(answer: Row) -> Table:
 
 
 LIMITED = (
-    "max-num-seqs: where the fleet keeps the targets it never runs more at once, so a higher limit "
-    "would change nothing"
+    "kind of replica: its GPU, x2 where two of them share a copy of the model, and the technique, "
+    "where full is the whole KV cache on the GPU; max-num-seqs: where the fleet keeps the targets "
+    "it never runs more at once, so a higher limit would change nothing"
 )
 MEMORY_NAMES = {"gpu": "GPU memory", "host": "host memory", "nvme": "NVMe", "remote": "the store"}
 
