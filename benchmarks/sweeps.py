@@ -55,6 +55,7 @@ WRONG = {
     "without kvsim": "import sys; sys.modules['kvsim'] = None\n",
     "another version": "import kvsim; kvsim.__version__ = '0.0.1'\n",
 }
+UNWATCHED = {"DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "false"}  # as docs/sweep.md advises
 PATIENCE = 120.0  # for anything awaited here [s]
 SMALL = 400_000  # points of the sweep that is interrupted
 
@@ -92,7 +93,8 @@ def worker(address: str, folder: Path, preload: str = "") -> Iterator[subprocess
         more = ["--preload", str(place)]
     command = [sys.executable, "-m", "distributed.cli.dask_worker", address, "--nthreads", "1",
                "--no-nanny", "--no-dashboard", "--local-directory", str(folder), *more]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as found:
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=os.environ | UNWATCHED, **quiet) as found:
         try:
             yield found
         finally:

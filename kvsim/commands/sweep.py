@@ -60,9 +60,9 @@ def sweep(
     left = (chunk for chunk in parts.chunks_of(asked, own) if chunk.index not in before)
     progress = _SweepProgress(total, len(store.done))
     if scheduler is not None:
-        done = cluster(left, scheduler)
+        done = cluster(left, scheduler, store.shared)
     elif several > 1:
-        done = pool(left, several)
+        done = pool(left, several, store.shared)
     else:
         done = here(left)
     for index, content in done:

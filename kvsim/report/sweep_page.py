@@ -14,7 +14,7 @@ from kvsim.report.page import Page, write
 from kvsim.report.quantities import QUANTITIES
 from kvsim.report.table import Column, Table, words
 from kvsim.sweeps.spec import Spec
-from kvsim.sweeps.store import ResultStore
+from kvsim.sweeps.store import ResultStore, place_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -83,7 +83,7 @@ def summarised(store: ResultStore, spec: Spec) -> SweepSummary:
 
     found = SweepSummary(spec)
     for index in sorted(store.done):
-        found.add(read_table(store.place(index)))
+        found.add(read_table(place_of(store.folder, index)))
     return found
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from kvsim.models.configs import load_model
 from kvsim.sweeps.evaluate import COLUMNS, EVALUATE, Case, Columns
 from kvsim.sweeps.plugins import Plugin, install
 from kvsim.sweeps.spec import Spec
+from kvsim.sweeps.store import SharedFolder
 from kvsim.techniques import parse
 from kvsim.traces.read import load
 
@@ -136,9 +138,19 @@ def bundles(chunks: Iterator[SweepChunk]) -> Iterator[list[SweepChunk]]:
         yield some
 
 
-def compute_all(chunks: list[SweepChunk]) -> tuple[str, list[bytes]]:
-    """The version of kvsim that computed some chunks, and the bytes of their files."""
-    return __version__, [compute(chunk)[1] for chunk in chunks]
+def compute_all(
+    chunks: list[SweepChunk], folder: SharedFolder | None = None
+) -> tuple[str, list[bytes | None]]:
+    """The version of kvsim that computed some chunks, and the bytes of their files.
+
+    None instead of the bytes of a file that this process could write into the sweep's folder.
+    """
+    contents: list[bytes | None] = []
+    for chunk in chunks:
+        content = compute(chunk)[1]
+        written = folder is not None and folder.kept(chunk.index, content)
+        contents.append(None if written else content)
+    return __version__, contents
 
 
 def compute(chunk: SweepChunk) -> tuple[str, bytes]:
@@ -154,21 +166,30 @@ def _parquet(chunk: SweepChunk, found: Columns) -> bytes:
 
     columns = COLUMNS[chunk.kind]
     rows = max(np.size(found[name]) for name in columns)
-    arrays, names = [], []
+    arrays: dict[str, Any] = {}
+
+    def say(name: str, text: str) -> None:
+        """A column of one text."""
+        zeros = pa.array(np.zeros(rows, np.int32))
+        arrays[name] = pa.DictionaryArray.from_arrays(zeros, pa.array([text], pa.string()))
+
     for name, value in chunk.case.values.items():
-        arrays.append(pa.array([value] * rows).dictionary_encode() if isinstance(value, str)
-                      else pa.array(np.full(rows, value)))  # fmt: skip
-        names.append(name)
+        if isinstance(value, str):
+            say(name, value)
+        else:
+            arrays[name] = pa.array(np.full(rows, value))
+    texts = [name for name, value in chunk.case.values.items() if isinstance(value, str)]
     for name, kind in columns.items():
         values = found[name]
         if kind is str:
-            arrays.append(pa.array([values] * rows, pa.string()).dictionary_encode())
+            say(name, values)
+            texts.append(name)
         else:
             spread = np.broadcast_to(np.asarray(values, float), rows)
             known = np.isfinite(spread)
-            arrays.append(pa.array(np.where(known, spread, 0.0).astype(kind), mask=~known))
-        names.append(name)
+            arrays[name] = pa.array(np.where(known, spread, 0.0).astype(kind), mask=~known)
     out = BytesIO()
-    table = pa.table(arrays, names=names)
-    pq.write_table(table, out, row_group_size=max(rows, 1), compression="zstd")
+    pq.write_table(
+        pa.table(arrays), out, row_group_size=max(rows, 1), compression="zstd", use_dictionary=texts
+    )
     return out.getvalue()

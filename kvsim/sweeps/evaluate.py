@@ -34,7 +34,7 @@ from kvsim.techniques.base import Technique
 from kvsim.traces.requests import Requests
 
 DEGREES = (1, 2, 4, 8)
-AT_ONCE = 2**14  # points evaluated together: intermediate arrays stay in the CPU's cache
+AT_ONCE = 2**13  # points evaluated together: intermediate arrays stay in the CPU's cache
 
 
 @dataclass(frozen=True)

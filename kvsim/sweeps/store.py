@@ -4,6 +4,7 @@ Every file is there whole or not at all, so what is there is done.
 """
 
 import json
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -22,6 +23,34 @@ from kvsim.sweeps.plugins import Plugin
 from kvsim.sweeps.spec import Spec
 
 MANIFEST = "_sweep.json"  # readers of Parquet folders pass over names that begin so
+
+
+@dataclass(frozen=True)
+class SharedFolder:
+    """A sweep's folder, as other processes may have it too.
+
+    Attributes
+    ----------
+    path
+        Where it is, from the root of the file system.
+    mark
+        Digest of its manifest: a folder of that name on another machine has another or none.
+    """
+
+    path: str
+    mark: str
+
+    def kept(self, index: int, content: bytes) -> bool:
+        """Write a chunk's file if this process has the folder; whether it did."""
+        try:
+            manifest = (Path(self.path) / MANIFEST).read_bytes()
+            ours = json.loads(manifest)["kvsim"] == __version__
+            if not ours or sha256(manifest).hexdigest() != self.mark:
+                return False
+            _write(place_of(Path(self.path), index), content)
+        except (OSError, ValueError, KeyError, InputError):
+            return False  # whoever asked for it writes it, or says why that cannot be
+        return True
 
 
 class ResultStore:
@@ -60,21 +89,33 @@ class ResultStore:
         else:
             replace_text(place, json.dumps(about, indent=1) + "\n")
 
-    def place(self, index: int) -> Path:
-        """The file of a chunk."""
-        return self.folder / f"chunk-{index:07d}.parquet"
+    @property
+    def shared(self) -> SharedFolder:
+        """The folder for processes that may have it too."""
+        mark = sha256((self.folder / MANIFEST).read_bytes()).hexdigest()
+        return SharedFolder(str(self.folder.resolve()), mark)
 
-    def keep(self, index: int, content: bytes) -> None:
-        """Write a chunk's file.
+    def keep(self, index: int, content: bytes | None) -> None:
+        """Note that a chunk is done, and write its file unless another process has.
 
         Raises
         ------
         InputError
             If the disk is full, or the folder can no longer be written.
         """
-        with replacing(self.place(index)) as draft:
-            draft.write_bytes(content)
+        if content is not None:
+            _write(place_of(self.folder, index), content)
         self.done.add(index)
+
+
+def place_of(folder: Path, index: int) -> Path:
+    """The file of a chunk."""
+    return folder / f"chunk-{index:07d}.parquet"
+
+
+def _write(place: Path, content: bytes) -> None:
+    with replacing(place) as draft:
+        draft.write_bytes(content)
 
 
 def _files(spec: Spec) -> list[str]:

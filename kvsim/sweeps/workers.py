@@ -15,6 +15,7 @@ from typing import Any
 from kvsim import __version__
 from kvsim.errors import InputError, brief
 from kvsim.sweeps.chunks import SweepChunk, bundles, compute, compute_all
+from kvsim.sweeps.store import SharedFolder
 
 AHEAD = 3  # bundles of chunks per worker that are under way or waiting
 TRIES = 3  # of a bundle whose worker is lost
@@ -22,7 +23,7 @@ REACHED = 10.0  # time in which a scheduler must answer [s]
 ALONE = 60.0  # time without any worker after which a sweep gives up [s]
 LOOK = 2.0  # between two looks at whether there are workers [s]
 
-Done = tuple[int, bytes]
+Done = tuple[int, bytes | None]  # None: its file is written
 Bundle = list[SweepChunk]
 
 
@@ -32,8 +33,10 @@ def here(chunks: Iterator[SweepChunk]) -> Iterator[Done]:
         yield chunk.index, compute(chunk)[1]
 
 
-def pool(chunks: Iterator[SweepChunk], workers: int) -> Iterator[Done]:
-    """In processes of this machine.
+def pool(
+    chunks: Iterator[SweepChunk], workers: int, folder: SharedFolder | None = None
+) -> Iterator[Done]:
+    """In processes of this machine, which write into the sweep's folder if there is one.
 
     Raises
     ------
@@ -44,7 +47,7 @@ def pool(chunks: Iterator[SweepChunk], workers: int) -> Iterator[Done]:
     again: list[Bundle] = []
     coming, finished = bundles(chunks), False
     while not finished:
-        under_way: dict[Future[tuple[str, list[bytes]]], Bundle] = {}
+        under_way: dict[Future[tuple[str, list[bytes | None]]], Bundle] = {}
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
             try:
                 while True:
@@ -52,7 +55,7 @@ def pool(chunks: Iterator[SweepChunk], workers: int) -> Iterator[Done]:
                         bundle = again.pop() if again else next(coming, None)
                         if bundle is None:
                             break
-                        under_way[_submitted(processes, bundle, again)] = bundle
+                        under_way[_submitted(processes, bundle, again, folder)] = bundle
                     if not under_way:
                         finished = True
                         break
@@ -80,25 +83,30 @@ def _end(processes: ProcessPoolExecutor) -> None:
         process.kill()
 
 
-def _each(bundle: Bundle, contents: list[bytes]) -> Iterator[Done]:
+def _each(bundle: Bundle, contents: list[bytes | None]) -> Iterator[Done]:
     """Every chunk with its bytes."""
     for chunk, content in zip(bundle, contents, strict=True):
         yield chunk.index, content
 
 
 def _submitted(
-    processes: ProcessPoolExecutor, bundle: Bundle, again: list[Bundle]
-) -> "Future[tuple[str, list[bytes]]]":
+    processes: ProcessPoolExecutor,
+    bundle: Bundle,
+    again: list[Bundle],
+    folder: SharedFolder | None,
+) -> "Future[tuple[str, list[bytes | None]]]":
     """A bundle under way; one that a broken pool does not take is left for the next pool."""
     try:
-        return processes.submit(compute_all, bundle)
+        return processes.submit(compute_all, bundle, folder)
     except (BrokenProcessPool, OSError) as broken:  # OSError: it broke while it started a process
         again.append(bundle)
         raise BrokenProcessPool from broken
 
 
-def cluster(chunks: Iterator[SweepChunk], scheduler: str) -> Iterator[Done]:
-    """On the workers of a Dask cluster.
+def cluster(
+    chunks: Iterator[SweepChunk], scheduler: str, folder: SharedFolder | None = None
+) -> Iterator[Done]:
+    """On the workers of a Dask cluster; those that have the sweep's folder write into it.
 
     Raises
     ------
@@ -123,7 +131,7 @@ def cluster(chunks: Iterator[SweepChunk], scheduler: str) -> Iterator[Done]:
         ) from None
     with client:
         _check(client, scheduler)
-        yield from _dask(client, chunks, scheduler)
+        yield from _dask(client, chunks, scheduler, folder)
 
 
 def _check(client: Any, scheduler: str) -> None:
@@ -147,7 +155,9 @@ def _check(client: Any, scheduler: str) -> None:
             )
 
 
-def _dask(client: Any, chunks: Iterator[SweepChunk], scheduler: str) -> Iterator[Done]:
+def _dask(
+    client: Any, chunks: Iterator[SweepChunk], scheduler: str, folder: SharedFolder | None
+) -> Iterator[Done]:
     import distributed
 
     under_way: dict[Any, Bundle] = {}
@@ -167,7 +177,7 @@ def _dask(client: Any, chunks: Iterator[SweepChunk], scheduler: str) -> Iterator
             bundle = again.pop() if again else next(coming, None)
             if bundle is None:
                 break
-            under_way[client.submit(compute_all, bundle, pure=False)] = bundle
+            under_way[client.submit(compute_all, bundle, folder, pure=False)] = bundle
         if not under_way:
             return
         try:

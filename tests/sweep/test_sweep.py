@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
-from kvsim.sweeps.chunks import SweepChunk, chunks_of, compute
+from kvsim.sweeps.chunks import SweepChunk, chunks_of, compute, compute_all
 from kvsim.sweeps.spec import Spec, read
+from kvsim.sweeps.store import ResultStore
 from kvsim.sweeps.workers import _check, here, pool
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.registry import terms
@@ -90,6 +92,20 @@ def test_dask_computes_the_same(tmp_path: Path) -> None:
         assert dict(cluster(chunks_of(spec, ()), local.scheduler_address)) == dict(
             here(chunks_of(spec, ()))
         )
+
+
+def test_workers_that_have_the_folder_write_into_it(tmp_path: Path) -> None:
+    spec = asked(tmp_path)
+    store = ResultStore(tmp_path / "out", spec, (), False)
+    some = list(chunks_of(spec, ()))[:3]
+    expected = [compute(chunk)[1] for chunk in some]
+    assert compute_all(some, store.shared)[1] == [None] * 3
+    assert list(contents(store.folder).values()) == expected
+    elsewhere = replace(store.shared, path=str(tmp_path / "not here"))
+    other = replace(store.shared, mark="of another sweep")
+    for folder in (None, elsewhere, other):
+        assert compute_all(some, folder)[1] == expected
+    assert not (tmp_path / "not here").exists()
 
 
 def test_a_lost_worker_loses_only_what_it_computed(
