@@ -1,6 +1,7 @@
 """`kvsim capacity`: the cheapest fleet for a request trace."""
 
 import sys
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,9 +82,12 @@ def capacity(
         str | None, option("--max-host", "GIB", "Host memory for caches, in all.")
     ] = None,
     max_power: Annotated[
-        str | None, option("--max-power", "KW", "Rated power of all GPUs; needs --watts.")
+        str | None, option("--max-power", "KW", "Rated power of all GPUs.")
     ] = None,
-    watts: Annotated[str | None, option("--watts", "GPU=W,...", "Rated power per GPU.")] = None,
+    watts: Annotated[
+        str | None,
+        option("--watts", "GPU=W,...", "Rated power per GPU; the profile's if not given."),
+    ] = None,
     configurations: Annotated[
         str | None, option("--configurations", "N", "Different kinds of replica at most.")
     ] = None,
@@ -149,9 +153,12 @@ def capacity(
     limits = fleet_limits(
         names, targets.share, max_gpus, max_host, max_power, configurations, headroom, failures
     )
-    if max_power is not None and watts is None:
-        raise InputError("--max-power: the GPUs' power is unknown; add --watts GPU=W,...")
     rentable = all_rentable(model, names, tp, weights, stack, host_memory, price, reserved, watts)
+    unknown = [x.gpu for x in rentable if not isfinite(x.power)]
+    if max_power is not None and unknown:
+        raise InputError(
+            f"--max-power: the rated power of {unknown[0]} is unknown; add --watts {unknown[0]}=W"
+        )
     used = number("--gpu-memory-utilization", gpu_memory_utilization, share=True)
     off = None if spread is None else Spread(number("--spread", spread), "given with --spread")
     found = load(trace)

@@ -156,7 +156,7 @@ def all_rentable(
                         gpu=gpu,
                         price=float("inf") if each is None else each * d.tp,
                         reserved=committed.get(gpu, float("inf")) * d.tp,
-                        power=power.get(gpu, float("inf")) * d.tp,
+                        power=power.get(gpu, d.hardware.power or float("inf")) * d.tp,
                     )
                 )
     return found

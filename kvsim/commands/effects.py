@@ -85,7 +85,7 @@ EFFECTS: dict[str, tuple[Rule, ...]] = {
         excludes("--quality", "--max-error", "--report", "--layers", "--points"),
     ),
     "kvsim capacity": (
-        needs("--schedule", "--start-up"), needs("--max-power", "--watts"),
+        needs("--schedule", "--start-up"),
         excludes("--max-loss", "--lossy"),
     ),
     "kvsim sweep": (excludes("--scheduler", "--workers"),),

@@ -98,6 +98,7 @@ class Hardware:
     notes: tuple[str, ...] = ()
     device: str = ""  # what it was measured on, if it was, as the driver names it
     date: str = ""  # when
+    power: float | None = None  # rated, of one GPU [W]
     linked: int = NODE  # GPUs that `link` joins; beyond them data crosses the network
 
 

@@ -35,7 +35,7 @@ HARDWARE_FILE = Schema(
     | {f"{link}.bandwidth_Bps": RATE for link in LINKS}
     | {f"{link}.latency_s": NON_NEGATIVE for link in LINKS}
     | {"h2d.line_rate_Bps": RATE, "d2h.line_rate_Bps": RATE}
-    | {"link.gpus": COUNT, "price.usd_per_hour": POSITIVE},
+    | {"link.gpus": COUNT, "price.usd_per_hour": POSITIVE, "power.rated_W": POSITIVE},
     required=frozenset(
         {"title", "basis", "compute.fp32_FLOPps", "compute.fp16_FLOPps", "compute.cpu_fp32_FLOPps"}
         | {"memory.gpu_capacity_B", "memory.host_capacity_B"}

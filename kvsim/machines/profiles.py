@@ -71,6 +71,7 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
         gpu_memory=numbers["memory.gpu_capacity_B"],
         host_memory=numbers["memory.host_capacity_B"],
         price=numbers.get("price.usd_per_hour"),
+        power=numbers.get("power.rated_W"),
         linked=int(numbers.get("link.gpus", NODE)),
         basis=profile.texts["basis"],
         sources=profile.sources,

@@ -40,6 +40,7 @@ def row(answer: CapacityAnswer, trace: str) -> Row:
         "usd_per_hour": fleet.cost,
         "usd_per_million_tokens": _per_million(answer),
         "gpus": int(fleet.replicas @ answer.found.offers.gpus),
+        "rated_power_w": _power(answer),
         "schedule": _schedule(answer),
         "simulated": _times(fleet.played, answer.targets),
         "at_load": {f"{load:g}": _times(p, answer.targets) for load, p in answer.at_load.items()},
@@ -66,6 +67,12 @@ def row(answer: CapacityAnswer, trace: str) -> Row:
         },
         "basis": basis(deployment),
     }
+
+
+def _power(answer: CapacityAnswer) -> float | None:
+    """Rated power of the fleet's GPUs, if that of all is known. [W]"""
+    some = [(int(answer.fleet.replicas[j]), answer.market.configurations[j]) for j in answer.used]
+    return number(sum(count * x.power for count, x in some))
 
 
 def in_words(answer: CapacityAnswer) -> str:

@@ -228,6 +228,7 @@ def _assumptions(row: Row, answer: CapacityAnswer) -> list[str]:
     return [
         tables.bound(row),
         tables.certain(row),
+        *filter(None, [tables.power(row)]),
         *others_assumed(answer),
         "Requests go to a kind of replica by their class and among those to the least loaded, or "
         "where most of their prefix is.",

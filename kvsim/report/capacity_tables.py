@@ -22,7 +22,7 @@ def show(answer: Row) -> None:
     out.blank()
     for line in (*prefixes(answer), *prices(answer), *answer["assumed"]):
         out.say(line)
-    for line in (certain(answer), bound(answer)):
+    for line in filter(None, (certain(answer), power(answer), bound(answer))):
         out.say(line)
 
 
@@ -58,6 +58,17 @@ def certain(answer: Row) -> str:
 def _slowest(sure: Row) -> float:
     limits = [float(x) for x in sure["slowdown_met_up_to"].values() if x is not None]
     return min(limits, default=1.0)
+
+
+def power(answer: Row) -> str:
+    """What the GPUs draw at most by their data sheets; hosts and cooling come on top."""
+    rated = answer["rated_power_w"]
+    if rated is None:
+        return ""
+    return (
+        f"Its {answer['gpus']} GPUs are rated {rounded(rated / 1e3, 3)} kW in all, without hosts "
+        f"and cooling."
+    )
 
 
 def bound(answer: Row) -> str:

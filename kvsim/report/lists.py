@@ -59,6 +59,7 @@ def gpu(hardware: Hardware) -> Row:
         "h2d_bytes_per_s": hardware.links["h2d"].bandwidth,
         "d2h_bytes_per_s": hardware.links["d2h"].bandwidth,
         "usd_per_hour": hardware.price,
+        "rated_power_w": hardware.power,
         "notes": list(hardware.notes),
         "sources": dict(hardware.sources),
     }

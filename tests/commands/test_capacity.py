@@ -157,7 +157,10 @@ def test_limits_that_leave_too_little_still_have_an_answer() -> None:
         (("--max-gpus", "0"), "--max-gpus|got|expected"),
         (("--max-gpus", "many"), "--max-gpus|whole number"),
         (("--max-gpus", "a10=3"), "--max-gpus|a10"),
-        (("--max-power", "3"), "--max-power|--watts"),
+        (
+            ("--gpus", "m2-ultra", "--price", "m2-ultra=1", "--max-power", "3"),
+            "--max-power|m2-ultra|--watts",
+        ),
         (("--max-host", "-1"), "--max-host|got|expected"),
         (("--configurations", "0"), "--configurations|got|expected"),
         (("--failures", "9"), "--failures|got|expected"),
