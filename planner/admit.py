@@ -1,7 +1,7 @@
 """Which techniques and settings a plan may choose, and the evidence of their quality."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,8 @@ class Admission:
         Whether settings are welcome of whose quality nothing is known.
     runs
         Measured quality; what ships if None.
+    layered, layered_for
+        Widths of every layer with their measured loss, and the model that they were measured on.
     rate, seen_at
         Accepted over drafted tokens, and the drafts per round at which the user saw it (0: those
         that the technique drafts by default).
@@ -75,6 +77,8 @@ class Admission:
     engine: str = ""
     unmeasured: bool = False
     runs: tuple[QualityRun, ...] | None = None
+    layered: Mapping[Technique, Evidence] = field(default_factory=dict)
+    layered_for: str = ""
     rate: float | None = None
     seen_at: int = 0
     accepted: "tuple[Acceptance, ...]" = ()
@@ -97,13 +101,30 @@ class Admission:
     def candidates(self) -> list[Technique]:
         """The techniques that are left, with their defaults."""
         if self.techniques is not None:
-            return [t for t in self.techniques if not self.only or t.name in self.only]
-        return [parse(name) for name in self._left()]
+            named = [t for t in self.techniques if not self.only or t.name in self.only]
+        else:
+            named = [parse(name) for name in self._left()]
+        asked = self.only or self.engine  # by name, which widths of layers have none of
+        return named if asked else [*named, *self.layered]
 
     def settings(
         self, technique: Technique, deployment: Deployment, prompt: int, generate: int
     ) -> list[Technique]:
-        """Settings of a technique worth considering, array-valued ones along the first axis."""
+        """Settings of a technique worth considering, array-valued ones along the first axis.
+
+        Raises
+        ------
+        InputError
+            If the losses of single layers were measured on another model.
+        """
+        if technique in self.layered:
+            if deployment.model.name != self.layered_for:
+                raise InputError(
+                    f"--quality: layers were measured on {self.layered_for}, which says nothing of "
+                    f"{deployment.model.name}; measure it with `kvsim validate --quality "
+                    f"--per-layer --model {deployment.model.name}`"
+                )
+            return [technique]
         if not self._has_drafter(technique, deployment):
             return []
         found = [x for x in technique.options(deployment, prompt, generate) if self._worth(x)]
@@ -169,6 +190,8 @@ class Admission:
 
     def evidence(self, technique: Technique, deployment: Deployment, length: float) -> Evidence:
         """The evidence of a setting's loss on a model."""
+        if technique in self.layered:
+            return self.layered[technique]
         return evidence(technique, deployment.model, length, self.runs)
 
     def loss(self, found: Evidence) -> float:

@@ -1,5 +1,6 @@
 """Bits of every layer's keys and values within a mean, as a programme over measured losses."""
 
+from collections.abc import Mapping
 from itertools import product
 
 import numpy as np
@@ -7,10 +8,15 @@ import pulp
 
 from kvsim.errors import InfeasibleError
 from kvsim.planner.solving import STATUSES, solver
+from kvsim.quality.evidence import Evidence
 from kvsim.quality.layers import LayerLosses, Widths
+from kvsim.quality.settings import PERPLEXITY
+from kvsim.techniques import parse
+from kvsim.techniques.base import Technique
 
 GAP = 1e-6  # relative
 SECONDS = 20.0
+STEP = 0.125  # bits on average between two choices that a plan may take
 
 
 def assign(losses: LayerLosses, mean_bits: float) -> Widths:
@@ -44,3 +50,23 @@ def assign(losses: LayerLosses, mean_bits: float) -> Widths:
         if v.value() > 0.5:
             chosen[s, i] = b
     return chosen
+
+
+def offered(losses: LayerLosses) -> Mapping[Technique, Evidence]:
+    """The best widths at every mean between the narrowest and the widest, and what they lose.
+
+    A KL divergence is the growth of log-perplexity on text that the model with full-precision KV
+    would write itself, which makes the loss a relative perplexity.
+    """
+    narrowest, widest = losses.bits[0], losses.bits[-1]
+    found: dict[Technique, Evidence] = {}
+    for step in range(round((widest - narrowest) / STEP) + 1):
+        widths = assign(losses, narrowest + step * STEP)
+        notation = losses.notation(widths)
+        loss, low, high = (float(np.expm1(kl)) for kl in losses.expected(widths))
+        windows = losses.alone.shape[-1]
+        source = f"layers alone, {windows} windows of {losses.text.split(';')[0]}, {losses.date}"
+        mean = np.array(losses.bits)[widths].mean()
+        worst = f"{mean:.3g} bits on average, expected of the losses of single layers"
+        found[parse(notation)] = Evidence("expected", loss, low, high, PERPLEXITY, worst, source)
+    return found

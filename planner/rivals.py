@@ -136,15 +136,20 @@ def reason(question: Question, search: Search, chosen: int, row: int) -> str:
     best, value = search.value(chosen), search.value(row)
     if value <= best:
         ahead, error = gain(best, value), question.between(t, table.technique[chosen])
-        why = "and loses quality" if rank(t)[0] > rank(table.technique[chosen])[0] else (
-            "and moves parts of the cache"
-            if rank(t) > rank(table.technique[chosen])
-            else "and its latency is higher"
-        )  # fmt: skip
+        why = dearer(t, table.technique[chosen])
         better = f"{100 * ahead:.1f} % better" if ahead >= EQUAL else "as good"
-        return f"is {better}, within the known error of {100 * error:.0f} %, {why}"
+        return f"is {better}, within the known error of {100 * error:.0f} %, and {why}"
     behind = gain(value, best)
     return f"is {100 * behind / (1 + behind):.0f} % slower; bound by {binding(mine)}"
+
+
+def dearer(other: Technique, chosen: Technique) -> str:
+    """What a technique costs that is as fast as the chosen one."""
+    if rank(other)[0] > rank(chosen)[0]:
+        return "loses quality"
+    if rank(other) <= rank(chosen):
+        return "its latency is higher"
+    return "moves parts of the cache" if other.exact else "its layers differ"
 
 
 def spoken(seconds: float) -> str:

@@ -1,15 +1,15 @@
 """Options that say which techniques may be considered, and what quality may be lost."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvsim.commands.arguments import number, option, words
+from kvsim.errors import InputError
 
 if TYPE_CHECKING:
     from kvsim.planner.admit import Admission
-    from kvsim.quality.measured import QualityRun
 
 KNOWN_BAD = 0.1  # what --lossy admits at most where the loss is known
 
@@ -26,7 +26,7 @@ MaxLossOption = Annotated[
     str | None, option("--max-loss", "0..1", "Largest relative loss of quality; needs evidence.")
 ]
 QualityOption = Annotated[
-    str | None, option("--quality", "FILE", "What `validate --quality` measured on your model.")
+    str | None, option("--quality", "FILE,..", "What `validate --quality` measured on your model.")
 ]
 AcceptanceOption = Annotated[
     str | None,
@@ -51,18 +51,36 @@ def admission(
         without=() if without is None else tuple(words("--without", without)),
         engine=(engine or "").strip().lower(),
         unmeasured=lossy,
-        runs=None if quality is None else _with_own(Path(quality)),
         rate=rate,
         seen_at=seen_at,
         accepted=accepted,
+        **({} if quality is None else _measured(quality.split(","))),
     )
 
 
-def _with_own(path: Path) -> "tuple[QualityRun, ...]":
-    from kvsim.quality.measured import with_own
-    from kvsim.traces.attentionfile import load  # only where there is something to read
+def _measured(files: list[str]) -> "dict[str, Any]":
+    """Runs of whole techniques, and what widths of single layers lose.
 
-    return with_own([load(path)])
+    Raises
+    ------
+    InputError
+        If a file is neither, or two are of layers.
+    """
+    from kvsim.planner.bits import offered
+    from kvsim.quality import layers
+    from kvsim.quality.measured import with_own
+    from kvsim.traces.attentionfile import load
+
+    single = [file for file in files if layers.is_one(Path(file))]
+    if len(single) > 1:
+        raise InputError(f"--quality: {single[0]} and {single[1]} both hold layers; give one")
+    found: dict[str, Any] = {}
+    if len(files) > len(single):
+        found["runs"] = with_own([load(Path(file)) for file in files if file not in single])
+    if single:
+        losses = layers.load(Path(single[0]))
+        found |= {"layered": offered(losses), "layered_for": losses.model}
+    return found
 
 
 def largest_loss(max_loss: str | None, lossy: bool) -> float:

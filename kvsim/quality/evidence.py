@@ -16,7 +16,7 @@ from kvsim.quality.published import Row, published_by_kind
 from kvsim.quality.settings import Harshness, harshness
 from kvsim.techniques.base import Technique, compose
 
-Kind = Literal["lossless", "measured", "published", "published elsewhere", "none"]
+Kind = Literal["lossless", "measured", "expected", "published", "published elsewhere", "none"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 REACH = 4.0  # times the context of the evidence; what packing loses does not grow with it

@@ -121,6 +121,12 @@ def write(path: Path, found: LayerLosses) -> None:
     replace_text(path, json.dumps(made, allow_nan=False) + "\n")
 
 
+def is_one(path: Path) -> bool:
+    """Whether a file says that it holds losses of layers."""
+    given = read_json(path, ATTENTION)
+    return isinstance(given, dict) and given.get("format") == FORMAT
+
+
 def load(path: Path) -> LayerLosses:
     """Read what ``write`` wrote.
 

@@ -13,6 +13,7 @@ from kvsim.techniques.base import Technique
 
 KNOWN_BY = {
     "measured": "as measured on this model",
+    "expected": "as its layers lose one by one, measured on this model",
     "published": "as published for this model",
     "published elsewhere": "as published for other models of its kind",
 }

@@ -7,12 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvsim.commands.admission import admission
 from kvsim.errors import InfeasibleError, InputError
-from kvsim.planner.bits import assign
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.planner.admit import Admission
+from kvsim.planner.bits import assign, offered
+from kvsim.planner.plan import make_plan
+from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.quality import unfinished
 from kvsim.quality.layers import LayerLosses, load, write
 from kvsim.quality.unfinished import Unfinished
-from kvsim.techniques import parse
+from kvsim.techniques import Technique, parse
+from kvsim.techniques.terms import Term
+from kvsim.traces.shipped import measured
 from kvsim.validate.quality.forced import Forced
 from kvsim.validate.quality.perlayer import executed, measure_layers, packed
 from kvsim.validate.quality.settings import Reading
@@ -43,6 +52,64 @@ def test_bits_are_spent_where_they_help_most(bits: float, seed: int) -> None:
     least = min(found.expected(x)[0] for x in inside)
     assert width[chosen].mean() <= bits + 1e-9
     assert found.expected(chosen)[0] == pytest.approx(least, rel=1e-6)
+
+
+def test_a_plan_may_take_the_best_widths_at_every_mean() -> None:
+    found = replace(made(), bits=(2, 4))
+    some = offered(found)
+    means = [
+        np.mean([[term.settings["bits"], term.settings["value_bits"]] for term in each_layer(t)])
+        for t in some
+    ]
+    losses = [e.loss for e in some.values()]
+    assert means == sorted(means) and losses == sorted(losses, reverse=True)
+    assert (means[0], means[-1]) == (2.0, 4.0) and len(some) > 4
+    for technique, evidence in some.items():
+        assert parse(str(technique)) == technique
+        assert evidence.unit == "relative perplexity" and evidence.low < evidence.loss
+    narrowest = found.expected(np.zeros((2, 3), dtype=np.int64))[0]
+    assert losses[0] == pytest.approx(np.exp(narrowest) - 1)
+
+
+def test_files_of_layers_and_of_runs_are_told_apart(tmp_path: Path) -> None:
+    one, other = (str(tmp_path / name) for name in ("one.json", "other.json"))
+    write(Path(one), made())
+    write(Path(other), made(seed=1))
+    runs = str(measured()["smollm2-135m"])
+    found = admission(None, None, None, False, f"{runs},{one}", None)
+    assert found.layered == offered(made()) and found.layered_for == "llama"
+    assert found.runs is not None and {r.model for r in found.runs} == {"smollm2-135m"}
+    assert admission(None, None, None, False, one, None).runs is None  # then what ships counts
+    with pytest.raises(InputError, match=r"one\.json and .*other\.json both hold layers; give one"):
+        admission(None, None, None, False, f"{one},{other}", None)
+
+
+def limits_at(deployment: Deployment, loss: float) -> PlanLimits:
+    h = deployment.hardware
+    return PlanLimits(0.9 * h.gpu_memory, h.host_memory, tpot=0.1, loss=loss)
+
+
+def each_layer(technique: Technique, layers: int = 3) -> list[Term]:
+    """What each layer does."""
+    ranges = [some for some in technique.layers for _ in range(some.first, (some.last or 0) + 1)]
+    return [term for some in ranges for term in some.terms][:layers]
+
+
+def test_a_budget_of_loss_is_spent_on_widths() -> None:
+    d = Deployment(load_model("smollm2-135m"), load_hardware("rtx4090"), load_stack("vllm"))
+    w = Workload(4096, 512)
+    alone = made(30).alone / np.array([40.0, 800.0])[None, :, None, None]
+    some = offered(replace(made(30), alone=alone, uniform=alone.sum(axis=(0, 2))))
+    admitted = Admission((parse("full"),), layered=some, layered_for="smollm2-135m")
+    rates = []
+    for loss in (0.0, 0.3, 3.0):
+        plan = make_plan(d, w, "throughput", limits_at(d, loss), admitted)
+        assert plan.evidence.kind == ("expected" if loss else "lossless")
+        assert plan.evidence.column <= loss
+        rates.append(float(plan.choice.output_tok_s[0]))
+    assert rates == sorted(rates) and rates[-1] > 1.3 * rates[0]
+    with pytest.raises(InputError, match="measured on other, which says nothing of smollm2-135m"):
+        make_plan(d, w, "throughput", limits_at(d, 0.1), replace(admitted, layered_for="other"))
 
 
 def test_too_few_bits_are_refused() -> None:
