@@ -205,6 +205,7 @@ def table(rows: Sequence[Row]) -> Table:
         of("bound_by", 4),
     ]  # fmt: skip
     note = f"{BATCH_TTFT}; {legend(['decode_tok_s', 'output_tok_s'])}"
+    note += "" if all(row["fits"] for row in rows) else "; !: more than there is"
     return Table(columns, rows, below=below, note=note)
 
 

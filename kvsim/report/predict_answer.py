@@ -209,8 +209,10 @@ def _swept(rows: Sequence[Row], best: Row, accepted: str) -> str:
     if len(ranked) == 1:
         return verdict([f"{ranked[0][0]} is fastest at each of {len(points)} points.", fastest],
                        [told])  # fmt: skip
-    shares = ", ".join(f"{name} at {count}" for name, count in ranked[:3])
-    return verdict([f"Of {len(points)} points, fastest are {shares}.", fastest], [told])
+    (first, most), *others = ranked[:3]
+    shares = "".join(f", {name} at {count}" for name, count in others)
+    said = f"{first} is fastest at {most} of {len(points)} points{shares}."
+    return verdict([said, fastest], [told])
 
 
 def _turn(rows: Sequence[Row], names: Sequence[str]) -> str:

@@ -1,4 +1,5 @@
 (() => {
+  const TITLES = { batch: "batch [sequences]", prompt: "prompt [tokens]", bits: "bits per number of a packed cache", k: "k, pairs fetched per KV head", gamma: "gamma, tokens drafted at once", acceptance: "acceptance rate of drafted tokens" };
   const grid = JSON.parse(document.getElementById("grid").textContent), place = document.getElementById("controls");
   const axes = { batch: grid.batches, prompt: grid.prompts, "host link": grid.links, ...grid.knobs };
   const start = { batch: 3, prompt: Math.min(3, grid.prompts.length - 1), "host link": grid.links.indexOf(1) };
@@ -10,7 +11,7 @@
     Object.assign(slider, { type: "range", min: 0, max: values.length - 1, step: 1, value: at[name] });
     const tell = () => { shown.textContent = name === "host link" ? `${values[at[name]]} x the profile's` : values[at[name]].toLocaleString("en"); };
     slider.addEventListener("input", () => { at[name] = Number(slider.value); tell(); update(); });
-    label.append(`${name}: `, shown, slider);
+    label.append(`${TITLES[name] || name}: `, shown, slider);
     place.append(label);
     tell();
   }
@@ -35,9 +36,9 @@
       const name = document.createElement("td");
       name.className = "text";
       name.textContent = row.name + (row.exact ? "" : " (lossy)");
-      line.append(name, ...cells.map((value) => {
+      line.append(name, ...cells.map((value, i) => {
         const cell = document.createElement("td");
-        cell.textContent = value === null ? "does not fit" : three(value);
+        cell.textContent = value === null ? "does not fit" : three(value) + (i === cells.length - 1 ? "x" : "");
         if (value !== null) cell.dataset.value = value;
         return cell;
       }));
@@ -53,7 +54,7 @@
     const layout = { height: 90 + 24 * able.length, xaxis: { title: { text: "decode tok/s; hatched: lossy" } }, yaxis: {}, showlegend: false };
     const picture = document.getElementById("speeds");
     picture.style.height = `${layout.height}px`;
-    plotted.then(() => Plotly.react(picture, data, dressed(layout), { responsive: true, displaylogo: false, displayModeBar: false }));
+    plotted.then(() => Plotly.react(picture, data, dressed(layout), { responsive: true, displaylogo: false, displayModeBar: false })).then(() => { picture.dataset.drawn = ""; });
   };
   update();
 })();
