@@ -53,6 +53,7 @@ ASKED = {
     "prompt attention": (("prompt",), (7, 22), (18, 45)),
     "all-reduce, NVLink": (("sums",), (10, 35), None),
     "experts": (("experts", "experts-fp8", "experts-fp8-block"), (9, 28), (16, 45)),
+    "fp8 inputs quantised (not asked)": (("quantise-input",), None, None),
     "MLA decode (not asked)": (("latent", "latent-fp8"), None, None),
 }
 Fits = dict[tuple[str, str], tuple[OpTable, list[ClassFit]]]
@@ -265,7 +266,7 @@ def _host_times(folder: Path, engine: str, today: str) -> dict[str, tuple[float,
     unseen = loadtests.held_out_by_model(rows, stack)
     devices = ", ".join(sorted({r.device for r in rows}))
     said = f"fitted on {today} to {len(rows)} load tests on {devices} (aic-core-0.12.0)"
-    held_out = "model" if len({r.model for r in rows}) > 1 else "half"
+    held_out = "model" if len({r.model for r in rows}) > 1 else "lengths"
     off = np.abs(unseen / measured - 1)
     seen = np.abs(loadtests.latencies(rows, loadtests.changed(
         stack, fit.values, {r.device for r in rows})) / measured - 1)  # fmt: skip

@@ -1,7 +1,8 @@
 """Intervals of the engines' ledger: wide enough to hold 80 % of what no fit saw, and how many do.
 
 Rows come in groups: a device's rows predicted by the numbers of other devices, or a model's load
-tests on one device by host times fitted without them. The interval for a group not measured yet is
+tests on one device by host times fitted without them (of an engine's only model, without those of
+the same lengths). The interval for a group not measured yet is
 a range of quantiles over all groups, each counting alike; the range is the narrowest that holds
 80 % of the rows of groups left out of it one after another.
 """
@@ -90,9 +91,8 @@ def requests(
                 r
                 for r in tests[engine]
                 if r.device != device or (what == "card" and r.model != model)
-            ] or [r for e in engines if e != engine for r in tests[e] if r.device != device]
-            host = loadtests.fit_host(left, own(engine)).values
-            told = loadtests.latencies(here, loadtests.changed(stack, host, {device}))
+            ]
+            told = _told(here, left, stack, own(engine))
             groups[what][engine, device, model, technique] = took / told
     found = {what: interval(g, lambda key: key[1] + key[2]) for what, g in groups.items()}
     entries = []
@@ -110,10 +110,32 @@ def requests(
                         entries.append(line(
                             np.concatenate(chosen), found[what], engine=engine, version="",
                             kind="request", device=device, technique=technique,
-                            held_out="model on the card" if what == "card" else "device",
+                            held_out=_held_out(tests[engine], what),
                             source="aic-core-0.12.0",
                         ))  # fmt: skip
     return entries, {f"requests, {what}": i for what, i in found.items()}
+
+
+def _held_out(tests: list[loadtests.LoadTest], what: str) -> str:
+    if what == "device":
+        return "device"
+    return "model on the card" if len({(r.device, r.model) for r in tests}) > 1 else "lengths"
+
+
+def _told(
+    here: list[loadtests.LoadTest], left: list[loadtests.LoadTest], stack: Stack, own: Stack
+) -> np.ndarray:
+    """Load tests of a card by host times fitted to others; where an engine has no others, to those
+    of other lengths of prompts and outputs."""
+    out = np.empty(len(here))
+    lengths = [(r.prompt, r.generate) for r in here]
+    for some in [None] if left else sorted(set(lengths)):
+        chosen = [i for i, each in enumerate(lengths) if some in (None, each)]
+        fitted = left or [r for r, each in zip(here, lengths, strict=True) if each != some]
+        host = loadtests.fit_host(fitted, own).values
+        rows = [here[i] for i in chosen]
+        out[chosen] = loadtests.latencies(rows, loadtests.changed(stack, host, {here[0].device}))
+    return out
 
 
 def line(ratio: np.ndarray, found: Interval, **keys: str) -> ledger.LedgerEntry:

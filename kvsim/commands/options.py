@@ -42,8 +42,8 @@ WeightsOption = Annotated[
     str,
     option(
         "--weights", "FORMAT",
-        "fp16, fp8, fp8-block, int8, int4, int4-g32, mxfp4 or nvfp4; released is the published "
-        "checkpoint's.",
+        "fp16, fp8, fp8-dynamic, fp8-block, int8, int4, int4-g32, mxfp4 or nvfp4; released is the "
+        "published checkpoint's.",
     ),
 ]  # fmt: skip
 HostOption = Annotated[

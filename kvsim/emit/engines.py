@@ -138,7 +138,7 @@ def _vllm(s: Served, found: EngineSettings) -> str:
     turbo = turboquant(s.terms.values())
     if "fp8" in s.terms or turbo:
         found.add("--kv-cache-dtype", turbo or "fp8")
-    if s.weights == "fp8" and not s.released:
+    if s.weights in ("fp8", "fp8-dynamic") and not s.released:
         found.add("--quantization", "fp8")
     if s.host_cache and not s.role:
         found.add("--kv-offloading-size", f"{s.host_gib:g}")
@@ -162,7 +162,7 @@ def _sglang(s: Served, found: EngineSettings) -> str:
     found.add("--page-size", s.block_tokens)
     if "fp8" in s.terms:
         found.add("--kv-cache-dtype", "fp8_e4m3")
-    if s.weights == "fp8" and not s.released:
+    if s.weights in ("fp8", "fp8-dynamic") and not s.released:
         found.add("--quantization", "fp8")
     if s.host_cache:
         found.add("--enable-hierarchical-cache")

@@ -244,12 +244,12 @@ def changed(stack: Stack, numbers: Mapping[str, float], devices: set[str]) -> St
 
 
 def held_out_by_model(rows: Sequence[LoadTest], stack: Stack) -> Array:
-    """Latencies of each model by host times fitted to the other models; one model: by its halves.
+    """Latencies of each model by host times fitted to the other models. [s]
 
-    Where a single model was measured, even and odd rows stand in for models. [s]
+    Where a single model was measured, lengths of prompts and outputs stand in for models.
     """
-    models = sorted({r.model for r in rows})
-    part = [models.index(r.model) if len(models) > 1 else i % 2 for i, r in enumerate(rows)]
+    several = len({r.model for r in rows}) > 1
+    part = [(r.model,) if several else (r.prompt, r.generate) for r in rows]
     gpu = kernels(rows, stack)
     out = np.empty(len(rows))
     for which in sorted(set(part)):

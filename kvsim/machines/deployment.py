@@ -19,6 +19,7 @@ class WeightFormat:
     dtype: str  # number format the product is computed in
     kernel: str = "gemm"  # kernel class of products; that of experts begins with ``experts``
     experts_alone: bool = False  # a mixture of experts keeps its other matrices in fp16
+    dynamic: bool = False  # scales of a product's input are found as it comes
 
     def bytes(self, inputs: float, outputs: float) -> float:
         """Stored size of an (inputs, outputs) matrix with its scales. [B]"""
@@ -30,6 +31,8 @@ class WeightFormat:
 WEIGHTS = {
     "fp16": WeightFormat(16, 0, 0, "fp16"),
     "fp8": WeightFormat(8, 0, 4, "fp8", "gemm-fp8"),  # fp32 scale per output channel
+    # the same with a scale of each token's input: what engines make of a 16-bit checkpoint
+    "fp8-dynamic": WeightFormat(8, 0, 4, "fp8", "gemm-fp8", dynamic=True),
     # fp32 scale per block of 128 x 128, as DeepSeek-V3
     "fp8-block": WeightFormat(8, 128, 4 / 128, "fp8", "gemm-fp8-block"),
     # weight-only: widened to fp16 in the kernel

@@ -57,6 +57,7 @@ STANDS_FOR = {
     "latent": "attention",
     "latent-fp8": "latent",
     "gemm-fp8": "gemm",
+    "quantise-input": "pointwise",
     "gemm-fp8-block": "gemm-fp8",
     "gemm-int8": "gemm",
     "gemm-int4": "gemm",
@@ -68,7 +69,8 @@ STANDS_FOR = {
 }
 """Classes that a stack need not tell apart, and what stands for them: ``prompt`` is attention of a
 prompt's queries, ``recurrence`` a state's step and ``scan`` its way over a prompt, ``index`` the
-scores that sparse attention chooses by, ``attention-fp8`` decode attention over an 8-bit cache
+scores that sparse attention chooses by, ``quantise-input`` the input of fp8 products without
+static scales, ``attention-fp8`` decode attention over an 8-bit cache
 without scales, ``latent`` decode attention over cached latents (MLA), ``gemm-*`` products with
 weights of that format, ``experts`` the routed experts' products."""
 

@@ -11,7 +11,7 @@ from kvsim.planner.outlook import LABELS, Binding
 from kvsim.planner.plan import ChosenPlan
 from kvsim.planner.rivals import Rival
 from kvsim.prediction.generate import Prediction
-from kvsim.report import evidence, units
+from kvsim.report import evidence, hostlink, units
 from kvsim.report.acceptable import released, what_it_loses
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row, number
@@ -46,7 +46,7 @@ def answered(plan: ChosenPlan, bound_by: str) -> Answer:
         runner_up=_runner_up(plan),
         settings=list(settings_to_paste(plan)),
         evidence=evidence.on_card(d, label(p.technique)),
-        assumed=evidence.assumed(d, float(p.host_bytes[0]), bound_by),
+        assumed=[*evidence.assumed(d, float(p.host_bytes[0]), bound_by), *hostlink.said(p)],
     )
 
 

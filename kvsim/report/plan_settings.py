@@ -8,7 +8,7 @@ from kvsim.machines.deployment import WEIGHTS, Deployment
 from kvsim.planner.advice import NARROW
 from kvsim.planner.plan import ChosenPlan
 from kvsim.prediction.generate import Prediction
-from kvsim.report import evidence, units
+from kvsim.report import evidence, hostlink, units
 from kvsim.report.acceptable import released, titles
 from kvsim.report.clauses import within
 from kvsim.report.json import Row, number
@@ -40,12 +40,9 @@ def times(prediction: Prediction) -> str:
 
 def ranges_of(prediction: Prediction) -> Row:
     """Where both times lie, as the ledger knows. [s]"""
-    return evidence.ranges(
-        prediction.deployment,
-        prediction.technique.name,
-        number(prediction.ttft_s),
-        number(prediction.tpot_s),
-    )
+    d, name = prediction.deployment, prediction.technique.name
+    times = number(prediction.ttft_s), number(prediction.tpot_s)
+    return hostlink.widened(evidence.ranges(d, name, *times), prediction)
 
 
 def settings_to_paste(plan: ChosenPlan) -> Iterator[str]:

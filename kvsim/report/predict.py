@@ -19,6 +19,7 @@ from kvsim.report import units
 from kvsim.report.answer import show_rest, show_verdict
 from kvsim.report.evidence import ranges
 from kvsim.report.grounds import grounds, noted
+from kvsim.report.hostlink import widened
 from kvsim.report.json import Row, number
 from kvsim.report.names import label, params, settings, short_names, spec
 from kvsim.report.predict_answer import answered
@@ -132,7 +133,9 @@ def prediction(prediction: Prediction) -> Row:
         "fits": bool(prediction.fits[0]),
         "max_batch": number(prediction.max_batch),
         "bound_by": binding(prediction),
-        "ranges": ranges(d, t.name, number(prediction.ttft_s), number(prediction.tpot_s)),
+        "ranges": widened(
+            ranges(d, t.name, number(prediction.ttft_s), number(prediction.tpot_s)), prediction
+        ),
         "basis": basis(d),
         "breakdown": {
             "prefill_s": _numbers(breakdown(prefill, d)),

@@ -3,11 +3,14 @@
 import csv
 import os
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kvsim.engine.ops import gemm
+from kvsim.engine.roofline import seconds
 from kvsim.engine.timeline import makespan, steady
 from kvsim.errors import InputError
 from kvsim.evidence import ledger, loadtests
@@ -26,7 +29,7 @@ TRUTH = {
     "attention": {"memory": 0.78, "floor_s": 9e-6, "padding": 80.0, "split_s": 7e-6, "wide": 1.4,
                   "narrow": 1.2, "ungrouped": 1.3},
 }  # fmt: skip
-HEADER = ["device", "engine", "version", "op", "dtype", "ms", "m", "n", "k"]
+HEADER = ["device", "engine", "version", "op", "dtype", "ms", "m", "n", "k", "quantise_ms"]
 
 
 def numbers(name: str) -> dict[str, float]:
@@ -120,6 +123,37 @@ def test_rows_that_are_no_evidence_are_counted_by_reason(tmp_path: Path) -> None
         "whose n is no whole number": 1, "of another engine or device": 1,
         "of another version": 1, "whose m is absurdly large": 1,
     }  # fmt: skip
+
+
+def test_a_share_of_quantising_is_a_row_of_its_own(tmp_path: Path) -> None:
+    """4 us and 24 bits of each input number at half of an H100's rate, once per input."""
+    lines = []
+    for m, k in product((1, 16, 256, 1024, 4096, 8192, 16384), (2048, 4096, 8192, 16384)):
+        took = 4e-3 + 1e3 * 3 * m * k / (0.5 * 3.35e12)
+        shape = {"m": m, "n": 4096, "k": k, "dtype": "fp8", "op": "gemm"}
+        for n, share in ((4096, took), (8192, took), (512, 0.0)):
+            lines.append(
+                {"device": "h100", "engine": "mine", "version": "1", "ms": 1 + took + 2e-7 * m * k}
+                | shape | {"n": n, "quantise_ms": share}
+            )  # fmt: skip
+    lines.append(lines[-3] | {"n": 1024, "k": 3000, "quantise_ms": 1e-5})  # 5 TB/s and more
+    machine = load_hardware("h100")
+    found = rows.read_ops([table(tmp_path / "a.csv", lines)], "mine", machine)
+    assert found.rejected == {"whose quantising is faster than memory allows": 1}
+    own = next(r for r in found.rows if r.kind == "quantise_input")
+    assert len(own) == 28
+    numbers = fit.fit_class(own, machine, load_stack("fused"), 0).fit.values
+    assert numbers["kernel.quantise-input.floor_s"] == pytest.approx(4e-6, rel=0.01)
+    assert numbers["kernel.quantise-input.memory"] == pytest.approx(0.5, rel=0.01)
+    stack = with_numbers(load_stack("fused"), numbers)
+    static, dynamic = (
+        Deployment(load_model("llama3.1-8b"), machine, stack, weights)
+        for weights in ("fp8", "fp8-dynamic")
+    )
+    one, other = (
+        float(np.ravel(seconds(gemm(d, "out", 1.0, (4096, 4096)), d))[0]) for d in (static, dynamic)
+    )
+    assert other - one == pytest.approx(4e-6 + 3 * 4096 / (0.5 * 3.35e12), rel=0.02)
 
 
 def test_rows_without_a_version_make_a_stack_that_loads(tmp_path: Path) -> None:

@@ -78,6 +78,8 @@ class ClassFit:
 
 def class_name(rows: OpRows) -> str:
     """Kernel class that rows belong to."""
+    if rows.kind == "quantise_input":
+        return "quantise-input"
     apart = "" if rows.dtype == "fp16" else f"-{rows.dtype}"
     names = {
         "gemm": "gemm", "moe": "experts", "decode_attention": "attention",
@@ -192,6 +194,7 @@ def _parameters(
     ranges = {
         "gemm": PRODUCT, "decode_attention": DECODE, "prefill_attention": PROMPT, "moe": EXPERTS,
         "mla_decode": LATENT, "all_reduce": SUMS,
+        "quantise_input": {"memory": SHARES["memory"]} | FLOOR,
     }[rows.kind]  # fmt: skip
     dims = rows.shape.get("head_dim", np.zeros(1))
     left_out = {"narrow"} - ({"narrow"} if (dims < 128).any() else set())

@@ -20,6 +20,7 @@ from kvsim.machines.hardware import Hardware
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
+    "quantise_input": ("m", "k"),
     "decode_attention": ("batch", "context", "heads", "kv_heads", "head_dim"),
     "prefill_attention": ("batch", "new", "context", "heads", "kv_heads", "head_dim"),
     "all_reduce": ("gpus", "elements"),
@@ -38,6 +39,10 @@ BYTES = {"fp16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "int8": 1.0, "int4": 0.5}
 TINY = 2.0**20  # keys and values below this say what a kernel takes at least [B]
 L2_MARGIN = 1.2  # keys and values of a call that cannot stay in L2, over its size
 COUNTS = {"context"}  # may be 0
+
+
+Group = dict[tuple[float, ...], tuple[float, str, str]]
+"""Rows of one kind by shape: what each took [s], where it stands, and its version."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ def read_ops(
         If a file cannot be read, lacks a column, or no row is left.
     """
     rejected: Counter[str] = Counter()
-    found: dict[tuple[str, str], dict[tuple[float, ...], tuple[float, str, str]]] = {}
+    found: dict[tuple[str, str], Group] = {}
     sources: dict[str, None] = {}
     newest = {} if version is not None else _newest(files := list(files), engine, hardware.name)
     for path in files:
@@ -106,6 +111,8 @@ def read_ops(
             if reason:
                 rejected[reason] += 1
                 continue
+            if not _add_quantising(row, hardware, found, f"{path.name}, line {line}"):
+                rejected["whose quantising is faster than memory allows"] += 1
             shape = tuple(float(row[name]) for name in KINDS[row["op"]])
             took = _seconds(row)
             key = (row["op"], FORMATS[row.get("dtype") or row["kv_dtype"]])
@@ -215,6 +222,24 @@ def _least_bytes(kind: str, s: Mapping[str, float], dtype: str) -> tuple[float, 
 LATENT = 576.0  # numbers cached per token by absorbed MLA: 512 latent, 64 with positions
 
 
+def _add_quantising(
+    row: Mapping[str, str], hardware: Hardware, found: dict[tuple[str, str], Group], where: str
+) -> bool:
+    """What quantising a product's input took, once for all products of one input.
+
+    Whether memory allows it; the product itself remains.
+    """
+    took = 1e-3 * (_number(row.get("quantise_ms") or "0") or 0.0)
+    if row["op"] != "gemm" or took <= 0:
+        return True
+    m, k = float(row["m"]), float(row["k"])
+    if 3 * m * k / hardware.links["hbm"].bandwidth > took:
+        return False
+    group = found.setdefault(("quantise_input", "fp8"), {})
+    group.setdefault((m, k), (took, where, row.get("version", "")))
+    return True
+
+
 def _seconds(row: Mapping[str, str]) -> float:
     """What an op took, without quantising its input: checkpoints have static scales. [s]"""
     took = _number(row["ms"])
@@ -232,9 +257,7 @@ def _number(text: str) -> float | None:
     return value if isfinite(value) else None
 
 
-def _rows(
-    kind: str, dtype: str, group: Mapping[tuple[float, ...], tuple[float, str, str]]
-) -> OpRows:
+def _rows(kind: str, dtype: str, group: Group) -> OpRows:
     columns = np.array(list(group), dtype=float).T
     shape = dict(zip(KINDS[kind], columns, strict=True))
     took = np.array([t for t, _, _ in group.values()])

@@ -134,8 +134,14 @@ def _sums(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
     return out
 
 
+def _quantising(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
+    d, s = _at(ShapeTable(), hardware, stack, "fp8-dynamic", 1), rows.shape
+    return np.asarray(ops.quantising(d, WEIGHTS["fp8-dynamic"], s["m"] * s["k"]), dtype=float)
+
+
 PREDICTED: Mapping[str, Callable[[OpRows, Hardware, Stack], Array]] = {
     "gemm": _gemm,
+    "quantise_input": _quantising,
     "decode_attention": _decode,
     "mla_decode": _decode,
     "prefill_attention": _prompt,
