@@ -172,13 +172,16 @@ def test_the_prompt_leaves_late(text: str, late: Lateness) -> None:
 
 @pytest.mark.parametrize("text", [*LOSSLESS, *OWN, *COMPOSED[:4]])
 def test_without_waiting_tokens_are_wrong(text: str, late: Lateness, monkeypatch: Any) -> None:
-    """Or nothing above would show a race."""
+    """Or nothing above would show a race; on a busy machine layers are late as well as copies."""
     truth = plain(text if text in OWN + COMPOSED else "full", FEW)
     monkeypatch.setattr(transfer._ThreadMark, "wait", lambda self: None)
-    late.longest = 5e-3
-    assert not torch.equal(
-        Generation(tiny(), parse(text), prompts(*LENGTHS), FEW).complete(), truth
-    )
+
+    def right(longest: float) -> bool:
+        late.longest = longest
+        run = Generation(tiny(), parse(text), prompts(*LENGTHS), FEW)
+        return torch.equal(run.complete(), truth)
+
+    assert not all(right(longest) for longest in (5e-3, 2e-2, 8e-2))
 
 
 @pytest.fixture(autouse=True)
