@@ -68,10 +68,10 @@ class Gear(Storage):
         return ops.HALF * self.rank * at.p.batch * rows
 
     def _products(self, at: LayerPass, tokens: Number) -> Number:
-        """Error products: the prompt's and those of blocks packed since."""
-        generated = np.maximum(at.p.length - at.p.prompt, 0.0)
-        later: Array = np.minimum(generated, tokens) // self.residual
-        return 1.0 + later
+        """Error products: that of the prompt's whole blocks, and one for each packed since."""
+        prompt = np.minimum(tokens, at.of_prompt)
+        first: Array = 1.0 * (np.asarray(prompt) >= self.residual)
+        return first + (self._packed(tokens) - self._packed(prompt)) / self.residual
 
     def _sparse(self, deployment: Deployment, numbers: Number) -> Number:
         return self.outliers * numbers * (ops.HALF + deployment.stack.selection.index_bytes)
@@ -80,8 +80,10 @@ class Gear(Storage):
         """As KIVI, then the search for outliers and power iteration over the error, per block."""
         d, p = at.d, at.p
         numbers = d.shard.kv_width * at.staying
-        if p.prefill and at.selection.evicts != "never":
-            numbers = d.shard.kv_width * p.batch * at.selection.prompt_kept(at)
+        if p.prefill:  # whole blocks of what stays, but for those of earlier passes
+            kept = at.selection.prompt_kept(at)
+            packed = self._packed(kept) - self._packed(np.minimum(kept, p.context))
+            numbers = d.shard.kv_width * p.batch * packed
         often = 1.0 if p.prefill else 1.0 / self.residual
         found = (ops.HALF * numbers + self._sparse(d, numbers)) * (np.asarray(self.outliers) > 0)
         error = ops.HALF * numbers * (self.rank > 0)  # written once, read by every product
@@ -110,7 +112,7 @@ class Gear(Storage):
         products = self._products(at, tokens)
         thin = 2 * self.rank * (m.kv_width / m.cached_heads / 2 * products + packed)
         sparse = self.outliers * m.kv_width / m.cached_heads * packed
-        there = (np.asarray(self.outliers) + self.rank > 0) * 1.0
+        there = (np.asarray(self.outliers) + self.rank > 0) * (np.asarray(packed) > 0) * 1.0
         # what is added to scores and outputs is written once and read once
         corrected = p.tokens * m.heads * (packed + m.head_dim) * there
         moved = (

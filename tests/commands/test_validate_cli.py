@@ -111,7 +111,7 @@ def refused(*args: str) -> str:
         (("--device", "tpu"), "expected cpu, cuda or cuda:N"),
         (("--device", "cuda:-1"), "expected cpu, cuda or cuda:N"),
         (("--techniques", "kvpr2"), "nearest: kvpr"),
-        (("--techniques", "gear"), "unknown real implementation 'gear'"),
+        (("--techniques", "infllm"), "unknown real implementation 'infllm'"),
         (("--techniques", "kivi:bits=3"), "bits"),
         (("--techniques", "kivi:group=48,residual=48"), "does not divide the head dim 64"),
         (("--techniques", "kivi:group=32,residual=40"), "not a multiple of group=32"),

@@ -240,7 +240,7 @@ def test_gear_factors_by_hand() -> None:
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_gear_power_iteration(phase: str) -> None:
     p = prefill_point(B, 2000, 200) if phase == "prefill" else decode_point(B, 2000, 200, 133)
-    new = 2000 if phase == "prefill" else 1
+    new = 1984 if phase == "prefill" else 1  # 31 whole blocks of 64
     layer = ops("gear:rank=4", p)
     op = layer["power_iteration"]
     assert moved(op) == 7 * 2 * 2048 * B * new  # written once, read in 3 loops of 2 products

@@ -43,6 +43,8 @@ CASES = [
     ("zipcache:window=10", 1, 30, 11),
     ("zipcache:window=10,salient=0.5,probe=0.2,high=8,low=1", 2, 40, 21),
     ("zipcache:window=5,salient=1,high=4,low=4", 3, 20, 11),
+    ("gear:group=8,residual=8", 1, 24, 9), ("gear:bits=2,group=16,residual=16,rank=4", 2, 48, 17),
+    ("gear:group=8,residual=8,rank=0", 3, 16, 9),
     ("mikv:group=8,salient=0.5", 1, 24, 8), ("mikv:group=16,salient=0.25,high=16,low=1", 2, 40, 8),
     ("mikv:group=8,salient=0.5,low=4", 3, 18, 6),
     ("quantspec:group=16,residual=64,gamma=3", 1, 70, 10),
@@ -85,6 +87,8 @@ KNOWN_OPS = {
     ("zipcache", "decode"): {"probe"},  # probing steps are drawn
     ("quantspec", "decode"): {"quantise"},  # flushes do not fill a whole number of rounds
     ("h2o", "decode"): {"graduate"},  # what leaves the ring is moved
+    ("gear", "prefill"): {"quantise"},  # values are packed by whole blocks
+    ("gear", "decode"): {"attn"},
     ("mikv", "decode"): {"attn", "quantise", "lowest"},  # tokens are pushed down one by one
 }
 
@@ -176,7 +180,8 @@ def test_every_technique_has_three_shapes() -> None:
     [
         "kivi:bits=2,group=16,residual=16", "specache:group=16,residual=16,k=8", "zipcache",
         "quantspec:group=16,residual=32", "kcache:n=50", "h2o:heavy=7,recent=9",
-        "snapkv:budget=17,window=8", "kvpr:split=11",
+        "snapkv:budget=17,window=8", "kvpr:split=11", "gear:group=16,residual=16",
+        "gear:group=8,residual=48",
     ],
 )  # fmt: skip
 def test_lengths_that_fit_nothing_differ_for_named_reasons(text: str) -> None:

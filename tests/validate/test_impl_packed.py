@@ -182,6 +182,19 @@ def test_mikv_keeps_what_was_given_most_at_high_precision(model: str) -> None:
             assert torch.equal(every, torch.arange(n).expand_as(every))
 
 
+@pytest.mark.parametrize("model", ["llama", "opt", "llama-mha"])
+def test_gear_of_full_rank_is_full_and_less_is_less(model: str) -> None:
+    """The error of a block of 16 tokens x 16 numbers has a product of rank 16."""
+    given = prompts(40, 23, 5)
+    full = complete("full", given, 30, model)
+    off = []
+    for rank in (0, 2, 6, 16):
+        run = complete(f"gear:bits=2,group=16,residual=16,rank={rank}", given, 30, model)
+        off.append(float((logits(run) - logits(full))[:, 1].abs().mean()))
+    assert off == sorted(off, reverse=True) and off[2] < off[0] / 1.5
+    assert_same_run(run, full, tolerance=1e-3)
+
+
 def test_mikv_pushes_down_what_was_given_least(monkeypatch: Any) -> None:
     pushed: list[int] = []
     push = Mikv._push_down
@@ -231,7 +244,7 @@ def test_settings_that_cannot_run_are_refused_in_one_line(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["kivi", "specache", "zipcache", "quantspec", "mikv"])
+@pytest.mark.parametrize("name", ["kivi", "specache", "zipcache", "quantspec", "mikv", "gear"])
 def test_sliding_windows_are_refused(name: str) -> None:
     text = {"zipcache": name, "mikv": "mikv:group=16"}.get(name) or f"{name}:group=16,residual=32"
     with pytest.raises(InputError, match="sliding windows"):

@@ -240,8 +240,8 @@ def test_settings_that_lose_nothing_or_are_not_implemented_are_refused() -> None
     for text in ("full", "kvpr", "offload"):
         with pytest.raises(InputError, match="no quality to measure; omit it"):
             sort_out([parse("kivi"), parse(text)])
-    with pytest.raises(InputError, match="unknown real implementation 'gear'"):
-        sort_out([parse("gear")])
+    with pytest.raises(InputError, match="unknown real implementation 'infllm'"):
+        sort_out([parse("infllm")])
 
 
 def test_windows_are_spread_over_the_text() -> None:

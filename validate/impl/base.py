@@ -74,6 +74,11 @@ class Implementation:
     differences: ClassVar[dict[str, str]] = {}
     """Ops and buffers that really differ from what the technique states, and why."""
 
+    @property
+    def every(self) -> dict[str, int]:
+        """Ops that are done once in so many decoding steps, where the prediction spreads them."""
+        return {}
+
     @classmethod
     def small_settings(cls, run: SmallRun) -> list[str]:
         """Settings under which the technique acts in a small run, as the notation writes them."""

@@ -72,6 +72,11 @@ class Composed(Speculative):
             found |= {**layer.cells.differences, **layer.differences, **placing.differences}
         return found
 
+    @property
+    def every(self) -> dict[str, int]:
+        """Those of every layer's storage."""
+        return {op: steps for layer in self.layers for op, steps in layer.cells.every.items()}
+
     # hooks of the decoder
 
     def prefill(

@@ -57,7 +57,7 @@ class Mikv(Cells):
 
     takes_back, as_given, by_position = False, False, True
     differences = MappingProxyType(
-        {"attn": WHOLE, "quantise": PUSHED, "lowest": COMPARED, "indices": ORDERED}
+        {"attn": WHOLE, "kv": WHOLE, "quantise": PUSHED, "lowest": COMPARED, "indices": ORDERED}
     )
 
     @classmethod
