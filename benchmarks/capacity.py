@@ -23,10 +23,11 @@ from kvsim.planner.admit import Admission
 from kvsim.planner.fleet.arrays import Counts, Demand, FleetLimits
 from kvsim.planner.fleet.capacity import CapacityAnswer, make_capacity
 from kvsim.planner.fleet.dispatch import utilisation
-from kvsim.planner.fleet.play import FleetTargets, play
+from kvsim.planner.fleet.play import play
 from kvsim.planner.fleet.programme import solve
 from kvsim.planner.fleet.question import CapacityQuestion
 from kvsim.planner.fleet.shortlist import Rentable
+from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.planner.fleet.traffic import traffic_of
 from kvsim.serving.rules import Rules
 from kvsim.traces.read import load

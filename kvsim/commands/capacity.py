@@ -21,12 +21,15 @@ from kvsim.commands.admission import (
 from kvsim.commands.arguments import count, number, option, seconds, words
 from kvsim.commands.cacheoptions import Nic, NvmeRead, NvmeWrite
 from kvsim.commands.capacityoptions import (
+    MOST_BARE_TPOT,
+    MOST_BARE_TTFT,
     HostCacheOption,
     NvmeCacheOption,
     PoolsOption,
     all_rentable,
     extras,
     fleet_limits,
+    longer_prompts,
 )
 from kvsim.commands.emit import EmitOption, engines, settings, show
 from kvsim.commands.options import (
@@ -47,7 +50,6 @@ from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 if TYPE_CHECKING:
     from kvsim.planner.fleet.arrays import Schedule
 
-MOST_BARE_TTFT, MOST_BARE_TPOT = 100.0, 5.0  # larger bare numbers may be milliseconds [s]
 DEGREES = "1,2,4,8"
 
 
@@ -60,6 +62,14 @@ def capacity(
     percentile: Annotated[
         str, option("--percentile", "P", "Share of requests within each target [%].")
     ] = "99",
+    class_targets: Annotated[
+        str | None,
+        option(
+            "--class-targets",
+            "N=TTFT/TPOT,..",
+            "Targets of prompts above N tokens, as 8000=10s/200ms; each class must keep its own.",
+        ),
+    ] = None,
     rate: Annotated[str, option("--rate", "X", "The trace X times as fast.")] = "1",
     tp: Annotated[str, option("--tp", "N,...", "GPUs per replica to consider.")] = DEGREES,
     weights: WeightsOption = RELEASED,
@@ -131,8 +141,8 @@ def capacity(
     from kvsim.files.writing import check_target
     from kvsim.planner.fleet.capacity import make_capacity
     from kvsim.planner.fleet.certainty import Spread
-    from kvsim.planner.fleet.play import FleetTargets
     from kvsim.planner.fleet.question import CapacityQuestion
+    from kvsim.planner.fleet.targets import FleetTargets
     from kvsim.planner.fleet.traffic import traffic_of
     from kvsim.report import capacity as answers
     from kvsim.report import capacity_page, capacity_tables
@@ -149,6 +159,7 @@ def capacity(
         seconds("--ttft", ttft, MOST_BARE_TTFT),
         seconds("--tpot", tpot, MOST_BARE_TPOT),
         _percentile(percentile),
+        () if class_targets is None else longer_prompts(class_targets),
     )
     limits = fleet_limits(
         names, targets.share, max_gpus, max_host, max_power, configurations, headroom, failures
@@ -167,8 +178,15 @@ def capacity(
     if not len(found.requests):
         raise InputError(f"--trace: {trace} has no requests; expected at least one")
     requests = found.requests.scaled(number("--rate", rate))
+    longest = int(requests.prompt.max())
+    if targets.longer and targets.longer[-1].above >= longest:
+        raise InputError(
+            f"--class-targets: the trace's longest prompt has {longest:,} tokens, so targets above "
+            f"{targets.longer[-1].above:,} do nothing; leave them out"
+        )
+    parts = 0 if windows is None else _windows(windows, len(requests))
     question = CapacityQuestion(
-        traffic=traffic_of(requests, 0 if windows is None else _windows(windows, len(requests))),
+        traffic=traffic_of(requests, parts, targets),
         rentable=rentable,
         admission=admission(only, without, engine, lossy, quality, acceptance),
         targets=targets,

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from kvsim.commands.arguments import count, either, gib, number, option, words
+from kvsim.commands.arguments import count, either, gib, number, option, seconds, words
 from kvsim.commands.cacheoptions import GB
 from kvsim.commands.pairs import per_gpu
 from kvsim.errors import InputError
@@ -10,9 +10,11 @@ from kvsim.errors import InputError
 if TYPE_CHECKING:
     from kvsim.planner.fleet.arrays import FleetLimits
     from kvsim.planner.fleet.shortlist import Rentable
+    from kvsim.planner.fleet.targets import ClassTarget
     from kvsim.planner.fleet.variants import Extras
 
 HOST_SHARE = 0.25  # of a host's memory that one GPU's prefix blocks may take, if nothing is said
+MOST_BARE_TTFT, MOST_BARE_TPOT = 100.0, 5.0  # larger bare numbers may be milliseconds [s]
 POOLS = ("auto", "yes", "no")
 
 HostCacheOption = Annotated[
@@ -77,6 +79,34 @@ def extras(
     if given["host_cache"] is not None:
         host = 0.0 if given["host_cache"] == "0" else gib("--host-cache", given["host_cache"])
     return Extras(host, drive, rates, apart, nic)
+
+
+def longer_prompts(text: str) -> "tuple[ClassTarget, ...]":
+    """Targets of longer prompts, as 8000=10s/200ms,32000=30s/none.
+
+    Raises
+    ------
+    InputError
+        If it is not of that form, or a length is there twice.
+    """
+    from kvsim.planner.fleet.targets import ClassTarget
+
+    name, found = "--class-targets", {}
+    for item in words(name, text):
+        above, equals, times = item.partition("=")
+        ttft, slash, tpot = times.partition("/")
+        if not equals or not slash:
+            raise InputError(
+                f"{name}: got {item[:40]!r}; expected N=TTFT/TPOT, as 8000=10s/200ms, for prompts "
+                f"above N tokens"
+            )
+        tokens = count(name, above, " before the =")
+        if tokens < 1 or tokens in found:
+            wrong = "is there twice; give it once" if tokens in found else "is below 1 token"
+            raise InputError(f"{name}: {tokens} {wrong}")
+        first = seconds(name, ttft, MOST_BARE_TTFT)
+        found[tokens] = ClassTarget(tokens, first, seconds(name, tpot, MOST_BARE_TPOT))
+    return tuple(found[tokens] for tokens in sorted(found))
 
 
 def fleet_limits(

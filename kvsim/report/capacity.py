@@ -1,7 +1,5 @@
 """The answer of ``kvsim capacity`` as JSON rows, and in words."""
 
-from typing import Any
-
 import numpy as np
 
 from kvsim.machines.basis import basis
@@ -10,12 +8,11 @@ from kvsim.planner.fleet.beside import CERTAIN, OtherFleet
 from kvsim.planner.fleet.capacity import CapacityAnswer
 from kvsim.planner.fleet.certainty import SURE
 from kvsim.planner.fleet.configurations import Configuration
-from kvsim.planner.fleet.play import FleetTargets, Played
 from kvsim.planner.fleet.search import Found
 from kvsim.report.answer import verdict
+from kvsim.report.capacity_times import class_rows, target_row, times_row
 from kvsim.report.json import Row, number
 from kvsim.report.units import likelihood, seconds, usd
-from kvsim.serving.outcome import spread
 from kvsim.serving.records import MEMORIES
 
 NEAR = 0.9  # likelihood below which a fleet is near its limit
@@ -31,10 +28,10 @@ def row(answer: CapacityAnswer, trace: str) -> Row:
         "trace": trace,
         "requests": len(q.traffic.requests),
         "rate_per_s": float(mean.sum()),
-        "targets": _targets(q.targets),
+        "targets": target_row(q.targets),
         "met": not answer.shortfall,
         "shortfall": answer.shortfall,
-        "planned_for": {**_targets(answer.targets), "load": answer.load},
+        "planned_for": {**target_row(answer.targets), "load": answer.load},
         "answer": in_words(answer),
         "fleet": [_replicas(answer, j) for j in answer.used],
         "usd_per_hour": fleet.cost,
@@ -42,10 +39,13 @@ def row(answer: CapacityAnswer, trace: str) -> Row:
         "gpus": int(fleet.replicas @ answer.found.offers.gpus),
         "rated_power_w": _power(answer),
         "schedule": _schedule(answer),
-        "simulated": _times(fleet.played, answer.targets),
-        "at_load": {f"{load:g}": _times(p, answer.targets) for load, p in answer.at_load.items()},
+        "simulated": times_row(fleet.played, answer.targets),
+        "class_targets": class_rows(fleet.played, answer.targets),
+        "at_load": {
+            f"{load:g}": times_row(p, answer.targets) for load, p in answer.at_load.items()
+        },
         "after_loss": {
-            answer.market.configurations[j].name: _times(p, answer.targets)
+            answer.market.configurations[j].name: times_row(p, answer.targets)
             for j, p in answer.after_loss.items()
         },
         "alternatives": [_alternative(a, fleet.cost) for a in answer.alternatives],
@@ -82,6 +82,8 @@ def in_words(answer: CapacityAnswer) -> str:
     reached = answer.fleet.played.reached(answer.targets.share)
     p = f"p{100 * reached.share:g}"
     times = f"TTFT {p} {wait(reached.ttft)}, TPOT {p} {wait(reached.tpot)}"
+    if answer.targets.longer:
+        times = f"each class of prompts within its targets, all of them with {times}"
     part = "" if answer.load == 1 else f" {100 * answer.load:.0f} % of"
     rate = float(q.traffic.demand.mean.sum()) * answer.load
     each = _per_million(answer)
@@ -114,10 +116,6 @@ def fleet_in_words(found: Found, configurations: list[Configuration]) -> str:
     )
 
 
-def _targets(t: FleetTargets) -> Row:
-    return {"ttft_s": number(t.ttft), "tpot_s": number(t.tpot), "percentile": 100 * t.share}
-
-
 def _replicas(answer: CapacityAnswer, j: int) -> Row:
     """One kind of replica of the fleet."""
     x, fleet = answer.market.configurations[j], answer.fleet
@@ -148,7 +146,7 @@ def _replicas(answer: CapacityAnswer, j: int) -> Row:
         "prefix_hits": {
             name: _mean([(g.hits[name], g.requests) for g in groups]) for name in MEMORIES
         },
-        "simulated": _times(fleet.played, answer.targets, mine),
+        "simulated": times_row(fleet.played, answer.targets, mine),
     }
 
 
@@ -161,20 +159,6 @@ def kv_tokens(configuration: Configuration) -> int:
 def _mean(weighted: list[tuple[float, int]]) -> float:
     total = sum(weight for _, weight in weighted)
     return sum(value * weight for value, weight in weighted) / total if total else 0.0
-
-
-def _times(played: Played, targets: FleetTargets, rows: Any = None) -> Row:
-    """Percentiles of what requests waited, and whether that is within the targets."""
-    some = slice(None) if rows is None else rows
-    reached = played.reached(targets.share, rows)
-    return {
-        "met": played.meets(targets, rows),
-        "ttft_s": {**spread(played.ttft[some]), "at_target": number(reached.ttft)},
-        "tpot_s": {**spread(played.tpot[some]), "at_target": number(reached.tpot)},
-        "latency_s": spread(played.latency[some]),
-        "good_share": played.good_share(targets) if rows is None else None,
-        "refused": int(np.isinf(played.ttft[some]).sum()),
-    }
 
 
 def _per_million(answer: CapacityAnswer) -> float | None:

@@ -13,6 +13,7 @@ from kvsim.report import capacity_tables as tables
 from kvsim.report import page
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.capacity import others_assumed, wait
+from kvsim.report.capacity_times import class_lines
 from kvsim.report.colours import PALETTE
 from kvsim.report.json import Row
 
@@ -27,7 +28,7 @@ TARGET = "#a83246"
 def write_page(path: Path, row: Row, answer: CapacityAnswer, command: str = "") -> None:
     """Write the page; nothing of it comes from the network."""
     notes = [
-        _demand_note(answer), _saving(row),
+        *class_lines(row), _demand_note(answer), _saving(row),
         f"Time to first token: {_waits_note(row, 'ttft_s')}.",
         f"Time per token: {_waits_note(row, 'tpot_s')}.", *tables.prefixes(row),
         *tables.prices(row), *_assumptions(row, answer),

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from kvsim.report.capacity import wait
+from kvsim.report.capacity_times import class_lines
 from kvsim.report.json import Row
 from kvsim.report.screen import Screen
 from kvsim.report.table import Table, of_cells
@@ -16,6 +17,8 @@ def show(answer: Row) -> None:
     for line in shortfall(answer):
         out.say(line)
     out.say(asked(answer))
+    for line in class_lines(answer):
+        out.say(line)
     for table in (fleet(answer), loads(answer), alternatives(answer), limits(answer)):
         out.blank()
         out.table(table)
@@ -39,6 +42,8 @@ def asked(answer: Row) -> str:
         for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))
         if goal[key]
     ]
+    if answer["class_targets"]:
+        some.append("longer prompts have targets of their own")
     return (
         f"{answer['model']}, {answer['trace']}: {answer['requests']:,} requests, "
         f"{rounded(answer['rate_per_s'], 3)} per second; {', '.join(some) or 'no targets'}."

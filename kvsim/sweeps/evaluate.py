@@ -16,9 +16,9 @@ from kvsim.models.model import Model
 from kvsim.planner.admit import Admission
 from kvsim.planner.fleet.arrays import FleetLimits
 from kvsim.planner.fleet.capacity import make_capacity
-from kvsim.planner.fleet.play import FleetTargets
 from kvsim.planner.fleet.question import CapacityQuestion
 from kvsim.planner.fleet.shortlist import Rentable
+from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.planner.fleet.traffic import traffic_of
 from kvsim.planner.plan import make_plan
 from kvsim.planner.workload import PlanLimits, Workload

@@ -8,7 +8,6 @@ from kvsim.planner.fleet.arrays import FleetLimits
 from kvsim.planner.fleet.certainty import Spread
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.market import Market, measured
-from kvsim.planner.fleet.play import FleetTargets
 from kvsim.planner.fleet.question import CapacityQuestion
 from kvsim.planner.fleet.search import FleetSearch, Found
 from kvsim.planner.fleet.shortlist import Rated
@@ -140,9 +139,11 @@ def without_limits(
             some.append((f"without {called}", question, changed))
     for name in ("ttft", "tpot"):
         target = getattr(question.targets, name)
-        if target != float("inf"):
-            loose: FleetTargets = replace(question.targets, **{name: LONGER * target})
+        if any(getattr(x, name) != float("inf") for x in question.targets.each):
+            loose = question.targets.times(name, LONGER)
             said = f"{name.upper()} at most {LONGER * target:g} s"
+            if question.targets.longer:
+                said = f"{name.upper()} {LONGER:g} times as long in every class"
             some.append((said, replace(question, targets=loose), question.limits))
     found = []
     for label, other, limits in some:

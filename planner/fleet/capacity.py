@@ -16,11 +16,12 @@ from kvsim.planner.fleet.beside import (
 from kvsim.planner.fleet.certainty import Certainty, certainty, known
 from kvsim.planner.fleet.market import Market, measured
 from kvsim.planner.fleet.near import CHEAPER
-from kvsim.planner.fleet.play import FleetTargets, Played
+from kvsim.planner.fleet.play import Played
 from kvsim.planner.fleet.question import CapacityQuestion
 from kvsim.planner.fleet.reachable import reachable
 from kvsim.planner.fleet.search import FleetSearch, Found, Proven
 from kvsim.planner.fleet.shortlist import Rated, Terms, shortlist
+from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.planner.fleet.variants import varied
 
 LOADS = (0.5, 1.5, 2.0)

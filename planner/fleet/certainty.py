@@ -11,8 +11,9 @@ from math import inf, log, sqrt
 
 from kvsim.evidence.ledger import WITHIN_80, KnownError, evidence_for, share_below
 from kvsim.planner.fleet.configurations import Configuration
-from kvsim.planner.fleet.play import FleetTargets, Played
+from kvsim.planner.fleet.play import Played
 from kvsim.planner.fleet.search import FleetSearch, Proven
+from kvsim.planner.fleet.targets import FleetTargets
 
 SURE = 0.95
 KINDS = ("decode", "prefill", "request")
@@ -94,21 +95,20 @@ def certainty(
         search.slowdown = before
         return found
 
-    seen: dict[float, FleetTargets] = {}
+    seen: dict[float, tuple[float, float]] = {}
 
-    def most(name: str) -> float:
-        limit = getattr(targets, name)
-        if limit == inf:
+    def most(which: int, name: str) -> float:
+        if all(getattr(x, name) == inf for x in targets.each):
             return inf
         low, high = FASTEST, SLOWEST
         while high / low > FINE:
             middle = sqrt(low * high)
             if middle not in seen:
-                seen[middle] = played(middle).reached(targets.share)
-            if getattr(seen[middle], name) <= limit:
+                seen[middle] = played(middle).over(targets)
+            if seen[middle][which] <= 1:
                 low = middle
             else:
                 high = middle
         return low
 
-    return Certainty(spread, most("ttft"), most("tpot"))
+    return Certainty(spread, most(0, "ttft"), most(1, "tpot"))

@@ -11,7 +11,7 @@ import numpy as np
 from kvsim.graph import Array
 from kvsim.planner.classes import Classes
 from kvsim.planner.fleet.configurations import Configuration
-from kvsim.planner.fleet.play import FleetTargets
+from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.planner.fleet.traffic import Traffic
 from kvsim.planner.load import Loads, loads_of
 

@@ -9,8 +9,8 @@ from kvsim.graph import Array
 from kvsim.planner.fleet.arrays import Offers
 from kvsim.planner.fleet.configurations import Configuration, offers_of
 from kvsim.planner.fleet.measure import Busy, replicas_kept_busy
-from kvsim.planner.fleet.play import FleetTargets
 from kvsim.planner.fleet.shortlist import Rated
+from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.planner.fleet.traffic import Traffic
 
 DEAR = 2.0  # cost of the whole trace, of the cheapest, beyond which single classes are not measured

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from kvsim.graph import Array
 from kvsim.planner.fleet.configurations import Configuration
-from kvsim.planner.fleet.play import FleetTargets, serve, waits
+from kvsim.planner.fleet.play import serve, waits
+from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.traces.requests import Requests
 
 FINE = 1.04  # ratio of two loads between which the search for the largest stops
@@ -59,12 +60,17 @@ def replicas_kept_busy(
 
     def misses(some: Requests, replicas: int, load: float) -> tuple[Missed, Missed]:
         ttft, tpot, _ = waits(serve(some.scaled(load).hurried(slowdown), configuration, replicas))
-        return ttft * slowdown > targets.ttft, tpot * slowdown > targets.tpot
+        longest, slowest = targets.of_each(some.prompt)
+        return ttft * slowdown > longest, tpot * slowdown > slowest
 
     def meet(some: Requests, replicas: int, load: float) -> bool:
         slow, halting = misses(some, replicas, load)
-        several = max(int(np.count_nonzero(some.generate > 1)), 1)
-        return bool(max(slow.mean(), halting.sum() / several) <= 1 - share)
+        of, classes = targets.of(some.prompt), len(targets.each)
+        each = np.maximum(np.bincount(of, minlength=classes), 1)
+        several = np.maximum(np.bincount(of, some.generate > 1, minlength=classes), 1)
+        late = np.bincount(of, slow, minlength=classes) / each
+        late = np.maximum(late, np.bincount(of, halting, minlength=classes) / several)
+        return bool(late.max() <= 1 - share)
 
     first = max(round(min(guess, MOST)), 1)
     most = min(8 * first + 8, MOST)

@@ -1,6 +1,6 @@
 """A fleet plays a trace: what its requests waited, kind by kind of replica."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from kvsim.graph import Array
 from kvsim.planner.fleet.arrays import Counts
 from kvsim.planner.fleet.configurations import Configuration
+from kvsim.planner.fleet.targets import ClassTarget, FleetTargets
 from kvsim.planner.fleet.traffic import TURN, Traffic
 from kvsim.serving.outcome import Outcome
 from kvsim.serving.pools import simulate_pools
@@ -18,27 +19,6 @@ from kvsim.traces.requests import Requests
 
 WITHIN_KIND = "least-loaded"  # how a request finds its replica among those of its kind
 WITH_PREFIXES = "prefix-aware"
-
-
-@dataclass(frozen=True)
-class FleetTargets:
-    """What a share of all requests must meet.
-
-    Attributes
-    ----------
-    ttft, tpot
-        Longest time to first token and per token; infinite where the user set nothing. [s]
-    share
-        Of the requests, for each of the two alone.
-    """
-
-    ttft: float = np.inf
-    tpot: float = np.inf
-    share: float = 0.99
-
-    def times(self, factor: float) -> "FleetTargets":
-        """The same with times so many times as long."""
-        return FleetTargets(self.ttft * factor, self.tpot * factor, self.share)
 
 
 @dataclass(frozen=True)
@@ -83,6 +63,8 @@ class Played:
         Its replicas.
     duration
         From the first arrival to the last token. [s]
+    prompt
+        Lengths of the prompts. (n,) [tokens]
     """
 
     ttft: Array
@@ -91,6 +73,7 @@ class Played:
     kind: NDArray[np.int64]
     groups: tuple[Replicas, ...]
     duration: float
+    prompt: NDArray[np.int64]
 
     @property
     def refused(self) -> int:
@@ -103,14 +86,35 @@ class Played:
         ttft, tpot = self.ttft[some], self.tpot[some]
         return FleetTargets(quantile(ttft, share), quantile(tpot[~np.isnan(tpot)], share), share)
 
+    def over(
+        self, targets: FleetTargets, rows: NDArray[np.bool_] | None = None
+    ) -> tuple[float, float]:
+        """TTFT and TPOT in parts of their targets, of the class of prompts that is worst off."""
+        found = [(0.0, 0.0)]
+        for some, target in self.by_class(targets, rows):
+            reached = self.reached(targets.share, some)
+            ttft = reached.ttft / target.ttft if np.isfinite(target.ttft) else 0.0
+            found.append((ttft, reached.tpot / target.tpot if np.isfinite(target.tpot) else 0.0))
+        return max(x[0] for x in found), max(x[1] for x in found)
+
+    def by_class(
+        self, targets: FleetTargets, rows: NDArray[np.bool_] | None = None
+    ) -> Iterator[tuple[NDArray[np.bool_], ClassTarget]]:
+        """The requests of each class of prompts that there are, and its targets."""
+        of = targets.of(self.prompt)
+        for place, target in enumerate(targets.each):
+            some = of == place if rows is None else rows & (of == place)
+            if some.any():
+                yield some, target
+
     def meets(self, targets: FleetTargets, rows: NDArray[np.bool_] | None = None) -> bool:
-        """Whether a share of the requests are within each target."""
-        reached = self.reached(targets.share, rows)
-        return reached.ttft <= targets.ttft and reached.tpot <= targets.tpot
+        """Whether a share of the requests of each class are within each target."""
+        return max(self.over(targets, rows)) <= 1
 
     def good_share(self, targets: FleetTargets) -> float:
         """Share of the requests that are within both targets."""
-        slow = (self.ttft > targets.ttft) | (self.tpot > targets.tpot)
+        ttft, tpot = targets.of_each(self.prompt)
+        slow = (self.ttft > ttft) | (self.tpot > tpot)
         return float(1 - slow.mean()) if slow.size else 1.0
 
 
@@ -166,7 +170,7 @@ def play(
             end = max(end, float(last.max(initial=0.0) - faster.arrival[0]) * slowdown)
             groups.append(_replicas(int(j), count, outcome))
     ttft, tpot, latency = times
-    return Played(ttft, tpot, latency, kind, tuple(groups), end)
+    return Played(ttft, tpot, latency, kind, tuple(groups), end, requests.prompt)
 
 
 def serve(requests: Requests, configuration: Configuration, count: int) -> Outcome:

@@ -6,8 +6,8 @@ from kvsim.limits import ENGINE_SHARE
 from kvsim.planner.admit import Admission
 from kvsim.planner.fleet.arrays import FleetLimits, Schedule
 from kvsim.planner.fleet.certainty import Spread
-from kvsim.planner.fleet.play import FleetTargets
 from kvsim.planner.fleet.shortlist import Rentable
+from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.planner.fleet.traffic import Traffic
 from kvsim.planner.fleet.variants import Extras
 from kvsim.serving.rules import Rules

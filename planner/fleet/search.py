@@ -17,8 +17,9 @@ from kvsim.planner.fleet.arrays import Counts, Demand, FleetLimits, FleetPlan, O
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.dispatch import losses_of, utilisation
 from kvsim.planner.fleet.near import CHEAPER, neighbours
-from kvsim.planner.fleet.play import FleetTargets, Played, play
+from kvsim.planner.fleet.play import Played, play
 from kvsim.planner.fleet.programme import solve
+from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.planner.fleet.traffic import Traffic
 
 ROUNDS = 24  # fleets that the programme proposes, at most

@@ -16,7 +16,7 @@ from kvsim.planner.admit import Admission
 from kvsim.planner.candidates import options_of
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.estimate import late_of_class, loads, replicas_needed
-from kvsim.planner.fleet.play import FleetTargets
+from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.planner.fleet.traffic import Traffic
 from kvsim.planner.workload import PlanLimits
 from kvsim.serving.rules import Rules
@@ -148,7 +148,7 @@ def _better(one: Rentable, full: Rated, terms: Terms) -> list[Rated]:
 
 def _rated(one: Rentable, terms: Terms) -> list[Rated]:
     """Every admitted setting on a deployment, with its estimate."""
-    d, traffic, targets, rules = one.deployment, terms.traffic, terms.targets, terms.rules
+    d, traffic, targets, rules = one.deployment, terms.traffic, terms.targets.loosest, terms.rules
     here = PlanLimits(
         gpu_memory=d.hardware.gpu_memory * terms.utilisation,
         host_memory=d.hardware.host_memory,

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from kvsim.graph import Array
 from kvsim.planner.classes import classes_of
 from kvsim.planner.fleet.arrays import Demand
+from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.traces.requests import Requests
 from kvsim.traces.statistics import leading_hits
 
@@ -74,7 +75,9 @@ class Traffic:
         return kind[self.session]
 
 
-def traffic_of(requests: Requests, windows: int = 0) -> Traffic:
+def traffic_of(
+    requests: Requests, windows: int = 0, targets: FleetTargets | None = None
+) -> Traffic:
     """Classes by prompt, generated tokens and reuse, and windows of equal length.
 
     All turns of a session are of the class of the turn with the longest prompt, because they stay
@@ -83,8 +86,12 @@ def traffic_of(requests: Requests, windows: int = 0) -> Traffic:
     Parameters
     ----------
     windows : how many; 0: as many as are long enough and have requests enough.
+    targets : prompts whose targets differ are of different classes.
     """
     of, session = classes_of(requests).of, requests.sessions
+    if targets is not None and targets.longer:
+        parts = len(targets.each) * of + targets.of(requests.prompt)
+        of = np.unique(parts, return_inverse=True)[1].astype(np.int64)
     hits = np.minimum(leading_hits(requests) * requests.block_tokens, requests.prompt)
     reused = hits / requests.prompt
     if hits.any():

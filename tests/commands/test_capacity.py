@@ -132,6 +132,20 @@ def test_targets_that_nothing_meets_still_have_an_answer() -> None:
     check(result.err, "TTFT p99 of 5 ms cannot be met|comes nearest")
 
 
+def test_targets_of_longer_prompts_are_met_by_each_class() -> None:
+    classes = ("--class-targets", "300=3s/100ms,800=none/200ms")
+    result = run(*replaced(COMMAND, *TARGETS, "--only", "full", *classes, "--json"))
+    rows = json.loads(result.out)["class_targets"]
+    assert result.code == 0
+    assert [(r["prompt_above"], r["targets"]["ttft_s"]) for r in rows] == [
+        (0, rows[0]["targets"]["ttft_s"]), (300, 3.0), (800, None),
+    ]  # fmt: skip
+    for row in rows:
+        assert row["met"] and row["requests"] > 0
+        for key, most in row["targets"].items():
+            assert most is None or row[key] <= most
+
+
 def test_limits_that_leave_too_little_still_have_an_answer() -> None:
     result = run(
         *replaced(COMMAND, *TARGETS, "--only", "full", "--rate", "8", "--max-gpus", "1", "--json")
@@ -161,6 +175,11 @@ def test_limits_that_leave_too_little_still_have_an_answer() -> None:
             ("--gpus", "m2-ultra", "--price", "m2-ultra=1", "--max-power", "3"),
             "--max-power|m2-ultra|--watts",
         ),
+        (("--class-targets", "8000=10s"), "--class-targets|8000=10s|N=TTFT/TPOT"),
+        (("--class-targets", "8k=10s/1s"), "--class-targets|8k|whole number"),
+        (("--class-targets", "80=10s/1s,80=9s/1s"), "--class-targets|80|twice"),
+        (("--class-targets", "80=10000/1s"), "--class-targets|10000|without a unit"),
+        (("--class-targets", "9999999=10s/1s"), "--class-targets|longest prompt|leave them out"),
         (("--max-host", "-1"), "--max-host|got|expected"),
         (("--configurations", "0"), "--configurations|got|expected"),
         (("--failures", "9"), "--failures|got|expected"),

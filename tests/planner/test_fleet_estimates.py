@@ -14,8 +14,9 @@ from kvsim.planner.carry import ReplicaTargets
 from kvsim.planner.classes import _parts, classes_of
 from kvsim.planner.fleet import reachable, shortlist, traffic
 from kvsim.planner.fleet.estimate import late_of_class, replicas_needed
-from kvsim.planner.fleet.play import FleetTargets, _most_running
+from kvsim.planner.fleet.play import Played, _most_running
 from kvsim.planner.fleet.shortlist import Rated
+from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.planner.fleet.traffic import Traffic, traffic_of
 from kvsim.planner.load import Loads
 from kvsim.serving.records import FINISHED, REFUSED
@@ -104,6 +105,12 @@ def test_the_best_of_all_and_of_each_class_without_what_is_far_dearer() -> None:
     assert some[1].cost_of_all == 4.0 and some[1].cost.tolist() == [2.0, 2.0]
 
 
+def waited(reached: FleetTargets) -> Played:
+    """A fleet with one request."""
+    ttft, tpot = np.array([reached.ttft]), np.array([reached.tpot])
+    return Played(ttft, tpot, ttft, np.zeros(1, np.int64), (), 1.0, np.array([10]))
+
+
 @pytest.mark.parametrize(
     ("ttft", "tpot", "loose", "words"),
     [
@@ -118,7 +125,7 @@ def test_targets_in_reach_are_the_nearest_with_room(
 ) -> None:  # fmt: skip
     """One configuration reads prompts sooner, the other decodes sooner."""
     reach = {"reads": FleetTargets(1.9, 0.11, 0.9), "decodes": FleetTargets(2.0, 0.1, 0.9)}
-    monkeypatch.setattr(reachable, "_at_rest", lambda r, *_: reach[r.configuration.name])
+    monkeypatch.setattr(reachable, "_at_rest", lambda r, _: waited(reach[r.configuration.name]))
     some = [rated("decodes", [1.0], 1.0), rated("reads", [1.0], 1.0)]
     nothing: Any = None
     found, said = reachable.reachable(some, nothing, FleetTargets(ttft, tpot, 0.9), lambda _: None)
@@ -141,13 +148,13 @@ def test_replicas_at_rest_are_eight_times_what_is_needed(
 
     def play(*args: Any) -> Any:
         seen.append(args)
-        return SimpleNamespace(reached=lambda share: FleetTargets(1.0, 2.0, share))
+        return waited(FleetTargets(1.0, 2.0))
 
     monkeypatch.setattr(reachable, "play", play)
     some: Any = SimpleNamespace(demand=SimpleNamespace(rate=np.zeros((3, 2))), classes=2)
-    found = reachable._at_rest(rated("x", needed, 1.0), some, FleetTargets(share=0.7))
+    found = reachable._at_rest(rated("x", needed, 1.0), some)
     ((_, _, running, share, faster),) = seen
-    assert found.share == 0.7 and running.tolist() == [[count]] * 3
+    assert found.ttft.tolist() == [1.0] and running.tolist() == [[count]] * 3
     assert share.shape == (3, 2, 1) and share.min() == 1.0 and faster == pytest.approx(load)
 
 

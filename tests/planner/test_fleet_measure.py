@@ -1,6 +1,7 @@
 """What replicas carry, on replicas that are a plain rule: too late beyond a rate, never before."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,8 +12,8 @@ from kvsim.planner.fleet import market, measure
 from kvsim.planner.fleet.arrays import Demand
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.measure import Busy, replicas_kept_busy
-from kvsim.planner.fleet.play import FleetTargets
 from kvsim.planner.fleet.shortlist import Rated
+from kvsim.planner.fleet.targets import ClassTarget, FleetTargets
 from kvsim.planner.fleet.traffic import Traffic
 from kvsim.traces.requests import Requests
 
@@ -40,6 +41,22 @@ def played(
     monkeypatch.setattr(measure, "serve", serve)
     monkeypatch.setattr(measure, "waits", lambda outcome: (*waits(*outcome), None))
     return noted
+
+
+def test_a_small_class_counts_as_much_as_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One prompt of twenty is long and waits longer: within the share of all, not of its own."""
+    long = np.arange(200) % 20 == 0
+
+    def waits(some: Requests, rate: float) -> tuple[Any, Any]:
+        return np.where(some.prompt > 8, 8 * rate, 0.1), np.zeros(len(some))
+
+    played(monkeypatch, waits)
+    some = replace(requests(), prompt=np.where(long, 100, 8))
+    alike = replicas_kept_busy(some, ANY, TARGETS).needed
+    own = replace(TARGETS, longer=(ClassTarget(8, 2.0, 0.1),))
+    apart = replicas_kept_busy(some, ANY, own).needed
+    assert alike < 0.1  # as much as is tried: those that wait are too few to count
+    assert apart == pytest.approx(4.0, rel=0.05)  # 8 s times the rate of a fourth is 2 s
 
 
 @pytest.mark.parametrize("needed", [0.06, 0.3, 0.7, 1.4, 1.9, 2.6, 7.3, 40.5])

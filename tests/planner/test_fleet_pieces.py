@@ -1,5 +1,6 @@
 """The pieces of a fleet's search, each by hand: what is allowed, near, certain, and who serves."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,10 +20,11 @@ from kvsim.planner.fleet.certainty import Spread, known
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.market import Market
 from kvsim.planner.fleet.near import allowed, neighbours
-from kvsim.planner.fleet.play import FleetTargets, Played, layers, quantile
+from kvsim.planner.fleet.play import Played, layers, quantile
 from kvsim.planner.fleet.question import CapacityQuestion
 from kvsim.planner.fleet.search import FleetSearch
 from kvsim.planner.fleet.shortlist import Rated
+from kvsim.planner.fleet.targets import ClassTarget, FleetTargets
 from kvsim.planner.fleet.traffic import Traffic
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
@@ -101,14 +103,38 @@ def test_quantile_lies_between_two_neighbours(size: int, share: float) -> None:
     assert quantile(values, share) == pytest.approx(np.quantile(values, share), rel=1e-12)
 
 
+def test_each_class_of_prompts_has_targets_of_its_own() -> None:
+    prompt = np.array([10, 100, 101, 500, 501, 9000])
+    targets = FleetTargets(1.0, 0.1, 0.5, (ClassTarget(100, 4.0, 0.2), ClassTarget(500, tpot=0.3)))
+    assert targets.of(prompt).tolist() == [0, 0, 1, 1, 2, 2]
+    assert [x.tolist() for x in targets.of_each(prompt)] == [
+        [1, 1, 4, 4, np.inf, np.inf], [0.1, 0.1, 0.2, 0.2, 0.3, 0.3],
+    ]  # fmt: skip
+    assert targets.loosest == FleetTargets(np.inf, 0.3, 0.5)
+    assert targets.times("tpot", 2.0).longer[1] == ClassTarget(500, np.inf, 0.6)
+    ttft, tpot = np.array([0.5, 0.5, 3.0, 2.0, 50.0, 70.0]), np.full(6, 0.05)
+    played = Played(ttft, tpot, ttft, np.zeros(6, np.int64), (), 1.0, prompt)
+    assert played.over(targets) == (2.5 / 4, 0.5)
+    assert played.meets(targets) and not played.meets(FleetTargets(1.0, 0.1, 0.5))
+    assert played.good_share(targets) == 1.0
+    tighter = replace(targets, longer=(ClassTarget(100, 2.0, 0.2), targets.longer[1]))
+    assert not played.meets(tighter) and played.good_share(tighter) == pytest.approx(5 / 6)
+    assert played.meets(tighter, prompt != 101)
+
+
 def test_good_requests_are_within_both_targets() -> None:
     ttft = np.array([0.5, 0.5, 2.0, 2.0, np.inf])
     tpot = np.array([0.05, 0.2, 0.05, 0.2, np.nan])
-    played = Played(ttft, tpot, ttft, np.zeros(5, np.int64), (), 1.0)
+    played = Played(ttft, tpot, ttft, np.zeros(5, np.int64), (), 1.0, np.full(5, 100))
     assert played.good_share(FleetTargets(1.0, 0.1)) == pytest.approx(1 / 5)
     assert played.good_share(FleetTargets()) == 1.0
     none = np.zeros(0)
-    assert Played(none, none, none, np.zeros(0, np.int64), (), 1.0).good_share(FREE_TARGETS) == 1.0
+    assert (
+        Played(none, none, none, np.zeros(0, np.int64), (), 1.0, np.zeros(0, np.int64)).good_share(
+            FREE_TARGETS
+        )
+        == 1.0
+    )
 
 
 FREE_TARGETS = FleetTargets()

@@ -12,7 +12,8 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.measure import origin, replicas_kept_busy, together
-from kvsim.planner.fleet.play import FleetTargets, layers, play, quantile
+from kvsim.planner.fleet.play import layers, play, quantile
+from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.planner.fleet.traffic import Traffic, traffic_of
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome
