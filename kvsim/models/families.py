@@ -224,7 +224,10 @@ _LLAMA = (
     "vocab_size",
 )
 # A model with such a field is not Llama-shaped, whatever else it has.
-_NOT_LLAMA = ("num_experts", "num_local_experts", "n_routed", "kv_lora", "linear_", "mamba", "ssm")
+_NOT_LLAMA = (
+    "num_experts", "num_local_experts", "n_routed", "moe_", "kv_lora", "v_head_dim", "linear_",
+    "mamba", "ssm", "hybrid", "swa_", "layers_block_type", "num_kv_shared",
+)  # fmt: skip
 
 
 def find_family(fields: Fields) -> tuple[str, Family, list[str]]:

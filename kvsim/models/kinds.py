@@ -19,7 +19,12 @@ DeltaNet, Kimi Delta Attention), ``convolution`` has no further state."""
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What may differ between the layers of one model."""
+    """What may differ between the layers of one model.
+
+    It cannot say attention and a state side by side in one layer (Falcon-H1), an attention block
+    with shared weights in front of a state (Zamba2), or numbers of KV heads that differ by layer
+    (MiMo-V2-Flash: 8 in its windows, 4 elsewhere): such configurations are refused.
+    """
 
     window: int | None = None  # sliding window; None attends to every token [tokens]
     routed: bool = False  # mixture of experts instead of a dense MLP

@@ -56,6 +56,19 @@ def _model(config: dict[str, Any], **fields: object) -> Model:
     return from_config(config | fields, "x")
 
 
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("falcon_h1", "mamba_d_ssm"), ("zamba2", "hybrid_layer_ids"),
+        ("mimo_v2_flash", "hybrid_layer_pattern"), ("mimo_v2_flash", "swa_num_key_value_heads"),
+        ("nova", "moe_intermediate_size"), ("nova", "v_head_dim"),
+    ],
+)  # fmt: skip
+def test_layers_that_cannot_be_said_are_not_read_as_llama(name: str, field: str) -> None:
+    with pytest.raises(InputError, match=f"cannot be read as Llama .it has {field}"):
+        _model(LLAMA, model_type=name, **{field: [1]})
+
+
 def test_what_was_assumed_is_noted() -> None:
     (unknown_type,) = _model(LLAMA, model_type="nova").notes
     assert "'nova' is not known: read as Llama-shaped" in unknown_type

@@ -104,6 +104,35 @@ def test_mxfp4_experts_have_the_published_size(name: str, gib: float) -> None:
     assert size / 2**30 == pytest.approx(gib, rel=0.005)
 
 
+def nvfp4(name: str) -> float:
+    """Bytes of all layers with NVFP4 weights."""
+    d = Deployment(load_model(name), load_hardware("b200"), load_stack("ideal"), "nvfp4")
+    return sum(layer_weights(d, shape) for shape in d.model.shapes())
+
+
+def test_nvfp4_weights_are_codes_and_a_scale_per_16() -> None:
+    """As the published layout has them: uint8 (outputs, inputs / 2), fp8 (outputs, inputs / 16)."""
+    qkv, out, mlp = (4096, 4096 + 2 * 1024), (4096, 4096), [(4096, 14336)] * 2 + [(14336, 4096)]
+    stored = sum(outputs * (inputs / 2 + inputs / 16) for inputs, outputs in (qkv, out, *mlp))
+    assert nvfp4("llama3.1-8b") == pytest.approx(32 * stored, rel=1e-3)  # norms are few
+
+
+def test_nvfp4_checkpoints_have_the_published_size() -> None:
+    """Every product but the LM head's; the card says 40 GB (Llama-3.1-70B-Instruct-NVFP4-W4A4)."""
+    m = load_model("llama3.1-70b")
+    assert (nvfp4(m.name) + 4 * m.vocab * m.hidden) / 2**30 == pytest.approx(40, rel=0.0125)
+
+
+def test_mixtures_of_experts_have_nvfp4_in_their_mlps_alone() -> None:
+    name = "deepseek-v3"
+    plain = Deployment(load_model(name), load_hardware("b200"), load_stack("ideal"))
+    m = plain.model
+    # 58 layers of 256 experts and a shared one, 3 dense ones; numbers of their three matrices
+    mlps = 3 * m.hidden * (58 * 257 * 2048 + 3 * 18432)
+    whole = sum(layer_weights(plain, shape) for shape in m.shapes())
+    assert nvfp4(name) == pytest.approx(whole - mlps * (2 - 9 / 16), rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
