@@ -42,7 +42,8 @@ def of_predictions(rows: Sequence[Row], found: Sequence[Prediction]) -> list[tup
     """The pictures of ``kvsim predict``: speed, one step, roofline, memory."""
     pictures = []
     if len(rows) > 1:
-        pictures.append(("Speed and latency of every point", speed(rows)))
+        lines = ", a line for each prompt" * _has_several(rows, "prompt", "batch")
+        pictures.append((f"Speed and latency of every point{lines}", speed(rows)))
     at = max(range(len(rows)), key=lambda i: (rows[i]["fits"], rows[i][compared_by(rows[i])]))
     if found[at].generate > 1:
         name = f"{rows[at]['technique']}, batch {rows[at]['batch']:,}"
@@ -62,7 +63,10 @@ def memories(rows: Sequence[Row], deployment: Deployment) -> list[tuple[str, "Fi
 
 
 def speed(rows: Sequence[Row]) -> "Figure":
-    """Tokens per second over TPOT, or over TTFT where nothing is decoded, of rows that fit."""
+    """Tokens per second over TPOT, or over TTFT where nothing is decoded, of rows that fit.
+
+    A line per technique and prompt.
+    """
     from plotly.graph_objects import Figure
 
     figure = Figure()
@@ -71,16 +75,35 @@ def speed(rows: Sequence[Row]) -> "Figure":
     rate = compared_by(max(rows, key=lambda row: int(row["generate"])))
     for text, name in labels.items():
         here = [r for r in rows if spec(r) == text and r["fits"] and r[time] and r[rate]]
+        points = _by_prompt(here)
         look = mark(name)
         figure.add_scatter(
-            x=[1e3 * r[time] for r in here], y=[r[rate] for r in here], name=name,
+            x=[r and 1e3 * r[time] for r in points], y=[r and r[rate] for r in points], name=name,
             mode="lines+markers", line={"color": look.colour, "dash": look.dash, "width": 1.5},
             marker={"color": look.colour, "symbol": look.symbol, "size": 9},
-            text=[f"batch {r['batch']}, prompt {r['prompt']}<br>{r['bound_by']}" for r in here],
+            text=[r and f"batch {r['batch']}, prompt {r['prompt']}<br>{r['bound_by']}"
+                  for r in points],
             hovertemplate="%{text}<br>%{x:.3g} ms, %{y:.4g} tok/s",
         )  # fmt: skip
     across, up = (QUANTITIES[key].heading for key in (time, rate))
     return finished(figure, 420, f"{across} [ms]", up, xaxis=LOG, yaxis=LOG)
+
+
+def _by_prompt(rows: Sequence[Row]) -> list[Row | None]:
+    """Rows with a gap wherever the prompt changes: a line joins batches of one prompt."""
+    if not _has_several(rows, "prompt", "batch"):
+        return [*rows]
+    points: list[Row | None] = []
+    for row in rows:
+        if points and points[-1] is not None and points[-1]["prompt"] != row["prompt"]:
+            points.append(None)
+        points.append(row)
+    return points
+
+
+def _has_several(rows: Sequence[Row], *keys: str) -> bool:
+    """Whether rows differ in each of some quantities."""
+    return all(len({row[key] for row in rows}) > 1 for key in keys)
 
 
 def typical_round(prediction: Prediction) -> Point:

@@ -191,7 +191,7 @@ def answered(rows: list[PublishedRow], predicted: list[float]) -> Answer:
         if errors[use]:
             mean, worst = sum(errors[use]) / len(errors[use]), max(errors[use])
             told.append(
-                f"On {len(errors[use])} {said} predictions are off by {units.percent(mean)} on "
+                f"On {len(errors[use])} {said}, predictions are off by {units.percent(mean)} on "
                 f"average and {units.percent(worst)} at worst."
             )
     cards = ", ".join(sorted({r.hardware for r in rows}))
