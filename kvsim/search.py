@@ -7,14 +7,16 @@ import numpy as np
 from kvsim.graph import Array, Number
 
 AXES = 3  # of what is searched for: settings, batches, contexts
+NEIGHBOURS = np.arange(-4.0, 2.0)  # of a guess that are looked at with it
 MOST_PROBES = 3 * 24  # every third one halves a bracket of at most 10^7
 
 
 def last_within(excess: Callable[[Array], Number], low: Array, high: Array) -> Array:
     """The largest whole number whose ``excess`` is not above 0, element by element.
 
-    ``excess`` must not decrease, and should be nearly affine: the secant usually lands on the
-    answer, its neighbour closes the bracket, and a bisection at times keeps the worst case short.
+    ``excess`` must not decrease, and should be nearly affine, above all far out: where the line of
+    the upper half meets 0 lies the answer, as a rule, or a neighbour, and all of them are looked at
+    together. Else secants narrow the bracket, and a bisection at times keeps the worst case short.
 
     Parameters
     ----------
@@ -25,24 +27,27 @@ def last_within(excess: Callable[[Array], Number], low: Array, high: Array) -> A
     plain = np.broadcast_shapes(low.shape, high.shape)
     alone = (1,) * (AXES - len(plain))
     low, high = (np.broadcast_to(end, plain).reshape(alone + plain) for end in (low, high))
-    ends = excess(np.stack([low, high]))
-    shape = np.broadcast_shapes(low.shape, np.shape(ends)[1:])
-    low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
-    below, above = np.broadcast_to(ends, (2, *shape))
+    middle = np.floor((low + high) / 2)
+    first = excess(np.stack([low, middle, high]))
+    shape = np.broadcast_shapes(low.shape, np.shape(first)[1:])
+    low, middle, high = (np.broadcast_to(end, shape) for end in (low, middle, high))
+    below, halfway, above = np.broadcast_to(first, (3, *shape))
+    slope = np.where(above > halfway, above - halfway, 1.0)
+    trial = high - (high - middle) * np.clip(above / slope, 0.0, 2.0)
+    steps = NEIGHBOURS.reshape(-1, *(1 for _ in shape))
     for probe in range(MOST_PROBES):
         if not (high - low > 1).any():
             break
+        around = np.clip(np.floor(trial) + steps, low, np.maximum(high - 1, low))
+        values = np.broadcast_to(excess(around), around.shape)
+        within = np.count_nonzero(values <= 0, axis=0)[None]
+        places = np.concatenate([low[None], around, high[None]])
+        values = np.concatenate([below[None], values, above[None]])
+        low, high = (np.take_along_axis(places, within + end, 0)[0] for end in (0, 1))
+        below, above = (np.take_along_axis(values, within + end, 0)[0] for end in (0, 1))
         slope = np.where(above > below, above - below, 1.0)
         secant = low + (high - low) * np.clip(-below / slope, 0.0, 1.0)
-        trial = np.floor((low + high) / 2 if probe % 3 == 2 else secant)
-        trial = np.clip(trial, np.minimum(low + 1, high), np.maximum(high - 1, low))
-        beyond = np.minimum(trial + 1, high)  # where the trial is the answer, this shows it
-        at, over = np.broadcast_to(excess(np.stack([trial, beyond])), (2, *shape))
-        fits, both = at <= 0, (over <= 0) & (beyond < high)
-        narrowed = np.where(fits, beyond, trial), np.where(fits, over, at)
-        low, below = np.where(fits, trial, low), np.where(fits, at, below)
-        low, below = np.where(both, beyond, low), np.where(both, over, below)
-        high, above = np.where(both, high, narrowed[0]), np.where(both, above, narrowed[1])
+        trial = (low + high) / 2 if probe % 3 == 1 else secant
     return low.reshape(plain) if low.size == np.prod(plain) else low
 
 
