@@ -51,6 +51,8 @@ PAIRS = [
     "offload:host_share=0.5 + turboquant:bits=4,group=8", f"{SNAPKV} + offload:host_share=0.5",
     f"{SNAPKV} + {KIVI} + offload:host_share=0.5",
     "place:cpu_share=1",
+    f"{SNAPKV} + {KIVI} + place:weights_host=0.5",
+    f"{GROUPED} + offload:schedule=column,parts=1",
     f"{SNAPKV} + turboquant:bits=3,group=8", f"{H2O} + turboquant:bits=4,value_bits=2,group=8",
 ]  # fmt: skip
 LAYERED = [
@@ -121,7 +123,8 @@ def _unwritten(line: Line, model: str) -> bool:
         f"0-1: full; 2: snapkv:budget=500,window=8; {MAGICDEC}", NARROW,
         "snapkv:budget=500,window=8 + selfdraft:reads=all,weight_bits=4,gamma=3,acceptance=0.5",
         "duoattention:retrieval=0.5,sink=4,recent=500",
-        "values:n=1000", "place:cpu_share=1", "0: full; 1-: place:cpu_share=1",
+        "place:weights_host=0.25", "place:weights_host=1,host_share=0.5", "values:n=1000",
+        "place:cpu_share=1", "0: full; 1-: place:cpu_share=1",
         "0: full; 1-: specache:k=500,group=16,residual=16",
         "pyramidkv:budget=500,window=8,beta=2", "ngram:gamma=3,acceptance=0.5",
     ],
@@ -181,6 +184,9 @@ def test_eight_bits_are_close_to_what_they_store(packed: str, plain: str, within
         (f"{KIVI} + {MAGICDEC}", "takes drafts back"),
         (f"{H2O} + offload", "rows on the host"),
         ("kvpr + fp8", "recomputed is fp16"),
+        ("0: full; 1-: place:weights_host=1", "all layers alike"),
+        (f"place:weights_host=0.5 + {NARROW}", "drafts with streamed weights"),
+        (f"{SNAPKV} + flexgen", "one part of the batch"),
         ("fastdecode", "real implementation"),
         ("grouped:bits=4,group=32", "does not divide the head dim 16"),
         ("0: full; 1: kivi", "layers"),

@@ -118,7 +118,7 @@ COMPOSED = [
     "0: full; 1: place:host_share=0.5; 2-: kcache:n=2000",
     "offload:host_share=0.5 + kivi:bits=4,group=8,residual=8", "offload + fp8",
     "0: full; 1-2: kcache:n=6 + grouped:bits=4,group=8", "offload + snapkv:budget=16,window=4",
-    "shadowkv:budget=16,chunk=4,outliers=1,rank=8",
+    "place:weights_host=1,host_share=0.5", "shadowkv:budget=16,chunk=4,outliers=1,rank=8",
 ]  # fmt: skip
 """The first three lose nothing."""
 LOSSLESS = ["offload:host_share=0.5", "kvpr:split=9"]

@@ -180,9 +180,9 @@ class Composed(Speculative):
             layer.cells.settle(layer.held(before), layer.held(after))
 
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
-        """Drafts may have narrower ones."""
+        """Drafts may have narrower ones; placements may stream them."""
         drafted = self.drafter.weights(layer) if kind == "draft" else None
-        return drafted or super().weights(layer, kind)
+        return drafted or self.placements[layer].weights(layer) or super().weights(layer, kind)
 
     def resident(self) -> Resident:
         """What layers and placements keep."""

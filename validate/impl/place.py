@@ -1,4 +1,4 @@
-"""Shares of the cache in host memory, which visit the GPU layer by layer.
+"""Shares of caches and weights in host memory, which visit the GPU layer by layer.
 
 Two buffers take turns: while one layer is attended to, the next one arrives in the other.
 """
@@ -12,13 +12,15 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.axes import Placement
 from kvsim.techniques.place import Place as Settings
-from kvsim.validate.impl.base import Resident
+from kvsim.validate.impl.base import Resident, together
 from kvsim.validate.impl.cells import Cells
 from kvsim.validate.impl.cpu_attention import CpuCells, LeavingPrompts
 from kvsim.validate.impl.placing import Placing
 from kvsim.validate.impl.selecting import Where
 from kvsim.validate.impl.split import SplitCells
+from kvsim.validate.impl.streaming import StreamedWeights
 from kvsim.validate.model.attention import Pass
+from kvsim.validate.model.weights import LayerWeights
 from kvsim.validate.tally import Silent
 from kvsim.validate.transfer import Mark, copy_all
 
@@ -55,6 +57,10 @@ class Place(Placing):
         self._stored: dict[int, Mark] = {}  # when a layer's home took its last tokens
         self._coming: Coming | None = None
         self.leaving = LeavingPrompts(self.lanes(), run.tally) if part.cpu_share else None
+        self.streamed: StreamedWeights | None = None
+        if part.weights_host:
+            self._refuse_columns()
+            self.streamed = StreamedWeights(run.decoder, self.lanes(), 1, part.weights_host)
 
     def cells(self, kind: type[Cells], where: Where, slots: int) -> Cells:
         """Rows or values at home, where the share says so."""
@@ -91,6 +97,8 @@ class Place(Placing):
 
     def begin(self, layer: int, step: Pass) -> None:
         """Ask for the next layer, wait for this one."""
+        if self.streamed and (step.kind != "prefill" or not step.starts[0]):
+            self.streamed.ahead(layer, 0)
         if self.leaving is not None:
             self.leaving.begin(layer, step, self.run.prompt)
         if layer not in self.visitors:
@@ -129,6 +137,10 @@ class Place(Placing):
         elif following == layer:  # one layer: the next step needs what this one stores
             self._request(layer, self._turn)
 
+    def weights(self, layer: int) -> LayerWeights | None:
+        """Those that have arrived, where they are streamed."""
+        return self.streamed.layer(layer) if self.streamed else None
+
     def prompt_read(self) -> None:
         """The CPU attends from here on."""
         if self.leaving is not None:
@@ -136,6 +148,15 @@ class Place(Placing):
 
     def resident(self) -> Resident:
         """Homes, and the buffers that layers take turns with."""
+        if self.streamed is None:
+            return self._caches()
+        weights: Resident = {
+            "gpu": {"weight buffers": self.streamed.buffers},
+            "host": {"weights": self.streamed.homes},
+        }
+        return together(weights, self._caches())
+
+    def _caches(self) -> Resident:
         if self.leaving is not None:
             homes = [home for cells in self.leaving.layers.values() for home in cells.homes]
             out = [t for pair in self.leaving.buffers for t in pair]
@@ -148,11 +169,7 @@ class Place(Placing):
     def _refuse(self, kind: type[Cells], where: Where) -> None:
         """What only whole techniques do, and selections that change rows that are away."""
         place, selection = self.place, where.parts.selection
-        if place.recomputes or place.weights_host or place.states_host or place.parts > 1:
-            raise InputError(
-                "place: the real implementation has one part of the batch here; set parts=1. "
-                "Recomputation and columns run as kvpr, offload and flexgen, by themselves"
-            )
+        self._refuse_columns()
         if place.cpu_share:
             if place.cpu_share < 1 or selection.chooses or selection.evicts != "never":
                 raise InputError(
@@ -182,6 +199,21 @@ class Place(Placing):
             raise InputError("grouped: host=true runs within offload and kvpr, by themselves")
         if where.parts.drafting.drafts:
             raise InputError("place: no real implementation takes drafts back from the host")
+
+    def _refuse_columns(self) -> None:
+        """What whole techniques do by themselves, and weights of some layers or passes alone."""
+        place, run = self.place, self.run
+        if place.recomputes or place.states_host or place.parts > 1:
+            raise InputError(
+                "place: the real implementation has one part of the batch here; set parts=1. "
+                "Recomputation and columns run as kvpr, offload and flexgen, by themselves"
+            )
+        if place.weights_host and any(parts.placement != place for parts in run.parts):
+            raise InputError(
+                "place: the real implementation streams weights of all layers alike; place them so"
+            )
+        if place.weights_host and run.gamma:
+            raise InputError("place: no real implementation drafts with streamed weights")
 
     def _after(self, layer: int) -> int:
         """The next layer that visits, from the last one the first."""

@@ -9,6 +9,7 @@ from kvsim.techniques.axes import Placement
 from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.cells import CacheRoom, Cells, on_the_gpu
 from kvsim.validate.model.attention import Pass
+from kvsim.validate.model.weights import LayerWeights
 from kvsim.validate.transfer import Transfers
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ class Placing:
 
     def prompt_read(self) -> None:
         """Every layer has read the prompt."""
+
+    def weights(self, layer: int) -> LayerWeights | None:
+        """The weights of a layer, where they do not stay on the GPU."""
+        return None
 
     def resident(self) -> Resident:
         """What layers share because of it."""
