@@ -109,7 +109,8 @@ class Parallelism:
         if self.dp > 1:
             yield (
                 f"the batch is divided evenly over {self.dp} data-parallel ranks that read prompts "
-                f"and decode at the same time"
+                f"and decode at the same time; experts work for all of them, so a pass that reads "
+                f"the prompt of one rank alone is predicted too long"
             )
         if self.stage > domain or (self.pp > 1 and self.stage >= domain):
             yield (
