@@ -194,10 +194,16 @@ def _alternative(a: OtherFleet, cost: float) -> Row:
 
 
 def others_assumed(answer: CapacityAnswer) -> list[str]:
-    """What is taken for granted of memories and links besides the GPU's, where any are used."""
+    """What is taken for granted of contexts, and of memories and links besides the GPU's."""
     extras, said = answer.question.extras, []
     some = [answer.market.configurations[j] for j in answer.used]
     rules = [x.costs.rules for x in some if x.tiers]
+    model, longest = some[0].costs.deployment.model, some[0].costs.longest
+    if longest > model.max_context:
+        said.append(
+            f"The trace's longest request has {longest:,} tokens; {model.name} was made for "
+            f"{model.max_context:,}, and engines refuse longer ones unless they are told not to."
+        )
     if any(r.host_cache for r in rules):
         said.append(
             f"Each GPU has {extras.host / GIB:.0f} GiB of host memory for prefix blocks (a quarter "

@@ -1,5 +1,6 @@
 """Targets of a fleet and how it keeps them, as JSON rows and in words."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,11 +39,13 @@ def class_rows(played: Played, targets: FleetTargets) -> list[Row]:
     """Each class of prompts with targets of its own, and what it reaches; empty for one class."""
     if not targets.longer:
         return []
-    found = []
+    found, bounds = [], [x.above for x in targets.each]
+    longest = dict(pairwise(bounds))
     for rows, target in played.by_class(targets):
         reached = played.reached(targets.share, rows)
         found.append({
             "prompt_above": target.above,
+            "prompt_up_to": longest.get(target.above),
             "requests": int(rows.sum()),
             "targets": {"ttft_s": number(target.ttft), "tpot_s": number(target.tpot)},
             "ttft_s": number(reached.ttft),
@@ -64,11 +67,16 @@ def class_lines(answer: Row) -> list[str]:
             for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))
         )
         met = "" if row["met"] else "; missed"
-        found.append(
-            f"Prompts above {row['prompt_above']:,} tokens ({row['requests']:,} requests): "
-            f"{times}{met}."
-        )
+        found.append(f"{_prompts(row)} tokens ({row['requests']:,} requests): {times}{met}.")
     return found
+
+
+def _prompts(row: Row) -> str:
+    """Which prompts a class has."""
+    above, most = row["prompt_above"], row["prompt_up_to"]
+    if most is None:
+        return f"Prompts above {above:,}"
+    return f"Prompts of {above + 1:,} to {most:,}" if above else f"Prompts up to {most:,}"
 
 
 def _said(value: float | None) -> str:

@@ -69,18 +69,24 @@ def fleet_for(
     return OtherFleet(label, found, market.configurations)
 
 
+def of_one_kind(question: CapacityQuestion, market: Market, load: float) -> OtherFleet:
+    """The cheapest fleet of one kind of replica."""
+    one = replace(question.limits, configurations=1)
+    return fleet_for("one kind of replica", question, market, one, load)
+
+
 def alternatives(
     question: CapacityQuestion,
     rated: list[Rated],
     market: Market,
     load: float,
     spread: Spread,
+    uniform: OtherFleet,
     tell: Callable[[str], None],
 ) -> list[OtherFleet]:
-    """Other fleets for the same question, that of one kind of replica first."""
+    """Other fleets for the same question, after that of one kind of replica."""
     one = replace(question.limits, configurations=1)
     some: list[tuple[str, Market, FleetLimits]] = [
-        ("one kind of replica", market, one),
         ("full KV", market.where(lambda x: x.costs.technique.name == "full"), question.limits),
     ]
     if question.limits.configurations > 1 and len(market.configurations) > 1:
@@ -100,7 +106,7 @@ def alternatives(
         tell(f"for comparison: {label}")
         found.append(fleet_for(label, question, part, limits, load))
     tell("for comparison: 95 % certain")
-    return [*found, _certain(question, rated, market, load, spread)]
+    return [uniform, *found, _certain(question, rated, market, load, spread)]
 
 
 def _certain(

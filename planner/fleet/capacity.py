@@ -10,6 +10,7 @@ from kvsim.planner.fleet.beside import (
     OtherFleet,
     alternatives,
     fleet_for,
+    of_one_kind,
     search_of,
     without_limits,
 )
@@ -112,12 +113,12 @@ def make_capacity(
         reason = f"the limits allow a fleet for {100 * load:.0f} % of the trace's load"
         shortfall = f"{shortfall}; {reason}" if shortfall else reason
     whole = market
+    uniform = of_one_kind(q, market, load)
+    if uniform.found and uniform.found.fleet.cost <= found.fleet.cost * (1 + CHEAPER):
+        found = uniform.found  # as cheap, and simpler to run
     used = [market.configurations[j] for j in np.flatnonzero(found.fleet.replicas)]
     spread = q.spread or known(used)
-    others = alternatives(q, rated, whole, load, spread, tell)
-    uniform = others[0].found
-    if uniform is not None and uniform.fleet.cost <= found.fleet.cost * (1 + CHEAPER):
-        found = uniform  # as cheap, and simpler to run
+    others = alternatives(q, rated, whole, load, spread, uniform, tell)
     market, search, found = _trimmed(market, search, found)
     return CapacityAnswer(
         question=question,

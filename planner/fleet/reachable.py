@@ -59,7 +59,8 @@ def _whose(targets: FleetTargets, target: ClassTarget) -> str:
     """Which prompts a target is of, where it is not of all."""
     if not targets.longer:
         return ""
-    return f" for prompts above {target.above:,} tokens"
+    bound = f"above {target.above:,}" if target.above else f"up to {targets.longer[0].above:,}"
+    return f" for prompts {bound} tokens"
 
 
 def _at_rest(rated: Rated, traffic: Traffic) -> Played:

@@ -140,6 +140,7 @@ def test_targets_of_longer_prompts_are_met_by_each_class() -> None:
     assert [(r["prompt_above"], r["targets"]["ttft_s"]) for r in rows] == [
         (0, rows[0]["targets"]["ttft_s"]), (300, 3.0), (800, None),
     ]  # fmt: skip
+    assert [r["prompt_up_to"] for r in rows] == [300, 800, None]
     for row in rows:
         assert row["met"] and row["requests"] > 0
         for key, most in row["targets"].items():
