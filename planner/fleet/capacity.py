@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from kvsim.errors import InfeasibleError
+from kvsim.planner.fleet.arrays import FleetLimits
 from kvsim.planner.fleet.beside import (
     OtherFleet,
     alternatives,
@@ -99,19 +100,19 @@ def make_capacity(
     q = question
     rated = _shortlist(q, tell)
     market = measured(rated, q.traffic, q.targets, tell=tell)
-    targets, shortfall = q.targets, ""
+    shortfall, load = "", 1.0
     if not (market.offers.capacity > 0).any(axis=1).all():
-        targets, shortfall = reachable(rated, q.traffic, q.targets, tell)
-        q = replace(q, targets=targets)
-        rated = _shortlist(q, tell)
-        market = measured(rated, q.traffic, targets, tell=tell)
-    load = 1.0
+        q, rated, market, shortfall = _loosened(q, rated, tell)
     try:
         search, found = search_of(q, market, tell=tell)
     except InfeasibleError:
-        load, search, found = _most_load(q, market, tell)
-        reason = f"the limits allow a fleet for {100 * load:.0f} % of the trace's load"
-        shortfall = f"{shortfall}; {reason}" if shortfall else reason
+        if not shortfall and q.limits == FleetLimits(late=q.limits.late):  # so it is the targets
+            q, rated, market, shortfall = _loosened(q, rated, tell)
+            search, found = search_of(q, market, tell=tell)
+        else:
+            load, search, found = _most_load(q, market, tell)
+            reason = f"the limits allow a fleet for {100 * load:.0f} % of the trace's load"
+            shortfall = f"{shortfall}; {reason}" if shortfall else reason
     whole = market
     uniform = of_one_kind(q, market, load)
     if uniform.found and uniform.found.fleet.cost <= found.fleet.cost * (1 + CHEAPER):
@@ -123,7 +124,7 @@ def make_capacity(
     return CapacityAnswer(
         question=question,
         shortfall=shortfall,
-        targets=targets,
+        targets=q.targets,
         load=load,
         market=market,
         found=found,
@@ -134,13 +135,23 @@ def make_capacity(
         at_other_loads={
             x: fleet_for(f"{x:g} times the load", q, whole, q.limits, load * x) for x in LOADS
         },
-        sure=certainty(search, found.fleet, targets, spread),
+        sure=certainty(search, found.fleet, q.targets, spread),
     )
 
 
 def _shortlist(q: CapacityQuestion, tell: Callable[[str], None]) -> list[Rated]:
     terms = Terms(q.traffic, q.targets, q.rules, q.admission, q.largest_loss, q.utilisation)
     return varied(shortlist(q.rentable, terms, tell), q.traffic.requests, q.extras)
+
+
+def _loosened(
+    q: CapacityQuestion, rated: list[Rated], tell: Callable[[str], None]
+) -> tuple[CapacityQuestion, list[Rated], Market, str]:
+    """The question with targets that can be met, what may be rented then, and why."""
+    targets, shortfall = reachable(rated, q.traffic, q.targets, tell)
+    q = replace(q, targets=targets)
+    rated = _shortlist(q, tell)
+    return q, rated, measured(rated, q.traffic, targets, tell=tell), shortfall
 
 
 def _most_load(

@@ -76,6 +76,8 @@ def measured(
             needed = np.array([
                 _class(x, c, traffic, targets, late[c, j], slowdown) for c in range(traffic.classes)
             ])  # fmt: skip
+        if carries_all:  # so it carries a class among others that it cannot carry alone
+            needed = np.where(np.isfinite(needed), needed, x.needed)
         some = np.isfinite(needed) & (needed > 0)
         capacity[some, j] = peak[some] / needed[some]
         if carries_all and some.all():

@@ -133,3 +133,26 @@ def test_a_dear_replica_divides_what_it_carries_as_the_estimate_does(
     assert share.sum(axis=1).max(axis=0) == pytest.approx(found.alone)
     peaks = rate.max(axis=0)[:, None] / found.offers.capacity
     assert peaks[0] / peaks[1] == pytest.approx([1.5, 3.0])
+
+
+def test_a_class_that_is_late_alone_is_carried_among_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two replicas carry the whole trace, but none its second class alone."""
+    rate = np.array([[3.0, 1.0]])
+    traffic = cast(Traffic, SimpleNamespace(
+        demand=Demand(rate, np.ones(1)), classes=2, requests=requests(200),
+        of=np.arange(200) % 2, part=lambda c: requests(100 + c),
+    ))  # fmt: skip
+    alone = {100: 1.5, 101: np.inf, 200: 2.0}
+
+    def busy(some: Requests, *_: Any, **__: Any) -> Busy:
+        return Busy(alone[len(some)], np.zeros(len(some)))
+
+    monkeypatch.setattr(market, "replicas_kept_busy", busy)
+    one: Any = SimpleNamespace(
+        configuration=configuration(1.0), needed=np.array([1.4, 0.5]), late=np.zeros(2)
+    )
+    found = market.measured([one], traffic, TARGETS)
+    assert (rate[0] / found.offers.capacity[:, 0]).sum() == pytest.approx(2.0)
+    assert found.offers.capacity[:, 0] == pytest.approx(rate[0] / np.array([1.5, 0.5]))
