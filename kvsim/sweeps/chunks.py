@@ -24,7 +24,7 @@ from kvsim.techniques import parse
 from kvsim.traces.read import load
 
 SIZE = 2**15  # points of a chunk at most
-TOGETHER = 2**14  # points of the chunks that a worker is given at once, about a tenth of a second
+TOGETHER = 2**16  # points of the chunks that a worker is given at once, a quarter of a second
 SEPARATOR = "+"  # of several GPUs that a fleet may be of
 
 

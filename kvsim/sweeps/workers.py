@@ -17,7 +17,7 @@ from kvsim.errors import InputError, brief
 from kvsim.sweeps.chunks import SweepChunk, bundles, compute, compute_all
 from kvsim.sweeps.store import SharedFolder
 
-AHEAD = 3  # bundles of chunks per worker that are under way or waiting
+AHEAD = 4  # bundles of chunks per worker that are under way or waiting
 TRIES = 3  # of a bundle whose worker is lost
 REACHED = 10.0  # time in which a scheduler must answer [s]
 ALONE = 60.0  # time without any worker after which a sweep gives up [s]
