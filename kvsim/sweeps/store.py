@@ -13,6 +13,7 @@ from kvsim.errors import InputError
 from kvsim.files import (
     make_folder,
     opened,
+    read_bytes,
     read_json,
     remove_orphans,
     replace_text,
@@ -43,7 +44,7 @@ class SharedFolder:
     def kept(self, index: int, content: bytes) -> bool:
         """Write a chunk's file if this process has the folder; whether it did."""
         try:
-            manifest = (Path(self.path) / MANIFEST).read_bytes()
+            manifest = read_bytes(Path(self.path) / MANIFEST, JSON)
             ours = json.loads(manifest)["kvsim"] == __version__
             if not ours or sha256(manifest).hexdigest() != self.mark:
                 return False
@@ -92,7 +93,7 @@ class ResultStore:
     @property
     def shared(self) -> SharedFolder:
         """The folder for processes that may have it too."""
-        mark = sha256((self.folder / MANIFEST).read_bytes()).hexdigest()
+        mark = sha256(read_bytes(self.folder / MANIFEST, JSON)).hexdigest()
         return SharedFolder(str(self.folder.resolve()), mark)
 
     def keep(self, index: int, content: bytes | None) -> None:

@@ -60,7 +60,7 @@ def configuration(tp: int = 1, **rules: Any) -> Configuration:
     some["tiers"] = bool(some["host_cache"] or some["nvme_cache"])
     costs: Any = SimpleNamespace(
         rules=SimpleNamespace(**some), technique=parse("kivi:bits=4"),
-        deployment=SimpleNamespace(tp=tp, weights="int4" if tp > 1 else "fp16"),
+        deployment=SimpleNamespace(tp=tp, gpus=tp, weights="int4" if tp > 1 else "fp16"),
         room=SimpleNamespace(host_bytes=np.array([0.0, 5.0]), host_capacity=40.0),
         tables=SimpleNamespace(h2d=100.0, d2h=50.0),
     )  # fmt: skip
