@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.emit.engines import QUANTISED
 from kvsim.emit.served import Served
 from kvsim.machines.deployment import Deployment
 from kvsim.models.configs import catalogue_entry, model_names
@@ -86,6 +87,14 @@ def _weights(technique: Technique, deployment: Deployment, tokens: int) -> float
 
 
 def _model(deployment: Deployment) -> str:
-    """The model's name at Hugging Face where the catalogue has it."""
-    known = deployment.model.name in model_names()
-    return str(catalogue_entry(deployment.model.name)["hf_id"]) if known else deployment.model.name
+    """The model's name at Hugging Face where the catalogue has it.
+
+    Where the published checkpoint has other weights and no engine makes these of it while loading,
+    a name that says what to put there.
+    """
+    d, name = deployment, deployment.model.name
+    full = str(catalogue_entry(name)["hf_id"]) if name in model_names() else name
+    if d.weights in QUANTISED and d.weights != d.model.released:
+        form = d.weights.upper().replace("-", "_")
+        return f"{form}_CHECKPOINT_OF_{full.rpartition('/')[2]}"
+    return full

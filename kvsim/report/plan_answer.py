@@ -45,7 +45,7 @@ def answered(plan: ChosenPlan, bound_by: str) -> Answer:
         changes=[*filter(None, [_safer(plan)]), *others, *_changes(plan), *slower_kernels(p)],
         runner_up=_runner_up(plan),
         settings=list(settings_to_paste(plan)),
-        evidence=evidence.on_card(d, label(p.technique)),
+        evidence=[*_quality(plan), *evidence.on_card(d, label(p.technique))],
         assumed=[*evidence.assumed(d, float(p.host_bytes[0]), bound_by), *hostlink.said(p)],
     )
 
@@ -177,6 +177,12 @@ def _targets(plan: ChosenPlan) -> str:
     ]
     told = "Targets (likelihood)" if kept else "Targets kept"
     return f"{told}: {', '.join(asked)}." if asked else ""
+
+
+def _quality(plan: ChosenPlan) -> list[str]:
+    """Where the loss of a lossy choice is known from."""
+    t = plan.choice.technique
+    return [] if t.exact else [f"Quality of {label(t)}: {plan.evidence}."]
 
 
 def _safer(plan: ChosenPlan) -> str:

@@ -6,6 +6,7 @@ from kvsim.emit.engines import emit
 from kvsim.emit.replica import of_prediction
 from kvsim.machines.deployment import WEIGHTS, Deployment
 from kvsim.planner.advice import NARROW
+from kvsim.planner.likely import SURE
 from kvsim.planner.plan import ChosenPlan
 from kvsim.prediction.generate import Prediction
 from kvsim.report import evidence, hostlink, units
@@ -68,4 +69,9 @@ def settings_to_paste(plan: ChosenPlan) -> Iterator[str]:
         share = plan.question.limits.gpu_memory / p.deployment.hardware.gpu_memory
         found = emit("vllm", of_prediction(p, share))
         yield "vLLM: " + found.line
+        safer = plan.likely.safer
+        if safer is not None:
+            size = units.whole(number(safer.batch))
+            sure = units.likelihood(SURE)
+            yield f"For a likelihood of {sure} to keep the targets: --max-num-seqs {size}."
         yield from (f"vLLM has no setting for {what}." for what in found.missing)

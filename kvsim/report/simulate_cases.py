@@ -19,6 +19,7 @@ HEADINGS = {
 }
 WAITING = 1.0  # median queue beyond which the load is more than the machine serves [s]
 MOST = 0.9  # share of the gain that makes a size enough
+HALF = 0.5  # share of that from which a smaller size is worth a word
 FASTER = 0.05  # relative difference of mean TTFT that is worth a word
 
 
@@ -69,7 +70,7 @@ def loads(rows: Sequence[Row], where: str, trace: str, targets: str) -> str:
     """How much memory each load takes, and which are more than the machine serves."""
     key = axis(rows)
     unit = "requests per second" if key == "req_s" else "times the trace's rate"
-    at = listed([f"{plain(row['case'][key]):,}" for row in rows])
+    at = listed([_at(row, key) for row in rows])
     held = listed([units.size(row["kv_peak_bytes"]) for row in rows])
     shares = listed([units.percent(row["kv_peak_share"]) for row in rows])
     pool = units.size(rows[0]["kv_capacity_bytes"])
@@ -77,9 +78,10 @@ def loads(rows: Sequence[Row], where: str, trace: str, targets: str) -> str:
     late = [row for row in rows if (row["queue_s"]["p50"] or 0.0) > WAITING]
     over = ""
     if late:
-        first = late[0]
+        first, served = late[0], [row for row in rows if row not in late]
+        carried = f"It serves {listed([_at(row, key) for row in served])}. " if served else ""
         over = (
-            f"{plain(first['case'][key]):,} is more than it serves: it finishes "
+            f"{carried}{_at(first, key)} is more than it serves: it finishes "
             f"{units.rate(first['request_per_s'])} per second, and requests queue for "
             f"{units.seconds(first['queue_s']['p50'])} (median)."
         )
@@ -92,6 +94,10 @@ def loads(rows: Sequence[Row], where: str, trace: str, targets: str) -> str:
         ],
         [_met(rows, targets), f"TTFT p99: {ttft}."],
     )
+
+
+def _at(row: Row, key: str) -> str:
+    return f"{plain(row['case'][key]):,}"
 
 
 def tiers(rows: Sequence[Row], where: str, trace: str) -> str:
@@ -112,6 +118,11 @@ def tiers(rows: Sequence[Row], where: str, trace: str) -> str:
             f"Take a {kind} of {_size(enough, key)} GiB for {trace} on {where}: mean TTFT is "
             f"{gain} shorter than {start}."
         )
+        whole = _ttft(least) - _ttft(enough)
+        half = next(r for r in ranked if _ttft(least) - _ttft(r) >= HALF * whole)
+        if half is not enough:
+            share = units.percent((_ttft(least) - _ttft(half)) / whole)
+            told += f" {_size(half, key)} GiB bring {share} of that."
     return verdict(
         [told, f"At {sizes} GiB mean TTFT is {ttft}."],
         [f"Prompt tokens from the cache: {hits}."],
