@@ -37,7 +37,6 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
     "tests/commands/test_cli_quality.py::test_a_trace_is_printed",
     "tests/commands/test_simulate_files.py::test_a_run_that_is_stopped",
     "tests/commands/test_simulate_traces.py::test_accepted_drafts",
-    "tests/docs/test_blocks.py::test_a_page_runs_as_printed",
     "tests/docs/test_notebooks.py",
     "tests/evidence/test_fromrun.py::test_a_run_of_a_known_stack",
     "tests/planner/test_fleet_play.py",

@@ -2,8 +2,9 @@
 
 ``console`` blocks hold commands after ``$`` and what they print; ``head=N`` shows the first N
 lines and then ``...``. ``sh`` blocks are run for their exit code; ``sh slow`` ones only if
-KVSIM_SLOW_DOCS is set. A block with a file's name, as ``json requests.jsonl``, is that file for
-the commands of its page.
+KVSIM_SLOW_DOCS is set, ``sh yours`` never: they ask for a cluster, a checkpoint or a log of the
+reader's. A block with a file's name, as ``json requests.jsonl``, is that file for the commands of
+its page.
 """
 
 import os
@@ -37,7 +38,8 @@ class Block:
         """The kvsim commands of the block, comments left out."""
         if self.language == "console":
             return [line[2:] for line in self.text.splitlines() if line.startswith("$ ")]
-        if self.language != "sh" or ("slow" in self.info and not os.environ.get("KVSIM_SLOW_DOCS")):
+        slow = self.info == "slow" and not os.environ.get("KVSIM_SLOW_DOCS")
+        if self.language != "sh" or slow or self.info == "yours":
             return []
         lines = self.text.replace("\\\n", " ").splitlines()
         parts = [part.strip() for line in lines for part in line.partition("  #")[0].split(";")]
