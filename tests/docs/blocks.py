@@ -3,8 +3,8 @@
 ``console`` blocks hold commands after ``$`` and what they print; ``head=N`` shows the first N
 lines and then ``...``. ``sh`` blocks are run for their exit code; ``sh slow`` ones only if
 KVSIM_SLOW_DOCS is set, ``sh yours`` never: they ask for a cluster, a checkpoint or a log of the
-reader's. A block with a file's name, as ``json requests.jsonl``, is that file for the commands of
-its page.
+reader's. ``python`` blocks of a page are run one after another. A block with a file's name, as
+``json requests.jsonl``, is that file for the commands of its page.
 """
 
 import os
@@ -59,10 +59,13 @@ def blocks(page: Path) -> list[Block]:
 def played(page: Path) -> list[tuple[Block, str]]:
     """Every block of a page with what its commands printed, in a folder with its files."""
     found = []
+    names: dict[str, object] = {"__name__": page.stem}
     with TemporaryDirectory() as folder, chdir(folder), patch.dict(os.environ, ENVIRONMENT):
         for block in blocks(page):
             if block.info and "." in block.info and "=" not in block.info:
                 Path(block.info).write_text(block.text, encoding="utf-8")
+            if block.language == "python":
+                exec(compile(block.text, str(page), "exec"), names)
             printed = []
             for command in block.commands:
                 result = run(*shlex.split(command)[1:])

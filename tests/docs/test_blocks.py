@@ -6,7 +6,11 @@ import pytest
 
 from tests.docs.blocks import ROOT, blocks, pages, played, steady
 
-WITH_COMMANDS = [page for page in pages() if any(block.commands for block in blocks(page))]
+WITH_COMMANDS = [
+    page
+    for page in pages()
+    if any(block.commands or block.language == "python" for block in blocks(page))
+]
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
