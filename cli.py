@@ -1,6 +1,7 @@
 """The command line: the commands put together, and every error as one line."""
 
 import gc
+import os
 import sys
 from collections.abc import Iterable
 from importlib import import_module
@@ -72,6 +73,9 @@ def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
 def main() -> None:
     """Run the command line; every error is one line on standard error."""
     gc.set_threshold(YOUNG)
+    # a plan's matrices are small: threads that NumPy's library starts for large ones would only
+    # spin; PyTorch has its own
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     arguments = sys.argv[1:] or ["--help"]
     sys.exit(ended(lambda: _run(arguments)))
 
