@@ -14,5 +14,9 @@ class Flexgen(HostCache):
 
     @classmethod
     def small_settings(cls, run: SmallRun) -> list[str]:
-        """Everything on the host, and a half of weights and cache."""
-        return [f"parts={run.batch}", f"weights_gpu=50,cache_gpu=50,parts={run.batch}"]
+        """Everything on the host, and a half of weights and cache.
+
+        Whole heads stay on the GPU; those of a whole batch can be halved more often than those of
+        its parts.
+        """
+        return [f"parts={run.batch}", "weights_gpu=50,cache_gpu=50,parts=1"]
