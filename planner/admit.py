@@ -98,6 +98,20 @@ class Admission:
         named = [n for n in TECHNIQUES if not self.only or n in self.only]
         return [n for n in named if n not in self.without and n in runs]
 
+    def check(self, model: str) -> None:
+        """Refuse losses of single layers that were measured on another model.
+
+        Raises
+        ------
+        InputError
+            If they were.
+        """
+        if self.layered and model != self.layered_for:
+            raise InputError(
+                f"--quality: layers were measured on {self.layered_for}, which says nothing of "
+                f"{model}; measure it with `kvsim validate --quality --per-layer --model {model}`"
+            )
+
     def candidates(self) -> list[Technique]:
         """The techniques that are left, with their defaults."""
         if self.techniques is not None:
@@ -110,20 +124,8 @@ class Admission:
     def settings(
         self, technique: Technique, deployment: Deployment, prompt: int, generate: int
     ) -> list[Technique]:
-        """Settings of a technique worth considering, array-valued ones along the first axis.
-
-        Raises
-        ------
-        InputError
-            If the losses of single layers were measured on another model.
-        """
+        """Settings of a technique worth considering, array-valued ones along the first axis."""
         if technique in self.layered:
-            if deployment.model.name != self.layered_for:
-                raise InputError(
-                    f"--quality: layers were measured on {self.layered_for}, which says nothing of "
-                    f"{deployment.model.name}; measure it with `kvsim validate --quality "
-                    f"--per-layer --model {deployment.model.name}`"
-                )
             return [technique]
         if not self._has_drafter(technique, deployment):
             return []

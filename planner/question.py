@@ -37,6 +37,7 @@ class Question:
 
     def __post_init__(self) -> None:
         check_objective(self.objective, self.deployment)
+        self.admission.check(self.deployment.model.name)
 
     def table(self, gpu: tuple[float, ...] = (), names: tuple[str, ...] = ()) -> Options:
         """Every option, with batches up to the largest that some GPU memories allow."""

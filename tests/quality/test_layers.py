@@ -108,6 +108,9 @@ def test_a_budget_of_loss_is_spent_on_widths() -> None:
         assert plan.evidence.column <= loss
         rates.append(float(plan.choice.output_tok_s[0]))
     assert rates == sorted(rates) and rates[-1] > 1.3 * rates[0]
+    tall = Deployment(load_model("llama3-8b"), d.hardware, d.stack)  # has more layers
+    with pytest.raises(InputError, match="measured on smollm2-135m, which says nothing of llama3"):
+        make_plan(tall, w, "throughput", limits_at(tall, 0.1), admitted)
     with pytest.raises(InputError, match="measured on other, which says nothing of smollm2-135m"):
         make_plan(d, w, "throughput", limits_at(d, 0.1), replace(admitted, layered_for="other"))
 
