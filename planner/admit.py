@@ -20,7 +20,7 @@ from kvsim.quality.acceptance import (
 from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.measured import QualityRun
 from kvsim.techniques import TECHNIQUES, parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.base import Technique, compose
 
 if TYPE_CHECKING:
     from kvsim.traces.attention import Acceptance
@@ -122,14 +122,29 @@ class Admission:
         return named if asked else [*named, *self.layered]
 
     def settings(
-        self, technique: Technique, deployment: Deployment, prompt: int, generate: int
+        self,
+        technique: Technique,
+        deployment: Deployment,
+        prompt: int,
+        generate: int,
+        differ: bool = False,
     ) -> list[Technique]:
-        """Settings of a technique worth considering, array-valued ones along the first axis."""
+        """Settings of a technique worth considering, array-valued ones along the first axis.
+
+        Parameters
+        ----------
+        differ : whether requests have many lengths, of which those are the means; budgets are then
+            shares of each prompt.
+        """
         if technique in self.layered:
             return [technique]
         if not self._has_drafter(technique, deployment):
             return []
-        found = [x for x in technique.options(deployment, prompt, generate) if self._worth(x)]
+        options = technique.options(deployment, prompt, generate)
+        if differ and len(technique.terms) == 1:
+            shares = technique.terms[0].options_of_shares(deployment, prompt, generate)
+            options = [compose(term) for term in shares]
+        found = [x for x in options if self._worth(x)]
         if "gamma" not in technique.settings:
             return found
         every: list[Technique] = []

@@ -33,7 +33,7 @@ def options_of(
     for t in admission.candidates():
         if t.refuses(deployment):
             continue
-        for some in admission.settings(t, deployment, *mean):
+        for some in admission.settings(t, deployment, *mean, differ=True):
             for settings in some.rows():
                 known = admission.evidence(settings, deployment, longest)
                 if admission.loss(known) > limits.loss or (settings.assumes and limits.assumed < 1):

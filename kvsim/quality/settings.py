@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from kvsim.techniques.base import Technique
+from kvsim.techniques.terms import Part
 
 PERPLEXITY = "relative perplexity"
 FACTS = "of the planted facts"
@@ -85,7 +86,7 @@ def harshness(technique: Technique, length: float, budget: float | None = None) 
     """
     name = technique.name
     if name in BUDGETS:
-        share = kept(technique) / length if budget is None else budget
+        share = kept(technique, length) / length if budget is None else budget
         return Harshness(name, family(technique), {"budget": min(share, 1.0)})
     kind = "packed on the host" if name in HOSTS else name
     if kind not in GENTLER:  # no order of gentler settings is stated: only the same setting counts
@@ -95,9 +96,11 @@ def harshness(technique: Technique, length: float, budget: float | None = None) 
     return Harshness(kind, family(technique), numbers)
 
 
-def kept(technique: Technique) -> float:
-    """Tokens that an eviction keeps, or attends to. [tokens]"""
-    s = {key: float(np.max(v)) for key, v in technique.settings.items() if not isinstance(v, str)}
+def kept(technique: Technique, length: float) -> float:
+    """Tokens that an eviction keeps, or attends to, of so many in a prompt. [tokens]"""
+    (term,) = technique.terms
+    settings = term.for_prompt(length).settings if isinstance(term, Part) else term.settings
+    s = {key: float(np.max(v)) for key, v in settings.items() if not isinstance(v, str)}
     if technique.name == "h2o":
         return s["heavy"] + s["recent"]
     if technique.name == "streamingllm":

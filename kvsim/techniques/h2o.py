@@ -14,6 +14,8 @@ from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Term
 
+HALVES = np.array([0.05, 0.1, 0.2])[:, None, None]  # of a context: what is heavy, what is recent
+
 
 @dataclass(frozen=True)
 class H2o(Bounded):
@@ -31,8 +33,8 @@ class H2o(Bounded):
     name = "h2o"
     per_head = True
 
-    heavy: Number = param(512, "heavy hitters kept [tokens]", high=1e7)
-    recent: Number = param(512, "recent tokens kept [tokens]", low=1, high=1e7)
+    heavy: Number = param(512, "heavy hitters kept [tokens]", high=1e7, share=True)
+    recent: Number = param(512, "recent tokens kept [tokens]", low=1, high=1e7, share=True)
 
     @property
     def budget(self) -> Number:
@@ -70,5 +72,11 @@ class H2o(Bounded):
 
     def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """A tenth, a fifth and two fifths of the longest context, half of it heavy."""
-        half = np.ceil(np.array([0.05, 0.1, 0.2]) * (prompt + generate))[:, None, None]
+        half = np.ceil(HALVES * (prompt + generate))
         return [H2o(half, half)]
+
+    def options_of_shares(
+        self, deployment: Deployment, prompt: int, generate: int
+    ) -> Iterable[Term]:
+        """The same of each prompt."""
+        return [H2o(HALVES, HALVES)]

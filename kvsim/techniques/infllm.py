@@ -11,8 +11,10 @@ from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
 from kvsim.techniques.axes import Selection
 from kvsim.techniques.layers import LayerPass, Parts
-from kvsim.techniques.settings import param
-from kvsim.techniques.terms import Term
+from kvsim.techniques.settings import is_share, param
+from kvsim.techniques.terms import ROUNDING, Term
+
+HALVES = np.array([0.0625, 0.125])[:, None, None]  # of a context: what is local, what is chosen
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,9 @@ class Infllm(Selection):
     borrows = False
     chooses = True
 
-    k: Number = param(16, "blocks attended to", low=1, high=1e6)
+    k: Number = param(16, "blocks attended to", low=1, high=1e6, share=True)
     block: int = param(128, "tokens of a block", low=1, high=1e5)
-    local: Number = param(4096, "latest tokens attended to", low=1, high=1e7)
+    local: Number = param(4096, "latest tokens attended to", low=1, high=1e7, share=True)
     initial: int = param(128, "first tokens attended to", high=1e6)
     representatives: int = param(4, "tokens that stand for a block", low=1, high=1e5)
     cached: Number = param(32, "blocks in the GPU's cache, no fewer than k", high=1e6)
@@ -50,6 +52,15 @@ class Infllm(Selection):
         if np.any(np.asarray(place.v_host) + place.on_cpu > 0):
             return "infllm places its blocks itself: recent ones on the GPU, all on the host"
         return ""
+
+    def for_prompt(self, prompt: Number) -> "Infllm":
+        """A share is also of the prompt's blocks."""
+        if "k" not in self.shares:
+            return super().for_prompt(prompt)
+        chosen = np.where(
+            is_share(self.k), np.ceil(self.k * prompt / self.block - ROUNDING), self.k
+        )
+        return replace(self, k=np.maximum(chosen, 1.0)).for_prompt(prompt)
 
     def _far(self, tokens: Number) -> Number:
         """Whole blocks that have left the local window."""
@@ -161,8 +172,14 @@ class Infllm(Selection):
 
     def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """The released settings; an eighth and a quarter of the context, half of it local."""
-        half = np.ceil(np.array([0.0625, 0.125]) * (prompt + generate))[:, None, None]
-        return [Infllm(), Infllm(np.ceil(half / 128), local=half)]
+        half = np.ceil(HALVES * (prompt + generate))
+        return [Infllm(), Infllm(np.ceil(half / self.block), local=half)]
+
+    def options_of_shares(
+        self, deployment: Deployment, prompt: int, generate: int
+    ) -> Iterable[Term]:
+        """The same of each prompt."""
+        return [Infllm(), Infllm(HALVES, local=HALVES)]
 
 
 def _rest(whole: Op, near: Op) -> Op:

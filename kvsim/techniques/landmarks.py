@@ -23,7 +23,7 @@ class Landmarks(Chosen):
     name = "landmarks"
     preset = False
 
-    budget: Number = param(1024, "tokens attended to [tokens]", low=1, high=1e7)
+    budget: Number = param(1024, "tokens attended to [tokens]", low=1, high=1e7, share=True)
     chunk: int = param(8, "tokens of a chunk", low=1, high=1e4)
     outliers: int = param(48, "chunks that always stay on the GPU", high=1e5)
 

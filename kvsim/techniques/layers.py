@@ -27,6 +27,13 @@ class Parts:
     mlp: WeightFormat | None = None  # of a draft pass, where its MLPs are narrower
     keeps: bool = True  # whether what the pass adds stays: drafts' tokens do not
 
+    def for_prompt(self, prompt: Number) -> "Parts":
+        """The same for prompts of known lengths: shares of them are whole numbers of tokens."""
+        if not (self.selection.shares or self.drafting.shares):
+            return self
+        chosen, drafting = self.selection.for_prompt(prompt), self.drafting.for_prompt(prompt)
+        return replace(self, selection=chosen, drafting=drafting)
+
     def at(self, index: int, deployment: Deployment) -> "Parts":
         """What one layer does."""
         own = {part.axis: part.at(index, deployment) for part in self.every()[:3]}
@@ -55,8 +62,8 @@ class LayerPass:
 
     @property
     def selection(self) -> "Selection":
-        """Which tokens stay and are read."""
-        return self.parts.selection
+        """Which tokens stay and are read, budgets in tokens."""
+        return self.parts.selection.for_prompt(self.p.prompt)
 
     @property
     def storage(self) -> "Storage":
@@ -71,7 +78,12 @@ class LayerPass:
     @property
     def drafting(self) -> "Drafting":
         """The part that says who drafts, and how many tokens."""
-        return self.parts.drafting
+        return self.parts.drafting.for_prompt(self.p.prompt)
+
+    @property
+    def pieces(self) -> "tuple[Part, ...]":
+        """The parts in the order of the axes, budgets in tokens."""
+        return self.selection, self.storage, self.placement, self.drafting
 
     @property
     def cached(self) -> Number:

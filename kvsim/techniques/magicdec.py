@@ -28,7 +28,7 @@ class Magicdec(Term):
     name: ClassVar[str] = "magicdec"
 
     draft: str = param("streamingllm", "draft cache", choices=("streamingllm", "snapkv"))
-    budget: Number = param(1024, "tokens of the draft cache [tokens]", low=1, high=1e7)
+    budget: Number = param(1024, "tokens of the draft cache [tokens]", low=1, high=1e7, share=True)
     gamma: int = param(2, "tokens drafted per round", high=16)
     acceptance: Acceptance = acceptance_param()
 
@@ -38,9 +38,17 @@ class Magicdec(Term):
 
     def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """A quarter of the context, for which the acceptance was published."""
-        quarter = float(np.ceil((prompt + generate) / 4))
+        return self._of_size(float(np.ceil((prompt + generate) / 4)))
+
+    def options_of_shares(
+        self, deployment: Deployment, prompt: int, generate: int
+    ) -> Iterable[Term]:
+        """A quarter of each prompt."""
+        return self._of_size(0.25)
+
+    def _of_size(self, budget: float) -> Iterable[Term]:
         return [
-            Magicdec(draft, quarter, gamma, self.acceptance)
+            Magicdec(draft, budget, gamma, self.acceptance)
             for draft in ("streamingllm", "snapkv")
             for gamma in (1, 2, 3)
         ]

@@ -9,8 +9,10 @@ import numpy as np
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.settings import param
-from kvsim.techniques.snapkv import Snapkv
+from kvsim.techniques.snapkv import PARTS, Snapkv
 from kvsim.techniques.terms import Term
+
+WHOLE = 1 - 1e-9  # a share that is all of any prompt
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,9 @@ class Pyramidkv(Snapkv):
 
     name = "pyramidkv"
 
-    budget: Number = param(1024, "prompt tokens kept, mean over layers [tokens]", low=1, high=1e7)
+    budget: Number = param(
+        1024, "prompt tokens kept, mean over layers [tokens]", low=1, high=1e7, share=True
+    )
     window: int = param(8, "observing queries [tokens]", low=1, high=1e5)
     beta: float = param(20, "mean budget over the last layer's", low=1, high=1e3, whole=False)
 
@@ -40,9 +44,16 @@ class Pyramidkv(Snapkv):
         least, caches = self.budget / self.beta, deployment.model.caches
         depth = bisect_left(caches, index) / max(1, len(caches) - 1)
         budget = 2 * self.budget - least - depth * (2 * self.budget - 2 * least)
+        if self.shares:
+            return Snapkv(np.minimum(budget, WHOLE), self.window)
         return Snapkv(np.maximum(np.round(budget), self.window), self.window)
 
     def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """An eighth, a quarter and a half of the prompt."""
-        part = np.ceil(np.array([0.125, 0.25, 0.5]) * prompt)[:, None, None]
-        return [Pyramidkv(np.maximum(part, self.window))]
+        return [Pyramidkv(np.maximum(np.ceil(PARTS * prompt), self.window))]
+
+    def options_of_shares(
+        self, deployment: Deployment, prompt: int, generate: int
+    ) -> Iterable[Term]:
+        """The same of each prompt."""
+        return [Pyramidkv(PARTS)]

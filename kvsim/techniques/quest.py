@@ -15,6 +15,8 @@ from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Term
 
+PARTS = np.array([0.0625, 0.125, 0.25])[:, None, None]  # of a context that plans look at
+
 
 @dataclass(frozen=True)
 class Quest(Chosen):
@@ -30,7 +32,7 @@ class Quest(Chosen):
 
     name = "quest"
 
-    budget: Number = param(1024, "tokens attended to [tokens]", low=1, high=1e7)
+    budget: Number = param(1024, "tokens attended to [tokens]", low=1, high=1e7, share=True)
     page: int = param(16, "tokens of a page", low=1, high=1e4)
     dense: int = param(2, "first layers that attend to everything", high=1000)
 
@@ -78,5 +80,10 @@ class Quest(Chosen):
 
     def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """A sixteenth, an eighth and a quarter of the context."""
-        part = np.ceil(np.array([0.0625, 0.125, 0.25]) * (prompt + generate))[:, None, None]
-        return [Quest(np.maximum(part, self.page))]
+        return [Quest(np.maximum(np.ceil(PARTS * (prompt + generate)), self.page))]
+
+    def options_of_shares(
+        self, deployment: Deployment, prompt: int, generate: int
+    ) -> Iterable[Term]:
+        """The same of each prompt."""
+        return [Quest(PARTS)]

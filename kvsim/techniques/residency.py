@@ -32,7 +32,7 @@ def resident(deployment: Deployment, point: Point, layout: Layout) -> Buffers:
     widest = max(shapes, key=lambda s: s.window or np.inf)
     for parts in {id(parts): parts for *_, parts in layout}.values():
         at = LayerPass(deployment, part_of(point, parts), widest, parts)
-        in_turn += [piece.once(at) for piece in parts.every()]
+        in_turn += [piece.once(at) for piece in at.pieces]
         scratch.append(_scratch(at.alone()))
     for some, count, parts in layout:
         known: dict[LayerShape, Buffers] = {}
@@ -84,7 +84,7 @@ def _scratch(at: LayerPass) -> Number:
     """
     stack, m, p, stored = at.d.stack, at.d.shard, at.p, at.storage.stored
     more: Number = 0.0
-    for piece in at.parts.every():
+    for piece in at.pieces:
         more = more + piece.scratch(at)
     wider = m.queries_per_kv if m.queries_per_kv > 1 else 0.0
     tokens = p.max_length if stack.cache.static else p.length

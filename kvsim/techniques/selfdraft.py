@@ -44,7 +44,7 @@ class Selfdraft(Drafting):
     gamma: int = param(2, "tokens drafted per round", high=16)
     acceptance: Acceptance = acceptance_param()
     reads: str = param("streamingllm", "cache that drafts read", choices=READS)
-    budget: Number = param(1024, "tokens of a draft cache [tokens]", low=1, high=1e7)
+    budget: Number = param(1024, "tokens of a draft cache [tokens]", low=1, high=1e7, share=True)
     weight_bits: float = param(16, "bits of the draft's MLP weights", choices=(4, 16))
 
     def __post_init__(self) -> None:
@@ -173,7 +173,7 @@ class DraftCache(Selection):
 
     name = "draft cache"
 
-    budget: Number = param(1024, "tokens [tokens]", low=1, high=1e7)
+    budget: Number = param(1024, "tokens [tokens]", low=1, high=1e7, share=True)
     idle: int = param(0, "slots that are read all the same [tokens]", high=16)
 
     @property

@@ -9,6 +9,8 @@ import numpy as np
 
 from kvsim.errors import InputError
 
+SHARES = "; between 0 and 1 a share of each prompt"
+
 
 def param(
     default: Any,
@@ -18,14 +20,19 @@ def param(
     high: float = 1e9,
     choices: tuple[Any, ...] = (),
     whole: bool = True,
+    share: bool = False,
     also: Callable[[str], bool] | None = None,
 ) -> Any:
     """A technique's parameter: default, meaning with its unit, and the values it may take.
 
-    ``also`` tells whether a text that is none of the choices is a value.
+    Parameters
+    ----------
+    share : whether a number between 0 and 1 is a share of each sequence's prompt.
+    also : tells whether a text that is none of the choices is a value.
     """
+    text += SHARES if share else ""
     about = {"text": text, "low": low, "high": high, "choices": choices, "whole": whole}
-    about["also"] = also
+    about |= {"also": also, "share": share}
     return field(default=default, metadata=about)
 
 
@@ -62,11 +69,21 @@ def check(name: str, key: str, value: Any, about: Any) -> None:
 def _valid(value: Any, about: Any) -> bool:
     """Whether numbers lie in a parameter's range and are whole where they must be."""
     low, high = about["low"], about["high"]
+    if about["share"] and np.any(shared := is_share(value)):
+        value = np.where(shared, high, value)
     if isinstance(value, int | float):  # plans make thousands of these
         return bool(low <= value <= high and (not about["whole"] or value == floor(value)))
     numbers = np.asarray(value, dtype=float)
     valid = (numbers >= low) & (numbers <= high)  # False for NaN
     return bool(np.all(valid & (numbers == np.floor(numbers)) if about["whole"] else valid))
+
+
+def is_share(value: Any) -> Any:
+    """Whether a number of tokens is given as a share of the prompt."""
+    if isinstance(value, int | float):
+        return 0 < value < 1
+    numbers = np.asarray(value, dtype=float)
+    return (numbers > 0) & (numbers < 1)
 
 
 def plain(value: Any) -> Any:

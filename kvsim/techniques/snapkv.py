@@ -1,7 +1,7 @@
 """SnapKV: the prompt is cut to the tokens its last queries attend to."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from kvsim.techniques.eviction import compact, kept_tokens, observe
 from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Term
+
+PARTS = np.array([0.125, 0.25, 0.5])[:, None, None]  # of a prompt that plans look at
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,14 @@ class Snapkv(Selection):
     evicts = "after the prompt"
     per_head = True
 
-    budget: Number = param(1024, "prompt tokens kept [tokens]", low=1, high=1e7)
+    budget: Number = param(1024, "prompt tokens kept [tokens]", low=1, high=1e7, share=True)
     window: int = param(32, "observing queries [tokens]", low=1, high=1e5)
+
+    def for_prompt(self, prompt: Number) -> "Snapkv":
+        """A share is no less than the observing window, which always stays."""
+        found = super().for_prompt(prompt)
+        least = self.window if self.shares else 0
+        return replace(found, budget=np.maximum(found.budget, least)) if least else found
 
     def kept(self, at: LayerPass) -> Number:
         """The kept part of the prompt, and all that is generated."""
@@ -57,5 +65,10 @@ class Snapkv(Selection):
 
     def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """An eighth, a quarter and a half of the prompt."""
-        part = np.ceil(np.array([0.125, 0.25, 0.5]) * prompt)[:, None, None]
-        return [Snapkv(part)]
+        return [Snapkv(np.ceil(PARTS * prompt))]
+
+    def options_of_shares(
+        self, deployment: Deployment, prompt: int, generate: int
+    ) -> Iterable[Term]:
+        """The same of each prompt."""
+        return [Snapkv(PARTS)]

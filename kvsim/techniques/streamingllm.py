@@ -13,6 +13,8 @@ from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Term
 
+PARTS = np.array([0.125, 0.25, 0.5])[:, None, None]  # of a context that plans look at
+
 
 @dataclass(frozen=True)
 class Streamingllm(Bounded):
@@ -27,7 +29,7 @@ class Streamingllm(Bounded):
     name = "streamingllm"
 
     sink: Number = param(4, "first tokens kept [tokens]", high=1e7)
-    recent: Number = param(1020, "recent tokens kept [tokens]", low=1, high=1e7)
+    recent: Number = param(1020, "recent tokens kept [tokens]", low=1, high=1e7, share=True)
 
     @property
     def budget(self) -> Number:
@@ -64,5 +66,10 @@ class Streamingllm(Bounded):
 
     def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """An eighth, a quarter and a half of the longest context."""
-        part = np.ceil(np.array([0.125, 0.25, 0.5]) * (prompt + generate))[:, None, None]
-        return [Streamingllm(4, part)]
+        return [Streamingllm(4, np.ceil(PARTS * (prompt + generate)))]
+
+    def options_of_shares(
+        self, deployment: Deployment, prompt: int, generate: int
+    ) -> Iterable[Term]:
+        """The same of each prompt."""
+        return [Streamingllm(4, PARTS)]

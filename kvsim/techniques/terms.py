@@ -1,17 +1,21 @@
 """What a name of the notation stands for: settings, and what they say on one or more axes."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from kvsim.graph import Buffers
+import numpy as np
+
+from kvsim.graph import Buffers, Number
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.settings import check, plain
+from kvsim.techniques.settings import check, is_share, plain
 
 if TYPE_CHECKING:
     from kvsim.techniques.layers import LayerPass, Parts
 
 Axis = Literal["selection", "storage", "placement", "drafting"]
+ROUNDING = 1e-6  # of a token: a tenth of 4100 tokens is 410 of them
 AXES: tuple[Axis, ...] = ("selection", "storage", "placement", "drafting")
 
 
@@ -38,6 +42,17 @@ class Term:
         """Settings worth considering for a workload; array-valued ones along the first axis."""
         return [self]
 
+    def options_of_shares(
+        self, deployment: Deployment, prompt: int, generate: int
+    ) -> "Iterable[Term]":
+        """Settings worth considering for requests of many lengths: budgets are shares of each.
+
+        Parameters
+        ----------
+        prompt, generate : the requests' means, for what is no budget. [tokens]
+        """
+        return self.options(deployment, prompt, generate)
+
     def notes(self, at: "LayerPass") -> tuple[str, ...]:
         """What a reader of a plan should know about these settings there."""
         return tuple(note for part in self.says() for note in part.notes(at))
@@ -62,6 +77,22 @@ class Part(Term):
     def says(self) -> "tuple[Part, ...]":
         """The part itself: it says something on its own axis alone."""
         return (self,)
+
+    @cached_property
+    def shares(self) -> tuple[str, ...]:
+        """The settings that are a share of each prompt, in place of a number of tokens."""
+        could = (f.name for f in fields(self) if f.metadata.get("share"))
+        return tuple(name for name in could if np.any(is_share(getattr(self, name))))
+
+    def for_prompt(self, prompt: Number) -> Self:
+        """The same for prompts of known lengths: shares of them are whole numbers of tokens."""
+        tokens: dict[str, Any] = {}
+        for name in self.shares:
+            own = np.asarray(getattr(self, name), dtype=float)
+            tokens[name] = np.where(
+                is_share(own), np.maximum(np.ceil(own * prompt - ROUNDING), 1.0), own
+            )
+        return replace(self, **tokens) if tokens else self
 
     @property
     def kernels(self) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from kvsim.serving.outcome import faults
 from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
+from kvsim.techniques.terms import Term
 from kvsim.traces.read import load
 from kvsim.traces.requests import Requests
 from tests.support.places import SHARED
@@ -58,8 +59,15 @@ def some() -> list[Technique]:
         def __getattr__(self, name: str) -> object:
             return getattr(self.inner, name)
 
+        @property
+        def terms(self) -> tuple[object, ...]:
+            return (self,)
+
         def options(self, *_: object) -> list[Technique]:
             return [self.inner]
+
+        def options_of_shares(self, *_: object) -> list[Term]:
+            return list(self.inner.terms)
 
     return [Fixed(text) for text in SOME.split()]  # type: ignore[misc]
 
@@ -404,3 +412,16 @@ def test_loads_grow_with_the_rate(factor: int, seed: int) -> None:
         np.testing.assert_allclose(getattr(fast, name), factor * getattr(slow, name), rtol=1e-9)
     np.testing.assert_allclose(fast.fixed, slow.fixed, rtol=1e-9)
     assert isinstance(costs, StepCosts) and isinstance(classes_of(requests), Classes)
+
+
+def test_budgets_are_shares_of_every_request() -> None:
+    d = deployment("llama2-7b", "a6000")
+    requests = Requests(np.arange(2.0), np.array([700, 40_000]), np.array([100, 100]))
+    named = ("snapkv", "h2o", "streamingllm", "quest", "magicdec", "pyramidkv", "infllm")
+    admission = Admission(only=named, unmeasured=True)
+    found = options_of(d, requests, limits_of(d, 1.0), Rules(), admission)
+    assert {costs.technique.name for costs in found} == set(named)
+    for costs in found:
+        chosen = {x for parts in costs.technique.parts for x in parts.every() if x.shares}
+        released = str(costs.technique) == str(parse("infllm"))  # with the settings it came with
+        assert chosen or released, costs.technique

@@ -46,14 +46,16 @@ class Composed(Speculative):
         deployment = decoder.deployment or deployed(self.model)
         if reason := technique.refuses(deployment):
             raise InputError(f"{technique}: {reason}")
-        self.parts = _by_layer(technique, self.model.layers, deployment)
+        every = _by_layer(technique, self.model.layers, deployment)
+        self.parts = [parts.for_prompt(self._measured(parts)) for parts in every]
         self.placements = [self._placement(i, parts) for i, parts in enumerate(self.parts)]
         self.layers = [self._layer(i, parts) for i, parts in enumerate(self.parts)]
         self.guess: Tensor | None = None  # of every sequence's next token (batch,)
         self._refuse_beside_guesses()
-        self.drafter = Drafter(self, technique.drafting)
+        drafting = self.parts[0].drafting
+        self.drafter = Drafter(self, drafting)
         if self.gamma:
-            self.drafter = piece(Drafter, technique.drafting)(self, technique.drafting)
+            self.drafter = piece(Drafter, drafting)(self, drafting)
             refused = [layer for layer in self.layers if not layer.cells.takes_back]
             if refused:
                 name = refused[0].parts.storage.name
@@ -226,6 +228,16 @@ class Composed(Speculative):
     def shared(self, key: object, make: Callable[[], Made]) -> Made:
         """What layers share: made when first asked for."""
         return self.common.get(key, make)
+
+    def _measured(self, parts: Parts) -> float:
+        """The length of every prompt, which budgets are a share of. [tokens]"""
+        shares = parts.selection.shares + parts.drafting.shares
+        if shares and len(set(self.lengths)) > 1:
+            raise InputError(
+                f"{parts.selection.name}: {shares[0]} is a share of each prompt, and one run has "
+                f"one budget; give prompts of one length, or a number of tokens"
+            )
+        return float(self.prompt)
 
     def _piece(self, base: type[Piece], part: Part) -> type[Piece]:
         kind = piece(base, part)
