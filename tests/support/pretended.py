@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode, get_default_nowrap_functions
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from kvsim.validate.kernels import (
     attention_triton,
@@ -78,7 +78,7 @@ class _Device(TorchFunctionMode):
             return args[0]
         if func is torch.device:
             return func(*args, **kwargs)
-        mine = any(isinstance(value, Pretended) for value in tree_flatten((args, kwargs))[0])
+        mine = any(isinstance(value, Pretended) for value in _tensors((args, kwargs)))
         if func in WAITS and mine:
             self.seen.waits += 1
         if func in WHOLE and mine:
@@ -105,7 +105,7 @@ def _asked(args: Any, kwargs: Any) -> torch.device | None:
 
 def _run(func: Any, args: Any, kwargs: Any) -> Any:
     """Run on the CPU, and say of results that they are where a GPU would have them."""
-    tensors = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, Tensor)]
+    tensors = list(_tensors((args, kwargs)))
     slices = func is Tensor.__setitem__ and not isinstance(args[1], Tensor)
     if (
         func not in ACROSS
@@ -138,10 +138,23 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         if func in get_default_nowrap_functions():
             return out
         kind = Pretended if there else Tensor
-        return tree_map(
-            lambda v: v.as_subclass(kind) if isinstance(v, Tensor) and type(v) is not kind else v,
-            out,
-        )
+
+        def placed(value: Any) -> Any:
+            moved = isinstance(value, Tensor) and type(value) is not kind
+            return value.as_subclass(kind) if moved else value
+
+        return placed(out) if isinstance(out, Tensor) else tree_map(placed, out)
+
+
+def _tensors(given: Any) -> Iterator[Tensor]:
+    """Those among arguments, however deep."""
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, (tuple, list)):
+        for value in given:
+            yield from _tensors(value)
+    elif isinstance(given, dict):
+        yield from _tensors(list(given.values()))
 
 
 def _names_device(value: Any) -> bool:

@@ -8,6 +8,7 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +21,6 @@ from kvsim.validate.times import points
 from tests.support.pretended import pretended
 
 FLOPS = 1e9  # of one timing, which a CPU makes in fp16
-MODEL = (("smollm2-135m", 1),)
 
 
 def here(command: list[str], told: bool = False) -> "CompletedProcess[str]":
@@ -43,11 +43,12 @@ def here(command: list[str], told: bool = False) -> "CompletedProcess[str]":
 
 
 @contextmanager
-def small(interpreted: bool, seconds: float) -> Iterator[None]:
+def small(model: Path, interpreted: bool, seconds: float) -> Iterator[None]:
     """A pretended GPU, and little to do on it.
 
     Parameters
     ----------
+    model : a configuration, of which one layer is calibrated with.
     seconds : what the microbenchmarks, and whole runs after them, may take.
     """
     changed: list[tuple[Any, str, Any]] = [
@@ -56,7 +57,7 @@ def small(interpreted: bool, seconds: float) -> Iterator[None]:
         (gemm, "OTHER_ROWS", (32,)),
         (suite, "LIMIT", dict.fromkeys((True, False), seconds)),
         (suite, "RUNS_LIMIT", dict.fromkeys((True, False), seconds)),
-        (techniques, "GPU_MODELS", MODEL), (techniques, "GPU_PROMPTS", (24,)),
+        (techniques, "GPU_MODELS", ((str(model), 1),)), (techniques, "GPU_PROMPTS", (24,)),
         (points, "GENERATE", 3),
     ]  # fmt: skip
     with ExitStack() as stack:
@@ -67,9 +68,13 @@ def small(interpreted: bool, seconds: float) -> Iterator[None]:
 
 
 def run_unit(
-    name: str, state: SessionState, interpreted: bool = False, seconds: float = 0.5
+    name: str,
+    state: SessionState,
+    model: Path,
+    interpreted: bool = False,
+    seconds: float = 0.5,
 ) -> dict[str, Any]:
     """What a unit of ``make.py gpu`` finds on the pretended GPU."""
     what, *settings = name.split()
-    with small(interpreted, seconds):
+    with small(model, interpreted, seconds):
         return work.WORK[what]("cuda:0", state, *settings)

@@ -14,6 +14,14 @@ def small_llama(heads: tuple[int, int], head_dim: int, layers: int, vocab: int) 
     ----------
     heads : query heads, and KV heads.
     """
+    with TemporaryDirectory() as folder:
+        return load_architecture(str(small_config(Path(folder), heads, head_dim, layers, vocab)))
+
+
+def small_config(
+    folder: Path, heads: tuple[int, int], head_dim: int, layers: int, vocab: int
+) -> Path:
+    """The same as a configuration in a folder, which commands take as a model."""
     config = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256,
         "intermediate_size": 256, "num_hidden_layers": layers, "num_attention_heads": heads[0],
@@ -21,6 +29,6 @@ def small_llama(heads: tuple[int, int], head_dim: int, layers: int, vocab: int) 
         "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
         "hidden_act": "silu", "tie_word_embeddings": False,
     }  # fmt: skip
-    with TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(config))
-        return load_architecture(folder)
+    place = folder / "config.json"
+    place.write_text(json.dumps(config))
+    return place

@@ -13,11 +13,12 @@ from kvsim.techniques import parse
 from kvsim.validate import homes
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.counts.compare import compare
+from kvsim.validate.kernels.weights import int4, int4_matrix
 from kvsim.validate.run import Generation
 from kvsim.validate.session.oracles import ORACLES
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.session.work import facts
-from kvsim.validate.tally import Tally, size
+from kvsim.validate.tally import Tally, Watch, size
 from tests.support.pretended import decoder, pretended
 from tests.support.pretended_cuda import GPU
 
@@ -77,3 +78,16 @@ def test_homes_are_one_mapping_as_large_as_stated(
     assert not pinned
     total = sum(float(np.ravel(n)[0]) for n in stated.values())
     assert sum(map(size, kept)) == pytest.approx(total, rel=1e-9)
+
+
+def test_scales_of_weights_in_four_bits_are_prepared_once() -> None:
+    with pretended():
+        generator = torch.Generator().manual_seed(3)
+        weight = torch.randn(64, 256, generator=generator).half().to(GPU)
+        numbers = torch.randn(2, 3, 256, generator=generator).half().to(GPU)
+        matrix = int4_matrix(weight, None)
+        with Watch() as watch:
+            found = matrix(numbers)
+        exact = numbers.double() @ int4(weight).numbers().double().T
+    assert watch.kernels == 3, "to bf16, the product, and back"
+    assert bool((found.double() - exact).abs().max() < 0.02 * exact.abs().max())

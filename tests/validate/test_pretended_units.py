@@ -14,30 +14,34 @@ from kvsim.validate.session.report import write_report
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.session.units import all_units
 from tests.support.pretended_session import run_unit
+from tests.support.small_llama import small_config
 
 ORDER = ("facts", "ceilings", "compile", "sanitizer", "counts", "calibration", "point")
-SMALL = {
-    "counts": "counts smollm2-135m 1",
-    "point": "point short smollm2-135m 1 1 40",
-}
-"""Units whose own sizes are a GPU's."""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> dict[str, str]:
+    """Units whose own sizes are a GPU's, with a small model's configuration instead."""
+    (tmp_path / "model").mkdir()
+    model = small_config(tmp_path / "model", (4, 2), 64, 1, 256)
+    return {"counts": f"counts {model} 1", "point": f"point short {model} 1 1 40"}
 
 
 def run(state: SessionState, names: list[str]) -> None:
     for name in names:
-        state.write(name, run_unit(name, state))
+        state.write(name, run_unit(name, state, state.folder.parent / "model" / "config.json"))
 
 
-def test_units_run_one_after_another(tmp_path: Path) -> None:
+def test_units_run_one_after_another(tmp_path: Path, small: dict[str, str]) -> None:
     """With two techniques; Triton's kernels give zeros here, and are in ``test_pretended``."""
     state = SessionState.of(tmp_path, "pretended")
     few = {name: IMPLEMENTATIONS[name] for name in ("full", "specache")}
     with patch.object(check, "IMPLEMENTATIONS", few), patch.object(budget, "LEAST", 1):
-        run(state, [SMALL.get(kind, kind) for kind in ORDER])
-    counted = state.read(SMALL["counts"])
+        run(state, [small.get(kind, kind) for kind in ORDER])
+    counted = state.read(small["counts"])
     assert counted
     assert {t["technique"].partition(":")[0] for t in counted["techniques"]} == set(few)
-    point = state.read(SMALL["point"])
+    point = state.read(small["point"])
     assert point and {p["technique"].partition(":")[0] for p in point["found"]} == set(few)
     calibrated = state.read("calibration")
     assert calibrated and calibrated["device"] == "Pretended GPU"
@@ -48,10 +52,10 @@ def test_units_run_one_after_another(tmp_path: Path) -> None:
     assert {"profile.toml", "stack.toml", "samples.jsonl", "kernels.json"} <= written
 
 
-def test_every_technique_is_counted_and_timed(tmp_path: Path) -> None:
+def test_every_technique_is_counted_and_timed(tmp_path: Path, small: dict[str, str]) -> None:
     state = SessionState.of(tmp_path, "pretended")
-    run(state, ["calibration", SMALL["counts"], SMALL["point"]])
-    counted, point = state.read(SMALL["counts"]), state.read(SMALL["point"])
+    run(state, ["calibration", small["counts"], small["point"]])
+    counted, point = state.read(small["counts"]), state.read(small["point"])
     assert counted and point
     named = {t["technique"].partition(":")[0] for t in counted["techniques"]}
     assert len(named) >= 20

@@ -18,7 +18,7 @@ from kvsim.validate.kernels.stores import Store
 from kvsim.validate.kernels.widen_triton import side
 from kvsim.validate.kernels.words_triton import channels, packed_run
 
-BLOCK = 64  # tokens widened at once
+BLOCK = 64  # tokens widened at once, of heads of so many channels
 BY_WORDS = 32  # the same where all are packed; keys of more tokens share their scales
 SPLITS = (512, 256, 128)  # tokens of one program
 TABLES = 16  # groups of keys that a program may meet
@@ -200,8 +200,8 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
         queries.contiguous(), out, lse, scores, view.lengths, index, places, chosen, tokens,
         scores.shape[2], kv_heads, splits, head_dim**-0.5, *(words or (view.lengths,) * 2),
         *k[0], *v[0], *k[1], *v[1],
-        fetched and chosen > 0, per_kv, new, view.causal, scored, head_dim, width, rows, BLOCK,
-        split, BY_WORDS if words else 0, TABLES,
+        fetched and chosen > 0, per_kv, new, view.causal, scored, head_dim, width, rows,
+        _block(width), split, BY_WORDS if words else 0, TABLES,
         num_stages=1,  # loads ahead of their use would take more shared memory than cards have
     )  # fmt: skip
     launch(join, (programs, used), out, lse, whole, whole_lse, splits, used, head_dim, width, rows)
@@ -221,6 +221,11 @@ def by_words(view: View, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Ten
         fits = fits and plain and whole and store.bits in (2, 4)
         fits = fits and head_dim * store.bits % 32 == 0
     return (k.codes.view(torch.int32), v.codes.view(torch.int32)) if fits else None
+
+
+def _block(width: int) -> int:
+    """Tokens widened at once: fewer of wide heads, for which there are not registers enough."""
+    return max(min(BLOCK * BLOCK // width, BLOCK), QUERIES)
 
 
 def _split(tokens: int, programs: int, device: torch.device) -> int:

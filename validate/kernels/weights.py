@@ -30,7 +30,7 @@ class Int4:
     """
 
     codes: Tensor  # (outputs, inputs / 2), uint8: code 8 stands for 0
-    scale: Tensor  # (outputs, groups), fp16
+    scale: Tensor  # (outputs, groups), in 16 bits
 
     @property
     def nbytes(self) -> int:
@@ -51,19 +51,22 @@ class Int4Matrix:
     Parameters
     ----------
     tiled : whether the codes lie as PyTorch's product with 4-bit weights reads them.
+    table : scales and zero points (groups, outputs, 2) as CUDA's product reads them; the scales of
+        ``packed`` are a view of it.
     """
 
     packed: Int4
     bias: Tensor | None
     tiled: bool = False
+    table: Tensor | None = None
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Hidden states (..., inputs) to (..., outputs)."""
         if not self.tiled:
             return linear(tensor, self.packed.numbers(tensor.dtype), self.bias)
-        out = _product(tensor.reshape(-1, tensor.shape[-1]), self.packed).view(
-            *tensor.shape[:-1], -1
-        )
+        rows = tensor.reshape(-1, tensor.shape[-1])
+        product = self._on_cpu(rows) if self.table is None else self._on_gpu(rows, self.table)
+        out = product.view(*tensor.shape[:-1], -1)
         return out if self.bias is None else out + self.bias
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -71,13 +74,30 @@ class Int4Matrix:
         own = (self.packed.codes, self.packed.scale)
         return own if self.bias is None else (*own, self.bias)
 
+    def _on_gpu(self, rows: Tensor, table: Tensor) -> Tensor:
+        """(rows, inputs) times tiled codes, in the only format that CUDA's kernel knows."""
+        multiply = torch.ops.aten._weight_int4pack_mm
+        out: Tensor = multiply(rows.to(torch.bfloat16), self.packed.codes, GROUP, table)
+        return out.to(rows.dtype)
+
+    def _on_cpu(self, rows: Tensor) -> Tensor:
+        """(rows, inputs) times tiled codes, widened as they are read."""
+        multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
+        table = scales_and_zeros(self.packed.scale.to(rows.dtype))
+        out: Tensor = multiply(rows, self.packed.codes, GROUP, table)
+        return out
+
 
 def int4_matrix(weight: Tensor, bias: Tensor | None) -> Int4Matrix:
     """Pack a weight matrix (outputs, inputs) for the fastest product; the bias stays as it is."""
     outputs, inputs = weight.shape
     if inputs % GROUP or outputs % 16:
         return Int4Matrix(int4(weight), bias)
-    return Int4Matrix(Int4(*_by_rows(weight, _tiled_rows)), bias, tiled=True)
+    codes, scale = _by_rows(weight, _tiled_rows)
+    if not codes.is_cuda:
+        return Int4Matrix(Int4(codes, scale), bias, tiled=True)
+    table = scales_and_zeros(scale.to(torch.bfloat16))  # once: a product would make it each time
+    return Int4Matrix(Int4(codes, table[..., 0].T), bias, tiled=True, table=table)
 
 
 def _tiled_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,18 +110,10 @@ def _tiled_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.ops.aten._convert_weight_to_int4pack_for_cpu(wide.int(), 1), scale
 
 
-def _product(tensor: Tensor, packed: Int4) -> Tensor:
-    """(rows, inputs) times tiled codes, which PyTorch's kernels widen as they read them."""
-    on_gpu = tensor.is_cuda
-    number = torch.bfloat16 if on_gpu else tensor.dtype  # the only one that CUDA's kernel knows
-    scale = packed.scale.T.to(number)
-    scales_and_zeros = torch.stack((scale, torch.zeros_like(scale)), dim=-1)
-    aten = torch.ops.aten
-    multiply = aten._weight_int4pack_mm if on_gpu else aten._weight_int4pack_mm_for_cpu
-    out: Tensor = multiply(tensor.to(number), packed.codes, GROUP, scales_and_zeros).to(
-        tensor.dtype
-    )
-    return out
+def scales_and_zeros(scale: Tensor) -> Tensor:
+    """Scales (outputs, groups) as PyTorch's products with 4-bit weights read them."""
+    scale = scale.T
+    return torch.stack((scale, torch.zeros_like(scale)), dim=-1)
 
 
 def int4(weight: Tensor) -> Int4:

@@ -81,13 +81,17 @@ def side(
         )  # fmt: skip
     if TAIL:
         here = mask & (instead == 0)[:, None]
+        unpacked = True
         if BITS > 0:
             here &= (row >= tl.load(packed + sequence))[:, None]
-        at = tail + sequence * tail_b + head * tail_h
-        at = at + (row % slots)[:, None] * HEAD_DIM + column[None, :]
-        wide += tl.load(at, mask=here, other=0.0).to(tl.float32)
-    if FETCHED:
-        at = fetched + sequence * fetched_b + head * fetched_h
-        at = at + (place - 1)[:, None] * HEAD_DIM + column[None, :]
-        wide += tl.load(at, mask=mask & instead[:, None], other=0.0).to(tl.float32)
+            unpacked = tl.max(row, axis=0) >= tl.load(packed + sequence)
+        if unpacked:
+            at = tail + sequence * tail_b + head * tail_h
+            at = at + (row % slots)[:, None] * HEAD_DIM + column[None, :]
+            wide += tl.load(at, mask=here, other=0.0).to(tl.float32)
+    if FETCHED:  # noqa: SIM102 - one is known when it is compiled
+        if tl.max(place, axis=0) > 0:  # few blocks have any
+            at = fetched + sequence * fetched_b + head * fetched_h
+            at = at + (place - 1)[:, None] * HEAD_DIM + column[None, :]
+            wide += tl.load(at, mask=mask & instead[:, None], other=0.0).to(tl.float32)
     return wide
