@@ -17,10 +17,13 @@ from kvsim.serving.records import (
     Request,
     Turn,
     World,
+    layout,
     make,
 )
 from kvsim.serving.rules import Rules
 from kvsim.traces.requests import Requests
+
+LINE = 64  # of the CPU's cache [B]
 
 
 def request_records(requests: Requests, rate: Array, prefix_tokens: int) -> tuple[Any, Integers]:
@@ -79,10 +82,19 @@ def pool_records(sizes: list[int]) -> tuple[Any, Any, NDArray[np.int32]]:
         mask=buckets - 1, limit=size, free=np.where(size > 0, first, NONE), oldest=NONE,
         newest=NONE,
     )  # fmt: skip
-    entries = make(Entry, int(size.sum()), newer=NONE, older=NONE)
+    entries = _aligned(Entry, int(size.sum()))
+    entries["newer"] = entries["older"] = NONE
     entries["chain"] = np.arange(1, len(entries) + 1)
     entries["chain"][(first + size - 1)[size > 0]] = NONE
     return pools, entries, np.full(int(buckets.sum()), NONE, np.int32)
+
+
+def _aligned(record: type, count: int) -> Any:
+    """Records of zeros, none of which lies in more lines of the CPU's cache than it must."""
+    dtype = layout(record)
+    memory = np.zeros(count * dtype.itemsize + LINE, np.uint8)
+    first = -memory.ctypes.data % LINE
+    return memory[first : first + count * dtype.itemsize].view(dtype).view(np.recarray)
 
 
 def fits(world: World) -> NDArray[np.bool_]:

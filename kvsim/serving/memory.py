@@ -7,6 +7,7 @@ give way, least recently used first, when their memory is needed. Other memories
 
 from kvsim.serving.compiled import compiled
 from kvsim.serving.records import GPU, HOST, NONE, POOLS, Pool, Replica, Request, World
+from kvsim.serving.views import fetch
 
 SCATTER = 0x9E3779B1  # an odd number that spreads consecutive ids over the buckets
 
@@ -89,6 +90,22 @@ def remove(world: World, pool: Pool, at: int) -> None:
 
 
 @compiled
+def drop_oldest(world: World, pool: Pool) -> None:
+    """Forget the block whose last use is longest ago.
+
+    What the next three will need is asked for, a step of each: an entry, then its bucket, then the
+    entry where that begins.
+    """
+    remove(world, pool, pool.oldest)
+    if pool.count > 2:
+        first = world.entries[pool.oldest]
+        second = world.entries[first.newer]
+        fetch(world.entries, world.buckets[bucket(pool, first.block)])
+        fetch(world.buckets, bucket(pool, second.block))
+        fetch(world.entries, second.newer)
+
+
+@compiled
 def available(world: World, replica: Replica) -> int:
     """GPU memory that is free, or would be without kept blocks. [B]"""
     return world.limits.gpu - replica.private - replica.pinned
@@ -117,7 +134,7 @@ def make_host_room(world: World, replica: Replica, size: int) -> bool:
         return False
     host = world.pools[POOLS * replica.index + HOST]
     while free - host.count * world.limits.unit_bytes < size:
-        remove(world, host, host.oldest)
+        drop_oldest(world, host)
     return True
 
 
@@ -127,7 +144,7 @@ def make_room(world: World, replica: Replica, size: int) -> None:
     each = world.limits.prefix_bytes
     pool = world.pools[POOLS * replica.index + GPU]
     while replica.cached > 0 and available(world, replica) - replica.cached < size:
-        remove(world, pool, pool.oldest)
+        drop_oldest(world, pool)
         replica.cached -= each
         replica.freed += each
 

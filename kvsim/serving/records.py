@@ -18,6 +18,7 @@ Integers = NDArray[np.int64]
 Int32 = Annotated[int, "i4"]
 Int8 = Annotated[int, "i1"]
 PerCost = Annotated[Array, ("f8", (len(COSTS),))]
+OnlyTime = Annotated[Array, ("f8", (1,))]  # the first of COSTS
 LINKS = ("h2d", "d2h", "nvme_read", "nvme_write", "nic_in", "nic_out")
 H2D, D2H, NVME_READ, NVME_WRITE, NIC_IN, NIC_OUT = range(len(LINKS))
 PerLink = Annotated[Array, ("f8", (len(LINKS),))]
@@ -183,7 +184,8 @@ class Replica:
     link_bytes: PerLink  # what has passed or is to pass [B]
     sent: float  # when the caches that it handed over so far have left [s]
     found: PerMemory  # prompt tokens found in each memory, at requests' first start [tokens]
-    estimate: PerCost  # of recomputing stored blocks [s]
+    estimate: PerCost  # of one part of a prompt [s]
+    recompute: OnlyTime  # of recomputing stored blocks [s]
     # the pass that is being put together
     budget: int  # tokens it may still take [tokens]
     decoding: int  # sequences that decode in it
@@ -217,11 +219,10 @@ class Pool:
 
 
 class Entry:
-    """A shared block in a pool."""
+    """A shared block in a pool: half a line of the CPU's cache."""
 
     block: int  # its id in the trace
     ready: float  # when it has arrived in this memory [s]
-    used: float  # last use [s]
     chain: Int32  # next entry in its bucket
     users: Int32  # running sequences that use it
     newer: Int32
@@ -259,6 +260,7 @@ class World(NamedTuple):
     sequences: Records[Sequence]
     pools: Records[Pool]  # of replica r, World.pools[POOLS * r + GPU] and so on; last, REMOTE
     entries: Records[Entry]
+    used: Array  # last use of each entry; empty where nothing is forgotten with time [s]
     buckets: NDArray[np.int32]
     ids: Integers  # hash blocks of all prompts
     sizes: Records[Sizes]

@@ -25,11 +25,13 @@ from kvsim.serving.routes import ROUND_ROBIN, ROUTES, receive
 from kvsim.serving.schedule import advance, only_decodes
 from kvsim.serving.sessions import play_turns, turns_to_come
 from kvsim.serving.tables import Tables
-from kvsim.serving.tiers import touch
-from kvsim.serving.views import shared
+from kvsim.serving.tiers import fetch_places
+from kvsim.serving.views import fetch, shared
 from kvsim.serving.world import ArrivalOrder, Course, kinds_of, world_of
 from kvsim.traces.requests import Requests
 
+EARLIER, STEPS = 8, 2  # arrivals between two steps of asking for memory ahead of use
+FURTHEST = EARLIER * (STEPS + 1)
 PIECE = 16384  # requests between two looks at what else happens, such as Ctrl-C
 
 
@@ -175,5 +177,9 @@ def play(tables: Tables, world: World, course: Course, coming: ArrivalOrder) -> 
         receive(world, course.route, order[course.next])
         arrived = world.requests[order[course.next]]
         due[arrived.replica] = 0.0
-        course.touched += touch(world, world.replicas[arrived.replica], arrived)
         course.next += 1
+        if course.together and course.next + FURTHEST < order.size:
+            fetch(world.requests, order[course.next + FURTHEST])
+            for step in range(STEPS):
+                soon = course.next + (STEPS - step) * EARLIER
+                fetch_places(world, world.requests[order[soon]], step)

@@ -1,6 +1,6 @@
 """Reading the tables: what passes cost, and how many decoding rounds a time holds.
 
-``cost`` has one entry for each of COSTS, to which passes add theirs.
+``cost`` has one entry for each of COSTS, or for the first of them, to which passes add theirs.
 """
 
 from importlib import import_module
@@ -17,7 +17,7 @@ from kvsim.serving.views import ArrayView, kind_of, shared
 
 numba: Any = import_module("numba")  # its functions have no types
 
-Cost = Annotated[Array, "a number for each of COSTS"]  # [s]
+Cost = Annotated[Array, "a number for each of COSTS, or for the first"]  # [s]
 Costs = Annotated[Array, "a row of them for each node"]
 Below = NDArray[np.int32]
 
@@ -58,7 +58,7 @@ def node_below(below: Below, position: float) -> int:
 @compiled
 def add_between_nodes(cost: Cost, values: Costs, node: int, above: float) -> None:
     """A value between two nodes, and beyond the last as before it."""
-    for k in range(values.shape[1]):
+    for k in range(cost.size):
         cost[k] += (1 - above) * values[node, k] + above * values[node + 1, k]
 
 
@@ -69,7 +69,7 @@ def add_per_token(tables: Tables, cost: Cost, values: Costs, span: tuple[int, in
     i, j = node_below(below, span[0]), node_below(below, span[1])
     low = (span[0] - nodes[i]) / (nodes[i + 1] - nodes[i])
     high = (span[1] - nodes[j]) / (nodes[j + 1] - nodes[j])
-    for k in range(values.shape[1]):
+    for k in range(cost.size):
         cost[k] += (1 - high) * values[j, k] + high * values[j + 1, k]
         cost[k] -= (1 - low) * values[i, k] + low * values[i + 1, k]
 
@@ -107,7 +107,7 @@ def add_chunk(tables: Tables, cost: Cost, tokens: float, start: float) -> None:
     i, j = node_below(tables.below.chunks, tokens), node_below(tables.below.starts, start)
     longer = (tokens - chunks[i]) / (chunks[i + 1] - chunks[i])
     later = (start - starts[j]) / (starts[j + 1] - starts[j])
-    for k in range(values.shape[2]):
+    for k in range(cost.size):
         short = (1 - later) * values[i, j, k] + later * values[i, j + 1, k]
         long = (1 - later) * values[i + 1, j, k] + later * values[i + 1, j + 1, k]
         cost[k] += (1 - longer) * short + longer * long

@@ -5,9 +5,10 @@ of the connector and while passes go on. Each link carries what it is given in o
 """
 
 from kvsim.serving.compiled import compiled, compiled_unless
-from kvsim.serving.memory import append, bucket, find, hits_of, insert, remove, unlink
+from kvsim.serving.memory import append, bucket, drop_oldest, find, hits_of, insert, remove, unlink
 from kvsim.serving.records import (
     D2H,
+    GPU,
     HOST,
     NIC_OUT,
     NONE,
@@ -22,6 +23,7 @@ from kvsim.serving.records import (
     TieredWorld,
     World,
 )
+from kvsim.serving.views import fetch
 
 
 @compiled
@@ -37,7 +39,7 @@ def holds(world: TieredWorld, replica: Replica, memory: int, unit: int) -> int:
     """Entry of a unit that is in a memory and not forgotten, or NONE."""
     pool = pool_of(world, replica, memory)
     at = find(world, pool, unit)
-    if at != NONE and replica.clock - world.entries[at].used > world.limits.ttl:
+    if at != NONE and world.used.size > 0 and replica.clock - world.used[at] > world.limits.ttl:
         remove(world, pool, at)
         return NONE
     return at
@@ -70,30 +72,30 @@ def found_blocks(world: TieredWorld, replica: Replica, request: Request) -> int:
 
 
 @compiled
-def touch_nothing(world: World, replica: Replica, request: Request) -> int:
+def fetch_nothing(world: World, request: Request, step: int) -> None:
     """Only the GPU keeps blocks."""
-    return 0
 
 
-@compiled_unless(touch_nothing)
-def touch(world: TieredWorld, replica: Replica, request: Request) -> int:
-    """Read where a request's blocks would be in every memory; the sum has no meaning.
+@compiled_unless(fetch_nothing)
+def fetch_places(world: TieredWorld, request: Request, step: int) -> None:
+    """Ask for what leads to a request's blocks in every memory, some arrivals before it.
 
-    A CPU waits for many reads at once as long as for one, and for each alone later on.
+    First the buckets of its blocks, and once they are here the entries that these name.
     """
-    seen = 0
-    for memory in range(HOST, REMOTE + 1):
+    if request.replica == NONE:
+        return
+    replica = world.replicas[request.replica]
+    for memory in range(GPU, REMOTE + 1):
         pool = pool_of(world, replica, memory)
-        if pool.room > 0:
-            for j in range(request.blocks // world.limits.unit):
-                unit = world.ids[request.first_block + (j + 1) * world.limits.unit - 1]
-                at = world.buckets[bucket(pool, unit)]
-                if at != NONE:
-                    seen += world.entries[at].block
-            at = pool.oldest
-            if at != NONE:
-                seen += world.buckets[bucket(pool, world.entries[at].block)]
-    return seen
+        if pool.room == 0:
+            continue
+        unit = 1 if memory == GPU else world.limits.unit
+        for j in range(request.blocks // unit):
+            where = bucket(pool, world.ids[request.first_block + (j + 1) * unit - 1])
+            if step == 0:
+                fetch(world.buckets, where)
+            elif world.buckets[where] != NONE:
+                fetch(world.entries, world.buckets[where])
 
 
 @compiled
@@ -131,12 +133,13 @@ def put(world: TieredWorld, replica: Replica, what: tuple[int, int], ready: floa
     at = find(world, pool, unit)
     if at == NONE:
         while pool.count >= limit:
-            remove(world, pool, pool.oldest)
+            drop_oldest(world, pool)
         at = insert(world, pool, unit)
         world.entries[at].ready = ready
     else:
         unlink(world, pool, at)
-    world.entries[at].used = replica.clock
+    if world.used.size > 0:
+        world.used[at] = replica.clock
     append(world, pool, at)
 
 

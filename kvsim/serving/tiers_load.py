@@ -24,7 +24,7 @@ from kvsim.serving.records import (
     World,
 )
 from kvsim.serving.rules import FASTER, LOAD, RECOMPUTE
-from kvsim.serving.tables import COSTS, Tables
+from kvsim.serving.tables import Tables
 from kvsim.serving.tiers import passed, put, source_of, transfer
 
 BEHIND = 2  # who waits for work that is put before theirs: those there, and as many still to come
@@ -49,15 +49,14 @@ def recompute_s(
     """A part of a prompt in passes of its own. [s]"""
     first, last = span
     size = world.limits.part if world.limits.chunked else last
-    for k in range(len(COSTS)):
-        replica.estimate[k] = 0.0
+    replica.recompute[0] = 0.0
     while first < last:
         part = min(size, last - first)
         alone, prompts = spend.Decoding(0, 0.0, 0.0), spend.Prompts(part, 0)
-        spend.add_pass(tables, replica.estimate, alone, prompts)
-        spend.add_chunk(tables, replica.estimate, float(part), float(first))
+        spend.add_pass(tables, replica.recompute, alone, prompts)
+        spend.add_chunk(tables, replica.recompute, float(part), float(first))
         first += part
-    return float(replica.estimate[0])
+    return float(replica.recompute[0])
 
 
 @compiled

@@ -97,6 +97,10 @@ def shared(value: T) -> T:
     return value if numba.config.DISABLE_JIT else cast(T, Shared(value))
 
 
+def fetch(view: Any, index: int) -> None:
+    """Ask memory for an element that is needed soon; compiled code goes on meanwhile."""
+
+
 def kind_of(value: Any) -> Any:
     """Type of an array, a record, a named tuple or a number in compiled code."""
     if isinstance(value, np.ndarray):

@@ -6,12 +6,15 @@ from typing import Any
 
 import numba
 
-from kvsim.serving.views import WORD, ArrayView, Bundle, RecordView, Shared
+from kvsim.serving.views import WORD, ArrayView, Bundle, RecordView, Shared, fetch
 
 types: Any = numba.types  # none of this has types for mypy
 cgutils: Any = import_module("numba.core.cgutils")
 extending: Any = import_module("numba.extending")
 templates: Any = import_module("numba.core.typing.templates")
+ir: Any = import_module("llvmlite.ir")
+
+FETCHED = 0, 3, 1  # to be read, kept in every cache, data
 
 extending.register_model(RecordView)(extending.models.RecordModel)
 extending.register_model(Bundle)(extending.models.OpaqueModel)
@@ -83,6 +86,23 @@ def _set_item(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     else:
         value = context.cast(builder, args[2], sig.args[2], dtype)
         context.pack_value(builder, dtype, value, place)
+    return context.get_dummy_value()
+
+
+@extending.type_callable(fetch)
+def _type_of_fetch(context: Any) -> Any:
+    return lambda view, index: types.none if isinstance(view, ArrayView) else None
+
+
+@extending.lower_builtin(fetch, ArrayView, types.Integer)
+def _fetch(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    """The processor's own instruction for it, which waits for nothing."""
+    place, _ = _place(context, builder, sig, args)
+    word = ir.IntType(32)
+    address = builder.bitcast(place, ir.IntType(8).as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
+    asked = builder.module.declare_intrinsic("llvm.prefetch", [address.type], kind)
+    builder.call(asked, [address, *(word(number) for number in FETCHED)])
     return context.get_dummy_value()
 
 

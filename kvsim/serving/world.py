@@ -54,7 +54,6 @@ class Course:
     route: int  # of simulate.ROUTES
     together: bool  # whether all replicas are played up to every arrival
     next: int  # place in the order of arrivals
-    touched: int  # what ``tiers.touch`` read; without meaning
     ending: bool  # whether all have arrived, so that what is left is played
     until: float  # [s]
     # of requests that depend on the run
@@ -88,6 +87,7 @@ def world_of(requests: Requests, costs: StepCosts, replicas: int, rate: Array) -
         sequences=make(Sequence, replicas * costs.rules.max_seqs),
         pools=pools,
         entries=entries,
+        used=np.zeros(entries.size if np.isfinite(limits.ttl) else 0),
         buckets=buckets,
         ids=ids,
         sizes=sizes_of(costs),
