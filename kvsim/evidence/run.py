@@ -37,7 +37,7 @@ def simulated(
     longest = int((run.requests.prompt + run.requests.generate).max())
     costs = StepCosts(technique, deployment, rules, longest, int(run.requests.prompt.max()))
     if coarse:
-        costs = costs.with_density(COARSE)
+        costs = costs.with_density(COARSE, work=False)
     return Outcome(simulate(run.requests, costs))
 
 

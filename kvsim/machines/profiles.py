@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -51,7 +52,16 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
     InputError
         If there is no such GPU, or the file is not a sound profile.
     """
-    file = _find("GPU", str(name_or_path), _folder())
+    name = str(name_or_path)
+    return _hardware(Path(name)) if _is_path(name) else _shipped_hardware(name)
+
+
+@cache  # what ships stays as it is while kvsim runs
+def _shipped_hardware(name: str) -> Hardware:
+    return _hardware(_find("GPU", name, _folder()))
+
+
+def _hardware(file: Traversable) -> Hardware:
     profile = read(file, HARDWARE_FILE)
     numbers = profile.numbers
     _check_rates(file, numbers)
@@ -90,10 +100,16 @@ def load_stack(name_or_path: str | Path) -> Stack:
         If there is no such stack, or the file is not a sound one.
     """
     name = str(name_or_path)
+    if _is_path(name):
+        return _loaded(Path(name), _family(Path(name)))
+    return _shipped_stack(name)
+
+
+@cache
+def _shipped_stack(name: str) -> Stack:
     file = _find("stack", name, _folder() / "stacks")
-    engine, at, _ = name.strip().lower().partition("@")
-    apart = at and str(file).startswith(str(_folder()))
-    return _loaded(file, {} if apart else _family(file), engine if apart else "")
+    engine, of_card, _ = name.strip().lower().partition("@")
+    return _loaded(file, {}, engine) if of_card else _loaded(file, _family(file))
 
 
 def _family(file: Traversable) -> dict[str, Stack]:
@@ -193,7 +209,7 @@ def _extended(file: Traversable, below: tuple[str, ...], bases: dict[str, Profil
 
 def _find(kind: str, name: str, folder: Traversable) -> Traversable:
     """The file of a profile given by path, by name or by one of its aliases."""
-    if name.endswith(".toml") or "/" in name or "\\" in name:
+    if _is_path(name):
         return Path(name)
     shipped = _files(folder)
     wanted = name.strip().lower()
@@ -206,6 +222,10 @@ def _find(kind: str, name: str, folder: Traversable) -> Traversable:
         if wanted in parse(file).get("aliases", ()):
             return file
     raise unknown(kind, name, shipped, "or give the path of a .toml file")
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(".toml") or "/" in name or "\\" in name
 
 
 def _files(folder: Traversable) -> dict[str, Traversable]:

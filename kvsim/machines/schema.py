@@ -6,6 +6,7 @@ file and the key, and so is a number that does not say where it comes from.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.resources.abc import Traversable
 from math import isfinite
 from typing import Any
@@ -49,7 +50,7 @@ class Schema:
     together: tuple[frozenset[str], ...] = ()  # keys that make sense only as a whole
     moved: Mapping[str, str] = field(default_factory=dict)  # former names of keys
 
-    @property
+    @cached_property
     def keys(self) -> frozenset[str]:
         """The names of every key that a file may have."""
         return self.texts | self.flags | self.lists | self.numbers.keys()

@@ -44,7 +44,13 @@ def load_model(name_or_path: str) -> Model:
     InputError
         If there is no such model, or its configuration cannot be used.
     """
-    return read_model(*read_config(name_or_path))
+    name = _catalogue_name(name_or_path)
+    return read_model(*read_config(name_or_path)) if name is None else _shipped_model(name)
+
+
+@cache  # what ships stays as it is while kvsim runs
+def _shipped_model(name: str) -> Model:
+    return read_model(*read_config(name))
 
 
 def read_config(name_or_path: str) -> tuple[dict[str, Any], str, str]:
@@ -70,9 +76,13 @@ def read_config(name_or_path: str) -> tuple[dict[str, Any], str, str]:
 
 def model_names() -> list[str]:
     """The names of the catalogue."""
-    catalogue = files("kvsim") / "models" / "catalogue"
-    names = [file.name for file in catalogue.iterdir()]
-    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
+    return list(_catalogue())
+
+
+@cache
+def _catalogue() -> tuple[str, ...]:
+    names = [file.name for file in (files("kvsim") / "models" / "catalogue").iterdir()]
+    return tuple(sorted(n.removesuffix(".json") for n in names if n.endswith(".json")))
 
 
 def catalogue_entry(name: str) -> CatalogueEntry:
@@ -115,7 +125,7 @@ def compress(layers: Sequence[LayerShape]) -> tuple[tuple[tuple[LayerShape, ...]
 
 def _catalogue_name(name: str) -> str | None:
     wanted = name.lower()
-    return wanted if wanted in model_names() else _names_by_hf_id().get(wanted)
+    return wanted if wanted in _catalogue() else _names_by_hf_id().get(wanted)
 
 
 def _catalogue_config(name: str) -> dict[str, Any]:

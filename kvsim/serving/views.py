@@ -8,6 +8,7 @@ is left out: owners, strides (elements lie one behind the other) and negative in
 This file holds the types and what Python hands over; ``views_code`` says what they compile to.
 """
 
+from functools import cache
 from hashlib import sha1
 from importlib import import_module
 from typing import Any, TypeVar, cast
@@ -107,7 +108,7 @@ def kind_of(value: Any) -> Any:
         assert value.flags.c_contiguous, "compiled code takes rows that lie one behind the other"
         return ArrayView(_element(value.dtype), value.ndim)
     if isinstance(value, np.void):
-        return RecordView(value.dtype)
+        return _element(value.dtype)
     if isinstance(value, tuple):
         names = type(value)._fields  # type: ignore[attr-defined]
         kinds = {name: kind_of(part) for name, part in zip(names, value, strict=True)}
@@ -119,6 +120,7 @@ def _short(title: str, name: str) -> str:
     return title + sha1(name.encode()).hexdigest()[:10]
 
 
+@cache  # Numba takes longer to read a record's type than a short run takes
 def _element(dtype: np.dtype[Any]) -> Any:
     return RecordView(dtype) if dtype.fields else numba.from_dtype(dtype)
 

@@ -26,6 +26,7 @@ from kvsim.validate.quality.forced import Forced
 from kvsim.validate.quality.perlayer import executed, measure_layers, packed
 from kvsim.validate.quality.settings import Reading
 from tests.support.decoders import decoder, prompts
+from tests.support.sampled import few
 
 READING = Reading(windows=3, prompt=60, scored=6)
 ABOUT = {"model": "llama", "weights": "random", "text": "random", "settings": "test"}
@@ -102,7 +103,7 @@ def test_a_budget_of_loss_is_spent_on_widths() -> None:
     some = offered(replace(made(30), alone=alone, uniform=alone.sum(axis=(0, 2))))
     admitted = Admission((parse("full"),), layered=some, layered_for="smollm2-135m")
     rates = []
-    for loss in (0.0, 0.3, 3.0):
+    for loss in few((0.0, 0.3, 3.0), (0.0, 3.0)):
         plan = make_plan(d, w, "throughput", limits_at(d, loss), admitted)
         assert plan.evidence.kind == ("expected" if loss else "lossless")
         assert plan.evidence.column <= loss

@@ -13,3 +13,8 @@ def some(alike: Sequence[T], case: str, parts: int) -> list[T]:
     if "KVSIM_ALL_TESTS" in os.environ:
         return list(alike)
     return list(alike[crc32(case.encode()) % parts :: parts])
+
+
+def few(alike: Sequence[T], kept: Sequence[T]) -> list[T]:
+    """Those kept, where others check the same of something that is nothing to them."""
+    return list(alike if "KVSIM_ALL_TESTS" in os.environ else kept)

@@ -15,6 +15,7 @@ from kvsim.validate.impl.zipcache import DRAWN
 from kvsim.validate.run import Generation
 from tests.support.decoders import decoder, prompts
 from tests.support.runs import assert_same_run
+from tests.support.sampled import few
 from tests.validate.test_impl_counts import STACK_WIDE, counted, short
 
 BATCH, PROMPT, GENERATE = 2, 31, 9
@@ -82,8 +83,14 @@ def test_there_are_twenty_of_them() -> None:
     assert len(PAIRS + LAYERED) >= 20
 
 
-@pytest.mark.parametrize("model", ["llama", "opt"])
-@pytest.mark.parametrize("text", [*PAIRS, *LAYERED])
+EVERY = [*PAIRS, *LAYERED]
+RUNS = few(
+    [(text, model) for text in EVERY for model in ("llama", "opt")],
+    [*((text, "llama") for text in EVERY), *((text, "opt") for text in EVERY[::4])],
+)
+
+
+@pytest.mark.parametrize(("text", "model"), RUNS)
 def test_compositions_are_as_stated(text: str, model: str) -> None:
     """FLOPs, bytes and memory are equal, but for writes of packed storages and H2O's moves."""
     rounds = (1, 60, 7) if MAGICDEC in text else (1, PROMPT, GENERATE)

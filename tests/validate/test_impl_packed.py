@@ -18,6 +18,7 @@ from tests.support.adopted import Adopted
 from tests.support.decoders import decoder, oracle_attentions, prompts
 from tests.support.naive_caches import assert_like_naive, naive_packed
 from tests.support.runs import assert_same_run
+from tests.support.sampled import few
 
 GROUP, RESIDUAL = 16, 32
 
@@ -46,8 +47,14 @@ def test_kivi_is_its_algorithm_with_a_residual_that_rolls(bits: int) -> None:
     adopted.assert_few()
 
 
-@pytest.mark.parametrize("model", ["llama", "llama-mha", "opt", "qwen2"])
-@pytest.mark.parametrize("settings", ["bits=1", "bits=2,group=8,residual=24", "speculative=false"])
+SPECACHE = ["bits=2,group=8,residual=24", "bits=1", "speculative=false"]
+FETCHED = few(
+    [(s, model) for s in SPECACHE for model in ("llama", "llama-mha", "opt", "qwen2")],
+    [*((s, "llama") for s in SPECACHE), *((SPECACHE[0], m) for m in ("llama-mha", "opt"))],
+)
+
+
+@pytest.mark.parametrize(("settings", "model"), FETCHED)
 def test_specache_that_fetches_everything_is_full(settings: str, model: str) -> None:
     given = prompts(40, 23, 5)
     full = complete("full", given, 60, model)

@@ -16,6 +16,7 @@ from tests.support.adopted import Adopted
 from tests.support.decoders import decoder, prompts
 from tests.support.naive_caches import assert_like_naive, naive_packed
 from tests.support.runs import assert_same_run
+from tests.support.sampled import few
 
 HALF = 16
 QUANTSPEC = f"quantspec:group=16,residual={2 * HALF}"
@@ -26,7 +27,7 @@ def flushed(cached: int) -> int:
     return max(cached // HALF - 1, 0) * HALF
 
 
-@pytest.mark.parametrize("gamma", [1, 4, 6])
+@pytest.mark.parametrize("gamma", few([1, 4, 6], [4]))
 def test_quantspec_is_greedy_decoding_of_its_target(gamma: int) -> None:
     run = Generation(
         decoder("llama"), parse(f"{QUANTSPEC},gamma={gamma}"), prompts(70, 33, 5), 80, keep=True
@@ -167,17 +168,17 @@ def test_greedy_verification_by_hand() -> None:
     assert extra.tolist() == [4, 9, 9, 9]
 
 
-@pytest.mark.parametrize("model", ["llama", "llama-mha", "opt", "mistral"])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        "draft=streamingllm,budget=20,gamma=3",
-        "draft=streamingllm,budget=200,gamma=2",
-        "draft=snapkv,budget=40,gamma=3",
-        "draft=snapkv,budget=200,gamma=1",
-        "gamma=0",
-    ],
+MAGICDEC = [
+    "draft=streamingllm,budget=20,gamma=3", "draft=snapkv,budget=40,gamma=3",
+    "draft=streamingllm,budget=200,gamma=2", "draft=snapkv,budget=200,gamma=1", "gamma=0",
+]  # fmt: skip
+DRAFTED = few(
+    [(s, model) for s in MAGICDEC for model in ("llama", "llama-mha", "opt", "mistral")],
+    [*((s, "llama") for s in MAGICDEC), (MAGICDEC[0], "opt"), (MAGICDEC[1], "mistral")],
 )
+
+
+@pytest.mark.parametrize(("settings", "model"), DRAFTED)
 def test_magicdec_is_full(settings: str, model: str) -> None:
     given = prompts(90, 33, 50)
     full = Generation(decoder(model), parse("full"), given, 60, keep=True)
