@@ -31,12 +31,12 @@ CacheBlock = Annotated[
     str | None, option("--cache-block", "N", "Tokens that are stored and loaded together.")
 ]
 PrefixLoad = Annotated[
-    str,
+    str | None,
     option(
         "--prefix-load",
         "HOW",
         "Stored blocks of a prompt: load, recompute, the faster, split (recompute the first ones "
-        "while the others are loaded), or auto: the one with the least mean TTFT here.",
+        "while the others are loaded), or auto, if not given: the one with the least mean TTFT.",
     ),
 ]
 NvmeRead = Annotated[str | None, option("--nvme-read", "GB/S", "Rate of each replica's drive.")]
@@ -78,20 +78,26 @@ def two_pools(
     return TwoPools(first, replicas - first, transfer or TRANSFERS[0], rate)
 
 
-def ways_to_load(rules: "Callable[[str], Rules]", given: str) -> "tuple[Rules, ...]":
+def ways_to_load(rules: "Callable[[str], Rules]", given: str | None) -> "tuple[Rules, ...]":
     """Rules with the way of loading prefixes that was given; with auto, those with each way.
 
     Parameters
     ----------
     rules : the rules with a way of loading.
+    given : the way; None for auto where any memory besides the GPU keeps prefix blocks.
 
     Raises
     ------
     InputError
         For an unknown way.
     """
-    from kvsim.serving.rules import LOADS
+    from kvsim.serving.rules import LOADS, SPLIT
 
+    if given is None:
+        usual = rules(LOADS[SPLIT])
+        if not usual.tiers:
+            return (usual,)
+        given = AUTO
     if given not in (*LOADS, AUTO):
         raise InputError(
             f"--prefix-load: got {given[:40]!r}; expected {', '.join(LOADS)} or {AUTO}"

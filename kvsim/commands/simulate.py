@@ -106,7 +106,7 @@ def simulate(
     remote_cache: RemoteCache = None,
     cache_ttl: CacheTtl = None,
     cache_block: CacheBlock = None,
-    prefix_load: PrefixLoad = "split",
+    prefix_load: PrefixLoad = None,
     nvme_read: NvmeRead = None,
     nvme_write: NvmeWrite = None,
     nic: Nic = None,
@@ -242,7 +242,7 @@ def simulate(
         requests = requests_of(found.requests, case, abort_after)
         fleet = count("--replicas", str(case["replicas"]))
         measured = None if attention is None else measured_for(kind, attention)
-        first, *others = ways_to_load(partial(rules_of, case), str(case["prefix_load"]))
+        first, *others = ways_to_load(partial(rules_of, case), case["prefix_load"])
         costs = StepCosts(
             technique=with_acceptance(kind, measured),
             deployment=where,
