@@ -1,6 +1,7 @@
 """A generation: the prompt in chunks, then decoding rounds until every sequence is complete."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -106,13 +107,32 @@ class Generation:
         first = self._on_device[:, None] + ahead
         positions = first + torch.arange(new, device=first.device)
         x = self.decoder.embed(tokens, positions)
-        steps = [self._step(rows, positions, kind, ahead) for rows in self.impl.tiles]
+        steps: dict[tuple[int, int], Pass] = {}  # by parts and first sequence
+        waiting: Callable[[], None] | None = None  # the part before, for its attention
         for layer in range(self.impl.model.layers):
             weights = self.impl.weights(layer, kind)
-            for step in steps:
-                self.decoder.layer(layer, weights, x[step.rows], step, self.impl.attend)
-                self.impl.left(layer, x[step.rows], step)
+            if waiting and not self.impl.answers_late(layer):
+                waiting = waiting()
+            parts = self.impl.tiles(layer)
+            for rows in parts:
+                key = len(parts), rows.start
+                if key not in steps:
+                    steps[key] = self._step(rows, positions, kind, ahead)
+                step = steps[key]
+                rest = self.decoder.layer(layer, weights, x[rows], step, self.impl.attend)
+                if waiting:
+                    waiting()
+                waiting = partial(self._left, rest, layer, x[rows], step) if rest else None
+                if not rest:
+                    self.impl.left(layer, x[rows], step)
+        if waiting:
+            waiting()
         return self.decoder.head(x)
+
+    def _left(self, rest: Callable[[], None], layer: int, hidden: Tensor, step: Pass) -> None:
+        """Attention has answered: end the layer."""
+        rest()
+        self.impl.left(layer, hidden, step)
 
     def choose(self, logits: Tensor) -> Tensor:
         """A token by each row of logits (..., vocab)."""
@@ -179,7 +199,7 @@ class Generation:
         starts = range(0, self.longest, size)
         for layer in range(self.impl.model.layers):
             weights = self.impl.weights(layer, "prefill")
-            for rows in self.impl.tiles:
+            for rows in self.impl.tiles(layer):
                 for start in starts:
                     part = positions[:, start : start + size]
                     step = self.decoder.step(rows, (start,) * _count(rows), part, "prefill")

@@ -59,7 +59,22 @@ class Transfers:
         )
         beside = partial(_run, wait, nullcontext)
         self.side = _CudaLane(device, "side", beside) if on_cuda else _ComputeLane(beside)
+        self._runs = beside
+        self._cpu: _ThreadLane | None = None
         self._arena = arena()
+
+    def ask(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Queue compute of the CPU beside the GPU's; what is returned waits for its answer."""
+        if self._cpu is None:
+            self._cpu = _ThreadLane(self._runs)
+        found: list[Tensor] = []
+        mark = self._cpu(lambda: found.append(work()), self.mark())
+
+        def answer() -> Tensor:
+            mark.wait()
+            return found[0]
+
+        return answer
 
     def mark(self) -> Mark:
         """Everything that compute has been asked to do so far."""
@@ -80,7 +95,7 @@ class Transfers:
 
     def close(self) -> None:
         """End all lanes, after what they still have to do; homes are pinned no more."""
-        for lane in (self.h2d, self.d2h, self.side):
+        for lane in (self.h2d, self.d2h, self.side, *([self._cpu] if self._cpu else ())):
             lane.close()
         self._arena.leave()
 

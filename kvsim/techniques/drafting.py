@@ -60,8 +60,13 @@ class Drafting(Part):
         """What verification moves for the drafts within the attention kernel. [B]"""
         return 0.0
 
+    @property
+    def room(self) -> int:
+        """Tokens for which the layers' own caches need more room. [tokens]"""
+        return 0
+
     def resident(self, at: LayerPass) -> Buffers:
-        """What a layer keeps for the drafts. [B]"""
+        """What a layer keeps for the drafts beside its cache. [B]"""
         return {}
 
     def beside_weights(self, at: LayerPass) -> Buffers:

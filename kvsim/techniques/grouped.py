@@ -47,7 +47,8 @@ class Grouped(Storage):
         """New tokens are packed: all of them, or those that go to the host."""
         if not self.host:
             return pack(at)
-        return ops.quantise(at.d, at.placement.v_host * at.staying, self.stored)
+        new = at.p.batch * at.of_prompt if at.p.prefill else at.staying
+        return ops.quantise(at.d, at.placement.v_host * new, self.stored)
 
     def once(self, at: LayerPass) -> Buffers:
         """One layer's whole prompt until it is packed."""

@@ -52,12 +52,10 @@ class Rounds(Drafting):
         known = "nothing published" if self._unknown else f"{self.accepted / self.gamma:.2f}"
         return f"an acceptance ({known})"
 
-    def resident(self, at: LayerPass) -> Buffers:
-        """Room for a round's drafts in the model's own cache. [B]"""
-        if not self.gamma:
-            return {}
-        m, (k, v) = at.d.shard, at.storage.number(at)
-        return {"gpu": {"kv": at.p.batch * self.gamma * (m.k_width * k + m.v_width * v)}}
+    @property
+    def room(self) -> int:
+        """A round's drafts are verified in them."""
+        return self.gamma
 
     def refuses(self, deployment: Deployment, beside: Parts) -> str:
         """Nothing is taken for granted about how many drafts are accepted."""

@@ -17,6 +17,7 @@ from kvsim.graph import Buffers, Channel, Number, Op
 from kvsim.techniques import recompute
 from kvsim.techniques.layers import LayerPass, attend, resident_kv
 from kvsim.techniques.placed_shares import PlacedShares
+from kvsim.techniques.placement import drafted
 
 pinned = partial(ops.copy, kernel="copy")
 FREE = "attn@-2"  # a buffer is free when attention two loads earlier has read it
@@ -72,7 +73,8 @@ class Place(PlacedShares):
         cpu = self.cpu_share if p.prefill else 0.0  # in decoding sent along with the queries
         if not self.loads and not cpu:
             return []
-        new = at.staying
+        drafting = at.drafting.drafts or not at.parts.keeps
+        new = p.tokens if drafting else at.staying  # sent before it is known which drafts stay
         if p.prefill and at.selection.evicts != "never":
             new = p.batch * np.minimum(p.new, at.selection.prompt_kept(at))
         stored = p.batch * at.kept if d.stack.offload.store_layer else new
@@ -107,29 +109,23 @@ class Place(PlacedShares):
         return ops.runtime(at.d, self.v_host) if self.loads else []
 
     def attend(self, at: LayerPass) -> list[Op]:
-        """On the GPU, on the CPU, or each over its share, whose results are joined."""
+        """On the GPU, on the CPU, or each over the KV heads of its share."""
         share, p, m = self.cpu_share, at.p, at.d.shard
+        here = attend(at, self.waits(at))
         if not share:
-            return attend(at, self.waits(at))
+            return here
         queries = ops.HALF * p.tokens * m.heads * m.head_dim
-        whole = next(op for op in attend(at) if op.name == "attn")
-        read: dict[Channel, Number] = {
-            "dram": share * ops.kv_bytes(m, p.batch * at.kept) + 2 * queries
-        }
+        whole = next(op for op in here if op.name == "attn")
+        kept = ops.kv_bytes(m, p.batch * at.kept)
+        read: dict[Channel, Number] = {"dram": share * (kept + 2 * queries)}
         name = "attn" if share == 1 else "attn_cpu"
-        sent = queries + share * ops.kv_bytes(m, p.tokens) * at.shape.keeps
-        here = [] if share == 1 else attend(at, self.waits(at), share=1 - share)
-        beside = [
+        sent = share * (queries + ops.kv_bytes(m, p.tokens) * at.shape.keeps)
+        return [
             ops.copy("send_qkv", "d2h", sent, after=("qkv",)),
-            *here,
+            *([] if share == 1 else [_share(op, 1 - share) for op in here]),
             Op(name, "cpu", "cpu", share * whole.flops, read, after=("send_qkv",)),
-            ops.copy("return_out", "h2d", queries, after=(name,)),
+            ops.copy("return_out", "h2d", share * queries, after=(name,)),
         ]
-        if share == 1:
-            return beside
-        sums = 8.0 * p.tokens * m.heads  # of each part's softmax, in fp32
-        joined: dict[Channel, Number] = {"hbm": 3 * queries + sums}
-        return [*beside, Op("join", bytes=joined, after=self._returned)]
 
     @property
     def _returned(self) -> tuple[str, ...]:
@@ -137,8 +133,8 @@ class Place(PlacedShares):
         return ("return_out@-1" if self.parts > 1 else "return_out",)
 
     def output_wait(self, at: LayerPass) -> tuple[str, ...]:
-        """The CPU's attention, where the GPU has none."""
-        return self._returned if self.cpu_share == 1 and not at.p.prefill else ()
+        """Where the CPU attends, its answer."""
+        return self._returned if self.cpu_share and not at.p.prefill else ()
 
     def ahead(self, at: LayerPass) -> list[Op]:
         """Copies of weights and hidden states, where those live on the host."""
@@ -175,6 +171,16 @@ class Place(PlacedShares):
             host["layer inputs"] = inputs * at.storage.stored.k_number
         return {"gpu": gpu, "host": {"kv": loaded + self.cpu_share * (k + v)} | host}
 
+    def drafts(self, at: LayerPass) -> Buffers:
+        """Each share where it lives."""
+        if not at.drafting.room:
+            return {}
+        k, v = drafted(at)
+        gpu = (1 - self.k_host - self.cpu_share) * k + (1 - self.v_host - self.cpu_share) * v
+        if not self.loads and not self.cpu_share:
+            return {"gpu": {"kv": gpu}}
+        return {"gpu": {"kv": gpu}, "host": {"kv": k + v - gpu}}
+
     def once(self, at: LayerPass) -> Buffers:
         """Two buffers for copies from the host, and a column's hidden states."""
         d, p = at.d, at.p
@@ -196,10 +202,12 @@ class Place(PlacedShares):
 
     def _buffer(self, at: LayerPass) -> Number:
         """GPU memory that one layer's copy from the host fills. [B]"""
+        drafts = drafted(at)
+        size = self.k_host * drafts[0] + self.v_host * drafts[1]
         if self.recomputes:
-            return recompute.buffer(self, at)
+            return size + recompute.buffer(self, at)
         k, v = at.storage.home(at)
-        return self.k_host * k + self.v_host * v
+        return size + self.k_host * k + self.v_host * v
 
     def scratch(self, at: LayerPass) -> Number:
         """A packed layer is widened to fp16 for attention; what is recomputed is joined to it."""
@@ -220,6 +228,12 @@ class Place(PlacedShares):
     def notes(self, at: LayerPass) -> tuple[str, ...]:
         """How much is recomputed, or why nothing is."""
         return recompute.notes(self, at) if self.recomputes else ()
+
+
+def _share(op: Op, share: Number) -> Op:
+    """A share of an op's work."""
+    moved: dict[Channel, Number] = {channel: share * n for channel, n in op.bytes.items()}
+    return replace(op, flops=share * op.flops, bytes=moved)
 
 
 def _before(at: LayerPass) -> Number:

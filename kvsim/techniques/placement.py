@@ -94,6 +94,17 @@ class Placement(Part):
         """What one layer's storage keeps, by tier. [B]"""
         return {"gpu": at.storage.resident(at)}
 
+    def drafts(self, at: LayerPass) -> Buffers:
+        """Room for a round's drafts in the layer's own cache. [B]"""
+        return {"gpu": {"kv": sum(drafted(at))}} if at.drafting.room else {}
+
     def weights(self, size: float) -> Buffers:
         """Weights of one layer of that size, by tier. [B]"""
         return {"gpu": {"weights": size}}
+
+
+def drafted(at: LayerPass) -> tuple[Number, Number]:
+    """Keys and values of the drafts that a layer's own cache has room for. [B]"""
+    tokens = at.p.batch * at.drafting.room
+    k, v = at.storage.number(at)
+    return tokens * at.d.shard.k_width * k, tokens * at.d.shard.v_width * v

@@ -57,9 +57,8 @@ def layer_cache(at: LayerPass) -> Buffers:
     chosen_by: Buffers = {}
     if at.d.shard.indexer:
         chosen_by = {"gpu": {"index keys": indexer.resident(at.d, at.p.batch, at.kept)}}
-    return merge(
-        chosen_by, at.placement.cache(at), at.selection.resident(at), at.drafting.resident(at)
-    )
+    place, drafts = at.placement, at.drafting.resident(at)
+    return merge(chosen_by, place.cache(at), place.drafts(at), at.selection.resident(at), drafts)
 
 
 def layer_buffers(at: LayerPass, size: float) -> Buffers:

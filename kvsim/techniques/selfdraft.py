@@ -130,19 +130,20 @@ class Selfdraft(Drafting):
             return 0.0
         return ops.kv_bytes(at.d.shard, at.p.tokens)
 
+    @property
+    def room(self) -> int:
+        """A round's drafts; upper halves have room for them."""
+        return 0 if self.reads == "upper" else self.gamma
+
     def resident(self, at: LayerPass) -> Buffers:
-        """The draft cache, and room for the drafts of a round in both."""
-        if not self.gamma or self.reads == "upper":
-            return {}
-        m, (k, v) = at.d.shard, at.storage.number(at)
-        drafts = at.p.batch * self.gamma * (m.k_width * k + m.v_width * v)
+        """The draft cache, with room for the drafts of a round."""
         if not self._small:
-            return {"gpu": {"kv": drafts}}
+            return {}
         tokens: Number = np.minimum(at.cached, self.budget)
         if self.reads == "snapkv":
             tokens = kept_tokens(at, self.budget)
-        small = ops.kv_bytes(m, at.p.batch * (tokens + self.gamma))
-        return {"gpu": {"kv": drafts, "draft kv": small}}
+        small = ops.kv_bytes(at.d.shard, at.p.batch * (tokens + self.gamma))
+        return {"gpu": {"draft kv": small}}
 
     def beside_weights(self, at: LayerPass) -> Buffers:
         """The draft's MLP beside the model's own."""

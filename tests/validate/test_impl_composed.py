@@ -1,5 +1,7 @@
 """Compositions run for real: counted against what they state, lossless ones against full KV."""
 
+from itertools import cycle
+
 import pytest
 import torch
 
@@ -19,6 +21,7 @@ from tests.support.sampled import few
 from tests.validate.test_impl_counts import STACK_WIDE, counted, short
 
 BATCH, PROMPT, GENERATE = 2, 31, 9
+MODELS = ("llama", "opt")
 SNAPKV, STREAMING, H2O = (
     "snapkv:budget=16,window=8",
     "streamingllm:sink=4,recent=12",
@@ -54,6 +57,12 @@ PAIRS = [
     "place:cpu_share=1",
     f"{SNAPKV} + {KIVI} + place:weights_host=0.5",
     f"{GROUPED} + offload:schedule=column,parts=1",
+    f"{SNAPKV} + offload:bits=4", f"{SNAPKV} + {KIVI} + offload:schedule=column,parts=2",
+    "flexgen:weights_gpu=50,cache_gpu=50,parts=2 + fp8", f"{QUEST} + place:weights_host=1,parts=2",
+    "place:cpu_share=0.5", "place:cpu_share=0.25,host_share=0.5,parts=1",
+    f"{SNAPKV} + place:cpu_share=0.5,parts=2", f"{SNAPKV} + fastdecode",
+    f"{MAGICDEC} + offload", "ngram:gamma=2,acceptance=0.5 + kvpr:split=10",
+    "ngram:gamma=2,acceptance=0.5 + place:weights_host=1,cpu_share=0.5",
     f"{SNAPKV} + turboquant:bits=3,group=8", f"{H2O} + turboquant:bits=4,value_bits=2,group=8",
 ]  # fmt: skip
 LAYERED = [
@@ -72,6 +81,10 @@ LAYERED = [
     f"0: {SNAPKV}; 1: zipcache:window=8,low=4",
     f"0: full; 1: {SPECACHE}",
     f"0: {SPECACHE},speculative=false; 1: {GROUPED}",
+    "0: fastdecode; 1: offload:host_share=0.5",
+    f"0: {SNAPKV} + offload; 1: kvpr:split=10",
+    f"0: offload:bits=8; 1: {SNAPKV} + place:parts=2",
+    "0: full; 1: place:host_share=0.5,parts=2",
 ]
 
 
@@ -85,8 +98,8 @@ def test_there_are_twenty_of_them() -> None:
 
 EVERY = [*PAIRS, *LAYERED]
 RUNS = few(
-    [(text, model) for text in EVERY for model in ("llama", "opt")],
-    [*((text, "llama") for text in EVERY), *((text, "opt") for text in EVERY[::4])],
+    [(text, model) for text in EVERY for model in MODELS],
+    list(zip(EVERY, cycle(MODELS))),
 )
 
 
@@ -132,6 +145,9 @@ def _unwritten(line: Line, model: str) -> bool:
         "duoattention:retrieval=0.5,sink=4,recent=500",
         "place:weights_host=0.25", "place:weights_host=1,host_share=0.5", "values:n=1000",
         "place:cpu_share=1", "0: full; 1-: place:cpu_share=1",
+        "0: offload; 1-: place:cpu_share=0.5",
+        "ngram:gamma=3,acceptance=0.5 + offload", f"{NARROW} + offload:host_share=0.5",
+        "magicdec:draft=streamingllm,budget=20,gamma=2 + kvpr:split=3",
         "0: full; 1-: specache:k=500,group=16,residual=16",
         "pyramidkv:budget=500,window=8,beta=2", "ngram:gamma=3,acceptance=0.5",
     ],
@@ -193,8 +209,9 @@ def test_eight_bits_are_close_to_what_they_store(packed: str, plain: str, within
         ("kvpr + fp8", "recomputed is fp16"),
         ("0: full; 1-: place:weights_host=1", "all layers alike"),
         (f"place:weights_host=0.5 + {NARROW}", "drafts with streamed weights"),
-        (f"{SNAPKV} + flexgen", "one part of the batch"),
-        ("fastdecode", "real implementation"),
+        (f"{SNAPKV} + flexgen", "choose a multiple of 8"),
+        ("flexgen:states_gpu=0,parts=1", "hidden states on the GPU"),
+        ("place:host_share=0.5,split=4", "of all heads"),
         ("grouped:bits=4,group=32", "does not divide the head dim 16"),
         ("0: full; 1: kivi", "layers"),
     ],

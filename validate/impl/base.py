@@ -19,7 +19,8 @@ hook          when, and what it says
 ``weights``   what a layer is multiplied with in a pass: another MLP for drafts, streamed weights
 ``resident``  every tensor the technique keeps, by tier and buffer name
 ``slack``     tokens beyond the generated ones that a pass may append
-``tiles``     parts of the batch that pass through a layer one after another
+``tiles``     parts of the batch that pass through a layer one after another, and
+              ``answers_late`` whether the next one starts before attention has answered
 ``close``     stop threads
 ============  ====================================================================================
 
@@ -45,7 +46,7 @@ from kvsim.graph import Tier
 from kvsim.techniques.base import Technique
 from kvsim.validate.kernels.ranges import NUMBERS, ranges
 from kvsim.validate.model.attention import Pass, attend, visible
-from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.decoder import Answer, Decoder
 from kvsim.validate.model.weights import LayerWeights
 from kvsim.validate.tally import Kind, Silent, size
 
@@ -108,9 +109,10 @@ class Implementation:
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
         """Attention of one chunk of the prompt; see ``decoder.Attend`` for the shapes."""
-        if self._scratch is None:
-            self._scratch = self.empty(self.prompt), self.empty(self.prompt)
-        cached_keys, cached_values = self._scratch
+        count = len(step.starts)
+        if self._scratch is None or len(self._scratch[0]) < count:
+            self._scratch = self.empty(self.prompt, count), self.empty(self.prompt, count)
+        cached_keys, cached_values = (room[:count] for room in self._scratch)
         with self.tally.op("attn") as marks:
             put(cached_keys, keys, step)
             put(cached_values, values, step)
@@ -148,7 +150,7 @@ class Implementation:
 
     def attend(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
-    ) -> Tensor:
+    ) -> Tensor | Answer:
         """Attention of new tokens; see ``decoder.Attend`` for the shapes."""
         raise NotImplementedError
 
@@ -168,10 +170,13 @@ class Implementation:
         """Tokens that a pass may append beyond those generated, as drafts do. [tokens]"""
         return 0
 
-    @property
-    def tiles(self) -> list[slice]:
-        """Sequences of each part of the batch."""
+    def tiles(self, layer: int) -> list[slice]:
+        """Sequences of each part of the batch that passes through a layer by itself."""
         return [slice(0, self.batch)]
+
+    def answers_late(self, layer: int) -> bool:
+        """Whether the part before may still wait for its attention when this layer starts."""
+        return False
 
     def prompt_read(self) -> None:
         """Every layer has read the prompt: free what only that needed."""
@@ -192,11 +197,11 @@ class Implementation:
             sizes["gpu"]["prompt kv"] = size(*self._scratch)
         return sizes
 
-    def empty(self, slots: int, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Room for ``slots`` tokens of one layer, (batch, KV heads, slots, dim), on the device."""
+    def empty(self, slots: int, sequences: int | None = None) -> Tensor:
+        """Room for ``slots`` tokens of one layer, (sequences, KV heads, slots, dim)."""
         m, where = self.model, self.decoder
-        shape = (self.batch, m.kv_heads, slots, m.head_dim if dim is None else dim)
-        return torch.zeros(shape, device=where.device, dtype=dtype or where.dtype)
+        shape = (self.batch if sequences is None else sequences, m.kv_heads, slots, m.head_dim)
+        return torch.zeros(shape, device=where.device, dtype=where.dtype)
 
 
 def together(*parts: Resident) -> Resident:

@@ -225,6 +225,10 @@ class ByToken(Cells):
             with self.tally.op(plainly if column.plain else "quantise") as marks:
                 column.fill(marks, numbers[:, :, :most])
 
+    def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """Plain rows as they are."""
+        return self.k.parts[0][:, :, :tokens], self.v.parts[0][:, :, :tokens]
+
     def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
         """Encode the tokens of a pass."""
         for column, numbers in ((self.k, keys), (self.v, values)):

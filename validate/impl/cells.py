@@ -157,6 +157,13 @@ class Cells(ABC):
         with self.tally.op("attn") as marks:
             return full_attention(marks, queries, keys, values, seen)
 
+    def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the prompt's first tokens, while it is read straight into its slots.
+
+        (sequences, KV heads, tokens, dim) each.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
         """Store a prompt's tokens (sequences, KV heads, tokens, dim) in the first slots.
@@ -173,6 +180,11 @@ class Cells(ABC):
     @abstractmethod
     def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
         """Attention to the slots in use."""
+
+    def ask(self, queries: Tensor, spot: Spot, seen: Seen) -> Callable[[], Tensor]:
+        """Attention that may go on beside that of other cells, until it is asked for."""
+        out = self.look(queries, spot, seen)
+        return lambda: out
 
     @abstractmethod
     def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:

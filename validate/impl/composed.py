@@ -9,7 +9,6 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.graph import Tier
-from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Placement
 from kvsim.techniques.base import Technique
 from kvsim.techniques.layers import Parts
@@ -18,11 +17,13 @@ from kvsim.validate.impl.base import Implementation, Resident, together
 from kvsim.validate.impl.cells import Cells, Common, Made
 from kvsim.validate.impl.drafter import Drafter
 from kvsim.validate.impl.found import Piece, piece
+from kvsim.validate.impl.fp16 import Fp16
 from kvsim.validate.impl.placing import Placing
+from kvsim.validate.impl.portions import by_layer, equal_parts, of_part
 from kvsim.validate.impl.selecting import Selecting, Where
 from kvsim.validate.impl.speculation import Speculative
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.decoder import Answer, Decoder
 from kvsim.validate.model.weights import LayerWeights
 from kvsim.validate.session.deployed import deployed
 from kvsim.validate.tally import Kind, size
@@ -43,13 +44,18 @@ class Composed(Speculative):
         super().__init__(technique, decoder, lengths, generate)
         self.generate = generate
         self.common = Common()
-        deployment = decoder.deployment or deployed(self.model)
-        if reason := technique.refuses(deployment):
+        self.deployment = decoder.deployment or deployed(self.model)
+        if reason := technique.refuses(self.deployment):
             raise InputError(f"{technique}: {reason}")
-        every = _by_layer(technique, self.model.layers, deployment)
-        self.parts = [parts.for_prompt(self._measured(parts)) for parts in every]
+        self.parts = by_layer(technique, self.model.layers, self.deployment, lengths)
         self.placements = [self._placement(i, parts) for i, parts in enumerate(self.parts)]
-        self.layers = [self._layer(i, parts) for i, parts in enumerate(self.parts)]
+        self.layers = [
+            self._selecting(Where(self, i, parts, rows=rows))
+            for i, parts in enumerate(self.parts)
+            for rows in self.tiles(i)
+        ]
+        self._first = 0  # sequence of the part of the batch that reads its prompt
+        self.visits = {layer.place.visit: layer for layer in self.layers}
         self.guess: Tensor | None = None  # of every sequence's next token (batch,)
         self._refuse_beside_guesses()
         drafting = self.parts[0].drafting
@@ -70,8 +76,10 @@ class Composed(Speculative):
     def differences(self) -> dict[str, str]:  # type: ignore[override]
         """Those of every piece."""
         found: dict[str, str] = {**self.drafter.differences} if self.gamma else {}
-        for layer, placing in zip(self.layers, self.placements, strict=True):
-            found |= {**layer.cells.differences, **layer.differences, **placing.differences}
+        for layer in self.layers:
+            found |= {**layer.cells.differences, **layer.differences}
+        for placing in self._every_placement():
+            found |= placing.differences
         return found
 
     @property
@@ -81,33 +89,39 @@ class Composed(Speculative):
 
     # hooks of the decoder
 
+    def tiles(self, layer: int) -> list[slice]:
+        """As many as the layer's placement has."""
+        return equal_parts(self.batch, self.parts[layer].placement.tiles, self.technique.name)
+
     def prefill(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
         """Straight into the cache where its cells are plain and the prompt has room."""
-        cache, placing = self.layers[layer], self.placements[layer]
-        placing.begin(layer, step)
+        cache, placing, own = *self._visit(layer, step), of_part(step)
+        self._first = step.rows.start
+        placing.begin(cache.place, own)
+        placing.read(cache.place, tensor, own)
         if cache.direct:
-            out = cache.prefill(queries, keys, values, step)
+            out = cache.prefill(queries, keys, values, own)
             if self.gamma:
-                k, v = (side.parts[0][:, :, : step.length] for side in cache.plain_sides())
-                self.drafter.read(layer, queries, k, v, step, step.length == self.prompt)
+                self._drafts_read(cache, queries, *cache.cells.prompt(own.length), own)
         else:
-            out = super().prefill(layer, tensor, queries, keys, values, step)
-        placing.end(layer, step)
+            out = super().prefill(layer, tensor, queries, keys, values, own)
+        placing.end(cache.place, own)
         return out
 
     def attend_prompt(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
         """As the layer's selection does; drafts may have a cache that reads it too."""
-        out = self.layers[layer].attend_prompt(queries, keys, values, step)
-        self.drafter.read(layer, queries, keys, values, step, step.length == self.prompt)
+        cache = self.visits[layer, self._first]
+        out = cache.attend_prompt(queries, keys, values, step)
+        self._drafts_read(cache, queries, keys, values, step)
         return out
 
     def filled(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """As the layer's selection does."""
-        self.layers[layer].filled(keys, values)
+        self.visits[layer, self._first].filled(keys, values)
 
     def prompt_read(self) -> None:
         """What only the prompt needed is freed."""
@@ -119,19 +133,29 @@ class Composed(Speculative):
 
     def attend(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
-    ) -> Tensor:
+    ) -> Tensor | Answer:
         """As the layer's selection does, once its cache is there."""
-        placing = self.placements[layer]
+        cache, placing, own = *self._visit(layer, step), of_part(step)
+        placing.reach(cache.place)
         if step.kind == "draft":
-            drafted = self.drafter.attend(layer, queries, keys, values, step)
+            drafted = self.drafter.attend(cache.place.visit, queries, keys, values, own)
             if drafted is not None:
                 return drafted
         elif self.gamma:
-            self.drafter.verified(layer, keys, values, step)
-        placing.begin(layer, step)
-        out = self.layers[layer].attend(queries, keys, values, step)
-        placing.end(layer, step)
-        return out
+            self.drafter.verified(cache.place.visit, keys, values, own)
+
+        def attended() -> Tensor:
+            placing.begin(cache.place, own)
+            out = cache.attend(queries, keys, values, own)
+            placing.end(cache.place, own)
+            return out
+
+        return placing.answer(attended)
+
+    def answers_late(self, layer: int) -> bool:
+        """Where the CPU attends for one part while the GPU goes on with another."""
+        placing = self.placements[layer]
+        return placing.late and layer > 0 and self.placements[layer - 1] is placing
 
     def left(self, layer: int, hidden: Tensor, step: Pass) -> None:
         """Heads draft from hidden states."""
@@ -173,13 +197,20 @@ class Composed(Speculative):
 
     def room(self, cached: list[int]) -> int:
         """What every layer's cells take until some tokens have to be settled."""
-        takes = (layer.cells.takes(n) for layer in self.layers for n in layer.held(cached))
+        takes = (
+            layer.cells.takes(n)
+            for layer in self.layers
+            for n in layer.held(cached[layer.place.rows])
+        )
         return min((n for n in takes if n is not None), default=super().room(cached))
 
     def settled(self, before: list[int], after: list[int]) -> None:
         """Cells may pack what stays."""
         for layer in self.layers:
-            layer.cells.settle(layer.held(before), layer.held(after))
+            rows = layer.place.rows
+            layer.cells.settle(layer.held(before[rows]), layer.held(after[rows]))
+        for placing in self._every_placement() if self.gamma else ():
+            placing.settled()
 
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
         """Drafts may have narrower ones; placements may stream them."""
@@ -209,7 +240,7 @@ class Composed(Speculative):
 
     @property
     def guesses(self) -> bool:
-        """Whether rounds decode a guess of the next token beside the newest one."""
+        """Whether rounds decode a guess of the next token."""
         return any(layer.guesses for layer in self.layers)
 
     @property
@@ -219,25 +250,22 @@ class Composed(Speculative):
 
     def cells(self, place: Where, slots: int) -> Cells:
         """A layer's storage where its placement wants it."""
-        kind = self._piece(Cells, place.parts.storage)  # type: ignore[type-abstract]
+        stored = place.parts.storage
+        kind: type[Cells] = Fp16  # what is packed on the host alone is read so
+        if stored.read == stored.stored:
+            kind = self._piece(Cells, stored)  # type: ignore[type-abstract]
         slots -= self.gamma * kind.drafts_wait
         if type(place.parts.placement) is Placement:  # drafts' caches are on the GPU
             return Placing(self, place.parts.placement).cells(kind, place, slots)
         return self.placements[place.layer].cells(kind, place, slots)
 
+    def common_of(self, rows: slice) -> Common:
+        """What the layers of one part of the batch share."""
+        return self.shared(("part", rows.start), Common)
+
     def shared(self, key: object, make: Callable[[], Made]) -> Made:
         """What layers share: made when first asked for."""
         return self.common.get(key, make)
-
-    def _measured(self, parts: Parts) -> float:
-        """The length of every prompt, which budgets are a share of. [tokens]"""
-        shares = parts.selection.shares + parts.drafting.shares
-        if shares and len(set(self.lengths)) > 1:
-            raise InputError(
-                f"{parts.selection.name}: {shares[0]} is a share of each prompt, and one run has "
-                f"one budget; give prompts of one length, or a number of tokens"
-            )
-        return float(self.prompt)
 
     def _piece(self, base: type[Piece], part: Part) -> type[Piece]:
         kind = piece(base, part)
@@ -247,14 +275,23 @@ class Composed(Speculative):
         kind = piece(Placing, parts.placement)
         return self.shared(("placement", parts.placement), lambda: kind(self, parts.placement))
 
-    def _layer(self, index: int, parts: Parts) -> Selecting:
-        return self._piece(Selecting, parts.selection)(Where(self, index, parts))
+    def _selecting(self, where: Where) -> Selecting:
+        return self._piece(Selecting, where.parts.selection)(where)
+
+    def _visit(self, layer: int, step: Pass) -> tuple[Selecting, Placing]:
+        return self.visits[layer, step.rows.start], self.placements[layer]
+
+    def _drafts_read(
+        self, cache: Selecting, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> None:
+        whole = step.length == self.prompt
+        self.drafter.read(cache.place.visit, queries, keys, values, step, whole)
 
     def _refuse_beside_guesses(self) -> None:
         for layer in self.layers if self.guesses else ():
-            plain = layer.parts.selection.name == "all" and layer.cells.takes_back
+            parts = layer.parts
+            plain = parts.selection.name == "all" and layer.cells.takes_back
             if not layer.guesses and not plain:
-                parts = layer.parts
                 raise InputError(
                     f"{parts.selection.name} over {parts.storage.name}: its real implementation "
                     f"cannot drop a guessed token; use specache:speculative=false beside it"
@@ -262,12 +299,3 @@ class Composed(Speculative):
 
     def _every_placement(self) -> list[Placing]:
         return list(dict.fromkeys(self.placements))
-
-
-def _by_layer(technique: Technique, layers: int, deployment: Deployment) -> list[Parts]:
-    """What every layer does; those that do the same share one object."""
-    found: list[Parts] = []
-    for some, parts in zip(technique.layers, technique.parts, strict=True):
-        last = layers - 1 if some.last is None else min(some.last, layers - 1)
-        found += [parts.at(i, deployment) for i in range(some.first, last + 1)]
-    return found

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 PACKED_EARLY = "drafts are packed before it is known which stay; the prediction packs those that do"
 
+Visit = tuple[int, int]
+"""A layer, and the first sequence of a part of the batch."""
+
 
 class Drafter:
     """What drafts of the whole model need beside the layers' own caches."""
@@ -31,7 +34,7 @@ class Drafter:
         """Every layer of the model has its cache."""
 
     def read(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, whole: bool
+        self, visit: Visit, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, whole: bool
     ) -> None:
         """A chunk of the prompt has been attended to.
 
@@ -41,11 +44,11 @@ class Drafter:
         whole : whether that is all of it.
         """
 
-    def verified(self, layer: int, keys: Tensor, values: Tensor, step: Pass) -> None:
+    def verified(self, visit: Visit, keys: Tensor, values: Tensor, step: Pass) -> None:
         """New tokens of a pass that verifies."""
 
     def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+        self, visit: Visit, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | None:
         """Attention of a draft; none where it reads the layer's own cache."""
         return None

@@ -49,7 +49,7 @@ class Pairs(Selecting):
         # one token of the whole batch is contiguous, so that storing it is one copy
         shape = (rows if self.chosen else 0, self.batch, m.kv_heads, m.head_dim)
         self.homes = [self.lanes.host(shape, self.dtype).permute(1, 2, 0, 3) for _ in "kv"]
-        self.fetched = run.empty(self.chosen), run.empty(self.chosen)
+        self.fetched = self._room(), self._room()
         none = torch.full((self.batch, m.kv_heads, self.chosen), -1, dtype=torch.int32)
         self.index = none.to(self.device)
         self.stored = self._arrived = self.lanes.mark()  # the last copies there and back
@@ -105,6 +105,12 @@ class Pairs(Selecting):
         """The fetched pairs with their indices; everything on the host."""
         held = {"fetched pairs": [*self.fetched], "indices": [self.index]}
         return {"gpu": held, "host": {"kv": self.homes}}
+
+    def _room(self) -> Tensor:
+        """For the fetched keys or values."""
+        m = self.model
+        shape = (self.batch, m.kv_heads, self.chosen, m.head_dim)
+        return torch.zeros(shape, device=self.device, dtype=self.dtype)
 
     def _choose(self, part: PartialAttention, step: Pass, eligible: Tensor) -> None:
         """Choose the next pairs among the first ``eligible`` (batch,) tokens and fetch them."""

@@ -1,28 +1,26 @@
-"""Shares of caches and weights in host memory, which visit the GPU layer by layer.
+"""Shares of caches and weights in host memory: copied, recomputed, or attended to by the CPU."""
 
-Two buffers take turns: while one layer is attended to, the next one arrives in the other.
-"""
-
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.techniques.axes import Placement
 from kvsim.techniques.place import Place as Settings
-from kvsim.validate.impl.base import Resident, together
+from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.cells import Cells
 from kvsim.validate.impl.cpu_attention import CpuCells, LeavingPrompts
 from kvsim.validate.impl.placing import Placing
+from kvsim.validate.impl.recomputing import Recomputing
 from kvsim.validate.impl.selecting import Where
-from kvsim.validate.impl.split import SplitCells
+from kvsim.validate.impl.split import CpuRows, Made, SplitCells
 from kvsim.validate.impl.streaming import StreamedWeights
+from kvsim.validate.impl.visiting import Visits, visitor_of
 from kvsim.validate.model.attention import Pass
+from kvsim.validate.model.decoder import Answer
 from kvsim.validate.model.weights import LayerWeights
-from kvsim.validate.tally import Silent
-from kvsim.validate.transfer import Mark, copy_all
 
 if TYPE_CHECKING:
     from kvsim.validate.impl.composed import Composed
@@ -30,161 +28,170 @@ if TYPE_CHECKING:
 SENT_LATE = "the latest tokens are sent when they are packed; the prediction sends every token"
 
 
-@dataclass
-class Coming:
-    """A layer's rows on their way to a buffer."""
-
-    mark: Mark
-    note: Silent
-
-
 class Place(Placing):
     """A share of the rows of every layer, or all values, in host memory.
 
+    A row is a KV head of a sequence. By columns, layers serve the parts of the batch one after
+    another, and their streamed weights arrive in as many pieces.
+
     References
     ----------
-    .. [1] Y. Sheng et al., "FlexGen", ICML 2023, section 3.2.
+    .. [1] Y. Sheng et al., "FlexGen", ICML 2023, sections 3.2, 4.2 and 4.4.
+    .. [2] J. He and J. Zhai, "FastDecode", arXiv:2403.11421, section 4.
     """
 
     def __init__(self, run: "Composed", part: Placement) -> None:
         super().__init__(run, part)
         assert isinstance(part, Settings)
-        self.place = part
-        self.visitors: dict[int, SplitCells] = {}  # by layer
-        self.buffers: list[list[Tensor]] = []
-        self._turn = 0  # visits so far: even ones use the first buffer
-        self._free: list[tuple[Mark, ...]] = [(), ()]  # what each buffer's next filler waits for
-        self._stored: dict[int, Mark] = {}  # when a layer's home took its last tokens
-        self._coming: Coming | None = None
-        self.leaving = LeavingPrompts(self.lanes(), run.tally) if part.cpu_share else None
+        self._refuse_always(part)
+        self.place, lanes = part, self.lanes()
+        self.inputs = Recomputing(run, lanes, part) if part.recomputes else None
+        self.visits: dict[tuple[int, int], Visits] = {}  # by layer and part
+        self.own: list[Visits] = []  # those that other placements may share
+        self.leaving = LeavingPrompts(lanes, run.tally)
         self.streamed: StreamedWeights | None = None
         if part.weights_host:
-            self._refuse_columns()
-            self.streamed = StreamedWeights(run.decoder, self.lanes(), 1, part.weights_host)
+            self.streamed = run.shared(
+                "streamed weights",
+                lambda: StreamedWeights(run.decoder, lanes, part.tiles, part.weights_host),
+            )
 
     def cells(self, kind: type[Cells], where: Where, slots: int) -> Cells:
-        """Rows or values at home, where the share says so."""
-        place, room = self.place, self.room(where)
-        if not place.loads and self.leaving is None:
+        """Rows or values at home, where the shares say so."""
+        place, room, lanes = self.place, self.room(where), self.lanes()
+        rows = room.sequences * room.heads
+        away, cpu = round(float(place.host_share) * rows), round(float(place.cpu_share) * rows)
+        stored, tally = where.parts.storage, self.run.tally
+        if place.loads or cpu:
+            self._refuse(kind, where)
+        if place.loads and not float(place.k_host):
+            return kind(stored, room, slots, tally, lanes.host)  # type: ignore[call-arg]
+        if not away and not cpu:
             return super().cells(kind, where, slots)
-        stored, tally, host = where.parts.storage, self.run.tally, self.lanes().host
-        self._refuse(kind, where)
-        if self.leaving is not None:
-            cells = CpuCells(stored, room, slots, tally, host)
-            self.leaving.layers[where.layer] = cells
-            return cells
-        if not float(place.k_host):
-            return kind(stored, room, slots, tally, host)  # type: ignore[call-arg]
-        away = round(float(place.host_share) * room.sequences * room.heads)
-        if not away:
-            return super().cells(kind, where, slots)
-        split = SplitCells(kind, stored, room, slots, tally, away, host)
-        self.visitors[where.layer] = split
-        if split.away.tails():
+        if cpu == rows:
+            whole = CpuCells(stored, room, slots, tally, lanes, returns=not self.late)
+            self.leaving.cells[where.visit] = whole
+            return whole
+        attended = CpuRows(cpu, partial(CpuCells, lanes=lanes)) if cpu else None
+
+        def make(host: Made) -> SplitCells:
+            return SplitCells(kind, stored, room, slots, tally, away, host, attended)
+
+        split = self._visitor(where, slots, make) if away else make(lanes.host)
+        if isinstance(split.cpu, CpuCells):
+            self.leaving.cells[where.visit] = split.cpu
+        if split.away is not None and split.away.tails():
             self.differences = {"store_kv": SENT_LATE}
         return split
 
     def ready(self) -> None:
-        """Buffers that have room for the largest layer."""
-        if not self.visitors:
-            return
-        homes = [split.homes for split in self.visitors.values()]
-        if any([h.shape[1:] for h in one] != [h.shape[1:] for h in homes[0]] for one in homes):
-            raise InputError("place: layers that are stored differently cannot share buffers")
-        largest = [max(parts, key=len) for parts in zip(*homes, strict=True)]
-        device = self.run.decoder.device
-        self.buffers = [[torch.zeros_like(h, device=device) for h in largest] for _ in "12"]
+        """Buffers for everything that visits."""
+        for visits in self.own:
+            visits.ready()
+        if self.inputs:
+            self.inputs.ready()
 
-    def begin(self, layer: int, step: Pass) -> None:
+    @property
+    def late(self) -> bool:
+        """Whether the CPU has all of attention, and another part of the batch follows.
+
+        Streamed weights of the layer before would be gone by the time that it answers.
+        """
+        place = self.place
+        return place.cpu_share == 1 and place.tiles > 1 and self.streamed is None
+
+    def answer(self, attend: Callable[[], Tensor]) -> Tensor | Answer:
+        """The GPU goes on with another part while the CPU attends for this one."""
+        if not self.late:
+            return attend()
+        answer, device = self.lanes().ask(attend), self.run.decoder.device
+        return lambda: answer().to(device)
+
+    def reach(self, where: Where) -> None:
+        """A part of the next layer's weights comes beside every part of the batch."""
+        if self.streamed:
+            self.streamed.ahead(where.layer, where.rows.start // where.batch)
+
+    def begin(self, where: Where, step: Pass) -> None:
         """Ask for the next layer, wait for this one."""
-        if self.streamed and (step.kind != "prefill" or not step.starts[0]):
-            self.streamed.ahead(layer, 0)
-        if self.leaving is not None:
-            self.leaving.begin(layer, step, self.run.prompt)
-        if layer not in self.visitors:
-            return
-        cells, turn = self.visitors[layer], self._turn % 2
-        cells.visit([b[: len(h)] for b, h in zip(self.buffers[turn], cells.homes, strict=True)])
-        if step.kind == "prefill":
-            if not step.starts[0]:
-                for mark in self._free[turn]:
-                    mark.wait()
-            return
-        coming, following = self._coming, self._after(layer)
-        if following != layer:
-            self._request(following, self._turn + 1)
-        if coming:
-            coming.mark.wait()
-            self.run.tally.take(coming.note)
+        if step.kind == "prefill" and not step.starts[0]:
+            self.reach(where)
+        if where.visit in self.leaving.cells:
+            self.leaving.begin(where, step)
+        if where.visit in self.visits:
+            self.visits[where.visit].begin(where, step)
 
-    def end(self, layer: int, step: Pass) -> None:
-        """Send home what is new; the buffer is free when attention and copies are done."""
-        if self.leaving is not None:
-            self.leaving.end(layer, step, self.run.prompt)
-        if layer not in self.visitors:
-            return
-        cells = self.visitors[layer]
-        if step.kind == "prefill":
-            if step.length < self.run.prompt:
-                return
-            cells.begins = 0  # all of it
-        self._store(layer)
-        self._turn += 1
-        following = self._after(layer)
-        if step.kind == "prefill":
-            if following <= layer:
-                self._request(following, self._turn)
-        elif following == layer:  # one layer: the next step needs what this one stores
-            self._request(layer, self._turn)
+    def read(self, where: Where, tensor: Tensor, step: Pass) -> None:
+        """Inputs go home where tokens are recomputed from them."""
+        if where.visit in self.visits:
+            self.visits[where.visit].read(where, tensor, step)
+
+    def end(self, where: Where, step: Pass) -> None:
+        """Send home what is new."""
+        if where.visit in self.leaving.cells:
+            self.leaving.end(where, step)
+        if where.visit in self.visits:
+            self.visits[where.visit].end(where, step)
 
     def weights(self, layer: int) -> LayerWeights | None:
         """Those that have arrived, where they are streamed."""
         return self.streamed.layer(layer) if self.streamed else None
 
+    def settled(self) -> None:
+        """The drafts that stay are known."""
+        for visits in self.own:
+            visits.settled()
+
     def prompt_read(self) -> None:
         """The CPU attends from here on."""
-        if self.leaving is not None:
+        if self.leaving.cells:
             self.leaving.over()
 
     def resident(self) -> Resident:
         """Homes, and the buffers that layers take turns with."""
-        if self.streamed is None:
-            return self._caches()
-        weights: Resident = {
-            "gpu": {"weight buffers": self.streamed.buffers},
-            "host": {"weights": self.streamed.homes},
-        }
-        return together(weights, self._caches())
+        leaving, inputs = self.leaving, self.inputs
+        gpu: dict[str, list[Tensor]] = {}
+        host: dict[str, list[Tensor]] = {}
+        if self.streamed and self.run.placements[0] is self:  # all layers share them
+            gpu["weight buffers"], host["weights"] = self.streamed.buffers, self.streamed.homes
+        buffers = [tables for visits in self.own for tables in visits.buffers]
+        buffers += inputs.buffers if inputs else []
+        homes = [home for visits in self.own for home in visits.homes()]
+        homes += [home for cells in leaving.cells.values() for home in cells.homes]
+        if self.visits or leaving.cells:
+            gpu["kv buffers"] = [t for tables in buffers for t in tables]
+            host["kv"] = homes
+        if leaving.cells:
+            gpu["kv on the way out"] = [t for pair in leaving.buffers for t in pair]
+        if inputs:
+            host["layer inputs"] = inputs.tensors()
+        return {"gpu": gpu, "host": host}
 
-    def _caches(self) -> Resident:
-        if self.leaving is not None:
-            homes = [home for cells in self.leaving.layers.values() for home in cells.homes]
-            out = [t for pair in self.leaving.buffers for t in pair]
-            return {"gpu": {"kv on the way out": out}, "host": {"kv": homes}}
-        if not self.visitors:
-            return {}
-        homes = [home for split in self.visitors.values() for home in split.homes]
-        return {"gpu": {"kv buffers": [t for b in self.buffers for t in b]}, "host": {"kv": homes}}
+    def _visitor(self, where: Where, slots: int, make: Callable[[Made], SplitCells]) -> SplitCells:
+        """One more that visits, with those that are stored as it is."""
+        lanes, own = self.lanes(), self.own
+        visitor = visitor_of(where, slots, lanes, self.inputs, make)
+
+        def first() -> Visits:
+            own.append(Visits(self.run, lanes))
+            return own[-1]
+
+        key = tuple((home.shape[1:], home.dtype) for home in visitor.homes)
+        self.visits[where.visit] = visits = self.run.shared(("visits", key), first)
+        visits.visitors[where.visit] = visitor
+        return visitor.cells
 
     def _refuse(self, kind: type[Cells], where: Where) -> None:
-        """What only whole techniques do, and selections that change rows that are away."""
-        place, selection = self.place, where.parts.selection
-        self._refuse_columns()
-        if place.cpu_share:
-            if place.cpu_share < 1 or selection.chooses or selection.evicts != "never":
-                raise InputError(
-                    "place: in the real implementation the CPU attends to the whole cache; set "
-                    "cpu_share=1, with no selection"
-                )
-            if where.parts.drafting.drafts:
-                raise InputError("place: no real implementation takes drafts back from the host")
-            return
-        if not float(place.k_host):
+        """Selections that change rows that are away, and storages whose heads cannot part."""
+        place, selection, storage = self.place, where.parts.selection, where.parts.storage
+        if not float(place.k_host) and not place.cpu_share:
             if float(place.v_host) != 1 or not kind.values_alone or not selection.chooses:
                 raise InputError(
                     "place: values on the host are fetched one by one: all of them, by kcache or "
                     "shadowkv, stored token by token"
                 )
+            if storage.read != storage.stored:
+                raise InputError("place: values that are fetched one by one are read as stored")
         elif selection.evicts == "always" or selection.chooses:
             raise InputError(
                 f"place: {selection.name} works on single rows, and no real implementation does "
@@ -192,59 +199,30 @@ class Place(Placing):
             )
         if kind.by_position:
             raise InputError(
-                f"place: {where.parts.storage.name} stores whole tokens, and no real "
-                f"implementation has some of their heads on the host"
+                f"place: {storage.name} stores whole tokens, and no real implementation has some "
+                f"of their heads on the host"
             )
-        if getattr(where.parts.storage, "host", False):
-            raise InputError("grouped: host=true runs within offload and kvpr, by themselves")
-        if where.parts.drafting.drafts:
-            raise InputError("place: no real implementation takes drafts back from the host")
 
-    def _refuse_columns(self) -> None:
-        """What whole techniques do by themselves, and weights of some layers or passes alone."""
-        place, run = self.place, self.run
-        if place.recomputes or place.states_host or place.parts > 1:
+    def _refuse_always(self, place: Settings) -> None:
+        """Shares that no run here has, and weights of some layers or passes alone."""
+        run = self.run
+        if place.states_host:
             raise InputError(
-                "place: the real implementation has one part of the batch here; set parts=1. "
-                "Recomputation and columns run as kvpr, offload and flexgen, by themselves"
+                "place: the real implementation keeps hidden states on the GPU; set states_host=0 "
+                "(flexgen:states_gpu=100)"
             )
-        if place.weights_host and any(parts.placement != place for parts in run.parts):
+        if place.recomputes and float(place.host_share) < 1:
+            raise InputError(
+                "place: the real implementation recomputes keys and values of all heads; set "
+                "host_share=1 beside split"
+            )
+        if place.weights_host and any(
+            parts.placement.weights_alone() != place.weights_alone() for parts in run.parts
+        ):
             raise InputError(
                 "place: the real implementation streams weights of all layers alike; place them so"
             )
-        if place.weights_host and run.gamma:
-            raise InputError("place: no real implementation drafts with streamed weights")
-
-    def _after(self, layer: int) -> int:
-        """The next layer that visits, from the last one the first."""
-        layers = list(self.visitors)
-        return layers[(layers.index(layer) + 1) % len(layers)]
-
-    def _request(self, layer: int, turn: int) -> None:
-        """Queue the copy of a layer's rows to the buffer of a turn."""
-        cells, note = self.visitors[layer], self.run.tally.apart()
-        used = cells.in_use()
-        pairs = [
-            (buffer[:rows], home[:rows])
-            for buffer, home, rows in zip(self.buffers[turn % 2], cells.homes, used, strict=True)
-            if rows
-        ]
-        note.copy("load_kv", "h2d", [home for _, home in pairs])
-
-        after = (*self._free[turn % 2], self._stored[layer])
-        self._coming = Coming(self.lanes().h2d(lambda: copy_all(pairs), *after), note)
-
-    def _store(self, layer: int) -> None:
-        """Queue the copy home of what this visit has added."""
-        cells, buffers = self.visitors[layer], self.buffers[self._turn % 2]
-        new = zip(cells.homes, buffers, cells.untouched(), cells.in_use(), strict=True)
-        pairs = [
-            (home[first:last], buffer[first:last])
-            for home, buffer, first, last in new
-            if first < last
-        ]
-        self.run.tally.copy("store_kv", "d2h", [home for home, _ in pairs])
-
-        stored = self.lanes().d2h(lambda: copy_all(pairs), self.lanes().mark())
-        self._stored[layer] = stored
-        self._free[self._turn % 2] = (self.lanes().mark(), stored)
+        if place.weights_host and getattr(run.technique.drafting, "weight_bits", 16) != 16:
+            raise InputError(
+                "place: no real implementation drafts with streamed weights that are narrower"
+            )

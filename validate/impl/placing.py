@@ -1,14 +1,17 @@
 """Where a layer's cache lives: the base of placements."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from kvsim.techniques.axes import Placement
 from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.cells import CacheRoom, Cells, on_the_gpu
 from kvsim.validate.model.attention import Pass
+from kvsim.validate.model.decoder import Answer
 from kvsim.validate.model.weights import LayerWeights
 from kvsim.validate.transfer import Transfers
 
@@ -35,9 +38,10 @@ class Placing:
         """Room on the GPU for the KV heads of a layer."""
         m, at = self.run.model, self.run.decoder
         heads = where.heads or m.kv_heads
-        room = on_the_gpu(self.run.batch, heads, m.head_dim, at.dtype, at.device)
+        room = on_the_gpu(where.batch, heads, m.head_dim, at.dtype, at.device)
+        common = self.run.common_of(where.rows)
         return replace(
-            room, turns=at.turns, prompts=self.run.lengths, common=self.run.common,
+            room, turns=at.turns, prompts=where.lengths, common=common,
             fresh=where.parts.selection.queries,
         )  # fmt: skip
 
@@ -50,11 +54,29 @@ class Placing:
     def ready(self) -> None:
         """Every layer has its cells."""
 
-    def begin(self, layer: int, step: Pass) -> None:
-        """A pass reaches a layer: bring its cache."""
+    @property
+    def late(self) -> bool:
+        """Whether attention of one part of the batch runs beside the compute of the next."""
+        return False
 
-    def end(self, layer: int, step: Pass) -> None:
+    def answer(self, attend: Callable[[], Tensor]) -> Tensor | Answer:
+        """Attention now, or on its way."""
+        return attend()
+
+    def reach(self, where: "Where") -> None:
+        """Some pass after the prompt reaches a layer, whether or not it reads its cache."""
+
+    def begin(self, where: "Where", step: Pass) -> None:
+        """A pass reaches a layer for some part of the batch: bring its cache."""
+
+    def read(self, where: "Where", tensor: Tensor, step: Pass) -> None:
+        """A chunk of the prompt has reached a layer as x, (sequences, new, hidden)."""
+
+    def end(self, where: "Where", step: Pass) -> None:
         """It has attended: send home what changed."""
+
+    def settled(self) -> None:
+        """A round with drafts is over."""
 
     def prompt_read(self) -> None:
         """Every layer has read the prompt."""

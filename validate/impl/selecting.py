@@ -1,7 +1,7 @@
 """The cache of one layer: a selection over a storage. The default keeps and reads every token."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,8 @@ from kvsim.errors import InputError
 from kvsim.models.model import LayerShape, Model
 from kvsim.techniques.layers import Parts
 from kvsim.validate.impl.base import Resident, put, together
-from kvsim.validate.impl.bytoken import ByToken, TokenRows
-from kvsim.validate.impl.cells import Cells, Spot
+from kvsim.validate.impl.bytoken import ByToken
+from kvsim.validate.impl.cells import Cells, Made, Spot
 from kvsim.validate.model.attention import Pass, Seen, attend, visible
 from kvsim.validate.tally import Silent
 
@@ -31,6 +31,26 @@ class Where:
     layer: int
     parts: Parts  # what the technique says of the layer
     heads: int = 0  # KV heads that the cells hold; 0 for all of the model's
+    rows: slice = field(default_factory=lambda: slice(0, None))  # one part of the batch
+
+    @property
+    def lengths(self) -> list[int]:
+        """Prompts of these sequences. [tokens]"""
+        return self.run.lengths[self.rows]
+
+    @property
+    def batch(self) -> int:
+        """How many sequences they are."""
+        return len(self.lengths)
+
+    @property
+    def visit(self) -> tuple[int, int]:
+        """The layer, and the part's first sequence."""
+        return self.layer, self.rows.start
+
+    def shared(self, key: object, make: Callable[[], Made]) -> Made:
+        """What layers share for this part of the batch: made when first asked for."""
+        return self.run.common_of(self.rows).get(key, make)
 
 
 class Selecting:
@@ -49,12 +69,12 @@ class Selecting:
         run = place.run
         self.place, self.parts, self.layer = place, place.parts, place.layer
         self.run = run
-        self.lengths, self.batch, self.prompt = run.lengths, run.batch, run.prompt
+        self.lengths, self.batch, self.prompt = place.lengths, place.batch, run.prompt
         self.capacity, self.generate = run.capacity, run.generate
         self.shape: LayerShape = run.shapes[place.layer]
         self.model: Model = run.model
         self.device, self.dtype = run.decoder.device, run.decoder.dtype
-        self._on_device = torch.tensor(run.lengths, device=self.device)
+        self._on_device = torch.tensor(self.lengths, device=self.device)
         self.cells: Cells = self.make(self.slots)
         if self.shape.window and not self.cells.plain:
             raise InputError(
@@ -171,11 +191,6 @@ class Selecting:
                 f"{self.parts.selection.name}: its real implementation chooses for one query, and "
                 f"drafts are verified together; run it without drafts"
             )
-
-    def plain_sides(self) -> tuple[TokenRows, TokenRows]:
-        """Keys and values in full precision, where chunks of the prompt went straight into them."""
-        assert isinstance(self.cells, ByToken)
-        return self.cells.k, self.cells.v
 
     def refuse_windows(self) -> None:
         """For selections that do not know the positions of what they keep."""

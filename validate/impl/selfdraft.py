@@ -14,9 +14,8 @@ from kvsim.techniques.selfdraft import Selfdraft as Settings
 from kvsim.techniques.snapkv import Snapkv as Observing
 from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.draft_ring import DraftRing
-from kvsim.validate.impl.drafter import Drafter
+from kvsim.validate.impl.drafter import Drafter, Visit
 from kvsim.validate.impl.hierarchical import Hierarchical
-from kvsim.validate.impl.selecting import Where
 from kvsim.validate.impl.snapkv import Snapkv
 from kvsim.validate.kernels.weights import int4_matrix
 from kvsim.validate.model.attention import Pass
@@ -60,7 +59,7 @@ class Selfdraft(Drafter):
             self.seen = DraftCache(part.budget, part.gamma)
         elif part.reads == "snapkv":
             self.seen = Observing(part.budget, WINDOW)
-        self.caches: list[DraftRing | Observed] = []
+        self.caches: dict[tuple[int, int], DraftRing | Observed] = {}  # by layer and part
 
     def ready(self) -> None:
         """Make the draft caches, once layers can be made."""
@@ -68,34 +67,34 @@ class Selfdraft(Drafter):
             ring = self.reads == "streamingllm"
             kind: type[DraftRing | Observed] = DraftRing if ring else Observed
             own = Parts(self.seen, Storage(), Placement(), Drafting())
-            layers = range(self.run.model.layers)
-            self.caches = [kind(Where(self.run, layer, own)) for layer in layers]
+            places = [replace(layer.place, parts=own) for layer in self.run.layers]
+            self.caches = {place.visit: kind(place) for place in places}
         for layer in self.run.layers:
             if self.reads == "upper" and isinstance(layer.cells, Hierarchical):
                 layer.cells.drafts_read_upper = True
 
     def read(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, whole: bool
+        self, visit: Visit, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, whole: bool
     ) -> None:
         """Observe the prompt's last queries; cut the prompt when it is whole."""
         if not self.caches:
             return
-        cache = self.caches[layer]
+        cache = self.caches[visit]
         cache.observe(queries, step)
         if whole:
             cache.cut(keys, values)
 
-    def verified(self, layer: int, keys: Tensor, values: Tensor, step: Pass) -> None:
+    def verified(self, visit: Visit, keys: Tensor, values: Tensor, step: Pass) -> None:
         """Into the draft cache too."""
         if self.caches:
-            cache = self.caches[layer]
+            cache = self.caches[visit]
             cache.cells.append(keys, values, cache.spot(step))
 
     def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+        self, visit: Visit, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | None:
         """Over the draft cache."""
-        return self.caches[layer].attend(queries, keys, values, step) if self.caches else None
+        return self.caches[visit].attend(queries, keys, values, step) if self.caches else None
 
     def weights(self, layer: int) -> LayerWeights | None:
         """MLPs in four bits."""
@@ -105,7 +104,7 @@ class Selfdraft(Drafter):
         """Draft caches and draft MLPs."""
         held: Resident = {"gpu": {}}
         if self.caches:
-            kept = [cache.cells.tensors()["kv"] for cache in self.caches]
+            kept = [cache.cells.tensors()["kv"] for cache in self.caches.values()]
             held["gpu"]["draft kv"] = [t for tensors in kept for t in tensors]
         matrices = [m for w in self.narrow for m in (w.up, w.down)]
         if matrices:  # biases are the model's own

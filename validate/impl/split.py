@@ -1,10 +1,10 @@
-"""Cells of which some rows are always on the GPU and the others visit it layer by layer.
+"""Cells of which some rows are always on the GPU, some visit it, some the CPU attends to.
 
 A row is a KV head of a sequence. Those that live in host memory are stored token by token, (tokens,
 rows, width), so that a range of tokens is one contiguous copy.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +17,14 @@ from kvsim.validate.tally import Silent
 
 Made = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Makes room in host memory."""
+
+
+@dataclass(frozen=True)
+class CpuRows:
+    """So many of a layer's rows that the CPU attends to, and what makes their cells."""
+
+    rows: int
+    cells: Callable[[Storage, CacheRoom, int, Silent], Cells]
 
 
 @dataclass(frozen=True)
@@ -55,20 +63,22 @@ class BatchRows:
 
 
 class SplitCells(Cells):
-    """The first rows in host memory, the others on the GPU.
+    """The first rows are copied from host memory, the last the CPU attends to; others stay.
 
     Parameters
     ----------
-    kind : how both are stored.
-    away : rows in host memory.
+    kind : how all of them are stored.
+    away : rows in host memory that visit the GPU.
+    cpu : rows in host memory that the CPU attends to.
     """
 
     def __init__(
         self, kind: type[Cells], part: Storage, room: CacheRoom, slots: int, tally: Silent,
-        away: int, host: Made,
+        away: int, host: Made, cpu: CpuRows | None = None,
     ) -> None:  # fmt: skip
         super().__init__(part, room, slots, tally)
         count = room.sequences * room.heads
+        stay = count - (cpu.rows if cpu else 0)
         self.homes: list[Tensor] = []  # (tokens, rows, width) in host memory
 
         def at_home(rows: int, widths: Widths) -> list[Tensor]:
@@ -76,54 +86,86 @@ class SplitCells(Cells):
             self.homes += made
             return [visiting(home) for home in made]
 
-        self.away_rows = BatchRows(room.sequences, room.heads, slice(0, away))
-        self.here_rows = BatchRows(room.sequences, room.heads, slice(away, count))
-        self.away = kind(part, replace(room, sequences=away, heads=1, rows=at_home), slots, tally)
-        here = on_the_gpu(count - away, 1, room.dim, room.dtype, room.device)
-        self.here = kind(part, here, slots, tally) if away < count else None
-        self.plain, self.as_given = self.away.plain, False
-        self.differences = {**self.away.differences, **(self.away.apart if self.here else {})}
-        self.ends: tuple[int, ...] = (0,)  # tokens of every row that is away
-        self.begins = 0  # the first slot that the latest pass has written
+        def rows_of(part: slice) -> BatchRows:
+            return BatchRows(room.sequences, room.heads, part)
 
-    def parts(self) -> Iterator[tuple[BatchRows, Cells]]:
-        """Both kinds of rows, with their cells."""
-        yield self.away_rows, self.away
-        if self.here is not None:
-            yield self.here_rows, self.here
+        self.groups: list[tuple[BatchRows, Cells]] = []
+        self.away: Cells | None = None
+        self.here: Cells | None = None
+        self.cpu: Cells | None = None
+        if away:
+            own = replace(room, sequences=away, heads=1, rows=at_home)
+            self.away = kind(part, own, slots, tally)
+            self.groups.append((rows_of(slice(0, away)), self.away))
+        if away < stay:
+            here = on_the_gpu(stay - away, 1, room.dim, room.dtype, room.device)
+            self.here = kind(part, here, slots, tally)
+            self.groups.append((rows_of(slice(away, stay)), self.here))
+        if cpu:
+            beside = on_the_gpu(cpu.rows, 1, room.dim, room.dtype, room.device)
+            self.cpu = cpu.cells(part, beside, slots, tally)
+            self.groups.append((rows_of(slice(stay, count)), self.cpu))
+        first = self.groups[0][1]
+        self.plain, self.as_given = first.plain, False
+        self.takes_back = first.takes_back
+        self.differences = {**first.differences, **(first.apart if len(self.groups) > 1 else {})}
+        self.ends: tuple[int, ...] = (0,)  # tokens of every row of the first group
+        self.begins = 0  # the first slot that the latest pass has written
 
     def visit(self, buffers: list[Tensor]) -> None:
         """From here on the rows that are away lie in these buffers, shaped as their homes."""
+        assert self.away is not None
         self.away.bind([visiting(buffer) for buffer in buffers])
 
-    def in_use(self) -> list[int]:
-        """Of every home, the first rows that hold something of some sequence."""
-        return self.away.rows_in_use((max(self.ends),))
+    def rows_of(self, tokens: int) -> list[int]:
+        """Of every home, the first rows that so many tokens of some sequence fill."""
+        assert self.away is not None
+        return self.away.rows_in_use((tokens,))
 
-    def untouched(self) -> list[int]:
-        """The first rows that this pass has left as they were."""
-        return self.away.rows_in_use((self.begins,))
+    @property
+    def most(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(self.ends)
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
         """A prompt, some rows here and some there."""
-        for rows, cells in self.parts():
+        for rows, cells in self.groups:
             cells.fill(rows.of(keys), rows.of(values), rows.counts(counts), plainly)
-        self.ends = tuple(self.away_rows.counts(counts))
+        self.ends = tuple(self.groups[0][0].counts(counts))
+
+    def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """Put together from all rows."""
+        parts = zip(*(cells.prompt(tokens) for _, cells in self.groups), strict=True)
+        shape = (self.room.sequences, self.room.heads, tokens, self.room.dim)
+        keys, values = (torch.cat(side).view(shape) for side in parts)
+        return keys, values
 
     def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
         """New tokens, some rows here and some there."""
-        for rows, cells in self.parts():
+        for rows, cells in self.groups:
             cells.append(rows.of(keys), rows.of(values), rows.spot(spot))
-        self.ends = self.away_rows.spot(spot).ends
+        self.ends = self.groups[0][0].spot(spot).ends
         self.begins = min(self.ends) - spot.new
 
     def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
-        """Attention of both kinds of rows, side by side."""
-        outs = [
-            cells.look(rows.asking(queries), own := rows.spot(spot), rows.seen(seen, own.most))
-            for rows, cells in self.parts()
-        ]
-        return (torch.cat(outs) if len(outs) > 1 else outs[0]).reshape(queries.shape)
+        """Attention of all rows, side by side; the CPU starts first."""
+        if len(self.groups) == 1:
+            rows, cells = self.groups[0]
+            out = cells.look(
+                rows.asking(queries), own := rows.spot(spot), rows.seen(seen, own.most)
+            )
+            return out.reshape(queries.shape)
+        asked = []
+        for rows, cells in reversed(self.groups):
+            own = rows.spot(spot)
+            asked.append(cells.ask(rows.asking(queries), own, rows.seen(seen, own.most)))
+        return torch.cat([answer() for answer in reversed(asked)]).reshape(queries.shape)
+
+    def settle(self, before: list[int], after: list[int]) -> None:
+        """So many tokens of every sequence stay."""
+        for rows, cells in self.groups:
+            cells.settle(rows.counts(before), rows.counts(after))
+        self.ends = tuple(self.groups[0][0].counts(after))
 
     def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:
         """No technique asks for the scores of rows that are in host memory."""
@@ -132,7 +174,7 @@ class SplitCells(Cells):
     def tensors(self) -> dict[str, list[Tensor]]:
         """Rows that are always here, and what never leaves of the others."""
         here = self.here.tensors()["kv"] if self.here is not None else []
-        return {"kv": [*here, *self.away.tails()]}
+        return {"kv": [*here, *(self.away.tails() if self.away is not None else [])]}
 
 
 def visiting(home: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ and how they are attended to is a technique's business: ``kvsim.validate.impl``.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
@@ -18,8 +19,11 @@ from kvsim.validate.model.rope import rotate
 from kvsim.validate.model.weights import LayerWeights, Matrix, Norm, Weights, build
 from kvsim.validate.tally import SILENT, Kind, Silent
 
-Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor, Pass], Tensor]
-"""Attention of a layer: (layer, x, q, k, v, step) to (sequences, heads, new, dim).
+Answer = Callable[[], Tensor]
+"""Waits for attention that another processor is at."""
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor, Pass], Tensor | Answer]
+"""Attention of a layer: (layer, x, q, k, v, step) to (sequences, heads, new, dim), or its answer.
 
 x is the input of the projections, (sequences, new, hidden); q is (sequences, heads, new, dim); k
 and v are (sequences, KV heads, new, dim), with positions turned in already.
@@ -82,18 +86,35 @@ class Decoder:
 
     def layer(
         self, index: int, weights: LayerWeights, tensor: Tensor, step: Pass, attend: Attend
-    ) -> None:
-        """One layer's change of the hidden states x (sequences, new, hidden), in place."""
-        self._add(tensor, self._attention(index, weights, tensor, step, attend))
+    ) -> Callable[[], None] | None:
+        """One layer's change of the hidden states x (sequences, new, hidden), in place.
+
+        Returns
+        -------
+        What is left to do once attention has answered, if it does so later.
+        """
+        attended = self._attention(index, weights, tensor, step, attend)
+        if not isinstance(attended, Tensor):
+            return partial(self._answered, weights, tensor, attended)
+        change = self._out(weights, attended)
+        del attended  # before the MLP's tensors are made
+        self._add(tensor, change)
         self._add(tensor, self._mlp(weights, tensor))
+        return None
 
     def _attention(
         self, index: int, weights: LayerWeights, tensor: Tensor, step: Pass, attend: Attend
-    ) -> Tensor:
-        """What attention adds; its tensors are gone before the MLP's are made."""
+    ) -> Tensor | Answer:
+        """The layer up to attention."""
         normed = self._norm(weights.attn_norm, tensor)
-        q, k, v = self._project(weights, normed, step)
-        attended = attend(index, normed, q, k, v, step)
+        return attend(index, normed, *self._project(weights, normed, step), step)
+
+    def _answered(self, weights: LayerWeights, tensor: Tensor, answer: Answer) -> None:
+        """The layer behind attention that has been waited for."""
+        self._add(tensor, self._out(weights, answer()))
+        self._add(tensor, self._mlp(weights, tensor))
+
+    def _out(self, weights: LayerWeights, attended: Tensor) -> Tensor:
         return self._multiply("out", weights.out, attended.transpose(1, 2).flatten(2))
 
     def _mlp(self, weights: LayerWeights, tensor: Tensor) -> Tensor:
