@@ -36,17 +36,20 @@ class BatchRows:
     part: slice  # of batch x KV heads
 
     def of(self, numbers: Tensor) -> Tensor:
-        """Numbers (batch, KV heads, ...) of these rows, (rows, 1, ...)."""
-        return numbers.flatten(0, 1)[self.part][:, None]
+        """Of numbers (batch x KV heads, ...) these rows, (rows, 1, ...)."""
+        return numbers[self.part][:, None]
 
     def asking(self, queries: Tensor) -> Tensor:
-        """Queries (batch, heads, new, dim) of these rows, (rows, heads of a group, new, dim)."""
-        grouped = queries.reshape(self.batch * self.heads, -1, *queries.shape[2:])
-        return grouped[self.part]
+        """Of queries (batch x KV heads, heads of a group, new, dim) those of these rows."""
+        return queries[self.part]
 
     def spot(self, spot: Spot) -> Spot:
         """Where the new tokens of these rows go."""
-        slots = spot.slots.repeat_interleave(self.heads, 0)[self.part]
+        rows = self.part.stop - self.part.start
+        if spot.first is None:
+            slots = spot.slots.repeat_interleave(self.heads, 0)[self.part]
+        else:
+            slots = spot.slots[:1].expand(rows, -1)
         ends = [end for end in spot.ends for _ in range(self.heads)][self.part]
         return replace(spot, slots=slots, ends=tuple(ends))
 
@@ -129,6 +132,7 @@ class SplitCells(Cells):
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
         """A prompt, some rows here and some there."""
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         for rows, cells in self.groups:
             cells.fill(rows.of(keys), rows.of(values), rows.counts(counts), plainly)
         self.ends = tuple(self.groups[0][0].counts(counts))
@@ -142,6 +146,7 @@ class SplitCells(Cells):
 
     def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
         """New tokens, some rows here and some there."""
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         for rows, cells in self.groups:
             cells.append(rows.of(keys), rows.of(values), rows.spot(spot))
         self.ends = self.groups[0][0].spot(spot).ends
@@ -149,17 +154,14 @@ class SplitCells(Cells):
 
     def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
         """Attention of all rows, side by side; the CPU starts first."""
-        if len(self.groups) == 1:
-            rows, cells = self.groups[0]
-            out = cells.look(
-                rows.asking(queries), own := rows.spot(spot), rows.seen(seen, own.most)
-            )
-            return out.reshape(queries.shape)
+        shape = queries.shape
+        queries = queries.reshape(self.room.sequences * self.room.heads, -1, *shape[2:])
         asked = []
         for rows, cells in reversed(self.groups):
             own = rows.spot(spot)
             asked.append(cells.ask(rows.asking(queries), own, rows.seen(seen, own.most)))
-        return torch.cat([answer() for answer in reversed(asked)]).reshape(queries.shape)
+        outs = [answer() for answer in reversed(asked)]
+        return (torch.cat(outs) if len(outs) > 1 else outs[0]).reshape(shape)
 
     def settle(self, before: list[int], after: list[int]) -> None:
         """So many tokens of every sequence stay."""
