@@ -172,7 +172,7 @@ class Composed(Speculative):
             self.guess = run.choose(run.forward(run.last[:, None], "between")[:, 0])
 
     def draft(self, run: "Generation", tokens: Tensor, ahead: int) -> Tensor:
-        """Tokens that the drafter proposes, or those that the base class drafts."""
+        """Tokens that the drafter proposes, or the base class."""
         proposed = self.drafter.propose(run, tokens, ahead)
         return super().draft(run, tokens, ahead) if proposed is None else proposed
 
@@ -251,9 +251,8 @@ class Composed(Speculative):
     def cells(self, place: Where, slots: int) -> Cells:
         """A layer's storage where its placement wants it."""
         stored = place.parts.storage
-        kind: type[Cells] = Fp16  # what is packed on the host alone is read so
-        if stored.read == stored.stored:
-            kind = self._piece(Cells, stored)  # type: ignore[type-abstract]
+        widened = stored.read != stored.stored  # packed on the host alone
+        kind: type[Cells] = Fp16 if widened else self._piece(Cells, stored)  # type: ignore[type-abstract]
         slots -= self.gamma * kind.drafts_wait
         if type(place.parts.placement) is Placement:  # drafts' caches are on the GPU
             return Placing(self, place.parts.placement).cells(kind, place, slots)
