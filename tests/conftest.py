@@ -68,11 +68,15 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
     "tests/validate/test_kernels_triton.py::test_attention_over_any",
     *(
         f"tests/validate/test_launches.py::test_stated_kernels_are_those_dispatched[{name}"
-        for name in ("fp8", "kcache", "kvpr", "offload", "pyramidkv", "quantspec", "quest")
+        for name in ("eagle", "flexgen", "fp8", "gear", "h2o", "kcache", "kvpr", "magicdec:draft")
     ),
     *(
         f"tests/validate/test_launches.py::test_stated_kernels_are_those_dispatched[{name}"
-        for name in ("snapkv", "streamingllm", "turboquant", "zipcache")
+        for name in ("ngram", "offload", "pyramidkv", "quantspec", "quest", "shadowkv", "snapkv")
+    ),
+    *(
+        f"tests/validate/test_launches.py::test_stated_kernels_are_those_dispatched[{name}"
+        for name in ("streamingllm", "turboquant", "zipcache")
     ),
     "tests/validate/test_pretended_units.py::test_every",
     "tests/validate/test_session.py::test_a_unit_runs",

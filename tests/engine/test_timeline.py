@@ -64,8 +64,9 @@ POINTS = [
 SETTINGS = [*TECHNIQUES, "kcache:gpu_layers=3", "specache:speculative=false,bits=4"]
 
 
-@pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.parametrize("text", SETTINGS)
+@pytest.mark.parametrize(
+    ("text", "stack"), [(text, stack) for text in SETTINGS for stack in some(STACKS, text, 2)]
+)
 def test_techniques_match_the_scalar_twin(text: str, stack: str) -> None:
     """And lie between the busiest stream and all ops in a row."""
     t = parse(text)
