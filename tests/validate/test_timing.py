@@ -1,8 +1,6 @@
 """Times of real runs beside predictions: clocks, the comparison, and refusals."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +32,7 @@ from kvsim.validate.times.live import Live  # noqa: E402
 from kvsim.validate.times.points import Grid, compare_times  # noqa: E402
 from kvsim.validate.times.summary import summarise  # noqa: E402
 from kvsim.validate.times.timed import Counted, run_counted, run_timed  # noqa: E402
+from tests.support.commands import line  # noqa: E402
 from tests.support.places import ROOT  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -214,16 +213,11 @@ def test_no_point_is_one_that_a_stack_is_fitted_to() -> None:
     ],
 )
 def test_bad_input_is_one_line(more: list[str], said: str) -> None:
-    command = [sys.executable, "-m", "kvsim", "validate", *more]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert run.returncode == 2 and said in run.stderr and run.stderr.count("\n") == 1
+    assert said in line("validate", *more)
 
 
 def test_a_profile_of_another_device_is_refused(tmp_path: Path) -> None:
     text = (ROOT / "hwprofiles" / "h100.toml").read_text()
     path = tmp_path / "F.toml"
     path.write_text('device = "NVIDIA H100"\ndate = "2026-01-01"\n' + text)
-    command = [sys.executable, "-m", "kvsim", "validate", "--gpu", str(path)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert run.returncode == 2 and run.stderr.count("\n") == 1
-    assert "was measured on NVIDIA H100, this is" in run.stderr
+    assert "was measured on NVIDIA H100, this is" in line("validate", "--gpu", str(path))
