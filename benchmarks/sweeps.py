@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.sweeps.chunks import TOGETHER
+from kvsim.sweeps.chunks import FEWEST
 from kvsim.sweeps.workers import AHEAD
 from kvsim.techniques import TECHNIQUES
 
@@ -201,7 +201,7 @@ def kills() -> None:
             _cpu_of(again)
         computed = Counter(log.read_text().split())
         twice = sum(n - 1 for n in computed.values())
-        each = TOGETHER // (SMALL // len(expected))  # chunks that a worker is given at once
+        each = FEWEST // (SMALL // len(expected))  # chunks that a worker is given at once
         print(
             f"kills: a worker of two, then the client with {left} of {len(expected)} chunks; "
             f"{'complete and equal' if content(out) == expected else 'DIFFERENT'}; "

@@ -58,17 +58,19 @@ def sweep(
     total = parts.count(asked)
     before = frozenset(store.done)
     left = (chunk for chunk in parts.chunks_of(asked, own) if chunk.index not in before)
+    several_each = parts.bundles(left, asked.points * (total - len(before)) // total)
     progress = _SweepProgress(total, len(store.done))
     if scheduler is not None:
-        done = cluster(left, scheduler, store.shared)
+        done = cluster(several_each, scheduler, store.shared)
     elif several > 1:
-        done = pool(left, several, store.shared)
+        done = pool(several_each, several, store.shared)
     else:
         done = here(left)
     for index, content in done:
         store.keep(index, content)
         progress(len(store.done))
     progress.close()
+    store.close()
     if report is not None:
         from kvsim.report.sweep_page import write_page
 

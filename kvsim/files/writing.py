@@ -55,11 +55,15 @@ def check_target(place: Path | str, option: str, endings: tuple[str, ...] = ()) 
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, tidy: bool = True) -> Iterator[Path]:
     """A draft beside a file's place; it takes that place if the block ends well, else it goes.
 
     The draft is on disk before it takes the place. A link stays a link, and what it leads to is
     replaced; an existing file's mode and owner are kept.
+
+    Parameters
+    ----------
+    tidy : whether drafts that other processes left there go first, which takes a look at all files.
 
     Raises
     ------
@@ -75,7 +79,8 @@ def replacing(path: Path) -> Iterator[Path]:
             raise InputError(f"{shown(path)}: {wrong}; choose another place")
         if kept is not None:
             kept.write(target, "")
-        remove_orphans(target.parent)
+        if tidy:
+            remove_orphans(target.parent)
         before = target.stat() if target.exists() else None
         draft, file = create_draft(target, NEW)
     except (OSError, ValueError, RuntimeError) as problem:

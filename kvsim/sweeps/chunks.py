@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 
 from kvsim import __version__
-from kvsim.graph import Array
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.sweeps.evaluate import COLUMNS, EVALUATE, Case, Columns
+from kvsim.sweeps.evaluate import COLUMNS, EVALUATE, Case, Columns, Points, stretches
 from kvsim.sweeps.plugins import Plugin, install
-from kvsim.sweeps.spec import Spec
+from kvsim.sweeps.spec import POINTS, Spec
 from kvsim.sweeps.store import SharedFolder
 from kvsim.techniques import parse
 from kvsim.traces.read import load
 
 SIZE = 2**15  # points of a chunk at most
-TOGETHER = 2**16  # points of the chunks that a worker is given at once, a quarter of a second
+FEWEST, MOST = 2**16, 2**18  # points that a worker is given at once, a quarter of a second or one
+SHARES = 32  # of the points that are left: so much at once
 SEPARATOR = "+"  # of several GPUs that a fleet may be of
 
 
@@ -52,7 +52,7 @@ class SweepChunk:
     @property
     def points(self) -> int:
         """How many points it has."""
-        return max(self.case.batch.size, 1)
+        return 1 if self.case.points is None else self.case.points.size
 
 
 def chunks_of(spec: Spec, plugins: tuple[Plugin, ...]) -> Iterator[SweepChunk]:
@@ -70,14 +70,13 @@ def chunks_of(spec: Spec, plugins: tuple[Plugin, ...]) -> Iterator[SweepChunk]:
     for values in spec.combinations():
         named = {name: str(value) for name, value in values.items()}
         gpus = named["gpu"].split(SEPARATOR) if spec.kind == "capacity" else [named["gpu"]]
-        for batch, context in _points(spec):
+        for points in _points(spec):
             case = Case(
                 values=values,
                 model=model(named["model"]),
                 hardware=tuple(hardware(gpu) for gpu in gpus),
                 stack=stack(named["stack"]),
-                batch=batch,
-                context=context,
+                points=points,
                 requests=trace(named["trace"]) if "trace" in named else None,
             )
             yield SweepChunk(index, spec.kind, case, plugins)
@@ -104,17 +103,13 @@ def check(spec: Spec) -> None:
             load_hardware(gpu)
 
 
-def _points(spec: Spec) -> Iterator[tuple[Array, Array]]:
-    """Batches and contexts of a prediction's chunks; nothing for other kinds."""
+def _points(spec: Spec) -> Iterator[Points | None]:
+    """The points of a prediction's chunks; other kinds have one chunk without any."""
     if spec.kind != "predict":
-        yield np.zeros(0), np.zeros(0)
+        yield None
         return
-    batch, context = (np.array(spec.axes[name], float) for name in ("batch", "context"))
-    for first in range(0, batch.size * context.size, SIZE):
-        row, column = np.divmod(
-            np.arange(first, min(first + SIZE, batch.size * context.size)), context.size
-        )
-        yield batch[row], context[column]
+    batches, contexts = (np.array(spec.axes[name], float) for name in POINTS)
+    yield from stretches(batches, contexts, SIZE)
 
 
 def count(spec: Spec) -> int:
@@ -123,17 +118,25 @@ def count(spec: Spec) -> int:
     return several * len(spec.combinations())
 
 
-def bundles(chunks: Iterator[SweepChunk]) -> Iterator[list[SweepChunk]]:
+def bundles(chunks: Iterator[SweepChunk], left: int) -> Iterator[list[SweepChunk]]:
     """Chunks as workers get them: predictions several at once, everything else one by one.
 
-    To hand over a task costs a cluster about as much time as a thousand predictions.
+    To hand over a task costs a cluster about as much time as a thousand predictions, so the first
+    ones of a large sweep are large; the last ones are small, so that all workers end together.
+
+    Parameters
+    ----------
+    left : points of all chunks.
     """
     some: list[SweepChunk] = []
+    points = 0
     for chunk in chunks:
         some.append(chunk)
-        if chunk.kind != "predict" or sum(c.points for c in some) >= TOGETHER:
+        points += chunk.points
+        if chunk.kind != "predict" or points >= min(max(left // SHARES, FEWEST), MOST):
             yield some
-            some = []
+            left -= points
+            some, points = [], 0
     if some:
         yield some
 

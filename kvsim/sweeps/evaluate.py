@@ -1,6 +1,6 @@
 """What each kind of sweep computes at its points, as columns; what cannot be has a reason."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,41 @@ AT_ONCE = 2**13  # points evaluated together: intermediate arrays stay in the CP
 
 
 @dataclass(frozen=True)
+class Points:
+    """A stretch of the points of two axes, the last of which varies first.
+
+    It is sent to other processes, so it holds axes and not the points.
+
+    Attributes
+    ----------
+    batches, contexts
+        The axes; of batches, those that occur.
+    first, size
+        Where the stretch begins, and its points.
+    """
+
+    batches: Array
+    contexts: Array
+    first: int
+    size: int
+
+    @property
+    def spread(self) -> tuple[Array, Array]:
+        """Batch and context of each point. (n,)"""
+        row, column = np.divmod(np.arange(self.first, self.first + self.size), self.contexts.size)
+        return self.batches[row], self.contexts[column]
+
+
+def stretches(batches: Array, contexts: Array, most: int) -> Iterator[Points]:
+    """All points of two axes, so many together at most."""
+    width, total = contexts.size, batches.size * contexts.size
+    for first in range(0, total, most):
+        size = min(most, total - first)
+        row, last = first // width, (first + size - 1) // width
+        yield Points(batches[row : last + 1].copy(), contexts, first - row * width, size)
+
+
+@dataclass(frozen=True)
 class Case:
     """What a chunk is evaluated for.
 
@@ -45,16 +80,15 @@ class Case:
     ----------
     values
         One value per axis that chunks are split by.
-    batch, context
-        Of predictions: the points. (n,)
+    points
+        Of predictions: those of the chunk.
     """
 
     values: dict[str, Value]
     model: Model
     hardware: tuple[Hardware, ...]
     stack: Stack
-    batch: Array
-    context: Array
+    points: Points | None
     requests: Requests | None
 
     def deployment(self, gpu: int = 0, tp: int = 0) -> Deployment:
@@ -113,6 +147,8 @@ def predicted(case: Case) -> Columns:
 
     TTFT is of a prompt of the context's length, TPOT of a token decoded at that context.
     """
+    assert case.points is not None
+    batch, context = case.points.spread
     try:
         d, t = case.deployment(), parse(str(case.values["technique"]))
         reason = t.refuses(d)
@@ -120,16 +156,16 @@ def predicted(case: Case) -> Columns:
         reason = str(problem)
     if reason:
         nothing = _nothing("predict", reason)
-        return nothing | {"batch": case.batch, "context": case.context}
+        return nothing | {"batch": batch, "context": context}
     parts = [
-        _predicted(t, d, case.batch[i : i + AT_ONCE], case.context[i : i + AT_ONCE])
-        for i in range(0, case.batch.size, AT_ONCE)
+        _predicted(t, d, batch[i : i + AT_ONCE], context[i : i + AT_ONCE])
+        for i in range(0, batch.size, AT_ONCE)
     ]
     found: Columns = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
-    whole = case.batch % t.tiles() == 0
+    whole = batch % t.tiles() == 0
     for name in ("ttft_s", "tpot_s", "decode_tok_s", "gpu_bytes", "host_bytes", "fits"):
         found[name] = np.where(whole, found[name], np.nan)
-    return found | {"batch": case.batch, "context": case.context, "reason": ""}
+    return found | {"batch": batch, "context": context, "reason": ""}
 
 
 def _predicted(

@@ -108,6 +108,10 @@ class ResultStore:
             _write(place_of(self.folder, index), content)
         self.done.add(index)
 
+    def close(self) -> None:
+        """Remove what lost workers left half-written."""
+        remove_orphans(self.folder)
+
 
 def place_of(folder: Path, index: int) -> Path:
     """The file of a chunk."""
@@ -115,7 +119,7 @@ def place_of(folder: Path, index: int) -> Path:
 
 
 def _write(place: Path, content: bytes) -> None:
-    with replacing(place) as draft:
+    with replacing(place, tidy=False) as draft:
         draft.write_bytes(content)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvsim import __version__
 from kvsim.errors import InputError, brief
-from kvsim.sweeps.chunks import SweepChunk, bundles, compute, compute_all
+from kvsim.sweeps.chunks import SweepChunk, compute, compute_all
 from kvsim.sweeps.store import SharedFolder
 
 AHEAD = 4  # bundles of chunks per worker that are under way or waiting
@@ -34,7 +34,7 @@ def here(chunks: Iterator[SweepChunk]) -> Iterator[Done]:
 
 
 def pool(
-    chunks: Iterator[SweepChunk], workers: int, folder: SharedFolder | None = None
+    coming: Iterator[Bundle], workers: int, folder: SharedFolder | None = None
 ) -> Iterator[Done]:
     """In processes of this machine, which write into the sweep's folder if there is one.
 
@@ -45,7 +45,7 @@ def pool(
     """
     lost: Counter[int] = Counter()
     again: list[Bundle] = []
-    coming, finished = bundles(chunks), False
+    finished = False
     while not finished:
         under_way: dict[Future[tuple[str, list[bytes | None]]], Bundle] = {}
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
@@ -104,7 +104,7 @@ def _submitted(
 
 
 def cluster(
-    chunks: Iterator[SweepChunk], scheduler: str, folder: SharedFolder | None = None
+    coming: Iterator[Bundle], scheduler: str, folder: SharedFolder | None = None
 ) -> Iterator[Done]:
     """On the workers of a Dask cluster; those that have the sweep's folder write into it.
 
@@ -131,7 +131,7 @@ def cluster(
         ) from None
     with client:
         _check(client, scheduler)
-        yield from _dask(client, chunks, scheduler, folder)
+        yield from _dask(client, coming, scheduler, folder)
 
 
 def _check(client: Any, scheduler: str) -> None:
@@ -156,14 +156,14 @@ def _check(client: Any, scheduler: str) -> None:
 
 
 def _dask(
-    client: Any, chunks: Iterator[SweepChunk], scheduler: str, folder: SharedFolder | None
+    client: Any, coming: Iterator[Bundle], scheduler: str, folder: SharedFolder | None
 ) -> Iterator[Done]:
     import distributed
 
     under_way: dict[Any, Bundle] = {}
     lost: Counter[int] = Counter()
     again: list[Bundle] = []
-    coming, seen = bundles(chunks), monotonic()
+    seen = monotonic()
     while True:
         threads = sum(client.nthreads().values())
         if threads:

@@ -18,7 +18,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
-from kvsim.sweeps.chunks import SweepChunk, chunks_of, compute, compute_all
+from kvsim.sweeps.chunks import SweepChunk, bundles, chunks_of, compute, compute_all
 from kvsim.sweeps.spec import Spec, read
 from kvsim.sweeps.store import ResultStore
 from kvsim.sweeps.workers import _check, here, pool
@@ -89,9 +89,9 @@ def test_dask_computes_the_same(tmp_path: Path) -> None:
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None,
     )  # fmt: skip
     with local:
-        assert dict(cluster(chunks_of(spec, ()), local.scheduler_address)) == dict(
-            here(chunks_of(spec, ()))
-        )
+        assert dict(
+            cluster(bundles(chunks_of(spec, ()), spec.points), local.scheduler_address)
+        ) == dict(here(chunks_of(spec, ())))
 
 
 def test_workers_that_have_the_folder_write_into_it(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_lost_worker_loses_only_what_it_computed(
 
     killer = threading.Thread(target=kill)
     killer.start()
-    found = list(pool(chunks_of(spec, ()), 2))
+    found = list(pool(bundles(chunks_of(spec, ()), spec.points), 2))
     killer.join()
     assert len(pools) == 2  # a new one took over
     assert dict(found) == dict(here(chunks_of(spec, ())))
