@@ -113,7 +113,7 @@ COMPOSED = [
     "0: full; 1-2: kcache:n=6 + grouped:bits=4,group=8", "offload + snapkv:budget=16,window=4",
     "place:weights_host=1,host_share=0.5", "shadowkv:budget=16,chunk=4,outliers=1,rank=8",
 ]  # fmt: skip
-"""The first six lose nothing."""
+"""The first three are compared with full KV, the others with themselves without delays."""
 LOSSLESS = ["offload:host_share=0.5", "kvpr:split=9"]
 OWN = ["kcache:n=6", "specache:bits=2,group=16,residual=16,k=6"]
 OTHERS = [
@@ -146,7 +146,7 @@ def test_no_wrong_token_with_other_settings(text: str, late: Lateness) -> None:
 
 @pytest.mark.parametrize("text", COMPOSED)
 def test_no_wrong_token_in_compositions(text: str, late: Lateness) -> None:
-    truth = plain("full" if text in COMPOSED[:6] else text, FEW)
+    truth = plain("full" if text in COMPOSED[:3] else text, FEW)
     for late.longest in (2e-3, 5e-4):
         run = Generation(tiny(), parse(text), prompts(*LENGTHS), FEW)
         assert torch.equal(run.complete(), truth)
@@ -163,7 +163,7 @@ def test_the_prompt_leaves_late(text: str, late: Lateness) -> None:
     assert torch.equal(tokens, plain(text if text in OWN + COMPOSED else "full", FEW)[:, :4])
 
 
-@pytest.mark.parametrize("text", [*LOSSLESS, *OWN, *COMPOSED[:3], COMPOSED[4]])
+@pytest.mark.parametrize("text", [*LOSSLESS, *OWN, *COMPOSED[:3], COMPOSED[5]])
 def test_without_waiting_tokens_are_wrong(text: str, late: Lateness, monkeypatch: Any) -> None:
     """Or nothing above would show a race; on a busy machine layers are late as well as copies."""
     truth = plain(text if text in OWN + COMPOSED else "full", FEW)
