@@ -77,7 +77,7 @@ class Implementation:
 
     @property
     def every(self) -> dict[str, int]:
-        """Ops done whenever a cache has grown by so many tokens, where the prediction spreads them."""
+        """Ops done whenever a cache has grown by so many tokens; the prediction spreads them."""
         return {}
 
     @classmethod

@@ -142,7 +142,7 @@ class Cells(ABC):
     """Further ones where rows are kept in two places."""
 
     every: Mapping[str, int] = MappingProxyType({})
-    """Ops done whenever a cache has grown by so many tokens, where the prediction spreads them."""
+    """Ops done whenever a cache has grown by so many tokens; the prediction spreads them."""
 
     def __init__(self, part: Storage, room: CacheRoom, slots: int, tally: Silent) -> None:
         self.part, self.room, self.slots, self.tally = part, room, slots, tally
