@@ -250,7 +250,7 @@ def main() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - older ones run this file too
         sys.exit("kvsim needs Python 3.11 or newer; run this file with a newer python3")
     if task == "gpu":  # nothing is installed: PyTorch is there, and may be the only one that fits
-        session = [sys.executable, "-m", "kvsim.validate.session", *options]
+        session = [sys.executable, "-m", "kvsim.commands.session", *options]
         sys.exit(subprocess.run(session, cwd=ROOT, check=False).returncode)
     if task == "new-technique" and len(options) == 1:
         for path in new_technique(options[0]):

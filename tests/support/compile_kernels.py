@@ -41,6 +41,7 @@ from kvsim.validate.kernels import (
     quantise,
     quantise_triton,
     topk,
+    topk_split_triton,
     topk_triton,
 )
 from kvsim.validate.model.decoder import Decoder
@@ -64,6 +65,7 @@ RUNS = {
     "kcache over groups": "kcache:n=16 + grouped:bits=4,group=32",
 }
 FEW = ("kivi", "quantspec")
+LONG = 65536  # tokens whose ranks several programs find
 CPU = torch.device("cpu")
 
 
@@ -147,7 +149,7 @@ def _implementations() -> list[ModuleType]:
     return [import_module(f"{impl.__name__}.{one.name}") for one in iter_modules(impl.__path__)]
 
 
-LAUNCHERS = (attention_triton, gather_triton, quantise_triton, topk_triton)
+LAUNCHERS = (attention_triton, gather_triton, quantise_triton, topk_split_triton, topk_triton)
 
 
 def decoder(head_dim: int, dtype: torch.dtype) -> Decoder:
@@ -171,6 +173,10 @@ def compile_all(capability: int, few: bool) -> Compiled:
                 with compiling(compiled):
                     prompts = [list(range(1, 60)) * 5] * 2
                     Generation(whole, parse(text), prompts, 6).complete()
+        compiled.what = f"a long context, {str(dtype)[6:]}"
+        with compiling(compiled):
+            eligible = torch.tensor([LONG, LONG]).int()
+            topk_triton.softmax_top_k(torch.zeros(2, 8, LONG, dtype=dtype), 2, 64, eligible)
     return compiled
 
 

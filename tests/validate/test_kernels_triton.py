@@ -19,6 +19,7 @@ from kvsim.validate.kernels import (
     quantise_triton,
     ranges,
     topk,
+    topk_split_triton,
     topk_triton,
 )
 from kvsim.validate.kernels.attention import PartialAttention, View
@@ -276,6 +277,27 @@ def test_softmax_top_k(shared: int, tokens: int, k: int, seen: float) -> None:
             # sums in another order may swap equal shares: what is taken weighs the same
             row = shares[b, head]
             assert_close(row[a[:many]].sum(), row[e[:many]].sum(), 1e-6)
+
+
+@pytest.mark.parametrize(("shared", "tokens", "k"), [(3, 300, 16), (1, 130, 130), (4, 200, 1)])
+def test_many_programs_choose_as_one(
+    shared: int, tokens: int, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topk_split_triton, "CHUNKS", (64,))
+    logits = torch.randn(2, 2 * shared, tokens, generator=GENERATOR)
+    logits[0, :, ::3] = 0.5  # ties, and sequences that see half of the tokens
+    logits[1, :, tokens // 2 :] = -torch.inf
+    eligible = torch.tensor([tokens, max(tokens - 30, 0)]).int()
+    alone = topk_triton.softmax_top_k(logits, 2, k, eligible).long()
+    many = topk_split_triton.softmax_top_k(logits, 2, k, eligible).long()
+    shares = topk.mean_attention(logits, 2)
+    for b, limit in enumerate(eligible.tolist()):
+        for found in many[b]:
+            taken = found[: min(k, limit)]
+            assert (taken.diff() > 0).all() and (taken < limit).all()
+            assert (found[min(k, limit) :] == -1).all()
+        sums = [shares[b].gather(1, one[b].clamp(min=0)).sum() for one in (alone, many)]
+        assert_close(sums[1], sums[0], 1e-6)
 
 
 def test_top_k_by_hand() -> None:

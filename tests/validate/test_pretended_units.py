@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from kvsim.report.session import write_page
 from kvsim.validate.counts import check
 from kvsim.validate.impl import IMPLEMENTATIONS
 from kvsim.validate.micro import budget
@@ -50,6 +51,10 @@ def test_units_run_one_after_another(tmp_path: Path, small: dict[str, str]) -> N
     assert kinds == {*ORDER, "kernels"}, "a unit that this does not run"
     written = {path.name for path in write_report(state, units, tmp_path / "report")}
     assert {"profile.toml", "stack.toml", "samples.jsonl", "kernels.json"} <= written
+    write_page(tmp_path / "index.html", state, units)
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    for said in ("of 28 units are done", "Pretended GPU", "Ceilings", "Best shares of the"):
+        assert said in page
 
 
 def test_every_technique_is_counted_and_timed(tmp_path: Path, small: dict[str, str]) -> None:

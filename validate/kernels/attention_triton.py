@@ -25,6 +25,7 @@ TABLES = 16  # groups of keys that a program may meet
 WAVES = 4  # programs that every processor of a GPU should have
 PROCESSORS = 108  # of a GPU that is not there
 LISTED = 64  # fetched tokens whose places are written at once
+REGISTERS = 255  # of a thread: all that there are
 QUERIES = 16  # fewest rows of a matrix product on tensor units
 
 
@@ -203,6 +204,7 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
         fetched and chosen > 0, per_kv, new, view.causal, scored, head_dim, width, rows,
         _block(width), split, BY_WORDS if words else 0, TABLES,
         num_stages=1,  # loads ahead of their use would take more shared memory than cards have
+        maxnreg=REGISTERS,  # else the compiler may spill some to have more programs at once
     )  # fmt: skip
     launch(join, (programs, used), out, lse, whole, whole_lse, splits, used, head_dim, width, rows)
     return PartialAttention(whole, whole_lse, scores if scored else None)

@@ -3,9 +3,11 @@
 import torch
 from torch import Tensor
 
+from kvsim.validate.kernels import topk_split_triton
 from kvsim.validate.kernels.language import jit, launch, next_power_of_2, tl
 
 BLOCK = 1024  # tokens ranked at once
+ALONE = 4096  # tokens up to which one program per KV head is as fast as several launches
 
 
 @jit
@@ -77,9 +79,11 @@ def select(
 
 
 def softmax_top_k(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -> Tensor:
-    """As ``topk.softmax_top_k``; a program per sequence and KV head."""
+    """As ``topk.softmax_top_k``; a program per sequence and KV head, or many of them."""
     batch, heads, tokens = logits.shape
     count = min(count, tokens)
+    if tokens > ALONE and count:
+        return topk_split_triton.softmax_top_k(logits, kv_heads, count, eligible)
     index = torch.full((batch, kv_heads, count), -1, dtype=torch.int32, device=logits.device)
     if not count:
         return index

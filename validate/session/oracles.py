@@ -1,6 +1,7 @@
 """Kernels against their plain twins on a device; where there is no GPU they are interpreted."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -17,6 +18,7 @@ from kvsim.validate.kernels.topk import mean_attention
 TOLERANCE = 4e-3  # of numbers around 1 in fp16, some roundings
 TIES = 1e-3  # share of codes that may be the neighbouring one
 GROUP, SLOTS = 32, 64
+PAIRS = 40  # fetched ones
 
 Case = dict[str, Any]
 """What was compared, how far it is off, and whether that is within what it may be."""
@@ -30,10 +32,37 @@ def attention(device: torch.device, small: bool) -> Iterator[Case]:
         if small and (bits == 8 or new == 5) and dim == 128:
             continue
         view, q = _view(device, dim, bits, length, new, dtype)
-        ours, plain = attention_triton.attend(q, view, True), attend_plainly(q, view, True)
-        off = max(_off(ours.out, plain.out), _off(ours.lse, plain.lse))
-        case = {"head_dim": dim, "bits": bits, "tokens": length, "new": new, "dtype": str(dtype)}
-        yield case | {"off": off, "passed": off <= TOLERANCE}
+        for kind, one in _kinds(view, q, small):
+            ours, plain = attention_triton.attend(q, one, True), attend_plainly(q, one, True)
+            off = max(_off(ours.out, plain.out), _off(ours.lse, plain.lse))
+            case = {"head_dim": dim, "bits": bits, "tokens": length, "new": new}
+            named = {"rows": kind, "dtype": str(dtype)[6:]}
+            yield case | named | {"off": off, "passed": off <= TOLERANCE}
+
+
+def _kinds(view: View, queries: Tensor, small: bool) -> Iterator[tuple[str, View]]:
+    """A view as it is, with fetched pairs, and with a residual beside the codes."""
+    yield "packed", view
+    store, ring = view.k, view.k_tail
+    assert store is not None and view.v is not None and ring is not None
+    if small and (store.bits != 4 or queries.shape[2] > 1 or queries.shape[3] > 64):
+        return
+    batch, kv_heads, _, dim = ring.shape
+    generator = torch.Generator().manual_seed(5)
+    chosen = torch.randperm(store.rows + 1, generator=generator)[: PAIRS - 1]
+    index = torch.cat([chosen, torch.tensor([-1])]).int()  # one place is empty
+    index = index.expand(batch, kv_heads, -1).contiguous().to(ring.device)
+    pairs = [
+        torch.randn(batch, kv_heads, index.shape[2], dim, generator=generator).to(ring)
+        for _ in "kv"
+    ]
+    yield "with fetched pairs", replace(view, index=index, k_fetched=pairs[0], v_fetched=pairs[1])
+    if store.bits == 4:
+        both = [
+            quantise_plainly(s.numbers(), 4, GROUP, s.by, hierarchical=True)
+            for s in (store, view.v)
+        ]
+        yield "in two halves", replace(view, k=both[0], v=both[1])
 
 
 def _view(
@@ -76,7 +105,7 @@ def quantise(device: torch.device, small: bool) -> Iterator[Case]:
 
 def topk(device: torch.device, small: bool) -> Iterator[Case]:
     """Selection: what is chosen has no smaller share than what is not."""
-    for tokens, k in ((300, 16), (2000, 64)) if small else ((300, 16), (8192, 64), (65536, 1024)):
+    for tokens, k in ((300, 16), (4200, 64)) if small else ((300, 16), (8192, 64), (65536, 1024)):
         logits = torch.randn(2, 4, tokens).to(device)
         eligible = torch.tensor([tokens, tokens // 2], dtype=torch.int32, device=device)
         index = topk_triton.softmax_top_k(logits, 2, k, eligible).long()

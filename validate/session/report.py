@@ -12,8 +12,7 @@ from kvsim.validate.session.state import SessionState
 
 PARTS = {
     "environment.json": ("facts", "ceilings"),
-    "tests.json": ("kernels", "sanitizer", "counts"),
-    "compiled.json": ("compile",),
+    "tests.json": ("compile", "kernels", "sanitizer", "counts"),
     "points.json": ("point",),
 }
 """Files, and the kinds of units in them."""
@@ -25,7 +24,7 @@ LIMIT = 16 * 2**20  # of all files together [B]
 
 
 def write_report(state: SessionState, units: Sequence[Unit], folder: Path) -> list[Path]:
-    """Write what there is so far; the files, at most eight.
+    """Write what there is so far; the files, at most seven.
 
     Samples that would make it larger than the limit are left out.
     """

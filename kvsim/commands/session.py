@@ -6,6 +6,7 @@ from datetime import date
 from pathlib import Path
 
 from kvsim.errors import InputError, brief
+from kvsim.report.session import write_page
 from kvsim.validate.session.report import write_report
 from kvsim.validate.session.run import run_units
 from kvsim.validate.session.state import SessionState
@@ -43,7 +44,8 @@ def _session(asked: argparse.Namespace) -> int:
         failed = any(one.reason.startswith("failed") for one in left)
     where = asked.out or ROOT / "validate" / "results" / state.folder.name / str(date.today())
     files = write_report(state, units, where)
-    _say(f"{len(files)} files in {where}")
+    write_page(where / "index.html", state, units, f"python3 make.py gpu --device {asked.device}")
+    _say(f"{len(files) + 1} files in {where}; index.html shows them")
     return int(failed)
 
 

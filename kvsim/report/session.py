@@ -1,0 +1,183 @@
+"""The page of ``make.py gpu``: what was measured while a GPU was there, and what is left."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvsim.report import page
+from kvsim.report.answer import Answer, verdict
+from kvsim.report.table import Table, of_cells
+from kvsim.report.units import rounded
+from kvsim.validate.session.report import shares
+from kvsim.validate.session.run import Unit
+from kvsim.validate.session.state import SessionState
+
+COMPILED = re.compile(r"(sm_\d+) (.+): (\d+) B shared, (\d+) registers, (\d+) B spilt, (\d+) ")
+RATES = {"flops_per_s": ("products in 16 bits", 1e12, "TFLOP/s")}
+WAYS = {"hbm": "memory", "h2d": "copies to the device", "d2h": "copies to the host"}
+TIMES = ("ttft_s", "tpot_s")
+
+Found = Mapping[str, Mapping[str, Any]]
+"""Results of the units that are done, by name."""
+
+
+def write_page(path: Path, state: SessionState, units: Sequence[Unit], command: str = "") -> None:
+    """What there is so far, as a page of its own."""
+    found = {u.name: result for u in units if (result := state.read(u.name)) is not None}
+    facts = found.get("facts", {})
+    device = str(facts.get("device", state.folder.name))
+    tables = [_units(units, found, state), _ceilings(found), _shares(shares(state)), _times(found)]
+    details = [_cases(found), _compiled(found)]
+    page.write(
+        path,
+        page.Page(
+            f"{device}: what a session measured", _answer(device, units, found),
+            [table for table in tables if table.rows],
+            notes=[*facts.get("suspicions", ()), *_software(facts)], command=command,
+            details=[table for table in details if table.rows],
+        ),
+    )  # fmt: skip
+
+
+def _answer(device: str, units: Sequence[Unit], found: Found) -> Answer:
+    left = [unit.name for unit in units if unit.name not in found]
+    failed = [name for name, result in found.items() if _passed(name, result) is False]
+    missed = f"Not passed: {_listed(failed)}." if failed else "Nothing that was checked failed."
+    points = sum(name.startswith("point") for name in found)
+    changes = [f"{_listed(left)}: run the command again to go on"] if left else []
+    return Answer(
+        verdict(
+            [f"{len(found)} of {len(units)} units are done on {device}.", missed if found else ""],
+            [f"{points} timed points stand beside their predictions." if points else ""],
+        ),
+        figures={"units": len(units), "done": len(found), "failed": len(failed)},
+        changes=changes,
+    )
+
+
+def _listed(names: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _passed(name: str, result: Mapping[str, Any]) -> bool | None:
+    """Whether a unit's checks hold; none where it has none."""
+    if name.startswith("counts"):
+        return all(bool(one["passed"]) for one in result.get("techniques", ()))
+    passed = result.get("passed")
+    return None if passed is None else bool(passed)
+
+
+def _units(units: Sequence[Unit], found: Found, state: SessionState) -> Table:
+    """Every unit: whether it is done, and how its checks went."""
+    notes = state.notes()
+    rows = []
+    for unit in units:
+        result = found.get(unit.name)
+        if result is None:
+            said = str(notes.get(unit.name, {}).get("error", ""))
+            tried = "failed" if said else "left"
+            rows.append([unit.name, tried, said or f"about {rounded(unit.seconds, 2)} s"])
+            continue
+        passed = _passed(unit.name, result)
+        state_of = {None: "done", True: "passed", False: "failed"}[passed]
+        rows.append([unit.name, state_of, _said(unit.name, result)])
+    return of_cells(("unit", "state", "what it found"), rows, 3, "", "Units")
+
+
+def _said(name: str, result: Mapping[str, Any]) -> str:
+    kind = name.split()[0]
+    if kind == "counts":
+        passed = [bool(one["passed"]) for one in result.get("techniques", ())]
+        return f"{sum(passed)} of {len(passed)} techniques as stated"
+    if kind == "kernels":
+        cases = result["cases"]
+        return f"{sum(bool(case['passed']) for case in cases)} of {len(cases)} cases agree"
+    if kind == "compile":
+        return f"{len(result['lines'])} programs"
+    if kind == "point":
+        left = f", {len(result['left'])} could not run" if result["left"] else ""
+        return f"{len(result['found'])} techniques timed{left}"
+    return str(result.get("said", ""))
+
+
+def _ceilings(found: Found) -> Table:
+    rows = []
+    for key, value in found.get("ceilings", {}).items():
+        name, scale, unit = RATES.get(key) or (WAYS[key.partition("_")[0]], 1e9, "GB/s")
+        rows.append([name, f"{rounded(value / scale, 3)} {unit}"])
+    return of_cells(("best rate of", "measured"), rows, 1, "", "Ceilings")
+
+
+def _shares(kernels: Mapping[str, Mapping[str, float]]) -> Table:
+    """What every kernel reached of the machine's peaks at its best."""
+    rows = [
+        [name, rounded(one["samples"], 3), *(_percent(one.get(key, 0.0)) for key in SHARES)]
+        for name, one in kernels.items()
+    ]
+    heads = ("benchmark and kernel", "samples", "of bandwidth", "of arithmetic")
+    return of_cells(heads, rows, 1, "", "Best shares of the measured peaks")
+
+
+SHARES = ("bandwidth", "arithmetic")
+
+
+def _times(found: Found) -> Table:
+    """Times to the first token and per token, measured beside predicted."""
+    rows = []
+    for name, point in found.items():
+        if not name.startswith("point"):
+            continue
+        where = f"{point['model']}, {point['batch']} x {point['prompt']}"
+        for one in point["found"]:
+            by_name = {m["name"]: m for m in one["measured"]}
+            if not set(TIMES) <= set(by_name):
+                continue
+            cells = [one["technique"], where]
+            for key in TIMES:
+                m = by_name[key]
+                error = m["predicted"] / m["measured"] - 1
+                cells += [rounded(1e3 * m["measured"], 3), f"{100 * error:+.1f}"]
+            rows.append(cells)
+    heads = ("technique", "model, batch x prompt", "TTFT ms", "predicted %", "TPOT ms",
+             "predicted %")  # fmt: skip
+    return of_cells(heads, rows, 2, "", "Times, and how far predictions are off")
+
+
+def _cases(found: Found) -> Table:
+    """Kernels against their plain twins, the worst case of each."""
+    rows = []
+    for name, result in found.items():
+        for case in result.get("cases", ()) if name.startswith("kernels") else ():
+            what = {k: v for k, v in case.items() if k not in ("off", "passed")}
+            said = ", ".join(f"{key} {value}" for key, value in what.items())
+            kept = "yes" if case["passed"] else "no"
+            rows.append([name.partition(" ")[2], said, kept, f"{case['off']:.1e}"])
+    return of_cells(("kernel", "case", "agrees", "off by"), rows, 3, "", "Kernels and their twins")
+
+
+def _compiled(found: Found) -> Table:
+    """Programs as they were compiled for this card."""
+    rows = []
+    for line in found.get("compile", {}).get("lines", ()):
+        if match := COMPILED.match(line):
+            card, what, shared, registers, spilt, instructions = match.groups()
+            rows.append([what, card, shared, registers, spilt, instructions])
+    heads = ("program", "card", "shared B", "registers", "spilt B", "instructions")
+    return of_cells(heads, rows, 2, "", "Programs as they are launched")
+
+
+def _software(facts: Mapping[str, Any]) -> list[str]:
+    if not facts:
+        return []
+    known = {**facts.get("facts", {})}
+    said = [f"{key} {value}" for key, value in known.items()]
+    versions = [
+        f"{key} {facts[key]}" for key in ("torch", "cuda", "triton", "host") if key in facts
+    ]
+    return [", ".join([*said, *versions])]
+
+
+def _percent(share: float) -> str:
+    return f"{rounded(100 * share, 2)} %"
