@@ -16,7 +16,7 @@ from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.tally import Kind
 from kvsim.validate.transfer import to_device
 
-CHUNK = 8192  # prompt tokens of the whole batch that pass through a layer at once
+CHUNK = 8192  # prompt tokens that pass through a layer at once
 
 
 class Generation:
@@ -28,7 +28,7 @@ class Generation:
     ----------
     prompts : tokens of every sequence; lengths may differ.
     generate : tokens to generate per sequence.
-    chunk : prompt tokens of the whole batch that pass through a layer at once.
+    chunk : prompt tokens that pass through a layer at once.
     temperature : 0 takes the likeliest token, otherwise tokens are drawn.
     keep : collect in ``logits`` what each token was chosen by.
     kinds : implementations by the names of their techniques.
@@ -195,12 +195,11 @@ class Generation:
         device = self.decoder.device
         positions = torch.arange(self.longest, device=device)[None]
         x = self.decoder.embed(self.padded(), positions)
-        size = max(1, self.chunk // self.batch)
-        starts = range(0, self.longest, size)
         for layer in range(self.impl.model.layers):
             weights = self.impl.weights(layer, "prefill")
-            for rows in self.impl.tiles(layer):
-                for start in starts:
+            for rows in self.impl.prompt_tiles(layer, self.chunk):
+                size = max(1, self.chunk // _count(rows))
+                for start in range(0, self.longest, size):
                     part = positions[:, start : start + size]
                     step = self.decoder.step(rows, (start,) * _count(rows), part, "prefill")
                     chunk = x[rows, start : start + size]

@@ -1,5 +1,8 @@
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.techniques import parse
@@ -27,6 +30,26 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once() -> None:
         logits.append(torch.stack([run.logits[0][0], run.logits[1][0]]))
     assert (logits[0] - logits[2]).abs().max() < TOLERANCE
     assert (logits[1] - logits[2]).abs().max() < TOLERANCE
+
+
+def test_prompts_of_a_large_batch_pass_one_after_another() -> None:
+    seen = []
+    run = Generation(decoder("llama"), parse("full"), prompts(20, 20, 20), 1, chunk=45)
+    attend = run.impl.prefill
+
+    def look(*given: Any) -> Tensor:
+        seen.append((given[-1].rows, given[-1].starts[0], given[-1].new))
+        return attend(*given)
+
+    run.impl.prefill = look  # type: ignore[method-assign]
+    run.complete()
+    assert seen[:2] == [(slice(0, 2), 0, 20), (slice(2, 3), 0, 20)]
+    seen.clear()
+    run = Generation(decoder("llama"), parse("full"), prompts(20, 20), 1, chunk=16)
+    attend, run.impl.prefill = run.impl.prefill, look  # type: ignore[method-assign]
+    run.complete()
+    alone = slice(0, 1)
+    assert seen[:3] == [(alone, 0, 16), (alone, 16, 4), (slice(1, 2), 0, 16)]
 
 
 def test_a_sequence_does_not_depend_on_its_neighbours() -> None:

@@ -174,6 +174,14 @@ class Implementation:
         """Sequences of each part of the batch that passes through a layer by itself."""
         return [slice(0, self.batch)]
 
+    def prompt_tiles(self, layer: int, most: int) -> list[slice]:
+        """The same for prompts, of which about ``most`` tokens pass through it at once.
+
+        Who keeps sequences apart takes whole prompts one after another: keys and values are then
+        read once per prompt, and not once for every few tokens of all of them.
+        """
+        return self.tiles(layer)
+
     def answers_late(self, layer: int) -> bool:
         """Whether the part before may still wait for its attention when this layer starts."""
         return False

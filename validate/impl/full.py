@@ -19,6 +19,11 @@ class Full(Implementation):
         self.k = [self.empty(self.capacity) for _ in self.shapes]
         self.v = [torch.zeros_like(k) for k in self.k]
 
+    def prompt_tiles(self, layer: int, most: int) -> list[slice]:
+        """As many whole prompts as that, or one in chunks."""
+        each = max(1, most // self.prompt)
+        return [slice(i, min(i + each, self.batch)) for i in range(0, self.batch, each)]
+
     def prefill(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
