@@ -202,7 +202,7 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
         scores.shape[2], kv_heads, splits, head_dim**-0.5, *(words or (view.lengths,) * 2),
         *k[0], *v[0], *k[1], *v[1],
         fetched and chosen > 0, per_kv, new, view.causal, scored, head_dim, width, rows,
-        _block(width), split, BY_WORDS if words else 0, TABLES,
+        _block(width, fetched), split, BY_WORDS if words else 0, TABLES,
         num_stages=1,  # loads ahead of their use would take more shared memory than cards have
         maxnreg=REGISTERS,  # else the compiler may spill some to have more programs at once
     )  # fmt: skip
@@ -225,9 +225,9 @@ def by_words(view: View, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Ten
     return (k.codes.view(torch.int32), v.codes.view(torch.int32)) if fits else None
 
 
-def _block(width: int) -> int:
-    """Tokens widened at once: fewer of wide heads, for which there are not registers enough."""
-    return max(min(BLOCK * BLOCK // width, BLOCK), QUERIES)
+def _block(width: int, fetched: bool) -> int:
+    """Tokens widened at once: fewer where there are not registers enough for more."""
+    return max(min(BLOCK * BLOCK // width, BLOCK // 2 if fetched else BLOCK), QUERIES)
 
 
 def _split(tokens: int, programs: int, device: torch.device) -> int:
