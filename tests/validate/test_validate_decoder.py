@@ -1,4 +1,5 @@
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -32,24 +33,25 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once() -> None:
     assert (logits[1] - logits[2]).abs().max() < TOLERANCE
 
 
-def test_prompts_of_a_large_batch_pass_one_after_another() -> None:
+@pytest.mark.parametrize(
+    ("count", "chunk", "expected"),
+    [(3, 45, [(0, 2, 0, 20), (2, 3, 0, 20)]), (2, 16, [(0, 1, 0, 16), (0, 1, 16, 4)])],
+)
+def test_prompts_of_a_large_batch_pass_one_after_another(
+    count: int, chunk: int, expected: list[tuple[int, int, int, int]]
+) -> None:
     seen = []
-    run = Generation(decoder("llama"), parse("full"), prompts(20, 20, 20), 1, chunk=45)
+    run = Generation(decoder("llama"), parse("full"), prompts(*[20] * count), 1, chunk=chunk)
     attend = run.impl.prefill
 
     def look(*given: Any) -> Tensor:
-        seen.append((given[-1].rows, given[-1].starts[0], given[-1].new))
+        step = given[-1]
+        seen.append((step.rows.start, step.rows.stop, step.starts[0], step.new))
         return attend(*given)
 
-    run.impl.prefill = look  # type: ignore[method-assign]
-    run.complete()
-    assert seen[:2] == [(slice(0, 2), 0, 20), (slice(2, 3), 0, 20)]
-    seen.clear()
-    run = Generation(decoder("llama"), parse("full"), prompts(20, 20), 1, chunk=16)
-    attend, run.impl.prefill = run.impl.prefill, look  # type: ignore[method-assign]
-    run.complete()
-    alone = slice(0, 1)
-    assert seen[:3] == [(alone, 0, 16), (alone, 16, 4), (slice(1, 2), 0, 16)]
+    with patch.object(run.impl, "prefill", look):
+        run.complete()
+    assert seen[:2] == expected
 
 
 def test_a_sequence_does_not_depend_on_its_neighbours() -> None:
