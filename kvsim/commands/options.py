@@ -73,7 +73,9 @@ def deployment(
 
     hardware = load_hardware(gpu)
     if host_memory is not None:
-        hardware = replace(hardware, host_memory=gib("--host-memory", host_memory))
+        given = {**hardware.sources, "memory.host_capacity_B": "given as --host-memory"}
+        host = gib("--host-memory", host_memory)
+        hardware = replace(hardware, host_memory=host, sources=given)
     gpus = count("--tp", tp)
     pp, dp, ep = map(count, ("--pp", "--dp", "--ep"), spread)
     return Deployment(load_model(model), hardware, load_stack(stack), weights, gpus, pp, dp, ep)

@@ -154,17 +154,17 @@ def add_digits(counted, digit, mask, BINS: tl.constexpr):
 
 
 @jit
-def largest(counted, k, DIGITS: tl.constexpr, BINS: tl.constexpr):
-    """First digits of the k-th largest, and how many of those that have them are taken."""
+def largest(counted, wanted, DIGITS: tl.constexpr, BINS: tl.constexpr):
+    """First digits of the k-th largest, and how many of those that have them are wanted."""
     place = tl.arange(0, BINS)
-    known = k * 0
+    known = wanted * 0
     for digit in tl.static_range(DIGITS):
         found = tl.load(counted + digit * BINS + place)
         as_large = tl.sum(found, axis=0) - tl.cumsum(found, axis=0) + found
-        here = tl.sum((as_large >= k).to(tl.int32), axis=0) - 1
-        k -= tl.sum(tl.where(place > here, found, 0), axis=0)
+        here = tl.sum((as_large >= wanted).to(tl.int32), axis=0) - 1
+        wanted -= tl.sum(tl.where(place > here, found, 0), axis=0)
         known = known * BINS + here
-    return known, k
+    return known, wanted
 
 
 def softmax_top_k(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -> Tensor:
