@@ -66,8 +66,15 @@ def answered(
         figures=_figures(best),
         changes=list(_changes(best, deployment, targets)),
         evidence=[*evidence.on_card(deployment, _name(best)), *evidence.of_spread(deployment)],
+        assumed=_assumed(best, deployment),
         left_out=left_out,
     )
+
+
+def _assumed(row: Row, deployment: Deployment) -> list[str]:
+    """What a run that moves its cache to the host or from it takes for granted of the host."""
+    moved = max(row["utilisation"]["h2d"], row["utilisation"]["d2h"])
+    return evidence.assumed(deployment, float(moved > 0), "")
 
 
 def _name(row: Row) -> str:

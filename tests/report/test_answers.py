@@ -130,3 +130,12 @@ def test_narrower_weights_are_told_with_what_a_server_needs_for_them() -> None:
     assert "With --weights fp16 there is no plan; int4 weights change the output." in text
     assert "int4 weights: narrower weights change the output; kvsim has no evidence" in text
     assert "vLLM has no setting for weights of 4 bits: serve a checkpoint" in text
+
+
+@pytest.mark.parametrize(("memory", "assumed"), [((), True), (("--host-memory", "300"), False)])
+def test_the_host_is_assumed_unless_its_memory_is_given(
+    memory: tuple[str, ...], assumed: bool
+) -> None:
+    point = ("--model", "llama2-7b", "--gpu", "a6000", "--batch", "8", "--prompt", "2k")
+    told = said("predict", *point, "--generate", "8", "--technique", "offload", *memory)
+    assert ("host memory size" in told) is assumed
