@@ -1,6 +1,6 @@
 """Placements that no single technique offers: the programme's mixes, replayed and polished."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -14,6 +14,7 @@ from kvsim.errors import InfeasibleError
 from kvsim.graph import Array
 from kvsim.planner.choose import distinct
 from kvsim.planner.improved import BatchBounds, Improved, clearly_better, turn
+from kvsim.planner.mixes import Arrangement
 from kvsim.planner.options import GROWTH
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.programme import Programme
@@ -32,9 +33,10 @@ NEEDED = {
 BATCHES = 8  # of the relaxation
 TRIED = 3  # batches whose mixes are replayed
 ROUGH = 5e-3  # gap of a mix that is only to be replayed
-STEPS = 9  # from one batch to the next of the grid
-NEAR = 2  # batches beside a known mix's that are replayed, the second where the first has none
-FEW = 12  # replays of the local search there
+NEAR = 3  # batches beside a known mix's that are replayed
+NEARLY = 0.03  # behind the best mix: families that a change by a tenth may make the best
+CONTENDERS = 2  # of them
+FEW = 24  # replays of the local search there
 REPAIRS = 3  # times that the memory is lowered by what a replay exceeds it
 
 
@@ -63,6 +65,7 @@ class Placements:
         self._bounds: Array | None = None  # by family and batch [s]
         self._rough = np.zeros((0, 0), dtype=bool)  # which of them ignore the memory
         self.solves, self.tries = 0, TRIES
+        self.best_of: dict[frozenset[str], Improved] = {}  # of every family, at any batch
         self._replays = Replays(q, self.coefficients)
 
     @property
@@ -170,26 +173,28 @@ class Placements:
                 yield found
                 value = min(value, self.objective(found.replay, float(found.prediction.batch[0])))
 
-    def refined(self, best: Improved, value: float) -> Iterator[Improved]:
-        """Mixes that are better than a known one, at batches between its neighbours and finer ones.
-
-        First the best of new mixes, then its layers with new shares at the batches beside it.
-        """
-        batch, grid = float(best.prediction.batch[0]), self.coefficients.batches
-        here = int(np.searchsorted(grid, batch))
-        low, high = grid[max(here - 1, 0)], grid[min(here + 1, grid.size - 1)]
-        finer = Placements(self.q, only=_between(low, high))
-        for found in finer.better_than(value, finer.bounds(value), most=1):
-            best, batch = found, float(found.prediction.batch[0])
-            yield found
-        step = float((high / low) ** (1 / STEPS))
-        nearest = Placements(self.q, only=_between(batch / step, batch * step))
-        last = nearest.near(best)
-        if last is not None:
-            yield last
-        for other in finer, nearest:
+    def joined(self, others: "Iterable[Placements]") -> None:
+        """Count the work of others as its own, and know what they found."""
+        for other in others:
             self.solves += other.solves
             self._replays.count += other.replays
+            for improved in other.best_of.values():
+                self._note(improved)
+
+    def contenders(self, value: float) -> list[Improved]:
+        """The best mixes of families that are nearly as good as an objective, the best first."""
+        near = [x for x in self.best_of.values() if self.goal(x) <= value + NEARLY * abs(value)]
+        return sorted(near, key=self.goal)[:CONTENDERS]
+
+    def goal(self, found: Improved) -> float:
+        """The objective of a mix, to be small."""
+        return self.objective(found.replay, float(found.prediction.batch[0]))
+
+    def _note(self, found: Improved) -> None:
+        """Keep the best mix of every family."""
+        known = self.best_of.get(found.family)
+        if known is None or self.goal(found) < self.goal(known):
+            self.best_of[found.family] = found
 
     def at(self, index: int) -> Improved | None:
         """The best mix at one batch, of any family; the bound is that of all of them."""
@@ -203,6 +208,8 @@ class Placements:
         for mix, family in first:
             if best is None or mix.bound < best.replay:
                 found = self._of_family(index, family, mix)
+                if found is not None:
+                    self._note(found)
                 if found is not None and (best is None or found.replay < best.replay):
                     best = found
         if best is None:
@@ -215,21 +222,31 @@ class Placements:
 
     def _of_family(self, index: int, family: frozenset[str], first: Mix) -> Improved | None:
         """The programme's mixes, in their best order, polished by replay."""
-        limits, start = self.q.limits, None
-        for _ in range(REPAIRS):
-            p = self._programme(index, limits, family)
-            mixes = self._with_shares(p, self._counts(p, first))
-            start, over = self._replays.best_order(p, mixes, index)
-            if start is not None or not np.isfinite(over).all():
-                break
-            limits = lowered(limits, over)
+        start = self._start(index, family, lambda p: self._counts(p, first))
         if start is None:
             return None
-        best = self._replays.polish(start, index, self.tries)
-        exact = self._replays.of(best, index, 0)
-        if exact is None:
+        best = self._replays.polish(start, index, self.tries, self._streams)
+        if (exact := self._replays.of(best, index, 0)) is None:
             return None
         return Improved(exact, first.bound, turn(exact), first, family, best)
+
+    def _start(
+        self,
+        index: int,
+        family: frozenset[str],
+        counts: Callable[[Programme], list[Array]],
+        like: Arrangement | None = None,
+    ) -> Arrangement | None:
+        """The best order of mixes with some counts, with less memory where replay needs more."""
+        limits = self.q.limits
+        for _ in range(REPAIRS):
+            p = self._programme(index, limits, family)
+            mixes = self._with_shares(p, counts(p))
+            start, over = self._replays.best_order(p, mixes, index, like)
+            if start is not None or not np.isfinite(over).all():
+                return start
+            limits = lowered(limits, over)
+        return None
 
     def near(self, known: Improved) -> Improved | None:
         """The best mix beside one that is known, of other batches or a question a little different.
@@ -243,19 +260,20 @@ class Placements:
             with suppress(InfeasibleError):
                 mix = self._solve(_exact(p), whole=False, counts=known.mix.counts)
                 first.append((self.objective(mix.objective, float(batch)), i))
+        starts: list[tuple[float, int, Arrangement]] = []
         for _, i in sorted(first)[:NEAR]:
-            p = self._programme(i, self.q.limits, known.family)
-            mixes = self._with_shares(p, [known.mix.counts])
-            start, _ = self._replays.best_order(p, mixes, i, known.arrangement)
-            if start is None:
-                continue
-            best = self._replays.polish(start, i, FEW)
-            exact = self._replays.of(best, i, 0)
-            if exact is not None:
-                return replace(
-                    known, prediction=exact, bound=0.0, replay=turn(exact), arrangement=best
-                )
-        return None
+            start = self._start(i, known.family, lambda _: [known.mix.counts], known.arrangement)
+            found = None if start is None else self._replays.of(start, i)
+            if start is not None and found is not None:
+                goal = self.objective(turn(found), float(found.batch[0]))
+                starts.append((goal, i, start))
+        if not starts:
+            return None
+        _, i, start = min(starts, key=lambda x: x[0])
+        best = self._replays.polish(start, i, FEW, self._streams)
+        if (exact := self._replays.of(best, i, 0)) is None:
+            return None
+        return replace(known, prediction=exact, bound=0.0, replay=turn(exact), arrangement=best)
 
     def _solve(self, p: Programme, **decided: Any) -> Mix:
         self.solves += 1
@@ -274,12 +292,6 @@ class Placements:
         for counts, apart in product(every, (False, True)):
             with suppress(InfeasibleError):
                 yield self._solve(_exact(p), counts=counts, apart=apart)
-
-
-def _between(low: float, high: float) -> tuple[float, ...]:
-    """Batches from one to another, ``STEPS`` steps apart."""
-    found = np.ceil(np.geomspace(max(low, 1.0), high, STEPS + 1))
-    return tuple(distinct(found).tolist())
 
 
 def _exact(p: Programme) -> Programme:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from kvsim.planner.batches import refined
 from kvsim.planner.improve import TRIED, Placements
 from kvsim.planner.improved import Improved
 from kvsim.planner.question import SIMPLEST, Question, Search, rank
@@ -32,7 +33,11 @@ def with_mixes(
     better = placements.better_than(value, placements.bounds(value), most)
     mixes = {search.include(x.prediction): x for x in better}
     row = search.optimum(limits)
-    if not roughly and row in mixes and question.workload.batch is None:
-        for found in placements.refined(mixes[row], search.value(row)):
+    top = np.inf if row is None else search.value(row)
+    looked = row is not None and (row in mixes or value >= top)  # into what is no worse than it
+    if row is not None and looked and not roughly and question.workload.batch is None:
+        near = [mixes[row]] if row in mixes else placements.contenders(top)
+        batch = float(search.table.batch[row])
+        for found in refined(placements, near[0] if near else None, batch, min(value, top)):
             mixes[search.include(found.prediction)] = found
     return placements, mixes

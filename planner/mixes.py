@@ -1,8 +1,8 @@
 """From a programme's counts to a technique that runs, and a local search by replay from there."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, permutations
+from itertools import groupby, permutations, product
 from typing import Any
 
 import numpy as np
@@ -166,8 +166,16 @@ def orders(arrangement: Arrangement) -> Iterator[Arrangement]:
             yield replace(arrangement, uses=uses, spread=spread)
 
 
-def neighbours(arrangement: Arrangement, step: int) -> Iterator[Arrangement]:
-    """Arrangements that differ a little: layers moved between uses, shares, streamed weights."""
+def neighbours(
+    arrangement: Arrangement, step: int, heavier: Sequence[float] = ()
+) -> Iterator[Arrangement]:
+    """Arrangements that differ a little: layers moved between uses, shares, streamed weights.
+
+    Parameters
+    ----------
+    heavier : a layer's weights over its cache, by shape; what one of them makes room for, the other
+        may take.
+    """
     fine = FINER[step]
     for k, uses in enumerate(arrangement.uses):
         for i, j in permutations(range(len(uses)), 2):
@@ -196,6 +204,24 @@ def neighbours(arrangement: Arrangement, step: int) -> Iterator[Arrangement]:
                         arrangement, k, {i: replace(use, streamed=min(max(other, 0.0), 1.0))}
                     )
         yield from _exchanged(arrangement, k, fine)
+        if k < len(heavier):
+            yield from _traded(arrangement, k, fine, heavier[k])
+
+
+def _traded(a: Arrangement, k: int, fine: float, heavier: float) -> Iterator[Arrangement]:
+    """More of the cache away for more of the weights on the GPU, and the reverse, byte for byte."""
+    for (i, use), key in product(enumerate(a.uses[k]), ("cpu", "host")):
+        away, room = getattr(use.shares, key), 1.0 - use.shares.cpu - use.shares.host
+        if not away or use.parts > 1:
+            continue
+        most = min(fine, room, use.streamed * heavier)
+        least = min(fine, away, (1.0 - use.streamed) * heavier)
+        for moved in (most, -least):
+            if moved:
+                shares = replace(use.shares, **{key: away + moved})
+                shares = replace(shares, split=min(shares.split, shares.host))
+                streamed = min(max(use.streamed - moved / heavier, 0.0), 1.0)
+                yield _with(a, k, {i: replace(use, shares=shares, streamed=streamed)})
 
 
 def _exchanged(a: Arrangement, k: int, fine: float) -> Iterator[Arrangement]:

@@ -1,5 +1,6 @@
 """What would change a plan: prices of memory, bandwidth and limits, and the limits that bind."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,12 +43,12 @@ class Binding:
 
 
 def prices(
-    question: Question, search: Search, row: int, mix: Improved | None = None
+    question: Question, search: Search, row: int, mixes: Sequence[Improved] = ()
 ) -> dict[str, float]:
     """Relative gain of the objective for a little more of each thing, as solved again.
 
     Limits change nothing of what the engine says, so that what is known under one is known under
-    another; links do. Where the best is a mix of placements, its shares are solved again too.
+    another; links do. Shares of mixes of placements that are the best, or may be, are solved again.
     """
     leaders, limits = near(search, row), question.limits
     known = _settled(question, leaders, limits.gpu_memory + GIB)
@@ -74,7 +75,7 @@ def prices(
     found: dict[str, float] = {}
     for label, other in asked.items():
         other.refine()
-        if mix is not None:
+        for mix in mixes:
             _settle(other, mix)
         better = _best(other)
         found[label] = 0.0 if better is None else gain(value, better)

@@ -131,7 +131,7 @@ def answer(question: Question) -> ChosenPlan:
     choice = search.replay(row)
     seconds = perf_counter() - started
     # of the best there is: what is simpler gives up a little
-    found = prices(question, search, best, mixes.get(best))
+    found = prices(question, search, best, placements.contenders(search.value(best)))
     top = search.value(best)
     return ChosenPlan(
         question=question,

@@ -93,16 +93,19 @@ class Replays:
                 best = took, a
         return (None if best is None else best[1]), over
 
-    def polish(self, arrangement: Arrangement, index: int, tries: int = TRIES) -> Arrangement:
-        """Steps to better neighbours, coarse ones first."""
+    def polish(
+        self, arrangement: Arrangement, index: int, tries: int = TRIES, streams: bool = False
+    ) -> Arrangement:
+        """Steps to better neighbours, coarse ones first; weights may stream if the user says so."""
         found = self.of(arrangement, index)
         assert found is not None
         best, left = turn(found), tries
+        heavier = self.coefficients.heavier(index) if streams else []
         for step in range(len(FINER)):
             moved = True
             while moved and left > 0:
                 moved = False
-                for other in neighbours(arrangement, step):
+                for other in neighbours(arrangement, step, heavier):
                     if left <= 0:
                         break
                     left -= 1
