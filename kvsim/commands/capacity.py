@@ -33,11 +33,14 @@ from kvsim.commands.capacityoptions import (
 )
 from kvsim.commands.emit import EmitOption, engines, settings, show
 from kvsim.commands.options import (
+    DpOption,
+    EpOption,
     HostOption,
     JsonOption,
     MaxSeqsOption,
     MaxTokensOption,
     ModelOption,
+    PpOption,
     StackOption,
     WeightsOption,
     command_line,
@@ -72,6 +75,9 @@ def capacity(
     ] = None,
     rate: Annotated[str, option("--rate", "X", "The trace X times as fast.")] = "1",
     tp: Annotated[str, option("--tp", "N,...", "GPUs per replica to consider.")] = DEGREES,
+    pp: PpOption = "1",
+    dp: DpOption = "1",
+    ep: EpOption = "1",
     weights: WeightsOption = RELEASED,
     stack: StackOption = DEFAULT_STACK,
     only: OnlyOption = None,
@@ -164,7 +170,9 @@ def capacity(
     limits = fleet_limits(
         names, targets.share, max_gpus, max_host, max_power, configurations, headroom, failures
     )
-    rentable = all_rentable(model, names, tp, weights, stack, host_memory, price, reserved, watts)
+    rentable = all_rentable(
+        model, names, (tp, pp, dp, ep), weights, stack, host_memory, price, reserved, watts
+    )
     unknown = [x.gpu for x in rentable if not isfinite(x.power)]
     if max_power is not None and unknown:
         raise InputError(

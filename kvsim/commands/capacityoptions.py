@@ -1,8 +1,9 @@
 """What `kvsim capacity` may rent: limits, prices, memories besides the GPU's, prefill apart."""
 
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
-from kvsim.commands.arguments import count, either, gib, number, option, seconds, words
+from kvsim.commands.arguments import count, counts, either, gib, number, option, seconds, words
 from kvsim.commands.cacheoptions import GB
 from kvsim.commands.pairs import per_gpu
 from kvsim.errors import InputError
@@ -154,7 +155,7 @@ def fleet_limits(
 def all_rentable(
     model: str,
     gpus: list[str],
-    tp: str,
+    spread: tuple[str, str, str, str],
     weights: str,
     stack: str,
     host_memory: str | None,
@@ -162,31 +163,60 @@ def all_rentable(
     reserved: str | None,
     watts: str | None,
 ) -> "list[Rentable]":
-    """Every GPU at every degree of parallelism and weight format."""
+    """Every GPU at all degrees of parallelism and weight formats that the model can have.
+
+    Parameters
+    ----------
+    spread : what ``--tp``, ``--pp``, ``--dp`` and ``--ep`` say.
+
+    Raises
+    ------
+    InputError
+        If there is no price, or the model cannot be spread so; of several ways, by none of them.
+    """
     from kvsim.commands.options import deployment
     from kvsim.planner.fleet.shortlist import Rentable
 
     prices = per_gpu("--price", either(price, ""), gpus) if price else {}
     committed = per_gpu("--reserved", either(reserved, ""), gpus) if reserved else {}
     power = per_gpu("--watts", either(watts, ""), gpus) if watts else {}
-    found = []
-    for gpu in gpus:
-        for form in words("--weights", weights):
-            for degree in words("--tp", tp):
-                d = deployment(model, gpu, stack, degree, form, host_memory)
-                each = prices.get(gpu, d.hardware.price)
-                if each is None and gpu not in committed:
-                    raise InputError(
-                        f"--price: {gpu} has no price in its profile; add --price {gpu}=USD, per "
-                        f"GPU and hour"
-                    )
-                found.append(
-                    Rentable(
-                        deployment=d,
-                        gpu=gpu,
-                        price=float("inf") if each is None else each * d.tp,
-                        reserved=committed.get(gpu, float("inf")) * d.tp,
-                        power=power.get(gpu, d.hardware.power or float("inf")) * d.tp,
-                    )
-                )
+    names = ("--pp", "--dp", "--ep")
+    ways = list(product(*(counts(*given) for given in zip(names, spread[1:], strict=True))))
+    found, problem = [], None
+    for gpu, form, degree, way in product(
+        gpus, words("--weights", weights), words("--tp", spread[0]), ways
+    ):
+        pp, dp, ep = map(str, way)
+        try:
+            d = deployment(model, gpu, stack, degree, form, host_memory, (pp, dp, ep))
+        except InputError as error:
+            if len(ways) == 1 and way == (1, 1, 1):
+                raise
+            problem = problem or error
+            continue
+        each = prices.get(gpu, d.hardware.price)
+        if each is None and gpu not in committed:
+            raise InputError(
+                f"--price: {gpu} has no price in its profile; add --price {gpu}=USD, per GPU and "
+                f"hour"
+            )
+        found.append(
+            Rentable(
+                deployment=d,
+                gpu=gpu,
+                price=float("inf") if each is None else each * d.gpus,
+                reserved=committed.get(gpu, float("inf")) * d.gpus,
+                power=power.get(gpu, d.hardware.power or float("inf")) * d.gpus,
+            )
+        )
+    if problem is not None and (not found or not _each_occurs(found, ways)):
+        raise problem
     return found
+
+
+def _each_occurs(found: "list[Rentable]", ways: list[tuple[int, ...]]) -> bool:
+    """Whether every degree that was given is that of some deployment."""
+    spreads = [x.deployment.parallelism for x in found]
+    there = [{x.pp for x in spreads}, {x.dp for x in spreads}, {x.ep for x in spreads}]
+    asked = zip(zip(*ways, strict=True), there, strict=True)
+    return all(set(given) == some for given, some in asked)

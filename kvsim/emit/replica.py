@@ -50,6 +50,8 @@ def of_costs(
         gpu_bytes=d.hardware.gpu_memory,
         prefix_caching=rules.prefix_caching,
         host_cache=rules.host_cache,
+        nvme_cache=rules.nvme_cache,
+        apart=apart,
         share_of_free=d.stack.memory.share_of_free,
     )
 

@@ -1,5 +1,7 @@
 """The answer of ``kvsim capacity`` as JSON rows, and in words."""
 
+from dataclasses import asdict
+
 import numpy as np
 
 from kvsim.machines.basis import basis
@@ -127,7 +129,7 @@ def _replicas(answer: CapacityAnswer, j: int) -> Row:
         "replicas": int(fleet.replicas[j]),
         "reserved": int(fleet.reserved[j]),
         "gpu": x.gpu,
-        "tp": d.tp,
+        **{name: n for name, n in asdict(d.parallelism).items() if n > 1 or name == "tp"},
         "weights": d.weights,
         "technique": x.technique,
         "max_seqs": x.costs.rules.max_seqs,

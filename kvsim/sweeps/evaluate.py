@@ -28,7 +28,7 @@ from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome, Targets
 from kvsim.serving.rules import Rules
 from kvsim.serving.simulate import simulate
-from kvsim.sweeps.spec import Value
+from kvsim.sweeps.spec import SPREAD, Value
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.traces.requests import Requests
@@ -100,9 +100,9 @@ class Case:
             If it cannot be divided so, or weights have no such format.
         """
         degree = tp or int(self.values["tp"])
-        return Deployment(
-            self.model, self.hardware[gpu], self.stack, str(self.values["weights"]), degree
-        )
+        pp, dp, ep = (int(self.values.get(name, 1)) for name in SPREAD)
+        weights = str(self.values["weights"])
+        return Deployment(self.model, self.hardware[gpu], self.stack, weights, degree, pp, dp, ep)
 
     def number(self, name: str) -> float:
         """The value of an axis of numbers."""
@@ -219,8 +219,9 @@ def simulated(case: Case) -> Columns:
     assert case.requests is not None
     requests = case.requests.scaled(case.number("rate"))
     try:
+        d = case.deployment()
         costs = StepCosts(
-            parse(str(case.values["technique"])), case.deployment(), Rules(),
+            parse(str(case.values["technique"])), d, Rules().over(d),
             int((requests.prompt + requests.generate).max()), int(requests.prompt.max()),
         )  # fmt: skip
         run = simulate(requests, costs, int(case.values["replicas"]), str(case.values["route"]))
@@ -241,13 +242,19 @@ def fleets(case: Case) -> Columns:
     """The cheapest fleet of some GPUs for a trace."""
     assert case.requests is not None
     requests = case.requests.scaled(case.number("rate"))
-    rentable = []
+    rentable, problem = [], ""
     for i, hardware in enumerate(case.hardware):
         for tp in DEGREES:
             if hardware.price is None:
                 return _nothing("capacity", f"{hardware.name} has no price in its profile")
-            d = case.deployment(i, tp)
-            rentable.append(Rentable(d, hardware.name, hardware.price * tp))
+            try:
+                d = case.deployment(i, tp)
+            except InputError as error:
+                problem = str(error)
+                continue
+            rentable.append(Rentable(d, hardware.name, hardware.price * d.gpus))
+    if not rentable:
+        return _nothing("capacity", problem)
     targets = FleetTargets(case.number("ttft_target_s"), case.number("tpot_target_s"))
     question = CapacityQuestion(
         traffic=traffic_of(requests), rentable=rentable, admission=Admission(), targets=targets,

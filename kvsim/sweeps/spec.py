@@ -28,7 +28,8 @@ Value = str | int | float
 
 MOST_CHUNKS, MOST_POINTS = 10**6, 10**9
 NAMES = ("model", "gpu", "stack", "weights", "technique", "trace", "route")
-WHOLE = ("tp", "batch", "context", "prompt", "generate", "replicas")
+SPREAD = ("pp", "dp", "ep")  # 1 and no column of the results where they are left out
+WHOLE = ("tp", *SPREAD, "batch", "context", "prompt", "generate", "replicas")
 REAL = ("rate", "ttft_target_s", "tpot_target_s")
 POINTS = ("batch", "context")  # axes of a prediction that are evaluated together
 
@@ -123,10 +124,11 @@ def read(path: Path, techniques: Callable[[tuple[Path, ...]], list[str]]) -> Spe
     if not isinstance(grid, dict):
         raise InputError(f"{path}: [grid] is missing; add it with {', '.join(AXES[kind])}")
     for key in grid:
-        if key not in AXES[kind]:
-            raise unknown(f"axis in [grid] of {path}:", key, AXES[kind])
+        if key not in (*AXES[kind], *SPREAD):
+            raise unknown(f"axis in [grid] of {path}:", key, (*AXES[kind], *SPREAD))
     axes = {}
-    for name, usual in AXES[kind].items():
+    given: dict[str, tuple[Value, ...]] = {name: (1,) for name in SPREAD if name in grid}
+    for name, usual in {**AXES[kind], **given}.items():
         if name in grid:
             axes[name] = _values(path, name, grid[name], known)
         elif usual:

@@ -47,7 +47,7 @@ class Configuration:
     @property
     def gpus(self) -> int:
         """GPUs of one replica."""
-        return self.costs.deployment.tp * self.engines
+        return self.costs.deployment.gpus * self.engines
 
     @property
     def extras(self) -> int:
@@ -87,7 +87,7 @@ class Configuration:
     def name(self) -> str:
         """Short, for tables: the GPU, how many, the weights, the technique and other memories."""
         d = self.costs.deployment
-        several = f" x{d.tp}" if d.tp > 1 else ""
+        several = f" x{d.gpus}{d.parallelism.brackets()}" if d.gpus > 1 else ""
         weights = "" if d.weights == "fp16" else f" {d.weights}"
         return f"{self.gpu}{several}{weights} {self.technique}{self._memories}{self._pools}"
 

@@ -148,7 +148,8 @@ def _better(one: Rentable, full: Rated, terms: Terms) -> list[Rated]:
 
 def _rated(one: Rentable, terms: Terms) -> list[Rated]:
     """Every admitted setting on a deployment, with its estimate."""
-    d, traffic, targets, rules = one.deployment, terms.traffic, terms.targets.loosest, terms.rules
+    d, traffic, targets = one.deployment, terms.traffic, terms.targets.loosest
+    rules = terms.rules.over(d)
     here = PlanLimits(
         gpu_memory=d.hardware.gpu_memory * terms.utilisation,
         host_memory=d.hardware.host_memory,

@@ -68,10 +68,10 @@ def _memories(extras: Extras) -> list[tuple[float, float]]:
 
 def _with_memory(x: Rated, host: float, drive: float, extras: Extras) -> Rated:
     """The same with prefix blocks in other memories, all loaded: engines do not recompute them."""
-    costs, tp = x.configuration.costs, x.configuration.costs.deployment.tp
+    costs, gpus = x.configuration.costs, x.configuration.costs.deployment.gpus
     rates = extras.rates if drive else {}
     rules = replace(
-        costs.rules, host_cache=host * tp, nvme_cache=drive * tp, prefix_load="load", **rates
+        costs.rules, host_cache=host * gpus, nvme_cache=drive * gpus, prefix_load="load", **rates
     )
     return replace(x, configuration=replace(x.configuration, costs=costs.with_rules(rules)))
 
