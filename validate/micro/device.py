@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from kvsim.errors import InputError
 from kvsim.files import system_text
 from kvsim.validate.machine import free_memory
+from kvsim.validate.micro.clocks import FIELDS, Since, watched
 from kvsim.validate.micro.place import Bench
 from kvsim.validate.processor import Processor, memory_limit
 from kvsim.validate.times.clock import keep_busy
@@ -160,12 +162,25 @@ def _cpu() -> Device:
     return Device(name, host_memory(), facts)
 
 
+def running(device: torch.device) -> AbstractContextManager[Since]:
+    """What a device runs at while a suite measures it; a CPU says nothing of itself."""
+    if device.type == "cpu":
+        return nullcontext(dict)
+    card = _card(device.index or 0)
+    return watched(lambda: smi_facts(lambda f: _smi(card, f"--query-gpu={','.join(f)}"), FIELDS))
+
+
+def _card(index: int) -> str:
+    """As the driver names it, which counts every card, where PyTorch counts those it may use."""
+    properties = torch.cuda.get_device_properties(index)
+    return f"GPU-{properties.uuid}" if hasattr(properties, "uuid") else str(index)
+
+
 def _cuda(device: torch.device) -> Device:
     index = device.index or 0
     properties = torch.cuda.get_device_properties(index)
-    # the driver counts every card, PyTorch those that CUDA_VISIBLE_DEVICES leaves
-    card = f"GPU-{properties.uuid}" if hasattr(properties, "uuid") else str(index)
     keep_busy(LOOKED_AT)  # clocks and link rest with an idle card
+    card = _card(index)
     facts = smi_facts(lambda fields: _smi(card, f"--query-gpu={','.join(fields)}"))
     facts["memory kind"] = memory_kind(properties.name, getattr(properties, "memory_bus_width", 0))
     facts["attention"] = "flash, else memory-efficient, else plain; never cuDNN"
@@ -176,16 +191,16 @@ def _cuda(device: torch.device) -> Device:
     return Device(properties.name, int(properties.total_memory), facts, others)
 
 
-def smi_facts(ask: Callable[[Sequence[str]], str]) -> dict[str, str]:
+def smi_facts(ask: Callable[[Sequence[str]], str], fields: Sequence[str] = QUERY) -> dict[str, str]:
     """What the driver says, by field; fields that the card or the driver lacks are left out.
 
     Parameters
     ----------
     ask : asks ``nvidia-smi`` for some fields; one that it does not know spoils the whole answer.
     """
-    found = _values(QUERY, ask(QUERY))
+    found = _values(fields, ask(fields))
     if not found:
-        for field in QUERY:
+        for field in fields:
             found |= _values([field], ask([field]))
     return found
 

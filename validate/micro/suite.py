@@ -18,6 +18,8 @@ from kvsim.validate.micro.budget import (
     check_complete,
     select,
 )
+from kvsim.validate.micro.clocks import Since
+from kvsim.validate.micro.device import running
 from kvsim.validate.micro.place import Bench, Work
 from kvsim.validate.micro.timing import Timer, measure, timers
 
@@ -53,6 +55,11 @@ def run_suite(place: Bench, log: Log, say: Say) -> None:
     ----------
     say : told what will be measured, what is being measured and how long the rest will take.
     """
+    with running(place.device) as since:
+        _run_suite(place, log, say, since)
+
+
+def _run_suite(place: Bench, log: Log, say: Say, since: Since) -> None:
     selection = plan_suite(place, log)
     if selection.kept:
         say(selection.said)
@@ -75,11 +82,11 @@ def run_suite(place: Bench, log: Log, say: Say) -> None:
                 say(f"{name}: skipped {refused}")
             clock.left -= 1
         check_measured(name, works, samples, refused)
-        log.append(name, samples)
+        log.append(name, samples, since())
     deadline = monotonic() + RUNS_LIMIT[place.quick]
     for name, runs in micro.RUNS.items():
         for part, samples in runs(place, log.done, deadline, say):
-            log.append(f"{name}: {part}", samples)
+            log.append(f"{name}: {part}", samples, since())
 
 
 @dataclass

@@ -93,12 +93,13 @@ def compile_kernels(device: str, state: SessionState) -> Result:
     }
 
 
-def kernels(device: str, state: SessionState, name: str) -> Result:
-    """A kernel against its plain twin."""
+def kernels(device: str, state: SessionState, name: str, size: str = "") -> Result:
+    """A kernel against its plain twin, over few cases on a CPU or if they shall be small."""
     from kvsim.validate.machine import find_device
     from kvsim.validate.session.oracles import ORACLES
 
-    cases = list(ORACLES[name](find_device(device), device == "cpu"))
+    small = device == "cpu" or size == "small"
+    cases = list(ORACLES[name](find_device(device), small))
     return {"cases": cases, "passed": all(case["passed"] for case in cases)}
 
 
@@ -107,7 +108,7 @@ def sanitizer(device: str, state: SessionState) -> Result:
     tool = shutil.which("compute-sanitizer")
     if not tool or device == "cpu":
         return {"passed": None, "said": "compute-sanitizer is not installed"}
-    here = [sys.executable, "-m", "kvsim.validate.session.work", "kernels quantise", device]
+    here = [sys.executable, "-m", "kvsim.validate.session.work", "kernels attention small", device]
     run = _run(
         [tool, "--tool", "memcheck", "--error-exitcode", "3", *here, str(state.path("checked"))]
     )

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from kvsim.graph import Op
 FORMAT = 1
 MOST = 1e30  # of a number in a sample
 Case = Mapping[str, object]
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class Log:
     path: Path
     header: Mapping[str, Any]
     done: dict[str, list[Sample]] = field(default_factory=dict)  # by benchmark
+    conditions: dict[str, Mapping[str, str]] = field(default_factory=dict)  # it was measured under
 
     @classmethod
     def open(cls, path: Path, header: Mapping[str, Any]) -> "Log":
@@ -118,8 +121,14 @@ class Log:
             cut_off(path, kept)
         return log
 
-    def append(self, benchmark: str, samples: Sequence[Sample]) -> None:
+    def append(
+        self, benchmark: str, samples: Sequence[Sample], conditions: Mapping[str, str] = NONE
+    ) -> None:
         """Keep a finished benchmark; on disk before this returns.
+
+        Parameters
+        ----------
+        conditions : driver, clocks and temperature while it was measured, where they are known.
 
         Raises
         ------
@@ -127,9 +136,10 @@ class Log:
             If the disk is full or the place has become unwritable.
         """
         lines = [json.dumps(s.row()) for s in samples]
-        lines.append(json.dumps({"done": benchmark, "samples": len(samples)}))
+        over = {"done": benchmark, "samples": len(samples)}
+        lines.append(json.dumps(over | ({"conditions": dict(conditions)} if conditions else {})))
         append(self.path, "\n".join(lines) + "\n")
-        self.done[benchmark] = list(samples)
+        self.done[benchmark], self.conditions[benchmark] = list(samples), dict(conditions)
 
     @property
     def samples(self) -> list[Sample]:
@@ -147,12 +157,14 @@ class Log:
                 if "done" not in row:
                     found.append(sample(row))
                     continue
-                benchmark = row["done"]
+                benchmark, conditions = row["done"], row.get("conditions", {})
             except (ValueError, KeyError, TypeError, RecursionError):
                 break
-            if not (line.endswith(b"\n") and isinstance(benchmark, str)):
+            known = isinstance(benchmark, str) and isinstance(conditions, dict)
+            if not (line.endswith(b"\n") and known):
                 break
             self.done[benchmark], found, end = found, [], place
+            self.conditions[benchmark] = conditions
         return end
 
 
