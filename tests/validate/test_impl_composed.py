@@ -18,7 +18,7 @@ from kvsim.validate.run import Generation
 from tests.support.decoders import decoder, prompts
 from tests.support.runs import assert_same_run
 from tests.support.sampled import few
-from tests.validate.test_impl_counts import STACK_WIDE, counted, short
+from tests.validate.test_impl_counts import STACK_WIDE, counted, counted_of, short
 
 BATCH, PROMPT, GENERATE = 2, 31, 9
 MODELS = ("llama", "opt")
@@ -212,6 +212,7 @@ def test_eight_bits_are_close_to_what_they_store(packed: str, plain: str, within
         (f"{SNAPKV} + flexgen", "choose a multiple of 8"),
         ("flexgen:states_gpu=0,parts=1", "hidden states on the GPU"),
         ("place:host_share=0.5,split=4", "of all heads"),
+        ("place:cpu_share=0.3", "multiple of 1/2"),
         ("grouped:bits=4,group=32", "does not divide the head dim 16"),
         ("0: full; 1: kivi", "layers"),
     ],
@@ -219,6 +220,17 @@ def test_eight_bits_are_close_to_what_they_store(packed: str, plain: str, within
 def test_what_cannot_run_is_said_in_a_line(text: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         Generation(decoder("llama"), parse(text), prompts(20), 4)
+
+
+def test_shares_of_a_head_are_named() -> None:
+    result = counted("offload:host_share=0.3", "llama", BATCH, PROMPT, GENERATE)
+    assert result.holds
+    assert {line.op for line in result.lines if not line.equal} >= {"load_kv", "store_kv"}
+
+
+def test_drafts_that_are_accepted_unevenly_are_named() -> None:
+    result = counted_of("offload + ngram:gamma=2,acceptance=0.5", "llama", prompts(40, 40, 40), 30)
+    assert [line for line in result.lines if not line.holds] == []
 
 
 def test_mixed_settings_share_their_buffers() -> None:

@@ -107,7 +107,10 @@ WITH_WINDOWS = dict.fromkeys(
     WINDOWED,
 )  # fmt: skip
 """Ops and buffers that differ where a context is longer than a layer's window."""
-UNEVEN = {"attn": "sequences that accept different numbers of drafts are read up to the longest"}
+UNEVEN = dict.fromkeys(
+    ("attn", "load_kv", "store_kv", "dequantise"),
+    "sequences that accept different numbers of drafts are read and moved up to the longest",
+)
 """Ops that differ where the sequences of a batch do."""
 
 

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 SENT_LATE = "the latest tokens are sent when they are packed; the prediction sends every token"
 
+WHOLE = 1e-6  # of a row, to which shares are exact
+MOVED = ("load_kv", "store_kv", "quantise", "dequantise", "kv", "kv buffers")
+ROUNDED = dict.fromkeys(MOVED, "a share of the cache is rounded to whole KV heads")
+
 
 class Place(Placing):
     """A share of the rows of every layer, or all values, in host memory.
@@ -60,7 +64,7 @@ class Place(Placing):
         """Rows or values at home, where the shares say so."""
         place, room, lanes = self.place, self.room(where), self.lanes()
         rows = room.sequences * room.heads
-        away, cpu = round(float(place.host_share) * rows), round(float(place.cpu_share) * rows)
+        away, cpu = self._whole("host_share", rows), self._whole("cpu_share", rows)
         stored, tally = where.parts.storage, self.run.tally
         if place.loads or cpu:
             self._refuse(kind, where)
@@ -81,7 +85,7 @@ class Place(Placing):
         if isinstance(split.cpu, CpuCells):
             self.leaving.cells[where.visit] = split.cpu
         if split.away is not None and split.away.tails():
-            self.differences = {"store_kv": SENT_LATE}
+            self.differences = {**self.differences, "store_kv": SENT_LATE}
         return split
 
     def ready(self) -> None:
@@ -166,6 +170,18 @@ class Place(Placing):
         if inputs:
             host["layer inputs"] = inputs.tensors()
         return {"gpu": gpu, "host": host}
+
+    def _whole(self, share: str, rows: int) -> int:
+        """So many rows, of a KV head each, are a share of them."""
+        asked = float(getattr(self.place, share)) * rows
+        if abs(asked - round(asked)) > WHOLE:
+            if share == "cpu_share":
+                raise InputError(
+                    f"place: {share} of {rows} KV heads of sequences is {asked:g} of them; choose "
+                    f"a multiple of 1/{rows}"
+                )
+            self.differences = {**self.differences, **ROUNDED}
+        return round(asked)
 
     def _visitor(self, where: Where, slots: int, make: Callable[[Made], SplitCells]) -> SplitCells:
         """One more that visits, with those that are stored as it is."""
