@@ -147,7 +147,7 @@ def without_limits(
         target = getattr(question.targets, name)
         if any(getattr(x, name) != float("inf") for x in question.targets.each):
             loose = question.targets.times(name, LONGER)
-            said = f"{name.upper()} at most {LONGER * target:g} s"
+            said = f"{name.upper()} at most {LONGER * target:.3g} s"
             if question.targets.longer:
                 said = f"{name.upper()} {LONGER:g} times as long in every class"
             some.append((said, replace(question, targets=loose), question.limits))
