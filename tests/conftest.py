@@ -1,5 +1,6 @@
 """What has to be decided before any test module is imported."""
 
+import gc
 import os
 from typing import Any
 
@@ -12,6 +13,23 @@ os.environ["TRITON_INTERPRET"] = "1"
 # for work take ten times as long as one thread that has all of it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+YOUNG = (
+    20_000  # objects made between two looks for cycles, thirty times as many as Python waits for
+)
+
+
+def pytest_configure() -> None:
+    """Look for no cycles while modules are imported: they leave none, and looking takes longer."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Never look again at what is imported and collected by now."""
+    gc.freeze()
+    gc.set_threshold(YOUNG)
+    gc.enable()
 
 
 @pytest.fixture(autouse="KVSIM_ULPS" in os.environ)
