@@ -9,13 +9,11 @@ from kvsim.planner.advice import on
 from kvsim.planner.mixed import with_mixes
 from kvsim.planner.options import Options, settled
 from kvsim.planner.outlook import faster
-from kvsim.planner.question import Question, Search, rank
+from kvsim.planner.question import Question, Search, rank, spoken
 from kvsim.techniques.base import Technique
-from kvsim.techniques.place import Place
 
 FACTORS = (2.0, 4.0, 8.0, 0.5, 0.25, 0.125)
 ROUNDED = 1e-6  # of a TPOT or a throughput: what differs by less is equal
-MIXED = "a mix of places"
 NARROWED = 4  # halvings of the interval in which the choice changes
 
 
@@ -62,7 +60,7 @@ def flips(question: Question, search: Search, chosen: Technique) -> list[Flip]:
     found = []
     for what, value, ask in kinds:
         for direction in (FACTORS[:3], FACTORS[3:]):
-            flip = _first(ask, direction, rivals, _spoken(chosen))
+            flip = _first(ask, direction, rivals, spoken(chosen))
             if flip is not None:
                 factor, name = flip
                 found.append(Flip(what, factor, value * factor, name))
@@ -95,12 +93,7 @@ def _winner(q: Question, rivals: list[Technique]) -> str:
     search = Search(q, settled(rivals, q.deployment, q.workload, *room, q.admission))
     with_mixes(q, search, roughly=True)
     row = search.chosen(q.limits.finite())
-    return "" if row is None else _spoken(search.table.technique[row])
-
-
-def _spoken(technique: Technique) -> str:
-    """A name, one for all mixes of places."""
-    return technique.name if technique.uniform and technique.name != Place.name else MIXED
+    return "" if row is None else spoken(search.table.technique[row])
 
 
 def _rivals(search: Search) -> list[Technique]:

@@ -11,7 +11,7 @@ from kvsim.planner.improve import Placements
 from kvsim.planner.improved import Improved
 from kvsim.planner.needs import needs
 from kvsim.planner.options import settled
-from kvsim.planner.question import Question, Search, gain
+from kvsim.planner.question import Question, Search, gain, spoken
 from kvsim.planner.workload import GIB
 from kvsim.quality.evidence import KNOWN_BAD
 from kvsim.techniques.base import Technique
@@ -122,16 +122,12 @@ def bindings(
         other = search.optimum(question.limits.finite(without=name) | {"harm": KNOWN_BAD})
         if other is None:
             continue
-        technique = _spoken(search.table.technique[other])
+        technique = spoken(search.table.technique[other])
         error = question.between(search.table.technique[other], search.table.technique[row])
         if gain(value, search.value(other)) > max(PAYS, error):
             option = " ".join(needs(question, search, other))
             limits.append(Binding(name, gain(value, search.value(other)), technique, option))
     return limits
-
-
-def _spoken(technique: Technique) -> str:
-    return technique.name if technique.uniform else "mixed layers"
 
 
 def _without(q: Question, search: Search, row: int, name: str, mix: Improved | None) -> Binding:
@@ -152,7 +148,7 @@ def _without(q: Question, search: Search, row: int, name: str, mix: Improved | N
     found = other.optimum(limits)
     if found is None:
         return Binding(name, 0.0, "")
-    return Binding(name, gain(value, other.value(found)), _spoken(other.table.technique[found]))
+    return Binding(name, gain(value, other.value(found)), spoken(other.table.technique[found]))
 
 
 def near(search: Search, row: int) -> list[Technique]:

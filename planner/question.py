@@ -13,11 +13,13 @@ from kvsim.planner.options import Options, batches_between, measures, settled, t
 from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.techniques.base import Technique
+from kvsim.techniques.place import Place
 
 OBJECTIVES = ("throughput", "latency", "cost")
 FAR = 1.0  # behind the best: batches of what is slower need not be finer
 REFINEMENTS = 2  # each divides the distance between neighbouring batches by nine
 SHOWN = 3  # techniques that are not the choice, of either kind
+MIXED = "a mix of places"
 FULL = "full"  # nothing is done to the cache
 REPLAYS = 32  # rows that are computed at every token, at most
 INSIDE = 0.005
@@ -211,6 +213,11 @@ def rank(technique: Technique) -> tuple[int, ...]:
     """How simple a technique is: lossless before lossy, nothing done to the cache before one."""
     several = not technique.uniform or len(technique.terms) > 1
     return (0 if technique.exact else 1, 0 if technique.name == FULL else 2 if several else 1)
+
+
+def spoken(technique: Technique) -> str:
+    """A name, one for all mixes of places."""
+    return technique.name if technique.uniform and technique.name != Place.name else MIXED
 
 
 def gain(before: float, after: float) -> float:

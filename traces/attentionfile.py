@@ -31,8 +31,12 @@ def load(path: Path) -> AttentionTrace:
     InputError
         If the file is not one; the line names the field, and the nearest known one.
     """
-    found = read_json(path, ATTENTION)
-    return _FieldReader(str(path)).trace(found)
+    return of(read_json(path, ATTENTION), path)
+
+
+def of(given: Any, path: Path) -> AttentionTrace:
+    """The attention trace that a file holds; as ``load``."""
+    return _FieldReader(str(path)).trace(given)
 
 
 def write(path: Path, trace: AttentionTrace) -> None:

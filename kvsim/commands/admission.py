@@ -66,19 +66,23 @@ def _measured(files: list[str]) -> "dict[str, Any]":
     InputError
         If a file is neither, or two are of layers.
     """
+    from kvsim.files import read_json
+    from kvsim.files.kinds import ATTENTION
     from kvsim.planner.bits import offered
     from kvsim.quality import layers
     from kvsim.quality.measured import with_own
-    from kvsim.traces.attentionfile import load
+    from kvsim.traces import attentionfile
 
-    single = [file for file in files if layers.is_one(Path(file))]
+    given = {file: read_json(Path(file), ATTENTION) for file in files}
+    single = [file for file in files if layers.is_one(given[file])]
     if len(single) > 1:
         raise InputError(f"--quality: {single[0]} and {single[1]} both hold layers; give one")
     found: dict[str, Any] = {}
     if len(files) > len(single):
-        found["runs"] = with_own([load(Path(file)) for file in files if file not in single])
+        own = [file for file in files if file not in single]
+        found["runs"] = with_own([attentionfile.of(given[file], Path(file)) for file in own])
     if single:
-        losses = layers.load(Path(single[0]))
+        losses = layers.of(given[single[0]], Path(single[0]))
         found |= {"layered": offered(losses), "layered_for": losses.model}
     return found
 

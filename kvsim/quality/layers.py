@@ -121,22 +121,25 @@ def write(path: Path, found: LayerLosses) -> None:
     replace_text(path, json.dumps(made, allow_nan=False) + "\n")
 
 
-def is_one(path: Path) -> bool:
-    """Whether a file says that it holds losses of layers."""
-    given = read_json(path, ATTENTION)
+def is_one(given: object) -> bool:
+    """Whether what a file holds says that it is losses of layers."""
     return isinstance(given, dict) and given.get("format") == FORMAT
 
 
 def load(path: Path) -> LayerLosses:
-    """Read what ``write`` wrote.
+    """Read what ``write`` wrote; as ``of``."""
+    return of(read_json(path, ATTENTION), path)
+
+
+def of(given: Any, path: Path) -> LayerLosses:
+    """The losses that a file holds.
 
     Raises
     ------
     InputError
         If the file is something else.
     """
-    given = read_json(path, ATTENTION)
-    if not isinstance(given, dict) or given.get("format") != FORMAT:
+    if not is_one(given):
         raise InputError(f'{path}: expected a JSON object with "format": "{FORMAT}"')
     names = LayerLosses.__dataclass_fields__
     missing = sorted(names.keys() - given.keys())

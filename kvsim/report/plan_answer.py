@@ -83,7 +83,9 @@ def _run(plan: ChosenPlan) -> str:
     batch = units.whole(number(p.batch))
     unit = "sequence" if batch == "1" else "sequences"
     together = f"{batch} {unit} at once" if plan.question.workload.service else f"batch {batch}"
-    what = f"Run {SPOKEN.get(p.technique.name, label(p.technique))} on {_machine(p)}, {together}"
+    name = label(p.technique)
+    lead = "Run" if released(name) else "Best is"  # what no engine has cannot simply be run
+    what = f"{lead} {SPOKEN.get(p.technique.name, name)} on {_machine(p)}, {together}"
     return f"{what}: {times(p)}, {memory} of {capacity}{also}."
 
 

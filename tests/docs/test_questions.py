@@ -30,8 +30,8 @@ def answer(page: str, command: int = -1) -> str:
     return " ".join(" ".join(shown[starts[0] if starts else 0 :]).split())
 
 
-STARTS = ("Run ", "Stay ", "Take ", "Load ", "Fitted ", "At ", "On ", "Rent ", "full on", "offload",
-          "kivi", "kvpr", "quantspec", "Full KV")  # fmt: skip
+STARTS = ("Run ", "Best is ", "Stay ", "Take ", "Load ", "Fitted ", "At ", "On ", "Rent ",
+          "full on", "offload", "kivi", "kvpr", "quantspec", "Full KV")  # fmt: skip
 
 
 def figure(pattern: str, text: str) -> float:
@@ -175,7 +175,10 @@ def loss(text: str) -> None:
 
 
 ANSWERS: dict[str, tuple[tuple[str, ...], Callable[[str], None]]] = {
-    "long-context": (("Run mixed placement on rtx4090 with int4 weights", "output"), long_context),
+    "long-context": (
+        ("Best is mixed placement on rtx4090 with int4 weights", "output"),
+        long_context,
+    ),
     "offload": (("Stay with full KV", "slower", "host-to-GPU link"), offload),
     "quantised-cache": (("full KV's", "saves", "of GPU memory"), quantised),
     "speculation": (("faster than full up to batch", "acceptance"), speculation),
