@@ -227,7 +227,8 @@ def by_words(view: View, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Ten
 
 def _block(width: int, fetched: bool) -> int:
     """Tokens widened at once: fewer where there are not registers enough for more."""
-    return max(min(BLOCK * BLOCK // width, BLOCK // 2 if fetched else BLOCK), QUERIES)
+    numbers = BLOCK * BLOCK // (2 if fetched else 1)
+    return max(min(numbers // width, BLOCK), QUERIES)
 
 
 def _split(tokens: int, programs: int, device: torch.device) -> int:
