@@ -313,6 +313,12 @@ def test_weights_that_do_not_fit_are_streamed_at_any_batch() -> None:
         assert found[-1].replay >= found[-1].bound
 
 
+def test_a_programme_without_an_end_is_said_in_one_line() -> None:
+    p = instance(0)
+    with pytest.raises(InfeasibleError, match=r"^no mix of placements .* \(unbounded\)$"):
+        solve(replace(p, weight=-p.weight), whole=False)
+
+
 def test_what_no_mix_meets_is_said_in_one_line() -> None:
     p = replace(instance(3), memory=(0.0, 0.0))
     with pytest.raises(
