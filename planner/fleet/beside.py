@@ -44,11 +44,23 @@ def search_of(
     InfeasibleError
         If no fleet within the limits is found that meets the targets.
     """
-    search = FleetSearch(
+    search = searching(question, market, limits, load, slowdown, tell)
+    return search, search.run()
+
+
+def searching(
+    question: CapacityQuestion,
+    market: Market,
+    limits: FleetLimits | None = None,
+    load: float = 1.0,
+    slowdown: float = 1.0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> FleetSearch:
+    """A market's search before anything is looked for."""
+    return FleetSearch(
         question.traffic, market.configurations, market.offers, question.targets,
         limits or question.limits, question.schedule, load, slowdown, tell,
     )  # fmt: skip
-    return search, search.run()
 
 
 def fleet_for(
@@ -75,20 +87,23 @@ def of_one_kind(question: CapacityQuestion, market: Market, load: float) -> Othe
     return fleet_for("one kind of replica", question, market, one, load)
 
 
+def full_kv(market: Market) -> Market:
+    """The replicas of a market that run no technique."""
+    return market.where(lambda x: x.costs.technique.name == "full")
+
+
 def alternatives(
     question: CapacityQuestion,
     rated: list[Rated],
     market: Market,
     load: float,
     spread: Spread,
-    uniform: OtherFleet,
+    known: tuple[OtherFleet, ...],
     tell: Callable[[str], None],
 ) -> list[OtherFleet]:
-    """Other fleets for the same question, after that of one kind of replica."""
+    """Other fleets for the same question, after those that are known."""
     one = replace(question.limits, configurations=1)
-    some: list[tuple[str, Market, FleetLimits]] = [
-        ("full KV", market.where(lambda x: x.costs.technique.name == "full"), question.limits),
-    ]
+    some: list[tuple[str, Market, FleetLimits]] = []
     if question.limits.configurations > 1 and len(market.configurations) > 1:
         mixed = replace(question.limits, mixed=True)
         some.append(("several kinds of replica", market, mixed))
@@ -106,7 +121,7 @@ def alternatives(
         tell(f"for comparison: {label}")
         found.append(fleet_for(label, question, part, limits, load))
     tell("for comparison: 95 % certain")
-    return [uniform, *found, _certain(question, rated, market, load, spread)]
+    return [*known, *found, _certain(question, rated, market, load, spread)]
 
 
 def _certain(

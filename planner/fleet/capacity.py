@@ -11,8 +11,10 @@ from kvsim.planner.fleet.beside import (
     OtherFleet,
     alternatives,
     fleet_for,
+    full_kv,
     of_one_kind,
     search_of,
+    searching,
     without_limits,
 )
 from kvsim.planner.fleet.certainty import Certainty, certainty, known
@@ -106,20 +108,25 @@ def make_capacity(
     try:
         search, found = search_of(q, market, tell=tell)
     except InfeasibleError:
-        if not shortfall and q.limits == FleetLimits(late=q.limits.late):  # so it is the targets
+        if not shortfall and not _within_targets(q, market, tell):
             q, rated, market, shortfall = _loosened(q, rated, tell)
-            search, found = search_of(q, market, tell=tell)
-        else:
-            load, search, found = _most_load(q, market, tell)
+        load, search, found = _most_load(q, market, tell)
+        if load < 1.0:
             reason = f"the limits allow a fleet for {100 * load:.0f} % of the trace's load"
             shortfall = f"{shortfall}; {reason}" if shortfall else reason
     whole = market
     uniform = of_one_kind(q, market, load)
     if uniform.found and uniform.found.fleet.cost <= found.fleet.cost * (1 + CHEAPER):
         found = uniform.found  # as cheap, and simpler to run
+    plain = fleet_for("full KV", q, full_kv(market), q.limits, load)
+    if plain.found and _as_simple(plain.found.fleet, found.fleet):
+        market, found = full_kv(market), plain.found
+        search = searching(q, market, load=load, tell=tell)
+        if np.count_nonzero(found.fleet.replicas) == 1:
+            uniform = replace(plain, label=uniform.label)
     used = [market.configurations[j] for j in np.flatnonzero(found.fleet.replicas)]
     spread = q.spread or known(used)
-    others = alternatives(q, rated, whole, load, spread, uniform, tell)
+    others = alternatives(q, rated, whole, load, spread, (uniform, plain), tell)
     market, search, found = _trimmed(market, search, found)
     return CapacityAnswer(
         question=question,
@@ -139,6 +146,12 @@ def make_capacity(
     )
 
 
+def _as_simple(plain: Proven, other: Proven) -> bool:
+    """Whether a fleet without any technique is as cheap as another and of no more kinds."""
+    kinds = np.count_nonzero(plain.replicas) <= np.count_nonzero(other.replicas)
+    return bool(kinds and plain.cost <= other.cost * (1 + CHEAPER))
+
+
 def _shortlist(q: CapacityQuestion, tell: Callable[[str], None]) -> list[Rated]:
     terms = Terms(q.traffic, q.targets, q.rules, q.admission, q.largest_loss, q.utilisation)
     return varied(shortlist(q.rentable, terms, tell), q.traffic.requests, q.extras)
@@ -154,6 +167,18 @@ def _loosened(
     return q, rated, measured(rated, q.traffic, targets, tell=tell), shortfall
 
 
+def _within_targets(q: CapacityQuestion, market: Market, tell: Callable[[str], None]) -> bool:
+    """Whether some fleet meets the targets where nothing else limits it."""
+    without = FleetLimits(late=q.limits.late)
+    if q.limits == without:
+        return False  # that is what was tried
+    try:
+        search_of(replace(q, limits=without), market, tell=tell)
+    except InfeasibleError:
+        return False
+    return True
+
+
 def _most_load(
     q: CapacityQuestion, market: Market, tell: Callable[[str], None]
 ) -> tuple[float, FleetSearch, Found]:
@@ -164,13 +189,15 @@ def _most_load(
     InfeasibleError
         If they allow none at all.
     """
-    low, high, best = 0.0, 1.0, None
-    for _ in range(PARTS):
+    low, high, best = 0.0, 2.0, None
+    for _ in range(1 + PARTS):  # the whole load first
         middle = (low + high) / 2
         tell(f"within the limits at {100 * middle:.0f} % of the load")
         try:
             best = (middle, *search_of(q, market, load=middle, tell=tell))
             low = middle
+            if middle == 1.0:
+                break
         except InfeasibleError:
             high = middle
     if best is None:

@@ -158,6 +158,17 @@ def test_limits_that_leave_too_little_still_have_an_answer() -> None:
     check(result.err, "the limits allow a fleet for|of the trace's load")
 
 
+def test_no_limit_is_blamed_for_targets_that_nothing_meets() -> None:
+    asked = replaced(
+        COMMAND, "--model", "gpt-oss-20b", "--gpus", "l4", "--only", "full",
+        "--ttft", "1s", "--tpot", "30ms", "--max-gpus", "400", "--json",
+    )  # fmt: skip
+    limited = run(*asked)
+    assert limited.code == 1
+    assert json.loads(limited.out)["planned_for"]["load"] == 1
+    check(limited.err, "cannot be met")
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
