@@ -7,6 +7,7 @@ import numpy as np
 from kvsim.planner.choose import distinct
 from kvsim.planner.improve import Placements
 from kvsim.planner.improved import Improved
+from kvsim.planner.shares import JOINED
 
 STEPS = 9  # from one batch to the next of the grid
 AGAIN = 3  # times that a mix moves on to a better batch around its own, at most
@@ -37,9 +38,37 @@ def refined(
         yield found
         if best is None or placements.goal(found) < placements.goal(best):
             best = found
-    for _ in range(AGAIN if best else 0):
-        assert best is not None
-        asked.append(Placements(q, only=_beside(float(best.prediction.batch[0]))))
+    placements.joined(asked)
+    if best is not None:
+        yield from _from_there(placements, best)
+
+
+def within_layers(placements: Placements, batch: float, value: float) -> Iterator[Improved]:
+    """Mixes that do several things within a layer: at a batch, and at the even ones next to it.
+
+    Parameters
+    ----------
+    batch, value : of the best that is known without them.
+    """
+    q, best = placements.q, None
+    even = (2 * np.floor(batch / 2), batch, 2 * np.ceil(batch / 2))
+    some = even if q.workload.batch is None else (batch,)
+    found = Placements(q, only=tuple(x for x in some if x), families=JOINED)
+    for best in found.better_than(value, found.bounds(value)):
+        yield best
+        value = placements.objective(best.replay, float(best.prediction.batch[0]))
+    placements.joined([found])
+    placements.beside = found
+    if best is not None and q.workload.batch is None:
+        yield from _from_there(placements, best)
+
+
+def _from_there(placements: Placements, best: Improved) -> Iterator[Improved]:
+    """A mix's layers with new shares, as long as it moves on to a better batch."""
+    asked: list[Placements] = []
+    for _ in range(AGAIN):
+        some = _beside(float(best.prediction.batch[0]))
+        asked.append(Placements(placements.q, only=some, families=(best.family,)))
         last = asked[-1].near(best)
         if last is None:
             break

@@ -20,16 +20,12 @@ from kvsim.planner.placement import Coefficients
 from kvsim.planner.programme import Programme
 from kvsim.planner.question import Question
 from kvsim.planner.replays import TRIES, Replays
-from kvsim.planner.shares import FAMILIES, Shares, options_for, placed
+from kvsim.planner.shares import ALONE, Shares, options_for, placed
 from kvsim.planner.solving import Mix, solve
-from kvsim.planner.tighter import TIGHTER, lowered
+from kvsim.planner.tighter import lowered, rounded
 from kvsim.planner.workload import PlanLimits
 from kvsim.prediction.generate import Prediction
 
-NEEDED = {
-    "full": "full", "copied": "offload", "recomputed": "kvpr", "cpu": "fastdecode",
-    "shared": "fastdecode",
-}  # fmt: skip
 BATCHES = 8  # of the relaxation
 TRIED = 3  # batches whose mixes are replayed
 ROUGH = 5e-3  # gap of a mix that is only to be replayed
@@ -47,24 +43,32 @@ class Placements:
     ----------
     also : batches to look at besides a geometric grid.
     only : batches to look at instead of all these.
+    families : what layers may do beside each other.
     """
 
     def __init__(
-        self, q: Question, also: tuple[float, ...] = (), only: tuple[float, ...] = ()
+        self,
+        q: Question,
+        also: tuple[float, ...] = (),
+        only: tuple[float, ...] = (),
+        families: tuple[frozenset[str], ...] = ALONE,
     ) -> None:
-        self.q = q
+        self.q, self._asked = q, families
         w, d = q.workload, q.deployment
         # on several ranks or stages nothing is placed anywhere else
         ways = options_for(d, halves=not w.service) if d.alone else []
-        options = [o for o in ways if self._admitted(o.name)]
+        every = frozenset[str]().union(*families)
+        options = [o for o in ways if o.needs <= self._names and o.kind in every]
         batches = np.array(only) if only else np.concatenate([self._batches(), also])
         self.coefficients = Coefficients(d, w, distinct(batches), options)
         kinds = {o.kind for o in options}
-        moving = [f & kinds for f in FAMILIES if f & kinds - {"full"}]
+        left = {f: f & kinds for f in families}
+        moving = [g for f, g in left.items() if g - {"full"} and (g == f or g not in ALONE)]
         self.families = moving or ([frozenset(kinds)] if kinds else [])
         self._bounds: Array | None = None  # by family and batch [s]
         self._rough = np.zeros((0, 0), dtype=bool)  # which of them ignore the memory
         self.solves, self.tries = 0, TRIES
+        self.beside: Placements | None = None  # of other families, which bounds are of too
         self.best_of: dict[frozenset[str], Improved] = {}  # of every family, at any batch
         self._replays = Replays(q, self.coefficients)
 
@@ -73,12 +77,9 @@ class Placements:
         """Mixes that the engine has played."""
         return self._replays.count
 
-    def _admitted(self, name: str) -> bool:
-        """By the techniques that the user considers."""
-        return NEEDED[name.rstrip("0123456789")] in self._names
-
     @cached_property
     def _names(self) -> set[str]:
+        """Of the techniques that the user considers."""
         return {t.name for t in self.q.admission.candidates()}
 
     @property
@@ -145,7 +146,13 @@ class Placements:
         """
         if not prediction.technique.exact or prediction.technique.drafts:
             return None
-        known = np.flatnonzero(self.coefficients.batches == prediction.batch[0])
+        asked = (self, self.beside) if self.beside else (self,)
+        least = min(x._bound_at(float(prediction.batch[0])) for x in asked)
+        return least if np.isfinite(least) else None
+
+    def _bound_at(self, batch: float) -> float:
+        """The least bound of all families at a batch, infinite if no mix is within limits. [s]"""
+        known = np.flatnonzero(self.coefficients.batches == batch)
         if known.size and self._bounds is not None:
             i = int(known[0])
             for family in np.flatnonzero(self._rough[:, i]):
@@ -155,9 +162,8 @@ class Placements:
             least = np.min(self._bounds[:, i], initial=np.inf)
             if np.isfinite(least):
                 return float(least)
-        w = replace(self.q.workload, batch=int(prediction.batch[0]))
-        found = Placements(replace(self.q, workload=w)).bounds().bounds[0]
-        return float(found) if np.isfinite(found) else None
+        q = replace(self.q, workload=replace(self.q.workload, batch=int(batch)))
+        return float(Placements(q, families=self._asked).bounds().bounds[0])
 
     def better_than(
         self, value: float, bounded: BatchBounds, most: int = TRIED
@@ -258,7 +264,7 @@ class Placements:
         for i, batch in enumerate(self.coefficients.batches):
             p = self._programme(i, self.q.limits, known.family)
             with suppress(InfeasibleError):
-                mix = self._solve(_exact(p), whole=False, counts=known.mix.counts)
+                mix = self._solve(rounded(p), whole=False, counts=known.mix.counts)
                 first.append((self.objective(mix.objective, float(batch)), i))
         starts: list[tuple[float, int, Arrangement]] = []
         for _, i in sorted(first)[:NEAR]:
@@ -283,7 +289,7 @@ class Placements:
         """Layers of the bound's mix, and of the one that is best in blocks."""
         every = [first.counts]
         with suppress(InfeasibleError):
-            blocks = self._solve(_exact(p), apart=True, gap=ROUGH).counts
+            blocks = self._solve(rounded(p), apart=True, gap=ROUGH).counts
             every += [] if (blocks == first.counts).all() else [blocks]
         return every
 
@@ -291,10 +297,4 @@ class Placements:
         """Mixes whose memory is exact, for layers that overlap and for layers in blocks."""
         for counts, apart in product(every, (False, True)):
             with suppress(InfeasibleError):
-                yield self._solve(_exact(p), counts=counts, apart=apart)
-
-
-def _exact(p: Programme) -> Programme:
-    """With the room in memory that rounding of shares needs."""
-    gpu, host = p.memory
-    return replace(p, memory=(gpu * (1 - TIGHTER), host * (1 - TIGHTER)))
+                yield self._solve(rounded(p), counts=counts, apart=apart)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvsim.planner.batches import refined
+from kvsim.planner.batches import refined, within_layers
 from kvsim.planner.improve import TRIED, Placements
 from kvsim.planner.improved import Improved
 from kvsim.planner.question import SIMPLEST, Question, Search, rank
@@ -39,5 +39,11 @@ def with_mixes(
         near = [mixes[row]] if row in mixes else placements.contenders(top)
         batch = float(search.table.batch[row])
         for found in refined(placements, near[0] if near else None, batch, min(value, top)):
+            mixes[search.include(found.prediction)] = found
+    if looked and not roughly and not question.workload.service:
+        row = search.optimum(limits)
+        assert row is not None
+        batch, least = float(search.table.batch[row]), min(value, search.value(row))
+        for found in within_layers(placements, batch, least):
             mixes[search.include(found.prediction)] = found
     return placements, mixes

@@ -35,6 +35,16 @@ class Use:
     layers: int
     streamed: float = 0.0  # share of their weights
 
+    @property
+    def alternates(self) -> bool:
+        """Whether all of the attention is the CPU's, for one half of the batch after the other."""
+        return self.parts > 1 and self.shares.cpu == 1
+
+    @property
+    def shared(self) -> bool:
+        """Whether GPU and CPU share the attention."""
+        return 0 < self.shares.cpu < 1
+
 
 @dataclass(frozen=True)
 class Arrangement:
@@ -56,6 +66,11 @@ class Arrangement:
         """How involved it is: uses in turn, and many times where they alternate."""
         most = max(len(uses) for uses in self.uses)
         return most if most < 2 or not self.spread else 2 * most
+
+    @property
+    def shared(self) -> bool:
+        """Whether GPU and CPU share the attention of every layer, so that layers are levelled."""
+        return all(u.shared for uses in self.uses for u in uses)
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -135,23 +150,30 @@ def arranged(coefficients: Coefficients, programme: Programme, mix: Mix) -> Arra
 
 
 def levelled(arrangement: Arrangement) -> Arrangement | None:
-    """All layers that pass the batch as one alike, with the mean of their shares; None if so."""
+    """All layers that pass the batch in as many parts alike, with mean shares; None if so.
+
+    Layers where the CPU alternates between halves of a batch stay as they are.
+    """
     found = []
     for uses in arrangement.uses:
-        moved = [u for u in uses if u.parts == 1]
-        if len(moved) < 2:
+        alike = {parts: [u for u in uses if u.parts == parts and not u.alternates]
+                 for parts in (1, 2)}  # fmt: skip
+        if all(len(some) < 2 for some in alike.values()):
             found.append(uses)
             continue
-        count = sum(u.layers for u in moved)
-        host, split, cpu = (
-            sum(u.layers * getattr(u.shares, key) for u in moved) / count
-            for key in ("host", "split", "cpu")
-        )
-        streamed = sum(u.layers * u.streamed for u in moved) / count
-        left = tuple(u for u in uses if u not in moved)
-        found.append((Use(Shares(host, split, cpu), 1, count, streamed), *left))
+        left = tuple(u for u in uses if u.alternates)
+        found.append((*(_mean(some) for some in alike.values() if some), *left))
     levelled = replace(arrangement, uses=tuple(found))
     return None if levelled == arrangement else levelled
+
+
+def _mean(uses: Sequence[Use]) -> Use:
+    """All layers of some uses with the mean of their shares."""
+    count = sum(u.layers for u in uses)
+    keys = vars(uses[0].shares)
+    shares = {k: sum(u.layers * getattr(u.shares, k) for u in uses) / count for k in keys}
+    streamed = sum(u.layers * u.streamed for u in uses) / count
+    return Use(Shares(**shares), uses[0].parts, count, streamed)
 
 
 def orders(arrangement: Arrangement) -> Iterator[Arrangement]:
@@ -190,7 +212,7 @@ def neighbours(
                     "cpu": 1.0 - use.shares.host}  # fmt: skip
             for key, low in (("host", 1e-3), ("split", 0.0), ("cpu", 1e-3)):
                 value, most = getattr(use.shares, key), room[key]
-                if value <= 0 or (key == "cpu" and use.parts > 1):
+                if value <= 0 or use.alternates:
                     continue
                 for other in (value - fine, value + fine):
                     changed: dict[str, Any] = {key: min(max(other, low), most)}
@@ -212,7 +234,7 @@ def _traded(a: Arrangement, k: int, fine: float, heavier: float) -> Iterator[Arr
     """More of the cache away for more of the weights on the GPU, and the reverse, byte for byte."""
     for (i, use), key in product(enumerate(a.uses[k]), ("cpu", "host")):
         away, room = getattr(use.shares, key), 1.0 - use.shares.cpu - use.shares.host
-        if not away or use.parts > 1:
+        if not away or use.alternates:
             continue
         most = min(fine, room, use.streamed * heavier)
         least = min(fine, away, (1.0 - use.streamed) * heavier)

@@ -12,6 +12,7 @@ from kvsim.planner.improved import Improved
 from kvsim.planner.needs import needs
 from kvsim.planner.options import settled
 from kvsim.planner.question import Question, Search, gain, spoken
+from kvsim.planner.shares import ALONE
 from kvsim.planner.workload import GIB
 from kvsim.quality.evidence import KNOWN_BAD
 from kvsim.techniques.base import Technique
@@ -93,7 +94,7 @@ def _settle(search: Search, mix: Improved) -> None:
     """Add the mix with the shares, and the batch near its own, that are best here."""
     q, own = search.q, float(mix.prediction.batch[0])
     some = np.ceil(own * np.array(BESIDE)) if q.workload.batch is None else np.array([own])
-    found = Placements(q, only=tuple(some.tolist())).near(mix)
+    found = Placements(q, only=tuple(some.tolist()), families=(mix.family,)).near(mix)
     if found is not None:
         search.include(found.prediction)
 
@@ -142,7 +143,9 @@ def _without(q: Question, search: Search, row: int, name: str, mix: Improved | N
     limits, value = free.limits.finite(), search.value(row)
     if mix is not None:
         known = other.optimum(limits)
-        placements, least = Placements(other.q), value if known is None else other.value(known)
+        families = ALONE if any(mix.family <= f for f in ALONE) else (mix.family,)
+        placements = Placements(other.q, families=families)
+        least = value if known is None else other.value(known)
         for better in placements.better_than(least, placements.bounds(least), most=1):
             other.include(better.prediction)
     found = other.optimum(limits)

@@ -272,8 +272,11 @@ class Coefficients:
         return weights, beside
 
     def _halves(self, usable: list[int], index: int) -> Halves | None:
-        """Of an option whose batch passes in halves, where every layer has a cache of its own."""
-        some = [i for i, o in enumerate(usable) if self.options[o].parts > 1]
+        """Where the CPU attends for both halves, and every layer has a cache of its own."""
+        some = [
+            i for i, o in enumerate(usable)
+            if self.options[o].kind == "cpu" and self.options[o].parts > 1
+        ]  # fmt: skip
         if not some or not all(s.attends and s.keeps for s in self.shapes):
             return None
         head = self.head[:, RESOURCES.index("gpu"), index]

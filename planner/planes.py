@@ -81,6 +81,10 @@ def planes(
     below. What a stream works there is at least what it does at the least share on the host, with
     nothing or everything recomputed; a chain at least what the first stream, the GPU, works.
 
+    Where the CPU attends beside a recomputation, a chain bends where the GPU takes over. Its first
+    plane is below the one part; the last resource, a chain too, has that of nothing recomputed,
+    which is below the other.
+
     Parameters
     ----------
     cost : of shares and parts of the batch, by phase, resource, shape and batch. (q, r, k, b)
@@ -100,6 +104,9 @@ def planes(
             least = np.minimum(*ends)
             least[:, streams:] = least[:, :1]
             values[:, :, full_windows] = least[:, :, full_windows, :, None]
+        if any(corner.split and corner.cpu for corner in option.corners):
+            alone = tuple(Shares(cpu=corner.cpu) for corner in option.corners)
+            values[:, -1] = plane(replace(option, corners=alone), mine, prompt)[:, -1]
         found.append(values)
     return np.concatenate(found, axis=-1)
 

@@ -75,7 +75,8 @@ class Replays:
         for mix in mixes:
             first = arranged(self.coefficients, programme, mix)
             level = levelled(first)
-            tried |= dict.fromkeys([*orders(first), *(orders(level) if level else ())])
+            some = [level] if level and first.shared else [first, *([level] if level else [])]
+            tried |= dict.fromkeys(a for x in some for a in orders(x))
         if like is not None:
             tried = {a: None for a in tried if a.order == like.order} or tried
         best: tuple[float, Arrangement] | None = None

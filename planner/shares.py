@@ -13,16 +13,23 @@ from kvsim.techniques.place import Place
 EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the boxes that a share is within
 CPU_EDGES = (0.0, 0.25, 0.5, 1.0)  # of the boxes of a share that the CPU attends to
 ROUNDING = 1e-6  # of a token
-FAMILIES = (
+ALONE = (
     frozenset({"full", "cpu"}),
     frozenset({"full", "copied", "recomputed"}),
     frozenset({"full", "shared"}),
 )
+JOINED = (
+    frozenset({"full", "shared", "joined"}),
+    frozenset({"full", "halved", "halved_joined"}),
+)
+FAMILIES = (*ALONE, *JOINED)
 """What layers of one model may do beside each other.
 
 Copies of caches and the CPU's answers would wait for each other on the link, whose queue is in
-order: layers of both kinds are slower together than either alone. Where GPU and CPU share the
-attention of every layer, each over its own tokens at the same time, no halves of a batch alternate.
+order: layers of both kinds are slower together than either alone. Within a layer they may stand
+together: where GPU and CPU share the attention, each over its own tokens at the same time, the GPU
+may have recomputed some of its own (``joined``), and the batch may pass in halves (``halved``).
+These are many options, and their bounds say less: they are for the batch that is best without.
 """
 
 
@@ -49,6 +56,16 @@ class Option:
         return self.name.rstrip("0123456789")
 
     @property
+    def needs(self) -> frozenset[str]:
+        """The techniques that do what it does; a user may leave some of them out."""
+        some = {"fastdecode"} if any(c.cpu for c in self.corners) else set()
+        if any(c.split for c in self.corners):
+            some.add("kvpr")
+        elif any(c.host for c in self.corners):
+            some.add("offload")
+        return frozenset(some or {"full"})
+
+    @property
     def middle(self) -> Shares:
         """The middle of the box."""
         count = len(self.corners)
@@ -61,23 +78,41 @@ def options_for(deployment: Deployment, halves: bool) -> list[Option]:
 
     Parameters
     ----------
-    halves : whether a batch may pass in two halves, so that GPU and CPU alternate.
+    halves : whether a batch may pass in two halves, so that GPU and CPU alternate; layers may then
+        also recompute some tokens while the CPU attends to others.
     """
     found = [Option("full", (Shares(),))]
     boxes = list(pairwise(EDGES))
     for i, (low, high) in enumerate(boxes):
         found.append(Option(f"copied{i}", (Shares(low), Shares(high))))
-    if (
-        deployment.shard.hidden < deployment.shard.kv_width
-    ):  # else a layer input is no smaller than what it replaces
+    # else a layer input is no smaller than what it replaces
+    smaller = deployment.shard.hidden < deployment.shard.kv_width
+    if smaller:
         for i, (low, high) in enumerate(boxes):
-            some = (Shares(low), Shares(low, low), Shares(high), Shares(high, high))
-            found.append(Option(f"recomputed{i}", some))
-    if not deployment.shard.latent:
-        found.append(Option("cpu", (Shares(cpu=1.0),), 2 if halves else 1))
-        for i, (low, high) in enumerate(pairwise(CPU_EDGES)):
-            found.append(Option(f"shared{i}", (Shares(cpu=low), Shares(cpu=high))))
+            found.append(Option(f"recomputed{i}", (*_recomputed(low), *_recomputed(high))))
+    if deployment.shard.latent:
+        return found
+    found.append(Option("cpu", (Shares(cpu=1.0),), 2 if halves else 1))
+    for i, edges in enumerate(pairwise(CPU_EDGES)):
+        alone = tuple(Shares(cpu=cpu) for cpu in edges)
+        found.append(Option(f"shared{i}", alone))
+        joined = tuple(dict.fromkeys(s for cpu in edges for s in _joined(cpu))) if smaller else ()
+        if halves:
+            found.append(Option(f"halved{i}", alone, 2))
+        if halves and joined:
+            found.append(Option(f"joined{i}", joined))
+            found.append(Option(f"halved_joined{i}", joined, 2))
     return found
+
+
+def _recomputed(host: float) -> tuple[Shares, Shares]:
+    """A share on the host that is copied, and that is recomputed."""
+    return Shares(host), Shares(host, host)
+
+
+def _joined(cpu: float) -> tuple[Shares, ...]:
+    """A share for the CPU; the rest stays, is copied, or is recomputed."""
+    return Shares(cpu=cpu), Shares(1 - cpu, 0.0, cpu), Shares(1 - cpu, 1 - cpu, cpu)
 
 
 def placed(shares: Shares, prompt: int, streamed: float = 0.0, parts: int = 1) -> Technique:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from kvsim.graph import Array
+from kvsim.planner.programme import Programme
 from kvsim.planner.workload import PlanLimits, Workload
 
 TIGHTER = 2e-5  # of a memory: shares are written with six digits
@@ -18,6 +19,12 @@ def lowered(limits: PlanLimits, over: tuple[float, float]) -> PlanLimits:
         gpu_memory=(limits.gpu_memory - 1.1 * gpu) * (1 - TIGHTER),
         host_memory=(limits.host_memory - 1.1 * host) * (1 - TIGHTER),
     )
+
+
+def rounded(programme: Programme) -> Programme:
+    """With the room in memory that rounding of shares needs."""
+    gpu, host = programme.memory
+    return replace(programme, memory=(gpu * (1 - TIGHTER), host * (1 - TIGHTER)))
 
 
 def time_limits(

@@ -18,7 +18,7 @@ from kvsim.planner.halves import Halves, half_times, others_between
 from kvsim.planner.improve import Placements
 from kvsim.planner.programme import Programme, Streaming, build
 from kvsim.planner.question import Question
-from kvsim.planner.shares import FAMILIES, Shares, placed
+from kvsim.planner.shares import ALONE, Shares, placed
 from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.steps import layer_ops
@@ -125,7 +125,7 @@ def test_rows_are_below_every_replay(model: str) -> None:
     """Of shapes of layers in turn, and of one; in blocks, spread and shuffled."""
     search = placements(model, "l4", 8, 8192, 64)
     c, random = search.coefficients, np.random.default_rng(3)
-    for family, mixes in zip(FAMILIES, (6, 40, 20), strict=True):
+    for family, mixes in zip(ALONE, (6, 40, 20), strict=True):
         p = c.programme(0, PlanLimits(1e18, 1e18), family)
         assert (p.halves is not None) == ("cpu" in family)
         for _ in range(mixes):

@@ -22,7 +22,7 @@ from kvsim.planner.programme import Programme, Streaming
 from kvsim.planner.question import Question, Search
 from kvsim.planner.replays import Replays
 from kvsim.planner.rivals import _in_time, waves
-from kvsim.planner.shares import Shares
+from kvsim.planner.shares import ALONE, Shares, options_for
 from kvsim.planner.solving import lower_bound
 from kvsim.planner.tighter import lowered
 from kvsim.planner.workload import GIB, PlanLimits, Workload
@@ -266,3 +266,26 @@ def test_a_class_decodes_all_tokens_but_the_first() -> None:
         np.ones(1), np.array([5.0]), np.array([2.0]), np.zeros(1, np.int64), np.ones(1, np.int64)
     )
     assert one.decoded_per_s.tolist() == [8.0]
+
+
+def test_layers_that_share_attention_in_halves_are_levelled_too() -> None:
+    """Those that the CPU answers for, half by half, stay as they are."""
+    some = Use(Shares(host=0.2, split=0.1, cpu=0.5), 2, 6, streamed=0.5)
+    other, whole = Use(Shares(cpu=0.25), 2, 2), Use(Shares(cpu=1.0), 2, 4)
+    found = levelled(Arrangement(((some, other, whole),)))
+    assert found is not None
+    level, left = found.uses[0]
+    assert (level.layers, level.parts) == (8, 2) and level.streamed == pytest.approx(0.375)
+    assert vars(level.shares) == pytest.approx({"host": 0.15, "split": 0.075, "cpu": 0.4375})
+    assert left == whole and not found.shared and Arrangement(((some, other),)).shared
+
+
+def test_an_option_needs_the_techniques_that_do_what_it_does() -> None:
+    d = deployment()
+    needs = {o.kind: set(o.needs) for o in options_for(d, halves=True)}
+    assert needs == {
+        "full": {"full"}, "copied": {"offload"}, "recomputed": {"kvpr"}, "cpu": {"fastdecode"},
+        "shared": {"fastdecode"}, "halved": {"fastdecode"},
+        "joined": {"fastdecode", "kvpr"}, "halved_joined": {"fastdecode", "kvpr"},
+    }  # fmt: skip
+    assert {o.kind for o in options_for(d, halves=False)} == set().union(*ALONE)
