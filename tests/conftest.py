@@ -82,7 +82,6 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
     "tests/test_scaffold.py::test_every_command_knows_it",
     "tests/test_scaffold.py::test_contract",
     "tests/traces/test_traces_generate.py::test_prefix_reuse",
-    "tests/validate/test_any_cpu.py::test_real_runs_agree_on_another_cpu[two threads]",
     "tests/validate/test_impl_overlap.py::test_no_wrong_token_in_a_thousand_steps[kvpr",
     "tests/validate/test_impl_overlap.py::test_no_wrong_token_in_a_thousand_steps[offload",
     "tests/validate/test_impl_overlap.py::test_no_wrong_token_in_a_thousand_steps[specache",
