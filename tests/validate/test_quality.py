@@ -70,8 +70,8 @@ def test_divergence_is_from_full_precision() -> None:
     plainly = sum(float(a * (a / b).log()) for a, b in zip(p.flatten(), q.flatten(), strict=True))
     assert run.divergence == pytest.approx(plainly / (2 * SCORED), rel=1e-4)
     assert run.divergence > 0.01
-    assert forced("full", texts, truth).divergence < 1e-9
-    assert forced("specache:group=16,residual=16,k=500", texts, truth).divergence < 1e-6
+    for lossless in ("full", "specache:group=16,residual=16,k=500"):  # but for their rounding:
+        assert forced(lossless, texts, truth).divergence < 1e-6  # logarithms near 8 end at 5e-7
 
 
 def test_mass_of_the_largest_is_that_of_transformers_attention() -> None:
