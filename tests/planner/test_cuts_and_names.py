@@ -8,6 +8,7 @@ import numpy as np
 import pulp
 import pytest
 
+from kvsim.machines.parallel import Parallelism
 from kvsim.planner.fleet.certainty import SURE, Spread
 from kvsim.planner.fleet.configurations import Configuration, offers_of
 from kvsim.planner.programme import Programme
@@ -60,7 +61,9 @@ def configuration(tp: int = 1, **rules: Any) -> Configuration:
     some["tiers"] = bool(some["host_cache"] or some["nvme_cache"])
     costs: Any = SimpleNamespace(
         rules=SimpleNamespace(**some), technique=parse("kivi:bits=4"),
-        deployment=SimpleNamespace(tp=tp, gpus=tp, weights="int4" if tp > 1 else "fp16"),
+        deployment=SimpleNamespace(
+            tp=tp, gpus=tp, weights="int4" if tp > 1 else "fp16", parallelism=Parallelism(tp)
+        ),
         room=SimpleNamespace(host_bytes=np.array([0.0, 5.0]), host_capacity=40.0),
         tables=SimpleNamespace(h2d=100.0, d2h=50.0),
     )  # fmt: skip
