@@ -36,27 +36,8 @@ def search_of(
     load: float = 1.0,
     slowdown: float = 1.0,
     tell: Callable[[str], None] = lambda _: None,
-) -> tuple[FleetSearch, Found]:
-    """The cheapest fleet of a market.
-
-    Raises
-    ------
-    InfeasibleError
-        If no fleet within the limits is found that meets the targets.
-    """
-    search = searching(question, market, limits, load, slowdown, tell)
-    return search, search.run()
-
-
-def searching(
-    question: CapacityQuestion,
-    market: Market,
-    limits: FleetLimits | None = None,
-    load: float = 1.0,
-    slowdown: float = 1.0,
-    tell: Callable[[str], None] = lambda _: None,
 ) -> FleetSearch:
-    """A market's search before anything is looked for."""
+    """A market's search for the cheapest fleet, before it is run."""
     return FleetSearch(
         question.traffic, market.configurations, market.offers, question.targets,
         limits or question.limits, question.schedule, load, slowdown, tell,
@@ -75,7 +56,7 @@ def fleet_for(
     try:
         if not market.configurations:
             raise InfeasibleError("none on the shortlist")
-        _, found = search_of(question, market, limits, load, slowdown)
+        found = search_of(question, market, limits, load, slowdown).run()
     except (InfeasibleError, InputError) as problem:
         return OtherFleet(label, None, market.configurations, str(problem))
     return OtherFleet(label, found, market.configurations)

@@ -14,7 +14,6 @@ from kvsim.planner.fleet.beside import (
     full_kv,
     of_one_kind,
     search_of,
-    searching,
     without_limits,
 )
 from kvsim.planner.fleet.certainty import Certainty, certainty, known
@@ -105,12 +104,15 @@ def make_capacity(
     shortfall, load = "", 1.0
     if not (market.offers.capacity > 0).any(axis=1).all():
         q, rated, market, shortfall = _loosened(q, rated, tell)
+    search = search_of(q, market, tell=tell)
     try:
-        search, found = search_of(q, market, tell=tell)
+        found = search.run()
     except InfeasibleError:
+        most = load  # is known to be too much
         if not shortfall and not _within_targets(q, market, tell):
             q, rated, market, shortfall = _loosened(q, rated, tell)
-        load, search, found = _most_load(q, market, tell)
+            most = 2 * load
+        load, search, found = _most_load(q, market, most, tell)
         if load < 1.0:
             reason = f"the limits allow a fleet for {100 * load:.0f} % of the trace's load"
             shortfall = f"{shortfall}; {reason}" if shortfall else reason
@@ -118,10 +120,11 @@ def make_capacity(
     uniform = of_one_kind(q, market, load)
     if uniform.found and uniform.found.fleet.cost <= found.fleet.cost * (1 + CHEAPER):
         found = uniform.found  # as cheap, and simpler to run
-    plain = fleet_for("full KV", q, full_kv(market), q.limits, load)
+    without = full_kv(market)
+    plain = fleet_for("full KV", q, without, q.limits, load)
     if plain.found and _as_simple(plain.found.fleet, found.fleet):
-        market, found = full_kv(market), plain.found
-        search = searching(q, market, load=load, tell=tell)
+        market, found = without, plain.found
+        search = search_of(q, market, load=load, tell=tell)
         if np.count_nonzero(found.fleet.replicas) == 1:
             uniform = replace(plain, label=uniform.label)
     used = [market.configurations[j] for j in np.flatnonzero(found.fleet.replicas)]
@@ -173,31 +176,34 @@ def _within_targets(q: CapacityQuestion, market: Market, tell: Callable[[str], N
     if q.limits == without:
         return False  # that is what was tried
     try:
-        search_of(replace(q, limits=without), market, tell=tell)
+        search_of(replace(q, limits=without), market, tell=tell).run()
     except InfeasibleError:
         return False
     return True
 
 
 def _most_load(
-    q: CapacityQuestion, market: Market, tell: Callable[[str], None]
+    q: CapacityQuestion, market: Market, high: float, tell: Callable[[str], None]
 ) -> tuple[float, FleetSearch, Found]:
-    """The largest share of the load for which the limits allow a fleet.
+    """The largest share of the load for which the limits allow a fleet, the whole load at most.
+
+    Parameters
+    ----------
+    high : a share that is known to be too much, or twice the whole load.
 
     Raises
     ------
     InfeasibleError
         If they allow none at all.
     """
-    low, high, best = 0.0, 2.0, None
-    for _ in range(1 + PARTS):  # the whole load first
+    low, best = 0.0, None
+    while high - low > 2.0**-PARTS and low < 1.0:
         middle = (low + high) / 2
         tell(f"within the limits at {100 * middle:.0f} % of the load")
+        search = search_of(q, market, load=middle, tell=tell)
         try:
-            best = (middle, *search_of(q, market, load=middle, tell=tell))
+            best = (middle, search, search.run())
             low = middle
-            if middle == 1.0:
-                break
         except InfeasibleError:
             high = middle
     if best is None:
