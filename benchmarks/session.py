@@ -40,7 +40,8 @@ def main() -> None:
         state = SessionState.of(place, "pretended")
         budget.LEAST = 1
         names = (
-            "facts", "ceilings", "compile", "kernels quantise", "kernels topk", "kernels gather",
+            "facts", "ceilings", "compile",
+            "kernels factors", "kernels quantise", "kernels topk", "kernels gather",
             "sanitizer", f"counts {model} 1", "calibration", f"point short {model} 1 1 40",
         )  # fmt: skip
         for name in names:

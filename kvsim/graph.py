@@ -73,11 +73,18 @@ class Op:
     columns: Number = np.inf  # output columns of a product, a prompt's queries in all heads
     slower: Number = 1.0  # times longer that the kernel's work takes for this shape of heads
     dtype: str = "fp16"  # number format of the arithmetic
-    launches: float = 1.0  # kernels or copies issued; below 1 on average if not every step
+    launches: Number = 1.0  # kernels or copies issued; below 1 on average if not every step
     fixed: Number = 0.0  # time that no amount of bandwidth removes [s]
     after: tuple[str, ...] = ()
     ahead: bool = False  # issued one layer early, as a prefetch into a double buffer
     sync: bool = False  # the host waits for the end of this op before it issues more
+
+    @property
+    def issued(self) -> Number:
+        """Share of the steps in which it is issued at all."""
+        if isinstance(self.launches, np.ndarray):
+            return np.minimum(1.0, self.launches)
+        return min(1.0, self.launches)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,13 +81,13 @@ def overhead_seconds(op: Op, deployment: Deployment) -> Number:
         each = deployment.stack.time.gap
     else:
         each = deployment.hardware.links[op.stream].latency if op.stream in COPIES else 0.0
-    floor = kernel.floor * min(1.0, op.launches)  # fewer: the work of one step in several
+    floor = kernel.floor * op.issued  # below 1: the work of one step in several
     return op.fixed + op.rows * deployment.stack.selection.gather_row + (floor + op.launches * each)
 
 
-def host_seconds(op: Op, deployment: Deployment) -> float:
+def host_seconds(op: Op, deployment: Deployment) -> Number:
     """Time of the host to issue an op on the GPU: its launches, and the code around them. [s]"""
-    around = min(1.0, op.launches) * deployment.stack.kernel(op.kernel).host
+    around = op.issued * deployment.stack.kernel(op.kernel).host
     return op.launches * deployment.stack.time.launch + around
 
 

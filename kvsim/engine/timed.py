@@ -19,7 +19,7 @@ class Timed:
     duration: Number
     active: NDArray[np.bool] | bool  # where it has work
     waits: tuple[tuple[str, int, bool], ...]  # op name, layers back, in the previous step
-    host: float  # time of the host to issue it [s]
+    host: Number  # time of the host to issue it [s]
     lead: Number  # from the host's turn to it until it starts, if nothing else holds it up [s]
 
 

@@ -60,7 +60,7 @@ def bound_by(passes: Iterable[tuple[Step, float]], deployment: Deployment) -> st
             on = busy.setdefault(op.stream, {})
             on[limit] = on.get(limit, 0.0) + count * took
             if op.stream == "gpu":
-                busy["host"]["kernel launches"] += count * host_seconds(op, deployment)
+                busy["host"]["kernel launches"] += count * _scalar(host_seconds(op, deployment))
     busiest = max(busy.values(), key=lambda limits: sum(limits.values()))
     return max(busiest, key=busiest.__getitem__)
 

@@ -129,7 +129,7 @@ def exact_seconds(d: Deployment, benchmark: str, case: dict[str, object], op: Op
     own = d.stack.time
     if benchmark == "launch":
         each = {"eager": own.launch or own.gap, "graph": own.gap, "sync": own.sync}
-        return each[str(case["way"])] * op.launches
+        return each[str(case["way"])] * float(op.launches)
     if benchmark in ("memory", "host"):
         quick = 3.0 if case["cached"] == "yes" else 1.0
         plain = replace(d, stack=with_numbers(load_stack("ideal"), {"time.gap_s": own.gap}))

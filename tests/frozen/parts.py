@@ -126,7 +126,7 @@ def _of_steps(steps: Sequence[Step], d: Deployment) -> dict[str, float]:
         total["makespan s"] += _one(makespan(step, d))
         for op, count in all_ops(step):
             total[f"{op.stream} flops"] += count * _one(op.flops)
-            total["launches"] += count * op.launches
+            total["launches"] += count * float(op.launches)
             total["fixed s"] += count * _one(op.fixed)
             total["rows and unpacked"] += count * (_one(op.rows) + _one(op.unpacked))
             for channel, size in op.bytes.items():

@@ -44,10 +44,11 @@ def op_seconds(op: Op, d: Deployment) -> float:
         needs.append(float(op.slower) * operations * float(op.unpacked) / rate / wide)
     each = d.hardware.links[op.stream].latency if op.stream in COPIES else 0.0
     each = d.stack.time.gap if op.stream == "gpu" else each
-    floor = kernel.floor * min(1.0, op.launches)
+    launches = float(op.launches)
+    floor = kernel.floor * min(1.0, launches)
     longest = max([0.0, *needs])
     longest += kernel.added * (sum(needs) - longest)
-    return longest + floor + op.launches * each + fixed + rows * d.stack.selection.gather_row
+    return longest + floor + launches * each + fixed + rows * d.stack.selection.gather_row
 
 
 def whole(rows: float, kernel: Kernel) -> float:
@@ -110,8 +111,9 @@ class Run:
         for wait in op.after:
             start = max(start, self.ends.get(_awaited(wait, layer, layers, loads), 0.0))
         if op.stream == "gpu":
-            around = stack.kernel(op.kernel).host * (op.launches if op.launches < 1 else 1.0)
-            self.host += op.launches * stack.time.launch + around
+            launches = float(op.launches)
+            around = stack.kernel(op.kernel).host * (launches if launches < 1 else 1.0)
+            self.host += launches * stack.time.launch + around
             start = max(start, self.host)
         if op.kernel == "relay" and stack.offload.overlap < 1:
             start = max(start, self.streams["gpu"]) + (1 - stack.offload.overlap) * took
@@ -214,8 +216,9 @@ def serial(step: Step, d: Deployment) -> float:
     for layer in [*layers_of(step), step.head]:
         for op in layer:
             took = op_seconds(op, d)
-            around = d.stack.kernel(op.kernel).host * min(1.0, op.launches)
-            launch = op.launches * d.stack.time.launch + around if op.stream == "gpu" else 0.0
+            launches = float(op.launches)
+            around = d.stack.kernel(op.kernel).host * min(1.0, launches)
+            launch = launches * d.stack.time.launch + around if op.stream == "gpu" else 0.0
             total += took + (launch + d.stack.time.sync * op.sync if took else 0.0)
         total += d.stack.time.sync if d.stack.offload.tile_sync else 0.0
     return total

@@ -5,6 +5,8 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks.launches import DIFFER, every, launches
+from kvsim.techniques import launches as stated
+from kvsim.validate.kernels import topk_triton
 
 FEW = 30  # kernels of a pass besides those of its layers
 LOOKED_UP = 40  # where every pass also looks for its last tokens in the text
@@ -22,3 +24,13 @@ def test_stated_kernels_are_those_dispatched(text: str) -> None:
             assert one.real[0] == pytest.approx(one.stated[0], abs=0.5), kind
         few = LOOKED_UP if name == "ngram" else FEW
         assert one.real[1] - one.stated[1] < few
+
+
+def test_long_contexts_are_ranked_by_more_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "specache:k=16"
+    few = launches(text)["decode"]
+    for module in (stated, topk_triton):  # as if the small run's context were a long one
+        monkeypatch.setattr(module, "ALONE", 64)
+    many = launches(text)["decode"]
+    assert many.stated[0] == few.stated[0] + 6
+    assert many.real[0] == pytest.approx(many.stated[0], abs=0.5)

@@ -45,7 +45,7 @@ def test_facts_are_told(tmp_path: Path) -> None:
         assert facts("cuda:0", SessionState.of(tmp_path, "pretended"))["device"] == "Pretended GPU"
 
 
-@pytest.mark.parametrize("name", ["gather", "topk", "quantise"])
+@pytest.mark.parametrize("name", ["gather", "topk", "quantise", "factors"])
 def test_kernels_are_their_twins(name: str) -> None:
     with pretended(), torch.inference_mode():
         cases = list(ORACLES[name](GPU, True))

@@ -213,7 +213,7 @@ def _sum(steps: Iterable[Step]) -> dict[str, CountedWork]:
             moved = {c: times * _mean(n) for c, n in op.bytes.items()}
             if flops or any(moved.values()):
                 work = total.setdefault(op.name, CountedWork())
-                work.add(flops, moved, times * op.launches)
+                work.add(flops, moved, times * _mean(op.launches))
     return total
 
 

@@ -109,7 +109,7 @@ class Implementation:
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
         """Attention of one chunk of the prompt; see ``decoder.Attend`` for the shapes."""
-        count = len(step.starts)
+        count = self.batch // len(self.tiles(layer))
         if self._scratch is None or len(self._scratch[0]) < count:
             self._scratch = self.empty(self.prompt, count), self.empty(self.prompt, count)
         cached_keys, cached_values = (room[:count] for room in self._scratch)
@@ -118,10 +118,9 @@ class Implementation:
             put(cached_values, values, step)
             marks.writes(keys, values)
         stop = step.length
-        out = self.attend_prompt(
-            layer, queries, cached_keys[:, :, :stop], cached_values[:, :, :stop], step
-        )
-        if stop == self.prompt:
+        keys, values = (room[step.rows, :, :stop] for room in (cached_keys, cached_values))
+        out = self.attend_prompt(layer, queries, keys, values, step)
+        if stop == self.prompt and step.rows.stop == count:
             self.filled(layer, cached_keys, cached_values)
         return out
 
@@ -181,6 +180,11 @@ class Implementation:
         read once per prompt, and not once for every few tokens of all of them.
         """
         return self.tiles(layer)
+
+    def prompts_apart(self, part: slice, most: int) -> list[slice]:
+        """As many whole prompts of a part as have so many tokens, or one, which goes in chunks."""
+        each = max(1, most // self.prompt)
+        return [slice(i, min(i + each, part.stop)) for i in range(part.start, part.stop, each)]
 
     def answers_late(self, layer: int) -> bool:
         """Whether the part before may still wait for its attention when this layer starts."""

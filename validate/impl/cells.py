@@ -130,6 +130,7 @@ class Cells(ABC):
     """
 
     plain = False  # whether keys and values are full-precision numbers in place
+    one_by_one = True  # whether prompts of a part may be read one after another
     takes_back = True  # whether tokens may be overwritten by the next pass
     as_given = True  # whether rows hold the numbers that came, each by itself
     by_position = False  # whether a token's slot has to be its position

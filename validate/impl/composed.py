@@ -20,7 +20,7 @@ from kvsim.validate.impl.found import Piece, piece
 from kvsim.validate.impl.fp16 import Fp16
 from kvsim.validate.impl.placing import Placing
 from kvsim.validate.impl.portions import by_layer, equal_parts, of_part
-from kvsim.validate.impl.selecting import Selecting, Where
+from kvsim.validate.impl.selecting import Selecting, Where, refuse_beside_guesses
 from kvsim.validate.impl.speculation import Speculative
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Answer, Decoder
@@ -57,7 +57,8 @@ class Composed(Speculative):
         self._first = 0  # sequence of the part of the batch that reads its prompt
         self.visits = {layer.place.visit: layer for layer in self.layers}
         self.guess: Tensor | None = None  # of every sequence's next token (batch,)
-        self._refuse_beside_guesses()
+        if self.guesses:
+            refuse_beside_guesses(self.layers)
         drafting = self.parts[0].drafting
         self.drafter = Drafter(self, drafting)
         if self.gamma:
@@ -93,12 +94,23 @@ class Composed(Speculative):
         """As many as the layer's placement has."""
         return equal_parts(self.batch, self.parts[layer].placement.tiles, self.technique.name)
 
+    def prompt_tiles(self, layer: int, most: int) -> list[slice]:
+        """Whole prompts one after another where all parts of the layer can do so."""
+        parts = self.tiles(layer)
+        cache = self.visits[layer, 0]
+        pieces = cache, cache.cells, self.placements[layer], self.drafter
+        if not all(piece.one_by_one for piece in pieces):
+            return parts
+        return [rows for part in parts for rows in self.prompts_apart(part, most)]
+
     def prefill(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
         """Straight into the cache where its cells are plain and the prompt has room."""
-        cache, placing, own = *self._visit(layer, step), of_part(step)
-        self._first = step.rows.start
+        each = self.batch // len(self.tiles(layer))
+        self._first = step.rows.start // each * each
+        cache, placing = self.visits[layer, self._first], self.placements[layer]
+        own = of_part(step, self._first)
         placing.begin(cache.place, own)
         placing.read(cache.place, tensor, own)
         if cache.direct:
@@ -135,7 +147,8 @@ class Composed(Speculative):
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | Answer:
         """As the layer's selection does, once its cache is there."""
-        cache, placing, own = *self._visit(layer, step), of_part(step)
+        cache, placing = self.visits[layer, step.rows.start], self.placements[layer]
+        own = of_part(step, step.rows.start)
         placing.reach(cache.place)
         if step.kind == "draft":
             drafted = self.drafter.attend(cache.place.visit, queries, keys, values, own)
@@ -277,24 +290,11 @@ class Composed(Speculative):
     def _selecting(self, where: Where) -> Selecting:
         return self._piece(Selecting, where.parts.selection)(where)
 
-    def _visit(self, layer: int, step: Pass) -> tuple[Selecting, Placing]:
-        return self.visits[layer, step.rows.start], self.placements[layer]
-
     def _drafts_read(
         self, cache: Selecting, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> None:
         whole = step.length == self.prompt
         self.drafter.read(cache.place.visit, queries, keys, values, step, whole)
-
-    def _refuse_beside_guesses(self) -> None:
-        for layer in self.layers if self.guesses else ():
-            parts = layer.parts
-            plain = parts.selection.name == "all" and layer.cells.takes_back
-            if not layer.guesses and not plain:
-                raise InputError(
-                    f"{parts.selection.name} over {parts.storage.name}: its real implementation "
-                    f"cannot drop a guessed token; use specache:speculative=false beside it"
-                )
 
     def _every_placement(self) -> list[Placing]:
         return list(dict.fromkeys(self.placements))

@@ -24,6 +24,7 @@ Visit = tuple[int, int]
 class Drafter:
     """What drafts of the whole model need beside the layers' own caches."""
 
+    one_by_one = True  # whether prompts of a part may be read one after another
     differences: Mapping[str, str] = MappingProxyType({"quantise": PACKED_EARLY})
     """Ops and buffers that really differ from what is stated, and why."""
 

@@ -21,8 +21,7 @@ class Full(Implementation):
 
     def prompt_tiles(self, layer: int, most: int) -> list[slice]:
         """As many whole prompts as that, or one in chunks."""
-        each = max(1, most // self.prompt)
-        return [slice(i, min(i + each, self.batch)) for i in range(0, self.batch, each)]
+        return self.prompts_apart(slice(0, self.batch), most)
 
     def prefill(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass

@@ -27,6 +27,8 @@ class H2o(Ring):
     .. [1] Z. Zhang et al., "H2O", NeurIPS 2023, algorithm 1.
     """
 
+    one_by_one = False
+
     differences = MappingProxyType(
         {"graduate": "the token that leaves the ring moves to a slot of the heavy hitters"}
     )

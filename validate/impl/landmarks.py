@@ -27,6 +27,8 @@ class Landmarks(Selecting):
     .. [1] H. Sun et al., "ShadowKV", ICML 2025, section 4.2, algorithms 1 and 2.
     """
 
+    one_by_one = False
+
     def __init__(self, place: Where) -> None:
         super().__init__(place)
         self.refuse_drafts()

@@ -55,6 +55,8 @@ class Mikv(Cells):
     .. [1] J. Y. Yang et al., "No token left behind", 2024, section 3: balanced channels in 3.2.
     """
 
+    one_by_one = False
+
     takes_back, as_given, by_position = False, False, True
     differences = MappingProxyType(
         {"attn": WHOLE, "kv": WHOLE, "quantise": PUSHED, "lowest": COMPARED, "indices": ORDERED}

@@ -53,7 +53,7 @@ class Paged(Selecting):
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """The summaries follow when the prompt is whole."""
         out = super().prefill(queries, keys, values, step)
-        if step.length == self.prompt:
+        if step.length == self.prompt and step.rows.stop == self.batch:
             self.summarise(self.rows.k.parts[0][:, :, : self.prompt])
         return out
 

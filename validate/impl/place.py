@@ -44,6 +44,8 @@ class Place(Placing):
     .. [2] J. He and J. Zhai, "FastDecode", arXiv:2403.11421, section 4.
     """
 
+    one_by_one = False
+
     def __init__(self, run: "Composed", part: Placement) -> None:
         super().__init__(run, part)
         assert isinstance(part, Settings)

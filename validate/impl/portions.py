@@ -54,6 +54,7 @@ def equal_parts(batch: int, parts: int, name: str) -> list[slice]:
     return [slice(i, i + each) for i in range(0, batch, each)]
 
 
-def of_part(step: Pass) -> Pass:
-    """A pass as it looks to the part of the batch that it is of."""
-    return replace(step, rows=slice(0, len(step.starts))) if step.rows.start else step
+def of_part(step: Pass, first: int) -> Pass:
+    """A pass as it looks to the part of the batch that begins with the sequence ``first``."""
+    rows = step.rows
+    return replace(step, rows=slice(rows.start - first, rows.stop - first)) if first else step

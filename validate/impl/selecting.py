@@ -61,6 +61,7 @@ class Selecting:
     """
 
     in_order = True  # whether a token's slot is its position
+    one_by_one = True  # whether prompts of a part may be read one after another
     guesses = False  # whether it expects a guess of the next token behind the newest one
     differences: Mapping[str, str] = NONE
     """Ops and buffers that really differ from what is stated, and why."""
@@ -116,7 +117,7 @@ class Selecting:
             for cache, new in zip(held, (keys, values), strict=True):
                 put(cache, new, step)
             marks.writes(keys, values)
-            k, v = (cache[:, :, : step.length] for cache in held)
+            k, v = (cache[step.rows, :, : step.length] for cache in held)
             return attend(marks, queries, k, v, self._seen(step))
 
     def filled(self, keys: Tensor, values: Tensor) -> None:
@@ -155,6 +156,9 @@ class Selecting:
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """A chunk straight into its slots."""
+        if len(step.starts) < self.batch:
+            held = self.cells.prompt(self.slots)
+            return self.attend_from(held, queries, keys, values, step)
         return self.attend_behind(queries, keys, values, step, Spot.behind(step))
 
     def attend_behind(
@@ -202,3 +206,21 @@ class Selecting:
 
     def _seen(self, step: Pass) -> Seen:
         return visible(step, step.length, self.shape.window)
+
+
+def refuse_beside_guesses(layers: list[Selecting]) -> None:
+    """For layers that would have to drop a guessed token and cannot.
+
+    Raises
+    ------
+    InputError
+        Naming the first of them.
+    """
+    for layer in layers:
+        parts = layer.parts
+        plain = parts.selection.name == "all" and layer.cells.takes_back
+        if not layer.guesses and not plain:
+            raise InputError(
+                f"{parts.selection.name} over {parts.storage.name}: its real implementation "
+                f"cannot drop a guessed token; use specache:speculative=false beside it"
+            )

@@ -42,6 +42,8 @@ class Selfdraft(Drafter):
        nearest; the authors' came from a calibrated quantiser.
     """
 
+    one_by_one = False
+
     def __init__(self, run: "Composed", part: Drafting) -> None:
         super().__init__(run, part)
         assert isinstance(part, Settings)

@@ -113,12 +113,19 @@ class Snapkv(Evicting):
         """Collect the observing queries that are in this chunk, if they choose anything."""
         if self.prompt <= self.budget:
             return
-        asking = self._asking(queries.device)
+        asking = self._asking(queries.device)[step.rows]
         place = asking - step.starts[0]
         here = (place >= 0) & (place < step.new)
         rows = place.clamp(0, step.new - 1)[:, None, :, None].expand(
             -1, queries.shape[1], -1, queries.shape[3]
         )
         found = queries.gather(2, rows)
-        old = torch.zeros_like(found) if self._queries is None else self._queries
-        self._queries = torch.where(here[:, None, :, None], found, old)
+        here = here[:, None, :, None]
+        if len(found) == self.batch:
+            old = torch.zeros_like(found) if self._queries is None else self._queries
+            self._queries = torch.where(here, found, old)
+            return
+        if self._queries is None:
+            self._queries = found.new_zeros(self.batch, *found.shape[1:])
+        mine = self._queries[step.rows]
+        mine.copy_(torch.where(here, found, mine))

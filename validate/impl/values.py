@@ -28,6 +28,8 @@ class Values(Selecting):
     .. [1] Q. He and Z. Wu, "Efficient LLM inference with KCache", 2024, section 3.
     """
 
+    one_by_one = False
+
     def __init__(self, place: Where) -> None:
         settings = place.parts.selection
         assert isinstance(settings, TopValues)

@@ -32,6 +32,8 @@ class Zipcache(Cells):
        window is packed by itself, as algorithm 3 has it.
     """
 
+    one_by_one = False
+
     takes_back, as_given, by_position = False, False, True
     differences = MappingProxyType(
         {

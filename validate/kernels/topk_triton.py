@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
+from kvsim.techniques.launches import ALONE
 from kvsim.validate.kernels import topk_split_triton
 from kvsim.validate.kernels.language import jit, launch, next_power_of_2, tl
 
 BLOCK = 1024  # tokens ranked at once
-ALONE = 4096  # tokens up to which one program per KV head is as fast as several launches
 
 
 @jit

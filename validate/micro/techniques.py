@@ -173,7 +173,7 @@ def _scalar(op: Op) -> Op:
     moved = {channel: one(n) for channel, n in op.bytes.items()}
     return replace(
         op, flops=one(op.flops), bytes=moved, rows=one(op.rows), size=one(op.size),
-        fixed=0.0, after=(), ahead=False, sync=False,
+        launches=one(op.launches), fixed=0.0, after=(), ahead=False, sync=False,
     )  # fmt: skip
 
 

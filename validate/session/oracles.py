@@ -12,7 +12,8 @@ from kvsim.validate.kernels import attention_triton, gather_triton, quantise_tri
 from kvsim.validate.kernels.attention import View, attend_plainly
 from kvsim.validate.kernels.gather import gather_plainly
 from kvsim.validate.kernels.packing import unpack
-from kvsim.validate.kernels.quantise import quantise_plainly
+from kvsim.validate.kernels.quantise import Levels, quantise_plainly
+from kvsim.validate.kernels.separable import channelwise, separable
 from kvsim.validate.kernels.topk import mean_attention
 
 TOLERANCE = 4e-3  # of numbers around 1 in fp16, some roundings
@@ -27,17 +28,48 @@ Case = dict[str, Any]
 def attention(device: torch.device, small: bool) -> Iterator[Case]:
     """Packed attention over head sizes, formats, lengths and queries."""
     lengths = (70, 130) if small else (70, 1100, 5000)
-    shapes = product((64, 128), (2, 4, 8), lengths, (1, 5), (torch.float16, torch.float32))
+    shapes = product((64, 128), (1, 2, 4, 8), lengths, (1, 5), (torch.float16, torch.float32))
     for dim, bits, length, new, dtype in shapes:
-        if small and (bits == 8 or new == 5) and dim == 128:
+        if small and (bits in (1, 8) or new == 5) and dim == 128:
             continue
         view, q = _view(device, dim, bits, length, new, dtype)
         for kind, one in _kinds(view, q, small):
-            ours, plain = attention_triton.attend(q, one, True), attend_plainly(q, one, True)
-            off = max(_off(ours.out, plain.out), _off(ours.lse, plain.lse))
             case = {"head_dim": dim, "bits": bits, "tokens": length, "new": new}
-            named = {"rows": kind, "dtype": str(dtype)[6:]}
-            yield case | named | {"off": off, "passed": off <= TOLERANCE}
+            yield case | {"rows": kind, "dtype": str(dtype)[6:]} | _compared(q, one)
+
+
+def _compared(queries: Tensor, view: View) -> Case:
+    """How far the kernel is from its twin over one view."""
+    ours = attention_triton.attend(queries, view, True)
+    plain = attend_plainly(queries, view, True)
+    off = max(_off(ours.out, plain.out), _off(ours.lse, plain.lse))
+    return {"off": off, "passed": off <= TOLERANCE}
+
+
+def factors(device: torch.device, small: bool) -> Iterator[Case]:
+    """ZipCache's rows: groups of which the first is ragged, and a factor per channel of values."""
+    most = 130 if small else 5000
+    for dim, bits, dtype in product((64, 128), (2, 4), (torch.float16, torch.float32)):
+        if small and dim == 128:
+            continue
+        generator = torch.Generator().manual_seed(bits + dim)
+        numbers = [torch.randn(2, 2, most, dim, generator=generator) for _ in "kv"]
+        valid = torch.ones(2, most, dtype=torch.bool)
+        k, v = channelwise(numbers[0], bits, valid), separable(numbers[1], bits, valid)
+        assert v.factor is not None
+        tables = (torch.cat([t, t * 1.5, t * 0.5], 2) for t in (k.scale, k.zero, v.factor))
+        scale, zero, factor = (t.contiguous().to(device) for t in tables)
+        first = torch.tensor([most // 2, most // 3], dtype=torch.int32, device=device)
+        group = most - most // 2 - 8  # the last tokens are of a third group
+        k = replace(k, codes=k.codes.to(device), scale=scale, zero=zero, group=group, first=first)
+        v = replace(
+            v, codes=v.codes.to(device), scale=v.scale.to(device), zero=v.zero.to(device),
+            factor=factor, factor_group=group, first=first,
+        )  # fmt: skip
+        rows = torch.tensor([most, most - 4], dtype=torch.int32, device=device)
+        queries = torch.randn(2, 4, 1, dim, generator=generator).to(device, dtype)
+        case = {"head_dim": dim, "bits": bits, "tokens": most, "new": 1, "rows": "with factors"}
+        yield case | {"dtype": str(dtype)[6:]} | _compared(queries, View(rows, k, v, rows, rows))
 
 
 def _kinds(view: View, queries: Tensor, small: bool) -> Iterator[tuple[str, View]]:
@@ -76,10 +108,11 @@ def _view(
         return torch.randn(shape, generator=generator).to(device, dtype)
 
     packed = max(length - SLOTS + GROUP - 1, 0) // GROUP * GROUP
+    where: Levels = "centres" if bits == 1 else "ends"
     stores, rings = [], []
     for by in ("channel", "token"):
         rows = noise(batch, kv_heads, length, dim)
-        stores.append(quantise_plainly(rows[:, :, :packed], bits, GROUP, by))
+        stores.append(quantise_plainly(rows[:, :, :packed], bits, GROUP, by, where))
         ring = torch.zeros(batch, kv_heads, SLOTS, dim, device=device, dtype=dtype)
         slots = torch.arange(packed, length, device=device) % SLOTS
         ring[:, :, slots] = rows[:, :, packed:]
@@ -94,8 +127,9 @@ def quantise(device: torch.device, small: bool) -> Iterator[Case]:
     """Packing: equal codes but for ties."""
     for dim, bits, by in product((64, 128), (1, 2, 4, 8), ("channel", "token")):
         numbers = torch.randn(2, 2, 64 if small else 2048, dim).half().to(device)
-        ours = quantise_triton.quantise(numbers, bits, GROUP, by)  # type: ignore[arg-type]
-        plain = quantise_plainly(numbers, bits, GROUP, by)  # type: ignore[arg-type]
+        settings: Any = bits, GROUP, by, "centres" if bits == 1 else "ends"
+        ours = quantise_triton.quantise(numbers, *settings)
+        plain = quantise_plainly(numbers, *settings)
         codes = [unpack(store.codes, bits).int() for store in (ours, plain)]
         differ = (codes[0] - codes[1]).abs()
         share = float((differ > 0).float().mean())
@@ -182,5 +216,6 @@ def _off(ours: Tensor, plain: Tensor) -> float:
 
 
 ORACLES = {
-    "attention": attention, "quantise": quantise, "topk": topk, "gather": gather, "lanes": lanes,
+    "attention": attention, "factors": factors, "quantise": quantise, "topk": topk,
+    "gather": gather, "lanes": lanes,
 }  # fmt: skip

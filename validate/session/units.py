@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from kvsim.validate.session.run import Unit
 from kvsim.validate.session.state import SessionState
 
-KERNELS = ("attention", "quantise", "topk", "gather", "lanes")
+KERNELS = ("attention", "factors", "quantise", "topk", "gather", "lanes")
 COUNTED = (("smollm2-135m", 0), ("llama2-7b", 2))
 """Models, and the layers they are cut to (0: all)."""
 TIMED = (("smollm2-135m", 0), ("llama2-7b", 4))

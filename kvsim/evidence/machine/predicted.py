@@ -24,7 +24,7 @@ def predicted(samples: Sequence[Sample], deployment: Deployment) -> Array:
 
 
 def _kind(op: Op) -> tuple[str, str, str, float, tuple[str, ...]]:
-    return op.stream, op.kernel, op.dtype, op.launches, tuple(sorted(op.bytes))
+    return op.stream, op.kernel, op.dtype, float(op.launches), tuple(sorted(op.bytes))
 
 
 def _stacked(ops: Sequence[Op]) -> Op:

@@ -1,0 +1,55 @@
+"""Prompts that are read one after another: each whole, or in chunks of its own."""
+
+from unittest.mock import patch
+
+import pytest
+
+pytest.importorskip("torch")
+
+from kvsim.techniques import parse
+from kvsim.validate.impl import IMPLEMENTATIONS, small_settings
+from kvsim.validate.impl.base import SmallRun
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.run import Generation
+from tests.support.decoders import decoder, prompts
+from tests.support.runs import assert_same_run
+
+LENGTHS = (30, 41, 17)
+TOGETHER = {
+    "eagle", "fastdecode", "h2o", "kcache", "kvpr", "magicdec", "mikv", "mtp",
+    "offload", "quantspec", "shadowkv", "zipcache",
+}  # fmt: skip
+"""Those that rank or move the prompts of a batch together."""
+
+
+def run(text: str, chunk: int) -> tuple[Generation, list[Pass]]:
+    """A complete run, and the passes that its prompt took."""
+    seen: list[Pass] = []
+    step = Decoder.step
+
+    def noted(self: Decoder, *arguments: object) -> Pass:
+        made = step(self, *arguments)  # type: ignore[arg-type]
+        seen.append(made)
+        return made
+
+    with patch.object(Decoder, "step", noted):
+        made = Generation(
+            decoder("llama"), parse(text), prompts(*LENGTHS), 6, chunk=chunk, keep=True
+        )
+        made.complete()
+    return made, [one for one in seen if one.kind == "prefill"]
+
+
+@pytest.mark.parametrize("name", sorted(IMPLEMENTATIONS))
+def test_prompts_have_their_own_chunks(name: str) -> None:
+    settings = small_settings(name, SmallRun(3, 41, 16, 16))
+    if not settings:
+        pytest.skip("its settings do not suit this model")
+    text = f"{name}:{settings[0]}".rstrip(":")
+    whole, _ = run(text, 8192)
+    parted, passes = run(text, 24)
+    alone = {len(one.starts) == 1 for one in passes}
+    assert alone == {name not in TOGETHER}
+    if name not in TOGETHER:  # chunks round otherwise, and ZipCache's ranks then differ
+        assert_same_run(parted, whole)
