@@ -22,7 +22,7 @@ import engines_intervals
 import numpy as np
 from engines_2024 import OLD, spread, write_old
 from engines_intervals import WITHIN_SHAPES, interval, line, requests
-from engines_own import OWN, RESERVED, load_tests
+from engines_own import HOST, OWN, RESERVED, before, load_tests
 
 from kvsim.evidence import ledger, loadtests, published, published_errors
 from kvsim.evidence.ops.fit import ClassFit, fit_table
@@ -193,7 +193,7 @@ def _write_intervals(
                 ratio = c.rows.took / unseen[engine, device, c.name]
                 groups.setdefault(c.name, {})[engine, device] = ratio
     entries, found = requests(
-        folder, ENGINES, lambda engine, device: _carried(fits, base, engine, device), load_stack
+        folder, ENGINES, lambda engine, device: _carried(fits, base, engine, device), before
     )
     for name, several in groups.items():
         if len({device for _, device in several}) < 3:
@@ -260,19 +260,27 @@ LEDGER = Path("kvsim/evidence/ledger.csv")
 def _host_times(folder: Path, engine: str, today: str) -> dict[str, tuple[float, str]]:
     """Host times of an engine by its load tests; their error held out by model is printed."""
     rows = load_tests(folder, engine)
-    stack = load_stack(engine)
+    stack = before(engine)
     fit = loadtests.fit_host(rows, stack)
     measured = np.array([r.latency for r in rows])
     unseen = loadtests.held_out_by_model(rows, stack)
     devices = ", ".join(sorted({r.device for r in rows}))
     said = f"fitted on {today} to {len(rows)} load tests on {devices} (aic-core-0.12.0)"
+    by_gpus = {t: round(float(np.median((unseen / measured)[[r.tp == t for r in rows]])), 3)
+               for t in sorted({r.tp for r in rows})}  # fmt: skip
     held_out = "model" if len({r.model for r in rows}) > 1 else "lengths"
     off = np.abs(unseen / measured - 1)
     seen = np.abs(loadtests.latencies(rows, loadtests.changed(
         stack, fit.values, {r.device for r in rows})) / measured - 1)  # fmt: skip
     print(f"request latency, {engine}: {len(rows)} load tests, fitted {spread(seen)}, "
-          f"held out by {held_out} {spread(off)}; {fit.values}")  # fmt: skip
-    return {k: (v, f"{said}: {v:.3g} +- {fit.errors[k]:.2g}") for k, v in fit.values.items()}
+          f"held out by {held_out} {spread(off)}, "
+          f"predicted over measured by GPUs {by_gpus}; {fit.values}")  # fmt: skip
+    own = {k: said for k, (_, said) in HOST.get(engine, {}).items()}
+    return {
+        k: (v, f"{said}: {v:.3g} +- {fit.errors[k]:.2g}" if np.isfinite(fit.errors[k])
+            else own.get(k, f"not told by {len(rows)} load tests on {devices}, and left out"))
+        for k, v in fit.values.items()
+    }  # fmt: skip
 
 
 PRODUCTS_ALONE = (

@@ -40,6 +40,8 @@ class Point:
     prompt: Number  # tokens per sequence in the prompt [tokens]
     max_length: Number  # prompt and all generated tokens, what a static cache is sized for [tokens]
     prefill: bool = False  # whether this pass reads the prompt
+    ranks: Number | None = None  # tokens that all data-parallel ranks bring to routed experts, over
+    # those of this one (None: as many as there are ranks)
 
     @property
     def length(self) -> Number:

@@ -152,9 +152,9 @@ def _experts(deployment: Deployment, point: Point) -> list[Op]:
     """Router, the routed experts that the tokens touch, and the shared ones."""
     m = deployment.shard
     ops = [gemm(deployment, "router", point.tokens, (m.hidden, m.experts), WEIGHTS["fp16"])]
-    ops += exchange(deployment, "experts_to", point.tokens)
+    ops += exchange(deployment, "experts_to", point.tokens, point.ranks)
     ops += routed_experts(deployment, point)
-    ops += exchange(deployment, "experts_back", point.tokens)
+    ops += exchange(deployment, "experts_back", point.tokens, point.ranks)
     return (
         [*ops, *_mlp(deployment, point, m.shared_experts * m.expert_ffn)]
         if m.shared_experts
@@ -168,7 +168,8 @@ def routed_experts(deployment: Deployment, point: Point) -> list[Op]:
     With uniform routing a token leaves an expert idle with probability 1 - active / experts. The
     tokens are those of all data-parallel ranks, the experts those of the busiest GPU.
     """
-    m, tokens = deployment.shard, point.tokens * deployment.dp
+    m = deployment.shard
+    tokens = point.tokens * (deployment.dp if point.ranks is None else point.ranks)
     idle = (1.0 - m.experts_active / m.experts) ** tokens
     touched = deployment.local_experts * (1.0 - idle)
     routed = tokens * m.experts_active * deployment.routed_share

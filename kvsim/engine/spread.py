@@ -1,7 +1,8 @@
 """What a replica's parallelism besides tensor parallelism adds to a pass.
 
 Data-parallel ranks and micro-batches of a pipeline share the sequences evenly: a pass of each takes
-as long as that with the most.
+as long as that with the most. Decoding ranks are padded to that one, as a CUDA graph is one for all
+ranks; prompts are read outside graphs, and ranks without one bring no tokens to the experts.
 """
 
 from collections.abc import Callable
@@ -39,7 +40,7 @@ def piped(
     own = np.ceil(each / d.pp)
     if point.prefill and d.pp > 1:
         own = np.minimum(own, np.maximum(1.0, PART // np.maximum(point.new, 1.0)))
-    step = forward(replace(point, batch=own))
+    step = forward(replace(point, batch=own, ranks=point.batch / each if point.prefill else None))
     if d.pp == 1:
         return step
     send = _sending(d, HALF * own * point.new * d.model.hidden)

@@ -209,32 +209,41 @@ def host_times(stack: Stack) -> dict[str, float]:
 def fit_host(rows: Sequence[LoadTest], stack: Stack) -> Fit:
     """Host times that explain measured latencies and times per token best.
 
-    A time that the rows do not tell is 0: the one known worst is left out, until all are known.
+    A time that the rows do not tell stays as the stack has it: the one known worst is left out,
+    until the rows tell all others.
     """
-    return _fitted(kernels(rows, stack), rows)
+    return _fitted(kernels(rows, stack), rows, _kept(rows, stack))
 
 
-def _fitted(gpu: Kernels, rows: Sequence[LoadTest]) -> Fit:
+def _kept(rows: Sequence[LoadTest], stack: Stack) -> dict[str, float]:
+    """The stack's own host times on the rows' first card. [s]"""
+    return host_times(stack.on(rows[0].device))
+
+
+def _fitted(gpu: Kernels, rows: Sequence[LoadTest], kept: Mapping[str, float]) -> Fit:
     free: tuple[Parameter, ...] = FREE
     measured = np.array([[r.latency, r.per_token] for r in rows]).T.ravel()
-    while True:
+    while free:
         found = [
-            fit_ratio(gpu.both, measured, [replace(p, start=p.start * s)
-                                           for p, s in zip(free, scales, strict=True)],
+            fit_ratio(lambda values: gpu.both({**kept, **values}), measured,
+                      [replace(p, start=p.start * s) for p, s in zip(free, scales, strict=True)],
                       robust=True)
             for scales in product(STARTS, repeat=len(free))
         ]  # fmt: skip
         best = min(found, key=robust_loss)
         doubt = {p.name: best.errors[p.name] / max(best.values[p.name], NOTHING) for p in free}
         worst = max(doubt, key=doubt.__getitem__)
-        if doubt[worst] <= BLIND or len(free) == 1:
-            missing = [p.name for p in FREE if p.name not in best.values]
-            return replace(
-                best,
-                values=best.values | dict.fromkeys(missing, 0.0),
-                errors=best.errors | dict.fromkeys(missing, float("inf")),
-            )
+        if doubt[worst] <= BLIND:
+            break
         free = tuple(p for p in free if p.name != worst)
+    else:
+        best = Fit({}, {}, gpu.both(kept) / measured - 1, ())
+    missing = [p.name for p in FREE if p not in free]
+    return replace(
+        best,
+        values=best.values | {name: kept[name] for name in missing},
+        errors=best.errors | dict.fromkeys(missing, float("inf")),
+    )
 
 
 def changed(stack: Stack, numbers: Mapping[str, float], devices: set[str]) -> Stack:
@@ -250,11 +259,11 @@ def held_out_by_model(rows: Sequence[LoadTest], stack: Stack) -> Array:
     """
     several = len({r.model for r in rows}) > 1
     part = [(r.model,) if several else (r.prompt, r.generate) for r in rows]
-    gpu = kernels(rows, stack)
+    gpu, kept = kernels(rows, stack), _kept(rows, stack)
     out = np.empty(len(rows))
     for which in sorted(set(part)):
         chosen = np.array([p == which for p in part])
         left = [r for r, p in zip(rows, part, strict=True) if p != which]
-        values = _fitted(gpu.where(~chosen), left).values
+        values = _fitted(gpu.where(~chosen), left, kept).values
         out[chosen] = gpu.where(chosen).latencies(values)
     return out

@@ -108,9 +108,9 @@ class Parallelism:
             )
         if self.dp > 1:
             yield (
-                f"the batch is divided evenly over {self.dp} data-parallel ranks that read prompts "
-                f"and decode at the same time; experts work for all of them, so a pass that reads "
-                f"the prompt of one rank alone is predicted too long"
+                f"the batch is divided evenly over {self.dp} data-parallel ranks; decoding passes "
+                f"are padded to the rank with most sequences, and a rank without a prompt waits "
+                f"for those that read one"
             )
         if self.stage > domain or (self.pp > 1 and self.stage >= domain):
             yield (

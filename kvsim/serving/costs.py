@@ -125,7 +125,8 @@ class StepCosts:
         rules, longest_chunk = self.rules, self._longest_chunk
         decoding = self.passes.width * rules.max_seqs
         most_tokens = max(rules.max_tokens, longest_chunk) + decoding + rules.max_seqs
-        return make_nodes(density, rules.max_seqs, self.longest, longest_chunk, most_tokens)
+        every = most_tokens * self.deployment.dp
+        return make_nodes(density, rules.max_seqs, self.longest, longest_chunk, every)
 
     @property
     def _longest_chunk(self) -> int:

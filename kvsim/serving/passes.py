@@ -99,8 +99,21 @@ class Passes:
         return np.asarray(total)
 
     def tokens(self, tokens: Array) -> Array:
-        """What every layer does to each token, whichever sequence it is of."""
-        d, p = self.deployment, _tokens(tokens)
+        """What every layer does to each token, whichever sequence it is of.
+
+        Experts that several ranks bring tokens to are left out: they are ``routed``.
+        """
+        return self._per_token(_tokens(tokens, None if self.deployment.dp == 1 else 0.0))
+
+    def routed(self, tokens: Array) -> Array:
+        """What experts do to the tokens of several ranks."""
+        if self.deployment.dp == 1:
+            return np.zeros(tokens.shape)
+        with_experts, without = (self._per_token(_tokens(tokens, ranks)) for ranks in (1.0, 0.0))
+        return with_experts - without
+
+    def _per_token(self, p: Point) -> Array:
+        d, tokens = self.deployment, np.asarray(p.batch)
         total: Number = np.zeros(tokens.shape)
         for shapes, count in d.shard.layout:
             for shape in shapes:
@@ -148,9 +161,9 @@ class Passes:
         return self.technique.mixes
 
 
-def _tokens(count: Array) -> Point:
+def _tokens(count: Array, ranks: Number | None = None) -> Point:
     """That many sequences of one token each."""
-    return Point(count, 0.0, 1.0, 1.0, 1.0)
+    return Point(count, 0.0, 1.0, 1.0, 1.0, ranks=ranks)
 
 
 def _renamed(ops: list[Op]) -> list[Op]:

@@ -94,7 +94,7 @@ def play_pass(tables: Tables, world: World, replica: Replica) -> None:
         if replica.left_out > 0:
             context = let_the_paused_wait(world, replica)
     decoding = spend.Decoding(batch, context / max(batch, 1), 0.0)
-    prompts = spend.Prompts(tokens, finished)
+    prompts = spend.Prompts(tokens, replica.prompt_tokens, finished)
     spend.add_pass(tables, replica.cost, decoding, prompts)
     took = replica.cost[0] + replica.copying
     note_gaps(world, replica, (took, took), batch)

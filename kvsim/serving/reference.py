@@ -147,6 +147,10 @@ class PlainReplica(PlainPrompts):
             most = max(*chunks, ceil(sum(chunks) / t.lanes))  # of the lane with most
             for values, more in ((cost.token, most), (cost.head, ceil(len(ends) / t.lanes))):
                 took += line(n.tokens, values, alone + more) - line(n.tokens, values, alone)
+            if t.ranks > 1:  # padded decoding ranks, then the prompts of all ranks
+                padded, every = alone * t.ranks, ceil(sum(chunks) * t.ranks / t.lanes)
+                for sign, count in ((1, padded + max(*chunks, every)), (-1, padded)):
+                    took += sign * line(n.tokens, cost.routed, count)
             own = [plane(n.chunks, n.starts, cost.chunk, s.chunk, s.done) for s in reading]
             took += max(*own, sum(own) / t.lanes)
             took += sum(line(n.contexts, cost.between, s.done + s.chunk) for s in ends)

@@ -145,7 +145,7 @@ class PlainTiers(PlainMemory):
         while first < last:
             part = min(size, last - first)
             nodes, cost = t.nodes, t.seconds
-            for values, more in ((cost.token, part), (cost.head, 0)):
+            for values, more in ((cost.token, part), (cost.routed, part), (cost.head, 0)):
                 total += line(nodes.tokens, values, more) - line(nodes.tokens, values, 0)
             total += plane(nodes.chunks, nodes.starts, cost.chunk, part, first)
             first += part

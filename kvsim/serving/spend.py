@@ -34,6 +34,7 @@ class Prompts(NamedTuple):
     """What the prompts of a pass have in common."""
 
     tokens: int  # that it reads, in the lane with most of them [tokens]
+    every: int  # in all lanes [tokens]
     finished: int  # prompts that it completes, in all lanes
 
 
@@ -93,6 +94,10 @@ def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -
         finished = of_lane(tables, prompts.finished)
         add_per_token(tables, cost, tables.costs.token, (own, own + prompts.tokens))
         add_per_token(tables, cost, tables.costs.head, (own, own + finished))
+        if tables.ranks > 1:  # decoding ranks are padded to the fullest; prompts are as they come
+            padded, stages = own * tables.ranks, tables.lanes // tables.ranks
+            read = max(prompts.tokens, (prompts.every + stages - 1) // stages)
+            add_per_token(tables, cost, tables.costs.routed, (padded, padded + read))
 
 
 @compiled
@@ -200,7 +205,7 @@ def add_passes(tables: Tables, passes: Records[OnePass]) -> None:
     """What each of some passes costs."""
     for i in range(passes.size):
         one = passes[i]
-        prompts = Prompts(one.tokens, one.finished)
+        prompts = Prompts(one.tokens, one.tokens, one.finished)
         add_pass(tables, one.cost, Decoding(one.batch, one.context, 0.0), prompts)
         if one.tokens > 0:
             add_chunk(tables, one.cost, float(one.tokens), one.start)
@@ -230,6 +235,6 @@ def kinds_of_tables(tables: Tables) -> dict[Any, Any]:
         Costs: kind_of(tables.costs.token),
         Below: kind_of(tables.below.tokens),
         Decoding: numba.types.NamedTuple((whole, real, real), Decoding),
-        Prompts: numba.types.NamedUniTuple(whole, 2, Prompts),
+        Prompts: numba.types.NamedUniTuple(whole, 3, Prompts),
         tuple[int, int]: numba.types.UniTuple(whole, 2),
     }

@@ -4,11 +4,12 @@ A pass over decoding sequences and parts of prompts takes
 
     round(batch, mean context)                      alone, as the engine predicts it
     + token(all tokens) - token(decoding ones)      projections and MLPs run over all at once
+    + routed(all tokens) - routed(decoding ones)    experts, where ranks bring tokens to them
     + head(all rows) - head(decoding rows)          a finished prompt adds one row of logits
     + the sum over its parts of prompts of what else each needs: attention, quantisation, copies
 
 Where a pass is divided over several lanes (data-parallel ranks, micro-batches of a pipeline), what
-comes on top of the round is that of the lane with most tokens.
+comes on top of the round is that of the lane with most tokens; experts take those of all ranks.
 
 ``round`` and the pass over one prompt are the engine's own predictions, so batches of only one
 kind are exact at the tables' nodes; ``accuracy`` says how far direct evaluation is from the tables
@@ -69,6 +70,7 @@ class PerNode(NamedTuple):
 
     round: Array  # a decoding round (b, c)
     token: Array  # projections, MLPs and norms over so many tokens (t,)
+    routed: Array  # experts over so many tokens of all data-parallel ranks; 0 for one rank (t,)
     head: Array  # LM head and sampling of so many rows (t,)
     chunk: Array  # what a part of a prompt needs besides (n, s)
     between: Array  # what follows a prompt of so many tokens (c,)
@@ -86,6 +88,7 @@ class Tables(NamedTuple):
     host_bytes: Bytes  # its part in host memory (b,) [B]
     width: int  # tokens per sequence in the widest pass of a round [tokens]
     lanes: int  # ranks and micro-batches that a pass is divided over
+    ranks: int  # data-parallel ones among them
     h2d: float  # rate at which each GPU swaps in and fetches evicted blocks [B/s]
     d2h: float  # and swaps out [B/s]
 
@@ -170,11 +173,14 @@ def _bisected(nodes: Array, values: Callable[[Array], Array], good: float) -> Ar
 def tabulate(passes: Passes, nodes: Nodes) -> PerNode:
     """A measure of the passes at every node."""
     token, head = passes.tokens(nodes.tokens), passes.head(nodes.tokens)
+    routed = passes.routed(nodes.tokens)
     alone = passes.prompt(nodes.chunks[:, None], nodes.starts[None, :])
-    shared = np.interp(nodes.chunks, nodes.tokens, token)[:, None] + passes.head(np.ones(1))
+    shared = np.interp(nodes.chunks, nodes.tokens, token + routed)[:, None]
+    shared = shared + passes.head(np.ones(1))
     return PerNode(
         round=_rounds(passes, nodes.batches[1:], nodes.contexts),
         token=token,
+        routed=routed,
         head=head,
         chunk=np.maximum(alone - shared, 0.0),
         between=passes.between(nodes.contexts),
@@ -225,6 +231,7 @@ def make_tables(passes: Passes, nodes: Nodes, room: Room, work: bool = True) -> 
         host_bytes=room.host_bytes,
         width=passes.width,
         lanes=d.lanes,
+        ranks=d.dp,
         h2d=d.bandwidth["h2d"],
         d2h=d.bandwidth["d2h"],
     )

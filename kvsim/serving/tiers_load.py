@@ -52,7 +52,7 @@ def recompute_s(
     replica.recompute[0] = 0.0
     while first < last:
         part = min(size, last - first)
-        alone, prompts = spend.Decoding(0, 0.0, 0.0), spend.Prompts(part, 0)
+        alone, prompts = spend.Decoding(0, 0.0, 0.0), spend.Prompts(part, part, 0)
         spend.add_pass(tables, replica.recompute, alone, prompts)
         spend.add_chunk(tables, replica.recompute, float(part), float(first))
         first += part

@@ -115,7 +115,33 @@ def test_tokens_travel_to_experts_by_hand() -> None:
     (op,) = exchange(far, "experts_to", 16.0)
     entering = 16 * 16 * hidden * 2 / 2 / 8
     assert op.fixed - 5e-6 - entering / 50e9 == pytest.approx(far.hardware.links["link"].latency)
+    (lone,) = exchange(far, "experts_to", 16.0, 1.0)  # one rank of 16: its node sends for it alone
+    assert op.fixed - lone.fixed == pytest.approx(7 / 8 * entering / 50e9)
+    assert lone.bytes == op.bytes
     assert exchange(deployed(tp=8, ep=8), "experts_to", 16.0) == []
+
+
+def test_ranks_without_a_prompt_bring_experts_nothing() -> None:
+    """Prompts are counted as they come, decoding is padded; by hand."""
+    d = deployed("qwen3-30b-a3b", "ideal", dp=4)
+
+    def routed(step: Step) -> float:
+        (layer,) = step.groups[0].layers
+        return float(sum(np.ravel(op.flops)[0] for op in layer if op.name.startswith("experts_")))
+
+    m = d.model
+    of_token = 6.0 * m.hidden * m.expert_ffn / 4 * m.experts_active
+    for batch in (1.0, 3.0, 4.0, 6.0):
+        reading = FULL.prefill(d, prefill_point(batch, 512.0, 8.0))
+        assert routed(reading) == pytest.approx(batch * 512 * of_token)
+        (decoding,) = FULL.cycle(d, decode_point(batch, 512.0, 8.0, 0.0)).steps
+        assert routed(decoding) == pytest.approx(4 * np.ceil(batch / 4) * of_token)
+
+
+def test_a_lone_prompt_is_read_sooner_than_one_of_every_rank() -> None:
+    d = deployed(DEEPSEEK, dp=8, ep=8)
+    alone, full = predicted(d, np.array([1.0, 8.0])).prefill_s
+    assert 0.2 * full < alone < 0.8 * full
 
 
 @pytest.mark.parametrize("degrees", SPREADS, ids=str)

@@ -262,6 +262,23 @@ def test_work_beside_the_gpu_is_told_where_it_is_the_longer() -> None:
     assert found == pytest.approx(HOST, rel=0.05)
 
 
+def test_what_load_tests_do_not_tell_stays_as_it_is() -> None:
+    """Work beside the GPU that is hidden everywhere keeps the stack's own number."""
+    hidden = {"time.overlapped_sequence_s": 2e-9, "time.overlapped_prompt_s": 3e-9}
+    stack = with_numbers(load_stack("trtllm").on("h100"), HOST | hidden)
+    rows = load_tests((1,))
+    gpu = loadtests.kernels(rows, stack)
+    told = [
+        replace(r, latency=float(took), per_token=float(each))
+        for r, took, each in zip(rows, gpu.latencies(HOST | hidden), gpu.per_token(HOST | hidden),
+                                 strict=True)
+    ]  # fmt: skip
+    found = loadtests.fit_host(told, stack)
+    assert {name: found.values[name] for name in hidden} == hidden
+    assert set(hidden) <= set(found.unknown)
+    assert found.values["time.step_s"] == pytest.approx(HOST["time.step_s"], rel=0.02)
+
+
 def test_load_tests_are_composed_as_the_engine_plays_passes() -> None:
     """A step and a prompt with all host times on the timeline, and as the fit composes them.
 

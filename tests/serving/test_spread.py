@@ -69,6 +69,15 @@ def test_one_request_takes_what_predict_says(degrees: dict[str, int]) -> None:
     assert last - first == pytest.approx(float(alone.decode_s[0]), rel=0.01)
 
 
+@pytest.mark.parametrize("prompts", [1, 3, 4])
+def test_prompts_of_several_ranks_take_what_predict_says(prompts: int) -> None:
+    """Each is read by a rank of its own; experts work for as many as there are."""
+    degrees = {"dp": 4, "ep": 4}
+    run = played(costs_of(8, 2048, **degrees), prompts, 512, 32, 0.0)
+    together = Prediction(FULL, deployed(**degrees), np.array([float(prompts)]), 512, 32)
+    assert run.progress.first == pytest.approx(float(together.prefill_s[0]), rel=0.01)
+
+
 @pytest.mark.parametrize("degrees", SPREADS, ids=str)
 def test_many_requests_flow_as_predict_says(degrees: dict[str, int]) -> None:
     """A full replica: prompts of all ranks and stages are read at once, not one after another."""
