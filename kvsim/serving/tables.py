@@ -70,10 +70,10 @@ class PerNode(NamedTuple):
 
     round: Array  # a decoding round (b, c)
     token: Array  # projections, MLPs and norms over so many tokens (t,)
-    routed: Array  # experts over so many tokens of all data-parallel ranks; 0 for one rank (t,)
     head: Array  # LM head and sampling of so many rows (t,)
     chunk: Array  # what a part of a prompt needs besides (n, s)
     between: Array  # what follows a prompt of so many tokens (c,)
+    routed: Array  # experts over so many tokens of all data-parallel ranks; 0 for one rank (t,)
 
 
 class Tables(NamedTuple):
@@ -180,10 +180,10 @@ def tabulate(passes: Passes, nodes: Nodes) -> PerNode:
     return PerNode(
         round=_rounds(passes, nodes.batches[1:], nodes.contexts),
         token=token,
-        routed=routed,
         head=head,
         chunk=np.maximum(alone - shared, 0.0),
         between=passes.between(nodes.contexts),
+        routed=routed,
     )
 
 
