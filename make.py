@@ -105,6 +105,8 @@ def test(variables: Mapping[str, str]) -> None:
         )
         for arguments in slow
     ]  # fmt: skip
+    if not (ROOT / "tests" / "__pycache__").is_dir():  # else both would compile all at once
+        finished(["-Im", "pytest", "--collect-only", "-q"], variables, subprocess.DEVNULL)
     code = finished(["-Im", "pytest", *BESIDE], variables)
     for check in checks:
         print(check.communicate()[0], end="")

@@ -121,9 +121,7 @@ def cluster(
             "--scheduler: needs dask.distributed; install it with pip install distributed"
         ) from None
     try:
-        client: Any = distributed.Client(  # type: ignore[no-untyped-call]
-            scheduler, timeout=REACHED
-        )
+        client: Any = distributed.Client(scheduler, timeout=REACHED)
     except (OSError, TimeoutError, ValueError) as problem:
         raise InputError(
             f"--scheduler: {scheduler[:80]} cannot be reached ({type(problem).__name__}); is it "
@@ -181,7 +179,7 @@ def _dask(
         if not under_way:
             return
         try:
-            waited: Any = distributed.wait(  # type: ignore[no-untyped-call]
+            waited: Any = distributed.wait(
                 list(under_way), timeout=LOOK, return_when="FIRST_COMPLETED"
             )
         except TimeoutError:

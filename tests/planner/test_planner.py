@@ -221,7 +221,8 @@ def test_choice_is_the_best_of_all_exact_replays(
 
 
 def test_each_objective_is_best_at_its_own() -> None:
-    plans = [planned(deployment("llama2-7b", "a6000"), objective=name) for name in OBJECTIVES]
+    d, offered = deployment("llama2-7b", "a6000"), [parse("full"), parse("flexgen")]
+    plans = [planned(d, offered, name) for name in OBJECTIVES]
     for plan in plans:
         scores = [float(measures(other.choice)[plan.objective][0]) for other in plans]
         assert min(scores) == value(plan)

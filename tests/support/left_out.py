@@ -1,0 +1,108 @@
+"""What a quick run of the tests leaves out; `make.py test --all` leaves out nothing."""
+
+import os
+from zlib import crc32
+
+SLOW = (  # minutes of processor time together; `make.py test --all` runs them
+    "tests/commands/test_calibrate_machine.py::test_bad_input_is_one_line[arguments1-",
+    "tests/commands/test_calibrate_machine.py::test_killed",
+    "tests/commands/test_calibrate_machine.py::test_neither",
+    "tests/commands/test_capacity.py::test_the_fleet",
+    "tests/commands/test_capacity.py::test_targets",
+    "tests/commands/test_capacity.py::test_any_replica",
+    "tests/commands/test_capacity.py::test_host_memory",
+    "tests/commands/test_capacity.py::test_other_loads",
+    "tests/commands/test_cli.py::test_a_failing_write_leaves_nothing_half_written[None",
+    "tests/commands/test_cli_plan_trace.py::test_bad_input_gets_one_line[arguments9",
+    "tests/commands/test_cli_plan_trace.py::test_the_plan_is_what",
+    "tests/commands/test_cli_quality.py::test_a_trace_is_printed",
+    "tests/commands/test_simulate_files.py::test_a_run_that_is_stopped",
+    "tests/commands/test_simulate_traces.py::test_accepted_drafts",
+    "tests/commands/test_cli.py::test_text_fits_100_columns[plan --model lwm",
+    "tests/docs/test_notebooks.py",
+    "tests/evidence/test_fromrun.py::test_a_run_of_a_known_stack",
+    "tests/planner/test_fleet_play.py",
+    "tests/planner/test_flips.py::test_beyond",
+    "tests/planner/test_programme.py::test_best_first",
+    "tests/planner/test_planner.py::test_two_gpus",
+    "tests/planner/test_planner.py::test_limits_bind",
+    "tests/planner/test_plan_trace.py::test_late",
+    "tests/planner/test_plan_trace.py::test_nothing_simulated_is_better_on_the_chat_sample[latency",
+    "tests/planner/test_plan_trace.py::test_nothing_simulated_is_better_on_the_chat_sample[throughput",
+    "tests/planner/test_plan_trace.py::test_a_choice_per_class",
+    "tests/report/test_every_page.py::test_a_page_is_right",
+    "tests/report/test_every_page.py::test_lanes",
+    "tests/report/test_explore.py",
+    "tests/report/test_pages.py",
+    "tests/robust/test_determinism.py",
+    "tests/robust/test_environment.py",
+    "tests/robust/test_injection.py::test_markup_is_text_on_the_page_of_capacity",
+    "tests/robust/test_kills.py",
+    "tests/sweep/test_sweep.py::test_a_pool",
+    "tests/test_scaffold.py::test_every_command_knows_it",
+    "tests/test_scaffold.py::test_contract",
+    "tests/traces/test_traces_generate.py::test_prefix_reuse",
+    "tests/validate/test_any_cpu.py",  # CI asks for it by its name
+    "tests/validate/test_impl_overlap.py::test_no_wrong_token_in_a_thousand_steps",
+    "tests/validate/test_impl_overlap.py::test_no_wrong_token_with_other",
+    "tests/validate/test_impl_speculation.py::test_sampled",
+    "tests/validate/test_kernels_triton.py::test_attention_over_any",
+    *(
+        f"tests/validate/test_launches.py::test_stated_kernels_are_those_dispatched[{name}"
+        for name in ("eagle", "flexgen", "fp8", "gear", "h2o", "kcache", "kvpr", "magicdec:draft")
+    ),
+    *(
+        f"tests/validate/test_launches.py::test_stated_kernels_are_those_dispatched[{name}"
+        for name in ("ngram", "offload", "pyramidkv", "quantspec", "quest", "shadowkv", "snapkv")
+    ),
+    *(
+        f"tests/validate/test_launches.py::test_stated_kernels_are_those_dispatched[{name}"
+        for name in ("streamingllm", "turboquant", "zipcache")
+    ),
+    "tests/validate/test_pretended_units.py::test_every",
+    "tests/validate/test_session.py::test_a_unit_runs",
+    "tests/validate/test_session.py::test_the_whole_command_stopped_at_random_moments_goes_on[1",
+    "tests/validate/test_smollm2.py::test_logits",
+    "tests/validate/test_smollm2.py::test_one_bit",
+    "tests/validate/test_smollm2.py::test_quantspec_writes",
+    "tests/validate/test_smollm2.py::test_tokens_of",
+    "tests/validate/test_timing.py::test_a_round_is_seen",
+    "tests/validate/test_timing.py::test_memory_and_copies",
+)
+
+SAMPLED = {  # alike cases, of which a quick run takes one in so many, the same ones every time
+    "tests/engine/test_timeline.py::test_techniques_match": 2,
+    "tests/prediction/test_generate.py::test_largest": 2,
+    "tests/prediction/test_generate.py::test_times": 2,
+    "tests/techniques/test_compositions.py::test_degenerate": 2,
+    "tests/techniques/test_compositions.py::test_pairs": 2,
+    "tests/techniques/test_contract.py": 2,
+    "tests/techniques/test_limits.py": 2,
+    "tests/techniques/test_more_techniques.py": 3,
+    "tests/validate/test_impl_composed.py::test_compositions": 2,
+    "tests/validate/test_impl_composed.py::test_lossless": 2,
+    "tests/validate/test_impl_counts.py::test_ops": 2,
+    "tests/validate/test_impl_lossless.py::test_the_whole_context": 2,
+    "tests/validate/test_kernels_quantise.py::test_codes": 2,
+    "tests/validate/test_kernels_triton.py::test_attention_over_packed": 2,
+}
+
+
+def left_out(test: str, named: list[str]) -> bool:
+    """Whether a quick run leaves a test out.
+
+    Parameters
+    ----------
+    test
+        Its name, as pytest has it: file, function and case.
+    named
+        What the command line asks for. A slow test, or one case of alike ones, that is asked for
+        by its name is run.
+    """
+    if "KVSIM_ALL_TESTS" in os.environ:
+        return False
+    if test.startswith(SLOW):
+        return not any(argument.startswith(SLOW) for argument in named)
+    parts = [share for prefix, share in SAMPLED.items() if test.startswith(prefix)]
+    whole = any("::" in argument and test.startswith(argument) for argument in named)
+    return bool(parts) and not whole and crc32(test.encode()) % parts[0] > 0
