@@ -135,7 +135,7 @@ def arranged(coefficients: Coefficients, programme: Programme, mix: Mix) -> Arra
             if not count or weight.sum() <= 0:
                 continue
             some: list[tuple[Option, Shares]] = [
-                coefficients.corner(programme, int(v)) for v in rows
+                coefficients.corner(programme, int(v), k) for v in rows
             ]
             keys = vars(some[0][1])
             mean = {

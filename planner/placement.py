@@ -22,14 +22,13 @@ from kvsim.planner.halves import HalfTimes, Halves, all_half_times
 from kvsim.planner.layertimes import RESOURCES, STREAMS, LayersOfPass
 from kvsim.planner.planes import Stretches, planes, stretches
 from kvsim.planner.programme import Programme, Streaming
-from kvsim.planner.shares import Option, Shares, placed
-from kvsim.planner.tighter import time_limits
+from kvsim.planner.shares import Option, Shares, held_shares, placed
+from kvsim.planner.tighter import kept_outside, time_limits
 from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.memory import (
     TIERS,
     decode_point,
     held_beside,
-    left_for_caches,
     phases,
     prefill_point,
     served_buffers,
@@ -86,21 +85,26 @@ class Coefficients:
     @cached_property
     def seconds(self) -> Array:
         """Of one layer by phase, resource, corner, shape and batch. (q, r, v, k, b) [s]"""
-        full = [k for k, s in enumerate(self.shapes) if (s.window or np.inf) < self.workload.prompt]
-        found = planes(self.options, self._layers, self.workload.prompt, full, len(STREAMS))
-        return self._by_phase(np.moveaxis(found, -1, 2))
+        found = planes(self.options, self.layers, self.workload.prompt, self.held)
+        return self.by_phase(np.moveaxis(found, -1, 2))
 
-    def _by_phase(self, cost: Array) -> Array:
+    def by_phase(self, cost: Array) -> Array:
         """A cost of reading the prompts and at all points of the context, as phases have it."""
         return np.concatenate([cost[:1], self._stretches.below(cost[1:])])
 
-    def _layers(self, s: Shares, parts: int) -> Array:
-        """One layer of each shape, at all points. (1 + 3c, r, k, b) [s]"""
+    @cached_property
+    def held(self) -> Array:
+        """The share of the prompt that a layer has cached, by shape. (k,)"""
+        return held_shares(self.deployment, self.shapes, self.workload.prompt)
+
+    def layers(self, s: Shares, parts: int, among: list[int]) -> Array:
+        """One layer of some shapes, at all points. (1 + 3c, r, k, b) [s]"""
         t, d = placed(s, self.workload.prompt, parts=parts), self.deployment
         (read, rounds), (reading, decoding) = self._points(), self._passes
         points = 1 + self._stretches.tokens.size
-        found = np.zeros((points, len(RESOURCES), len(self.shapes), self.batches.size))
-        for k, shape in enumerate(self.shapes):
+        found = np.zeros((points, len(RESOURCES), len(among), self.batches.size))
+        shapes = list(self.shapes)
+        for k, shape in enumerate(shapes[i] for i in among):
             layer = LayerPass(d, part_of(read, t.parts[0]), shape, t.parts[0])
             found[:1, :, k] = np.moveaxis(reading.resources(layer), 2, 0)
             if rounds is not None:
@@ -127,7 +131,7 @@ class Coefficients:
                     found[place, STREAMS.index(op.stream)] += took
                     if op.stream == "gpu":
                         found[place, RESOURCES.index("chain")] += took
-        total = self._by_phase(found)
+        total = self.by_phase(found)
         # the head does not wait for the CPU's last part of a batch
         halves = [v for v, o in enumerate(self._option_of) if self.options[o].parts > 1]
         if halves:
@@ -230,6 +234,7 @@ class Coefficients:
         reads = batch / self.group if w.service else 1.0
         gpu, host = self.bytes
         once_gpu, once_host = self.once
+        held = [x[:, index] for x in self._held_beside]
         return Programme(
             names=tuple(self.options[o].name for o in usable),
             option_of=np.array([usable.index(o) for o, _ in corners]),
@@ -245,21 +250,12 @@ class Coefficients:
             once_host=once_host[:, :, rows, index],
             streaming=self.streaming,
             memory=(
-                limits.gpu_memory + self._outside(limits.gpu_memory, index),
+                limits.gpu_memory + kept_outside(self.deployment, limits.gpu_memory, *held),
                 limits.host_memory,
             ),
             times=time_limits(w, limits, reads, each),
             halves=self._halves(usable, index),
         )
-
-    def _outside(self, given: float, index: int) -> float:
-        """Of all that is held what an engine keeps outside its share of memory, at most. [B]"""
-        weights, beside = (x[:, index].tolist() for x in self._held_beside)
-        kept = [
-            left_for_caches(self.deployment, given, b, w) + b
-            for w, b in zip(weights, beside, strict=True)
-        ]
-        return float(max(kept)) - given
 
     @cached_property
     def _held_beside(self) -> tuple[Array, Array]:
@@ -292,9 +288,9 @@ class Coefficients:
     def _option_of(self) -> list[int]:
         return [o for o, option in enumerate(self.options) for _ in option.corners]
 
-    def corner(self, programme: Programme, index: int) -> tuple[Option, Shares]:
-        """The option and the shares of a corner of a programme made here."""
+    def corner(self, programme: Programme, index: int, shape: int) -> tuple[Option, Shares]:
+        """The option and the shares of a corner of a programme made here, in a shape of layers."""
         name = programme.names[int(programme.option_of[index])]
         option = next(o for o in self.options if o.name == name)
         first = int(np.flatnonzero(programme.option_of == programme.option_of[index])[0])
-        return option, option.corners[index - first]
+        return option, option.held(float(self.held[shape])).corners[index - first]

@@ -69,17 +69,11 @@ def stretches(rounds: int, kinks: Iterable[float] = ()) -> Stretches:
 
 def planes(
     options: Iterable[Option],
-    cost: Callable[[Shares, int], Array],
+    cost: Callable[[Shares, int, list[int]], Array],
     prompt: int,
-    full_windows: list[int],
-    streams: int,
+    held: Array,
 ) -> Array:
     """Planes below costs of all options. (q, r, k, b, corners)
-
-    A window that the prompt fills holds fewer tokens than a share of the prompt that is to be
-    recomputed, beyond which nothing changes: a cost that no plane with the slope of one point is
-    below. What a stream works there is at least what it does at the least share on the host, with
-    nothing or everything recomputed; a chain at least what the first stream, the GPU, works.
 
     Where the CPU attends beside a recomputation, a chain bends where the GPU takes over. Its first
     plane is below the one part; the last resource, a chain too, has that of nothing recomputed,
@@ -87,40 +81,43 @@ def planes(
 
     Parameters
     ----------
-    cost : of shares and parts of the batch, by phase, resource, shape and batch. (q, r, k, b)
-    full_windows : shapes of layers whose window the prompt fills.
-    streams : of the resources, how many are streams; after them come chains.
+    cost : of shares and parts of the batch in some shapes of layers, by phase, resource, shape and
+        batch. (q, r, k, b)
+    held : the share of the prompt's tokens that is there to be recomputed, by shape. (k,)
     """
     found = []
     for option in options:
+        splits = any(corner.split for corner in option.corners)
+        shares = held if splits else np.ones_like(held)
+        some: dict[int, Array] = {}
+        for share in distinct(shares).tolist():
+            shapes = np.flatnonzero(shares == share).tolist()
 
-        def mine(shares: Shares, parts: int = option.parts) -> Array:
-            return cost(shares, parts)
+            def mine(at: Shares, parts: int = option.parts, among: list[int] = shapes) -> Array:
+                return cost(at, parts, among)
 
-        values = plane(option, mine, prompt)
-        if full_windows and any(corner.split for corner in option.corners):
-            low = min(corner.host for corner in option.corners)
-            ends = mine(Shares(low)), mine(Shares(low, low))
-            least = np.minimum(*ends)
-            least[:, streams:] = least[:, :1]
-            values[:, :, full_windows] = least[:, :, full_windows, :, None]
-        if any(corner.split and corner.cpu for corner in option.corners):
-            alone = tuple(Shares(cpu=corner.cpu) for corner in option.corners)
-            values[:, -1] = plane(replace(option, corners=alone), mine, prompt)[:, -1]
-        found.append(values)
+            values = plane(own := option.held(share), mine, prompt)
+            if any(corner.split and corner.cpu for corner in own.corners):
+                alone = tuple(Shares(cpu=corner.cpu) for corner in own.corners)
+                values[:, -1] = plane(replace(own, corners=alone), mine, prompt)[:, -1]
+            some |= {k: values[:, :, i] for i, k in enumerate(shapes)}
+        found.append(np.stack([some[k] for k in range(held.size)], axis=2))
     return np.concatenate(found, axis=-1)
 
 
-def plane(option: Option, cost: Callable[[Shares], Array], prompt: int) -> Array:
+def plane(
+    option: Option, cost: Callable[[Shares], Array], prompt: int, touching: Shares | None = None
+) -> Array:
     """A plane below a cost in the option's box, at its corners. (..., corners)
 
-    Where the cost bends beside the middle, the plane is lowered by what its slope may be off.
+    Where the cost bends beside the point, the plane is lowered by what its slope may be off.
 
     Parameters
     ----------
     prompt : tokens, as a split is a whole number of them.
+    touching : the point, inside the box; its middle if None.
     """
-    middle = option.middle
+    middle = touching or option.middle
     if middle.split:  # where some tokens are recomputed: with none, no kernel starts
         middle = replace(middle, split=max(np.floor(middle.split * prompt), 2.0) / prompt)
     at = cost(middle)

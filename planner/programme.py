@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from kvsim.graph import Array
 from kvsim.planner.assigning import LossRow, add_loss_rows
 from kvsim.planner.halves import Halves
+from kvsim.planner.passes import Tangent, add_times
 from kvsim.planner.rows import cut, losses, weight_buffers
 from kvsim.planner.runs import add_runs
 
@@ -96,6 +97,8 @@ class Programme:
         The shape of each layer. (l,)
     halves
         Of layers whose batch passes in halves, where there are some.
+    tangents
+        Further planes below the seconds of an option's layers, of which the highest counts.
     """
 
     names: tuple[str, ...]
@@ -117,6 +120,7 @@ class Programme:
     budget: float = np.inf
     shape_of: NDArray[np.int64] | None = None
     halves: Halves | None = None
+    tangents: tuple[Tangent, ...] = ()
 
     def least(self) -> float:
         """What no mix undercuts whatever the memory: each resource at its quickest corners. [s]
@@ -195,7 +199,7 @@ def build(
     decided = {} if counts is None else {key: float(counts[key]) for key in n}
     for key, value in decided.items():
         problem.addConstraint(n[key] == value, f"counted_{programme.names[key[0]]}_{key[1]}")
-    _times(problem, programme, y, w, t, unit, apart)
+    add_times(problem, programme, y, w, t, unit, apart)
     if whole and not apart:
         add_runs(problem, programme, n, y, w, t, unit)
     widest = weight_buffers(problem, programme, n, w, whole, counts)
@@ -218,32 +222,6 @@ def build(
         add_loss_rows(problem, programme, n, loss_rows)
     cut(problem, n, programme, cuts)
     return Built(problem, n, y, w, t, assigned)
-
-
-def _times(
-    problem: pulp.LpProblem, p: Programme, y: Variables, w: Variables, t: list[pulp.LpVariable],
-    unit: float, apart: bool,
-) -> None:  # fmt: skip
-    """A pass takes at least the work of every stream, and at least the chain."""
-    groups = [[o] for o in range(len(p.names))] if apart else [list(range(len(p.names)))]
-    for i, q in enumerate(p.phases):
-        head = p.head[i].max() / unit if apart else p.head[i] / unit
-        parts = [problem.add_variable(f"T_{q}_{p.names[o]}", 0) for (o,) in groups] if apart else []
-        if apart:
-            problem.addConstraint(pulp.lpSum(parts) - t[i] / unit <= -float(head), f"blocks_{q}")
-        for (g, some), (j, r) in product(enumerate(groups), enumerate(p.resources)):
-            per_layer, moved = p.seconds[i, j] / unit, p.streaming.seconds[i, j] / unit
-            if not (per_layer.any() or p.head[i, j] or (w and moved.any())):
-                continue
-            work = pulp.LpAffineExpression(
-                [(x, float(per_layer[v, k])) for (v, k), x in y.items()
-                 if per_layer[v, k] and p.option_of[v] in some]
-                + [(x, float(moved[k])) for (o, k), x in w.items() if moved[k] and o in some]
-            )  # fmt: skip
-            if apart:
-                problem.addConstraint(work <= parts[g], f"{r}_{q}_{p.names[g]}")
-            else:
-                problem.addConstraint(work - t[i] / unit <= -float(head[j]), f"{r}_{q}")
 
 
 def _memory(

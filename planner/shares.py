@@ -1,11 +1,14 @@
 """The ways to place a layer's cache, each within a box of shares."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
+from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
+from kvsim.models.model import LayerShape
 from kvsim.techniques import compose
 from kvsim.techniques.base import Technique
 from kvsim.techniques.place import Place
@@ -72,6 +75,11 @@ class Option:
         keys = vars(self.corners[0])
         return Shares(**{k: sum(getattr(c, k) for c in self.corners) / count for k in keys})
 
+    def held(self, share: float) -> "Option":
+        """The same where a layer holds only a share of the prompt: splits are shares of that."""
+        corners = tuple(replace(c, split=c.split * share) for c in self.corners)
+        return replace(self, corners=corners)
+
 
 def options_for(deployment: Deployment, halves: bool) -> list[Option]:
     """Every way to place a cache there.
@@ -113,6 +121,14 @@ def _recomputed(host: float) -> tuple[Shares, Shares]:
 def _joined(cpu: float) -> tuple[Shares, ...]:
     """A share for the CPU; the rest stays, is copied, or is recomputed."""
     return Shares(cpu=cpu), Shares(1 - cpu, 0.0, cpu), Shares(1 - cpu, 1 - cpu, cpu)
+
+
+def held_shares(deployment: Deployment, shapes: Iterable[LayerShape], prompt: int) -> Array:
+    """The share of a prompt that a layer has cached, by shape: less where its window ends. (k,)"""
+    # the new token has taken a place in a full window, unless places are reserved
+    new = 0 if deployment.stack.cache.static else 1
+    windows = (shape.window for shape in shapes)
+    return np.array([(w - new) / prompt if w and w < prompt else 1.0 for w in windows])
 
 
 def placed(shares: Shares, prompt: int, streamed: float = 0.0, parts: int = 1) -> Technique:

@@ -10,6 +10,7 @@ import pulp
 from kvsim.errors import InfeasibleError
 from kvsim.graph import Array
 from kvsim.planner.assigning import LossRow, assigned, budgeted
+from kvsim.planner.passes import work
 from kvsim.planner.programme import Programme, build
 
 EXACT = 1e-9  # relative gap where every mix counts
@@ -182,8 +183,8 @@ def lower_bound(programme: Programme, corners: Array, streamed: Array | None = N
     ----------
     streamed : layers' worth of streamed weights, by shape. (k,)
     """
-    work = np.einsum("qrvk,vk->qr", programme.seconds, corners) + programme.head
+    took = work(programme, corners)
     if streamed is not None:
-        work = work + programme.streaming.seconds @ streamed
-    found: Array = work.max(axis=1)
+        took = took + programme.streaming.seconds @ streamed
+    found: Array = took.max(axis=1)
     return found

@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from kvsim.graph import Array
+from kvsim.machines.deployment import Deployment
 from kvsim.planner.programme import Programme
 from kvsim.planner.workload import PlanLimits, Workload
+from kvsim.prediction.memory import left_for_caches
 
 TIGHTER = 2e-5  # of a memory: shares are written with six digits
 
@@ -25,6 +27,21 @@ def rounded(programme: Programme) -> Programme:
     """With the room in memory that rounding of shares needs."""
     gpu, host = programme.memory
     return replace(programme, memory=(gpu * (1 - TIGHTER), host * (1 - TIGHTER)))
+
+
+def kept_outside(deployment: Deployment, given: float, weights: Array, beside: Array) -> float:
+    """What an engine keeps outside its share of memory, of all that is held, at most. [B]
+
+    Parameters
+    ----------
+    given : the memory that the limit is about. [B]
+    weights, beside : weights, and these with workspace and context, at each peak. (m,) [B]
+    """
+    kept = [
+        left_for_caches(deployment, given, b, w) + b
+        for w, b in zip(weights.tolist(), beside.tolist(), strict=True)
+    ]
+    return float(max(kept)) - given
 
 
 def time_limits(

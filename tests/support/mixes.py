@@ -61,13 +61,13 @@ def random_mix(
         first, row = int(random.integers(1, int(layers))), []
         for o, count in zip(some, (first, int(layers) - first), strict=True):
             rows = np.flatnonzero(p.option_of == o)
-            points = np.array([[*vars(c.corner(p, int(v))[1]).values()] for v in rows])
+            points = np.array([[*vars(c.corner(p, int(v), k)[1]).values()] for v in rows])
             host, split, cpu = random.dirichlet(np.ones(rows.size)) @ points
             host, cpu, split = round(host, 6), round(cpu, 6), np.floor(split * prompt) / prompt
             at = np.array([host, split, cpu, 1.0])
             weight, _ = nnls(np.column_stack([points, np.ones(rows.size)]).T, at)
             corners[rows, k] += weight * count
-            parts, share = c.corner(p, int(rows[0]))[0].parts, round(random.random(), 6)
+            parts, share = c.corner(p, int(rows[0]), k)[0].parts, round(random.random(), 6)
             share *= float(random.choice([0.0, 1.0]))
             counts[o, k], streamed[o, k] = count, share * count
             row.append(Use(Shares(host, split, cpu), parts, count, share))
