@@ -13,20 +13,20 @@ import numpy as np
 from kvsim.errors import InfeasibleError
 from kvsim.graph import Array
 from kvsim.planner.choose import distinct
+from kvsim.planner.grid import grid
 from kvsim.planner.improved import BatchBounds, Improved, clearly_better, turn
 from kvsim.planner.mixes import Arrangement
-from kvsim.planner.options import GROWTH
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.programme import Programme
 from kvsim.planner.question import Question
 from kvsim.planner.replays import TRIES, Replays
-from kvsim.planner.shares import ALONE, Shares, options_for, placed
+from kvsim.planner.shares import ALONE, options_for
 from kvsim.planner.solving import Mix, solve
+from kvsim.planner.tangents import Tangents
 from kvsim.planner.tighter import lowered, rounded
 from kvsim.planner.workload import PlanLimits
 from kvsim.prediction.generate import Prediction
 
-BATCHES = 8  # of the relaxation
 TRIED = 3  # batches whose mixes are replayed
 ROUGH = 5e-3  # gap of a mix that is only to be replayed
 NEAR = 3  # batches beside a known mix's that are replayed
@@ -59,7 +59,7 @@ class Placements:
         ways = options_for(d, halves=not w.service) if d.alone else []
         every = frozenset[str]().union(*families)
         options = [o for o in ways if o.needs <= self._names and o.kind in every]
-        batches = np.array(only) if only else np.concatenate([self._batches(), also])
+        batches = np.array(only) if only else np.concatenate([grid(q, self._streams), also])
         self.coefficients = Coefficients(d, w, distinct(batches), options)
         kinds = {o.kind for o in options}
         left = {f: f & kinds for f in families}
@@ -71,6 +71,7 @@ class Placements:
         self.beside: Placements | None = None  # of other families, which bounds are of too
         self.best_of: dict[frozenset[str], Improved] = {}  # of every family, at any batch
         self._replays = Replays(q, self.coefficients)
+        self._tangents = Tangents(self.coefficients, wanted=not w.service)
 
     @property
     def replays(self) -> int:
@@ -89,21 +90,8 @@ class Placements:
 
     def _programme(self, index: int, limits: PlanLimits, family: frozenset[str]) -> Programme:
         p = self.coefficients.programme(index, limits, family)
+        p = self._tangents.of(index, family, p)
         return p if self._streams else replace(p, streaming=replace(p.streaming, most=0.0))
-
-    def _batches(self) -> Array:
-        w, d, limits = self.q.workload, self.q.deployment, self.q.limits
-        if w.batch is not None:
-            return np.array([float(w.batch)])
-        most = 1.0
-        for s in (Shares(), Shares(host=1.0)):
-            room = limits.gpu_memory, limits.host_memory
-            for streamed in (0.0, 1.0) if self._streams else (0.0,):
-                found = w.largest(placed(s, w.prompt, streamed), d, *room)
-                most = max(most, float(np.max(found)))
-        count = min(BATCHES, int(np.log(most) / np.log(GROWTH)) + 2)
-        grid = np.round(np.geomspace(1.0, most, count))
-        return distinct(np.concatenate([grid, 2 * np.ceil(grid[grid > 1] / 2)]))
 
     def objective(self, seconds: float, batch: float) -> float:
         """Of the question, from the seconds of one turn of a batch; to be small."""
@@ -159,11 +147,23 @@ class Placements:
                 p = self._programme(i, self.q.limits, self.families[family])
                 self._bounds[family, i] = self._relaxed(p)
             self._rough[:, i] = False
-            least = np.min(self._bounds[:, i], initial=np.inf)
-            if np.isfinite(least):
-                return float(least)
+            if np.isfinite(self._bounds[:, i]).any():
+                return self._least(i)
         q = replace(self.q, workload=replace(self.q.workload, batch=int(batch)))
-        return float(Placements(q, families=self._asked).bounds().bounds[0])
+        other = Placements(q, families=self._asked)
+        other.bounds()
+        return other._least(0)
+
+    def _least(self, index: int) -> float:
+        """The least bound of all families at a batch. [s]"""
+        assert self._bounds is not None
+        known = dict(zip(self.families, self._bounds[:, index].tolist(), strict=True))
+        return self._tangents.least(index, known, self._first)
+
+    def _first(self, index: int, family: frozenset[str]) -> Mix:
+        """The programme's mix of whole layers at one batch."""
+        p = self._programme(index, self.q.limits, family)
+        return self._tangents.first(index, family, p, self._solve)
 
     def better_than(
         self, value: float, bounded: BatchBounds, most: int = TRIED
@@ -207,8 +207,7 @@ class Placements:
         first: list[tuple[Mix, frozenset[str]]] = []
         for family in self.families:
             with suppress(InfeasibleError):
-                p = self._programme(index, self.q.limits, family)
-                first.append((self._solve(p), family))
+                first.append((self._first(index, family), family))
         first.sort(key=lambda x: x[0].bound)
         best: Improved | None = None
         for mix, family in first:

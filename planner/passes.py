@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,14 +32,16 @@ class Tangent:
 
 def add_times(
     problem: pulp.LpProblem,
-    p: "Programme",
-    y: "Variables",
-    w: "Variables",
-    t: list[pulp.LpVariable],
+    programme: "Programme",
+    corners: "Variables",
+    streamed: "Variables",
+    passes: list[pulp.LpVariable],
     unit: float,
     apart: bool,
 ) -> None:
     """A pass takes at least the work of every stream, and at least the chain."""
+    p, y, w, t = programme, corners, streamed, passes
+    options = p.option_of.tolist()
     groups = [[o] for o in range(len(p.names))] if apart else [list(range(len(p.names)))]
     for i, q in enumerate(p.phases):
         head = p.head[i].max() / unit if apart else p.head[i] / unit
@@ -53,12 +54,15 @@ def add_times(
                 continue
             bent = _bent(problem, p, y, (i, j), unit)
             for g, some in enumerate(groups):
+                mine = [
+                    (v, k) for v, k in y
+                    if per_layer[v, k] and (o := options[v]) in some and (o, k) not in bent
+                ]  # fmt: skip
                 work = pulp.LpAffineExpression(
-                    [(x, float(per_layer[v, k])) for (v, k), x in y.items()
-                     if per_layer[v, k] and (o := int(p.option_of[v])) in some and (o, k) not in bent]
+                    [(y[key], float(per_layer[key])) for key in mine]
                     + [(x, float(moved[k])) for (o, k), x in w.items() if moved[k] and o in some]
                     + [(x, 1.0) for (o, k), x in bent.items() if o in some]
-                )  # fmt: skip
+                )
                 if apart:
                     problem.addConstraint(work <= parts[g], f"{r}_{q}_{p.names[g]}")
                 else:
@@ -87,8 +91,9 @@ def _bent(
     return found
 
 
-def work(p: "Programme", corners: Array) -> Array:
+def work(programme: "Programme", corners: Array) -> Array:
     """What layers take at least of every resource, without streamed weights. (q, r) [s]"""
+    p = programme
     each = np.einsum("qrvk,vk->qrvk", p.seconds, corners)
     total: Array = each.sum(axis=(2, 3)) + p.head
     for o, k in dict.fromkeys((x.option, x.shape) for x in p.tangents):

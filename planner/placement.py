@@ -97,9 +97,9 @@ class Coefficients:
         """The share of the prompt that a layer has cached, by shape. (k,)"""
         return held_shares(self.deployment, self.shapes, self.workload.prompt)
 
-    def layers(self, s: Shares, parts: int, among: list[int]) -> Array:
+    def layers(self, shares: Shares, parts: int, among: list[int]) -> Array:
         """One layer of some shapes, at all points. (1 + 3c, r, k, b) [s]"""
-        t, d = placed(s, self.workload.prompt, parts=parts), self.deployment
+        t, d = placed(shares, self.workload.prompt, parts=parts), self.deployment
         (read, rounds), (reading, decoding) = self._points(), self._passes
         points = 1 + self._stretches.tokens.size
         found = np.zeros((points, len(RESOURCES), len(among), self.batches.size))

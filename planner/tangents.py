@@ -10,10 +10,12 @@ References
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
+from kvsim.errors import InfeasibleError
 from kvsim.graph import Array
 from kvsim.planner.passes import Tangent, work
 from kvsim.planner.placement import Coefficients
@@ -22,19 +24,24 @@ from kvsim.planner.programme import Programme
 from kvsim.planner.shares import Option, Shares
 from kvsim.planner.solving import Mix
 
+Family = frozenset[str]
+
 INSIDE = 0.01  # of the way to a box's middle, where a cost is touched
 WORTH = 1e-4  # of the objective, by which a solution must be too cheap
 ROUNDS = 12
 
 
-def tangent(c: Coefficients, p: Programme, option: int, shape: int, at: Shares) -> Tangent:
+def tangent(
+    coefficients: Coefficients, programme: Programme, option: int, shape: int, at: Shares
+) -> Tangent:
     """The plane that touches the cost of an option's layers near some shares.
 
     Parameters
     ----------
-    c : at the programme's batch alone.
+    coefficients : at the programme's batch alone.
     """
-    own = next(o for o in c.options if o.name == p.names[option])
+    c = coefficients
+    own = next(o for o in c.options if o.name == programme.names[option])
     box = own.held(float(c.held[shape]))
 
     def cost(shares: Shares) -> Array:
@@ -49,8 +56,9 @@ def _inside(box: Option, at: Shares) -> Shares:
     return Shares(**{k: x + INSIDE * (getattr(middle, k) - x) for k, x in vars(at).items()})
 
 
-def tangents(c: Coefficients, p: Programme, mix: Mix) -> tuple[Tangent, ...]:
-    """Planes at a mix's shares, of the options that have several corners and whose cost bends."""
+def tangents(coefficients: Coefficients, programme: Programme, mix: Mix) -> tuple[Tangent, ...]:
+    """Planes at a mix's shares, for its options with several corners."""
+    c, p = coefficients, programme
     found = []
     for o, k in np.argwhere(mix.counts > 1e-6).tolist():
         rows = np.flatnonzero(p.option_of == o)
@@ -66,8 +74,65 @@ def tangents(c: Coefficients, p: Programme, mix: Mix) -> tuple[Tangent, ...]:
     return tuple(found)
 
 
-def tightened(c: Coefficients, p: Programme, solve: Callable[[Programme], Mix]) -> Programme:
+class Tangents:
+    """Planes that were needed at the batches of some coefficients, and what they prove.
+
+    Parameters
+    ----------
+    wanted : whether planes are worth their time; without, programmes stay as they are.
+    """
+
+    def __init__(self, coefficients: Coefficients, wanted: bool) -> None:
+        self.coefficients, self.wanted = coefficients, wanted
+        self._known: dict[tuple[int, Family], tuple[Tangent, ...]] = {}  # by batch and family
+        self._whole: dict[tuple[int, Family], float] = {}  # bounds with whole layers [s]
+
+    def of(self, index: int, family: Family, programme: Programme) -> Programme:
+        """A programme with the planes that are known."""
+        known = self._known.get((index, family), ())
+        return replace(programme, tangents=known) if known else programme
+
+    def first(
+        self, index: int, family: Family, programme: Programme, solve: Callable[..., Mix]
+    ) -> Mix:
+        """The programme's mix of whole layers, with all planes that its relaxation needs."""
+        if self.wanted and (index, family) not in self._known:
+            batch = self.coefficients.batches[index : index + 1]
+            alone = replace(self.coefficients, batches=batch)
+            found = tightened(alone, programme, lambda x: solve(x, whole=False))
+            self._known[index, family] = found.tangents
+        mix = solve(self.of(index, family, programme))
+        self._whole[index, family] = mix.bound
+        return mix
+
+    def least(
+        self, index: int, relaxed: dict[Family, float], first: Callable[[int, Family], Mix]
+    ) -> float:
+        """The least bound of all families, with whole layers where that decides. [s]
+
+        Parameters
+        ----------
+        relaxed : bounds that are known already. [s]
+        """
+        bounds = dict(relaxed)
+        for _ in relaxed if self.wanted else ():
+            family = min(bounds, key=lambda f: bounds[f])
+            before = bounds[family]
+            if np.isfinite(before) and (index, family) not in self._whole:
+                self._whole[index, family] = np.inf
+                with suppress(InfeasibleError):
+                    first(index, family)
+            bounds[family] = max(before, self._whole.get((index, family), before))
+            if bounds[family] == before:
+                break
+        return min(bounds.values(), default=np.inf)
+
+
+def tightened(
+    coefficients: Coefficients, programme: Programme, solve: Callable[[Programme], Mix]
+) -> Programme:
     """The programme with the planes that its relaxation's solutions need."""
+    c, p = coefficients, programme
     for _ in range(ROUNDS):
         mix = solve(p)
         more = replace(p, tangents=(*p.tangents, *tangents(c, p, mix)))

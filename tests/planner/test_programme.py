@@ -19,13 +19,14 @@ from kvsim.planner.placement import Coefficients
 from kvsim.planner.planes import plane, stretches
 from kvsim.planner.programme import Programme, Streaming, build
 from kvsim.planner.question import Question
-from kvsim.planner.shares import FAMILIES, Option, Shares, options_for
+from kvsim.planner.shares import FAMILIES, JOINED, Option, Shares, options_for
 from kvsim.planner.solving import Mix, best_first, lower_bound, solve
+from kvsim.planner.tangents import tightened
 from kvsim.planner.workload import GIB, PlanLimits, Workload
 from kvsim.techniques import compose
 from kvsim.techniques.base import Technique
 from kvsim.techniques.ranges import Layers
-from tests.support.mixes import bound_over_replay
+from tests.support.mixes import bound_over_replay, touched
 
 GOLDEN = Path(__file__).parent / "golden"
 RELATIVE = 1e-6
@@ -264,9 +265,22 @@ def test_bounds_are_below_every_replay(case: tuple[str, str, int, int, int], sta
     w = Workload(prompt, generate, batch)
     c = Coefficients(d, w, np.array([float(batch)]), options_for(d, halves=True))
     for family in FAMILIES:
-        p = c.programme(0, PlanLimits(1e18, 1e18), family)
+        p = touched(c, c.programme(0, PlanLimits(1e18, 1e18), family), random, each=1)
         for _ in range(4):
             assert max(bound_over_replay(c, p, random)) <= 1 + ROUNDING
+
+
+def test_planes_at_a_solution_raise_its_bound_to_what_it_costs() -> None:
+    """GPU and CPU share the attention: at its middle alone a box is priced too low."""
+    d = Deployment(load_model("llama2-7b"), load_hardware("t4"), load_stack("fused"))
+    c = Coefficients(d, Workload(512, 128, 64), np.array([64.0]), options_for(d, halves=True))
+    p = c.programme(0, PlanLimits(d.hardware.gpu_memory, d.hardware.host_memory), JOINED[1])
+    more = tightened(c, p, lambda x: solve(x, whole=False))
+    before, after = (solve(x, whole=False) for x in (p, more))
+    assert after.bound > before.bound * 1.001
+    for x, mix in ((p, before), (more, after)):  # rows and formula say the same
+        took = lower_bound(x, mix.corners, mix.streamed.sum(axis=0))
+        assert x.weight @ took == pytest.approx(mix.objective, rel=1e-9)
 
 
 @pytest.mark.parametrize("cost", ["convex", "bent", "concave"])

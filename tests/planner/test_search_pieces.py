@@ -113,7 +113,8 @@ def test_streamed_weights_add_to_a_bound() -> None:
     seconds = np.array([[[[3.0]], [[1.0]]]])  # phase, resource, corner, shape
     streaming = Streaming(np.array([[[0.0], [4.0]]]), np.zeros(1), np.zeros(1), 0.0, most=2.0)
     programme = cast(Programme, SimpleNamespace(
-        seconds=seconds, head=np.array([[0.5, 0.25]]), streaming=streaming))  # fmt: skip
+        seconds=seconds, head=np.array([[0.5, 0.25]]), streaming=streaming, tangents=()
+    ))  # fmt: skip
     corners = np.array([[2.0]])
     assert lower_bound(programme, corners).tolist() == [6.5]
     assert lower_bound(programme, corners, np.array([2.0])).tolist() == [2 * 1.0 + 0.25 + 2 * 4.0]

@@ -1,6 +1,7 @@
 """Random mixes of placements, and how their lower bounds compare with their replay."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 from scipy.optimize import nnls
@@ -11,6 +12,7 @@ from kvsim.planner.placement import Coefficients
 from kvsim.planner.programme import Programme, build
 from kvsim.planner.shares import Shares
 from kvsim.planner.solving import lower_bound, proved, solver
+from kvsim.planner.tangents import tangent
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,17 @@ class Shuffled(Arrangement):
     def _ordered(self, uses: tuple[Use, ...]) -> list[Use]:
         every = super()._ordered(uses)
         return [every[i] for i in np.random.default_rng(self.seed).permutation(len(every))]
+
+
+def touched(c: Coefficients, p: Programme, random: np.random.Generator, each: int) -> Programme:
+    """The programme with planes that touch every cost at some points of chance."""
+    found = []
+    for o, k in product(range(len(p.names)), range(p.layers.size)):
+        rows = np.flatnonzero(p.option_of == o)
+        points = np.array([[*vars(c.corner(p, int(v), k)[1]).values()] for v in rows])
+        for weight in random.dirichlet(np.ones(rows.size), each if rows.size > 1 else 0):
+            found.append(tangent(c, p, o, k, Shares(*(weight @ points).tolist())))
+    return replace(p, tangents=tuple(found))
 
 
 def bound_over_replay(
