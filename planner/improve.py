@@ -14,7 +14,7 @@ from kvsim.errors import InfeasibleError
 from kvsim.graph import Array
 from kvsim.planner.choose import distinct
 from kvsim.planner.grid import grid
-from kvsim.planner.improved import BatchBounds, Improved, clearly_better, turn
+from kvsim.planner.improved import BatchBounds, Improved, clearly_better, keep_best, turn
 from kvsim.planner.mixes import Arrangement
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.programme import Programme
@@ -57,9 +57,10 @@ class Placements:
         w, d = q.workload, q.deployment
         # on several ranks or stages nothing is placed anywhere else
         ways = options_for(d, halves=not w.service) if d.alone else []
-        every = frozenset[str]().union(*families)
-        options = [o for o in ways if o.needs <= self._names and o.kind in every]
-        batches = np.array(only) if only else np.concatenate([grid(q, self._streams), also])
+        every, ways = frozenset[str]().union(*families), [o for o in ways if o.needs <= self._names]
+        self.considered = dict.fromkeys(o.kind for o in ways)  # of every family
+        options = [o for o in ways if o.kind in every]
+        batches = np.array(only) if only else np.concatenate([grid(q, self.streams), also])
         self.coefficients = Coefficients(d, w, distinct(batches), options)
         kinds = {o.kind for o in options}
         left = {f: f & kinds for f in families}
@@ -84,14 +85,14 @@ class Placements:
         return {t.name for t in self.q.admission.candidates()}
 
     @property
-    def _streams(self) -> bool:
+    def streams(self) -> bool:
         """Whether weights may be streamed: where the user considers what does that."""
         return bool(self._names & {"offload", "flexgen", "kvpr"})
 
     def _programme(self, index: int, limits: PlanLimits, family: frozenset[str]) -> Programme:
         p = self.coefficients.programme(index, limits, family)
         p = self._tangents.of(index, family, p)
-        return p if self._streams else replace(p, streaming=replace(p.streaming, most=0.0))
+        return p if self.streams else replace(p, streaming=replace(p.streaming, most=0.0))
 
     def objective(self, seconds: float, batch: float) -> float:
         """Of the question, from the seconds of one turn of a batch; to be small."""
@@ -165,27 +166,33 @@ class Placements:
         p = self._programme(index, self.q.limits, family)
         return self._tangents.first(index, family, p, self._solve)
 
+    def promise(self, value: float, bounded: BatchBounds) -> bool:
+        """Whether the bound of some batch is better than an objective."""
+        return min(self._goals(bounded), default=np.inf) < clearly_better(value)
+
+    def _goals(self, bounded: BatchBounds) -> list[float]:
+        """Objectives that no mix at each batch undercuts; infinite if none is within limits."""
+        return [self.objective(s, b) if np.isfinite(s) else np.inf
+                for s, b in zip(bounded.bounds, bounded.batches, strict=True)]  # fmt: skip
+
     def better_than(
         self, value: float, bounded: BatchBounds, most: int = TRIED
     ) -> Iterator[Improved]:
         """Mixes at the batches whose bound is better than an objective, the best bounds first."""
-        goals = [self.objective(s, b) if np.isfinite(s) else np.inf
-                 for s, b in zip(bounded.bounds, bounded.batches, strict=True)]  # fmt: skip
+        goals = self._goals(bounded)
         for i in np.argsort(goals)[:most]:
             if not np.isfinite(goals[i]) or goals[i] >= clearly_better(value):
                 return
-            found = self.at(int(i))
-            if found is not None:
+            if (found := self.at(int(i))) is not None:
                 yield found
-                value = min(value, self.objective(found.replay, float(found.prediction.batch[0])))
+                value = min(value, self.goal(found))
 
     def joined(self, others: "Iterable[Placements]") -> None:
         """Count the work of others as its own, and know what they found."""
         for other in others:
             self.solves += other.solves
             self._replays.count += other.replays
-            for improved in other.best_of.values():
-                self._note(improved)
+            keep_best(self.best_of, other.best_of.values(), self.goal)
 
     def contenders(self, value: float) -> list[Improved]:
         """The best mixes of families that are nearly as good as an objective, the best first."""
@@ -195,12 +202,6 @@ class Placements:
     def goal(self, found: Improved) -> float:
         """The objective of a mix, to be small."""
         return self.objective(found.replay, float(found.prediction.batch[0]))
-
-    def _note(self, found: Improved) -> None:
-        """Keep the best mix of every family."""
-        known = self.best_of.get(found.family)
-        if known is None or self.goal(found) < self.goal(known):
-            self.best_of[found.family] = found
 
     def at(self, index: int) -> Improved | None:
         """The best mix at one batch, of any family; the bound is that of all of them."""
@@ -214,9 +215,8 @@ class Placements:
             if best is None or mix.bound < best.replay:
                 found = self._of_family(index, family, mix)
                 if found is not None:
-                    self._note(found)
-                if found is not None and (best is None or found.replay < best.replay):
-                    best = found
+                    keep_best(self.best_of, [found], self.goal)
+                    best = found if best is None or found.replay < best.replay else best
         if best is None:
             return None
         bound = first[0][0].bound
@@ -230,7 +230,7 @@ class Placements:
         start = self._start(index, family, lambda p: self._counts(p, first))
         if start is None:
             return None
-        best = self._replays.polish(start, index, self.tries, self._streams)
+        best = self._replays.polish(start, index, self.tries, self.streams)
         if (exact := self._replays.of(best, index, 0)) is None:
             return None
         return Improved(exact, first.bound, turn(exact), first, family, best)
@@ -275,7 +275,7 @@ class Placements:
         if not starts:
             return None
         _, i, start = min(starts, key=lambda x: x[0])
-        best = self._replays.polish(start, i, FEW, self._streams)
+        best = self._replays.polish(start, i, FEW, self.streams)
         if (exact := self._replays.of(best, i, 0)) is None:
             return None
         return replace(known, prediction=exact, bound=0.0, replay=turn(exact), arrangement=best)

@@ -1,5 +1,6 @@
 """What the search for mixes of placements finds: bounds by batch, and the best mix at one."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,3 +40,15 @@ def turn(prediction: Prediction) -> float:
 def clearly_better(value: float) -> float:
     """What an objective must undercut; anything where there is none yet."""
     return value if np.isinf(value) else value - 1e-3 * abs(value)
+
+
+def keep_best(
+    known: dict[frozenset[str], Improved],
+    found: Iterable[Improved],
+    goal: Callable[[Improved], float],
+) -> None:
+    """Keep the best mix of every family."""
+    for mix in found:
+        before = known.get(mix.family)
+        if before is None or goal(mix) < goal(before):
+            known[mix.family] = mix

@@ -1,7 +1,10 @@
-"""The table of techniques and the programme's mixes of places, together."""
+"""The table of techniques, placements alike in all layers, and the programme's mixes, together."""
+
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvsim.planner.alike import Alike, alike
 from kvsim.planner.batches import refined, within_layers
 from kvsim.planner.improve import TRIED, Placements
 from kvsim.planner.improved import Improved
@@ -9,10 +12,27 @@ from kvsim.planner.question import SIMPLEST, Question, Search, rank
 from kvsim.planner.replays import TRIES
 
 
-def with_mixes(
-    question: Question, search: Search, roughly: bool = False
-) -> tuple[Placements, dict[int, Improved]]:
-    """The programme's mixes by their rows in the table, where their bound is better than its best.
+@dataclass(frozen=True)
+class Mixed:
+    """What was added to a table of techniques.
+
+    Attributes
+    ----------
+    placements
+        The programme.
+    rows
+        Its mixes by their rows in the table.
+    alike
+        Placements whose layers are alike.
+    """
+
+    placements: Placements
+    rows: dict[int, Improved] = field(default_factory=dict)
+    alike: Alike = field(default_factory=Alike)
+
+
+def with_mixes(question: Question, search: Search, roughly: bool = False) -> Mixed:
+    """Placements where the programme's bound is better than the table's best, as rows of it.
 
     Where full KV is as good as the best within the known error, a mix that is not better by more
     than that would not be chosen either: none is then looked for, and the bound says what is left.
@@ -29,8 +49,14 @@ def with_mixes(
     if chosen is not None and rank(simplest := search.table.technique[chosen]) == SIMPLEST:
         own = search.value(chosen)
         value = min(value, own - question.between(simplest, simplest) * abs(own))
-    most, placements.tries = (1, 0) if roughly else (TRIED, TRIES)
-    better = placements.better_than(value, placements.bounds(value), most)
+    tried, placements.tries = (1, 0) if roughly else (TRIED, TRIES)
+    bounded, same = placements.bounds(value), Alike()
+    if not roughly and placements.promise(value, bounded):
+        most = float(bounded.batches[-1])
+        same = alike(question, placements.considered, placements.streams, most)
+        for prediction in same.best:
+            value = min(value, search.value(search.include(prediction)))
+    better = placements.better_than(value, bounded, tried)
     mixes = {search.include(x.prediction): x for x in better}
     row = search.optimum(limits)
     top = np.inf if row is None else search.value(row)
@@ -46,4 +72,4 @@ def with_mixes(
         batch, least = float(search.table.batch[row]), min(value, search.value(row))
         for found in within_layers(placements, batch, least):
             mixes[search.include(found.prediction)] = found
-    return placements, mixes
+    return Mixed(placements, mixes, same)

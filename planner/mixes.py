@@ -81,7 +81,7 @@ class Arrangement:
 
     def technique(self, deployment: Deployment, prompt: int) -> Technique:
         """As layers of a model."""
-        places = [self._term(u, prompt) for u in self._sequence(deployment)]
+        places = [self._term(u, prompt) for u in self.sequence(deployment)]
         layers, first = [], 0
         for place, some in groupby(places):
             count = len(list(some))
@@ -109,7 +109,7 @@ class Arrangement:
             parts=u.parts,
         )  # fmt: skip
 
-    def _sequence(self, deployment: Deployment) -> list[Use]:
+    def sequence(self, deployment: Deployment) -> list[Use]:
         """The use of every layer."""
         order = [s for block, count in deployment.shard.layout for s in block * count]
         shapes = list(dict.fromkeys(order))

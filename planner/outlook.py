@@ -1,14 +1,15 @@
 """What would change a plan: prices of memory, bandwidth and limits, and the limits that bind."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Link
+from kvsim.planner.alike import again
 from kvsim.planner.improve import Placements
 from kvsim.planner.improved import Improved
+from kvsim.planner.mixed import Mixed
 from kvsim.planner.needs import needs
 from kvsim.planner.options import settled
 from kvsim.planner.question import Question, Search, gain, spoken
@@ -43,9 +44,7 @@ class Binding:
     option: str = ""  # of the command line, which takes the limit away
 
 
-def prices(
-    question: Question, search: Search, row: int, mixes: Sequence[Improved] = ()
-) -> dict[str, float]:
+def prices(question: Question, search: Search, row: int, mixed: Mixed) -> dict[str, float]:
     """Relative gain of the objective for a little more of each thing, as solved again.
 
     Limits change nothing of what the engine says, so that what is known under one is known under
@@ -54,8 +53,10 @@ def prices(
     leaders, limits = near(search, row), question.limits
     known = _settled(question, leaders, limits.gpu_memory + GIB)
     known.refine()
-    again = _best(known)
-    value = search.value(row) if again is None else min(search.value(row), again)
+    refined = _best(known)
+    value = search.value(row) if refined is None else min(search.value(row), refined)
+    placements = mixed.placements
+    mixes = [x for x in placements.contenders(search.value(row)) if x.arrangement.blocks > 1]
     asked = {"one more GiB of GPU memory": known.under(gpu_memory=limits.gpu_memory + GIB)}
     more = question.with_limits(host_memory=limits.host_memory + 16 * GIB)
     uses_host = bool(known.table.columns["host_memory"].any())
@@ -76,6 +77,8 @@ def prices(
     found: dict[str, float] = {}
     for label, other in asked.items():
         other.refine()
+        for prediction in again(other.q, mixed.alike.starts, placements.streams).best:
+            other.include(prediction)
         for mix in mixes:
             _settle(other, mix)
         better = _best(other)
@@ -110,7 +113,7 @@ def bindings(
     search: Search,
     row: int,
     found: dict[str, float],
-    mix: Improved | None = None,
+    mixed: Mixed,
 ) -> list[Binding]:
     """Limits whose price is not zero, with what taking them away would bring."""
     value, limits = search.value(row), []
@@ -118,7 +121,7 @@ def bindings(
              "ttft": "a 10 % looser TTFT", "tpot": "a 10 % looser TPOT"}  # fmt: skip
     for name, label in cheap.items():
         if found.get(label, 0.0) > PAYS:
-            limits.append(_without(question, search, row, name, mix))
+            limits.append(_without(question, search, row, name, mixed))
     for name in ("loss", "assumed"):
         other = search.optimum(question.limits.finite(without=name) | {"harm": KNOWN_BAD})
         if other is None:
@@ -131,7 +134,7 @@ def bindings(
     return limits
 
 
-def _without(q: Question, search: Search, row: int, name: str, mix: Improved | None) -> Binding:
+def _without(q: Question, search: Search, row: int, name: str, mixed: Mixed) -> Binding:
     """Solved without a limit; where memory is unlimited, batches grow with it."""
     free = q.with_limits(**{name: np.inf})
     if name.endswith("memory"):
@@ -141,6 +144,9 @@ def _without(q: Question, search: Search, row: int, name: str, mix: Improved | N
     else:
         other = search.under(**{name: np.inf})
     limits, value = free.limits.finite(), search.value(row)
+    for prediction in again(other.q, mixed.alike.starts, mixed.placements.streams).best:
+        other.include(prediction)
+    mix = mixed.rows.get(row)
     if mix is not None:
         known = other.optimum(limits)
         families = ALONE if any(mix.family <= f for f in ALONE) else (mix.family,)

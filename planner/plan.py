@@ -122,7 +122,8 @@ def answer(question: Question) -> ChosenPlan:
     search.drafts()
     search.refine()
     limits = question.limits.finite()
-    placements, mixes = with_mixes(question, search)
+    mixed = with_mixes(question, search)
+    placements = mixed.placements
     row = search.chosen(limits) if search.table.technique else None
     if row is None:
         raise explain(question, search)
@@ -131,7 +132,7 @@ def answer(question: Question) -> ChosenPlan:
     choice = search.replay(row)
     seconds = perf_counter() - started
     # of the best there is: what is simpler gives up a little
-    found = prices(question, search, best, placements.contenders(search.value(best)))
+    found = prices(question, search, best, mixed)
     top = search.value(best)
     return ChosenPlan(
         question=question,
@@ -141,7 +142,7 @@ def answer(question: Question) -> ChosenPlan:
         alternatives=alternatives(question, search, row),
         knees=knees(question, search, row),
         waves=waves(question, choice),
-        binding=bindings(question, search, best, found, mixes.get(best)),
+        binding=bindings(question, search, best, found, mixed),
         prices=found,
         advice=better(question, choice),
         solver=Solved(

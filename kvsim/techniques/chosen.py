@@ -57,7 +57,7 @@ class Chosen(Selection):
             return f"{self.name} compares pages by keys of heads, and a latent cache has none"
         if not storage.by_token:
             return f"{self.name} reads pages alone, and {storage.name} packs tokens together"
-        if place.recomputes or place.on_cpu:
+        if place.recomputes or np.any(place.on_cpu):
             return f"{self.name} chooses what it reads once the query is known, on the GPU"
         return ""
 

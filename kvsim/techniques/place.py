@@ -16,7 +16,7 @@ from kvsim.engine.buffers import layer_weights
 from kvsim.graph import Buffers, Channel, Number, Op
 from kvsim.techniques import recompute
 from kvsim.techniques.layers import LayerPass, attend, resident_kv
-from kvsim.techniques.placed_shares import PlacedShares
+from kvsim.techniques.placed_shares import PlacedShares, some
 from kvsim.techniques.placement import drafted
 
 pinned = partial(ops.copy, kernel="copy")
@@ -71,7 +71,7 @@ class Place(PlacedShares):
         """New tokens go home."""
         d, p, m = at.d, at.p, at.d.shard
         cpu = self.cpu_share if p.prefill else 0.0  # in decoding sent along with the queries
-        if not self.loads and not cpu:
+        if not self.loads and not some(cpu):
             return []
         drafting = at.drafting.drafts or not at.parts.keeps
         new = p.tokens if drafting else at.staying  # sent before it is known which drafts stay
@@ -104,7 +104,7 @@ class Place(PlacedShares):
 
     def runtime(self, at: LayerPass) -> list[Op]:
         """Fixed time of a layer that keeps some share of its cache on the host."""
-        if self.cpu_share and not at.p.prefill:
+        if some(self.cpu_share) and not at.p.prefill:
             return ops.runtime(at.d)
         return ops.runtime(at.d, self.v_host) if self.loads else []
 
@@ -112,17 +112,18 @@ class Place(PlacedShares):
         """On the GPU, on the CPU, or each over the KV heads of its share."""
         share, p, m = self.cpu_share, at.p, at.d.shard
         here = attend(at, self.waits(at))
-        if not share:
+        if not some(share):
             return here
         queries = ops.HALF * p.tokens * m.heads * m.head_dim
         whole = next(op for op in here if op.name == "attn")
         kept = ops.kv_bytes(m, p.batch * at.kept)
         read: dict[Channel, Number] = {"dram": share * (kept + 2 * queries)}
-        name = "attn" if share == 1 else "attn_cpu"
+        alone = bool(np.all(share == 1))
+        name = "attn" if alone else "attn_cpu"
         sent = share * (queries + ops.kv_bytes(m, p.tokens) * at.shape.keeps)
         return [
             ops.copy("send_qkv", "d2h", sent, after=("qkv",)),
-            *([] if share == 1 else [_share(op, 1 - share) for op in here]),
+            *([] if alone else [_share(op, 1 - share) for op in here]),
             Op(name, "cpu", "cpu", share * whole.flops, read, after=("send_qkv",)),
             ops.copy("return_out", "h2d", share * queries, after=(name,)),
         ]
@@ -134,12 +135,12 @@ class Place(PlacedShares):
 
     def output_wait(self, at: LayerPass) -> tuple[str, ...]:
         """Where the CPU attends, its answer."""
-        return self._returned if self.cpu_share and not at.p.prefill else ()
+        return self._returned if some(self.cpu_share) and not at.p.prefill else ()
 
     def ahead(self, at: LayerPass) -> list[Op]:
         """Copies of weights and hidden states, where those live on the host."""
         found, d = [], at.d
-        if self.weights_host:
+        if some(self.weights_host):
             size = self.weights_host * layer_weights(d, at.shape) / self.parts
             found.append(pinned("load_weights", "h2d", size, after=(FREE,), ahead=True))
         if self.states_host:
@@ -150,14 +151,14 @@ class Place(PlacedShares):
 
     def weights_wait(self) -> tuple[str, ...]:
         """The copy of streamed weights, where any are streamed."""
-        return ("load_weights",) if self.weights_host else ()
+        return ("load_weights",) if some(self.weights_host) else ()
 
     # what is resident where
 
     def cache(self, at: LayerPass) -> Buffers:
         """Each share where it lives; layer inputs on the host."""
         whole = at.storage.resident(at)
-        if not self.loads and not self.cpu_share:
+        if not self.loads and not some(self.cpu_share):
             return {"gpu": whole}
         here, (k, v) = at.storage.sides(at), at.storage.home(at)
         stay = 1 - self.k_host - self.cpu_share, 1 - self.v_host - self.cpu_share
@@ -177,7 +178,7 @@ class Place(PlacedShares):
             return {}
         k, v = drafted(at)
         gpu = (1 - self.k_host - self.cpu_share) * k + (1 - self.v_host - self.cpu_share) * v
-        if not self.loads and not self.cpu_share:
+        if not self.loads and not some(self.cpu_share):
             return {"gpu": {"kv": gpu}}
         return {"gpu": {"kv": gpu}, "host": {"kv": k + v - gpu}}
 
@@ -187,13 +188,13 @@ class Place(PlacedShares):
         gpu: dict[str, Number] = {}
         if self.loads and not at.selection.chooses:
             gpu["kv buffers"] = 2 * self._buffer(at)
-        if self.cpu_share:  # of a prompt two layers, one computed while the other leaves
+        if some(self.cpu_share):  # of a prompt two layers, one computed while the other leaves
             leaving = 2 * ops.kv_bytes(d.shard, p.tokens) if p.prefill else 0.0
             gpu["kv on the way out"] = self.cpu_share * leaving
-        if self.weights_host:
+        if some(self.weights_host):
             largest = max(layer_weights(d, s) for block, _ in d.shard.layout for s in block)
             gpu["weight buffers"] = 2 * self.weights_host * largest
-        others = self.parts if self.parts > 1 and not self.cpu_share else 0
+        others = self.parts if self.parts > 1 and not some(self.cpu_share) else 0
         states = others * ops.HALF * p.tokens * d.shard.hidden
         if not others:
             return {"gpu": gpu}
@@ -220,7 +221,7 @@ class Place(PlacedShares):
 
     def weights(self, size: float) -> Buffers:
         """Weights on both sides."""
-        if not self.weights_host:
+        if not some(self.weights_host):
             return {"gpu": {"weights": size}}
         host = self.weights_host * size
         return {"gpu": {"weights": size - host}, "host": {"weights": host}}

@@ -20,11 +20,11 @@ class PlacedShares(Placement):
     split: Number | str = param(
         0, "tokens of the host's that are recomputed", high=1e7, choices=("auto",)
     )
-    cpu_share: float = param(
+    cpu_share: Number = param(
         0, "share of cached tokens that the CPU attends to", high=1, whole=False
     )
     values_host: Number = param(0, "share of cached values on the host", high=1, whole=False)
-    weights_host: float = param(0, "share of the weights on the host", high=1, whole=False)
+    weights_host: Number = param(0, "share of the weights on the host", high=1, whole=False)
     states_host: float = param(0, "share of the hidden states on the host", high=1, whole=False)
     parts: int = param(1, "parts of the batch by columns", low=1, high=1024)
     gpu_layers: int = param(0, "first layers whose cache stays on the GPU", high=1000)
@@ -42,7 +42,7 @@ class PlacedShares(Placement):
         return np.maximum(self.host_share, self.values_host)
 
     @property
-    def on_cpu(self) -> float:
+    def on_cpu(self) -> Number:
         """Share of the cached tokens that the CPU attends to."""
         return self.cpu_share
 
@@ -56,7 +56,7 @@ class PlacedShares(Placement):
         """What is half here and half there is worked on in two parts; the CPU has its own."""
         parted = {"parted cache": self.host_share, "parted weights": self.weights_host}
         found = [name for name, share in parted.items() if some(share) and not np.all(share == 1)]
-        return ("cpu cache" if self.cpu_share else self.name, *found)
+        return ("cpu cache" if some(self.cpu_share) else self.name, *found)
 
     @property
     def recomputes(self) -> bool:
@@ -112,7 +112,7 @@ class PlacedShares(Placement):
                 f"what is recomputed is fp16, and {storage.name} is attended to packed; "
                 f"pack on the host alone (place with grouped:host=true)"
             )
-        if not self.cpu_share:
+        if not some(self.cpu_share):
             return ""
         if deployment.shard.latent:
             return "no CPU attention for a latent cache (MLA)"

@@ -31,7 +31,7 @@ class Placement(Part):
         return 0.0
 
     @property
-    def on_cpu(self) -> float:
+    def on_cpu(self) -> Number:
         """Share of the cached tokens that the CPU attends to."""
         return 0.0
 

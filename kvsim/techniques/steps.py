@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from kvsim.engine import indexer, ops, recurrence
 from kvsim.engine.closing import closing
 from kvsim.graph import Group, Op, Point, Step
@@ -46,7 +48,8 @@ def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:
 
 def _leaves_to_cpu(parts: Parts, point: Point) -> bool:
     """Whether the CPU still attends for the last part of the batch when a layer has been issued."""
-    return parts.placement.on_cpu > 0 and not point.prefill and parts.placement.tiles > 1
+    cpu = np.any(parts.placement.on_cpu)
+    return bool(cpu) and not point.prefill and parts.placement.tiles > 1
 
 
 def layer_ops(at: LayerPass, known: Known | None = None) -> tuple[Op, ...]:

@@ -33,7 +33,7 @@ class TopValues(Selection):
         if deployment.shard.latent:
             return "keys and values share one latent (MLA)"
         place = beside.placement
-        if np.any(np.asarray(place.k_host) > 0) or place.recomputes or place.on_cpu:
+        if np.any(np.asarray(place.k_host) > 0) or place.recomputes or np.any(place.on_cpu):
             return "top values need every key on the GPU: only values can be on the host"
         return ""
 

@@ -56,10 +56,10 @@ class Place(Placing):
         self.own: list[Visits] = []  # those that other placements may share
         self.leaving = LeavingPrompts(lanes, run.tally)
         self.streamed: StreamedWeights | None = None
-        if part.weights_host:
+        if share := float(part.weights_host):
             self.streamed = run.shared(
                 "streamed weights",
-                lambda: StreamedWeights(run.decoder, lanes, part.tiles, part.weights_host),
+                lambda: StreamedWeights(run.decoder, lanes, part.tiles, share),
             )
 
     def cells(self, kind: type[Cells], where: Where, slots: int) -> Cells:

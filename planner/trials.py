@@ -1,0 +1,268 @@
+"""Placements of one kind replayed together: settings are arrays, and weights fill what is left.
+
+Of every trial no more of the weights is streamed than the GPU's memory asks for, since streaming
+is never quicker than not streaming.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.errors import InputError
+from kvsim.graph import Array
+from kvsim.machines.deployment import Deployment
+from kvsim.planner.choose import TINY
+from kvsim.planner.mixes import Arrangement, Use
+from kvsim.planner.options import CONTEXTS, measures
+from kvsim.planner.question import Question
+from kvsim.planner.shares import ROUNDING, Shares
+from kvsim.prediction.generate import Prediction
+from kvsim.techniques.base import Technique
+from kvsim.techniques.place import Place
+from kvsim.techniques.ranges import Layers
+
+HOST, SPLIT, CPU, STREAMED = range(4)  # columns of a use's shares
+DIGITS = 6  # of a share
+LATE = 1e15  # above every objective
+TIGHT = 1e-5  # of the memory: as much left is none
+CHORDS = 3  # steps to the least share of weights; memory is nearly affine in it
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Arrangements that differ in shares and batch alone.
+
+    Attributes
+    ----------
+    kind
+        One of them.
+    batch
+        Of each. (n,) [sequences]
+    shares
+        Of each use in the order of ``kind``: on the host, recomputed, for the CPU, streamed
+        weights. (n, u, 4)
+    """
+
+    kind: Arrangement
+    batch: Array
+    shares: Array
+
+    def __len__(self) -> int:
+        return self.batch.size
+
+    @classmethod
+    def of(cls, arrangement: Arrangement, batch: float) -> "Trials":
+        """A single arrangement at a batch."""
+        rows = [(u.shares.host, u.shares.split, u.shares.cpu, u.streamed)
+                for uses in arrangement.uses for u in uses]  # fmt: skip
+        return cls(arrangement, np.array([batch]), np.array([rows]))
+
+    def rows(self, chosen: NDArray[np.bool] | NDArray[np.intp]) -> "Trials":
+        """Those that are chosen, in that order."""
+        return replace(self, batch=self.batch[chosen], shares=self.shares[chosen])
+
+    def streaming(self, share: Array | float) -> "Trials":
+        """The same with a share of what they stream at most. (n,)"""
+        shares = self.shares.copy()
+        most = shares[..., STREAMED].max(axis=1, keepdims=True)
+        pattern = np.where(most > 0, shares[..., STREAMED] / np.where(most > 0, most, 1.0), 1.0)
+        shares[..., STREAMED] = np.round(pattern * np.reshape(share, (-1, 1)), DIGITS)
+        return replace(self, shares=shares)
+
+    @cached_property
+    def uses(self) -> list[Use]:
+        """Of the kind, all shapes of layers in turn. (u,)"""
+        return [u for uses in self.kind.uses for u in uses]
+
+    @property
+    def key(self) -> Hashable:
+        """What trials must share so that their settings can be arrays."""
+        uses = tuple(tuple((u.layers, u.parts) for u in uses) for uses in self.kind.uses)
+        return uses, self.kind.spread
+
+    def arrangement(self, row: int) -> Arrangement:
+        """The arrangement of one of the trials."""
+        found = iter(
+            replace(u, shares=Shares(*s[:STREAMED]), streamed=s[STREAMED])
+            for u, s in zip(self.uses, self.shares[row].tolist(), strict=True)
+        )
+        return replace(self.kind, uses=tuple(tuple(next(found) for _ in some)
+                                             for some in self.kind.uses))  # fmt: skip
+
+    def technique(self, deployment: Deployment, prompt: int) -> Technique:
+        """All of them, with settings along the axis of batches."""
+        places: list[Place] = []
+        known: dict[bytes, Place] = {}
+        for u, use in enumerate(self.uses):
+            key = self.shares[:, u].tobytes() + bytes([use.parts])
+            if key not in known:
+                known[key] = self._place(u, prompt)
+            places.append(known[key])
+        sequence = [places[i] for i in self._order(deployment)]
+        layers, first = [], 0
+        for place, some in groupby(sequence, key=id):
+            count = len(list(some))
+            layers.append(Layers((sequence[first],), first, first + count - 1))
+            assert id(sequence[first]) == place
+            first += count
+        return Technique((Layers(layers[0].terms),) if len(layers) == 1 else tuple(layers))
+
+    def _order(self, deployment: Deployment) -> list[int]:
+        """The use of every layer, by its number."""
+        numbered = iter(range(len(self.uses)))
+        marked = tuple(
+            tuple(replace(u, streamed=float(next(numbered))) for u in uses)
+            for uses in self.kind.uses
+        )
+        return [int(u.streamed) for u in replace(self.kind, uses=marked).sequence(deployment)]
+
+    def _place(self, use: int, prompt: int) -> Place:
+        host, split, cpu, streamed = (_plain(x) for x in self.shares[:, use].T)
+        tokens = np.floor(np.asarray(split) * prompt + ROUNDING)
+        return Place(
+            host_share=host, split=tokens if np.any(tokens) else 0.0, cpu_share=cpu,
+            weights_host=streamed, parts=self.uses[use].parts,
+        )  # fmt: skip
+
+
+def _plain(share: Array) -> Array | float:
+    """An array of settings, or the number that they all are."""
+    return float(share[0]) if (share == share[0]).all() else share[None, :, None]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What the engine says of trials.
+
+    Attributes
+    ----------
+    goals
+        The objective of each, to be small; infinite where it does not fit. (n,)
+    late
+        How far the worse of TTFT and TPOT is beyond its limit, relative; 0 within both. (n,)
+    """
+
+    trials: Trials
+    goals: Array
+    late: Array
+
+    @property
+    def merits(self) -> Array:
+        """To be small: the objective, and of what is late first how late it is. (n,)"""
+        return np.where(self.late > 0, LATE * (1 + self.late), self.goals)
+
+    def rows(self, chosen: NDArray[np.bool] | NDArray[np.intp]) -> "Scored":
+        """Those that are chosen, in that order."""
+        return Scored(self.trials.rows(chosen), self.goals[chosen], self.late[chosen])
+
+    def replaced(self, taken: Mapping[int, int], by: "Scored") -> "Scored":
+        """With rows of another in place of some of its own."""
+        mine, other = list(taken), list(taken.values())
+        batch, shares = self.trials.batch.copy(), self.trials.shares.copy()
+        goals, late = self.goals.copy(), self.late.copy()
+        batch[mine], shares[mine] = by.trials.batch[other], by.trials.shares[other]
+        goals[mine], late[mine] = by.goals[other], by.late[other]
+        return Scored(Trials(self.trials.kind, batch, shares), goals, late)
+
+    def with_rows(self, other: "Scored") -> "Scored":
+        """Trials of the same kind too."""
+        batch = np.concatenate([self.trials.batch, other.trials.batch])
+        shares = np.concatenate([self.trials.shares, other.trials.shares])
+        goals = np.concatenate([self.goals, other.goals])
+        late = np.concatenate([self.late, other.late])
+        return Scored(Trials(self.trials.kind, batch, shares), goals, late)
+
+    def best(self, most: int) -> "Scored":
+        """The best of those within the limits."""
+        rows = np.argsort(self.merits, kind="stable")[:most]
+        return self.rows(rows[self.late[rows] == 0])
+
+
+class Together:
+    """The engine's word on trials of one question.
+
+    Parameters
+    ----------
+    streams : whether weights may be streamed.
+    """
+
+    def __init__(self, q: Question, streams: bool) -> None:
+        self.q, self.streams, self.count = q, streams, 0
+
+    def played(self, trials: Trials, contexts: int = CONTEXTS) -> "Scored":
+        """All of them with the least share of weights that each must stream."""
+        trials = trials.streaming(0.0)
+        over = self._beyond(trials)
+        if self.streams and (some := np.flatnonzero(over > 0)).size:
+            share = np.zeros(len(trials))
+            share[some] = self._least(trials.rows(some), over[some])
+            trials, over = trials.streaming(np.nan_to_num(share)), np.where(share > 0, 0.0, over)
+        goals, fit = np.full((2, len(trials)), np.inf), np.flatnonzero(over <= 0)
+        goals[:, fit] = self._goals(trials.rows(fit), contexts)
+        return Scored(trials, *goals)
+
+    def _least(self, trials: Trials, over: Array) -> Array:
+        """The least share that fits; none where even streaming all does not.
+
+        What is missing is convex in the share, so that a chord meets 0 where it fits already.
+        """
+        low, high = np.zeros(len(trials)), np.ones(len(trials))
+        below = self._beyond(trials.streaming(high))
+        possible = below <= 0
+        before, under = high, below
+        for step in range(CHORDS):
+            if step == 1:  # along the line of what fits, which meets 0 where it does not, or just
+                rise = np.where(before > high, (below - under) / np.maximum(before - high, TINY), 0)
+                middle = high + np.where(rise > 0, below / np.where(rise > 0, rise, 1.0), 0.0)
+            else:
+                middle = low + (high - low) * over / np.where(possible, over - below, np.inf)
+            middle = np.ceil(np.clip(middle, low, high) * 10**DIGITS - ROUNDING) / 10**DIGITS
+            found = self._beyond(trials.streaming(middle))
+            fits = possible & (found <= 0)
+            before, under = np.where(fits, high, before), np.where(fits, below, under)
+            high, below = np.where(fits, middle, high), np.where(fits, found, below)
+            low, over = np.where(fits, low, middle), np.where(fits, over, np.maximum(found, 0.0))
+            if (below >= -self.q.limits.gpu_memory * TIGHT)[possible].all():
+                break
+        return np.where(possible, high, np.nan)
+
+    def _beyond(self, trials: Trials) -> Array:
+        """GPU memory that is missing; negative where there is some left. (n,) [B]"""
+        found = self._predicted(trials, CONTEXTS)
+        if found is None:
+            return np.full(len(trials), np.inf)
+        spread = np.broadcast_to(found.given_bytes, (1, len(trials))).ravel()
+        return spread - self.q.limits.gpu_memory * (1 + TINY)
+
+    def _goals(self, trials: Trials, contexts: int) -> Array:
+        """The objective of each, and how late it is. (2, n)"""
+        found = np.full((2, len(trials)), np.inf)
+        limits = self.q.limits
+        streaming = trials.shares[..., STREAMED].any(axis=1)
+        for rows in (np.flatnonzero(streaming), np.flatnonzero(~streaming)):
+            predicted = self._predicted(trials.rows(rows), contexts) if rows.size else None
+            if predicted is None:
+                continue
+            columns = {name: np.broadcast_to(x, (1, rows.size)).ravel()
+                       for name, x in measures(predicted).items()}  # fmt: skip
+            times = [columns[k] / getattr(limits, k) - 1 for k in ("ttft", "tpot")]
+            late = np.maximum(np.max(times, axis=0) - TINY, 0.0)
+            room = columns["host_memory"] <= limits.host_memory * (1 + TINY)
+            room &= columns["gpu_memory"] <= limits.gpu_memory * (1 + TINY)
+            found[1, rows] = np.where(room, late, np.inf)
+            found[0, rows] = np.where(room, columns[self.q.objective], np.inf)
+        return found
+
+    def _predicted(self, trials: Trials, contexts: int) -> Prediction | None:
+        """All of them in one evaluation; nothing where the engine refuses."""
+        w, d = self.q.workload, self.q.deployment
+        self.count += 1
+        try:
+            t = trials.technique(d, w.prompt)
+            return None if t.refuses(d) else w.predict(t, d, trials.batch, contexts)
+        except InputError:
+            return None

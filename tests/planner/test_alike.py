@@ -1,0 +1,116 @@
+"""Placements whose layers are alike: settings as arrays, weights that fill what is left, steps."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from kvsim.planner.alike import again, alike, grid_of_batches, kinds
+from kvsim.planner.mixes import Arrangement, Use
+from kvsim.planner.outlook import faster
+from kvsim.planner.question import Question
+from kvsim.planner.shares import Shares
+from kvsim.planner.trials import STREAMED, Together, Trials
+from kvsim.planner.workload import GIB, PlanLimits, Workload
+from kvsim.techniques import compose
+from kvsim.techniques.place import Place
+from tests.support.steps import deployment
+
+D = deployment("llama3.1-8b", "fused", "l4")
+LAYERS = 32
+
+
+def question(batch: int | None = 40, **limits: float) -> Question:
+    """Too many sequences for the GPU's memory, from an idle GPU."""
+    given = {"gpu_memory": 20 * GIB, "host_memory": 100 * GIB} | limits
+    return Question(D, Workload(1000, 20, batch), "throughput", PlanLimits(**given), error=0.0)
+
+
+@pytest.mark.parametrize("service", [False, True])
+def test_settings_in_arrays_are_what_each_is_alone(service: bool) -> None:
+    random, batch = np.random.default_rng(7), np.array([2.0, 24.0])
+    shape = (3, batch.size, 1)
+    cpu, weights = random.uniform(0.1, 0.4, shape), random.uniform(0.1, 0.9, shape)
+    host = random.uniform(0.1, 0.5, shape)
+    w = Workload(600, 30, None, service)
+    whole = Place(host_share=host, split=np.floor(300 * host), cpu_share=cpu, weights_host=weights)
+    found = w.predict(compose(whole), D, batch)
+    for row, column in product(range(3), range(2)):
+        at = row, column, 0
+        split = float(np.floor(300 * host[at]))
+        one = Place(
+            host_share=float(host[at]), split=split, cpu_share=float(cpu[at]),
+            weights_host=float(weights[at]),
+        )  # fmt: skip
+        alone = w.predict(compose(one), D, batch[column : column + 1])
+        for name in ("output_tok_s", "ttft_s", "gpu_bytes", "host_bytes"):
+            value = getattr(found, name)[row, column]
+            assert value == pytest.approx(getattr(alone, name)[0], rel=1e-12)
+
+
+def test_no_more_is_streamed_than_memory_asks_for() -> None:
+    q, shares = question(), np.zeros((5, 1, 4))
+    shares[:, 0, 2] = 0.1, 0.2, 0.4, 0.7, 0.95
+    kind = Arrangement(((Use(Shares(cpu=0.5), 1, LAYERS),),))
+    played = Together(q, streams=True).played(Trials(kind, np.full(5, 40.0), shares))
+    streamed = played.trials.shares[:, 0, STREAMED]
+    assert (np.diff(streamed) <= 0).all()
+    assert streamed[0] > 0 == streamed[-1]
+    for cpu, weights in zip(shares[:, 0, 2].tolist(), streamed.tolist(), strict=True):
+        sizes = [
+            q.workload.predict(
+                compose(Place(cpu_share=cpu, weights_host=max(x, 0.0))), D, np.array([40.0])
+            ).given_bytes[0]
+            for x in (weights, weights - 1e-4)
+        ]
+        assert sizes[0] <= q.limits.gpu_memory * (1 + 1e-9)
+        assert weights == 0 or sizes[1] > q.limits.gpu_memory
+    none = Together(q, streams=False).played(Trials(kind, np.full(5, 40.0), shares))
+    assert np.isinf(none.goals[0])
+    assert np.isfinite(none.goals[-1])
+
+
+def test_steps_find_what_every_point_of_the_grid_shows() -> None:
+    q = question()
+    found = max(float(x.output_tok_s[0]) for x in alike(q, ["shared"], True, 40.0).best)
+    shares = np.zeros((10_001, 1, 4))
+    shares[:, 0, 2] = np.linspace(0, 1, 10_001)
+    kind = Arrangement(((Use(Shares(cpu=0.5), 1, LAYERS),),))
+    every = Together(q, streams=True).played(Trials(kind, np.full(9_999, 40.0), shares[1:-1]), 0)
+    assert found == pytest.approx(-every.goals.min(), rel=1e-12)
+
+
+@pytest.mark.parametrize("change", ["gpu_memory", "dram"])
+def test_more_of_anything_is_no_worse_and_worth_what_the_price_says(change: str) -> None:
+    q = question(None, ttft=30.0)
+    names = ["full", "shared", "cpu"]
+    before = alike(q, names, True, 200.0)
+    if change == "gpu_memory":
+        other = q.with_limits(gpu_memory=21 * GIB)
+    else:
+        d = faster(D, (change,))
+        other = Question(d, q.workload, q.objective, q.limits, error=0.0)
+    speeds = [max(float(x.output_tok_s[0]) for x in found.best)
+              for found in (before, alike(other, names, True, 200.0),
+                            again(other, before.starts, True))]  # fmt: skip
+    assert speeds[1] >= speeds[0] * (1 - 1e-9)
+    assert speeds[2] == pytest.approx(speeds[1], rel=2e-3)
+
+
+def test_what_is_too_late_leads_to_what_is_in_time() -> None:
+    """No point of the first grid is within the limit, but those between two of them are."""
+    q = question()
+    best = max(alike(q, ["copied"], False, 40.0).best, key=lambda x: float(x.output_tok_s[0]))
+    tight = question(tpot=1.0002 * float(best.tpot_s[0]))
+    found = alike(tight, ["copied"], False, 40.0).best
+    assert max(float(x.output_tok_s[0]) for x in found) == pytest.approx(
+        float(best.output_tok_s[0]), rel=1e-4
+    )
+
+
+def test_batches_are_every_one_then_eight_per_doubling() -> None:
+    assert grid_of_batches(20, 1).tolist() == [*range(1, 17), 18, 20]
+    assert grid_of_batches(9, 2).tolist() == [2, 4, 6, 8]
+    assert list(kinds(["cpu", "halved", "shared"], halves=True)) == [
+        ("cpu", 2), ("halved", 2), ("shared", 1),
+    ]  # fmt: skip
