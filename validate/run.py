@@ -1,6 +1,7 @@
 """A generation: the prompt in chunks, then decoding rounds until every sequence is complete."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -73,6 +74,7 @@ class Generation:
         self.yielded: list[list[int]] = []  # tokens each round gave, sequence by sequence
         self.resident: dict[str, dict[Tier, dict[str, int]]] = {}  # bytes by phase and buffer [B]
         self._on_device = torch.tensor(self.cached, device=device)
+        self._place: Tensor | None = None  # column of the next token, where rounds are replayed
 
     @torch.inference_mode()
     def complete(self) -> Tensor:
@@ -95,12 +97,13 @@ class Generation:
         self.impl.between(self)
 
     @torch.inference_mode()
-    def forward(self, tokens: Tensor, kind: Kind, ahead: int = 0) -> Tensor:
+    def forward(self, tokens: Tensor, kind: Kind, ahead: int = 0, fixed: bool = False) -> Tensor:
         """One pass of new tokens (batch, new) to logits (batch, new, vocab); ``done`` stays.
 
         Parameters
         ----------
         ahead : tokens that earlier passes of this round have appended. [tokens]
+        fixed : do what a later round may repeat; see ``Implementation.branch``.
         """
         self.decoder.tally.begin(kind)
         new = tokens.shape[1]
@@ -117,7 +120,7 @@ class Generation:
             for rows in parts:
                 key = len(parts), rows.start
                 if key not in steps:
-                    steps[key] = self._step(rows, positions, kind, ahead)
+                    steps[key] = replace(self._step(rows, positions, kind, ahead), fixed=fixed)
                 step = steps[key]
                 rest = self.decoder.layer(layer, weights, x[rows], step, self.impl.attend)
                 if waiting:
@@ -181,6 +184,25 @@ class Generation:
             alike = min(taken) == max(taken)
             device = self._on_device.device
             self._on_device += taken[0] if alike else to_device(taken, device)
+
+    def decode_in_place(self) -> None:
+        """What a round of one likeliest token does on the device, with nothing from the host.
+
+        All that it changes stays where it is, so that it can be repeated as it was issued.
+        """
+        if self._place is None:
+            self._place = torch.full_like(self.last, self.done[0])[:, None]
+        chosen = self.choose(self.forward(self.last[:, None], "decode", fixed=True))
+        self.tokens.scatter_(1, self._place, chosen)
+        self.last.copy_(chosen[:, 0])
+        self._place += 1
+        self._on_device += 1
+
+    def decoded_in_place(self) -> None:
+        """What the host notes of such a round."""
+        self.yielded.append([1] * self.batch)
+        self.done = [n + 1 for n in self.done]
+        self.cached = [n + 1 for n in self.cached]
 
     def padded(self) -> Tensor:
         """All prompts (batch, longest), zeros behind shorter ones."""

@@ -158,6 +158,14 @@ class Deployment:
         stack = replace(stack, time=time, offload=replace(stack.offload, tile_sync=False))
         return replace(self, stack=stack)
 
+    @cached_property
+    def replayed(self) -> "Deployment":
+        """The same where a pass is replayed as a CUDA graph: the host issues one launch."""
+        stack, once = self.stack, self.stack.time.launch
+        time = replace(stack.time, launch=0.0, step=once)
+        kernels = {name: replace(kernel, host=0.0) for name, kernel in stack.kernels.items()}
+        return replace(self, stack=replace(stack, time=time, kernels=kernels))
+
     def flops(self, dtype: str) -> float:
         """Dense rate for a number format; fp16 where the GPU lacks it. [FLOP/s]"""
         return self.hardware.flops.get(dtype, self.hardware.flops["fp16"])

@@ -134,15 +134,18 @@ def _times(found: Found) -> Table:
             by_name = {m["name"]: m for m in one["measured"]}
             if not set(TIMES) <= set(by_name):
                 continue
-            cells = [one["technique"], where]
+            graphs = str(one.get("rounds", "")) == "replayed"
+            cells = [one["technique"], where, "graph" if graphs else "one by one"]
             for key in TIMES:
                 m = by_name[key]
                 error = m["predicted"] / m["measured"] - 1
                 cells += [rounded(1e3 * m["measured"], 3), f"{100 * error:+.1f}"]
             rows.append(cells)
-    heads = ("technique", "model, batch x prompt", "TTFT ms", "predicted %", "TPOT ms",
-             "predicted %")  # fmt: skip
-    return of_cells(heads, rows, 2, "", "Times, and how far predictions are off")
+    heads = (
+        "technique", "model, batch x prompt", "rounds issued", "TTFT ms", "predicted %", "TPOT ms",
+        "predicted %",
+    )  # fmt: skip
+    return of_cells(heads, rows, 3, "", "Times, and how far predictions are off")
 
 
 def _cases(found: Found) -> Table:

@@ -52,7 +52,8 @@ def answer(
         "points": [
             {
                 "model": c.model, "layers": c.layers, "batch": c.batch, "prompt": c.prompt,
-                "technique": str(c.technique),
+                "technique": str(c.technique), "rounds_replayed": c.eager is None,
+                "rounds_issued_because": c.eager,
                 "whole": [_plain(m) for m in c.whole], "ops": [_plain(m) for m in c.ops],
                 "overlap": {
                     key: _finite(r.overlap) for key, r in zip(SIDES, c.rounds, strict=False)
@@ -133,6 +134,22 @@ def said(answer: Row) -> list[str]:
         f"{percent(s['nine_in_ten'])}; the runs' own noise {percent(s['noise'])}",
         f"Beyond the noise, {winner}, {percent(s['same_order'])} of the pairs have the predicted "
         f"order",
+        *_replayed(answer["points"]),
+    ]
+
+
+def _replayed(points: Sequence[Row]) -> list[str]:
+    """Whose rounds were CUDA graphs, where some were, and why others were not."""
+    names = sorted({p["technique"] for p in points if p["rounds_replayed"]})
+    if not names:
+        return []
+    others: dict[str, set[str]] = {}
+    for p in points:
+        if not p["rounds_replayed"]:
+            others.setdefault(p["rounds_issued_because"], set()).add(p["technique"])
+    return [
+        f"Rounds of {', '.join(names)} were replayed as CUDA graphs and are predicted so",
+        *(f"Rounds of {', '.join(sorted(t))} were not: {why}" for why, t in others.items()),
     ]
 
 

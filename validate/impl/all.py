@@ -5,3 +5,5 @@ from kvsim.validate.impl.selecting import Selecting
 
 class All(Selecting):
     """What selections do if they do nothing."""
+
+    replays = True

@@ -35,7 +35,7 @@ reads and writes as the algorithm defines it (``attention.attend`` does so itsel
 tiers are noted by ``self.tally.copy`` in the pass that uses them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -74,6 +74,9 @@ class Implementation:
 
     differences: ClassVar[dict[str, str]] = {}
     """Ops and buffers that really differ from what the technique states, and why."""
+
+    eager = "what a round does follows from what earlier ones have cached"
+    """Why rounds are not replayed as a CUDA graph; empty where they are, see ``branch``."""
 
     @property
     def every(self) -> dict[str, int]:
@@ -146,6 +149,14 @@ class Implementation:
         """One decoding round: here one token per sequence."""
         logits = run.forward(run.last[:, None], "decode")
         run.emit(run.choose(logits), logits=logits)
+
+    def branch(self, cached: list[int]) -> Hashable:
+        """Rounds with the same are the same work on the GPU; none for one that is not replayed.
+
+        Shapes of a pass that is ``fixed`` then follow from nothing but that: where tokens go and
+        what they see is known on the device alone.
+        """
+        return ()
 
     def attend(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass

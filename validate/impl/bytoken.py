@@ -14,7 +14,6 @@ from kvsim.validate.impl.cells import (
     Cells,
     Spot,
     Widths,
-    lengths_on,
     look_packed,
     shares,
 )
@@ -200,7 +199,7 @@ class ByToken(Cells):
     values : makes room in host memory for values that live there, to be fetched by row.
     """
 
-    values_alone = True
+    values_alone, replays = True, True
 
     def __init__(
         self, part: Storage, room: CacheRoom, slots: int, tally: Silent, values: Host | None = None
@@ -281,7 +280,7 @@ class ByToken(Cells):
         self.k.parts, self.v.parts = tables[:count], tables[count:]
 
     def _view(self, spot: Spot) -> View:
-        ends = lengths_on(self.room.device, spot.ends)
+        ends = spot.lengths(self.room.device)
         return View(ends, self.k.store(), self.v.store(), ends, ends, most=spot.most)
 
     def _read(self, spot: Spot) -> list[Tensor]:

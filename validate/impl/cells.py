@@ -6,7 +6,7 @@ business, which hands out the tensors.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar
@@ -98,21 +98,29 @@ class Spot:
     new: int
     first: int | None = None  # slot of the first new token, where all sequences' are the same
     draft: bool = False  # whether the pass drafts
+    room: int | None = None  # slots that shapes follow from where the pass is replayed later
 
     @classmethod
     def behind(cls, step: Pass, away: Sequence[int] = (), moved: Tensor | int = 0) -> "Spot":
         """New tokens behind the cached ones, of which ``away`` are no longer in the cache."""
         gone = away or [0] * len(step.starts)
         starts = tuple(n - m for n, m in zip(step.starts, gone, strict=True))
-        first = starts[0] if min(starts) == max(starts) else None
+        alike = not step.fixed and min(starts) == max(starts)
+        first = starts[0] if alike else None
         ends = tuple(n + step.new for n in starts)
         slots = step.positions if isinstance(moved, int) and not moved else step.positions - moved
         return cls(slots, ends, step.new, first, step.kind == "draft")
 
     @property
     def most(self) -> int:
-        """Slots in use of the longest sequence."""
-        return max(self.ends)
+        """Slots in use of the longest sequence, or all that there are."""
+        return max(self.ends) if self.room is None else self.room
+
+    def lengths(self, device: torch.device) -> Tensor:
+        """Slots in use of every sequence, on the device."""
+        if self.room is None:
+            return lengths_on(device, self.ends)
+        return (self.slots[:, -1] + 1).int()
 
     def visible(self, step: Pass, window: int | None = None) -> Seen:
         """What each query sees of the slots in use, which are in the order of tokens."""
@@ -131,6 +139,7 @@ class Cells(ABC):
 
     plain = False  # whether keys and values are full-precision numbers in place
     one_by_one = True  # whether prompts of a part may be read one after another
+    replays = False  # whether a pass may be the same work whatever is cached, see ``branch``
     takes_back = True  # whether tokens may be overwritten by the next pass
     as_given = True  # whether rows hold the numbers that came, each by itself
     by_position = False  # whether a token's slot has to be its position
@@ -173,6 +182,10 @@ class Cells(ABC):
         ----------
         plainly : the op that writes them where nothing is packed.
         """
+
+    def branch(self, ends: list[int]) -> Hashable:
+        """Passes with these slots in use after them do the same where this is; none for no pass."""
+        return ()
 
     @abstractmethod
     def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:

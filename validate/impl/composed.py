@@ -1,6 +1,6 @@
 """A technique as its parts: in every layer a selection over a storage where a placement puts it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,8 @@ from kvsim.validate.impl.found import Piece, piece
 from kvsim.validate.impl.fp16 import Fp16
 from kvsim.validate.impl.placing import Placing
 from kvsim.validate.impl.portions import by_layer, equal_parts, of_part
-from kvsim.validate.impl.selecting import Selecting, Where, refuse_beside_guesses
+from kvsim.validate.impl.replaying import branch, why_eager
+from kvsim.validate.impl.selecting import Selecting, Where, refuse_taking_back
 from kvsim.validate.impl.speculation import Speculative
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Answer, Decoder
@@ -43,6 +44,7 @@ class Composed(Speculative):
     ) -> None:
         super().__init__(technique, decoder, lengths, generate)
         self.generate = generate
+        self.beyond = self.capacity - self.prompt  # tokens after the longest prompt, with drafts
         self.common = Common()
         self.deployment = decoder.deployment or deployed(self.model)
         if reason := technique.refuses(self.deployment):
@@ -57,18 +59,11 @@ class Composed(Speculative):
         self._first = 0  # sequence of the part of the batch that reads its prompt
         self.visits = {layer.place.visit: layer for layer in self.layers}
         self.guess: Tensor | None = None  # of every sequence's next token (batch,)
-        if self.guesses:
-            refuse_beside_guesses(self.layers)
+        refuse_taking_back(self.layers, self.guesses, self.gamma > 0)
         drafting = self.parts[0].drafting
         self.drafter = Drafter(self, drafting)
         if self.gamma:
             self.drafter = piece(Drafter, drafting)(self, drafting)
-            refused = [layer for layer in self.layers if not layer.cells.takes_back]
-            if refused:
-                name = refused[0].parts.storage.name
-                raise InputError(
-                    f"{name}: no real implementation takes drafts back from its latest tokens"
-                )
             self.drafter.ready()
         for placing in self._every_placement():
             placing.ready()
@@ -96,21 +91,18 @@ class Composed(Speculative):
 
     def prompt_tiles(self, layer: int, most: int) -> list[slice]:
         """Whole prompts one after another where all parts of the layer can do so."""
-        parts = self.tiles(layer)
-        cache = self.visits[layer, 0]
+        parts, cache = self.tiles(layer), self.visits[layer, 0]
         pieces = cache, cache.cells, self.placements[layer], self.drafter
-        if not all(piece.one_by_one for piece in pieces):
-            return parts
-        return [rows for part in parts for rows in self.prompts_apart(part, most)]
+        apart = all(piece.one_by_one for piece in pieces)
+        return [r for p in parts for r in self.prompts_apart(p, most)] if apart else parts
 
     def prefill(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
         """Straight into the cache where its cells are plain and the prompt has room."""
         each = self.batch // len(self.tiles(layer))
-        self._first = step.rows.start // each * each
-        cache, placing = self.visits[layer, self._first], self.placements[layer]
-        own = of_part(step, self._first)
+        first = self._first = step.rows.start // each * each
+        cache, placing, own = *self._visit(layer, first), of_part(step, first)
         placing.begin(cache.place, own)
         placing.read(cache.place, tensor, own)
         if cache.direct:
@@ -147,8 +139,8 @@ class Composed(Speculative):
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | Answer:
         """As the layer's selection does, once its cache is there."""
-        cache, placing = self.visits[layer, step.rows.start], self.placements[layer]
-        own = of_part(step, step.rows.start)
+        first = step.rows.start
+        cache, placing, own = *self._visit(layer, first), of_part(step, first)
         placing.reach(cache.place)
         if step.kind == "draft":
             drafted = self.drafter.attend(cache.place.visit, queries, keys, values, own)
@@ -249,17 +241,18 @@ class Composed(Speculative):
             sizes["gpu"]["kv on the way out"] = sizes["gpu"].pop("prompt kv") + size(*leaving)
         return sizes
 
+    eager = property(why_eager)
+
+    def branch(self, cached: list[int]) -> Hashable:
+        """That of every layer."""
+        return branch(self, cached)
+
     # what pieces ask for
 
     @property
     def guesses(self) -> bool:
         """Whether rounds decode a guess of the next token."""
         return any(layer.guesses for layer in self.layers)
-
-    @property
-    def beyond(self) -> int:
-        """Tokens that come after the longest prompt, drafts included. [tokens]"""
-        return self.capacity - self.prompt
 
     def cells(self, place: Where, slots: int) -> Cells:
         """A layer's storage where its placement wants it."""
@@ -289,6 +282,9 @@ class Composed(Speculative):
 
     def _selecting(self, where: Where) -> Selecting:
         return self._piece(Selecting, where.parts.selection)(where)
+
+    def _visit(self, layer: int, first: int) -> tuple[Selecting, Placing]:
+        return self.visits[layer, first], self.placements[layer]
 
     def _drafts_read(
         self, cache: Selecting, queries: Tensor, keys: Tensor, values: Tensor, step: Pass

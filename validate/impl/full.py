@@ -12,6 +12,8 @@ from kvsim.validate.model.decoder import Decoder
 class Full(Implementation):
     """One cache, allocated for the whole generation."""
 
+    eager = ""
+
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
     ) -> None:
@@ -37,10 +39,11 @@ class Full(Implementation):
             put(self.k[layer], keys, step)
             put(self.v[layer], values, step)
             marks.writes(keys, values)
+            most = self.capacity if step.fixed else step.length
             cached_keys, cached_values = (
-                c[step.rows, :, : step.length] for c in (self.k[layer], self.v[layer])
+                c[step.rows, :, :most] for c in (self.k[layer], self.v[layer])
             )
-            seen = visible(step, step.length, self.shapes[layer].window)
+            seen = visible(step, most, self.shapes[layer].window)
             return attend(marks, queries, cached_keys, cached_values, seen)
 
     def resident(self) -> Resident:

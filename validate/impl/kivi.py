@@ -1,5 +1,6 @@
 """KIVI: keys packed per channel in blocks, values per token behind the latest ones."""
 
+from collections.abc import Hashable
 from types import MappingProxyType
 
 from torch import Tensor
@@ -25,7 +26,7 @@ class Kivi(PackedCells):
     .. [1] Z. Liu et al., "KIVI", ICML 2024, algorithm 1.
     """
 
-    takes_back = False
+    takes_back, replays = False, True
     differences = MappingProxyType(
         {"quantise": "keys are packed by whole residuals; the prediction spreads that evenly"}
     )
@@ -53,6 +54,17 @@ class Kivi(PackedCells):
     def packed_values(self, tokens: int) -> int:
         """All but the residual."""
         return max(tokens - self.residual, 0)
+
+    def packed_there(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of lengths on the device."""
+        keys = lengths // self.residual * self.residual
+        return keys, (lengths - self.residual).clamp(min=0)
+
+    def branch(self, ends: list[int]) -> Hashable:
+        """Whether values leave the residual, and whether keys fill it: in all sequences or none."""
+        packs = [n > self.residual for n in ends], [n % self.residual == 0 for n in ends]
+        alike = all(all(some) or not any(some) for some in packs)
+        return tuple(some[0] for some in packs) if alike else None
 
     def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
         """The value that leaves the residual, the new token, and a block of keys it completes."""

@@ -35,6 +35,10 @@ class PackedCells(Cells):
     def packed_values(self, tokens: int) -> int:
         """Packed rows of values with so many cached tokens."""
 
+    def packed_there(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Packed rows of keys and of values by cached tokens that the device knows, (batch,)."""
+        raise NotImplementedError
+
     def packed_by(self, spot: Spot) -> tuple[int, ...]:
         """The tokens of every sequence that packed counts of a pass go by."""
         return spot.ends
@@ -96,12 +100,17 @@ class PackedCells(Cells):
             [count(n) for n in tokens] for count in (self.packed_keys, self.packed_values)
         )
         device, k, v = self.room.device, self.k, self.v
+        lengths = spot.lengths(device)
+        if spot.room is None:
+            packed = lengths_on(device, keys), lengths_on(device, values)
+        else:
+            packed = self.packed_there(lengths)
         pairs = (fetched.index, fetched.keys, fetched.values) if fetched else (None,) * 3
         view = View(
-            lengths_on(device, ends),
+            lengths,
             k.store.upper_only() if upper else k.store,
             v.store.upper_only() if upper else v.store,
-            lengths_on(device, keys), lengths_on(device, values), k.ring, v.ring, *pairs,
+            *packed, k.ring, v.ring, *pairs,
         )  # fmt: skip
         known = min(fetched.index.shape[2], *tokens) if fetched else 0
         with self.tally.op(name) as marks:

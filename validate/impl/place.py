@@ -44,7 +44,7 @@ class Place(Placing):
     .. [2] J. He and J. Zhai, "FastDecode", arXiv:2403.11421, section 4.
     """
 
-    one_by_one = False
+    one_by_one = replays = False
 
     def __init__(self, run: "Composed", part: Placement) -> None:
         super().__init__(run, part)

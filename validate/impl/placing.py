@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 class Placing:
     """All layers that are placed alike; the default keeps them on the GPU."""
 
+    replays = True  # whether nothing is copied beside compute
     one_by_one = True  # whether prompts of a part may be read one after another
     differences: Mapping[str, str] = MappingProxyType({})
     """Ops and buffers that really differ from what is stated, and why."""

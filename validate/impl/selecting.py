@@ -1,7 +1,7 @@
 """The cache of one layer: a selection over a storage. The default keeps and reads every token."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -61,6 +61,7 @@ class Selecting:
     """
 
     in_order = True  # whether a token's slot is its position
+    replays = False  # whether what it does follows from nothing but the number of slots
     one_by_one = True  # whether prompts of a part may be read one after another
     guesses = False  # whether it expects a guess of the next token behind the newest one
     differences: Mapping[str, str] = NONE
@@ -165,6 +166,8 @@ class Selecting:
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, spot: Spot
     ) -> Tensor:
         """New tokens behind the others, and attention to all."""
+        if step.fixed:
+            spot = replace(spot, room=self.cells.slots)
         self.cells.append(keys, values, spot)
         return self.cells.look(queries, spot, spot.visible(step, self.shape.window))
 
@@ -208,8 +211,8 @@ class Selecting:
         return visible(step, step.length, self.shape.window)
 
 
-def refuse_beside_guesses(layers: list[Selecting]) -> None:
-    """For layers that would have to drop a guessed token and cannot.
+def refuse_taking_back(layers: list[Selecting], guesses: bool, drafts: bool) -> None:
+    """For layers that would have to drop guessed or drafted tokens and cannot.
 
     Raises
     ------
@@ -217,10 +220,14 @@ def refuse_beside_guesses(layers: list[Selecting]) -> None:
         Naming the first of them.
     """
     for layer in layers:
-        parts = layer.parts
-        plain = parts.selection.name == "all" and layer.cells.takes_back
-        if not layer.guesses and not plain:
+        chosen, stored = layer.parts.selection.name, layer.parts.storage.name
+        takes_back = layer.cells.takes_back
+        if guesses and not layer.guesses and not (chosen == "all" and takes_back):
             raise InputError(
-                f"{parts.selection.name} over {parts.storage.name}: its real implementation "
-                f"cannot drop a guessed token; use specache:speculative=false beside it"
+                f"{chosen} over {stored}: its real implementation cannot drop a guessed token; "
+                f"use specache:speculative=false beside it"
+            )
+        if drafts and not takes_back:
+            raise InputError(
+                f"{stored}: no real implementation takes drafts back from its latest tokens"
             )

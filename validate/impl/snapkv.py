@@ -25,6 +25,8 @@ class Snapkv(Evicting):
     .. [1] Y. Li et al., "SnapKV", NeurIPS 2024, section 4 and listing 1.
     """
 
+    replays = True
+
     @classmethod
     def small_settings(cls, run: SmallRun) -> list[str]:
         """Half of the prompt stays."""

@@ -183,5 +183,5 @@ def _case(
     return {
         "technique": str(technique), "phase": phase, "model": deployment.model.name,
         "layers": deployment.model.layers,
-        "batch": work.batch, "prompt": work.prompt,
+        "batch": work.batch, "prompt": work.prompt, "graphs": "no",  # ops are timed one by one
     }  # fmt: skip

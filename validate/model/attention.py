@@ -33,11 +33,12 @@ class Pass:
     positions: Tensor  # (sequences, new), on the device
     turns: tuple[Tensor, Tensor] | None = None  # cosine and sine there, (sequences, 1, new, dim)
     kind: Kind = "decode"
+    fixed: bool = False  # whether shapes must not follow from starts, as the pass is replayed later
 
     @property
     def uniform(self) -> bool:
-        """Whether all sequences have the same number of cached tokens."""
-        return min(self.starts) == max(self.starts)
+        """Whether the host may say where new tokens go: the same place in all sequences."""
+        return not self.fixed and min(self.starts) == max(self.starts)
 
     @property
     def length(self) -> int:

@@ -162,7 +162,8 @@ def point(
     for step in compare_times(grid, asked, where, place.half, hardware, stack):
         if isinstance(step, Compared):
             rows = [asdict(m) for m in (*step.whole, *step.ops)]
-            found.append({"technique": str(step.technique), "measured": rows})
+            graphs = "replayed" if step.eager is None else f"not replayed: {step.eager}"
+            found.append({"technique": str(step.technique), "rounds": graphs, "measured": rows})
         elif isinstance(step, SkippedPoint):
             left.append({"technique": str(step.technique), "reason": step.reason})
         else:

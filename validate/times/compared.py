@@ -8,6 +8,8 @@ import numpy as np
 from kvsim.engine.spans import OpSpan, beside
 from kvsim.techniques.base import Technique
 
+ISSUED = "they were issued kernel by kernel"
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -55,6 +57,7 @@ class Compared:
     whole: tuple[Measured, ...]  # end to end
     ops: tuple[Measured, ...]
     rounds: tuple[Round, ...] = ()  # predicted and measured, if a round is one pass
+    eager: str | None = ISSUED  # why rounds were not replayed as CUDA graphs; none if they were
 
     @property
     def point(self) -> tuple[str, int, int, int]:

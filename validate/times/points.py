@@ -119,8 +119,11 @@ def compare_times(
                     yield f"{name}, batch {work.batch}, prompt {work.prompt}: turn {turn}"
                 for t in list(runs):
                     try:
-                        timed = run_by_op if turn > grid.repeats else run_timed
-                        runs[t].append(timed(decoder, t, work))
+                        if turn > grid.repeats:
+                            runs[t].append(run_by_op(decoder, t, work))
+                        else:
+                            graphs = device.type == "cuda"
+                            runs[t].append(run_timed(decoder, t, work, graphs=graphs))
                     except refusals(InputError) as problem:
                         del runs[t]
                         yield _left_out(d, name, work, t, problem)
@@ -171,10 +174,15 @@ def _compared(
     runs: Sequence[Timing],
 ) -> Compared:
     t = runs[0].technique
-    p = Prediction(t, deployment, np.array([float(work.batch)]), work.prompt, work.generate)
+    eager = next((run.eager for run in runs if run.eager is not None), None)
+    issued = deployment if eager is not None else deployment.replayed
+    p, rounds = (
+        Prediction(t, d, np.array([float(work.batch)]), work.prompt, work.generate)
+        for d in (deployment, issued)
+    )
     whole = [
         Measured.over("ttft_s", float(p.ttft_s[0]), [run.ttft for run in runs]),
-        Measured.over("tpot_s", float(p.tpot_s[0]), [run.tpot for run in runs]),
+        Measured.over("tpot_s", float(rounds.tpot_s[0]), [run.tpot for run in runs]),
     ]
     if (
         torch.get_num_threads() == 1 and not counted.on_gpu
@@ -204,6 +212,7 @@ def _compared(
         tuple(whole),
         ops,
         _rounds(deployment, t, work, timed),
+        eager,
     )
 
 

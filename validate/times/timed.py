@@ -12,11 +12,15 @@ from torch import Tensor
 from kvsim.techniques.base import Technique
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.counts.compare import as_run
+from kvsim.validate.graphs import ReplayedRounds
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Generation
 from kvsim.validate.tally import Silent, size
 from kvsim.validate.times.clock import Clock, TimedPass, computing_clock
+from kvsim.validate.times.compared import ISSUED
 from kvsim.validate.times.live import Live
+
+SHORT = "no branch came up twice in so few rounds"
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Timing:
     tokens: int  # per sequence that the rounds gave, the one of the prompt left out
     resident: int  # the technique's own tensors after the last round, both tiers [B]
     passes: tuple[TimedPass, ...]  # if ops were timed
+    eager: str | None = None  # why no round was replayed as a CUDA graph; none if all of them were
 
     @property
     def tpot(self) -> float:
@@ -44,11 +49,13 @@ def run_timed(
     work: RandomPrompts,
     by_op: bool = False,
     busy: Mapping[str, float] | None = None,
+    graphs: bool = False,
 ) -> Timing:
     """Run a workload once; ``by_op`` times every op too, which itself takes some time.
 
     Parameters
     ----------
+    graphs : replay rounds as CUDA graphs where they can be; the others are then not timed.
     busy : what the host takes for each op, as a run before has told: ops are then timed behind a
         GPU that is kept busy, so that they are their kernels' times. [s]
     """
@@ -63,16 +70,28 @@ def run_timed(
         begin = _now(decoder.device)
         run.start()
         ttft = _now(decoder.device) - begin
+        replaying = ReplayedRounds(run) if graphs else None
+        again = []
         while min(run.done) < run.generate:
+            again.append(replaying is not None and replaying.ready())
             begin, own_begin = _now(decoder.device), own()
-            run.impl.round(run)
+            if replaying:
+                replaying.round()
+            else:
+                run.impl.round(run)
             computing.append(own() - own_begin)  # before waiting for a GPU
             rounds.append(_now(decoder.device) - begin)
         resident = sum(n for tier in run.impl.resident_bytes().values() for n in tier.values())
     finally:
         run.impl.close()
-    times = (ttft, tuple(rounds), tuple(computing), work.generate - 1)
-    return Timing(as_run(run), *times, resident, tuple(clock.passes))
+    tokens = work.generate - 1
+    eager: str | None = (replaying.why or SHORT) if replaying else ISSUED
+    if any(again):  # each gives one token
+        rounds = [took for took, kept in zip(rounds, again, strict=True) if kept]
+        computing = [took for took, kept in zip(computing, again, strict=True) if kept]
+        tokens, eager = len(rounds), None
+    times = (ttft, tuple(rounds), tuple(computing), tokens)
+    return Timing(as_run(run), *times, resident, tuple(clock.passes), eager)
 
 
 def issuing(run: Timing) -> dict[str, float]:
