@@ -1,19 +1,23 @@
 """Sweeps on a Dask cluster of this machine: speed, lost workers and clients, wrong workers.
 
-    python benchmarks/sweeps.py speed [POINTS]   # one process, then two workers
+    python benchmarks/sweeps.py speed [POINTS [PAIRS]]   # one process, then two workers
     python benchmarks/sweeps.py kills            # one of two workers is killed, then the client
     python benchmarks/sweeps.py workers          # one without kvsim, and one of another version
 
 Asked of `speed`: 1,000,000 predictions in 30 s of one process, 1.7 times as fast on two workers,
-and equal bytes. A machine that does other work
-besides makes wall times worth little, so the processor time of every process is printed too: with
-two cores of their own, two workers end after the longer of their two shares, or the client after
-its own. Of `kills`: the folder is complete and equal, and no chunk was computed twice but those
-that were under way. Needs the extra `distributed`.
+and equal bytes. The cluster is up and has computed a small sweep before, as clusters that serve
+have. What is compared is the time that `kvsim sweep` itself prints, from the first chunk that it
+hands out to the last file: the scheduler, transfers and the writing of results are in it, Python's
+start is not. Times of the whole commands, with that start, are printed too, and the processor time
+of every process: a machine that does other work besides makes wall times worth little. The answer
+is the median of so many pairs, one right after the other. Of `kills`: the folder is complete and
+equal, and no chunk was computed twice but those that were under way. Needs the extra `distributed`.
 """
 
 import os
+import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,12 +25,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvsim.sweeps.chunks import FEWEST
+from kvsim.sweeps.bundles import FEWEST, ROUNDS
 from kvsim.sweeps.workers import AHEAD
 from kvsim.techniques import TECHNIQUES
 
@@ -40,22 +45,26 @@ context = {{ from = 128, to = 65536, count = {side}, spacing = "log" }}
 """
 COUNTING = """
 import os
-import kvsim.sweeps.chunks as chunks
+import kvsim.sweeps.bundles as bundles
 
-chunks.plain = getattr(chunks, "plain", chunks.compute)  # this file is loaded twice
+bundles.plain = getattr(bundles, "plain", bundles.compute)  # this file is loaded twice
 
 def compute(chunk):
     with open({log!r}, "a") as log:
         log.write(f"{{chunk.index}}\\n")
-    return chunks.plain(chunk)
+    return bundles.plain(chunk)
 
-chunks.compute = compute
+bundles.compute = compute
 """
 WRONG = {
     "without kvsim": "import sys; sys.modules['kvsim'] = None\n",
     "another version": "import kvsim; kvsim.__version__ = '0.0.1'\n",
 }
-UNWATCHED = {"DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "false"}  # as docs/sweep.md advises
+UNWATCHED = {
+    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "false",
+    "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "1s",
+}  # as docs/sweep.md advises
+WARM, PAIRS = 150_000, 3  # points of the sweep before, and comparisons
 PATIENCE = 120.0  # for anything awaited here [s]
 SMALL = 400_000  # points of the sweep that is interrupted
 
@@ -94,7 +103,7 @@ def worker(address: str, folder: Path, preload: str = "") -> Iterator[subprocess
     command = [sys.executable, "-m", "distributed.cli.dask_worker", address, "--nthreads", "1",
                "--no-nanny", "--no-dashboard", "--local-directory", str(folder), *more]  # fmt: skip
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, env=os.environ | UNWATCHED, **quiet) as found:
+    with subprocess.Popen(command, **quiet) as found:
         try:
             yield found
         finally:
@@ -131,43 +140,56 @@ def seconds(process: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def speed(points: int) -> None:
+@dataclass(frozen=True)
+class Ran:
+    """A sweep that ended: its whole time, its own account of computing, and processor time. [s]"""
+
+    whole: float
+    computing: float
+    cpu: float
+
+
+def ran(place: Path, out: Path, *more: str) -> Ran:
+    """A sweep, to its end."""
+    began = time.monotonic()
+    process = sweep(place, out, *more)
+    cpu = _cpu_of(process)
+    whole = time.monotonic() - began
+    assert process.stderr is not None
+    said = re.search(r"computed in ([0-9.]+) s", process.stderr.read())
+    assert said is not None
+    return Ran(whole, float(said[1]), cpu)
+
+
+def speed(points: int, pairs: int) -> None:
+    ratios, equal = [], True
     with tempfile.TemporaryDirectory() as name, scheduler() as client:
         folder = Path(name)
-        place = spec(folder, points)
-        began = time.monotonic()
-        alone = sweep(place, folder / "alone")
-        one = _cpu_of(alone)
-        wall = time.monotonic() - began
         address = client.scheduler.address
         with worker(address, folder) as first, worker(address, folder) as second:
             both = first.pid, second.pid
             until(lambda: len(client.nthreads()) == 2, "two workers")
-            client.run(_warm)
-            before, own = [seconds(p) for p in both], time.process_time()
-            began = time.monotonic()
-            asking = sweep(place, folder / "two", "--scheduler", address)
-            asked = _cpu_of(asking)
-            walls = time.monotonic() - began
-            each = [seconds(p) - b for p, b in zip(both, before, strict=True)]
-            scheduling = time.process_time() - own
-        equal = content(folder / "alone") == content(folder / "two")
-        longest = max(*each, (sum(each) + asked + scheduling) / 2)
-        print(f"one process: {one:.1f} s of CPU, {wall:.1f} s by the clock (30)")
-        print(
-            f"two workers: {each[0]:.1f} and {each[1]:.1f} s of CPU, client {asked:.1f} s, "
-            f"scheduler {scheduling:.1f} s; {walls:.1f} s by the clock, "
-            f"{wall / walls:.2f} times as fast (1.7)"
-        )
-        print(
-            f"with two cores of their own: {one / longest:.2f} times as fast at most; "
-            f"bytes {'equal' if equal else 'DIFFER'}"
-        )
-
-
-def _warm() -> None:
-    """What a worker imports before its first chunk."""
-    import kvsim.sweeps.chunks  # noqa: F401
+            ran(spec(folder, WARM), folder / "warm", "--scheduler", address)
+            place = spec(folder, points)
+            for i in range(pairs):
+                one = ran(place, folder / f"alone{i}")
+                before, own = [seconds(p) for p in both], time.process_time()
+                two = ran(place, folder / f"two{i}", "--scheduler", address)
+                each = [seconds(p) - b for p, b in zip(both, before, strict=True)]
+                scheduling = time.process_time() - own
+                equal &= content(folder / f"alone{i}") == content(folder / f"two{i}")
+                ratios.append(one.computing / two.computing)
+                print(
+                    f"one process: {one.computing:.2f} s of computing, {one.whole:.2f} s in all "
+                    f"(30), {one.cpu:.2f} s of CPU; two workers: {two.computing:.2f} s of "
+                    f"computing, {two.whole:.2f} s in all, CPU {each[0]:.2f} and {each[1]:.2f} s, "
+                    f"client {two.cpu:.2f} s, scheduler {scheduling:.2f} s; computing "
+                    f"{ratios[-1]:.2f} times as fast, whole commands {one.whole / two.whole:.2f}"
+                )
+    print(
+        f"two workers: {statistics.median(ratios):.2f} times as fast, median of {pairs} (1.7); "
+        f"bytes {'equal' if equal else 'DIFFER'}"
+    )
 
 
 def _cpu_of(process: subprocess.Popen[str]) -> float:
@@ -201,7 +223,8 @@ def kills() -> None:
             _cpu_of(again)
         computed = Counter(log.read_text().split())
         twice = sum(n - 1 for n in computed.values())
-        each = FEWEST // (SMALL // len(expected))  # chunks that a worker is given at once
+        points = max(FEWEST, SMALL // (2 * ROUNDS))  # that a worker is given at once, at most
+        each = points // (SMALL // len(expected))
         print(
             f"kills: a worker of two, then the client with {left} of {len(expected)} chunks; "
             f"{'complete and equal' if content(out) == expected else 'DIFFERENT'}; "
@@ -223,9 +246,11 @@ def workers() -> None:
 
 
 def main() -> None:
+    os.environ.update(UNWATCHED)
     what = sys.argv[1] if len(sys.argv) > 1 else ""
     if what == "speed":
-        speed(int(sys.argv[2]) if len(sys.argv) > 2 else 10**6)
+        given = [int(x) for x in sys.argv[2:4]]
+        speed(*given, *(10**6, PAIRS)[len(given) :])
     elif what in ("kills", "workers"):
         {"kills": kills, "workers": workers}[what]()
     else:

@@ -1,9 +1,10 @@
 """`kvsim sweep`: a grid of predictions, plans, simulations or fleets, in Parquet."""
 
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -35,6 +36,7 @@ def sweep(
     """Compute a grid on this machine or a Dask cluster."""
     from kvsim.sweeps import chunks as parts
     from kvsim.sweeps import plugins
+    from kvsim.sweeps.bundles import Bundles
     from kvsim.sweeps.spec import read
     from kvsim.sweeps.store import ResultStore
     from kvsim.sweeps.workers import cluster, here, pool
@@ -57,15 +59,17 @@ def sweep(
     store = ResultStore(Path(out), asked, own, resume)
     total = parts.count(asked)
     before = frozenset(store.done)
-    left = (chunk for chunk in parts.chunks_of(asked, own) if chunk.index not in before)
-    several_each = parts.bundles(left, asked.points * (total - len(before)) // total)
     progress = _SweepProgress(total, len(store.done))
+    left = progress.begun_by(
+        chunk for chunk in parts.chunks_of(asked, own) if chunk.index not in before
+    )
+    coming = Bundles(left, asked.points * (total - len(before)) // total)
     if scheduler is not None:
-        done = cluster(several_each, scheduler, store.shared)
+        done = cluster(coming, scheduler, store.shared)
     elif several > 1:
-        done = pool(several_each, several, store.shared)
+        done = pool(coming, several, store.shared)
     else:
-        done = here(left)
+        done = here(coming, store.shared)
     for index, content in done:
         store.keep(index, content)
         progress(len(store.done))
@@ -77,20 +81,36 @@ def sweep(
         again = "" if resume else " --resume"  # what is in --out is not computed again
         write_page(report, store, asked, command_line() + again)
         say_written(report)
-    print(f"kvsim: {asked.points:,} points in {total:,} chunks: {out}", file=sys.stderr)
+    print(
+        f"kvsim: {asked.points:,} points in {total:,} chunks, {progress.took}: {out}",
+        file=sys.stderr,
+    )
 
 
 class _SweepProgress:
-    """How many chunks are done, and how long the rest may take."""
+    """How many chunks are done, and how long the rest may take.
+
+    Time counts from the first chunk: before it a sweep reads its files and connects to a cluster.
+    """
 
     def __init__(self, total: int, before: int) -> None:
         self.total, self.before = total, before
         self.live, self.said = sys.stderr.isatty(), False
-        self.began = monotonic()
+        self.began = self.last = monotonic()
         self.next = self.began + PATIENCE
 
+    def begun_by(self, chunks: Iterable[Any]) -> Iterator[Any]:
+        """The chunks, the first of which begins the time."""
+        self.began = self.last = monotonic()
+        yield from chunks
+
+    @property
+    def took(self) -> str:
+        """From the first chunk that was handed out to the last one that was done, in words."""
+        return f"computed in {self.last - self.began:.2f} s"
+
     def __call__(self, done: int) -> None:
-        now = monotonic()
+        self.last = now = monotonic()
         if now < self.next:
             return
         self.next, self.said = now + (TERMINAL if self.live else LOG), True

@@ -55,7 +55,7 @@ def check_target(place: Path | str, option: str, endings: tuple[str, ...] = ()) 
 
 
 @contextmanager
-def replacing(path: Path, tidy: bool = True) -> Iterator[Path]:
+def replacing(path: Path, tidy: bool = True, named: bool = True) -> Iterator[Path]:
     """A draft beside a file's place; it takes that place if the block ends well, else it goes.
 
     The draft is on disk before it takes the place. A link stays a link, and what it leads to is
@@ -64,6 +64,8 @@ def replacing(path: Path, tidy: bool = True) -> Iterator[Path]:
     Parameters
     ----------
     tidy : whether drafts that other processes left there go first, which takes a look at all files.
+    named : whether its name is on disk too before this returns; if not, a machine that loses power
+        may have the file whole or not at all.
 
     Raises
     ------
@@ -93,7 +95,8 @@ def replacing(path: Path, tidy: bool = True) -> Iterator[Path]:
             _adopt(file, before)
             _settle(draft, file)
             draft.replace(target)
-            _settle_folder(target.parent)
+            if named:
+                _settle_folder(target.parent)
         finally:
             draft.unlink(missing_ok=True)
             os.close(file)

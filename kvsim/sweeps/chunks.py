@@ -15,16 +15,14 @@ import numpy as np
 from kvsim import __version__
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.sweeps.evaluate import COLUMNS, EVALUATE, Case, Columns, Points, stretches
+from kvsim.sweeps.cases import COLUMNS, Case, Columns, Points, stretches
+from kvsim.sweeps.evaluate import evaluator
 from kvsim.sweeps.plugins import Plugin, install
 from kvsim.sweeps.spec import POINTS, Spec
-from kvsim.sweeps.store import SharedFolder
 from kvsim.techniques import parse
 from kvsim.traces.read import load
 
 SIZE = 2**15  # points of a chunk at most
-FEWEST, MOST = 2**16, 2**18  # points that a worker is given at once, a quarter of a second or one
-SHARES = 32  # of the points that are left: so much at once
 SEPARATOR = "+"  # of several GPUs that a fleet may be of
 
 
@@ -37,7 +35,7 @@ class SweepChunk:
     index
         Its place in the sweep.
     kind
-        What is computed: a key of ``EVALUATE``.
+        What is computed: a key of ``COLUMNS``.
     case
         What it is computed for.
     plugins
@@ -118,48 +116,10 @@ def count(spec: Spec) -> int:
     return several * len(spec.combinations())
 
 
-def bundles(chunks: Iterator[SweepChunk], left: int) -> Iterator[list[SweepChunk]]:
-    """Chunks as workers get them: predictions several at once, everything else one by one.
-
-    To hand over a task costs a cluster about as much time as a thousand predictions, so the first
-    ones of a large sweep are large; the last ones are small, so that all workers end together.
-
-    Parameters
-    ----------
-    left : points of all chunks.
-    """
-    some: list[SweepChunk] = []
-    points = 0
-    for chunk in chunks:
-        some.append(chunk)
-        points += chunk.points
-        if chunk.kind != "predict" or points >= min(max(left // SHARES, FEWEST), MOST):
-            yield some
-            left -= points
-            some, points = [], 0
-    if some:
-        yield some
-
-
-def compute_all(
-    chunks: list[SweepChunk], folder: SharedFolder | None = None
-) -> tuple[str, list[bytes | None]]:
-    """The version of kvsim that computed some chunks, and the bytes of their files.
-
-    None instead of the bytes of a file that this process could write into the sweep's folder.
-    """
-    contents: list[bytes | None] = []
-    for chunk in chunks:
-        content = compute(chunk)[1]
-        written = folder is not None and folder.kept(chunk.index, content)
-        contents.append(None if written else content)
-    return __version__, contents
-
-
 def compute(chunk: SweepChunk) -> tuple[str, bytes]:
     """The version of kvsim that computed a chunk, and the bytes of its file."""
     install(chunk.plugins)
-    return __version__, _parquet(chunk, EVALUATE[chunk.kind](chunk.case))
+    return __version__, _parquet(chunk, evaluator(chunk.kind)(chunk.case))
 
 
 def _parquet(chunk: SweepChunk, found: Columns) -> bytes:

@@ -41,15 +41,20 @@ class SharedFolder:
     path: str
     mark: str
 
-    def kept(self, index: int, content: bytes) -> bool:
-        """Write a chunk's file if this process has the folder; whether it did."""
+    def here(self) -> bool:
+        """Whether this process has the folder, of the same sweep and kvsim."""
         try:
             manifest = read_bytes(Path(self.path) / MANIFEST, JSON)
-            ours = json.loads(manifest)["kvsim"] == __version__
-            if not ours or sha256(manifest).hexdigest() != self.mark:
-                return False
-            _write(place_of(Path(self.path), index), content)
+            ours = bool(json.loads(manifest)["kvsim"] == __version__)
         except (OSError, ValueError, KeyError, InputError):
+            return False
+        return ours and sha256(manifest).hexdigest() == self.mark
+
+    def kept(self, index: int, content: bytes) -> bool:
+        """Write a chunk's file; whether it could be written."""
+        try:
+            _write(place_of(Path(self.path), index), content)
+        except (OSError, InputError):
             return False  # whoever asked for it writes it, or says why that cannot be
         return True
 
@@ -119,7 +124,7 @@ def place_of(folder: Path, index: int) -> Path:
 
 
 def _write(place: Path, content: bytes) -> None:
-    with replacing(place, tidy=False) as draft:
+    with replacing(place, tidy=False, named=False) as draft:
         draft.write_bytes(content)
 
 

@@ -14,28 +14,25 @@ from typing import Any
 
 from kvsim import __version__
 from kvsim.errors import InputError, brief
-from kvsim.sweeps.chunks import SweepChunk, compute, compute_all
+from kvsim.sweeps.bundles import Bundle, Bundles, compute_all, compute_packed, pack
 from kvsim.sweeps.store import SharedFolder
 
-AHEAD = 4  # bundles of chunks per worker that are under way or waiting
+AHEAD = 2  # bundles of chunks per worker that are under way or waiting
 TRIES = 3  # of a bundle whose worker is lost
 REACHED = 10.0  # time in which a scheduler must answer [s]
 ALONE = 60.0  # time without any worker after which a sweep gives up [s]
-LOOK = 2.0  # between two looks at whether there are workers [s]
+LOOK = 2.0  # between two looks at how many workers there are [s]
 
 Done = tuple[int, bytes | None]  # None: its file is written
-Bundle = list[SweepChunk]
 
 
-def here(chunks: Iterator[SweepChunk]) -> Iterator[Done]:
-    """One after another in this process."""
-    for chunk in chunks:
-        yield chunk.index, compute(chunk)[1]
+def here(coming: Bundles, folder: SharedFolder | None = None) -> Iterator[Done]:
+    """One after another in this process, which writes into the sweep's folder if there is one."""
+    for bundle in coming:
+        yield from _each(bundle, compute_all(bundle, folder)[1])
 
 
-def pool(
-    coming: Iterator[Bundle], workers: int, folder: SharedFolder | None = None
-) -> Iterator[Done]:
+def pool(coming: Bundles, workers: int, folder: SharedFolder | None = None) -> Iterator[Done]:
     """In processes of this machine, which write into the sweep's folder if there is one.
 
     Raises
@@ -45,6 +42,7 @@ def pool(
     """
     lost: Counter[int] = Counter()
     again: list[Bundle] = []
+    coming.takers = workers
     finished = False
     while not finished:
         under_way: dict[Future[tuple[str, list[bytes | None]]], Bundle] = {}
@@ -103,9 +101,7 @@ def _submitted(
         raise BrokenProcessPool from broken
 
 
-def cluster(
-    coming: Iterator[Bundle], scheduler: str, folder: SharedFolder | None = None
-) -> Iterator[Done]:
+def cluster(coming: Bundles, scheduler: str, folder: SharedFolder | None = None) -> Iterator[Done]:
     """On the workers of a Dask cluster; those that have the sweep's folder write into it.
 
     Raises
@@ -154,28 +150,29 @@ def _check(client: Any, scheduler: str) -> None:
 
 
 def _dask(
-    client: Any, coming: Iterator[Bundle], scheduler: str, folder: SharedFolder | None
+    client: Any, coming: Bundles, scheduler: str, folder: SharedFolder | None
 ) -> Iterator[Done]:
     import distributed
 
     under_way: dict[Any, Bundle] = {}
     lost: Counter[int] = Counter()
     again: list[Bundle] = []
-    seen = monotonic()
+    seen, looked = monotonic(), -LOOK
     while True:
-        threads = sum(client.nthreads().values())
-        if threads:
-            seen = monotonic()
+        if monotonic() - looked >= LOOK:
+            looked, coming.takers = monotonic(), sum(client.nthreads().values())
+        if coming.takers:
+            seen = looked
         elif monotonic() - seen > ALONE:
             raise InputError(
                 f"--scheduler: {scheduler} has lost all its workers; finished chunks are kept, "
                 f"--resume goes on"
             )
-        while len(under_way) < AHEAD * max(threads, 1):
+        while len(under_way) < AHEAD * max(coming.takers, 1):
             bundle = again.pop() if again else next(coming, None)
             if bundle is None:
                 break
-            under_way[client.submit(compute_all, bundle, folder, pure=False)] = bundle
+            under_way[client.submit(compute_packed, pack(bundle), folder, pure=False)] = bundle
         if not under_way:
             return
         try:

@@ -18,7 +18,8 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
-from kvsim.sweeps.chunks import SweepChunk, bundles, chunks_of, compute, compute_all
+from kvsim.sweeps.bundles import FEWEST, MOST, ROUNDS, Bundles, compute_all
+from kvsim.sweeps.chunks import SweepChunk, chunks_of, compute
 from kvsim.sweeps.spec import Spec, read
 from kvsim.sweeps.store import ResultStore
 from kvsim.sweeps.workers import _check, here, pool
@@ -57,6 +58,10 @@ def asked(folder: Path, text: str = SPEC) -> Spec:
     return read(spec_of(folder, text), lambda _: list(TECHNIQUES))
 
 
+def coming(spec: Spec) -> Bundles:
+    return Bundles(chunks_of(spec, ()), spec.points)
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(folder.glob("chunk-*.parquet"))}
 
@@ -80,6 +85,22 @@ def test_every_point_is_what_predict_says(tmp_path: Path) -> None:
     assert uneven.reason.eq("").all()
 
 
+@pytest.mark.parametrize("takers", [1, 2, 50])
+def test_bundles_are_large_first_and_small_last(takers: int, tmp_path: Path) -> None:
+    text = SPEC.replace("[1, 8, 24]", "{ from = 1, to = 1000, count = 1000 }")
+    spec = asked(tmp_path, text.replace("count = 4", "count = 400"))
+    chunks = list(chunks_of(spec, ()))
+    found = list(Bundles(iter(chunks), spec.points, takers))
+    assert [c.index for bundle in found for c in bundle] == list(range(len(chunks)))
+    sizes = [sum(c.points for c in bundle) for bundle in found]
+    largest = max(c.points for c in chunks)
+    left = spec.points
+    for size in sizes[:-1]:
+        enough = min(max(left // (ROUNDS * takers), FEWEST), MOST)
+        assert enough <= size < enough + largest
+        left -= size
+
+
 def test_dask_computes_the_same(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
     from kvsim.sweeps.workers import cluster
@@ -89,9 +110,7 @@ def test_dask_computes_the_same(tmp_path: Path) -> None:
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None,
     )  # fmt: skip
     with local:
-        assert dict(
-            cluster(bundles(chunks_of(spec, ()), spec.points), local.scheduler_address)
-        ) == dict(here(chunks_of(spec, ())))
+        assert dict(cluster(coming(spec), local.scheduler_address)) == dict(here(coming(spec)))
 
 
 def test_workers_that_have_the_folder_write_into_it(tmp_path: Path) -> None:
@@ -128,10 +147,10 @@ def test_a_lost_worker_loses_only_what_it_computed(
 
     killer = threading.Thread(target=kill)
     killer.start()
-    found = list(pool(bundles(chunks_of(spec, ()), spec.points), 2))
+    found = list(pool(coming(spec), 2))
     killer.join()
     assert len(pools) == 2  # a new one took over
-    assert dict(found) == dict(here(chunks_of(spec, ())))
+    assert dict(found) == dict(here(coming(spec)))
     assert len(found) == 16
 
 
@@ -149,7 +168,7 @@ def test_resume_computes_only_what_is_missing(
         computed.append(chunk.index)
         return compute(chunk)
 
-    monkeypatch.setattr("kvsim.sweeps.workers.compute", noted)
+    monkeypatch.setattr("kvsim.sweeps.bundles.compute", noted)
     check(line("sweep", place, "--out", str(out)), "has a sweep already|--resume")
     assert run("sweep", place, "--out", str(out), "--resume").code == 0
     assert contents(out) == whole

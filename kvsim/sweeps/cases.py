@@ -1,0 +1,119 @@
+"""What chunks of a sweep are evaluated for, and the columns that each kind answers with."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvsim.graph import Array
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Hardware, Stack
+from kvsim.models.model import Model
+from kvsim.sweeps.spec import SPREAD, Value
+from kvsim.traces.requests import Requests
+
+
+@dataclass(frozen=True)
+class Points:
+    """A stretch of the points of two axes, the last of which varies first.
+
+    It is sent to other processes, so it holds axes and not the points.
+
+    Attributes
+    ----------
+    batches, contexts
+        The axes; of batches, those that occur.
+    first, size
+        Where the stretch begins, and its points.
+    """
+
+    batches: Array
+    contexts: Array
+    first: int
+    size: int
+
+    @property
+    def spread(self) -> tuple[Array, Array]:
+        """Batch and context of each point. (n,)"""
+        row, column = np.divmod(np.arange(self.first, self.first + self.size), self.contexts.size)
+        return self.batches[row], self.contexts[column]
+
+
+def stretches(batches: Array, contexts: Array, most: int) -> Iterator[Points]:
+    """All points of two axes, so many together at most."""
+    width, total = contexts.size, batches.size * contexts.size
+    for first in range(0, total, most):
+        size = min(most, total - first)
+        row, last = first // width, (first + size - 1) // width
+        yield Points(batches[row : last + 1].copy(), contexts, first - row * width, size)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a chunk is evaluated for.
+
+    Attributes
+    ----------
+    values
+        One value per axis that chunks are split by.
+    points
+        Of predictions: those of the chunk.
+    """
+
+    values: dict[str, Value]
+    model: Model
+    hardware: tuple[Hardware, ...]
+    stack: Stack
+    points: Points | None
+    requests: Requests | None
+
+    def deployment(self, gpu: int = 0, tp: int = 0) -> Deployment:
+        """The model on one of the GPUs.
+
+        Raises
+        ------
+        InputError
+            If it cannot be divided so, or weights have no such format.
+        """
+        degree = tp or int(self.values["tp"])
+        pp, dp, ep = (int(self.values.get(name, 1)) for name in SPREAD)
+        weights = str(self.values["weights"])
+        return Deployment(self.model, self.hardware[gpu], self.stack, weights, degree, pp, dp, ep)
+
+    def number(self, name: str) -> float:
+        """The value of an axis of numbers."""
+        return float(self.values[name])
+
+
+Columns = dict[str, Any]
+COLUMNS: dict[str, dict[str, type]] = {
+    "predict": {
+        "batch": int, "context": int, "ttft_s": float, "tpot_s": float, "decode_tok_s": float,
+        "gpu_bytes": float, "host_bytes": float, "fits": bool, "reason": str,
+    },
+    "plan": {
+        "technique": str, "batch": int, "ttft_s": float, "tpot_s": float, "output_tok_s": float,
+        "gpu_bytes": float, "host_bytes": float, "usd_per_million_tokens": float, "reason": str,
+    },
+    "simulate": {
+        "finished": int, "refused": int, "ttft_p50_s": float, "ttft_p90_s": float,
+        "ttft_p99_s": float, "tpot_p50_s": float, "tpot_p90_s": float, "tpot_p99_s": float,
+        "latency_p99_s": float, "good_share": float, "goodput_per_s": float, "output_tok_s": float,
+        "busy_share": float, "kv_peak_share": float, "prefix_hit_share": float, "preemptions": int,
+        "usd": float, "reason": str,
+    },
+    "capacity": {
+        "fleet": str, "replicas": int, "gpus": int, "usd_per_hour": float, "ttft_s": float,
+        "tpot_s": float, "relaxation_usd_per_hour": float, "likelihood": float,
+        "reason": str,
+    },
+}  # fmt: skip
+"""The results of each kind; what does not exist is null, and the reason says why."""
+
+
+def nothing(kind: str, reason: str) -> Columns:
+    """One row that says why there is nothing."""
+    return {name: "" if of is str else np.nan for name, of in COLUMNS[kind].items()} | {
+        "reason": reason
+    }

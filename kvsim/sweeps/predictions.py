@@ -1,0 +1,65 @@
+"""Predictions of a sweep: times and memory at every batch and context of a chunk."""
+
+import numpy as np
+
+from kvsim.engine.timeline import makespan
+from kvsim.errors import InputError
+from kvsim.graph import Array, Number, Point
+from kvsim.machines.deployment import Deployment
+from kvsim.prediction.generate import round_seconds
+from kvsim.prediction.memory import phases, prefill_point, tier_bytes
+from kvsim.sweeps.cases import Case, Columns, nothing
+from kvsim.techniques import parse
+from kvsim.techniques.base import Technique
+
+AT_ONCE = 2**13  # points evaluated together: intermediate arrays stay in the CPU's cache
+
+
+def predicted(case: Case) -> Columns:
+    """Times and memory at every batch and context.
+
+    TTFT is of a prompt of the context's length, TPOT of a token decoded at that context.
+    """
+    assert case.points is not None
+    batch, context = case.points.spread
+    try:
+        d, t = case.deployment(), parse(str(case.values["technique"]))
+        reason = t.refuses(d)
+    except InputError as problem:
+        reason = str(problem)
+    if reason:
+        none = nothing("predict", reason)
+        return none | {"batch": batch, "context": context}
+    parts = [
+        _predicted(t, d, batch[i : i + AT_ONCE], context[i : i + AT_ONCE])
+        for i in range(0, batch.size, AT_ONCE)
+    ]
+    found: Columns = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+    whole = batch % t.tiles() == 0
+    for name in ("ttft_s", "tpot_s", "decode_tok_s", "gpu_bytes", "host_bytes", "fits"):
+        found[name] = np.where(whole, found[name], np.nan)
+    return found | {"batch": batch, "context": context, "reason": ""}
+
+
+def _predicted(
+    technique: Technique, deployment: Deployment, batch: Array, context: Array
+) -> dict[str, Array]:
+    def spread(values: Number) -> Array:
+        return np.broadcast_to(np.asarray(values, float), batch.shape)
+
+    tpot = spread(
+        round_seconds(technique, deployment, Point(batch, context, 1.0, context, context + 1.0))
+    )
+    ttft = spread(
+        makespan(technique.prefill(deployment, prefill_point(batch, context, 1.0)), deployment)
+    )
+    both = phases(technique, deployment, batch, context, 2.0)
+    gpu, host = (
+        np.maximum(*(spread(tier_bytes(phase, tier)) for phase in both)) for tier in ("gpu", "host")
+    )
+    host = host * deployment.gpus
+    fits = (gpu <= deployment.hardware.gpu_memory) & (host <= deployment.hardware.host_memory)
+    return {
+        "ttft_s": ttft, "tpot_s": tpot, "decode_tok_s": batch / tpot, "gpu_bytes": gpu,
+        "host_bytes": host, "fits": fits,
+    }  # fmt: skip
