@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import InputError, unknown
 from kvsim.files import check_type
 from kvsim.files.kinds import ATTENTION
 from kvsim.machines.deployment import Deployment
+from kvsim.planner.engines import ENGINES, lacks
 from kvsim.quality.acceptance import (
     MOST_DRAFTS,
     Positions,
@@ -27,18 +27,6 @@ if TYPE_CHECKING:
 
 DIGITS = 4  # of an acceptance
 FIRST_DRAFTS = (0, 1, 2, 4, 7, 11, 16)  # per round; those beside the best are tried after
-
-ENGINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "vllm": ("full", "fp8", "eagle", "mtp", "draft", "ngram"),
-        "sglang": ("full", "fp8", "eagle", "mtp", "draft", "ngram"),
-        "trtllm": ("full", "fp8", "eagle", "mtp", "draft", "ngram"),
-        "hf": ("full", "offload", "kivi", "draft", "ngram"),
-        "flexgen": ("full", "offload", "flexgen"),
-    }
-)
-"""Techniques that a released engine runs without changes to its code, as of 2026-11."""
-
 
 GIVEN = ("eagle", "mtp", "draft", "ngram")
 """Techniques whose drafts come from weights trained for one model, or from text that repeats."""
@@ -98,14 +86,18 @@ class Admission:
         named = [n for n in TECHNIQUES if not self.only or n in self.only]
         return [n for n in named if n not in self.without and n in runs]
 
-    def check(self, model: str) -> None:
-        """Refuse losses of single layers that were measured on another model.
+    def check(self, deployment: Deployment) -> None:
+        """Refuse losses of layers measured on another model, and engines that cannot run there.
 
         Raises
         ------
         InputError
-            If they were.
+            For either.
         """
+        model = deployment.model.name
+        reason = lacks(self.engine, deployment) if self.engine else ""
+        if reason:
+            raise InputError(f"--engine {self.engine}: {reason}; omit --engine or name another")
         if self.layered and model != self.layered_for:
             raise InputError(
                 f"--quality: layers were measured on {self.layered_for}, which says nothing of "

@@ -1,11 +1,12 @@
 """What else would do: other weights, more GPUs, another GPU, a shorter context, looser limits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.question import FULL, Question, Search
+from kvsim.planner.question import spoken as named
 from kvsim.planner.rivals import spoken
 from kvsim.prediction.generate import Prediction
 
@@ -50,13 +51,14 @@ class Advice:
         times = f"TTFT {spoken(float(p.ttft_s[0]))}"
         if p.generate > 1:
             times += f", TPOT {spoken(float(p.tpot_s[0]))}"
-        batch, rate = float(p.batch[0]), float(p.output_tok_s[0])
-        return (
-            f"{self.option} ({p.technique.name} at batch {batch:.0f}: {times}, {_rate(rate)} tok/s)"
-        )
+        batch, rate = float(p.batch[0]), three(float(p.output_tok_s[0]))
+        name = "full KV" if p.technique.name == FULL else named(p.technique)
+        count = f" on {p.deployment.gpus} GPUs" if p.deployment.gpus > 1 else ""
+        return f"{self.option} ({name} at batch {batch:.0f}: {times}, {rate} tok/s{count})"
 
 
-def _rate(value: float) -> str:
+def three(value: float) -> str:
+    """A number with three digits, or all of its whole ones."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -98,24 +100,63 @@ def on(question: Question, deployment: Deployment) -> Question:
 
 
 def changes(question: Question) -> Iterator[Advice]:
-    """Other weights and more GPUs, the gentlest first, where they allow a plan."""
+    """Other weights and more GPUs, the gentlest first, where they allow a plan.
+
+    Both together where no weights do alone: on the fewest GPUs, if those are fewer than without.
+    """
     d = question.deployment
     own = PUBLISHED.get(d.model.family)
-    for name in (own, *FORMATS) if own else FORMATS:
-        if d.weights == "fp16" and (not name.startswith("fp8") or "fp8" in d.hardware.flops):
-            found = _try(question, replace(d, weights=name))
-            if found is not None:
-                caution = "the weights as they were published" if name == own else NARROW
-                yield Advice(f"--weights {name}", f"{name} weights", found, caution=caution)
-    for count in GPUS_PER_REPLICA:
-        if count > d.tp == d.gpus and not d.model.heads % count:
-            found = _try(question, replace(d, tp=count))
-            if found is not None:
-                yield Advice(f"--tp {count}", f"{count} GPUs", found, caution=f"{count} GPUs")
-                return
+    formats = [
+        name
+        for name in ((own, *FORMATS) if own else FORMATS)
+        if d.weights == "fp16" and (not name.startswith("fp8") or "fp8" in d.hardware.flops)
+    ]
+    counts = [n for n in GPUS_PER_REPLICA if n > d.tp == d.gpus and not d.model.heads % n]
+    caution = {name: AS_PUBLISHED if name == own else NARROW for name in formats}
+    alone = False
+    for name in formats:
+        found = _try(question, replace(d, weights=name))
+        if found is not None:
+            alone = True
+            yield Advice(f"--weights {name}", f"{name} weights", found, caution=caution[name])
+    more = _first(question, [(n, d.weights) for n in counts])
+    if not alone:
+        room = [n for n in counts if more is None or n < more.gpus]
+        gentlest = _first(question, [(n, name) for name in formats for n in room])
+        fewest = _first(question, [(n, name) for n in room for name in formats])
+        both = {(x.gpus, x.deployment.weights): x for x in (gentlest, fewest) if x is not None}
+        for (n, name), x in both.items():
+            what = f"{name} weights on {n} GPUs"
+            yield Advice(f"--weights {name} --tp {n}", what, x.prediction, caution=caution[name])
+    if more is not None:
+        n = more.deployment.tp
+        yield Advice(f"--tp {n}", f"{n} GPUs", more.prediction)
 
 
+AS_PUBLISHED = "the weights as they were published"
 NARROW = "narrower weights change the output; kvsim has no evidence of how much"
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """A deployment on several GPUs with its plan."""
+
+    deployment: Deployment
+    prediction: Prediction
+
+    @property
+    def gpus(self) -> int:
+        return self.deployment.gpus
+
+
+def _first(question: Question, tried: list[tuple[int, str]]) -> _Spread | None:
+    """The first of some numbers of GPUs, each with a format of weights, that allows a plan."""
+    for count, weights in tried:
+        d = replace(question.deployment, tp=count, weights=weights)
+        found = _try(question, d)
+        if found is not None:
+            return _Spread(d, found)
+    return None
 
 
 def _try(q: Question, deployment: Deployment) -> Prediction | None:
@@ -126,11 +167,23 @@ def _try(q: Question, deployment: Deployment) -> Prediction | None:
         return None
 
 
+def undominated(question: Question, every: Iterable[Advice]) -> Iterator[Advice]:
+    """Changes, but no narrower weights that bring less than wider ones."""
+    most = 0.0
+    for advice in every:
+        if advice.caution == NARROW and advice.prediction is not None:
+            value = score(question, advice.prediction)
+            if value <= most:
+                continue
+            most = value
+        yield advice
+
+
 def better(question: Question, choice: Prediction) -> list[Advice]:
     """Changes of weights or GPUs that would bring much more, per GPU, or meet what is missed."""
     found = []
     value = score(question, choice)
-    for advice in changes(question):
+    for advice in undominated(question, changes(question)):
         assert advice.prediction is not None
         other = score(question, advice.prediction)
         if other > WORTH * value:

@@ -29,7 +29,7 @@ def options_of(
     found: list[StepCosts] = []
     reason: InputError | None = None
     longest = int((requests.prompt + requests.generate).max())
-    admission.check(deployment.model.name)
+    admission.check(deployment)
     for t in admission.candidates():
         if t.refuses(deployment):
             continue

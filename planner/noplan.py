@@ -1,22 +1,25 @@
 """Why there is no plan, the smallest relaxation of each limit, and what would meet all of them."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvsim.machines.hardware import Hardware
 from kvsim.machines.profiles import hardware_names, load_hardware
-from kvsim.planner.advice import Advice, NoPlanError, changes, on, quick
+from kvsim.planner.advice import Advice, NoPlanError, changes, on, quick, three, undominated
 from kvsim.planner.choose import best, nearest, relaxed
+from kvsim.planner.engines import lacks
 from kvsim.planner.improve import Placements
 from kvsim.planner.outlook import LABELS
 from kvsim.planner.question import FULL, Question, Search
 from kvsim.planner.rivals import spoken
-from kvsim.planner.workload import GIB, PlanLimits
+from kvsim.planner.workload import GIB, TPOT, TTFT, PlanLimits
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import KNOWN_BAD
 from kvsim.techniques import parse
+
+LITTLE = 2.0  # times a target: what is missed by less is loosened first
 
 
 def explain(question: Question, search: Search) -> NoPlanError:
@@ -32,36 +35,52 @@ def explain(question: Question, search: Search) -> NoPlanError:
     hard = limits.hard()
     columns = {k: table.columns[k][allowed] for k in hard}
     alone = {k: v for k, v in relaxed(columns, hard).items() if v > hard[k] * (1 + 1e-9)}
-    parts = [
-        f"{LABELS[k]} would have to be {amount(k, v)} instead of {amount(k, hard[k])}"
-        for k, v in alone.items()
-    ]
+    looser = longer_times(question)
+    if looser is not None and len(looser.least) == 1:  # mixed placements are not in the table
+        alone |= {k: min(v, alone.get(k, np.inf)) for k, v in looser.least.items()}
+    parts = [f"{LABELS[k]} would have to be {_instead(question, k, v)}" for k, v in alone.items()]
     text = " or ".join(parts)
     if not parts:
-        text = "no single limit is in the way; " + _together(columns, hard)
-    advice = list(remedies(question, search))
+        text = "no limit alone is in the way; " + _together(question, columns, hard)
+    advice = list(remedies(question, search, looser))
     if advice:
         text += ". What meets every limit: " + "; ".join(str(a) for a in advice)
     return NoPlanError(f"no plan meets the limits: {text}", alone, advice)
 
 
-def _together(columns: dict[str, np.ndarray], hard: dict[str, float]) -> str:
+def _instead(question: Question, name: str, value: float) -> str:
+    """What a limit would have to be, and what it is."""
+    limit = getattr(question.limits, name)
+    usual = "the default " if {"ttft": TTFT, "tpot": TPOT}.get(name) == limit else ""
+    text = f"{amount(name, value)} instead of {usual}{amount(name, limit)}"
+    capacity = question.deployment.hardware.gpu_memory
+    if name == "gpu_memory" and value > capacity > limit:
+        text += f" (of {amount(name, capacity)})"
+    return text
+
+
+def _together(q: Question, columns: dict[str, np.ndarray], hard: dict[str, float]) -> str:
     row, excess = nearest(columns, hard)
     return "together " + " and ".join(
-        f"{LABELS[k]} would have to be {amount(k, float(columns[k][row]))} instead of "
-        f"{amount(k, hard[k])}"
-        for k in excess
+        f"{LABELS[k]} would have to be {_instead(q, k, float(columns[k][row]))}" for k in excess
     )
 
 
 def amount(name: str, value: float) -> str:
     """A limit with its unit."""
-    return f"{value / GIB:.2f} GiB" if name.endswith("memory") else spoken(value)
+    return f"{three(value / GIB)} GiB" if name.endswith("memory") else spoken(value)
 
 
-def remedies(question: Question, search: Search | None = None) -> Iterator[Advice]:
-    """Changes that meet every limit: of quality, batch, weights, GPUs, the GPU, the context."""
+def remedies(
+    question: Question, search: Search | None = None, looser: "LooserTimes | None" = None
+) -> Iterator[Advice]:
+    """Changes that meet every limit: of times, quality, batch, weights, GPUs, the GPU, the context.
+
+    The smallest comes first: targets that are missed by little.
+    """
     limits = question.limits
+    if looser is not None and looser.little:
+        yield looser.advice
     if search is not None:
         for option, wide in (
             ("--lossy", replace(limits, loss=max(limits.loss, KNOWN_BAD))),
@@ -76,30 +95,44 @@ def remedies(question: Question, search: Search | None = None) -> Iterator[Advic
             if smaller is not None:
                 option = f"--batch {float(smaller.batch[0]):.0f}"
                 yield Advice(option, "a smaller batch", smaller)
-    yield from changes(question)
+    yield from undominated(question, changes(question))
     other = next(_other_gpus(question), None)
     if other is not None:
         yield other
-    looser = longer_times(question)
-    if looser is not None:
-        yield looser
+    if looser is not None and not looser.little:
+        yield looser.advice
     shorter = longest_prompt(question)
     if shorter is not None:
         yield shorter
 
 
-def longer_times(question: Question) -> Advice | None:
-    """The times that the best plan without them takes, one target lifted if one is enough."""
+@dataclass(frozen=True)
+class LooserTimes:
+    """The shortest targets that would do, one lifted if one is enough, and what they bring."""
+
+    advice: Advice
+    least: dict[str, float]  # what the quickest plan takes [s]
+    little: bool  # whether that is less than ``LITTLE`` times what was asked for
+
+
+def longer_times(question: Question) -> LooserTimes | None:
+    """The times that the quickest plan without targets takes, and the plan that those allow."""
     for names in (("ttft",), ("tpot",), ("ttft", "tpot")):
-        if not all(np.isfinite(getattr(question.limits, name)) for name in names):
+        asked = {name: getattr(question.limits, name) for name in names}
+        if not all(map(np.isfinite, asked.values())):
             continue
         free = question.with_limits(**dict.fromkeys(names, np.inf))
-        free = replace(free, objective="latency")  # the least that is asked for
-        found = quick(free) or _placed(free)
+        quickest = replace(free, objective="latency")
+        found = quick(quickest) or _placed(quickest)
         if found is not None:
-            times = {"ttft": found.ttft_s, "tpot": found.tpot_s}
-            said = " ".join(f"--{name} {_above(float(times[name][0]))}" for name in names)
-            return Advice(said, "looser targets", found)
+            times = {"ttft": float(found.ttft_s[0]), "tpot": float(found.tpot_s[0])}
+            least = {name: times[name] for name in names}
+            above = {name: _above(value) for name, value in least.items()}
+            within = question.with_limits(**{k: v for k, (v, _) in above.items()})
+            said = " ".join(f"--{name} {text}" for name, (_, text) in above.items())
+            little = all(value < LITTLE * asked[name] for name, value in least.items())
+            plan = quick(within) or _placed(within) or found
+            return LooserTimes(Advice(said, "looser targets", plan), least, little)
     return None
 
 
@@ -110,11 +143,12 @@ def _placed(q: Question) -> Prediction | None:
     return found[-1].prediction if found else None
 
 
-def _above(value: float) -> str:
-    """A time as the command line takes it, rounded up to two digits."""
-    unit, name = (1.0, "s") if value >= 1 else (1e-3, "ms")
-    digits = max(0, int(np.ceil(np.log10(value / unit))) - 2)
-    return f"{np.ceil(value / unit / 10**digits) * 10**digits:.0f}{name}"
+def _above(value: float) -> tuple[float, str]:
+    """A time rounded up to two digits, and as the command line takes it. [s]"""
+    unit, name = (1.0, "s") if value > 0.99 else (1e-3, "ms")
+    step = 10.0 ** (np.floor(np.log10(value / unit)) - 1)
+    rounded = float(np.ceil(value / unit / step - 1e-9) * step)
+    return rounded * unit, f"{rounded:g}{name}"
 
 
 def _admitting(q: Question, search: Search, option: str, wide: PlanLimits) -> Prediction | None:
@@ -138,6 +172,10 @@ def _other_gpus(q: Question) -> Iterator[Advice]:
     for hardware in sorted(known, key=order):
         if hardware.gpu_memory <= q.deployment.hardware.gpu_memory:
             continue
+        if q.admission.engine and lacks(
+            q.admission.engine, replace(q.deployment, hardware=hardware)
+        ):
+            continue
         other = on(q, replace(q.deployment, hardware=hardware))
         room = other.limits.gpu_memory, other.limits.host_memory
         if q.workload.largest(parse(FULL), other.deployment, *room) < (q.workload.batch or 1):
@@ -148,7 +186,7 @@ def _other_gpus(q: Question) -> Iterator[Advice]:
 
 
 def longest_prompt(question: Question) -> Advice | None:
-    """The longest prompt for which there is a plan, to two digits."""
+    """The longest prompt for which there is a plan, to a twentieth, in round numbers."""
     w = question.workload
 
     def plan(prompt: int) -> Prediction | None:
@@ -165,4 +203,9 @@ def longest_prompt(question: Question) -> Advice | None:
             low, found = middle, tried
         if high <= 64:
             return None
-    return None if found is None else Advice(f"--prompt {low}", "a shorter prompt", found)
+    if found is None:
+        return None
+    step = 10 ** int(np.log10(max(low / 20, 1)))
+    shorter = plan(low - low % step) if low % step else None
+    low, found = (low, found) if shorter is None else (low - low % step, shorter)
+    return Advice(f"--prompt {low}", "a shorter prompt", found)

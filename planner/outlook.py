@@ -7,12 +7,13 @@ import numpy as np
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Link
 from kvsim.planner.alike import again
+from kvsim.planner.choose import as_good, within
 from kvsim.planner.improve import Placements
 from kvsim.planner.improved import Improved
-from kvsim.planner.mixed import Mixed
+from kvsim.planner.mixed import Mixed, with_mixes
 from kvsim.planner.needs import needs
 from kvsim.planner.options import settled
-from kvsim.planner.question import Question, Search, gain, spoken
+from kvsim.planner.question import Question, Search, gain, rank, spoken
 from kvsim.planner.shares import ALONE
 from kvsim.planner.workload import GIB
 from kvsim.quality.evidence import KNOWN_BAD
@@ -22,6 +23,7 @@ MORE = 1.1  # times a bandwidth or a time
 REACH = 1.25  # techniques this far behind may win where something changes by a tenth
 PAYS = 1e-3  # a gain below this is none
 BESIDE = (0.9, 1.0, 1.04, 1.08, 1.12, 1.17, 1.23)  # times a batch: what a tenth more may allow
+EQUAL = 5e-3  # relative difference below which the simpler of two is named
 UNLIMITED = 64.0  # times the memory, where its limit is taken away
 
 LABELS = {
@@ -51,7 +53,7 @@ def prices(question: Question, search: Search, row: int, mixed: Mixed) -> dict[s
     another; links do. Shares of mixes of placements that are the best, or may be, are solved again.
     """
     leaders, limits = near(search, row), question.limits
-    known = _settled(question, leaders, limits.gpu_memory + GIB)
+    known = _tabled(question, leaders, limits.gpu_memory + GIB)
     known.refine()
     refined = _best(known)
     value = search.value(row) if refined is None else min(search.value(row), refined)
@@ -60,7 +62,7 @@ def prices(question: Question, search: Search, row: int, mixed: Mixed) -> dict[s
     asked = {"one more GiB of GPU memory": known.under(gpu_memory=limits.gpu_memory + GIB)}
     more = question.with_limits(host_memory=limits.host_memory + 16 * GIB)
     uses_host = bool(known.table.columns["host_memory"].any())
-    asked["16 GiB more host memory"] = _settled(more, leaders) if uses_host else known
+    asked["16 GiB more host memory"] = _tabled(more, leaders) if uses_host else known
     for name, label in (("ttft", "a 10 % looser TTFT"), ("tpot", "a 10 % looser TPOT")):
         limit = getattr(limits, name)
         if np.isfinite(limit):
@@ -71,30 +73,30 @@ def prices(question: Question, search: Search, row: int, mixed: Mixed) -> dict[s
         ("10 % more GPU memory bandwidth", ("hbm",)),
     ):
         d = faster(question.deployment, links)
-        asked[label] = _settled(replace(question, deployment=d), leaders)
+        asked[label] = _tabled(replace(question, deployment=d), leaders)
     d = quicker(question.deployment)
-    asked["10 % faster arithmetic on the GPU"] = _settled(replace(question, deployment=d), leaders)
+    asked["10 % faster arithmetic on the GPU"] = _tabled(replace(question, deployment=d), leaders)
     found: dict[str, float] = {}
     for label, other in asked.items():
         other.refine()
         for prediction in again(other.q, mixed.alike.starts, placements.streams).best:
             other.include(prediction)
         for mix in mixes:
-            _settle(other, mix)
+            _include_solved(other, mix)
         better = _best(other)
         found[label] = 0.0 if better is None else gain(value, better)
     return found
 
 
-def _settled(q: Question, leaders: list[Technique], *gpu: float) -> Search:
+def _tabled(q: Question, leaders: list[Technique], *gpu: float) -> Search:
     """Some techniques at every batch that the limits, or these GPU memories, allow. [B]"""
     sizes = (q.limits.gpu_memory, *gpu)
     w, host = q.workload, q.limits.host_memory
     return Search(q, settled(leaders, q.deployment, w, sizes, host, q.admission))
 
 
-def _settle(search: Search, mix: Improved) -> None:
-    """Add the mix with the shares, and the batch near its own, that are best here."""
+def _include_solved(search: Search, mix: Improved) -> None:
+    """Solve the shares of a mix again, at batches near its own, and include the best."""
     q, own = search.q, float(mix.prediction.batch[0])
     some = np.ceil(own * np.array(BESIDE)) if q.workload.batch is None else np.array([own])
     found = Placements(q, only=tuple(some.tolist()), families=(mix.family,)).near(mix)
@@ -139,7 +141,7 @@ def _without(q: Question, search: Search, row: int, name: str, mixed: Mixed) -> 
     free = q.with_limits(**{name: np.inf})
     if name.endswith("memory"):
         larger = q.with_limits(**{name: UNLIMITED * getattr(q.limits, name)})
-        other = _settled(larger, near(search, row))
+        other = _tabled(larger, near(search, row))
         other.refine()
     else:
         other = search.under(**{name: np.inf})
@@ -154,10 +156,21 @@ def _without(q: Question, search: Search, row: int, name: str, mixed: Mixed) -> 
         least = value if known is None else other.value(known)
         for better in placements.better_than(least, placements.bounds(least), most=1):
             other.include(better.prediction)
+    elif not name.endswith("memory"):  # a longer time may pay for other places
+        with_mixes(other.q, other, roughly=True)
     found = other.optimum(limits)
     if found is None:
         return Binding(name, 0.0, "")
-    return Binding(name, gain(value, other.value(found)), spoken(other.table.technique[found]))
+    best = other.value(found)
+    return Binding(name, gain(value, best), spoken(_simplest(other, limits, best)))
+
+
+def _simplest(search: Search, limits: dict[str, float], best: float) -> Technique:
+    """The simplest technique that is as good as the best but for ``EQUAL``."""
+    goal, table = search.table.columns[search.q.objective], search.table
+    rows = as_good(goal, within(goal, table.columns, limits), best, EQUAL)
+    some: list[Technique] = [table.technique[row] for row in rows]
+    return min(some, key=rank)
 
 
 def near(search: Search, row: int) -> list[Technique]:

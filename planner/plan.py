@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from kvsim.errors import InfeasibleError, InputError
-from kvsim.machines.deployment import Deployment
+from kvsim.machines.deployment import WEIGHTS, Deployment
 from kvsim.planner.admit import Admission
 from kvsim.planner.advice import Advice, NoPlanError, better, quick, score
 from kvsim.planner.flips import Flip, flips, front
@@ -182,8 +182,12 @@ def plan_among(questions: list[Question]) -> ChosenPlan:
             found = None
         if found is not None:
             first.append((score(q, found), i, found))
-    ranked = sorted(first, key=lambda x: -x[0])[:FINALISTS]
-    order = [i for _, i, _ in ranked] or list(range(len(questions)))
+    ranked = sorted(first, key=lambda x: -x[0])
+    order = [i for _, i, _ in ranked[:FINALISTS]] or list(range(len(questions)))
+    if ranked:  # and the simplest of those that are as good
+        top, _, best = ranked[0]
+        simple = min(i for v, i, p in first if v >= top * (1 - _apart(questions[i], p, best)))
+        order = list(dict.fromkeys([*order, simple]))
     plans: list[tuple[float, int, ChosenPlan]] = []
     problem: NoPlanError | None = None
     for i in order:
@@ -195,10 +199,18 @@ def plan_among(questions: list[Question]) -> ChosenPlan:
     if not plans:
         assert problem is not None
         raise problem
-    top = max(value for value, _, _ in plans)
-    near = [x for x in plans if x[0] >= top * (1 - ACROSS)]
+    top, _, first_plan = max(plans, key=lambda x: x[0])
+    best = first_plan.choice
+    near = [x for x in plans if x[0] >= top * (1 - _apart(x[2].question, x[2].choice, best))]
     _, index, plan = min(near, key=lambda x: x[1])
     planned = {i: p for _, i, p in first} | {i: found.choice for _, i, found in plans}
     others = [planned[i] for i in sorted(planned) if i != index]
     missing = [q.deployment for i, q in enumerate(questions) if i not in planned]
     return replace(plan, others=others, impossible=missing)
+
+
+def _apart(question: Question, simpler: Prediction, best: Prediction) -> float:
+    """What the best deployment must bring over a simpler one; narrower weights the known error."""
+    mine, other = (WEIGHTS[p.deployment.weights].bytes(4096, 4096) for p in (simpler, best))
+    known = question.between(simpler.technique, best.technique)
+    return max(ACROSS, known) if mine > other else ACROSS

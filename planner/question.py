@@ -19,7 +19,7 @@ OBJECTIVES = ("throughput", "latency", "cost")
 FAR = 1.0  # behind the best: batches of what is slower need not be finer
 REFINEMENTS = 2  # each divides the distance between neighbouring batches by nine
 SHOWN = 3  # techniques that are not the choice, of either kind
-MIXED = "a mix of places"
+MIXED = "mixed placement"
 FULL = "full"  # nothing is done to the cache
 REPLAYS = 32  # rows that are computed at every token, at most
 INSIDE = 0.005
@@ -39,7 +39,7 @@ class Question:
 
     def __post_init__(self) -> None:
         check_objective(self.objective, self.deployment)
-        self.admission.check(self.deployment.model.name)
+        self.admission.check(self.deployment)
 
     def table(self, gpu: tuple[float, ...] = (), names: tuple[str, ...] = ()) -> Options:
         """Every option, with batches up to the largest that some GPU memories allow."""
@@ -170,12 +170,17 @@ class Search:
             columns[self.q.objective],
             columns["latency"],
             [(name, x.exact) for name, x in zip(t.name.tolist(), t.technique, strict=True)],
-            [rank(x) for x in t.technique],
+            [self._rank(row) for row in range(len(t))],
             t.batch,
             rows,
             lambda first, row: self.q.between(t.technique[first], t.technique[row]),
             INSIDE if self.q.error is None else min(INSIDE, self.q.error),
         )
+
+    def _rank(self, row: int) -> tuple[int, ...]:
+        """How simple a row is; of lossy ones those whose loss is known come first."""
+        known = self.table.evidence[row]
+        return *rank(self.table.technique[row]), int(known.kind == "none" or bool(known.missing))
 
     def include(self, found: Prediction) -> int:
         """A row for a technique that the table has not, already replayed."""
@@ -216,7 +221,7 @@ def rank(technique: Technique) -> tuple[int, ...]:
 
 
 def spoken(technique: Technique) -> str:
-    """A name, one for all mixes of places."""
+    """A name, one for all mixed placements."""
     return technique.name if technique.uniform and technique.name != Place.name else MIXED
 
 

@@ -5,8 +5,9 @@ from math import ceil
 
 import numpy as np
 
-from kvsim.planner.admit import ENGINES, Admission
+from kvsim.planner.admit import Admission
 from kvsim.planner.choose import as_good, within, within_of
+from kvsim.planner.engines import runners
 from kvsim.planner.needs import needs
 from kvsim.planner.outlook import LABELS
 from kvsim.planner.question import FULL, SHOWN, Question, Search, gain, rank
@@ -134,22 +135,46 @@ def reason(question: Question, search: Search, chosen: int, row: int) -> str:
         if value > limit:
             return f"its {LABELS[name]} is {spoken(value)}, above {spoken(limit)}"
     best, value = search.value(chosen), search.value(row)
-    if value <= best:
-        ahead, error = gain(best, value), question.between(t, table.technique[chosen])
-        why = dearer(t, table.technique[chosen])
-        better = f"{100 * ahead:.1f} % better" if ahead >= EQUAL else "as good"
-        return f"is {better}, within the known error of {100 * error:.0f} %, and {why}"
-    behind = gain(value, best)
-    return f"is {100 * behind / (1 + behind):.0f} % slower; bound by {binding(mine)}"
+    behind, ahead = gain(value, best), gain(best, value)
+    if behind >= EQUAL:
+        return f"{worse(question.objective, behind)}; bound by {binding(mine)}"
+    known, own = (bool(table.evidence[i].missing) for i in (row, chosen))
+    why = "loses an unknown share" if known > own else dearer(mine, search.replay(chosen))
+    if ahead < EQUAL:
+        return f"is as good, but {why}"
+    error = question.between(t, table.technique[chosen])
+    words = {"throughput": f"gives {100 * ahead / (1 + ahead):.1f} % less",
+             "latency": f"takes {100 * ahead:.1f} % longer",
+             "cost": f"costs {100 * ahead:.1f} % more"}  # fmt: skip
+    given_up = f"the choice {words[question.objective]}, within the known error"
+    return f"{given_up} of {100 * error:.0f} %, but this one {why}"
 
 
-def dearer(other: Technique, chosen: Technique) -> str:
-    """What a technique costs that is as fast as the chosen one."""
-    if rank(other)[0] > rank(chosen)[0]:
+def worse(objective: str, behind: float) -> str:
+    """How far something is behind, which is relative to what it gives or takes itself."""
+    if objective == "throughput":
+        return f"is {100 * behind / (1 + behind):.0f} % slower"
+    return (
+        f"costs {100 * behind:.0f} % more"
+        if objective == "cost"
+        else (f"takes {100 * behind:.0f} % longer")
+    )
+
+
+def dearer(other: Prediction, chosen: Prediction) -> str:
+    """What a technique costs that is as good as the chosen one, in a clause."""
+    t, mine = other.technique, chosen.technique
+    if rank(t)[0] > rank(mine)[0]:
         return "loses quality"
-    if rank(other) <= rank(chosen):
-        return "its latency is higher"
-    return "moves parts of the cache" if other.exact else "its layers differ"
+    if not t.uniform and mine.uniform:
+        return "has layers that differ"
+    if t.drafts and not mine.drafts:
+        return "drafts tokens"
+    if mine.name == FULL:
+        return "moves parts of the cache"
+    if float(other.request_s[0]) > float(chosen.request_s[0]):
+        return "takes longer per request"
+    return "takes more memory" if other.gpu_bytes[0] > chosen.gpu_bytes[0] else "is no simpler"
 
 
 def spoken(seconds: float) -> str:
@@ -161,7 +186,8 @@ def spoken(seconds: float) -> str:
 
 def runnable(question: Question, search: Search, chosen: int) -> Prediction | None:
     """The best that a released engine runs, where none runs the choice."""
-    able = {name for techniques in ENGINES.values() for name in techniques}
+    d = question.deployment
+    able = {name for name in search.table.names if runners(name, d)}
     if search.table.technique[chosen].name in able:
         return None
     limits, goal = question.limits.finite(), search.table.columns[question.objective]

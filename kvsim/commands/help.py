@@ -64,7 +64,7 @@ GROUPS = {
     "Reading a trace": "--format --columns --time-unit --hash-block-tokens --chars-per-token "
     "--sort --skip-bad",
     "Output": "--json --csv --report --out --emit --resume --check --max-error --text --fit "
-    "--quick --help",
+    "--quick --pareto --explain --help",
 }
 """Options by group, in the order of the help; others stand under Other."""
 GROUP_OF = {name: group for group, names in GROUPS.items() for name in names.split()}
@@ -85,8 +85,8 @@ class GroupedCommand(TyperCommand):
             if parameter.param_type_name == "argument":
                 arguments.append(record)
             else:
-                name = max(parameter.opts, key=len)
-                groups.setdefault(GROUP_OF.get(name, "Other"), []).append(record)
+                group = next((GROUP_OF[x] for x in parameter.opts if x in GROUP_OF), "Other")
+                groups.setdefault(group, []).append(record)
         if arguments:
             with formatter.section("Arguments"):
                 formatter.write_dl(arguments)

@@ -39,30 +39,40 @@ def breakdown(steps: Iterable[Step], deployment: Deployment) -> dict[str, Number
 
 
 def bound_by(passes: Iterable[tuple[Step, float]], deployment: Deployment) -> str:
-    """What the busiest stream of some passes spends most of its time on (scalar points).
+    """What the busiest streams of some passes spend most of their time on (scalar points).
+
+    Passes follow each other, so each counts with the stream that is busiest in it.
 
     Parameters
     ----------
     passes : each with how often it runs.
     """
-    busy: dict[str, dict[str, float]] = {"host": {"kernel launches": 0.0}}
+    total: dict[str, float] = {}
     for step, times in passes:
-        for op, layers in all_ops(step):
-            count = times * layers
-            resources = resource_seconds(op, deployment)
-            took = _scalar(seconds_of(op, deployment, resources))
-            if took == 0.0:
-                continue
-            needs = {name: _scalar(need) for name, need in resources.items()}
-            needs["fixed time"] = _scalar(overhead_seconds(op, deployment))
-            limit = LIMITS.get(max(needs, key=needs.__getitem__), "fixed time")
-            limit = SERVER if op.name == "server" else limit
-            on = busy.setdefault(op.stream, {})
-            on[limit] = on.get(limit, 0.0) + count * took
-            if op.stream == "gpu":
-                busy["host"]["kernel launches"] += count * _scalar(host_seconds(op, deployment))
-    busiest = max(busy.values(), key=lambda limits: sum(limits.values()))
-    return max(busiest, key=busiest.__getitem__)
+        busy = _busy(step, deployment)
+        busiest = max(busy.values(), key=lambda limits: sum(limits.values()))
+        for limit, took in busiest.items():
+            total[limit] = total.get(limit, 0.0) + times * took
+    return max(total, key=total.__getitem__)
+
+
+def _busy(step: Step, deployment: Deployment) -> dict[str, dict[str, float]]:
+    """Time of each stream of a pass by what binds its ops. [s]"""
+    busy: dict[str, dict[str, float]] = {"host": {"kernel launches": 0.0}}
+    for op, count in all_ops(step):
+        resources = resource_seconds(op, deployment)
+        took = _scalar(seconds_of(op, deployment, resources))
+        if took == 0.0:
+            continue
+        needs = {name: _scalar(need) for name, need in resources.items()}
+        needs["fixed time"] = _scalar(overhead_seconds(op, deployment))
+        limit = LIMITS.get(max(needs, key=needs.__getitem__), "fixed time")
+        limit = SERVER if op.name == "server" else limit
+        on = busy.setdefault(op.stream, {})
+        on[limit] = on.get(limit, 0.0) + count * took
+        if op.stream == "gpu":
+            busy["host"]["kernel launches"] += count * _scalar(host_seconds(op, deployment))
+    return busy
 
 
 def _scalar(value: Number) -> float:

@@ -32,7 +32,8 @@ class Evidence:
     Attributes
     ----------
     loss, low, high
-        Relative loss and its 95 % interval, in ``unit``; NaN where nothing is known.
+        Relative loss and its 95 % interval, in ``unit``; NaN where nothing is known. Of kind "none"
+        a warning: the least that models of other kinds lose.
     worst
         The benchmark and model, or the run, that the loss is of.
     missing
@@ -111,12 +112,28 @@ def evidence(
     found = _published(mine, alike, length, "published elsewhere")
     if found is not None:
         return found
+    warned = _warned(mine, [r for r in rows if r.model != model.name])
+    warning = f"; other models lose {100 * warned:.0f} % or more" if warned > KNOWN_BAD else ""
     return Evidence(
         "none",
+        loss=warned if warning else float("nan"),
         missing=f"{technique.name} was not measured at this setting on {model.name} or a similar "
-        f"model; `kvsim validate --quality --model {model.name} --techniques {technique.name} "
-        f"--out mine.json` does, and `plan --quality mine.json` reads it",
+        f"model{warning}; `kvsim validate --quality --model {model.name} --techniques "
+        f"{technique.name} --out mine.json` does, and `plan --quality mine.json` reads it",
     )
+
+
+def _warned(mine: Harshness, rows: Sequence[Row]) -> float:
+    """The least that models of other kinds lose with this setting or a gentler one.
+
+    That admits nothing, but what ruins every model so far is not recommended for another; 0 if
+    none was tried.
+    """
+    losses: dict[str, float] = {}
+    for r in rows:
+        if r.setting.at_least_as_gentle(mine):
+            losses[r.model] = max(losses.get(r.model, 0.0), r.loss)
+    return min(losses.values(), default=0.0)
 
 
 def together(pieces: Sequence[Evidence]) -> Evidence:

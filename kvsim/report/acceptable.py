@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 
 from kvsim.emit.engines import turboquant
 from kvsim.emit.flags import MANUALS
-from kvsim.planner.admit import ENGINES
+from kvsim.planner.engines import runners
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.settings import FACTS, PERPLEXITY
 from kvsim.report import units
+from kvsim.report.names import label
 from kvsim.techniques.base import Technique
 
 KNOWN_BY = {
@@ -24,17 +25,18 @@ MOVED = (
 )
 
 
-def engines_of(technique: Technique) -> str:
-    """The released engines that run a technique, by their titles; empty if none does."""
-    able = released(technique.name)
+def engines_of(prediction: Prediction) -> str:
+    """The released engines that run a prediction, by their titles; empty if none does."""
+    technique = prediction.technique
+    able = released(prediction)
     if turboquant(technique.terms):  # some widths only, so that plans do not choose it unasked
         able.append("vllm")
     return titles(able)
 
 
-def released(name: str) -> list[str]:
-    """The engines that a plan may give a technique to."""
-    return [engine for engine, names in ENGINES.items() if name in names]
+def released(prediction: Prediction) -> list[str]:
+    """The engines that a plan may give a prediction to."""
+    return runners(label(prediction.technique), prediction.deployment)
 
 
 def titles(engines: Sequence[str]) -> str:
@@ -44,7 +46,7 @@ def titles(engines: Sequence[str]) -> str:
 
 def where_they_run(found: Sequence[Prediction]) -> Iterator[str]:
     """One line on the engines of every technique, and what offloading is not."""
-    names = {p.technique.name: engines_of(p.technique) for p in found}
+    names = {p.technique.name: engines_of(p) for p in found}
     told = [f"{name} in {engines}" for name, engines in names.items() if engines]
     alone = [name for name, engines in names.items() if not engines]
     if told:

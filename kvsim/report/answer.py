@@ -14,7 +14,7 @@ from kvsim.report.screen import Screen
 
 WORDS = 60  # of a verdict at most
 CODE = re.compile("`([^`]+)`")
-COMMAND = re.compile(r"^(\w+): (\w+ serve .*)$")
+COMMAND = re.compile(r"^([\w-]+): ((?:[\w-]+ serve|python -m sglang\.\w+) .*)$")
 
 
 @dataclass(frozen=True)

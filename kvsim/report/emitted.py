@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvsim.report.answer import WORDS, Answer
+from kvsim.report.answer import COMMAND, WORDS, Answer
 from kvsim.report.json import Row
 
 SENTENCE = re.compile(r"(?<=[^\d]\.) (?=[A-Z-])|(?<=\d\.) (?=[A-Z-])")
@@ -27,4 +27,5 @@ def with_flags(answer: Answer, rows: Sequence[Row]) -> Answer:
         if len(" ".join([*kept, sentence, line]).split()) > WORDS:
             break
         kept.append(sentence)
-    return replace(answer, verdict=" ".join([*kept, line]))
+    others = [text for text in answer.settings if not COMMAND.match(text)]  # nor the line twice
+    return replace(answer, verdict=" ".join([*kept, line]), settings=others)

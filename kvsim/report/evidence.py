@@ -169,7 +169,8 @@ def assumed(deployment: Deployment, host_bytes: float, bound_by: str) -> list[st
     }
     hardware = deployment.hardware
     return [
-        f"{HOST[key]} of the host of {hardware.name}: {hardware.sources.get(key, ASSUMED)}"
+        f"{HOST[key]}, of {hardware.name}'s host: "
+        f"{hardware.sources.get(key, 'a guess').removeprefix('assumed: ')}"
         for key, needed in rests.items()
         if needed and ASSUMED in deployment.hardware.sources.get(key, ASSUMED).lower()
     ]

@@ -229,18 +229,22 @@ def _layers(prediction: Prediction) -> list[Row]:
 def searched(solver: Row) -> str:
     """How the choice was found, and how much better another placement could be."""
     text = f"Compared {solver['options']:,} options"
+    count = solver["solves"]
+    if count:
+        text += f", solved {count} placement programme{'s' if count > 1 else ''}"
     if solver["bound_s"] is None:
         return f"{text}."
     return (
-        f"{text}; solved {solver['solves']} placement programmes: nothing serves this batch in "
-        f"less than {seconds(solver['bound_s'])}, the choice takes {seconds(solver['replay_s'])} "
-        f"(gap {percent(solver['gap'])})."
+        f"{text}. No placement serves this batch in less than {seconds(solver['bound_s'])}; the "
+        f"choice takes {seconds(solver['replay_s'])} (gap {percent(solver['gap'])})."
     )
 
 
 def table(answer: Row) -> Table:
     """The choice and what it is compared with."""
     rows = [row | {"standing": standing} for standing, row in entries(answer)]
+    ratio = Column("vs full", lambda row: times(row["vs_full"]), lambda row: row["vs_full"], rank=2)
+    against = [ratio] if answer["baseline"] else []
     columns = [
         words("", lambda row: row["standing"]),
         words("technique", lambda row: row["technique"]),
@@ -248,7 +252,8 @@ def table(answer: Row) -> Table:
         of("ttft_s"),
         of("tpot_s"),
         of("output_tok_s"),
-        Column("vs full", lambda row: times(row["vs_full"]), lambda row: row["vs_full"], rank=2),
+        *against,
+        *([of("usd_per_million_tokens", 1)] if answer["objective"] == "cost" else []),
         of("gpu_bytes", 3),
         of("host_bytes", 4),
     ]
@@ -268,12 +273,10 @@ def asked(heading: str, answer: Row) -> str:
 def show(heading: str, answer: Row) -> None:
     """The verdict, what was compared, and what follows."""
     out, said = Screen(), Answer(**answer["answer"])
-    chosen, base = answer["predicted"], answer["baseline"]
+    chosen = answer["predicted"]
     out.title(asked(heading, answer))
     show_verdict(out, said)
     out.table(table(answer))
-    if not base:
-        out.say("Full KV does not fit on this GPU at any batch.")
     out.blank()
     show_rest(out, said)
     for line in noted([(row["technique"], row) for _, row in entries(answer)]):

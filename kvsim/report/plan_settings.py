@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from kvsim.emit.engines import emit
 from kvsim.emit.replica import of_prediction
 from kvsim.machines.deployment import WEIGHTS, Deployment
-from kvsim.planner.advice import NARROW
-from kvsim.planner.likely import SURE
 from kvsim.planner.plan import ChosenPlan
 from kvsim.prediction.generate import Prediction
 from kvsim.report import evidence, hostlink, units
@@ -14,6 +12,8 @@ from kvsim.report.acceptable import released, titles
 from kvsim.report.clauses import within
 from kvsim.report.json import Row, number
 from kvsim.report.names import given, label, params, spoken
+
+SERVERS = "vllm", "sglang", "trtllm"  # engines whose command a plan gives, each with a stack
 
 
 def narrowed(deployment: Deployment) -> bool:
@@ -49,29 +49,24 @@ def ranges_of(prediction: Prediction) -> Row:
 def settings_to_paste(plan: ChosenPlan) -> Iterator[str]:
     """The choice in the form an engine takes, or that none has it."""
     p = plan.choice
-    name = label(p.technique)
-    if narrowed(p.deployment):
-        yield f"{p.deployment.weights} weights: {NARROW}."
-    able = released(name)
+    able = released(p)
     if not able:
-        what = spoken(p.technique)
-        yield f"No serving engine has {what}; kvsim's own implementation: `kvsim validate`."
+        yield f"Only kvsim's own implementation has {spoken(p.technique)}: `kvsim validate`."
         other = plan.engine_best
         if other is not None:
-            runs = released(other.technique.name)
             yield (
                 f"The best that an engine runs as released: {name_of(other)}, batch "
-                f"{units.whole(number(other.batch))}: {times(other)} ({', '.join(runs)})."
+                f"{units.whole(number(other.batch))}: {times(other)} ({titles(released(other))})."
             )
         return
     yield f"Engines that run it: {titles(able)}."
-    if "vllm" in able and plan.question.workload.service:
+    asked = plan.question.admission.engine
+    engine = asked if asked in SERVERS else "vllm"
+    if engine in able and plan.question.workload.service:
         share = plan.question.limits.gpu_memory / p.deployment.hardware.gpu_memory
-        found = emit("vllm", of_prediction(p, share))
-        yield "vLLM: " + found.line
-        safer = plan.likely.safer
-        if safer is not None:
-            size = units.whole(number(safer.batch))
-            sure = units.likelihood(SURE)
-            yield f"For a likelihood of {sure} to keep the targets: --max-num-seqs {size}."
-        yield from (f"vLLM has no setting for {what}." for what in found.missing)
+        found, title = emit(engine, of_prediction(p, share)), titles([engine])
+        yield f"{title}: {found.line}"
+        yield from (f"{title} has no setting for {what}." for what in found.missing)
+        own = p.deployment.stack.name.partition("@")[0]
+        if own in SERVERS and own != engine:
+            yield f"Times are {titles([own])}'s; `--stack {engine}` predicts {title}'s."

@@ -12,6 +12,7 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner import advice, noplan, rivals
 from kvsim.planner.advice import Advice
+from kvsim.planner.plan import answer
 from kvsim.planner.question import Question
 from kvsim.planner.workload import GIB, PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
@@ -39,18 +40,20 @@ def test_times_are_said_in_the_unit_of_their_size(seconds: float, said: str) -> 
 @pytest.mark.parametrize(
     ("seconds", "option"),
     [
-        (0.001, "1ms"), (0.0101, "11ms"), (0.1, "100ms"), (0.1001, "110ms"), (0.999, "1000ms"),
-        (1.0, "1s"), (1.2, "2s"), (99.5, "100s"), (101.0, "110s"), (1234.0, "1300s"),
+        (0.001, "1ms"), (0.0101, "11ms"), (0.1, "100ms"), (0.1001, "110ms"), (0.999, "1s"),
+        (1.0, "1s"), (1.2, "1.2s"), (1.21, "1.3s"), (2.51, "2.6s"), (99.5, "100s"),
+        (101.0, "110s"), (1234.0, "1300s"),
     ],
 )  # fmt: skip
 def test_a_time_that_is_enough_is_rounded_up_to_two_digits(seconds: float, option: str) -> None:
-    assert noplan._above(seconds) == option
+    value, text = noplan._above(seconds)
+    assert text == option and seconds * (1 - 1e-9) <= value <= 1.1 * seconds
 
 
 def test_limits_and_rates_are_said_with_their_unit() -> None:
-    assert noplan.amount("gpu_memory", 1.5 * GIB) == "1.50 GiB"
+    assert noplan.amount("gpu_memory", 1.5 * GIB) == "1.5 GiB"
     assert noplan.amount("ttft", 1.5) == "1.5 s"
-    assert [advice._rate(r) for r in (99.94, 100.0, 12345.6, 0.1234)] == [
+    assert [advice.three(r) for r in (99.94, 100.0, 12345.6, 0.1234)] == [
         "99.9", "100", "12,346", "0.123",
     ]  # fmt: skip
 
@@ -67,14 +70,14 @@ def test_a_shorter_prompt_is_found_to_a_twentieth(
 
     monkeypatch.setattr(noplan, "quick", quick)
     found = noplan.longest_prompt(ASKED)
-    assert tried[0] == 250 and len(tried) == len(set(tried)) <= 8
+    assert tried[0] == 250 and len(tried) == len(set(tried)) <= 9
     if longest < 62:
         assert found is None and min(tried) == 62 and len(tried) == 2
         return
     assert found is not None and found.what == "a shorter prompt"
     prompt = int(found.option.removeprefix("--prompt "))
-    above = min([t for t in tried if t > prompt], default=1000)
-    assert prompt <= longest < above and above - prompt <= max(1, prompt // 20)
+    above = min([t for t in tried if t > longest], default=1000)
+    assert prompt <= longest < above and above - prompt <= max(1, prompt // 10)
 
 
 def test_targets_are_loosened_one_at_a_time_where_one_is_enough(
@@ -94,9 +97,11 @@ def test_targets_are_loosened_one_at_a_time_where_one_is_enough(
 
         monkeypatch.setattr(noplan, "quick", quick)
         found = noplan.longer_times(asked)
-        assert found is not None and found.option.startswith(option)
-        assert found.option.count("--") == len(free)
-        assert all(q.objective == "latency" for q in questions)
+        assert found is not None and found.advice.option.startswith(option)
+        assert found.advice.option.count("--") == len(free) == len(found.least)
+        *sought, asked_then = questions
+        assert all(q.objective == "latency" for q in sought)
+        assert asked_then.objective == ASKED.objective  # what one gets who loosens them so
     assert noplan.longer_times(ASKED) is None  # no target to loosen
 
 
@@ -138,6 +143,54 @@ def test_changes_are_weights_that_the_gpu_has_and_the_fewest_gpus(
     assert second.caution == advice.NARROW
 
 
+def test_weights_and_gpus_change_together_where_neither_does_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    h100 = replace(D, hardware=load_hardware("h100"))
+
+    def said(fits: Any) -> list[str]:
+        return [a.option for a in changed(monkeypatch, h100, fits)]
+
+    assert said(lambda d: d.tp == 8 or (d.tp, d.weights) == (4, "int4")) == [
+        "--weights int4 --tp 4", "--tp 8",
+    ]  # fmt: skip
+    # the gentlest weights, and the fewest GPUs
+    some = {(8, "fp8"), (8, "int8"), (4, "int4")}
+    assert said(lambda d: (d.tp, d.weights) in some) == [
+        "--weights fp8 --tp 8", "--weights int4 --tp 4",
+    ]  # fmt: skip
+    assert said(lambda d: (d.tp, d.weights) == (1, "int4")) == ["--weights int4"]
+
+
+def test_narrower_weights_that_bring_no_more_are_not_advised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worth = {"fp8": 3.0, "int8": 2.0, "int4": 3.5}
+    every = [
+        Advice(f"--weights {w}", "", predicted(batch=i + 1), caution=advice.NARROW)
+        for i, w in enumerate(worth)
+    ]
+    values = list(worth.values())
+    monkeypatch.setattr(advice, "score", lambda q, p: values[int(p.batch[0]) - 1])
+    more = Advice("--tp 2", "2 GPUs", predicted())
+    kept = [a.option for a in advice.undominated(ASKED, [*every, more])]
+    assert kept == ["--weights fp8", "--weights int4", "--tp 2"]
+
+
+def test_targets_missed_by_little_are_loosened_first_and_defaults_are_called_so() -> None:
+    d = replace(D, hardware=load_hardware("h100"))
+    asked = Question(d, Workload(32_000, 64, service=True), "throughput",
+                     PlanLimits(70 * GIB, 100 * GIB, 0.8, 0.1))  # fmt: skip
+    with pytest.raises(advice.NoPlanError) as caught:
+        answer(asked)
+    first = caught.value.advice[0]
+    assert first.option.startswith("--ttft ") and first.prediction is not None
+    assert 0.8 < float(first.prediction.ttft_s[0]) <= 1.6
+    assert "instead of the default" not in str(caught.value)
+    with pytest.raises(advice.NoPlanError, match=r"TTFT would have to be .* the default 2 s"):
+        answer(replace(asked, workload=Workload(100_000, 64, service=True)).with_limits(ttft=2.0))
+
+
 def test_advice_brings_a_fifth_more_or_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     def better(share: float) -> list[Advice]:
         monkeypatch.setattr(
@@ -177,8 +230,12 @@ def test_advice_reads_as_one_clause() -> None:
     text = str(Advice("--tp 2", "2 GPUs", p))
     times = f"TTFT {rivals.spoken(float(p.ttft_s[0]))}, TPOT {rivals.spoken(float(p.tpot_s[0]))}"
     rate = f"{float(p.output_tok_s[0]):,.0f}"
-    assert text == f"--tp 2 (full at batch 4: {times}, {rate} tok/s)"
+    assert text == f"--tp 2 (full KV at batch 4: {times}, {rate} tok/s)"
     assert "TPOT" not in str(Advice("--tp 2", "2 GPUs", replace(p, generate=1)))
+    assert str(Advice("--tp 2", "2", predicted(d=replace(D, tp=2)))).endswith("tok/s on 2 GPUs)")
+    assert "(mixed placement at" in str(
+        Advice("--tpot 1s", "", predicted(text="place:cpu_share=1"))
+    )
     assert str(Advice("--prompt 9", "a shorter prompt", None)) == "--prompt 9 (a shorter prompt)"
 
 

@@ -382,8 +382,10 @@ def test_a_long_prompt_is_told_which_targets_it_can_keep() -> None:
     h = d.hardware
     limits = PlanLimits(0.9 * h.gpu_memory, h.host_memory, ttft=2.0)
     q = Question(d, Workload(100_000, 8, service=True), "throughput", limits)
-    found = longer_times(q)
-    assert found is not None and found.prediction is not None
+    looser = longer_times(q)
+    assert looser is not None and looser.advice.prediction is not None
+    found = looser.advice
+    assert found.prediction is not None
     asked = float(found.option.removeprefix("--ttft ").removesuffix("s"))
     assert 2.0 < float(found.prediction.ttft_s[0]) <= asked
     assert longer_times(replace(q, limits=replace(limits, ttft=np.inf))) is None

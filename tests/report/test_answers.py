@@ -127,8 +127,8 @@ def test_where_there_is_no_plan_the_page_has_what_meets_all_limits(tmp_path: Pat
 
 def test_narrower_weights_are_told_with_what_a_server_needs_for_them() -> None:
     text = said("plan", "--model", "qwen2.5-14b", "--gpu", "a10", "--weights", "fp16,int4")
-    assert "With --weights fp16 there is no plan; int4 weights change the output." in text
-    assert "int4 weights: narrower weights change the output; kvsim has no evidence" in text
+    assert text.count("--weights fp16 has no plan within the limits.") == 1
+    assert "How much quality int4 weights lose is not known." in text
     assert "vLLM has no setting for weights of 4 bits: serve a checkpoint" in text
 
 

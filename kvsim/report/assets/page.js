@@ -62,27 +62,32 @@ const preset = (place, layout) => {  // ticks for the room that there will be, s
   const change = ticked(layout, place.clientWidth - 100, (layout.height || 420) - 100);
   for (const [key, value] of Object.entries(change)) { const [axis, name] = key.split("."); layout[axis][name] = value; }
 };
+const waiting = [...document.querySelectorAll("script[data-for]")];
+const drawNext = async () => {  // what Plotly does before it first waits is enough for paper
+  const source = waiting.shift(), place = document.getElementById(source.dataset.for), { data, layout } = JSON.parse(source.textContent);
+  delete layout.template;
+  if (place.clientWidth < 500) layout.legend = { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, entrywidth: 105, font: { size: 11 } };
+  preset(place, layout);
+  const height = taller(layout, guessed(data, layout, place.clientWidth));
+  place.style.height = `${height}px`;
+  place.dataset.drawn = "";
+  await Plotly.newPlot(place, data, dressed({ ...layout, height }), { responsive: true, displaylogo: false, displayModeBar: false });
+  await fitted(place, layout, false);
+  pictures.push([place, layout]);
+};
 const draw = async () => {  // one after the other, so that the first is there at once
-  for (const source of document.querySelectorAll("script[data-for]")) {
-    const place = document.getElementById(source.dataset.for), { data, layout } = JSON.parse(source.textContent);
-    delete layout.template;
-    if (place.clientWidth < 500) layout.legend = { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, entrywidth: 105, font: { size: 11 } };
-    preset(place, layout);
-    const height = taller(layout, guessed(data, layout, place.clientWidth));
-    place.style.height = `${height}px`;
-    await Plotly.newPlot(place, data, dressed({ ...layout, height }), { responsive: true, displaylogo: false, displayModeBar: false });
-    await fitted(place, layout, false);
-    pictures.push([place, layout]);
-    place.dataset.drawn = "";
+  while (waiting.length) {
+    await drawNext();
     await new Promise((done) => setTimeout(done));
   }
 };
+const drawAll = () => { while (waiting.length) drawNext(); };
 const redress = () => { for (const [place, layout] of pictures) Plotly.relayout(place, dressed(layout)).then(() => fitted(place, layout)); };
 plotted.then((can) => {
   if (!can) return;
   draw();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redress);
-  addEventListener("beforeprint", redress);
+  addEventListener("beforeprint", () => { drawAll(); redress(); });
 });
 const worth = (cell) => (cell.dataset.value === undefined ? cell.textContent : Number(cell.dataset.value));
 for (const head of document.querySelectorAll("th")) {
