@@ -311,7 +311,7 @@ def test_infeasible_says_what_would_do(name: str, asked: float) -> None:
 
 
 def test_a_model_larger_than_the_gpu_is_streamed_or_says_what_is_missing() -> None:
-    with pytest.raises(InfeasibleError, match=r"host memory would have to be 1\d\d\.\d+ GiB"):
+    with pytest.raises(InfeasibleError, match=r"host memory would have to be 1\d\d GiB"):
         planned(deployment("llama2-70b", "rtx4090", host=64))
     plan = planned(deployment("llama2-70b", "rtx4090", host=256))
     assert plan.choice.fits.all() and plan.choice.technique.parts[0].placement.streams
