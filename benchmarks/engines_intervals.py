@@ -75,7 +75,9 @@ def requests(
     Parameters
     ----------
     carried : an engine's stack for a card without the card's own numbers.
-    own : an engine's stack.
+    own : an engine's stack with the host times that are known before any load test is read.
+
+    Intervals are those without them, as few engines have any known.
     """
     tests = {e: load_tests(folder, e) for e in engines}
     parts = sorted({
@@ -83,6 +85,7 @@ def requests(
         for e, rows in tests.items() for r in rows
     })  # fmt: skip
     groups: dict[str, dict[tuple[str, ...], np.ndarray]] = {"card": {}, "device": {}}
+    blank: dict[str, dict[tuple[str, ...], np.ndarray]] = {"card": {}, "device": {}}
     for engine, device, model, technique in parts:
         here = [r for r in tests[engine] if (r.device, r.model) == (device, model)]
         took = np.array([r.latency for r in here])
@@ -92,9 +95,11 @@ def requests(
                 for r in tests[engine]
                 if r.device != device or (what == "card" and r.model != model)
             ]
-            told = _told(here, left, stack, own(engine))
-            groups[what][engine, device, model, technique] = took / told
-    found = {what: interval(g, lambda key: key[1] + key[2]) for what, g in groups.items()}
+            key, nothing = (engine, device, model, technique), dict.fromkeys(loadtests.NAMES, 0.0)
+            groups[what][key] = took / _told(here, left, stack, own(engine))
+            unknown = loadtests.changed(own(engine), nothing, {r.device for r in tests[engine]})
+            blank[what][key] = took / _told(here, left, stack, unknown)
+    found = {what: interval(g, lambda key: key[1] + key[2]) for what, g in blank.items()}
     entries = []
     for what, several in groups.items():
         for engine in engines:
@@ -174,7 +179,8 @@ def _put(page: Path, mark: str, lines: list[str]) -> None:
 REFITTED = "## Without a mechanism's rows"
 REFITTED_SAID = """
 Errors of times in %, where each stack's numbers were fitted again to its rows without those of one
-range of contexts, one way of grouping heads, or one technique; documented anomalies are left out.
+range of contexts, one way of grouping heads, or one technique; what the rows left do not tell is as
+in the stack that it extends. Documented anomalies are left out.
 `benchmarks/engines.py --host` makes this table.
 
 | left out | which | rows | mean / worst |

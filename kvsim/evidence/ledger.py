@@ -34,8 +34,15 @@ KINDS = {
 
 # How much wider a logarithmic interval is per step of distance. Measured: rows of paper tables that
 # no fit saw are 3 to 6 times worse on another technique, about twice on another engine or card. No
-# row is of expert, data or pipeline parallelism; twice is assumed for it.
+# row is of expert, data or pipeline parallelism; twice is assumed for it. Weights in a format of
+# which the engine has no rows are as far as another engine, those of which nothing has any rows as
+# far as another technique.
 WIDER = {"technique": 3.0, "engine": 2.0, "device": 2.0, "spread": 2.0}
+PRODUCTS = {
+    "fp16": "gemm", "fp8": "gemm-fp8", "fp8-dynamic": "gemm-fp8", "fp8-block": "gemm-fp8-block",
+    "int8": "gemm-int8", "int4": "gemm-int4", "int4-g32": "gemm-int4",
+}  # fmt: skip
+"""The class of kernels whose rows are of products with weights of a format; others have no rows."""
 UNKNOWN = 0.1  # typical error where nothing like a number was ever measured
 ALIKE = {"full", "fp8"}  # techniques that run an engine's own attention kernels
 WIDER_ALIKE = 1.3
@@ -99,17 +106,20 @@ def evidence_for(
 
     nearest = min(known, key=distance)
     plain = deployment.alone and deployment.ep == 1
-    same = (nearest.technique == name, nearest.engine == engine, nearest.device == device, plain)
+    formats = _wider_by_weights(deployment, told)
+    same = (nearest.technique == name, nearest.engine == engine, nearest.device == device, plain,
+            formats == 1.0)  # fmt: skip
     wider = _wider(name, nearest.technique)
     wider *= 1.0 if same[1] else WIDER["engine"]
     wider *= 1.0 if same[2] or nearest.device == ANY else WIDER["device"]
-    wider *= 1.0 if plain else WIDER["spread"]
+    wider *= (1.0 if plain else WIDER["spread"]) * formats
     low, high = (_within(exp(wider * log(x))) for x in (nearest.low, nearest.high))
     asked = (
         f"with {name}",
         f"of {engine}",
         f"on {device}",
         f"with {deployment.parallelism.words()}",
+        f"with {deployment.weights} weights",
     )
     words = _words(nearest, same, asked)
     return KnownError(nearest, words, min(low, 1.0), max(high, 1.0), all(same))
@@ -141,6 +151,23 @@ def _wider(wanted: str, got: str) -> float:
     if wanted == got:
         return 1.0
     return WIDER_ALIKE if {wanted, got} <= ALIKE else WIDER["technique"]
+
+
+def _wider_by_weights(deployment: Deployment, told: Sequence[LedgerEntry]) -> float:
+    """How much wider an interval is where an engine's products with such weights have no rows.
+
+    An engine without rows of any kernels has those of whole runs, which state their weights.
+    """
+    engine, device = deployment.stack.name.partition("@")[0], deployment.hardware.name
+    if deployment.weights not in PRODUCTS:
+        return WIDER["technique"]
+    cards = {e.kind: set[str]() for e in told if e.kind.startswith("gemm") and e.engine == engine}
+    for e in told:
+        if e.engine == engine and e.kind in cards:
+            cards[e.kind].add(e.device)
+    measured = cards.get(PRODUCTS[deployment.weights], set())
+    elsewhere = device not in set().union(*cards.values()) and ANY in measured
+    return 1.0 if not cards or device in measured or elsewhere else WIDER["engine"]
 
 
 def _words(e: LedgerEntry, same: tuple[bool, ...], asked: tuple[str, ...]) -> str:

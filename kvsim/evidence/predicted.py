@@ -188,8 +188,14 @@ def predict(row: PublishedRow, numbers: Mapping[str, float] | None = None) -> fl
         raise InputError(f"{row.where}: {error}") from None
 
 
-def fit_stack(rows: Iterable[PublishedRow], stack: Stack) -> Fit:
+def fit_stack(
+    rows: Iterable[PublishedRow], stack: Stack, others: Mapping[str, float] | None = None
+) -> Fit:
     """Fit a stack's free numbers to its rows of use ``fit``.
+
+    Parameters
+    ----------
+    others : numbers that are not those of the stack's file, and not fitted.
 
     Raises
     ------
@@ -206,6 +212,6 @@ def fit_stack(rows: Iterable[PublishedRow], stack: Stack) -> Fit:
     measured = np.array([row.published for row in chosen])
 
     def predicted(numbers: dict[str, float]) -> Array:
-        return np.array([predict(row, numbers) for row in chosen])
+        return np.array([predict(row, {**(others or {}), **numbers}) for row in chosen])
 
     return fit_ratio(predicted, measured, parameters)

@@ -8,7 +8,8 @@ import numpy as np
 from kvsim.evidence.ledger import FEWEST, LedgerEntry, entry_of
 from kvsim.evidence.predicted import PublishedRow, fit_stack, predict
 from kvsim.graph import Array
-from kvsim.machines.profiles import load_stack
+from kvsim.machines.hardware import Stack
+from kvsim.machines.profiles import load_stack, number_of
 
 TIMES = {
     "step_ms": "decode", "decode_latency_s": "decode", "prefill_ms": "prefill",
@@ -17,6 +18,7 @@ TIMES = {
 WEIGHT = 3.0  # models and prompts that the other tables together count for
 NO_TABLES = 0.1**2  # mean squared error where no other table was measured
 RATES = {"decode_tok_s", "speedup"}  # larger is faster: turned into times
+TINY = 1e-300
 # ranges of contexts with errors of their own [tokens]
 LENGTHS = ((0, 2048), (2048, 16_384), (16_384, 10**9))
 
@@ -128,7 +130,8 @@ def refitted(
     """Rows, mean and worst error where no row of their mechanism was fitted to.
 
     Each stack's free numbers are fitted again to its rows without those of one range of contexts,
-    one way of grouping heads or one technique; anomalies are left out on both sides.
+    one way of grouping heads or one technique; what the rows left do not tell is as in the stack
+    that it extends. Anomalies are left out on both sides.
     """
     groups: dict[tuple[str, str], list[float]] = {}
     stacks: dict[str, list[PublishedRow]] = {}
@@ -142,10 +145,24 @@ def refitted(
             kept = [replace(row, use="fit") for row in own if which not in _mechanisms(row)]
             if len(kept) <= len(stack.free):
                 continue
-            numbers = fit_stack(kept, stack).values
+            numbers = _told(kept, stack)
             off = [abs(predict(row, numbers) / row.published - 1) for row in out]
             groups.setdefault(which, []).extend(off)
     return _summed(groups)
+
+
+def _told(rows: list[PublishedRow], stack: Stack) -> dict[str, float]:
+    """A stack's numbers by some rows; those that they do not tell are the base's."""
+    base, others = load_stack(stack.extends or stack.name), dict[str, float]()
+    free = dict(stack.free)
+    while free:
+        fit = fit_stack(rows, replace(stack, free=free), others)
+        if not fit.unknown:
+            return {**others, **fit.values}
+        worst = max(fit.unknown, key=lambda k: fit.errors[k] / max(abs(fit.values[k]), TINY))
+        others[worst] = number_of(base, worst)
+        del free[worst]
+    return others
 
 
 def _mechanisms(row: PublishedRow) -> tuple[tuple[str, str], ...]:

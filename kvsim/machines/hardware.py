@@ -142,6 +142,7 @@ class Stack:
     fit: str = ""  # the rows its free numbers were fitted to, and how well they fit
     device: str = ""  # what it was calibrated on, if by microbenchmarks
     version: str = ""  # of the engine
+    extends: str = ""  # the stack whose numbers it has where it states none
     near: tuple[str, ...] = ()  # cards without rows of their own that it stands for
     cards: Mapping[str, "Stack"] = field(default_factory=dict)  # this engine by GPU profile
     date: str = ""  # when

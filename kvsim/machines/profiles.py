@@ -137,6 +137,7 @@ def _loaded(
             name=(f"{engine}@" if engine else "") + file.name.removesuffix(".toml"),
             title=profile.texts["title"],
             version=profile.texts.get("version", ""),
+            extends=profile.texts.get("extends", ""),
             near=profile.lists.get("near", ()),
             cards=cards,
             basis=profile.texts["basis"],

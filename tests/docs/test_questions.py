@@ -83,7 +83,7 @@ def prefix_load(text: str) -> None:
 def accuracy(text: str) -> None:
     (entry,) = [e for e in shipped() if (e.engine, e.device, e.technique, e.kind) ==
                 ("trtllm", "h100", "full", "request")]  # fmt: skip
-    assert figure(r"off by (\d+) %", text) == pytest.approx(100 * entry.median, abs=0.6)
+    assert figure(r"off by ([\d.]+) %", text) == pytest.approx(100 * entry.median, abs=0.06)
     assert int(figure(r"\((\d+) rows\)", text)) == entry.rows
 
 

@@ -24,7 +24,7 @@ METRICS = {
     "compression", "max_batch", "fits", "split",
 }  # fmt: skip
 STACKS = {
-    "kcache-engine", "hf-specache", "hf-offload-static", "flexgen-kvpr", "flexgen-rtx5000",
+    "kcache-engine", "hf-specache", "hf-offload-static", "flexgen-kvpr",
     "quantspec-llama2", "quantspec-gqa", "zipcache-hf", "gpt-fast", "flexgen", "ideal",
 }  # fmt: skip
 OPTIONS = {"baseline", "tp", "weights", "width", "op"}  # of the run, not of the technique

@@ -66,6 +66,8 @@ def predicted(row: Row) -> Prediction:
 def test_predictions_are_as_they_were(part: int) -> None:
     moved = []
     for row in rows("predictions")[part::PARTS]:
+        if all(corrected(row, column) for column in COLUMNS):
+            continue
         now = predicted(row)
         for column in COLUMNS:
             before, after = float(row[column]), float(np.ravel(getattr(now, column))[0])

@@ -137,7 +137,7 @@ def test_stack_states_what_it_has_and_no_more(name: str) -> None:
 
 def test_every_stack_field_has_a_key() -> None:
     described = {"name", "title", "basis", "error", "source", "kernels", "fit", "free"}
-    described |= {"device", "date", "version", "near", "cards"}
+    described |= {"device", "date", "version", "near", "cards", "extends"}
     ideal, keys = Stack("ideal"), sorted(map(mechanism_of, (*STACK_NUMBERS, *STACK_FLAGS)))
     groups = {f.name: getattr(ideal, f.name) for f in fields(Stack) if f.name not in described}
     assert keys == sorted((name, f.name) for name, group in groups.items() for f in fields(group))
