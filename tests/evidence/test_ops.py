@@ -349,6 +349,23 @@ def test_the_nearest_entry_says_how_far_it_is() -> None:
     assert none.entry is None and "guess" in none.words
 
 
+def test_intervals_are_wide_for_weights_that_were_never_measured() -> None:
+    def spread(weights: str, gpu: str = "h100", stack: str = "vllm") -> tuple[float, str]:
+        d = Deployment(load_model("llama3-8b"), load_hardware(gpu), load_stack(stack), weights)
+        known = ledger.evidence_for(d, "full")
+        return known.high / known.low, known.words
+
+    plain, told = spread("fp16")
+    assert spread("fp8")[0] == plain and "weights" not in told
+    for wider, weights in ((plain, "int8"), (spread("int8")[0], "nvfp4")):
+        found, told = spread(weights)
+        assert found > wider and f"with {weights} weights" in told
+    assert "weights" not in spread("int8", "a100-80g", "trtllm")[1]
+    assert "with fp8 weights" in spread("fp8", "a100-80g")[1]  # that card has no rows of fp8
+    assert "weights" not in spread("fp8", "l4")[1]  # a card without any rows: typical numbers
+    assert "weights" not in spread("int4", "a100-80g", "gpt-fast")[1]
+
+
 def test_the_shipped_ledger_and_stacks_belong_together() -> None:
     engines = {e.engine for e in ledger.shipped()}
     assert {"vllm", "sglang", "trtllm", "vllm-2024"} <= engines
