@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.graph import Array
-from kvsim.planner.mixes import Arrangement
+from kvsim.planner.mixes import Arrangement, shifted
 from kvsim.planner.options import CONTEXTS
-from kvsim.planner.trials import CPU, HOST, LATE, SPLIT, Scored, Together, Trials
+from kvsim.planner.trials import CPU, HOST, LATE, SPLIT, STREAMED, Scored, Together, Trials
 from kvsim.prediction.memory import MOST_SEQUENCES
 
 GRID = 1e-4  # of a share
@@ -29,6 +29,7 @@ WIDE = 0.25  # behind the best, or too late: what is left of the starts
 CLOSE = 0.004  # and at last
 EQUAL = 0.0005  # where every generated token is counted
 BETTER = 1e-9  # relative
+WORTH = 1e-4  # relative: layers that gain less stay where they are
 CHANGES = ({HOST: 1}, {SPLIT: 1}, {CPU: 1}, {HOST: 1, CPU: -1}, {HOST: 1, SPLIT: 1})
 """Of shares, up or down."""
 
@@ -48,6 +49,36 @@ def descended(together: Together, starts: list[Scored]) -> tuple[list[Scored], l
     exact = [together.played(x.trials, 0) for x in _left(found, EQUAL)]
     found, _ = _walked(together, exact, NEAR, 0, EQUAL)
     return found, _first([*found, *seen])
+
+
+def polished(
+    together: Together, arrangement: Arrangement, batch: float, layers: tuple[int, ...]
+) -> Arrangement:
+    """The best that steps of shares lead to from an arrangement, at the same batch.
+
+    Parameters
+    ----------
+    layers : numbers of layers that may move from one use to another, the largest first.
+    """
+    best = together.played(Trials.of(arrangement, batch))
+    if not np.isfinite(best.goals[0]):
+        return arrangement
+    best = _settled(together, best, FAR)
+    for count in layers:
+        for _ in range(ROUNDS):
+            some = (Trials.of(a, batch) for a in shifted(best.trials.arrangement(0), count))
+            tried = [together.played(x) for x in some]
+            top = min(tried, key=lambda x: float(x.merits[0]), default=best)
+            if top.merits[0] >= best.merits[0] - WORTH * abs(best.merits[0]):
+                break
+            best = _settled(together, top, NEAR)
+    return _settled(together, best, NEAR).trials.arrangement(0)
+
+
+def _settled(together: Together, found: Scored, strides: tuple[int, ...]) -> Scored:
+    """A single trial where steps of shares lead it."""
+    walked, _ = _walked(together, [found], strides, CONTEXTS, CLOSE)
+    return _first(walked or [found])[0]
 
 
 def _walked(
@@ -164,6 +195,7 @@ def _neighbours(trials: Trials, strides: tuple[int, ...], free: bool) -> tuple[T
 def _alike(shares: Array, before: Array) -> NDArray[np.bool]:
     """Which shares are possible, and do the same things as those before; splits are cut. (n,)"""
     shares[..., SPLIT] = np.minimum(shares[..., SPLIT], shares[..., HOST])
+    shares[..., STREAMED] = np.clip(shares[..., STREAMED], 0.0, 1.0)
     whole = shares[..., HOST] + shares[..., CPU]
     same = (shares[..., :3] > 0) == (before[..., :3] > 0)
     possible: NDArray[np.bool] = same.all(axis=(1, 2)) & (whole <= 1 + GRID / 2).all(axis=1)
@@ -191,7 +223,9 @@ def _moves(trials: Trials, strides: tuple[int, ...]) -> Array:
         groups = groups[:1]
     steps = GRID * np.array([*strides, *(-s for s in strides)])
     found = [np.zeros((0, count, 4))]
-    for group, changed in product(groups, CHANGES):
+    for group, changed in product(groups, (*CHANGES, {STREAMED: 1})):
+        if STREAMED in changed and len(group) == count:
+            continue
         mine = trials.shares[:, group][:, :, list(changed)]
         if not (mine > 0).any(axis=(0, 1)).all() or (CPU in changed and (mine == 1).any()):
             continue

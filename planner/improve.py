@@ -19,7 +19,7 @@ from kvsim.planner.mixes import Arrangement
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.programme import Programme
 from kvsim.planner.question import Question
-from kvsim.planner.replays import TRIES, Replays
+from kvsim.planner.replays import Replays
 from kvsim.planner.shares import ALONE, options_for
 from kvsim.planner.solving import Mix, solve
 from kvsim.planner.tangents import Tangents
@@ -32,7 +32,6 @@ ROUGH = 5e-3  # gap of a mix that is only to be replayed
 NEAR = 3  # batches beside a known mix's that are replayed
 NEARLY = 0.03  # behind the best mix: families that a change by a tenth may make the best
 CONTENDERS = 2  # of them
-FEW = 24  # replays of the local search there
 REPAIRS = 3  # times that the memory is lowered by what a replay exceeds it
 
 
@@ -68,7 +67,7 @@ class Placements:
         self.families = moving or ([frozenset(kinds)] if kinds else [])
         self._bounds: Array | None = None  # by family and batch [s]
         self._rough = np.zeros((0, 0), dtype=bool)  # which of them ignore the memory
-        self.solves, self.tries = 0, TRIES
+        self.solves, self.polishes = 0, True
         self.beside: Placements | None = None  # of other families, which bounds are of too
         self.best_of: dict[frozenset[str], Improved] = {}  # of every family, at any batch
         self._replays = Replays(q, self.coefficients)
@@ -230,7 +229,7 @@ class Placements:
         start = self._start(index, family, lambda p: self._counts(p, first))
         if start is None:
             return None
-        best = self._replays.polish(start, index, self.tries, self.streams)
+        best = self._replays.polish(start, index, self.streams) if self.polishes else start
         if (exact := self._replays.of(best, index, 0)) is None:
             return None
         return Improved(exact, first.bound, turn(exact), first, family, best)
@@ -275,7 +274,7 @@ class Placements:
         if not starts:
             return None
         _, i, start = min(starts, key=lambda x: x[0])
-        best = self._replays.polish(start, i, FEW, self.streams)
+        best = self._replays.polish(start, i, self.streams, layers=False)
         if (exact := self._replays.of(best, i, 0)) is None:
             return None
         return replace(known, prediction=exact, bound=0.0, replay=turn(exact), arrangement=best)

@@ -9,7 +9,6 @@ from kvsim.planner.batches import refined, within_layers
 from kvsim.planner.improve import TRIED, Placements
 from kvsim.planner.improved import Improved
 from kvsim.planner.question import SIMPLEST, Question, Search, rank
-from kvsim.planner.replays import TRIES
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def with_mixes(question: Question, search: Search, roughly: bool = False) -> Mix
     if chosen is not None and rank(simplest := search.table.technique[chosen]) == SIMPLEST:
         own = search.value(chosen)
         value = min(value, own - question.between(simplest, simplest) * abs(own))
-    tried, placements.tries = (1, 0) if roughly else (TRIED, TRIES)
+    tried, placements.polishes = (1, False) if roughly else (TRIED, True)
     bounded, same = placements.bounds(value), Alike()
     if not roughly and placements.promise(value, bounded):
         most = float(bounded.batches[-1])

@@ -1,9 +1,8 @@
-"""From a programme's counts to a technique that runs, and a local search by replay from there."""
+"""From a programme's counts to a technique that runs, and its layers in other orders and uses."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, permutations, product
-from typing import Any
+from itertools import groupby, permutations
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from kvsim.techniques.ranges import Layers
 from kvsim.techniques.terms import Term
 
 MOVES = (8, 2, 1)  # layers that move from one use to another
-FINER = (0.1, 0.02, 0.005)  # by which shares change
 LEAST = 1e-6  # a share below this is none
 
 
@@ -188,75 +186,16 @@ def orders(arrangement: Arrangement) -> Iterator[Arrangement]:
             yield replace(arrangement, uses=uses, spread=spread)
 
 
-def neighbours(
-    arrangement: Arrangement, step: int, heavier: Sequence[float] = ()
-) -> Iterator[Arrangement]:
-    """Arrangements that differ a little: layers moved between uses, shares, streamed weights.
-
-    Parameters
-    ----------
-    heavier : a layer's weights over its cache, by shape; what one of them makes room for, the other
-        may take.
-    """
-    fine = FINER[step]
+def shifted(arrangement: Arrangement, count: int) -> Iterator[Arrangement]:
+    """With so many layers moved from one use to another; a use keeps its last one."""
     for k, uses in enumerate(arrangement.uses):
         for i, j in permutations(range(len(uses)), 2):
-            moved = min(MOVES[step], uses[i].layers - 1)
+            moved = min(count, uses[i].layers - 1)
             if moved > 0:
                 yield _with(arrangement, k, {
                     i: replace(uses[i], layers=uses[i].layers - moved),
                     j: replace(uses[j], layers=uses[j].layers + moved),
                 })  # fmt: skip
-        for i, use in enumerate(uses):
-            room = {"host": 1.0 - use.shares.cpu, "split": use.shares.host,
-                    "cpu": 1.0 - use.shares.host}  # fmt: skip
-            for key, low in (("host", 1e-3), ("split", 0.0), ("cpu", 1e-3)):
-                value, most = getattr(use.shares, key), room[key]
-                if value <= 0 or use.alternates:
-                    continue
-                for other in (value - fine, value + fine):
-                    changed: dict[str, Any] = {key: min(max(other, low), most)}
-                    shares = replace(use.shares, **changed)
-                    shares = replace(shares, split=min(shares.split, shares.host))
-                    if shares != use.shares:
-                        yield _with(arrangement, k, {i: replace(use, shares=shares)})
-            if use.streamed > 0:
-                for other in (use.streamed - fine, use.streamed + fine):
-                    yield _with(
-                        arrangement, k, {i: replace(use, streamed=min(max(other, 0.0), 1.0))}
-                    )
-        yield from _exchanged(arrangement, k, fine)
-        if k < len(heavier):
-            yield from _traded(arrangement, k, fine, heavier[k])
-
-
-def _traded(a: Arrangement, k: int, fine: float, heavier: float) -> Iterator[Arrangement]:
-    """More of the cache away for more of the weights on the GPU, and the reverse, byte for byte."""
-    for (i, use), key in product(enumerate(a.uses[k]), ("cpu", "host")):
-        away, room = getattr(use.shares, key), 1.0 - use.shares.cpu - use.shares.host
-        if not away or use.alternates:
-            continue
-        most = min(fine, room, use.streamed * heavier)
-        least = min(fine, away, (1.0 - use.streamed) * heavier)
-        for moved in (most, -least):
-            if moved:
-                shares = replace(use.shares, **{key: away + moved})
-                shares = replace(shares, split=min(shares.split, shares.host))
-                streamed = min(max(use.streamed - moved / heavier, 0.0), 1.0)
-                yield _with(a, k, {i: replace(use, shares=shares, streamed=streamed)})
-
-
-def _exchanged(a: Arrangement, k: int, fine: float) -> Iterator[Arrangement]:
-    """Weights streamed by other layers of a shape, as many in all."""
-    uses = a.uses[k]
-    for i, j in permutations(range(len(uses)), 2):
-        moved = min(fine * uses[i].layers, uses[i].streamed * uses[i].layers,
-                    (1 - uses[j].streamed) * uses[j].layers)  # fmt: skip
-        if moved > 0:
-            yield _with(a, k, {
-                i: replace(uses[i], streamed=uses[i].streamed - moved / uses[i].layers),
-                j: replace(uses[j], streamed=uses[j].streamed + moved / uses[j].layers),
-            })  # fmt: skip
 
 
 def _with(a: Arrangement, count: int, changed: dict[int, Use]) -> Arrangement:

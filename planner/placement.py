@@ -211,15 +211,6 @@ class Coefficients:
         kept = d.stack.weights.copies * sizes
         return Streaming(found, kept, d.tp * kept, 2 * float(sizes.max()))
 
-    def heavier(self, index: int) -> list[float]:
-        """A layer's weights over its cache where both are on the GPU, by shape, at one batch."""
-        whole = self._corners.index((Shares(), 1)) if (Shares(), 1) in self._corners else -1
-        if whole < 0:
-            return []
-        weights = self.streaming.gpu
-        caches = self.bytes[0][-1, whole, :, index] - weights
-        return [float(w / c) if c > 0 else 0.0 for w, c in zip(weights, caches, strict=True)]
-
     def programme(self, index: int, limits: PlanLimits, family: frozenset[str]) -> Programme:
         """The programme at one of the batches, for the options of a family."""
         w, batch = self.workload, float(self.batches[index])

@@ -5,17 +5,17 @@ from collections.abc import Iterable
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.planner.descent import polished
 from kvsim.planner.improved import turn
-from kvsim.planner.mixes import FINER, Arrangement, arranged, levelled, neighbours, orders
+from kvsim.planner.mixes import MOVES, Arrangement, arranged, levelled, orders
 from kvsim.planner.options import CONTEXTS
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.programme import Programme
 from kvsim.planner.question import Question
 from kvsim.planner.solving import Mix
+from kvsim.planner.trials import Together
 from kvsim.prediction.generate import Prediction
 
-TRIES = 80  # replays of the local search, per batch
-WORTH = 1.002  # times a time: a move that gains less is none
 ALTERNATING = 1.005  # times a time: what every further block of layers must gain
 
 
@@ -95,25 +95,16 @@ class Replays:
         return (None if best is None else best[1]), over
 
     def polish(
-        self, arrangement: Arrangement, index: int, tries: int = TRIES, streams: bool = False
+        self, arrangement: Arrangement, index: int, streams: bool, layers: bool = True
     ) -> Arrangement:
-        """Steps to better neighbours, coarse ones first; weights may stream if the user says so."""
-        found = self.of(arrangement, index)
-        assert found is not None
-        best, left = turn(found), tries
-        heavier = self.coefficients.heavier(index) if streams else []
-        for step in range(len(FINER)):
-            moved = True
-            while moved and left > 0:
-                moved = False
-                for other in neighbours(arrangement, step, heavier):
-                    if left <= 0:
-                        break
-                    left -= 1
-                    tried = self.of(other, index)
-                    if tried is None or max(self.beyond(tried)) > 0:
-                        continue
-                    if turn(tried) * WORTH < best:
-                        best, arrangement, moved = turn(tried), other, True
-                        break
-        return arrangement
+        """The best that steps of shares lead to; weights may stream if the user says so.
+
+        Parameters
+        ----------
+        layers : whether layers may move from one use to another, too.
+        """
+        together = Together(self.q, streams)
+        batch = float(self.coefficients.batches[index])
+        found = polished(together, arrangement, batch, MOVES if layers else ())
+        self.count += together.count
+        return found

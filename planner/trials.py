@@ -28,6 +28,7 @@ from kvsim.techniques.ranges import Layers
 HOST, SPLIT, CPU, STREAMED = range(4)  # columns of a use's shares
 DIGITS = 6  # of a share
 LATE = 1e15  # above every objective
+MUCH = 1e18  # bytes that no memory has [B]
 TIGHT = 1e-5  # of the memory: as much left is none
 CHORDS = 3  # steps to the least share of weights; memory is nearly affine in it
 
@@ -234,9 +235,10 @@ class Together:
         """GPU memory that is missing; negative where there is some left. (n,) [B]"""
         found = self._predicted(trials, CONTEXTS)
         if found is None:
-            return np.full(len(trials), np.inf)
+            return np.full(len(trials), MUCH)
         spread = np.broadcast_to(found.given_bytes, (1, len(trials))).ravel()
-        return spread - self.q.limits.gpu_memory * (1 + TINY)
+        over: Array = spread - self.q.limits.gpu_memory * (1 + TINY)
+        return np.minimum(over, MUCH)
 
     def _goals(self, trials: Trials, contexts: int) -> Array:
         """The objective of each, and how late it is. (2, n)"""

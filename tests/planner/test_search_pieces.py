@@ -17,10 +17,9 @@ from kvsim.planner.carry import Carried, ReplicaTargets
 from kvsim.planner.classes import Classes, classes_of
 from kvsim.planner.improve import Placements
 from kvsim.planner.load import DENSITY, Loads, _prompts_s, loads_of
-from kvsim.planner.mixes import Arrangement, Use, levelled, neighbours
+from kvsim.planner.mixes import Arrangement, Use, levelled, shifted
 from kvsim.planner.programme import Programme, Streaming
 from kvsim.planner.question import Question, Search
-from kvsim.planner.replays import Replays
 from kvsim.planner.rivals import _in_time, waves
 from kvsim.planner.shares import ALONE, Shares, options_for
 from kvsim.planner.solving import lower_bound
@@ -62,17 +61,14 @@ def layers_of(a: Arrangement) -> list[list[int]]:
 def test_layers_move_between_uses_until_one_is_left() -> None:
     """Eight at first, then two, then one; a use keeps its last layer, and other shapes theirs."""
     other = (Use(Shares(host=1.0), 1, 7),)
-    for step, moved in enumerate((8, 2, 1)):
-        found = [layers_of(a) for a in neighbours(Arrangement(((COPIED, KEPT), other)), step)]
-        assert [[12 - moved, 20 + moved], [7]] in found
-        assert [[12 + moved, 20 - moved], [7]] in found
-        assert all(sum(some[0]) == 32 and some[1] == [7] for some in found)
+    for count in (8, 2, 1):
+        found = [layers_of(a) for a in shifted(Arrangement(((COPIED, KEPT), other)), count)]
+        assert found == [[[12 - count, 20 + count], [7]], [[12 + count, 20 - count], [7]]]
     few = (replace(COPIED, layers=2), KEPT)
-    found = [layers_of(a) for a in neighbours(Arrangement((few,)), 0)]
-    assert [[1, 21]] in found and [[10, 12]] in found
+    found = [layers_of(a) for a in shifted(Arrangement((few,)), 8)]
+    assert found == [[[1, 21]], [[10, 12]]]
     last = (replace(COPIED, layers=1), KEPT)
-    found = [layers_of(a) for a in neighbours(Arrangement((last,)), 2)]
-    assert [[2, 19]] in found and not [some for some in found if some[0][0] == 0]
+    assert [layers_of(a) for a in shifted(Arrangement((last,)), 1)] == [[[2, 19]]]
 
 
 def test_uses_that_copy_are_levelled_to_their_mean() -> None:
@@ -86,23 +82,6 @@ def test_uses_that_copy_are_levelled_to_their_mean() -> None:
     assert level.streamed == pytest.approx(4 * 0.5 / 16)
     assert left == uses[2] and found.uses[1] == (KEPT,)
     assert levelled(Arrangement(((COPIED,), (KEPT,)))) is None
-
-
-@pytest.mark.parametrize(("took", "moves"), [(1.0, 0), (0.9, 1), (1.5, 0)])
-def test_a_move_is_made_where_it_gains_more_than_two_thousandths(
-    took: float, moves: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first arrangement takes 1.002 s, all others the same time."""
-    monkeypatch.setattr("kvsim.planner.replays.turn", lambda seconds: seconds)
-    first, noted = Arrangement(((COPIED, KEPT),)), list[Arrangement]()
-
-    def replay(a: Arrangement, index: int) -> float:
-        noted.append(a)
-        return 1.002 if a == first else took
-
-    polishing = SimpleNamespace(of=replay, beyond=lambda found: (0.0, 0.0))
-    found = Replays.polish(cast(Replays, polishing), first, 0)
-    assert found == (noted[1] if moves else first)
 
 
 # bounds, limits and objectives
