@@ -79,7 +79,9 @@ class Arrangement:
 
     def technique(self, deployment: Deployment, prompt: int) -> Technique:
         """As layers of a model."""
-        places = [self._term(u, prompt) for u in self.sequence(deployment)]
+        sequence = self.sequence(deployment)
+        terms = {u: self._term(u, prompt) for u in dict.fromkeys(sequence)}
+        places = [terms[u] for u in sequence]  # the same object, so that it is evaluated once
         layers, first = [], 0
         for place, some in groupby(places):
             count = len(list(some))

@@ -49,11 +49,13 @@ class Timeline:
         self.layers: list[list[Timed]] = []
         self.sharing: list[Number] = []  # time each layer's busiest shared channel needs
         self.blocks: list[tuple[int, int, int]] = []  # first layer, period, repetitions
+        made = {id(layer): layer for group in step.groups for layer in group.layers}
+        played = {i: (self._timed(x), shared(x, deployment)) for i, x in made.items()}
         for group in step.groups:
-            timed = [self._timed(layer) for layer in group.layers]
+            timed = [played[id(layer)] for layer in group.layers]
             self.blocks.append((len(self.layers), len(timed), group.count))
-            self.layers += timed * group.count
-            self.sharing += [shared(layer, deployment) for layer in group.layers] * group.count
+            self.layers += [ops for ops, _ in timed] * group.count
+            self.sharing += [busy for _, busy in timed] * group.count
         once = distinct(self.layers)  # layers that repeat are one list
         early = {id(layer): tuple(t.op.name for t in layer if t.op.ahead) for layer in once}
         self.early = [early[id(layer)] for layer in self.layers]

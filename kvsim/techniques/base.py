@@ -21,7 +21,7 @@ from kvsim.techniques.acting import left_alone, unborrowed, unspread
 from kvsim.techniques.axes import Drafting
 from kvsim.techniques.layers import LayerPass, Parts
 from kvsim.techniques.layout import Layout, laid_out
-from kvsim.techniques.ranges import Layers, parts_of, scalar_rows, uncovered
+from kvsim.techniques.ranges import Layers, parts_by_range, parts_of, scalar_rows, uncovered
 from kvsim.techniques.residency import resident
 from kvsim.techniques.steps import forward, joined, mixing, part_of
 from kvsim.techniques.terms import Term
@@ -63,8 +63,8 @@ class Technique:
 
     @cached_property
     def parts(self) -> tuple[Parts, ...]:
-        """The parts of each range of layers."""
-        return tuple(parts_of((*some.terms, *self.whole)) for some in self.layers)
+        """The parts of each range of layers; ranges with the same terms share theirs."""
+        return parts_by_range(self.layers, self.whole)
 
     @property
     def drafting(self) -> Drafting:

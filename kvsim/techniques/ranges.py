@@ -49,6 +49,18 @@ class Layers:
         )
 
 
+def parts_by_range(ranges: Iterable[Layers], whole: Iterable[Term]) -> tuple[Parts, ...]:
+    """The parts of each range of layers; those with the very same terms are made once.
+
+    Parameters
+    ----------
+    whole : terms of all ranges.
+    """
+    keys = [(tuple(map(id, some.terms)), some.terms) for some in ranges]
+    made = {key: parts_of((*terms, *whole)) for key, terms in dict(keys).items()}
+    return tuple(made[key] for key, _ in keys)
+
+
 def parts_of(terms: Iterable[Term]) -> Parts:
     """One part of each axis, the defaults where no term says anything.
 

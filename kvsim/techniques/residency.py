@@ -34,13 +34,13 @@ def resident(deployment: Deployment, point: Point, layout: Layout) -> Buffers:
         at = LayerPass(deployment, part_of(point, parts), widest, parts)
         in_turn += [piece.once(at) for piece in at.pieces]
         scratch.append(_scratch(at.alone()))
+    known: dict[tuple[int, LayerShape], Buffers] = {}
     for some, count, parts in layout:
-        known: dict[LayerShape, Buffers] = {}
         for shape in some:
-            if shape not in known:
+            if (key := (id(parts), shape)) not in known:
                 at = LayerPass(deployment, point, shape, parts, part_of(point, parts))
-                known[shape] = layer_buffers(at, layer_weights(deployment, shape))
-            own.append(scale(known[shape], count * deployment.stage_share))
+                known[key] = layer_buffers(at, layer_weights(deployment, shape))
+            own.append(scale(known[key], count * deployment.stage_share))
     most = scratch[0]
     for other in scratch[1:]:
         most = np.maximum(most, other)

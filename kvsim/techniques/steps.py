@@ -8,6 +8,7 @@ from kvsim.engine import indexer, ops, recurrence
 from kvsim.engine.closing import closing
 from kvsim.graph import Group, Op, Point, Step
 from kvsim.machines.deployment import Deployment
+from kvsim.models.model import LayerShape
 from kvsim.techniques.launches import dispatched, of_layer
 from kvsim.techniques.layers import LayerPass, Parts
 from kvsim.techniques.layout import Layout
@@ -21,12 +22,13 @@ def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:
     groups: list[Group] = []
     before: Parts | None = None
     known: Known = {}
+    made: dict[tuple[int, LayerShape], tuple[Op, ...]] = {}  # layers that do the same are the same
     for shapes, count, parts in layout:
         tiles, part = parts.placement.tiles, part_of(point, parts)
-        built = {
-            s: layer_ops(LayerPass(deployment, part, s, parts), known)
-            for s in dict.fromkeys(shapes)
-        }
+        for s in dict.fromkeys(shapes):
+            if (id(parts), s) not in made:
+                made[id(parts), s] = layer_ops(LayerPass(deployment, part, s, parts), known)
+        built = {s: made[id(parts), s] for s in dict.fromkeys(shapes)}
         if len(built) == 1:
             shapes, count = shapes[:1], count * len(shapes) * tiles
         else:
