@@ -3,6 +3,7 @@
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
+from kvsim.planner.question import does_nothing
 from kvsim.planner.workload import PlanLimits
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
@@ -35,6 +36,8 @@ def options_of(
             continue
         for some in admission.settings(t, deployment, *mean, differ=True):
             for settings in some.rows():
+                if does_nothing(settings) and not admission.only:
+                    continue
                 known = admission.evidence(settings, deployment, longest)
                 if admission.loss(known) > limits.loss or (settings.assumes and limits.assumed < 1):
                     continue

@@ -220,6 +220,14 @@ def rank(technique: Technique) -> tuple[int, ...]:
     return (0 if technique.exact else 1, 0 if technique.name == FULL else 2 if several else 1)
 
 
+def does_nothing(technique: Technique) -> bool:
+    """Recomputes or drafts nothing: offload or full KV by another name."""
+    s = technique.settings
+    return (technique.name == "kvpr" and s["split"] == 0) or (
+        "gamma" in s and not technique.drafts and technique.exact
+    )
+
+
 def spoken(technique: Technique) -> str:
     """A name, one for all mixed placements."""
     return technique.name if technique.uniform and technique.name != Place.name else MIXED

@@ -10,12 +10,11 @@ from kvsim.planner.choose import as_good, within, within_of
 from kvsim.planner.engines import runners
 from kvsim.planner.needs import needs
 from kvsim.planner.outlook import LABELS
-from kvsim.planner.question import FULL, SHOWN, Question, Search, gain, rank
+from kvsim.planner.question import FULL, SHOWN, Question, Search, does_nothing, gain, rank
 from kvsim.prediction.explain import binding
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import KNOWN_BAD, Evidence
 from kvsim.techniques import TECHNIQUES, parse
-from kvsim.techniques.base import Technique
 
 EQUAL = 5e-4  # relative difference below which two are as good
 KNEES = (0.01, 0.05, 0.10)  # of the objective given up for an earlier first token
@@ -106,16 +105,8 @@ def _shown(search: Search, name: str) -> int | None:
     for some in (limits.finite(), limits.hard(), memory):
         row = search.best(some | mild, name)
         if row is not None:
-            return None if _does_nothing(search.table.technique[row]) else row
+            return None if does_nothing(search.table.technique[row]) else row
     return None
-
-
-def _does_nothing(technique: Technique) -> bool:
-    """Recomputes or drafts nothing: offload or full KV by another name."""
-    s = technique.settings
-    return (technique.name == "kvpr" and s["split"] == 0) or (
-        "gamma" in s and not technique.drafts and technique.exact
-    )
 
 
 def _in_time(search: Search, row: int) -> bool:

@@ -4,18 +4,25 @@ import numpy as np
 
 from kvsim.errors import InfeasibleError
 from kvsim.planner.carry import ReplicaTargets
-from kvsim.planner.choose import best, nearest
+from kvsim.planner.choose import best
 from kvsim.planner.error import between
+from kvsim.planner.lighter import Play, reason
 from kvsim.planner.question import rank
 from kvsim.planner.verify import Simulated, measured
 
 TIE = 0.005  # objectives this near are equal, and the mean latency decides
 
 
-def best_of(done: list[Simulated], objective: str, targets: ReplicaTargets) -> Simulated:
+def best_of(
+    done: list[Simulated], objective: str, targets: ReplicaTargets, play: Play
+) -> Simulated:
     """The simplest that is within the targets and as good as the best within the known error.
 
     Of settings of one technique that are equal, that with the smallest mean latency.
+
+    Parameters
+    ----------
+    play : plays what was simulated at another rate, to say at which it would do.
 
     Raises
     ------
@@ -28,7 +35,7 @@ def best_of(done: list[Simulated], objective: str, targets: ReplicaTargets) -> S
     within = bounds | {"refused": float(columns["refused"].min())}
     first = best(columns[objective], columns, within)
     if first is None:
-        raise InfeasibleError(_explain(done, columns, bounds))
+        raise InfeasibleError(reason(done, bounds, play))
     value = float(columns[objective][first])
     error = np.array([_between(done[first], s) for s in done])
     within["behind"] = value
@@ -56,16 +63,3 @@ def _simplicity(s: Simulated) -> int:
     """How simple: lossless before lossy, one technique before several, full KV before others."""
     lossy, moved = (max(rank(t)[i] for t in s.techniques) for i in (0, 1))
     return 4 * lossy + 2 * (len(s.techniques) > 1) + moved
-
-
-def _explain(
-    done: list[Simulated], columns: dict[str, np.ndarray], bounds: dict[str, float]
-) -> str:
-    row, excess = nearest(columns, bounds)
-    missing = "; ".join(
-        f"{name.upper()} of 9 in 10 requests is {columns[name][row]:.4g} s instead of "
-        f"{bounds[name]:.4g} s"
-        for name in excess
-    )
-    names = " + ".join(str(t) for t in done[row].techniques)
-    return f"no plan meets the targets on this trace: {missing or 'no request'} (nearest: {names})"

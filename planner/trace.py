@@ -108,10 +108,15 @@ class _Search:
         if not best:  # what is simulated then says how far off the targets are
             self.bounds = ReplicaTargets(max_seqs=self.targets.max_seqs)
             best = sorted(self._best_settings(), key=self._rank)
+        if not any(self._is_full(carried) for carried in best) and (mine := self._of(FULL)):
+            full = self._carry(mine, bounds=ReplicaTargets(max_seqs=self.targets.max_seqs))
+            best += [] if full is None else [self._named(full, mine)]
         for i, carried in enumerate(best):
-            name = self.options[carried.option_of[0]].technique.name
-            if i < LEAST or self._near(carried, best[0], MARGIN) or name == FULL:
+            if i < LEAST or self._near(carried, best[0], MARGIN) or self._is_full(carried):
                 self._simulate(carried)
+
+    def _is_full(self, carried: Carried) -> bool:
+        return self.options[carried.option_of[0]].technique.name == FULL
 
     def settings(self) -> None:
         """Other settings of the best technique."""
@@ -170,12 +175,17 @@ class _Search:
     def _of(self, name: str) -> list[int]:
         return [i for i, costs in enumerate(self.options) if costs.technique.name == name]
 
-    def _carry(self, some: list[int], cuts: tuple[Carried, ...] = ()) -> Carried | None:
+    def _carry(
+        self,
+        some: list[int],
+        cuts: tuple[Carried, ...] = (),
+        bounds: ReplicaTargets | None = None,
+    ) -> Carried | None:
         """One of some options; that with the largest load where the trace is too much."""
         loads = self.loads.only(some)
         for fastest in (True, False) if self._fastest else (False,):
             try:
-                carried = carry(loads, self.bounds, ONE, fastest, cuts)
+                carried = carry(loads, bounds or self.bounds, ONE, fastest, cuts)
             except InfeasibleError:
                 continue
             self.seconds += carried.seconds
@@ -207,11 +217,18 @@ class _Search:
     def _simulate(self, carried: Carried) -> None:
         names = " + ".join(str(self.options[o].technique) for o in carried.options)
         self.tell(f"simulating {names}")
-        args = (self.requests, self.options, self.loads, self.classes, carried, self.targets)
-        self.done.append(simulated(*args))
+        self.done.append(self._played(carried, self.requests))
+
+    def _played(self, carried: Carried, requests: Requests) -> Simulated:
+        args = self.options, self.loads, self.classes, carried, self.targets
+        return simulated(requests, *args)
 
     def _chosen(self) -> Simulated:
-        return best_of(self.done, self.objective, self.targets)
+        def play(found: Simulated, rate: float) -> Simulated:
+            self.tell(f"simulating {rate:.2g} of the rate")
+            return self._played(found.estimate, self.requests.scaled(rate))
+
+        return best_of(self.done, self.objective, self.targets, play)
 
     def _others(self, choice: Simulated) -> list[Simulated]:
         """The best of every other technique or combination."""

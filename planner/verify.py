@@ -34,6 +34,11 @@ class Simulated:
         return tuple(costs.technique for costs in self.lanes)
 
     @property
+    def exact(self) -> bool:
+        """Whether all lanes give the tokens of full-precision KV."""
+        return all(t.exact for t in self.techniques)
+
+    @property
     def max_seqs(self) -> int:
         """Sequences in a batch at most, for the engine's settings."""
         costs = self.lanes[0]

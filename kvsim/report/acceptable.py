@@ -85,11 +85,13 @@ def what_it_loses(technique: Technique, found: Evidence) -> str:
     if found.kind == "none" or found.missing:
         return "How much quality it loses is not known."
     loss, where = units.percent(found.loss), KNOWN_BY.get(found.kind, found.kind)
+    low, high = (f"{100 * share:.1f}" for share in (found.low, found.high))
+    known = f"{loss} ({low} to {high} %)" if found.high > found.low else loss
     if found.unit == PERPLEXITY:
-        return f"Its perplexity is {loss} higher, {where}."
+        return f"Its perplexity is {known} higher, {where}."
     if found.unit == FACTS:
-        return f"It finds {loss} fewer of the facts planted in a text, {where}."
-    return f"Its scores are {loss} lower, {where}."
+        return f"It finds {known} fewer of the facts planted in a text, {where}."
+    return f"Its scores are {known} lower, {where}."
 
 
 def _elsewhere(measured: str, asked: str) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from kvsim.machines.deployment import Deployment
 from kvsim.report.json import Row
+from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.techniques.settings import plain
 from kvsim.techniques.terms import Term
@@ -71,7 +72,16 @@ def params(technique: Technique) -> Row:
 
 def settings(row: Row) -> str:
     """The settings of a row's technique, with spaces where a line may end."""
-    return ", ".join(f"{k}={plain(v)}" for k, v in row["params"].items())
+    return ", ".join(f"{k}={plain(v)}{_meant(row, k, v)}" for k, v in row["params"].items())
+
+
+def _meant(row: Row, key: str, value: object) -> str:
+    """The acceptance that "auto" stands for."""
+    if key != "acceptance" or value != "auto":
+        return ""
+    technique = parse(given(row))
+    drafts = technique.drafts
+    return f" ({(technique.tokens_per_round - 1) / drafts:.2f})" if drafts else ""
 
 
 def spec(row: Row) -> str:

@@ -3,15 +3,29 @@
 from kvsim.planner.flips import FACTORS, Flip
 from kvsim.planner.plan import ChosenPlan
 from kvsim.report.json import Row
+from kvsim.report.names import settings
 from kvsim.report.plan import brief
 from kvsim.report.screen import Screen
 from kvsim.report.table import Table, of, words
 from kvsim.report.units import rounded
 
+STEP = 1.02  # times the throughput, from which on another plan is worth a line
+
 
 def front(result: ChosenPlan) -> list[Row]:
     """Plans between the lowest TPOT and the highest throughput."""
     return [brief(p) for p in result.front()]
+
+
+def apart(rows: list[Row]) -> list[Row]:
+    """Those that differ by more than ``STEP`` in throughput, the first and the last among them."""
+    shown: list[Row] = []
+    for row in rows[:-1]:
+        if not shown or row["output_tok_s"] >= STEP * shown[-1]["output_tok_s"]:
+            shown.append(row)
+    if len(shown) > 1 and rows[-1]["output_tok_s"] < STEP * shown[-1]["output_tok_s"]:
+        shown.pop()
+    return [*shown, *rows[-1:]]
 
 
 def flips(result: ChosenPlan) -> list[Row]:
@@ -20,10 +34,13 @@ def flips(result: ChosenPlan) -> list[Row]:
 
 
 def _flipped(f: Flip, result: ChosenPlan) -> str:
-    more = "From about" if f.factor > 1 else "Down from about"
-    value = f"{f.value:,.0f}" if f.what in ("prompt", "batch") else f"{f.value / 1e9:.3g} GB/s"
+    start = "From" if f.factor > 1 else "Down from"
+    value = float(f"{f.value:.2g}")
+    unit = {"prompt": f"{value:,.0f} tokens", "batch": f"{value:,.0f}"}
+    amount = unit.get(f.what, f"{value / 1e9:.3g} GB/s")
     instead = f"{f.technique} is chosen" if f.technique else "nothing here meets the limits"
-    return f"{more} {value} ({f.what}, {rounded(f.factor, 2)} times) on, {instead}."
+    times = rounded(f.factor, 2)
+    return f"{start} a {f.what} of about {amount} ({times} times) on, {instead}."
 
 
 def show_front(rows: list[Row]) -> None:
@@ -33,7 +50,7 @@ def show_front(rows: list[Row]) -> None:
     out = Screen()
     out.blank()
     out.say("Between the lowest TPOT and the highest throughput:")
-    out.table(Table(columns, rows))
+    out.table(Table(columns, apart(rows), below=settings))
 
 
 def show_flips(rows: list[Row]) -> None:

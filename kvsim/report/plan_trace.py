@@ -1,5 +1,6 @@
 """The answer of ``kvsim plan --trace``: rows for JSON, a table, and a page."""
 
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from kvsim.emit.engines import emit
 from kvsim.emit.replica import of_costs
 from kvsim.machines.basis import basis
 from kvsim.planner.carry import ATTAINED
+from kvsim.planner.rivals import EQUAL, worse
 from kvsim.planner.trace import TracePlan
 from kvsim.planner.verify import Simulated
 from kvsim.report import evidence, page, units
@@ -20,6 +22,7 @@ from kvsim.report.json import Row, number
 from kvsim.report.names import params, spec
 from kvsim.report.screen import Screen
 from kvsim.report.table import Table, of, words
+from kvsim.report.units import rounded
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -135,10 +138,6 @@ def outlook(answer: Row) -> list[str]:
         "max seqs: the engine's limit on sequences in a batch (--max-seqs)."
     ]
     choice = answer["choice"]
-    load = choice["estimated_load"]
-    if answer["objective"] != "latency":
-        share = f"{100 / load:.0f} % of" if load > 1 else f"{1 / load:.1f} times"
-        lines.append(f"By estimate, one replica carries about {share} this trace's load.")
     if answer["simulated"]["refused"]:
         lines.append(f"{answer['simulated']['refused']} requests are larger than the KV cache.")
     for i, lane in enumerate(choice.get("lanes", [])):
@@ -215,16 +214,26 @@ def answered(result: TracePlan) -> Answer:
     ]
     if full is not None and full is not s:
         base = full.outcome.summary()
-        needed.append(f"Full KV: {units.percent(base['good_share'])}.")  # type: ignore[arg-type]
+        good = units.percent(base["good_share"])  # type: ignore[arg-type]
+        needed.append(f"With full KV, {good} of them are.")
     others = [other for other in result.others if other is not s]
     return Answer(
-        verdict=verdict(needed, ["Figures are simulated on the whole trace."]),
+        verdict=verdict(needed, [_load(result), "Figures are simulated on the whole trace."]),
         figures={"technique": " + ".join(map(str, s.techniques)), "max_seqs": s.max_seqs}
         | {key: o[key] for key in ("ttft_s", "tpot_s", "output_tok_s", "goodput_per_s")},
-        runner_up=_runner_up(others[0]) if others else "",
+        runner_up=_runner_up(result, others[0]) if others else "",
         settings=_settings(result),
         evidence=[*evidence.on_card(d, s.techniques[0].name), *evidence.of_spread(d)],
     )
+
+
+def _load(result: TracePlan) -> str:
+    """How much of such load one replica carries, by the estimate that ranks throughput."""
+    load = result.choice.estimate.load
+    if result.objective == "latency" or not load > 0:
+        return ""
+    share = f"{100 / load:.0f} % of" if load > 1 else f"{rounded(1 / load, 2)} times"
+    return f"By estimate, it carries about {share} this trace's load."
 
 
 def _kept(result: TracePlan) -> str:
@@ -243,8 +252,17 @@ def _settings(result: TracePlan) -> list[str]:
     return [f"vLLM: {found.line}"] if len(s.lanes) == 1 and not found.missing else []
 
 
-def _runner_up(s: Simulated) -> str:
-    o = s.outcome.summary()
+def _runner_up(result: TracePlan, s: Simulated) -> str:
+    """What comes second, and why it is not the choice."""
+    o, choice, objective = s.outcome.summary(), result.choice, result.objective
     names = " and ".join(map(str, s.techniques))
     good = units.percent(o["good_share"])  # type: ignore[arg-type]
-    return f"{names} at --max-seqs {s.max_seqs}: {good} of requests within the targets."
+    mine, value = (x.measures()[objective] for x in (choice, s))
+    behind = value / mine - 1 if mine and isfinite(value) else 0.0
+    if behind >= EQUAL:
+        why = worse(objective, behind)
+    elif choice.exact and not s.exact:
+        why = "is no better by more than the known error, and loses quality"
+    else:
+        why = "is no better by more than the known error, and less simple"
+    return f"{names} at --max-seqs {s.max_seqs}: {good} of requests {_kept(result)}; {why}."

@@ -1,6 +1,7 @@
 """The planner's choice for a trace: its programme, its simulation, and that nothing beats it."""
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -324,10 +325,35 @@ def test_targets_that_nothing_meets_say_by_how_much() -> None:
     requests = load("sample:chat").requests
     with pytest.raises(InfeasibleError, match=r"TTFT of 9 in 10 requests is .* instead of 2 s"):
         planned(d, requests.scaled(5), "throughput", limits_of(d, 0.0, ttft=2.0))
-    with pytest.raises(InfeasibleError, match=r"TPOT of 9 in 10 requests is .* instead of 1e-06 s"):
+    with pytest.raises(InfeasibleError, match=r"TPOT of 9 in 10 requests is .* of 0.001 ms with"):
         planned(d, requests, "throughput", limits_of(d, 0.0, tpot=1e-6))
-    with pytest.raises(InfeasibleError, match=r"TTFT of 9 in 10 requests is .* instead of 1e-06 s"):
+    with pytest.raises(InfeasibleError, match=r"TTFT .* of 0.001 ms with .*, each request alone"):
         planned(d, requests, "throughput", limits_of(d, 0.0, ttft=1e-6))
+
+
+def test_too_much_load_is_told_the_replicas_that_carry_it() -> None:
+    """At the rate that is named the same question has a plan, and at twice that rate none."""
+    d = deployment("llama2-7b", "a6000")
+    requests = load("sample:chat").requests.scaled(5).head(200)
+    limits = limits_of(d, 0.0, ttft=2.0, tpot=0.1)
+    only = Admission(only=("full", "offload"))
+    args = "throughput", limits, only, Rules()
+    with pytest.raises(InfeasibleError, match=r"so that \d+ such replicas carry") as caught:
+        make_trace_plan(d, requests, *args)
+    said = re.search(r"with full KV\. It keeps them at 1/(\d+) of the rate", str(caught.value))
+    assert said is not None
+    count = int(said[1])
+    found = make_trace_plan(d, requests.scaled(1 / count), *args)
+    assert [t.name for t in found.choice.techniques] == ["full"]
+    with pytest.raises(InfeasibleError):
+        make_trace_plan(d, requests.scaled(1 / (count - 1)), *args)
+
+
+def test_what_does_nothing_is_not_another_technique() -> None:
+    d = deployment("llama2-7b", "a6000")
+    options = options_of(d, load("sample:chat").requests, limits_of(d, 0.0), Rules(), Admission())
+    every = [o.technique.settings for o in options]
+    assert not any(s.get("split") == 0 or s.get("gamma") == 0 for s in every)
 
 
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
@@ -356,7 +382,8 @@ def test_a_batch_is_not_made_smaller_for_nothing() -> None:
     requests = load("sample:chat").requests
     with pytest.raises(InfeasibleError) as said:  # just beyond: 8.2 ms with every batch
         planned(d, requests, "latency", limits_of(d, 0.0, ttft=0.15, tpot=0.008))
-    assert "TPOT of 9 in 10 requests is 0.0081" in str(said.value) and "TTFT" not in str(said.value)
+    assert "TPOT of 9 in 10 requests is 8.2 ms instead of 8 ms with full" in str(said.value)
+    assert "TTFT" not in str(said.value)
 
 
 def test_late_are_the_requests_whose_prompt_alone_takes_too_long() -> None:

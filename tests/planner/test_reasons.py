@@ -18,6 +18,8 @@ from kvsim.planner.workload import GIB, PlanLimits, Workload
 from kvsim.prediction.explain import binding
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import KNOWN_BAD, evidence
+from kvsim.report.names import settings
+from kvsim.report.plan_more import apart
 from kvsim.techniques import parse
 from tests.support.commands import run
 
@@ -117,3 +119,17 @@ def test_an_engine_that_is_asked_for_is_the_one_whose_command_is_given_once() ->
     assert "`--stack sglang` predicts SGLang's" in told
     pasted = " ".join(run(*point, "--emit", "sglang").out.split())
     assert pasted.count("--max-running-requests") == 2  # in the verdict, and to paste
+
+
+def test_a_front_shows_no_plan_that_hardly_differs_from_the_one_before() -> None:
+    def shown(*rates: float) -> list[float]:
+        return [row["output_tok_s"] for row in apart([{"output_tok_s": r} for r in rates])]
+
+    assert shown(100, 101, 103, 104, 120, 121) == [100, 103, 121]
+    assert shown(100, 101) == [100, 101] and shown(100) == [100] and shown() == []
+
+
+def test_an_acceptance_that_is_taken_from_a_paper_is_shown_as_a_number() -> None:
+    row = {"technique": "quantspec", "params": {"gamma": 4, "acceptance": "auto"}}
+    assert settings(row) == "gamma=4, acceptance=auto (0.90)"
+    assert settings(row | {"params": {"gamma": 0, "acceptance": "auto"}}).endswith("=auto")
