@@ -230,7 +230,7 @@ def simulate(
     found = load(trace, options)
     for note in found.notes:
         print(f"kvsim: {note}", file=sys.stderr)
-    results = []
+    results, jobs = [], []
     left_out: dict[str, str] = {}
     for (kind, case), place in zip(runs, places, strict=True):
         reason = kind.refuses(where) if len(kinds) > 1 else ""
@@ -254,16 +254,16 @@ def simulate(
         rates = None if seed is None else drawn_rate(costs, requests.generate, seed, measured)
         pools = two_pools(fleet, prefill_replicas, transfer, nic)
         otherwise = tuple(map(costs.with_rules, others))
-        job = Job(requests, costs, fleet, route, rates, targets, pools, otherwise)
-        result = job.result(place, resume, check)
+        jobs.append(Job(requests, costs, fleet, route, rates, targets, pools, otherwise))
+        result = jobs[-1].result(place, resume, check)
         if len(runs) > len(kinds):
             result["row"] |= {"case": told(case, listed)}
         results.append(result)
     if not results:
         raise InputError(f"--compare: none can run there; {next(iter(left_out.values()))}")
     shown = [result["row"] for result in results]
-    asked = [f"{name} {given}" for name, given in (("TTFT", ttft), ("TPOT", tpot)) if given]
-    answer = answered(shown, where, trace, " and ".join(asked), list(left_out.values()))
+    asked = " and ".join(f"{name} {x}" for name, x in (("TTFT", ttft), ("TPOT", tpot)) if x)
+    answer = answered(shown, where, trace, asked, list(left_out.values()), jobs)
     simulated = Simulations(command_line(), answer, shown, results)
     if report is not None:
         simulate_page.write_page(Path(report), names.deployment(where), trace, simulated)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvsim.machines.deployment import Deployment
-from kvsim.report import evidence, simulate_cases, units
+from kvsim.report import evidence, mixed, simulate_cases, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row
 from kvsim.report.names import NAME_END
@@ -47,13 +47,15 @@ class Simulations(Result):
 
 
 def answered(
-    rows: Sequence[Row], deployment: Deployment, trace: str, targets: str, left_out: Sequence[str]
-) -> Answer:
+    rows: Sequence[Row], deployment: Deployment, trace: str, targets: str, left_out: Sequence[str],
+    played: Sequence[mixed.PlayedRun] = (),
+) -> Answer:  # fmt: skip
     """The answer of ``kvsim simulate``.
 
     Parameters
     ----------
     targets : the TTFT and TPOT targets in words, empty without any.
+    played : what the rows are of, one by one.
     """
     best = _best(rows, bool(targets))
     full = next((row for row in rows if _name(row) == "full"), None)
@@ -65,10 +67,16 @@ def answered(
         verdict=told,
         figures=_figures(best),
         changes=list(_changes(best, deployment, targets)),
-        evidence=[*evidence.on_card(deployment, _name(best)), *evidence.of_spread(deployment)],
+        evidence=[*evidence.on_card(deployment, _name(best)), *evidence.of_spread(deployment),
+                  *_mixed(best, rows, played)],
         assumed=_assumed(best, deployment),
         left_out=left_out,
-    )
+    )  # fmt: skip
+
+
+def _mixed(best: Row, rows: Sequence[Row], played: Sequence[mixed.PlayedRun]) -> list[str]:
+    own = next((run for row, run in zip(rows, played, strict=False) if row is best), None)
+    return mixed.note(own, best["mean_batch"] or 0.0) if own else []
 
 
 def _assumed(row: Row, deployment: Deployment) -> list[str]:
