@@ -29,11 +29,11 @@ class PlayedRun(Protocol):
 
     @property
     def costs(self) -> "StepCosts":
-        """Of its passes."""
+        """What its passes cost, and the rules that they follow."""
 
     @property
     def requests(self) -> "Requests":
-        """That it played."""
+        """Prompts and lengths that were served."""
 
 
 def note(run: PlayedRun, sequences: float) -> list[str]:
