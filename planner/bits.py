@@ -19,14 +19,11 @@ SECONDS = 20.0
 STEP = 0.125  # bits on average between two choices that a plan may take
 
 
-def assign(losses: LayerLosses, mean_bits: float) -> Widths:
-    """Widths with the least loss whose mean is at most ``mean_bits``: indices, (2, layers).
+Choices = dict[tuple[int, int, int], pulp.LpVariable]
 
-    Raises
-    ------
-    InfeasibleError
-        If even the narrowest widths are wider.
-    """
+
+def build(losses: LayerLosses, mean_bits: float) -> tuple[pulp.LpProblem, Choices]:
+    """The programme, and which width each side (keys, values) of each layer takes in it."""
     each = losses.alone.mean(axis=-1)
     sides, widths, layers = (range(n) for n in each.shape)
     problem = pulp.LpProblem("bits", pulp.LpMinimize)
@@ -40,12 +37,24 @@ def assign(losses: LayerLosses, mean_bits: float) -> Widths:
         problem.addConstraint(pulp.lpSum(x[s, b, i] for b in widths) == 1, f"one_{s}_{i}")
     used = pulp.lpSum(losses.bits[b] * v for (_, b, _), v in x.items())
     problem.addConstraint(used <= mean_bits * len(sides) * len(layers), "bits")
+    return problem, x
+
+
+def assign(losses: LayerLosses, mean_bits: float) -> Widths:
+    """Widths with the least loss whose mean is at most ``mean_bits``: indices, (2, layers).
+
+    Raises
+    ------
+    InfeasibleError
+        If even the narrowest widths are wider.
+    """
+    problem, x = build(losses, mean_bits)
     problem.solve(solver(GAP, SECONDS))
     if STATUSES[problem.status] != "optimal":
         raise InfeasibleError(
             f"--bits: got {mean_bits:g}; the narrowest width that was measured is {losses.bits[0]}"
         )
-    chosen = np.zeros((len(sides), len(layers)), dtype=np.int64)
+    chosen = np.zeros((losses.alone.shape[0], losses.alone.shape[2]), dtype=np.int64)
     for (s, b, i), v in x.items():
         if v.value() > 0.5:
             chosen[s, i] = b

@@ -11,6 +11,7 @@ from kvsim.planner.advice import Advice, NoPlanError, changes, on, quick, three,
 from kvsim.planner.choose import best, nearest, relaxed
 from kvsim.planner.engines import lacks
 from kvsim.planner.improve import Placements
+from kvsim.planner.needs import needs
 from kvsim.planner.outlook import LABELS
 from kvsim.planner.question import FULL, Question, Search
 from kvsim.planner.rivals import spoken
@@ -31,7 +32,7 @@ def explain(question: Question, search: Search) -> NoPlanError:
         return NoPlanError(text, {}, list(remedies(question)))
     allowed = (table.columns["loss"] <= limits.loss) & (table.columns["assumed"] <= limits.assumed)
     if not allowed.any():
-        return NoPlanError("no lossless technique can run here; --lossy admits the others", {}, [])
+        return NoPlanError(_too_lossy(question, search), {}, [])
     hard = limits.hard()
     columns = {k: table.columns[k][allowed] for k in hard}
     alone = {k: v for k, v in relaxed(columns, hard).items() if v > hard[k] * (1 + 1e-9)}
@@ -46,6 +47,20 @@ def explain(question: Question, search: Search) -> NoPlanError:
     if advice:
         text += ". What meets every limit: " + "; ".join(str(a) for a in advice)
     return NoPlanError(f"no plan meets the limits: {text}", alone, advice)
+
+
+def _too_lossy(question: Question, search: Search) -> str:
+    """That everything loses too much, and what would admit the mildest, or all."""
+    table, most = search.table, question.limits.loss
+    text = f"nothing that can run here is known to lose at most {100 * most:g} %"
+    if not most:
+        text = "no lossless technique can run here"
+    finite = np.flatnonzero(np.isfinite(table.columns["loss"]) & (table.columns["loss"] > most))
+    if not finite.size:
+        return f"{text}; --lossy admits techniques whose loss is not known"
+    row = int(finite[np.argmin(table.columns["loss"][finite])])
+    option = " ".join(needs(question, search, row))
+    return f"{text}; {option} admits {table.technique[row]}, which {table.evidence[row]}"
 
 
 def _instead(question: Question, name: str, value: float) -> str:

@@ -1,5 +1,6 @@
 """Why something lost, who runs the choice, and which deployment wins: short and true."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -133,3 +134,22 @@ def test_an_acceptance_that_is_taken_from_a_paper_is_shown_as_a_number() -> None
     row = {"technique": "quantspec", "params": {"gamma": 4, "acceptance": "auto"}}
     assert settings(row) == "gamma=4, acceptance=auto (0.90)"
     assert settings(row | {"params": {"gamma": 0, "acceptance": "auto"}}).endswith("=auto")
+
+
+def test_kcaches_first_layers_and_specaches_pairs_are_found_from_their_tables() -> None:
+    """KCache keeps its first layer's values on the GPU unless much may be lost; k is 64, not 16."""
+    point = ("plan", "--model", "llama2-7b", "--gpu", "a6000", "--prompt", "1536", "--json",
+             "--generate", "64", "--without", "full")  # fmt: skip
+    mild = json.loads(run(*point, "--only", "kcache", "--max-loss", "0.2").out)
+    assert mild["choice"]["params"] == {"n": 32, "gpu_layers": 1}
+    pairs = json.loads(run(*point, "--only", "specache", "--max-loss", "0.05").out)
+    assert pairs["choice"]["params"]["k"] == 64
+
+
+def test_what_loses_too_much_is_told_with_the_loss_that_would_admit_it() -> None:
+    refused = run("plan", "--model", "llama2-7b", "--gpu", "a6000", "--prompt", "1536", "--only",
+                  "kcache", "--max-loss", "0.01")  # fmt: skip
+    assert refused.code == 1 and "is known to lose at most 1 %" in refused.err
+    assert "--max-loss 0.06 admits kcache:n=128,gpu_layers=1, which loses 5.6 %" in refused.err
+    nothing = run("plan", "--model", "opt-13b", "--gpu", "h100", "--only", "fp8")
+    assert "no lossless technique can run here; --lossy admits" in nothing.err

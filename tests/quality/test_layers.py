@@ -13,7 +13,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner.admit import Admission
-from kvsim.planner.bits import assign, offered
+from kvsim.planner.bits import assign, build, offered
 from kvsim.planner.plan import make_plan
 from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.quality import unfinished
@@ -53,6 +53,15 @@ def test_bits_are_spent_where_they_help_most(bits: float, seed: int) -> None:
     least = min(found.expected(x)[0] for x in inside)
     assert width[chosen].mean() <= bits + 1e-9
     assert found.expected(chosen)[0] == pytest.approx(least, rel=1e-6)
+
+
+def test_the_programme_of_bits_is_the_golden_one(tmp_path: Path) -> None:
+    """Eighths, so that no CPU rounds them otherwise: one width per side and layer, and the mean."""
+    alone = np.array([[[[8.0], [2.0]], [[1.0], [0.25]]], [[[0.5], [0.5]], [[0.125], [0.125]]]])
+    problem, choices = build(replace(made(2), alone=alone), 2.5)
+    problem.writeLP(str(tmp_path / "bits.lp"))
+    golden = Path(__file__).parent.parent / "planner" / "golden" / "bits.lp"
+    assert (tmp_path / "bits.lp").read_text() == golden.read_text() and len(choices) == 8
 
 
 def test_a_plan_may_take_the_best_widths_at_every_mean() -> None:
