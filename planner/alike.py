@@ -103,11 +103,11 @@ def alike(question: Question, names: Iterable[str], streams: bool, most: float) 
 def again(question: Question, starts: Iterable[Scored], streams: bool) -> Alike:
     """The best beside what is known of another question."""
     together = Together(question, streams)
-    return _found(together, [together.played(x.trials) for x in starts])
+    return _found(together, [together.played(x.trials) for x in starts], exact=False)
 
 
-def _found(together: Together, starts: list[Scored]) -> Alike:
-    q, (found, seen) = together.q, descended(together, starts)
+def _found(together: Together, starts: list[Scored], exact: bool = True) -> Alike:
+    q, (found, seen) = together.q, descended(together, starts, exact)
     w, d = q.workload, q.deployment
     best = []
     for x in found:

@@ -36,18 +36,27 @@ CHANGES = ({HOST: 1}, {SPLIT: 1}, {CPU: 1}, {HOST: 1, CPU: -1}, {HOST: 1, SPLIT:
 Rows = NDArray[np.intp]
 
 
-def descended(together: Together, starts: list[Scored]) -> tuple[list[Scored], list[Scored]]:
+def descended(
+    together: Together, starts: list[Scored], exact: bool = True
+) -> tuple[list[Scored], list[Scored]]:
     """Where the steps from some starts end, and the best that was seen of every kind.
 
     Both by kind; of the first what falls behind is left on the way.
+
+    Parameters
+    ----------
+    exact : whether every generated token counts in the last steps; otherwise a few stand for all.
     """
     free = together.q.workload.batch is None
     found, seen = _walked(together, starts, FAR, CONTEXTS, WIDE, free)
     if free:
         around = [together.played(_window(x.trials)) for x in _first(found)]
         found, _ = _walked(together, around, NEAR, CONTEXTS, CLOSE)
-    exact = [together.played(x.trials, 0) for x in _left(found, EQUAL)]
-    found, _ = _walked(together, exact, NEAR, 0, EQUAL)
+    elif not exact:
+        found, _ = _walked(together, _left(found, EQUAL), NEAR, CONTEXTS, EQUAL)
+    if exact:
+        counted = [together.played(x.trials, 0) for x in _left(found, EQUAL)]
+        found, _ = _walked(together, counted, NEAR, 0, EQUAL)
     return found, _first([*found, *seen])
 
 
