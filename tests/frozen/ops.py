@@ -7,10 +7,10 @@ in the commit which figures moved and why.
 import gzip
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -44,6 +44,7 @@ POINTS = {
 NUMBERS = ("flops", "unpacked", "rows", "size", "columns", "slower", "launches", "fixed")
 TRIED = 20  # places until a technique that runs at few of them is left out
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 class Case(NamedTuple):
@@ -59,24 +60,32 @@ def cases() -> dict[str, Case]:
 
     Every stack meets every model with a simple technique, and every technique is somewhere.
     """
-    everywhere = list(product(stack_names(), MODELS))
-    simple = enumerate(everywhere)
-    found = dict(_case(i, *where, SIMPLE[i % len(SIMPLE)], "full") for i, where in simple)
+    found = dict(
+        _case(f"{stack} {model}", stack, model, _of_all(SIMPLE, f"{stack} {model}"), "full")
+        for stack, model in product(stack_names(), MODELS)
+    )
     for text in parts.texts():
-        number = crc32(text.encode())  # not its place in the list, which others join
-        for i in range(number, number + TRIED):
-            name, case = _case(i, *everywhere[i % len(everywhere)], text, "")
+        for attempt in range(TRIED):
+            key = f"{text} {attempt}"
+            stack, model = _of_all(stack_names(), key), _of_all(MODELS, key)
+            name, case = _case(key, stack, model, text, "")
             if case.text:
                 found[name] = case
                 break
     return found
 
 
-def _case(i: int, stack: str, model: str, text: str, instead: str) -> tuple[str, Case]:
-    weights, hardware, shape = WEIGHTS[i % 6], load_hardware(GPUS[i % 5]), load_model(model)
+def _of_all(names: Iterable[T], key: str) -> T:
+    """One of them for a key, mostly the same one when names join or leave."""
+    return max(names, key=lambda name: crc32(f"{name} for {key}".encode()))
+
+
+def _case(key: str, stack: str, model: str, text: str, instead: str) -> tuple[str, Case]:
+    hardware, shape = load_hardware(_of_all(GPUS, key)), load_model(model)
+    weights, points = _of_all(WEIGHTS, key), _of_all(POINTS, key)
     if weights.startswith("fp8") and "fp8" not in hardware.flops:
         weights = "int8"
-    tp, points = (1, 2, 1, 4)[i % 4], [*POINTS][i % 3]
+    tp = _of_all((1, 2, 4), key)
     tp = tp if shape.heads % tp == 0 and shape.kv_heads % tp == 0 else 1
     d = Deployment(shape, hardware, load_stack(stack), weights, tp)
     text = instead if parse(text).refuses(d) else text

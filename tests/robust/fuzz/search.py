@@ -57,7 +57,7 @@ def search(
     folder
         Where the input's file is put; it is emptied.
     until
-        When to stop. [s of the monotonic clock]
+        When to stop, after one input at least. [s of the monotonic clock]
     """
     readers = (kind.read, *kind.commands) if commands else (kind.read,)
 
@@ -68,7 +68,7 @@ def search(
     )  # fmt: skip
     @given(kind.inputs())
     def attempt(content: bytes) -> None:
-        if time.monotonic() > until:
+        if found.inputs and time.monotonic() > until:
             return
         reader = readers[found.inputs % len(readers)]
         found.inputs += 1
