@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from kvsim.emit import apart, drafts, spread
+from kvsim.emit import apart, drafts, memories, spread
 from kvsim.emit.flags import MANUALS, Flag, flag
 from kvsim.emit.served import Served
 from kvsim.errors import unknown
@@ -121,11 +121,6 @@ def _quantised(s: Served, found: EngineSettings) -> None:
         found.lacks(QUANTISED[s.weights])
 
 
-def _no_drive(s: Served, found: EngineSettings) -> None:
-    if s.nvme_cache:
-        found.lacks(f"{s.nvme_gb} GB of NVMe for evicted blocks: --emit lmcache has them")
-
-
 def _vllm(s: Served, found: EngineSettings) -> str:
     spread.vllm(s, found)
     found.add("--max-model-len", s.max_model_len)
@@ -143,7 +138,7 @@ def _vllm(s: Served, found: EngineSettings) -> str:
     if s.host_cache and not s.role:
         found.add("--kv-offloading-size", f"{s.host_gib:g}")
         found.add("--kv-offloading-backend", "native")
-    _no_drive(s, found)
+    memories.no_drive(s, found)
     apart.vllm(s, found)
     drafts.vllm(s, found)
     _no_technique(s, found, ("fp8", *drafts.VLLM, *(("turboquant",) if turbo else ())))
@@ -164,12 +159,7 @@ def _sglang(s: Served, found: EngineSettings) -> str:
         found.add("--kv-cache-dtype", "fp8_e4m3")
     if s.weights in ("fp8", "fp8-dynamic") and not s.released:
         found.add("--quantization", "fp8")
-    if s.host_cache:
-        found.add("--enable-hierarchical-cache")
-        found.add("--hicache-size", s.host_gb)
-    if s.nvme_cache:
-        found.add("--hicache-storage-backend", "file")
-        found.lacks(f"how much of the drive it uses ({s.nvme_gb} GB here)")
+    memories.sglang(s, found)
     apart.sglang(s, found)
     drafts.sglang(s, found)
     _no_technique(s, found, ("fp8", *drafts.SGLANG))
@@ -182,23 +172,25 @@ def _trtllm(s: Served, found: EngineSettings) -> str:
     found.add("--max_seq_len", s.max_model_len)
     found.add("--max_batch_size", s.max_seqs)
     found.add("--max_num_tokens", s.max_tokens)
-    found.add("--free_gpu_memory_fraction", f"{s.free_share:g}")
     found.add("--enable_chunked_prefill")
     file = f"{s.role or 'kv'}.yaml"
     found.add("--config", file)
     command = _shell(f"trtllm-serve {s.model}", found.options)
     found.used.append(flag("trtllm", "kv_cache_config.enable_block_reuse"))
-    entries = ["  enable_block_reuse: true"]
+    # in the file: its kv_cache_config takes the place of what the command line says of the cache
+    found.used.append(flag("trtllm", "kv_cache_config.free_gpu_memory_fraction"))
+    share = f"  free_gpu_memory_fraction: {s.free_share:g}"
+    entries = ["  enable_block_reuse: true", share]
     if "fp8" in s.terms:
         found.used.append(flag("trtllm", "kv_cache_config.dtype"))
         entries.append("  dtype: fp8")
     if s.host_cache:
         found.used.append(flag("trtllm", "kv_cache_config.host_cache_size"))
-        entries.append(f"  host_cache_size: {int(s.host_cache)}")
+        entries.append(f"  host_cache_size: {int(s.host_cache / s.spread.gpus)}")
     _no_technique(s, found, ("fp8", *drafts.TRTLLM))
     if s.weights != "fp16" and not s.released:
         found.lacks(f"weights in {s.weights}: serve a checkpoint that is quantised so")
-    _no_drive(s, found)
+    memories.no_drive(s, found)
     entries += drafts.trtllm(s, found)
     entries += [*apart.trtllm(s, found), *copies]
     return f"# {file}\nkv_cache_config:\n" + "\n".join(entries) + "\n\n" + command
@@ -214,12 +206,7 @@ def _lmcache(s: Served, found: EngineSettings) -> str:
     found.used += [x for x in below.flags if not x.name.startswith("--kv-offloading")]
     found.add("--kv-offloading-size", f"{s.host_gib:g}")
     found.add("--kv-offloading-backend", "lmcache")
-    for name in ("LMCACHE_CONFIG_FILE", "chunk_size", "local_cpu", "max_local_cpu_size"):
-        found.used.append(flag("lmcache", name))
-    file = f"# lmcache.yaml\nchunk_size: 256\nlocal_cpu: true\nmax_local_cpu_size: {s.host_gb}\n"
-    if s.nvme_cache:
-        found.used += [flag("lmcache", name) for name in ("local_disk", "max_local_disk_size")]
-        file += f"local_disk: file:///FOLDER_ON_THE_DRIVE\nmax_local_disk_size: {s.nvme_gb}\n"
+    file = memories.lmcache(s, found)
     command = below.text.replace(
         "--kv-offloading-backend native", "--kv-offloading-backend lmcache"
     )
@@ -251,7 +238,7 @@ def _hf(s: Served, found: EngineSettings) -> str:
         arguments.append(("prompt_lookup_num_tokens", str(s.drafts)))
     _no_technique(s, found, ("offload", "kivi", "draft", "ngram"))
     spread.none(s, found)
-    _no_drive(s, found)
+    memories.no_drive(s, found)
     _quantised(s, found)
     found.lacks("a batch limit and continuous batching: generate takes one batch at a time")
     told = "".join(f", {name}={value}" for name, value in arguments)
@@ -275,7 +262,7 @@ def _llamacpp(s: Served, found: EngineSettings) -> str:
         found.lacks("its own formats q8_0 and q4_0 (--cache-type-k, --cache-type-v) are others")
     if s.host_cache:
         found.lacks("host memory for evicted blocks")
-    _no_drive(s, found)
+    memories.no_drive(s, found)
     if s.weights != "fp16" and not s.released:
         found.lacks(f"weights in {s.weights}: convert the model to the GGUF format that is nearest")
     return _shell("llama-server", found.options)

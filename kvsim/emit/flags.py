@@ -52,6 +52,7 @@ VLLM_SPECULATION = "docs/features/speculative_decoding/README.md at 01ed47b"
 VLLM_SPREAD = "docs/serving/data_parallel_deployment.md and expert_parallel_deployment.md of 0.12"
 VLLM_APART = "docs/features/nixl_connector_usage.md at 026c83f"
 SGLANG_APART = "docs/advanced_features/pd_disaggregation.md at 08edc50"
+SGLANG_HOST = "python/sglang/srt/mem_cache/memory_pool_host.py of 2026"
 SGLANG_STORE = "docs/advanced_features/hicache_best_practices.md at 0d57f2c"
 TRTLLM_SPREAD = "docs/source/features/parallel-strategy.md of 2026"
 TRTLLM_APART = "docs/source/features/disagg-serving.md at 0434b98"
@@ -119,7 +120,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("--kv-cache-dtype", "number format of the KV cache", SGLANG),
         Flag("--quantization", "format of the weights", SGLANG),
         Flag("--enable-hierarchical-cache", "evicted blocks go to host memory", SGLANG),
-        Flag("--hicache-size", "host memory for them [GB]", SGLANG),
+        Flag("--hicache-size", "host memory for them, of each GPU [GB]", SGLANG_HOST),
         Flag("--hicache-storage-backend", "where they go from there", SGLANG_STORE),
         Flag("--disaggregation-mode", "prefill or decode only", SGLANG_APART),
         Flag("--disaggregation-transfer-backend", "what moves caches", SGLANG_APART),
@@ -137,12 +138,13 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("--max_seq_len", "longest sequence [tokens]", TRTLLM),
         Flag("--max_batch_size", "sequences in a batch at most", TRTLLM),
         Flag("--max_num_tokens", "tokens in a pass at most", TRTLLM),
-        Flag("--free_gpu_memory_fraction", "share of what weights leave for the KV cache", TRTLLM),
         Flag("--enable_chunked_prefill", "prompts are read in parts", TRTLLM),
         Flag("--config", "the YAML file with the rest", TRTLLM),
+        Flag("kv_cache_config.free_gpu_memory_fraction",
+             "share of what weights leave for the KV cache", TRTLLM_KV),
         Flag("kv_cache_config.dtype", "number format of the KV cache", TRTLLM_KV),
         Flag("kv_cache_config.enable_block_reuse", "prompts share blocks", TRTLLM_KV),
-        Flag("kv_cache_config.host_cache_size", "host memory for evicted blocks [B]",
+        Flag("kv_cache_config.host_cache_size", "host memory for evicted blocks, of each GPU [B]",
              "KvCacheConfig in the LLM API reference"),
         Flag("speculative_config.decoding_type", "Eagle3, MTP, DraftTarget or NGram",
              TRTLLM_SPECULATION),
@@ -158,9 +160,9 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     "lmcache": (
         Flag("chunk_size", "tokens per block of the store", LMCACHE),
         Flag("local_cpu", "host memory is used", LMCACHE),
-        Flag("max_local_cpu_size", "how much of it [GB]", LMCACHE),
+        Flag("max_local_cpu_size", "how much of it, of each GPU [GB]", LMCACHE),
         Flag("local_disk", "folder on a disk, as file:///...", LMCACHE),
-        Flag("max_local_disk_size", "how much of it [GB]", LMCACHE),
+        Flag("max_local_disk_size", "how much of it, of each GPU [GB]", LMCACHE),
         Flag("LMCACHE_CONFIG_FILE", "environment variable that names the file", LMCACHE),
         Flag("--kv-offloading-backend", "native, or lmcache", VLLM_CACHE),
         Flag("--kv-offloading-size", "host memory for evicted blocks [GiB]", VLLM_CACHE),

@@ -80,13 +80,18 @@ class Served:
 
     @property
     def host_gib(self) -> float:
-        """Host memory for evicted blocks. [GiB]"""
-        return round(self.host_cache / GIB, 2)
+        """Host memory for evicted blocks of one engine, as each copy of attention is. [GiB]"""
+        return round(self.host_cache / self.spread.dp / GIB, 2)
 
     @property
-    def host_gb(self) -> int:
-        """The same in whole GB, which some engines take."""
-        return round(self.host_cache / GB)
+    def host_gb_each(self) -> int:
+        """The share of each GPU's process in whole GB, which some engines take."""
+        return round(self.host_cache / self.spread.gpus / GB)
+
+    @property
+    def nvme_gb_each(self) -> int:
+        """NVMe space of each GPU's process in whole GB."""
+        return round(self.nvme_cache / self.spread.gpus / GB)
 
     @property
     def nvme_gb(self) -> int:

@@ -10,11 +10,11 @@ from kvsim.planner.fleet.beside import CERTAIN, OtherFleet
 from kvsim.planner.fleet.capacity import CapacityAnswer
 from kvsim.planner.fleet.certainty import SURE
 from kvsim.planner.fleet.configurations import Configuration
-from kvsim.planner.fleet.search import Found
+from kvsim.planner.fleet.proven import Found
 from kvsim.report.answer import verdict
-from kvsim.report.capacity_times import class_rows, target_row, times_row
+from kvsim.report.capacity_times import class_rows, slower, target_row, times_row, wait
 from kvsim.report.json import Row, number
-from kvsim.report.units import likelihood, seconds, usd
+from kvsim.report.units import likelihood, usd
 from kvsim.serving.records import MEMORIES
 
 NEAR = 0.9  # likelihood below which a fleet is near its limit
@@ -92,12 +92,20 @@ def in_words(answer: CapacityAnswer) -> str:
     million = "" if each is None else f", {usd(each)} per million generated tokens"
     meets = "would carry" if answer.shortfall else "carries"
     return verdict(
-        [f"Rent {fleet}: {usd(answer.fleet.cost)} per hour{million}.", _sure(answer)],
+        [
+            f"Rent {fleet}: {usd(answer.fleet.cost)} per hour{million}.",
+            slower(answer.fleet.played, answer.targets, _names(answer)),
+            _sure(answer),
+        ],
         [
             f"In simulation it {meets}{part} the trace's {rate:.3g} requests per second with "
             f"{times}."
         ],
     )
+
+
+def _names(answer: CapacityAnswer) -> list[str]:
+    return [x.name for x in answer.market.configurations]
 
 
 def _sure(answer: CapacityAnswer) -> str:
@@ -174,7 +182,7 @@ def _schedule(answer: CapacityAnswer) -> list[Row] | None:
     if answer.question.schedule is None:
         return None
     hours = np.cumsum(answer.question.traffic.demand.hours)
-    names = [x.name for x in answer.market.configurations]
+    names = _names(answer)
     return [
         {
             "until_h": float(hours[w]),
@@ -262,7 +270,7 @@ def _certainty(answer: CapacityAnswer) -> Row:
 
 def _classes(answer: CapacityAnswer) -> list[Row]:
     traffic, share = answer.question.traffic, answer.fleet.share.mean(axis=0)
-    names = [x.name for x in answer.market.configurations]
+    names = _names(answer)
     return [
         {
             "prompt": float(traffic.prompt[c]),
@@ -284,8 +292,3 @@ def _considered(answer: CapacityAnswer, j: int) -> Row:
         "usd_per_hour_alone": number(market.cost_alone[j]),
         "kv_cache_tokens": kv_tokens(market.configurations[j]),
     }
-
-
-def wait(value: float) -> str:
-    """A time that requests wait; without end for those that fit nowhere."""
-    return seconds(value) if np.isfinite(value) else "never"

@@ -12,8 +12,8 @@ from kvsim.planner.fleet.capacity import CapacityAnswer
 from kvsim.report import capacity_tables as tables
 from kvsim.report import page
 from kvsim.report.answer import Answer, verdict
-from kvsim.report.capacity import others_assumed, wait
-from kvsim.report.capacity_times import class_lines
+from kvsim.report.capacity import others_assumed
+from kvsim.report.capacity_times import class_lines, wait
 from kvsim.report.colours import PALETTE
 from kvsim.report.json import Row
 

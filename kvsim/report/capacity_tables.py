@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from kvsim.report.capacity import wait
-from kvsim.report.capacity_times import class_lines
+from kvsim.report.capacity_times import class_lines, wait
 from kvsim.report.json import Row
 from kvsim.report.screen import Screen
 from kvsim.report.table import Table, of_cells
@@ -82,9 +81,14 @@ def bound(answer: Row) -> str:
     return (
         f"If parts of replicas could be rented, they would cost "
         f"{usd(solver['relaxation_usd_per_hour'])} per hour; whole ones cost "
-        f"{percent(solver['gap_to_relaxation'])} more. {solver['simulations']} fleets were "
-        f"simulated, {solver['proposals']} of them the programme's proposals."
+        f"{_more(solver['gap_to_relaxation'])}. {solver['simulations']} fleets were simulated, "
+        f"{solver['proposals']} of them the programme's proposals."
     )
+
+
+def _more(share: float) -> str:
+    """How much dearer something is: in percent, or in times from twice as dear."""
+    return f"{percent(share)} more" if share < 1 else f"{rounded(1 + share, 2)} times that"
 
 
 def fleet(answer: Row) -> Table:
@@ -173,7 +177,7 @@ def _beside(rows: list[Row], head: str) -> Table:
     cells = [
         (
             a["name"], a["fleet"] or a["reason"], usd(a["usd_per_hour"]),
-            "" if a["usd_per_hour"] is None else f"{100 * a['dearer']:+.0f} %",
+            "" if a["usd_per_hour"] is None else f"{round(100 * a['dearer']) + 0:+d} %",
         )
         for a in rows
     ]  # fmt: skip

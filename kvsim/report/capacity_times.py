@@ -8,7 +8,7 @@ import numpy as np
 from kvsim.planner.fleet.play import Played
 from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.report.json import Row, number
-from kvsim.report.units import seconds
+from kvsim.report.units import percent, seconds
 from kvsim.serving.outcome import spread
 
 
@@ -33,6 +33,32 @@ def times_row(played: Played, targets: FleetTargets, rows: Any = None) -> Row:
         "good_share": played.good_share(targets) if rows is None else None,
         "refused": int(np.isinf(played.ttft[some]).sum()),
     }
+
+
+def slower(played: Played, targets: FleetTargets, names: list[str]) -> str:
+    """The requests whose own replicas miss a target that the whole fleet keeps, in words.
+
+    A percentile of all requests allows a cheap kind of replica to be late with most of those that
+    may be late; whoever rents it should know who waits.
+    """
+    said = []
+    for kind in np.unique(played.kind):
+        mine = played.kind == kind
+        if mine.all() or played.meets(targets, mine):
+            continue
+        reached = played.reached(targets.share, mine)
+        p = f"p{100 * targets.share:g}"
+        times = [
+            f"{name} {p} {wait(value)}"
+            for name, value, most in (
+                ("TTFT", reached.ttft, targets.ttft), ("TPOT", reached.tpot, targets.tpot)
+            )
+            if value > most or targets.longer
+        ]  # fmt: skip
+        said.append(
+            f"the {percent(float(mine.mean()))} on {names[kind]} have {' and '.join(times)}"
+        )
+    return f"Targets hold for all requests together: {'; '.join(said)}." if said else ""
 
 
 def class_rows(played: Played, targets: FleetTargets) -> list[Row]:
@@ -81,3 +107,8 @@ def _prompts(row: Row) -> str:
 
 def _said(value: float | None) -> str:
     return "never" if value is None else seconds(value)
+
+
+def wait(value: float) -> str:
+    """A time that requests wait; without end for those that fit nowhere."""
+    return seconds(value) if np.isfinite(value) else "never"

@@ -3,11 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.graph import Array
+
+if TYPE_CHECKING:
+    from kvsim.planner.fleet.survival import FatalLoss
 
 Counts = NDArray[np.int64]
 
@@ -150,6 +154,27 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class FleetCut:
+    """A fleet that missed the targets in simulation, and so do those that are hardly larger.
+
+    Attributes
+    ----------
+    replicas
+        Of each kind. (j,)
+    beyond
+        Replicas that another fleet must have beyond these at least: one, or one more than may fail,
+        as it would be left with these otherwise.
+    """
+
+    replicas: Counts
+    beyond: int = 1
+
+    def excludes(self, replicas: Counts) -> bool:
+        """Whether a fleet is among them."""
+        return int(np.maximum(replicas - self.replicas, 0).sum()) < self.beyond
+
+
+@dataclass(frozen=True)
 class FleetPlan:
     """A solution of the programme.
 
@@ -169,6 +194,8 @@ class FleetPlan:
         Price if parts of replicas could be rented. [USD/h]
     seconds
         Time of the solver. [s]
+    losses
+        Failures that it was made to survive.
     """
 
     running: Counts
@@ -178,6 +205,7 @@ class FleetPlan:
     bound: float
     relaxed: float
     seconds: float
+    losses: tuple["FatalLoss", ...] = ()
 
     @property
     def replicas(self) -> Counts:

@@ -3,13 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.planner.fleet.arrays import FleetLimits
 from kvsim.planner.fleet.certainty import Spread
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.market import Market, measured
+from kvsim.planner.fleet.proven import Found
 from kvsim.planner.fleet.question import CapacityQuestion
-from kvsim.planner.fleet.search import FleetSearch, Found
+from kvsim.planner.fleet.search import ROUNDS, FleetSearch
 from kvsim.planner.fleet.shortlist import Rated
 
 LONGER = 2.0  # times as long as a target, to see what it costs
@@ -17,6 +20,8 @@ NEAREST = 6  # configurations that are measured once more for slower replicas, t
 
 
 CERTAIN = "95 % certain"  # the fleet that keeps its targets with `SURE`
+COMPARED = 8  # fleets that are proposed for a comparison, at most
+ONE_KIND, FULL_KV = "one kind of replica", "full KV"
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,41 @@ class OtherFleet:
     configurations: list[Configuration]
     reason: str = ""
 
+    def within(self, market: Market, limits: FleetLimits) -> bool:
+        """Whether it is a fleet of this market and of as many kinds of replica as limits say.
+
+        The cheapest fleet of all is the cheapest of every part of a market that has its replicas.
+        """
+        if self.found is None:
+            return False
+        used = np.flatnonzero(self.found.fleet.replicas)
+        names = {x.name for x in market.configurations}
+        some = 1 + limits.mixed <= len(used) <= limits.configurations
+        return bool(some and all(self.configurations[j].name in names for j in used))
+
+    def named(self, label: str) -> "OtherFleet":
+        """The same fleet as the answer to something else."""
+        return replace(self, label=label)
+
+    def at(
+        self, label: str, question: CapacityQuestion, load: float = 1.0, slowdown: float = 1.0
+    ) -> "OtherFleet | None":
+        """The same fleet where it does under more load or with longer times too, else None.
+
+        Nothing cheaper does then: it did not with less.
+        """
+        if self.found is None or min(load, slowdown) < 1:
+            return None
+        market = Market(self.configurations, self.found.offers, np.array([]))
+        fleet = self.found.fleet
+        search = search_of(question, market, load=load, slowdown=slowdown)
+        played = search.keeps(fleet.running, fleet.share)
+        if played is None:
+            return None
+        return replace(
+            self, label=label, found=replace(self.found, fleet=replace(fleet, played=played))
+        )
+
 
 def search_of(
     question: CapacityQuestion,
@@ -36,11 +76,12 @@ def search_of(
     load: float = 1.0,
     slowdown: float = 1.0,
     tell: Callable[[str], None] = lambda _: None,
+    rounds: int = ROUNDS,
 ) -> FleetSearch:
     """A market's search for the cheapest fleet, before it is run."""
     return FleetSearch(
         question.traffic, market.configurations, market.offers, question.targets,
-        limits or question.limits, question.schedule, load, slowdown, tell,
+        limits or question.limits, question.schedule, load, slowdown, tell, rounds,
     )  # fmt: skip
 
 
@@ -56,7 +97,7 @@ def fleet_for(
     try:
         if not market.configurations:
             raise InfeasibleError("none on the shortlist")
-        found = search_of(question, market, limits, load, slowdown).run()
+        found = search_of(question, market, limits, load, slowdown, rounds=COMPARED).run()
     except (InfeasibleError, InputError) as problem:
         return OtherFleet(label, None, market.configurations, str(problem))
     return OtherFleet(label, found, market.configurations)
@@ -65,7 +106,7 @@ def fleet_for(
 def of_one_kind(question: CapacityQuestion, market: Market, load: float) -> OtherFleet:
     """The cheapest fleet of one kind of replica."""
     one = replace(question.limits, configurations=1)
-    return fleet_for("one kind of replica", question, market, one, load)
+    return fleet_for(ONE_KIND, question, market, one, load)
 
 
 def full_kv(market: Market) -> Market:
@@ -79,10 +120,16 @@ def alternatives(
     market: Market,
     load: float,
     spread: Spread,
+    chosen: OtherFleet,
     known: tuple[OtherFleet, ...],
     tell: Callable[[str], None],
 ) -> list[OtherFleet]:
-    """Other fleets for the same question, after those that are known."""
+    """Other fleets for the same question, after those that are known.
+
+    Parameters
+    ----------
+    chosen : the cheapest fleet of all.
+    """
     one = replace(question.limits, configurations=1)
     some: list[tuple[str, Market, FleetLimits]] = []
     if question.limits.configurations > 1 and len(market.configurations) > 1:
@@ -99,10 +146,14 @@ def alternatives(
         ]
     found = []
     for label, part, limits in some:
+        if chosen.within(part, limits):
+            found.append(chosen.named(label))
+            continue
         tell(f"for comparison: {label}")
         found.append(fleet_for(label, question, part, limits, load))
     tell("for comparison: 95 % certain")
-    return [*known, *found, _certain(question, rated, market, load, spread)]
+    certain = chosen.at(CERTAIN, question, load, spread.slowdown) if load == 1 else None
+    return [*known, *found, certain or _certain(question, rated, market, load, spread)]
 
 
 def _certain(

@@ -8,6 +8,8 @@ import numpy as np
 from kvsim.errors import InfeasibleError
 from kvsim.planner.fleet.arrays import FleetLimits
 from kvsim.planner.fleet.beside import (
+    FULL_KV,
+    ONE_KIND,
     OtherFleet,
     alternatives,
     fleet_for,
@@ -20,9 +22,10 @@ from kvsim.planner.fleet.certainty import Certainty, certainty, known
 from kvsim.planner.fleet.market import Market, measured
 from kvsim.planner.fleet.near import CHEAPER
 from kvsim.planner.fleet.play import Played
+from kvsim.planner.fleet.proven import Found, Proven
 from kvsim.planner.fleet.question import CapacityQuestion
 from kvsim.planner.fleet.reachable import reachable
-from kvsim.planner.fleet.search import FleetSearch, Found, Proven
+from kvsim.planner.fleet.search import FleetSearch
 from kvsim.planner.fleet.shortlist import Rated, Terms, shortlist
 from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.planner.fleet.variants import varied
@@ -116,20 +119,27 @@ def make_capacity(
         if load < 1.0:
             reason = f"the limits allow a fleet for {100 * load:.0f} % of the trace's load"
             shortfall = f"{shortfall}; {reason}" if shortfall else reason
-    whole = market
-    uniform = of_one_kind(q, market, load)
-    if uniform.found and uniform.found.fleet.cost <= found.fleet.cost * (1 + CHEAPER):
-        found = uniform.found  # as cheap, and simpler to run
+    whole, chosen = market, OtherFleet("", found, market.configurations)
+    one = replace(q.limits, configurations=1)
+    if chosen.within(whole, one):
+        uniform = chosen.named(ONE_KIND)
+    else:
+        uniform = of_one_kind(q, market, load)
+        if uniform.found and uniform.found.fleet.cost <= found.fleet.cost * (1 + CHEAPER):
+            found = uniform.found  # as cheap, and simpler to run
+            chosen = uniform
     without = full_kv(market)
-    plain = fleet_for("full KV", q, without, q.limits, load)
-    if plain.found and _as_simple(plain.found.fleet, found.fleet):
-        market, found = without, plain.found
-        search = search_of(q, market, load=load, tell=tell)
-        if np.count_nonzero(found.fleet.replicas) == 1:
-            uniform = replace(plain, label=uniform.label)
+    plain = chosen.named(FULL_KV)
+    if not chosen.within(without, q.limits):
+        plain = fleet_for(FULL_KV, q, without, q.limits, load)
+        if plain.found and _as_simple(plain.found.fleet, found.fleet):
+            market, found, chosen = without, plain.found, plain
+            search = search_of(q, market, load=load, tell=tell)
+            if np.count_nonzero(found.fleet.replicas) == 1:
+                uniform = plain.named(ONE_KIND)
     used = [market.configurations[j] for j in np.flatnonzero(found.fleet.replicas)]
     spread = q.spread or known(used)
-    others = alternatives(q, rated, whole, load, spread, (uniform, plain), tell)
+    others = alternatives(q, rated, whole, load, spread, chosen, (uniform, plain), tell)
     market, search, found = _trimmed(market, search, found)
     return CapacityAnswer(
         question=question,
@@ -142,11 +152,18 @@ def make_capacity(
         after_loss=_losses(search, found.fleet),
         alternatives=others,
         limits=without_limits(q, whole, load, tell),
-        at_other_loads={
-            x: fleet_for(f"{x:g} times the load", q, whole, q.limits, load * x) for x in LOADS
-        },
+        at_other_loads={x: _at_load(q, whole, chosen, load, x) for x in LOADS},
         sure=certainty(search, found.fleet, q.targets, spread),
     )
+
+
+def _at_load(
+    q: CapacityQuestion, market: Market, chosen: OtherFleet, load: float, times: float
+) -> OtherFleet:
+    """The cheapest fleet for another load."""
+    label = f"{times:g} times the load"
+    kept = chosen.at(label, q, load * times) if load == 1 else None
+    return kept or fleet_for(label, q, market, q.limits, load * times)
 
 
 def _as_simple(plain: Proven, other: Proven) -> bool:

@@ -12,7 +12,8 @@ from math import inf, log, sqrt
 from kvsim.evidence.ledger import WITHIN_80, KnownError, evidence_for, share_below
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.play import Played
-from kvsim.planner.fleet.search import FleetSearch, Proven
+from kvsim.planner.fleet.proven import Proven
+from kvsim.planner.fleet.search import FleetSearch
 from kvsim.planner.fleet.targets import FleetTargets
 
 SURE = 0.95

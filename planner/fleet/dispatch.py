@@ -9,11 +9,10 @@ import pulp
 from kvsim.errors import InfeasibleError
 from kvsim.graph import Array
 from kvsim.planner.fleet.arrays import Counts, Demand, FleetLimits, Offers
+from kvsim.planner.fleet.survival import Losses
 
 GAP = 1e-9  # of the solver, relative
 PATIENCE = 20.0  # of the solver; what it has found by then is returned with its bound [s]
-Losses = tuple[int, ...]
-"""Replicas of each kind that are lost. (j,)"""
 
 
 def serve(
@@ -24,7 +23,6 @@ def serve(
     peaks: Array,
     mean: Array,
     running: list[pulp.LpVariable],
-    headroom: bool = True,
 ) -> dict[tuple[int, int], pulp.LpVariable]:
     """Shares with which some replicas carry some peaks; returns them by class and kind."""
     share = {
@@ -36,7 +34,7 @@ def serve(
     for c in np.flatnonzero(mean > 0):
         served = pulp.lpSum(v for (i, _), v in share.items() if i == c)
         problem.addConstraint(served == 1, f"served_{name}_{c}")
-    more = 1 + limits.headroom if headroom else 1.0
+    more = 1 + limits.headroom
     for j in range(len(offers)):
         for p, rate in enumerate(peaks):
             load = pulp.lpSum(

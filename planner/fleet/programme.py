@@ -1,6 +1,7 @@
 """The cheapest fleet for a demand, as a mixed-integer programme.
 
-    replicas_j         replicas of kind j that are rented                           whole
+    replicas_j         replicas of kind j that are rented, as many as any fleet
+                       has a use for at most                                        whole
     running_w_j        replicas of kind j that serve in window w (with a schedule)  whole
     share_w_c_j        share of class c in window w that kind j serves              0 to 1
 
@@ -8,11 +9,13 @@
     served_w_c         sum over j of share_w_c_j = 1
     capacity_w_j       (1 + headroom) sum over c of rate_wc share_w_c_j / capacity_cj <= running_w_j
     late_w             sum of rate_wc share_w_c_j late_cj <= late sum of rate_wc
+    enough_w_i         sum of running_w_j over the kinds that serve some class >= 1 + k
     limits             GPUs, GPUs of a kind, host memory, power, different kinds of replica (two at
                        least in a mixed fleet)
-    failures           for every way to lose k replicas, shares of their own keep all of the above
-                       but the headroom
-    cuts               a fleet that missed the targets in simulation, and every smaller one, is out
+    survives_w_i       for every way to lose k replicas that a proposal does not survive: sum of
+                       worth_j (running_w_j - lost_w_j) >= 1, see planner/fleet/survival.py
+    cut_i              a fleet has so many replicas beyond one that missed the targets in
+                       simulation: sum of beyond_i_j >= 1, or 1 + k
 
 Without a schedule shares are the same in all windows and replicas always run. With one, a replica
 is either reserved, paid always, or started on demand, paid while it runs and starts.
@@ -25,10 +28,18 @@ import numpy as np
 import pulp
 
 from kvsim.graph import Array
-from kvsim.planner.fleet.arrays import Counts, Demand, FleetLimits, FleetPlan, Offers, Schedule
-from kvsim.planner.fleet.dispatch import Losses, losses_of, run, serve, utilisation
+from kvsim.planner.fleet.arrays import (
+    Demand,
+    FleetCut,
+    FleetLimits,
+    FleetPlan,
+    Offers,
+    Schedule,
+)
+from kvsim.planner.fleet.dispatch import losses_of, run, serve
+from kvsim.planner.fleet.survival import FatalLoss, worth
+from kvsim.planner.fleet.tight import exclude, most_useful, who_serves
 
-MOST = 10_000  # replicas of one kind
 WHOLE = 1e-6  # how far from a whole number a solver's whole number may be
 
 
@@ -41,6 +52,7 @@ class FleetProgramme:
     running: dict[tuple[int, int], pulp.LpVariable]  # by window and kind; empty without a schedule
     reserved: list[pulp.LpVariable]  # empty without a schedule
     share: dict[tuple[int, int, int], pulp.LpVariable]  # by window, class and kind
+    most: list[int]  # replicas of each kind at most
     at_least: dict[tuple[int, int], pulp.LpVariable] = field(default_factory=dict)
 
 
@@ -49,49 +61,56 @@ def build(
     demand: Demand,
     limits: FleetLimits,
     schedule: Schedule | None = None,
-    cuts: tuple[Counts, ...] = (),
-    losses: tuple[Losses, ...] = (),
+    cuts: tuple[FleetCut, ...] = (),
+    losses: tuple[FatalLoss, ...] = (),
 ) -> FleetProgramme:
     """The programme.
 
     Parameters
     ----------
-    cuts : replicas of fleets that are not to be chosen, nor any smaller ones. each (j,)
+    cuts : fleets that are not to be chosen, nor those that are hardly larger.
     losses : failures that the fleet must survive.
     """
     problem = pulp.LpProblem("fleet", pulp.LpMinimize)
     kinds = range(len(offers))
-    replicas = [problem.add_variable(f"replicas_{j}", lowBound=0, cat="Integer") for j in kinds]
-    programme = FleetProgramme(problem, replicas, {}, [], {})
+    most = most_useful(offers, demand, limits, cuts)
+    replicas = [
+        problem.add_variable(f"replicas_{j}", lowBound=0, upBound=most[j], cat="Integer")
+        for j in kinds
+    ]
+    programme = FleetProgramme(problem, replicas, {}, [], {}, most)
     if schedule is None:
         problem.setObjective(pulp.lpSum(float(offers.rent[j]) * replicas[j] for j in kinds))
-        served = [(0, demand.peaks, demand.mean, replicas)]
+        running_in = [replicas]
     else:
         _schedule(programme, offers, demand, schedule)
-        served = [
-            (w, demand.rate[w : w + 1], demand.rate[w], [programme.running[w, j] for j in kinds])
-            for w in range(len(demand.rate))
-        ]
-    for window, peaks, mean, running in served:
+        running_in = [[programme.running[w, j] for j in kinds] for w in range(len(demand.rate))]
+    for window, (peaks, mean) in enumerate(_asked(demand, schedule)):
+        running = running_in[window]
+        for i, some in enumerate(who_serves(offers, mean) if limits.failures else []):
+            left = pulp.lpSum(running[j] for j in some)
+            problem.addConstraint(left >= 1 + limits.failures, f"enough_{window}_{i}")
         share = serve(problem, f"{window}", offers, limits, peaks, mean, running)
         programme.share |= {(window, c, j): variable for (c, j), variable in share.items()}
-        for lost in losses:
+        for i, loss in enumerate(x for x in losses if x.window == window):
+            _, each = worth(offers, peaks, mean, np.array(loss.left), limits.late)
             left = [
                 running[j]
                 - pulp.lpSum(_at_least(programme, window, running, m, j) for m in range(1, n + 1))
-                for j, n in enumerate(lost)
+                for j, n in enumerate(loss.lost)
             ]
-            name = f"{window}_lost_" + "_".join(
-                str(j) for j, n in enumerate(lost) for _ in range(n)
-            )
-            serve(problem, name, offers, limits, peaks, mean, left, headroom=False)
+            worths = pulp.lpSum(float(w) * n for w, n in zip(each, left, strict=True) if w)
+            problem.addConstraint(worths >= 1, f"survives_{window}_{i}")
     _limit(programme, offers, limits)
-    for i, cut in enumerate(cuts):
-        more = [problem.add_variable(f"more_{i}_{j}", cat="Binary") for j in kinds]
-        for j in kinds:
-            problem.addConstraint(replicas[j] >= int(cut[j] + 1) * more[j], f"cut_{i}_{j}")
-        problem.addConstraint(pulp.lpSum(more) >= 1, f"cut_{i}")
+    exclude(problem, replicas, most, cuts)
     return programme
+
+
+def _asked(demand: Demand, schedule: Schedule | None) -> list[tuple[Array, Array]]:
+    """Peaks (p, c) and mean rates (c,) that the same shares must carry, for each set of shares."""
+    if schedule is None:
+        return [(demand.peaks, demand.mean)]
+    return [(demand.rate[w : w + 1], demand.rate[w]) for w in range(len(demand.rate))]
 
 
 def _schedule(
@@ -139,7 +158,8 @@ def _at_least(
     problem = programme.problem
     variable = problem.add_variable(f"at_least_{window}_{m}_{j}", cat="Binary")
     problem.addConstraint(running[j] >= m * variable, f"has_{window}_{m}_{j}")
-    problem.addConstraint(running[j] <= m - 1 + MOST * variable, f"lacks_{window}_{m}_{j}")
+    beyond = programme.most[j] - (m - 1)
+    problem.addConstraint(running[j] <= m - 1 + beyond * variable, f"lacks_{window}_{m}_{j}")
     programme.at_least[m * len(running) + j, window] = variable
     return variable
 
@@ -168,7 +188,7 @@ def _limit(programme: FleetProgramme, offers: Offers, limits: FleetLimits) -> No
     if limits.configurations < len(offers) or limits.mixed:
         used = [problem.add_variable(f"used_{j}", cat="Binary") for j in range(len(offers))]
         for j, variable in enumerate(used):
-            problem.addConstraint(replicas[j] <= MOST * variable, f"use_{j}")
+            problem.addConstraint(replicas[j] <= programme.most[j] * variable, f"use_{j}")
         most = int(min(limits.configurations, len(offers)))
         problem.addConstraint(pulp.lpSum(used) <= most, "configurations")
         if limits.mixed:
@@ -182,9 +202,14 @@ def solve(
     demand: Demand,
     limits: FleetLimits,
     schedule: Schedule | None = None,
-    cuts: tuple[Counts, ...] = (),
+    cuts: tuple[FleetCut, ...] = (),
+    losses: tuple[FatalLoss, ...] = (),
 ) -> FleetPlan:
     """The cheapest fleet; failures that it would not survive are added until it survives all.
+
+    Parameters
+    ----------
+    losses : failures that were added before, for the same offers or others that carry more or less.
 
     Raises
     ------
@@ -192,17 +217,17 @@ def solve(
         If no fleet of these offers is within the limits.
     """
     began = time.perf_counter()
-    losses: tuple[Losses, ...] = ()
     while True:
         programme = build(offers, demand, limits, schedule, cuts, losses)
         bound = run(programme.problem)
         plan = _read(programme, offers, demand, schedule, bound, time.perf_counter() - began)
-        fatal = _fatal(plan, offers, demand, limits)
-        if fatal is None:
+        fatal = _fatal(plan, offers, demand, limits, schedule)
+        if not fatal:
             relaxed = _relaxed(offers, demand, limits, schedule, losses)
             seconds = time.perf_counter() - began
-            return FleetPlan(**{**vars(plan), "relaxed": relaxed, "seconds": seconds})
-        losses += (fatal,)
+            known = {"relaxed": relaxed, "seconds": seconds, "losses": losses}
+            return FleetPlan(**{**vars(plan), **known})
+        losses += fatal
 
 
 def _relaxed(
@@ -210,7 +235,7 @@ def _relaxed(
     demand: Demand,
     limits: FleetLimits,
     schedule: Schedule | None,
-    losses: tuple[Losses, ...],
+    losses: tuple[FatalLoss, ...],
 ) -> float:
     """Cost if parts of replicas could be rented. [USD/h]"""
     problem = build(offers, demand, limits, schedule, (), losses).problem
@@ -253,16 +278,15 @@ def _whole(variable: pulp.LpVariable) -> int:
     return round(value)
 
 
-def _fatal(plan: FleetPlan, offers: Offers, demand: Demand, limits: FleetLimits) -> Losses | None:
-    """A loss of as many replicas as may fail that the fleet would not survive; None if none."""
-    if not limits.failures:
-        return None
-    seen = np.unique(plan.running, axis=0)
-    for running in seen:
-        windows = (plan.running == running).all(axis=1)
+def _fatal(
+    plan: FleetPlan, offers: Offers, demand: Demand, limits: FleetLimits, schedule: Schedule | None
+) -> tuple[FatalLoss, ...]:
+    """The losses of as many replicas as may fail that the fleet would not survive."""
+    found = []
+    for window, (peaks, mean) in enumerate(_asked(demand, schedule) if limits.failures else []):
+        running = plan.running[window]
         for lost in losses_of(running, limits.failures):
             left = running - np.array(lost)
-            part = Demand(demand.rate[windows], demand.hours[windows])
-            if utilisation(offers, part, left, limits.late)[0] > 1 + WHOLE:
-                return lost
-    return None
+            if worth(offers, peaks, mean, left, limits.late)[0] > 1 + WHOLE:
+                found.append(FatalLoss(window, lost, tuple(left.tolist())))
+    return tuple(found)

@@ -1,6 +1,7 @@
 """Targets that can be met at all, where those that are asked for cannot."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from kvsim.planner.fleet.targets import ClassTarget, FleetTargets
 from kvsim.planner.fleet.traffic import Traffic
 
 ROOM = 1.2  # a target that cannot be met is replaced by what can, and so much more
+NAMES = ("ttft", "tpot")
 LIGHT = 8  # times the replicas that a trace needs, to see what waiting leaves
 
 
@@ -23,7 +25,13 @@ def reachable(
     tell("looking for targets that can be met")
     played = [_at_rest(x, traffic) for x in rated]
     each = [_reached(one, targets) for one in played]
-    nearest = min(range(len(rated)), key=lambda i: max(played[i].over(targets)))
+    alone = _alone(each, targets)
+    if alone:  # one of the two targets need not change, so it does not
+        changed: tuple[str, ...] = (min(alone, key=lambda name: alone[name][1]),)
+        nearest = alone[changed[0]][0]
+    else:
+        changed = NAMES
+        nearest = min(range(len(rated)), key=lambda i: max(played[i].over(targets)))
     reached = each[nearest]
     missed = [
         f"{name.upper()} p{100 * targets.share:g} of {1e3 * getattr(target, name):.4g} ms"
@@ -31,17 +39,60 @@ def reachable(
         f"{_instead(rated, [x[target.above] for x in each], nearest, (name, target))}"
         for target in targets.each
         if target.above in reached
-        for name in ("ttft", "tpot")
+        for name in NAMES
         if getattr(reached[target.above], name) > getattr(target, name)
     ]
 
     def loosened(target: ClassTarget) -> ClassTarget:
         can = reached.get(target.above, FleetTargets(0.0, 0.0))
-        ttft, tpot = max(target.ttft, ROOM * can.ttft), max(target.tpot, ROOM * can.tpot)
-        return ClassTarget(target.above, ttft, tpot)
+        longer = {x: max(getattr(target, x), ROOM * getattr(can, x)) for x in changed}
+        return replace(target, **longer)
 
-    loose = targets.changed(loosened)
-    return loose, "; ".join(missed) or "the targets are met by no replica under load"
+    why = "; ".join(missed) or "the targets are met by no replica under load"
+    return targets.changed(loosened), f"{why}; {_which(alone, changed)}"
+
+
+def _alone(
+    each: list[dict[int, FleetTargets]], targets: FleetTargets
+) -> dict[str, tuple[int, float]]:
+    """For each target that would do alone if it were longer: who, and how many times as long."""
+    found = {}
+    for name, other in (NAMES, NAMES[::-1]):
+        over = {
+            i: max(
+                ROOM * getattr(reached[t.above], name) / getattr(t, name)
+                for t in targets.each
+                if t.above in reached
+            )
+            for i, reached in enumerate(each)
+            if all(
+                ROOM * getattr(reached[t.above], other) <= getattr(t, other)
+                for t in targets.each
+                if t.above in reached
+            )
+        }
+        who = min(over, key=lambda i: over[i], default=None)
+        if who is not None and 1 < over[who] < np.inf:
+            found[name] = who, over[who]
+    return found
+
+
+def _which(alone: dict[str, tuple[int, float]], changed: tuple[str, ...]) -> str:
+    """Which of the targets was changed here, and whether the other would do instead."""
+    if len(changed) > 1:
+        return "no longer TTFT alone would do, nor a longer TPOT, so both are longer here"
+    (name,) = changed
+    said = f"{name.upper()} alone is {alone[name][1]:.3g} times as long here"
+    others = [x for x in alone if x != name]
+    if not others:
+        return f"{said}, as a longer {_other(name)} alone would not do"
+    return (
+        f"{said}; {_other(name)} alone, {alone[others[0]][1]:.3g} times as long, would do as well"
+    )
+
+
+def _other(name: str) -> str:
+    return NAMES[1 - NAMES.index(name)].upper()
 
 
 def _reached(played: Played, targets: FleetTargets) -> dict[int, FleetTargets]:

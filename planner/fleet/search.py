@@ -7,18 +7,27 @@ with one replica of another kind, is cheaper and meets them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from kvsim.errors import InfeasibleError
 from kvsim.graph import Array
-from kvsim.planner.fleet.arrays import Counts, Demand, FleetLimits, FleetPlan, Offers, Schedule
+from kvsim.planner.fleet.arrays import (
+    Counts,
+    Demand,
+    FleetCut,
+    FleetLimits,
+    FleetPlan,
+    Offers,
+    Schedule,
+)
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.dispatch import losses_of, utilisation
 from kvsim.planner.fleet.near import CHEAPER, neighbours
 from kvsim.planner.fleet.play import Played, play
-from kvsim.planner.fleet.programme import solve
+from kvsim.planner.fleet.proposal import propose
+from kvsim.planner.fleet.proven import Found, Proven
+from kvsim.planner.fleet.survival import FatalLoss
 from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.planner.fleet.traffic import Traffic
 
@@ -28,55 +37,6 @@ MOST_SPARE = 1.3  # load up to which a fleet that meets the targets is tried
 SPARE = 1.03  # load from which a fleet has room to spare
 OVERFULL = 1.3  # utilisation above which a smaller fleet is not worth a simulation
 DISPATCHES = 3  # divisions of the classes among a fleet's replicas that are tried
-
-
-@dataclass(frozen=True)
-class Proven:
-    """A fleet that meets the targets in simulation.
-
-    Attributes
-    ----------
-    running, share
-        Replicas by window and kind (w, j), and what they serve (w, c, j).
-    cost
-        Mean price. [USD/h]
-    """
-
-    running: Counts
-    reserved: Counts
-    share: Array
-    cost: float
-    played: Played
-
-    @property
-    def replicas(self) -> Counts:
-        """The most that run at once. (j,)"""
-        return np.asarray(self.running.max(axis=0))
-
-
-@dataclass(frozen=True)
-class Found:
-    """The answer of a search.
-
-    Attributes
-    ----------
-    fleet
-        The cheapest fleet that was proven.
-    bound
-        What parts of replicas would cost. [USD/h]
-    proposals, simulations
-        How many fleets the programme proposed, and how many were simulated.
-    gap
-        Cost above the programme's own bound, relative.
-    """
-
-    fleet: Proven
-    offers: Offers
-    bound: float
-    proposals: int
-    simulations: int
-    gap: float
-    seconds: float
 
 
 class FleetSearch:
@@ -93,8 +53,10 @@ class FleetSearch:
         load: float = 1.0,
         slowdown: float = 1.0,
         tell: Callable[[str], None] = lambda _: None,
+        rounds: int = ROUNDS,
     ) -> None:
         """Remember what is searched; the traffic's own speed is a load of 1."""
+        self.rounds = rounds
         self.traffic, self.configurations, self.targets = traffic, configurations, targets
         self.limits, self.schedule, self.tell = limits, schedule, tell
         self.load, self.slowdown = load, slowdown
@@ -103,7 +65,8 @@ class FleetSearch:
         self.factor = np.ones(len(offers))
         self.simulations = self.proposals = 0
         self.seconds = self.relaxed = 0.0
-        self.cuts: tuple[Counts, ...] = ()
+        self.cuts: tuple[FleetCut, ...] = ()
+        self.losses: tuple[FatalLoss, ...] = ()
 
     def run(self) -> Found:
         """Search.
@@ -115,7 +78,7 @@ class FleetSearch:
         """
         best, plan = self._propose()
         if best is None:
-            raise InfeasibleError("no fleet that was simulated meets the targets")
+            raise InfeasibleError(f"none of {self.proposals} fleets met the targets in simulation")
         if self.schedule is None:
             best = self._descend(best)
         bound = min(self.relaxed, best.cost)
@@ -131,14 +94,16 @@ class FleetSearch:
         """The programme's fleets, until it has none that is cheaper."""
         best: Proven | None = None
         plan: FleetPlan | None = None
-        for _ in range(ROUNDS):
+        for _ in range(self.rounds):
             try:
-                plan = solve(self.current, self.demand, self.limits, self.schedule, self.cuts)
+                plan = propose(
+                    self.current, self.demand, self.limits, self.schedule, self.cuts, self.losses
+                )
             except InfeasibleError:
                 if best is None or plan is None:
                     raise
                 break
-            self.seconds += plan.seconds
+            self.seconds, self.losses = self.seconds + plan.seconds, plan.losses
             if not self.relaxed:  # of what was measured, before anything is raised or lowered
                 self.relaxed = plan.relaxed
             if best is not None and plan.cost >= best.cost * (1 - CHEAPER):
@@ -148,7 +113,7 @@ class FleetSearch:
             proven = self._prove(plan)
             if proven is None:
                 if self.schedule is None:
-                    self.cuts += (plan.replicas,)
+                    self.cuts += (FleetCut(plan.replicas),)
                 continue
             best = proven
             spare = self._spare(proven)
@@ -208,7 +173,11 @@ class FleetSearch:
         most = running.max(axis=0)
         for lost in losses_of(most, self.limits.failures):
             left = np.maximum(running - np.array(lost), 0)
-            if not left.any(axis=1).all() or not self.after_loss(left).meets(self.targets):
+            if not left.any(axis=1).all():
+                return False
+            if not self.after_loss(left).meets(self.targets):
+                if self.schedule is None:  # neither do others that a loss leaves with these
+                    self.cuts += (FleetCut(left[0], 1 + self.limits.failures),)
                 return False
         return True
 
@@ -249,6 +218,11 @@ class FleetSearch:
             self.traffic, self.configurations, running, share, self.load * load, self.slowdown
         )
 
+    def keeps(self, running: Counts, share: Array) -> Played | None:
+        """What a fleet does, if it meets the targets, with headroom and after every loss."""
+        played = self.played(running, share)
+        return played if played.meets(self.targets) and self._survives(running, share) else None
+
     # what is near
 
     def _descend(self, best: Proven) -> Proven:
@@ -266,13 +240,13 @@ class FleetSearch:
     def tried(self, replicas: Counts) -> Proven | None:
         """A fleet if it meets the targets, and is not surely too small."""
         busiest, _ = utilisation(self.current, self.demand, replicas, 1.0)
-        if busiest > OVERFULL or any((replicas <= cut).all() for cut in self.cuts):
+        if busiest > OVERFULL or any(cut.excludes(replicas) for cut in self.cuts):
             return None
         running = np.tile(replicas, (len(self.demand.rate), 1))
         share = self.dispatch(replicas)
-        played = self.played(running, share)
-        if not (played.meets(self.targets) and self._survives(running, share)):
-            self.cuts += (replicas,)
+        played = self.keeps(running, share)
+        if played is None:
+            self.cuts += (FleetCut(replicas),)
             return None
         cost = float(self.offers.rent @ replicas)
         reserved = np.where(self.offers.reserved < self.offers.price, replicas, 0)

@@ -1,14 +1,19 @@
 """`kvsim capacity` as a user runs it."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 
+from kvsim.planner.fleet.play import Played
+from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.report import capacity_tables
+from kvsim.report.capacity_times import slower
 from tests.support.commands import check, line, replaced, run
 
 COMMAND = (
@@ -129,7 +134,20 @@ def test_targets_that_nothing_meets_still_have_an_answer() -> None:
     assert result.code == 1
     assert not found["met"] and found["fleet"]
     assert found["planned_for"]["ttft_s"] > 0.005
-    check(result.err, "TTFT p99 of 5 ms cannot be met|comes nearest")
+    assert found["planned_for"]["tpot_s"] == pytest.approx(0.1)  # which can be met
+    check(result.err, "TTFT p99 of 5 ms cannot be met|comes nearest|TTFT alone is")
+
+
+def test_those_who_wait_longer_are_said_first() -> None:
+    ttft = np.array([0.5] * 990 + [1.0] * 4 + [12.0] * 6)
+    kind = np.array([0] * 880 + [1] * 120)
+    played = Played(ttft, np.full(1000, 0.05), ttft, kind, (), 1.0, np.full(1000, 100))
+    goal = FleetTargets(2.0, 0.1, 0.99)
+    assert played.meets(goal)
+    assert slower(played, goal, ["h100 full", "l4 full"]) == (
+        "Targets hold for all requests together: the 12 % on l4 full have TTFT p99 12.0 s."
+    )
+    assert slower(replace(played, kind=np.zeros(1000, int)), goal, ["h100 full"]) == ""
 
 
 def test_targets_of_longer_prompts_are_met_by_each_class() -> None:

@@ -71,7 +71,8 @@ def test_a_plan_for_an_engine_takes_what_the_engine_has_a_setting_for() -> None:
 
 def test_drafting_is_written_for_tensorrt_llm_and_transformers() -> None:
     assert emit("trtllm", served("draft:gamma=3")).text.startswith(
-        "# kv.yaml\nkv_cache_config:\n  enable_block_reuse: true\nspeculative_config:\n"
+        "# kv.yaml\nkv_cache_config:\n  enable_block_reuse: true\n"
+        "  free_gpu_memory_fraction: 0.83\nspeculative_config:\n"
         "  decoding_type: DraftTarget\n  max_draft_len: 3\n  speculative_model: DRAFT_MODEL\n"
         "disable_overlap_scheduler: true\n"
     )
@@ -103,12 +104,12 @@ def test_memory_shares_leave_what_else_is_in_memory() -> None:
     assert s.static_share == 0.66  # 8 + 24 of 48 GiB
     assert s.free_share == 0.83  # 24 of the 28.8 GiB that the other 19.2 leave
     assert "--mem-fraction-static 0.66" in emit("sglang", s).text
-    assert "--free_gpu_memory_fraction 0.83" in emit("trtllm", s).text
+    assert "  free_gpu_memory_fraction: 0.83\n" in emit("trtllm", s).text
 
 
 def test_lmcache_has_a_file_and_vllm_that_uses_it() -> None:
     text = emit("lmcache", served(host_cache=40e9)).text
-    assert "max_local_cpu_size: 40" in text
+    assert "max_local_cpu_size: 20" in text
     assert "LMCACHE_CONFIG_FILE=lmcache.yaml vllm serve" in text
     assert "--kv-offloading-backend lmcache" in text and "native" not in text
     assert any("no use" in what for what in emit("lmcache", served()).missing)
@@ -182,8 +183,12 @@ def test_an_engine_without_prefill_apart_says_so(engine: str) -> None:
 
 def test_drives_are_written_where_an_engine_documents_them() -> None:
     large = served(host_cache=32 * GIB, nvme_cache=1000e9)
-    assert "max_local_disk_size: 1000" in emit("lmcache", large).text
-    assert "--hicache-storage-backend file" in emit("sglang", large).text
+    assert "max_local_disk_size: 500" in emit("lmcache", large).text
+    found = emit("sglang", large)
+    assert "--hicache-storage-backend file" in found.text
+    # of each of two GPUs, and less than the 24 GiB of cache on it
+    assert "--hicache-size 17 " in found.text and "starts only" in " ".join(found.missing)
+    assert "starts only" not in " ".join(emit("sglang", served(host_cache=64 * GIB)).missing)
     for engine in ("vllm", "trtllm", "hf", "llamacpp"):
         assert any("1000 GB of NVMe" in x for x in emit(engine, large).missing)
 

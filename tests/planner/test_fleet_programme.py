@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from kvsim.errors import InfeasibleError
-from kvsim.planner.fleet.arrays import Counts, Demand, FleetLimits, Offers, Schedule
-from kvsim.planner.fleet.dispatch import Losses
+from kvsim.planner.fleet.arrays import Demand, FleetCut, FleetLimits, Offers, Schedule
+from kvsim.planner.fleet.dispatch import utilisation
 from kvsim.planner.fleet.programme import build, solve
+from kvsim.planner.fleet.proposal import propose, undominated
+from kvsim.planner.fleet.survival import FatalLoss, worth
 from tests.support.fleets import cheapest, instance
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -41,8 +43,14 @@ DEMAND = Demand(np.array([[4.0, 1.0], [1.0, 2.0]]), np.array([12.0, 12.0]))
         ("configurations", FleetLimits(configurations=1), None, (), ()),
         ("mixed", FleetLimits(mixed=True), None, (), ()),
         ("headroom", FleetLimits(headroom=0.25), None, (), ()),
-        ("failures", FleetLimits(failures=1, headroom=0.25), None, (), ((1, 0),)),
-        ("cuts", NOTHING, None, (np.array([2, 1]),), ()),
+        (
+            "failures",
+            FleetLimits(failures=1, headroom=0.25),
+            None,
+            (),
+            (FatalLoss(0, (1, 0), (0, 1)),),
+        ),
+        ("cuts", NOTHING, None, (FleetCut(np.array([2, 1])),), ()),
         ("schedule", NOTHING, Schedule(0.5), (), ()),
     ],
 )
@@ -50,8 +58,8 @@ def test_programme_is_the_golden_one(
     name: str,
     limits: FleetLimits,
     schedule: Schedule | None,
-    cuts: tuple[Counts, ...],
-    losses: tuple[Losses, ...],
+    cuts: tuple[FleetCut, ...],
+    losses: tuple[FatalLoss, ...],
     tmp_path: Path,
 ) -> None:
     problem = build(OFFERS, DEMAND, limits, schedule, cuts, losses).problem
@@ -126,3 +134,47 @@ def test_nothing_that_serves_a_class_is_infeasible() -> None:
     none = replace(OFFERS, capacity=np.array([[2.0, 5.0], [0.0, 0.0]]))
     with pytest.raises(InfeasibleError):
         solve(none, DEMAND, NOTHING)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_carries_the_demand_is_worth_at_least_one(seed: int) -> None:
+    offers, demand, limits = instance(seed)
+    rng = np.random.default_rng(seed)
+    some = rng.integers(0, 3, (8, len(offers)))
+    peaks, mean = demand.peaks, demand.mean
+    for left in some:
+        busiest, each = worth(offers, peaks, mean, left, limits.late)
+        expected, _ = utilisation(offers, demand, left, limits.late)
+        assert busiest == pytest.approx(expected, rel=1e-6) or (busiest > 1 and expected > 1)
+        if np.isfinite(busiest) and busiest > 0:  # so these are worth less where they do not
+            assert each @ left == pytest.approx(1 / busiest, rel=1e-6)
+        for other in some:
+            if worth(offers, peaks, mean, other, limits.late)[0] <= 1:
+                assert each @ other >= 1 - 1e-7
+
+
+def test_a_cut_excludes_what_a_loss_leaves_with_it() -> None:
+    missed = FleetCut(np.array([1, 0]), 2)
+    assert missed.excludes(np.array([2, 0])) and missed.excludes(np.array([1, 1]))
+    assert not missed.excludes(np.array([3, 0])) and not missed.excludes(np.array([0, 2]))
+    free = solve(OFFERS, DEMAND, NOTHING)
+    cut = FleetCut(free.replicas, 2)
+    other = solve(OFFERS, DEMAND, NOTHING, cuts=(cut,))
+    assert not cut.excludes(other.replicas) and other.cost > free.cost
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_kinds_that_are_bettered_change_no_price(seed: int) -> None:
+    offers, demand, limits = instance(seed)
+    twice = offers.only([*range(len(offers)), 0])
+    worse = replace(
+        twice, price=twice.price * np.where(np.arange(len(twice)) == len(offers), 1.5, 1)
+    )
+    try:
+        expected = solve(worse, demand, limits).cost
+    except InfeasibleError:
+        return
+    found = propose(worse, demand, limits, None, (), ())
+    assert found.cost == pytest.approx(expected, rel=1e-6)
+    assert len(undominated(worse, limits)) <= len(offers) or limits.mixed
+    assert found.running.shape == (len(demand.rate), len(worse))
