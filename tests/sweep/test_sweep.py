@@ -1,5 +1,6 @@
 """Sweeps: every point once, the same bytes whatever ran them, and what was done is kept."""
 
+import errno
 import os
 import signal
 import threading
@@ -313,6 +314,20 @@ def test_wrong_workers_are_named(versions: dict[str, str | None], words: str) ->
 
     with pytest.raises(InputError, match=words):
         _check(Client(), "tcp://head:8786")
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Path, __: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    place, out = str(spec_of(tmp_path)), tmp_path / "out"
+    with monkeypatch.context() as changed:
+        changed.setattr(Path, "write_bytes", full)
+        check(line("sweep", place, "--out", str(out)), "chunk-0000000|disk full|make room")
+    assert not contents(out) and not list(out.glob(".kvsim-*"))
+    assert run("sweep", place, "--out", str(out), "--resume").code == 0
 
 
 def test_folder_of_others_is_left_alone(tmp_path: Path) -> None:
