@@ -19,7 +19,7 @@ from kvsim.planner.trials import Scored, Together, Trials
 from kvsim.prediction.generate import Prediction
 
 PER_DOUBLING = 8  # batches
-STARTS = 3  # of each kind from which steps are taken
+STARTS = 5  # of each kind from which steps are taken
 SHOWN = 2  # of each kind in the end
 NEARLY = 0.12  # behind the best, or too late: kinds that a change by a tenth may make the best
 SIXTEENTHS = np.arange(1, 16) / 16
@@ -38,12 +38,18 @@ def kinds(names: Iterable[str], halves: bool) -> dict[tuple[str, int], Grid]:
         "shared": [(0.0, 0.0, c) for c in EVERY],
         "joined": [(h * (1 - c), r * h * (1 - c), c)
                    for c in EVERY[1::2] for h in HALF for r in HALF],
+        "joined copies": [(h * (1 - c), 0.0, c) for c in EVERY[1:] for h in (0.1, *HALF)],
     }  # fmt: skip
     several = {"halved": "shared", "halved_joined": "joined"}
     found = {}
     for name in dict.fromkeys(names):
-        parts = 2 if name in several or (name == "cpu" and halves) else 1
-        found[name, parts] = grids[several.get(name, name)]
+        parts, kind = (
+            2 if name in several or (name == "cpu" and halves) else 1,
+            several.get(name, name),
+        )
+        for some in (kind, f"{kind} copies"):
+            if some in grids:
+                found[some, parts] = grids[some]
     return found
 
 
@@ -122,12 +128,12 @@ def _found(together: Together, starts: list[Scored], exact: bool = True) -> Alik
 
 
 def _apart(played: Scored) -> Scored:
-    """The best few, each at another batch."""
+    """The best few, each of batches within another doubling."""
+    merits, doubling = played.merits, np.floor(np.log2(played.trials.batch))
     rows: list[int] = []
-    merits = played.merits
     for row in np.argsort(merits, kind="stable").tolist():
         if len(rows) == STARTS or not np.isfinite(merits[row]):
             break
-        if played.trials.batch[row] not in played.trials.batch[rows]:
+        if doubling[row] not in doubling[rows]:
             rows.append(row)
     return played.rows(np.array(rows, dtype=np.intp))

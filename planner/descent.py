@@ -114,7 +114,7 @@ def _walked(
         seen = _first([*(x for x, _ in stepped), *seen])
         done += [x.rows(~moved) for x, moved in stepped]
         now = [x.rows(moved) for x, moved in stepped]
-        behind = max(behind / 4, least)
+        behind = max(behind / 2, least)
     return _left([*done, *now], least), seen
 
 
