@@ -112,5 +112,6 @@ def test_batches_are_every_one_then_eight_per_doubling() -> None:
     assert grid_of_batches(20, 1).tolist() == [*range(1, 17), 18, 20]
     assert grid_of_batches(9, 2).tolist() == [2, 4, 6, 8]
     assert list(kinds(["cpu", "halved", "shared"], halves=True)) == [
-        ("cpu", 2), ("halved", 2), ("shared", 1),
+        ("cpu", 2), ("shared", 2), ("shared", 1),
     ]  # fmt: skip
+    assert list(kinds(["halved_joined"], halves=True)) == [("joined", 2), ("joined copies", 2)]
