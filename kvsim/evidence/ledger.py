@@ -156,18 +156,19 @@ def _wider(wanted: str, got: str) -> float:
 def _wider_by_weights(deployment: Deployment, told: Sequence[LedgerEntry]) -> float:
     """How much wider an interval is where an engine's products with such weights have no rows.
 
-    An engine without rows of any kernels has those of whole runs, which state their weights.
+    An engine without rows of any kernels has those of whole runs, which state their weights. Of a
+    model with experts, theirs are most of the products.
     """
     engine, device = deployment.stack.name.partition("@")[0], deployment.hardware.name
     if deployment.weights not in PRODUCTS:
         return WIDER["technique"]
-    cards = {e.kind: set[str]() for e in told if e.kind.startswith("gemm") and e.engine == engine}
-    for e in told:
-        if e.engine == engine and e.kind in cards:
-            cards[e.kind].add(e.device)
-    measured = cards.get(PRODUCTS[deployment.weights], set())
-    elsewhere = device not in set().union(*cards.values()) and ANY in measured
-    return 1.0 if not cards or device in measured or elsewhere else WIDER["engine"]
+    products = {(e.kind, e.device) for e in told
+                if e.engine == engine and e.kind.startswith(("gemm", "experts"))}  # fmt: skip
+    kind = PRODUCTS[deployment.weights]
+    kinds = {kind, kind.replace("gemm", "experts")} if deployment.model.experts else {kind}
+    measured = {card for of, card in products if of in kinds}
+    elsewhere = device not in {card for _, card in products} and ANY in measured
+    return 1.0 if not products or device in measured or elsewhere else WIDER["engine"]
 
 
 def _words(e: LedgerEntry, same: tuple[bool, ...], asked: tuple[str, ...]) -> str:

@@ -364,6 +364,9 @@ def test_intervals_are_wide_for_weights_that_were_never_measured() -> None:
     assert "with fp8 weights" in spread("fp8", "a100-80g")[1]  # that card has no rows of fp8
     assert "weights" not in spread("fp8", "l4")[1]  # a card without any rows: typical numbers
     assert "weights" not in spread("int4", "a100-80g", "gpt-fast")[1]
+    experts = Deployment(load_model("deepseek-v3"), load_hardware("h200"), load_stack("vllm"),
+                         "fp8-block", 8)  # fmt: skip
+    assert "weights" not in ledger.evidence_for(experts, "full").words  # its experts have rows
 
 
 def test_the_shipped_ledger_and_stacks_belong_together() -> None:
