@@ -331,7 +331,7 @@ def test_impossible_requests() -> None:
         planned(deployment("llama2-7b", "kcache-64g"), objective="cost")
     with pytest.raises(InfeasibleError, match="no technique can run this"):
         planned(deployment("deepseek-v2-lite", "a6000"), [parse("kcache")])
-    with pytest.raises(InfeasibleError, match="--lossy admits the others"):
+    with pytest.raises(InfeasibleError, match="no lossless technique can run here; --lossy admits"):
         planned(deployment("llama2-7b", "a6000"), [parse("h2o")])
 
 
