@@ -132,12 +132,12 @@ def loads(answer: Row) -> Table:
     rows = [("the trace", answer["simulated"], answer["usd_per_hour"])]
     for load, times in answer["at_load"].items():
         needs = answer["fleet_at_load"][load]["usd_per_hour"]
-        rows.append((f"{load} times its load", times, needs))
-    rows += [(f"without one {name}", times, None) for name, times in answer["after_loss"].items()]
+        rows.append((f"{load} times its load", times, needs or "none found"))
+    rows += [(f"without one {name}", times, "") for name, times in answer["after_loss"].items()]
     cells = [
         (
             label, _at(t, "ttft_s"), _at(t, "tpot_s"), percent(t["good_share"], 3),
-            "met" if t["met"] else "missed", "" if needs is None else usd(needs),
+            "met" if t["met"] else "missed", needs if isinstance(needs, str) else usd(needs),
         )
         for label, t, needs in rows
     ]  # fmt: skip

@@ -93,12 +93,18 @@ def fleet_for(
     load: float,
     slowdown: float = 1.0,
 ) -> OtherFleet:
-    """The cheapest fleet of a market, or why there is none."""
+    """The cheapest fleet of a market, or why there is none.
+
+    Where no proposal meets the targets, one of a single kind may: there are fewer to choose from.
+    """
     try:
         if not market.configurations:
             raise InfeasibleError("none on the shortlist")
         found = search_of(question, market, limits, load, slowdown, rounds=COMPARED).run()
     except (InfeasibleError, InputError) as problem:
+        if limits.configurations > 1 and not limits.mixed and market.configurations:
+            one = replace(limits, configurations=1)
+            return fleet_for(label, question, market, one, load, slowdown)
         return OtherFleet(label, None, market.configurations, str(problem))
     return OtherFleet(label, found, market.configurations)
 

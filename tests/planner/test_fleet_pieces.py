@@ -246,7 +246,7 @@ def test_host_memory_of_a_replica_is_its_blocks_and_its_sequences(tp: int) -> No
 
 
 def test_no_fleet_is_said_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_: Any) -> None:
+    def none(*_: Any, **__: Any) -> None:
         raise InfeasibleError("no fleet carries the demand within the limits")
 
     monkeypatch.setattr(beside, "search_of", none)
