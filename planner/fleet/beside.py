@@ -10,6 +10,7 @@ from kvsim.planner.fleet.arrays import FleetLimits
 from kvsim.planner.fleet.certainty import Spread
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.market import Market, measured
+from kvsim.planner.fleet.near import CHEAPER, allowed
 from kvsim.planner.fleet.proven import Found
 from kvsim.planner.fleet.question import CapacityQuestion
 from kvsim.planner.fleet.search import ROUNDS, FleetSearch
@@ -100,13 +101,42 @@ def fleet_for(
     try:
         if not market.configurations:
             raise InfeasibleError("none on the shortlist")
-        found = search_of(question, market, limits, load, slowdown, rounds=COMPARED).run()
+        search = search_of(question, market, limits, load, slowdown, rounds=COMPARED)
+        found = _plainer(search, search.run())
     except (InfeasibleError, InputError) as problem:
         if limits.configurations > 1 and not limits.mixed and market.configurations:
             one = replace(limits, configurations=1)
             return fleet_for(label, question, market, one, load, slowdown)
         return OtherFleet(label, None, market.configurations, str(problem))
     return OtherFleet(label, found, market.configurations)
+
+
+def _plainer(search: FleetSearch, found: Found) -> Found:
+    """The same replicas with full KV and nothing beside it, where they do as well for the price."""
+    replicas = found.fleet.replicas
+    plain = np.zeros_like(replicas)
+    for j in np.flatnonzero(replicas):
+        twins = [k for k, x in enumerate(search.configurations) if _full(x, search, j)]
+        plain[twins[0] if twins else j] += replicas[j]
+    if (
+        search.schedule is not None
+        or (plain == replicas).all()
+        or not allowed(search.offers, plain, search.limits)
+    ):
+        return found
+    proven = search.tried(plain)
+    if proven is None or proven.cost > found.fleet.cost * (1 + CHEAPER):
+        return found
+    return replace(found, fleet=proven)
+
+
+def _full(x: Configuration, search: FleetSearch, j: np.int64) -> bool:
+    """Whether a kind is another's GPUs with full KV and nothing beside."""
+    d, mine = x.costs.deployment, search.configurations[j].costs.deployment
+    same = (d.hardware.name, d.parallelism, d.weights) == (
+        mine.hardware.name, mine.parallelism, mine.weights
+    )  # fmt: skip
+    return same and x.costs.technique.name == "full" and not x.extras
 
 
 def of_one_kind(question: CapacityQuestion, market: Market, load: float) -> OtherFleet:
