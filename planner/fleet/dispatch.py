@@ -58,7 +58,7 @@ def run(problem: pulp.LpProblem) -> float:
         pulp.LpStatus[status] not in ("Optimal", "Not Solved")
         or problem.variables()[0].value() is None
     ):
-        raise InfeasibleError("no fleet carries the demand within the limits")
+        raise InfeasibleError("no fleet carries the demand within the targets and limits")
     found = float(pulp.value(problem.objective))
     info = getattr(problem.solverModel, "getInfo", None)
     bound = float(info().mip_dual_bound) if info is not None else found
