@@ -98,7 +98,17 @@ def test_what_ruins_every_model_that_was_tried_is_not_advised_for_another_kind()
 
 
 def test_a_plan_for_cost_says_what_it_costs() -> None:
-    told = run("plan", "--model", "llama3-8b", "--gpu", "l4,l40s", "--objective", "cost").out
+    told = run(
+        "plan",
+        "--model",
+        "llama3-8b",
+        "--gpu",
+        "l4,l40s",
+        "--objective",
+        "cost",
+        "--only",
+        "full,offload",
+    ).out
     text = " ".join(told.split())
     assert "per million output tokens" in text.partition("What to change")[0]
     assert "--gpu l4 (" in text and "more cost." in text and "that." not in text

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from base64 import b64decode
 from gzip import decompress
 from html.parser import HTMLParser
@@ -95,3 +96,26 @@ def test_a_browser_shows_it_whole(
     assert (seen["overlaps"], seen["said"], seen["requests"]) == ([], [], [])
     assert seen["paper"] == paper and seen["pictures"] >= 4
     assert 10 < len(seen["verdict"].split()) <= 60
+
+
+PRINTED = """<script>plotted.then(() => {
+  dispatchEvent(new Event("beforeprint"));
+  const places = [...document.querySelectorAll(".picture")];
+  const drawn = places.filter((x) => x.querySelector(".main-svg"));
+  document.title = `drawn ${drawn.length} of ${places.length}`;
+});</script>"""
+
+
+@pytest.mark.skipif(browser.CHROMIUM is None, reason="there is no Chromium")
+def test_a_page_that_is_printed_at_once_has_all_its_pictures(page: Path, tmp_path: Path) -> None:
+    """They are drawn one after another for a reader, and all before paper is made."""
+    printed = tmp_path / "printed.html"
+    text = page.read_text(encoding="utf-8").replace("</body></html>", f"{PRINTED}</body></html>")
+    printed.write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [*browser.flags(tmp_path / "profile"), "--virtual-time-budget=9000", "--dump-dom",
+         printed.as_uri()],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    said = re.search(r"<title>drawn (\d+) of (\d+)", done.stdout)
+    assert said is not None and int(said[1]) == int(said[2]) >= 4
