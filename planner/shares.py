@@ -22,8 +22,8 @@ ALONE = (
     frozenset({"full", "shared"}),
 )
 JOINED = (
-    frozenset({"full", "shared", "joined"}),
-    frozenset({"full", "halved", "halved_joined"}),
+    frozenset({"full", "shared", "beside", "joined"}),
+    frozenset({"full", "halved", "halved_beside", "halved_joined"}),
 )
 FAMILIES = (*ALONE, *JOINED)
 """What layers of one model may do beside each other.
@@ -31,7 +31,8 @@ FAMILIES = (*ALONE, *JOINED)
 Copies of caches and the CPU's answers would wait for each other on the link, whose queue is in
 order: layers of both kinds are slower together than either alone. Within a layer they may stand
 together: where GPU and CPU share the attention, each over its own tokens at the same time, the GPU
-may have recomputed some of its own (``joined``), and the batch may pass in halves (``halved``).
+may have copied some of its own (``beside``) or recomputed them (``joined``), and the batch may pass
+in halves (``halved``).
 These are many options, and their bounds say less: they are for the batch that is best without.
 """
 
@@ -107,7 +108,10 @@ def options_for(deployment: Deployment, halves: bool) -> list[Option]:
         joined = tuple(dict.fromkeys(s for cpu in edges for s in _joined(cpu))) if smaller else ()
         if halves:
             found.append(Option(f"halved{i}", alone, 2))
+        beside = tuple(s for s in joined if not s.split)  # no kernel starts to recompute
         if halves and joined:
+            found.append(Option(f"beside{i}", beside))
+            found.append(Option(f"halved_beside{i}", beside, 2))
             found.append(Option(f"joined{i}", joined))
             found.append(Option(f"halved_joined{i}", joined, 2))
     return found

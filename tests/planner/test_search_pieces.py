@@ -266,6 +266,7 @@ def test_an_option_needs_the_techniques_that_do_what_it_does() -> None:
     assert needs == {
         "full": {"full"}, "copied": {"offload"}, "recomputed": {"kvpr"}, "cpu": {"fastdecode"},
         "shared": {"fastdecode"}, "halved": {"fastdecode"},
+        "beside": {"fastdecode", "offload"}, "halved_beside": {"fastdecode", "offload"},
         "joined": {"fastdecode", "kvpr"}, "halved_joined": {"fastdecode", "kvpr"},
     }  # fmt: skip
     assert {o.kind for o in options_for(d, halves=False)} == set().union(*ALONE)
