@@ -11,6 +11,7 @@ from kvsim.planner.fleet.capacity import CapacityAnswer
 from kvsim.planner.fleet.certainty import SURE
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.proven import Found
+from kvsim.report import evidence
 from kvsim.report.answer import verdict
 from kvsim.report.capacity_times import class_rows, slower, target_row, times_row, wait
 from kvsim.report.json import Row, number
@@ -219,6 +220,12 @@ def others_assumed(answer: CapacityAnswer) -> list[str]:
             f"Each GPU has {extras.host / GIB:.0f} GiB of host memory for prefix blocks (a quarter "
             "of the profile's host, or --host-cache); the host is not paid for separately."
         )
+    told: dict[str, None] = {}
+    for x in some:
+        d, caches = x.costs.deployment, bool(x.costs.rules.host_cache)
+        told |= dict.fromkeys(evidence.assumed(d.hardware, float(caches), ""))
+        told |= dict.fromkeys(evidence.assumed_with(d, [x.costs.technique]))
+    said += [f"Assumed: {line}." for line in told]
     if any(r.nvme_cache for r in rules):
         one = next(r for r in rules if r.nvme_cache)
         said.append(

@@ -1,17 +1,21 @@
 """What was measured on a card, in words: which rows a result may lean on, and which it may not."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from math import log
+
+import numpy as np
 
 from kvsim.evidence import published
 from kvsim.evidence.ledger import ANY, KINDS, LedgerEntry, evidence_for, shipped
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware
 from kvsim.machines.profiles import load_hardware
+from kvsim.prediction.generate import Prediction
 from kvsim.report import units
 from kvsim.report.json import Row
+from kvsim.techniques.base import Technique
 
 ASSUMED = "assumed"
 TIME_KINDS = set(KINDS) - {"memory"}
@@ -21,6 +25,7 @@ HOST = {
     "dram.bandwidth_Bps": "host memory bandwidth",
     "compute.cpu_fp32_FLOPps": "CPU arithmetic",
 }
+PROMPT = 1024  # tokens of a request that shows whether a technique keeps anything on the host
 TIMES = ("_tok_s", "_s", "_ms", "speedup")
 
 
@@ -154,7 +159,16 @@ def _called(card: str) -> str:
     return f"the {title}" if "paper" in title else card
 
 
-def assumed(deployment: Deployment, host_bytes: float, bound_by: str) -> list[str]:
+def assumed_with(deployment: Deployment, techniques: Iterable[Technique]) -> list[str]:
+    """What is assumed of the host where one of these techniques keeps something there."""
+    lines: dict[str, None] = {}
+    for technique in techniques:
+        kept = Prediction(technique, deployment, np.ones(1), PROMPT, PROMPT).host_bytes
+        lines |= dict.fromkeys(assumed(deployment.hardware, float(np.max(kept)), ""))
+    return list(lines)
+
+
+def assumed(hardware: Hardware, host_bytes: float, bound_by: str) -> list[str]:
     """Numbers of the host that a result rests on and that are assumed, not known.
 
     Parameters
@@ -167,10 +181,9 @@ def assumed(deployment: Deployment, host_bytes: float, bound_by: str) -> list[st
         "dram.bandwidth_Bps": bound_by == "host memory bandwidth",
         "compute.cpu_fp32_FLOPps": bound_by == "host arithmetic",
     }
-    hardware = deployment.hardware
     return [
         f"{HOST[key]}, of {hardware.name}'s host: "
         f"{hardware.sources.get(key, 'a guess').removeprefix('assumed: ')}"
         for key, needed in rests.items()
-        if needed and ASSUMED in deployment.hardware.sources.get(key, ASSUMED).lower()
+        if needed and ASSUMED in hardware.sources.get(key, ASSUMED).lower()
     ]

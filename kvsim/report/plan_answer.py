@@ -42,7 +42,10 @@ def answered(plan: ChosenPlan, bound_by: str) -> Answer:
         runner_up=_runner_up(plan),
         settings=list(settings_to_paste(plan)),
         evidence=[*_quality(plan), *evidence.on_card(d, label(p.technique))],
-        assumed=[*evidence.assumed(d, float(p.host_bytes[0]), bound_by), *hostlink.said(p)],
+        assumed=[
+            *evidence.assumed(d.hardware, float(p.host_bytes[0]), bound_by),
+            *hostlink.said(p),
+        ],
     )
 
 

@@ -224,6 +224,7 @@ def answered(result: TracePlan) -> Answer:
         runner_up=_runner_up(result, others[0]) if others else "",
         settings=_settings(result),
         evidence=[*evidence.on_card(d, s.techniques[0].name), *evidence.of_spread(d)],
+        assumed=evidence.assumed_with(d, s.techniques),
     )
 
 

@@ -15,11 +15,9 @@ from kvsim.machines.parallel import Parallelism
 from kvsim.prediction.explain import binding, breakdown
 from kvsim.prediction.generate import Prediction, one
 from kvsim.prediction.memory import decode_point, prefill_point
-from kvsim.report import units
+from kvsim.report import evidence, hostlink, units
 from kvsim.report.answer import show_rest, show_verdict
-from kvsim.report.evidence import ranges
 from kvsim.report.grounds import grounds, noted
-from kvsim.report.hostlink import widened
 from kvsim.report.json import Row, number
 from kvsim.report.names import label, params, settings, short_names, spec
 from kvsim.report.predict_answer import answered
@@ -133,8 +131,9 @@ def prediction(prediction: Prediction) -> Row:
         "fits": bool(prediction.fits[0]),
         "max_batch": number(prediction.max_batch),
         "bound_by": binding(prediction),
-        "ranges": widened(
-            ranges(d, t.name, number(prediction.ttft_s), number(prediction.tpot_s)), prediction
+        "ranges": hostlink.widened(
+            evidence.ranges(d, t.name, number(prediction.ttft_s), number(prediction.tpot_s)),
+            prediction,
         ),
         "basis": basis(d),
         "breakdown": {
@@ -143,7 +142,14 @@ def prediction(prediction: Prediction) -> Row:
             **{f"{tier}_bytes": _numbers(buffers) for tier, buffers in prediction.buffers.items()},
         },
         "notes": list(notes(prediction)),
+        "assumed": assumed(prediction),
     }
+
+
+def assumed(prediction: Prediction) -> list[str]:
+    """What a prediction takes for granted of the host."""
+    hardware, kept = prediction.deployment.hardware, number(prediction.host_bytes)
+    return [*evidence.assumed(hardware, kept, binding(prediction)), *hostlink.said(prediction)]
 
 
 def _numbers(values: Mapping[str, Any]) -> Row:

@@ -7,7 +7,7 @@ from kvsim.prediction.breakeven import break_even_acceptance
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.pool import longest_prompt, pool
 from kvsim.prediction.remedies import remedies
-from kvsim.report import evidence, hostlink, units
+from kvsim.report import evidence, units
 from kvsim.report.acceptable import quality_of, where_they_run
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.clauses import SAME, against, brief, memory_of, rate_of, ratio, saves, times_of
@@ -45,10 +45,7 @@ def answered(rows: Sequence[Row], found: Sequence[Prediction], left_out: Sequenc
         ],
         settings=[*where_they_run(found), *_limits(best, found[at], len(rows) > 1)],
         evidence=[*evidence.on_card(d, best["technique"]), *quality_of(found)],
-        assumed=[
-            *evidence.assumed(d, best["host_bytes"], best["bound_by"]),
-            *hostlink.said(found[at]),
-        ],
+        assumed=best["assumed"],
         left_out=left_out,
     )
 

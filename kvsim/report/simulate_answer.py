@@ -82,7 +82,7 @@ def _mixed(best: Row, rows: Sequence[Row], played: Sequence[mixed.PlayedRun]) ->
 def _assumed(row: Row, deployment: Deployment) -> list[str]:
     """What a run that moves its cache to the host or from it takes for granted of the host."""
     moved = max(row["utilisation"]["h2d"], row["utilisation"]["d2h"])
-    return evidence.assumed(deployment, float(moved > 0), "")
+    return evidence.assumed(deployment.hardware, float(moved > 0), "")
 
 
 def _name(row: Row) -> str:

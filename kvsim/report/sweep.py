@@ -120,5 +120,6 @@ def _answered(rows: Sequence[Row], deployment: Deployment, left_out: Sequence[st
         ),
         figures=best,
         evidence=evidence.on_card(deployment, name),
+        assumed=evidence.assumed(deployment.hardware, best["host_bytes"], ""),
         left_out=left_out,
     )

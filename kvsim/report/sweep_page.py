@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.report import units
+from kvsim.machines.profiles import load_hardware
+from kvsim.report import evidence, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.charts import LOG, finished
 from kvsim.report.colours import PALETTE, mark
@@ -112,7 +113,17 @@ def _answer(found: SweepSummary) -> Answer:
     ]
     figures = ", ".join([_shown(found.key, best[found.key]), *times])
     said = f"{extreme} {_heading(found.key)}: {figures}" + (f", with {place}." if place else ".")
-    return Answer(verdict([told, said[:400]]), figures=best, left_out=lacking)
+    return Answer(
+        verdict([told, said[:400]]), figures=best, assumed=_assumed(found), left_out=lacking
+    )
+
+
+def _assumed(found: SweepSummary) -> list[str]:
+    """What the best point takes for granted of the host, where its memory is in the results."""
+    best, gpus = found.best[0], found.spec.axes.get("gpu", ())
+    gpu = best.get("gpu", gpus[0] if len(gpus) == 1 else "")
+    kept = best.get("host_bytes") or 0.0
+    return evidence.assumed(load_hardware(str(gpu)), kept, "") if gpu and kept else []
 
 
 def _heading(key: str) -> str:

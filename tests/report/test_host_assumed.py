@@ -1,0 +1,67 @@
+"""Every answer that rests on the host says what is assumed of it, and JSON too."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import run
+
+SAID = "host memory size of the host of a6000: assumed"
+ON = ("--model", "llama2-7b")
+AT = ("--batch", "8", "--prompt", "2000", "--generate", "100")
+ROWS = ("0,66000,40", "2000,66001,40", "4000,66002,40")  # none without the host's memory
+TRACE = "\n".join(("arrival_s,prompt_tokens,generate_tokens", *ROWS, ""))
+COMMANDS = {
+    "predict": ("predict", *ON, "--gpu", "a6000", *AT, "--technique"),
+    "plan --offline": ("plan", *ON, "--gpu", "a6000", "--offline", *AT, "--only"),
+    "plan": ("plan", *ON, "--gpu", "a6000", *AT[2:], "--only"),
+    "plan --trace": (
+        "plan", *ON, "--gpu", "a6000", "--trace", "FILE", "--ttft", "1000s", "--tpot", "20s",
+        "--only",
+    ),
+    "simulate": ("simulate", *ON, "--gpu", "a6000", "--trace", "FILE", "--technique"),
+    "capacity": (
+        "capacity", *ON, "--gpus", "a6000", "--tp", "1", "--trace", "FILE", "--ttft", "1000s",
+        "--tpot", "20s", "--only",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("trace") / "few.csv"
+    place.write_text(TRACE)
+    return str(place)
+
+
+@pytest.mark.parametrize(
+    ("name", "technique"),
+    [
+        *((name, "offload") for name in COMMANDS),
+        *((name, "full") for name in ("predict", "simulate")),
+    ],
+)
+def test_the_host_is_named_where_an_answer_rests_on_it(
+    name: str, technique: str, trace: str
+) -> None:
+    command = [trace if word == "FILE" else word for word in COMMANDS[name]]
+    for more in ((), ("--json",)):
+        found = run(*command, technique, *more)
+        assert found.code == 0, found.err
+        said = " ".join(found.out.split())
+        assert (SAID in said) is (technique == "offload"), more
+        if more:
+            json.loads(found.out)
+
+
+def test_the_page_of_a_sweep_names_it(tmp_path: Path) -> None:
+    spec = tmp_path / "grid.toml"
+    spec.write_text(
+        'kind = "predict"\n[grid]\nmodel = ["llama2-7b"]\ngpu = ["a6000"]\n'
+        'technique = ["offload"]\nbatch = [4, 8]\ncontext = [2000]\n'
+    )
+    page = tmp_path / "F.html"
+    done = run("sweep", str(spec), "--out", str(tmp_path / "out"), "--report", str(page))
+    assert done.code == 0, done.err
+    assert SAID in page.read_text(encoding="utf-8")
