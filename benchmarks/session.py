@@ -42,7 +42,7 @@ def main() -> None:
         names = (
             "facts", "ceilings", "compile",
             "kernels factors", "kernels quantise", "kernels topk", "kernels gather",
-            "sanitizer", f"counts {model} 1", "calibration", f"point short {model} 1 1 40",
+            "sanitizer", f"counts {model} 1", "calibration", "rates", f"point short {model} 1 1 40",
         )  # fmt: skip
         for name in names:
             state.write(name, run_unit(name, state, model, interpreted=name.startswith("kernels")))

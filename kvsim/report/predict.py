@@ -148,7 +148,7 @@ def prediction(prediction: Prediction) -> Row:
 
 def assumed(prediction: Prediction) -> list[str]:
     """What a prediction takes for granted of the host."""
-    hardware, kept = prediction.deployment.hardware, number(prediction.host_bytes)
+    hardware, kept = prediction.deployment.hardware, float(np.ravel(prediction.host_bytes)[0])
     return [*evidence.assumed(hardware, kept, binding(prediction)), *hostlink.said(prediction)]
 
 

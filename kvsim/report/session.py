@@ -8,7 +8,7 @@ from typing import Any
 from kvsim.report import page
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.table import Table, of_cells
-from kvsim.report.units import rounded
+from kvsim.report.units import DASH, rounded
 from kvsim.validate.session.report import shares
 from kvsim.validate.session.run import Unit
 from kvsim.validate.session.state import SessionState
@@ -28,7 +28,7 @@ def write_page(path: Path, state: SessionState, units: Sequence[Unit], command: 
     facts = found.get("facts", {})
     device = str(facts.get("device", state.folder.name))
     tables = [_units(units, found, state), _ceilings(found), _shares(shares(state)), _times(found)]
-    details = [_cases(found), _compiled(found)]
+    details = [_rates(found), _cases(found), _compiled(found)]
     page.write(
         path,
         page.Page(
@@ -121,6 +121,25 @@ def _shares(kernels: Mapping[str, Mapping[str, float]]) -> Table:
 
 
 SHARES = ("bandwidth", "arithmetic")
+
+
+def _rates(found: Found) -> Table:
+    """Of every kernel's largest case the time, and shares of memory's rate and of issue."""
+    rows = []
+    for one in found.get("rates", {}).get("kernels", ()):
+        each = one["instructions_per_byte"]
+        shares = (one["share_of_bandwidth"], one["share_of_issue"])
+        rows.append(
+            [
+                one["kernel"],
+                ", ".join(f"{key} {value}" for key, value in one["case"].items()),
+                rounded(1e6 * one["seconds"], 3),
+                *(DASH if share is None else _percent(share) for share in shares),
+                DASH if each is None else rounded(each, 3),
+            ]
+        )
+    heads = ("kernel", "case", "us", "of bandwidth", "of issue", "instructions per byte")
+    return of_cells(heads, rows, 2, "", "What kernels reach at their largest")
 
 
 def _times(found: Found) -> Table:

@@ -1,13 +1,14 @@
 """Every answer that rests on the host says what is assumed of it, and JSON too."""
 
 import json
+from html import unescape
 from pathlib import Path
 
 import pytest
 
 from tests.support.commands import run
 
-SAID = "host memory size of the host of a6000: assumed"
+SAID = "host memory size, of a6000's host"
 ON = ("--model", "llama2-7b")
 AT = ("--batch", "8", "--prompt", "2000", "--generate", "100")
 ROWS = ("0,66000,40", "2000,66001,40", "4000,66002,40")  # none without the host's memory
@@ -64,4 +65,4 @@ def test_the_page_of_a_sweep_names_it(tmp_path: Path) -> None:
     page = tmp_path / "F.html"
     done = run("sweep", str(spec), "--out", str(tmp_path / "out"), "--report", str(page))
     assert done.code == 0, done.err
-    assert SAID in page.read_text(encoding="utf-8")
+    assert SAID in unescape(page.read_text(encoding="utf-8"))

@@ -47,7 +47,7 @@ from kvsim.validate.kernels import (
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
 from kvsim.validate.run import Generation
-from tests.support.sass import code
+from kvsim.validate.session.sass import code
 from tests.support.small_llama import small_llama
 
 SHARED = 99 * 1024

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from kvsim import cli
 from kvsim.validate.micro import gemm, place, suite, techniques
-from kvsim.validate.session import work
+from kvsim.validate.session import rates, work
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.times import points
 from tests.support.pretended import pretended
@@ -55,7 +55,7 @@ def small(model: Path, interpreted: bool, seconds: float) -> Iterator[None]:
         (work, "_run", here), (place, "MANY", FLOPS),
         (gemm, "SHAPES", ((256, 256), (256, 512)) * 2), (gemm, "ROWS", (1, 16, 64)),
         (gemm, "OTHER_ROWS", (32,)),
-        (suite, "LIMIT", dict.fromkeys((True, False), seconds)),
+        (rates, "MOST", 1e5), (suite, "LIMIT", dict.fromkeys((True, False), seconds)),
         (suite, "RUNS_LIMIT", dict.fromkeys((True, False), seconds)),
         (techniques, "GPU_MODELS", ((str(model), 1),)), (techniques, "GPU_PROMPTS", (24,)),
         (points, "GENERATE", 3),

@@ -17,7 +17,7 @@ from kvsim.validate.session.units import all_units
 from tests.support.pretended_session import run_unit
 from tests.support.small_llama import small_config
 
-ORDER = ("facts", "ceilings", "compile", "sanitizer", "counts", "calibration", "point")
+ORDER = ("facts", "ceilings", "compile", "sanitizer", "counts", "calibration", "point", "rates")
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_units_run_one_after_another(tmp_path: Path, small: dict[str, str]) -> N
     assert {"profile.toml", "stack.toml", "samples.jsonl", "kernels.json"} <= written
     write_page(tmp_path / "index.html", state, units)
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
-    for said in ("of 29 units are done", "Pretended GPU", "Ceilings", "Best shares of the"):
+    for said in ("of 30 units are done", "Pretended GPU", "Ceilings", "Best shares of the"):
         assert said in page
 
 

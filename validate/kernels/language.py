@@ -5,7 +5,8 @@ file alone.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +24,35 @@ from kvsim.validate.tally import Fused
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
-__all__ = ["TritonError", "ceil_div", "jit", "launch", "next_power_of_2", "tl"]
+__all__ = [
+    "TritonError", "ceil_div", "interpreted", "jit", "launch", "listening", "next_power_of_2", "tl",
+]  # fmt: skip
+
+
+Told = Callable[..., None]
+"""Is told of a launch: the kernel, its grid, its arguments and its options."""
+_listeners: list[Told] = []
+
+
+@contextmanager
+def listening(told: Told) -> Iterator[None]:
+    """Launches inside are told of before they are made."""
+    _listeners.append(told)
+    try:
+        yield
+    finally:
+        _listeners.remove(told)
+
+
+def tell(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Tell of a launch whoever listens."""
+    for told in _listeners:
+        told(kernel, grid, arguments, options)
+
+
+def interpreted() -> bool:
+    """Whether kernels are interpreted, so that none is compiled."""
+    return bool(triton.knobs.runtime.interpret)
 
 
 def jit(kernel: Kernel) -> Kernel:
@@ -47,6 +76,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
         )
     if all(grid):
         Fused.launched += 1
+        tell(kernel, grid, *arguments, **options)
         kernel[grid](*arguments, **options)
 
 

@@ -35,7 +35,8 @@ def write_report(state: SessionState, units: Sequence[Unit], folder: Path) -> li
         part = {key: value for key, value in results.items() if key.split()[0] in kinds}
         if part:
             written.append(_write(folder / name, part))
-    written.append(_write(folder / "kernels.json", shares(state)))
+    kernels = {"best_shares": shares(state), **results.get("rates", {})}
+    written.append(_write(folder / "kernels.json", kernels))
     for source, name in COPIED.items():
         if state.path(source).exists():
             size = sum(path.stat().st_size for path in written) + state.path(source).stat().st_size

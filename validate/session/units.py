@@ -20,7 +20,7 @@ FULL_POINT = 65536  # tokens of a batch's prompts for which a point may take all
 
 
 def all_units(device: str, state: SessionState) -> list[Unit]:
-    """Facts and ceilings, kernels, tokens and counts, calibration, timed points."""
+    """Facts and ceilings, kernels, tokens and counts, calibration, timed points, rates."""
 
     def unit(name: str, seconds: float, **more: object) -> Unit:
         command = (sys.executable, "-m", "kvsim.validate.session.work", name, device)
@@ -38,6 +38,7 @@ def all_units(device: str, state: SessionState) -> list[Unit]:
             unit(name, seconds, most=POINT_LIMIT, needs=("calibration",))
             for name, seconds in _points()
         ),
+        unit("rates", 60.0, most=180.0, needs=("ceilings",)),
     ]
 
 

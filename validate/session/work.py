@@ -115,6 +115,26 @@ def sanitizer(device: str, state: SessionState) -> Result:
     return {"passed": run.returncode == 0, "said": run.stdout[-500:]}
 
 
+def rates(device: str, state: SessionState) -> Result:
+    """What every kernel reaches of the memory's rate and of the rate of issue."""
+    import torch
+
+    from kvsim.validate.machine import find_device
+    from kvsim.validate.micro import device as devices
+    from kvsim.validate.session import rates as reached
+
+    place = devices.place(find_device(device), quick=True)
+    peaks, found = reached.peaks_of(state.read("ceilings")), []
+    clock = ""
+    with torch.inference_mode(), devices.running(place.device) as since:
+        for name, work in reached.largest(place):
+            row = reached.rate(name, work, place.device, peaks, reached.compiled)
+            clock = since().get("clocks.sm", clock)
+            issue = 0.0 if place.on_cpu else reached.issue_rate(place.device, clock)
+            found.append(reached.of_issue(row, issue) | {"clocks.sm": clock})
+    return {"kernels": found}
+
+
 def counts(device: str, state: SessionState, model: str, layers: str) -> Result:
     """Tokens and counts of every technique, as ``kvsim validate`` finds them."""
     command = [sys.executable, "-m", "kvsim", "validate", "--model", model, "--layers", layers]
@@ -196,7 +216,8 @@ def _run(command: list[str], told: bool = False) -> "subprocess.CompletedProcess
 
 WORK: dict[str, Callable[..., Result]] = {
     "facts": facts, "ceilings": ceilings, "compile": compile_kernels, "kernels": kernels,
-    "sanitizer": sanitizer, "counts": counts, "calibration": calibration, "point": point,
+    "sanitizer": sanitizer, "counts": counts, "rates": rates, "calibration": calibration,
+    "point": point,
 }  # fmt: skip
 
 

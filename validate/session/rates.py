@@ -1,0 +1,167 @@
+"""What kernels reach: of the memory's measured rate, and of the rate at which instructions issue.
+
+Instructions are those of the compiled program: its main loop as often as the launch says, the rest
+once, in every warp. A kernel that is near neither rate waits; one that is near the second is bound
+by its arithmetic, whatever the bytes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from statistics import median
+from typing import Any
+
+import torch
+
+from kvsim.errors import InputError
+from kvsim.validate.kernels import language
+from kvsim.validate.micro import lowbit, quantise, rows, topk
+from kvsim.validate.micro.place import Bench, Work
+from kvsim.validate.micro.timing import measure, timers
+from kvsim.validate.session.sass import Code, code
+
+SCHEDULERS = 4
+"""Warps of a multiprocessor that issue an instruction in a clock, since Volta: NVIDIA's tuning
+guides for Ampere and Hopper, section 1.4.1.1, "four warp schedulers"."""
+MOST = 2e9  # moved by one call at most [B]
+BUDGET = 0.5  # of one kernel's runs [s]
+KERNELS: Mapping[str, Callable[[Bench], Iterator[Work]]] = {
+    "packed attention": lowbit.works, "pack and widen": quantise.works, "top-k": topk.works,
+    "rows of the host": rows.works,
+}  # fmt: skip
+Numbers = Mapping[str, Any]
+LOOPS: Mapping[str, tuple[Callable[[tuple[int, ...]], int], Callable[[Numbers], float]]] = {
+    "runs": (
+        min,  # of packed words, or the only one
+        lambda a: a["SPLIT"] / (a["WORDS"] or a["BLOCK"]),
+    ),
+    "join": (min, lambda a: a["splits"]),  # the larger one is unrolled
+    **dict.fromkeys(
+        ("partial_sums", "mean_shares", "next_digit", "numbers_taken", "take"),
+        (max, lambda a: a["CHUNK"] / a["BLOCK"]),
+    ),
+}
+"""Which loop of a kernel does its work, and how often it turns in one program."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One launch of a kernel: its programs, and everything that it was given."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The kernel's own."""
+        return str(self.kernel.__name__)
+
+    @property
+    def numbers(self) -> Numbers:
+        """What it was given, by name."""
+        return dict(zip(self.kernel.arg_names, self.arguments, strict=False))
+
+
+def largest(place: Bench) -> Iterator[tuple[str, Work]]:
+    """Of every kind of case of each kernel, the one that moves most."""
+    for name, works in KERNELS.items():
+        found: dict[str, Work] = {}
+        most: dict[str, float] = {}  # [B]
+        for work in works(place):
+            moved = sum(map(float, work.op.bytes.values()))
+            kind = ", ".join(str(work.case[key]) for key in ("way", "bits") if key in work.case)
+            if moved <= MOST and moved > most.get(kind, 0.0):
+                most[kind], found[kind] = moved, work
+        for kind, work in found.items():
+            yield f"{name}, {kind}" if kind else name, work
+
+
+def rate(
+    name: str, work: Work, device: torch.device, peaks: Mapping[str, float],
+    compiled: Callable[[Launched], tuple[Code, int] | None],
+) -> dict[str, Any]:  # fmt: skip
+    """What one case reaches.
+
+    Parameters
+    ----------
+    peaks : the best measured rate of every channel. [B/s]
+    compiled : a launch's program and its warps; none where it is interpreted.
+    """
+    launched: list[Launched] = []
+    with work.make() as calls:
+        seconds = median(measure(timers(device)[work.clock], calls, BUDGET))
+        with language.listening(lambda *said: launched.append(Launched(*said))):
+            calls[0]()
+    shares = {
+        channel: float(moved) / seconds / peaks[channel]
+        for channel, moved in work.op.bytes.items()
+        if peaks.get(channel)
+    }
+    counted = [instructions(one, compiled(one)) for one in launched]
+    whole = sum(n for n in counted if n is not None) if counted and None not in counted else None
+    moved = max(map(float, work.op.bytes.values()))
+    return {
+        "kernel": name, "case": dict(work.case), "seconds": seconds, "bytes": dict(work.op.bytes),
+        "share_of_bandwidth": max(shares.values(), default=None), "launches": len(launched),
+        "instructions": whole, "instructions_per_byte": None if whole is None else whole / moved,
+    }  # fmt: skip
+
+
+def of_issue(row: dict[str, Any], issue: float) -> dict[str, Any]:
+    """A row with its share of the instructions that the device can issue, where both are known."""
+    whole, seconds = row["instructions"], row["seconds"]
+    known = whole is not None and issue > 0
+    return row | {"share_of_issue": whole / seconds / issue if known else None}
+
+
+def instructions(launched: Launched, made: tuple[Code, int] | None) -> float | None:
+    """Instructions of all warps of a launch; none where a loop's turns are not known."""
+    if made is None:
+        return None
+    program, warps = made
+    each = float(program.instructions)
+    if program.loops:
+        if launched.name not in LOOPS:
+            return None
+        which, turns = LOOPS[launched.name]
+        each += which(program.loops) * turns(launched.numbers) - sum(program.loops)
+    return prod(launched.grid) * warps * each
+
+
+def compiled(launched: Launched) -> tuple[Code, int] | None:
+    """The program of a launch on this device, and its warps; none where it is interpreted."""
+    if not hasattr(launched.kernel, "run") or language.interpreted():
+        return None
+    made = launched.kernel.run(
+        *launched.arguments, grid=launched.grid, warmup=True, **launched.options
+    )
+    return code(made), int(made.metadata.num_warps)
+
+
+def issue_rate(device: torch.device, clock: str) -> float:
+    """Instructions of warps that a GPU can issue; 0 where its clock is not known. [1/s]
+
+    Parameters
+    ----------
+    clock : what its driver has said while it ran, in MHz: one, or the lowest to the highest.
+    """
+    try:
+        highest = 1e6 * float(clock.rpartition(" ")[2])
+    except ValueError:
+        return 0.0
+    return torch.cuda.get_device_properties(device).multi_processor_count * SCHEDULERS * highest
+
+
+def peaks_of(ceilings: Mapping[str, float] | None) -> dict[str, float]:
+    """The best measured rate of every channel. [B/s]
+
+    Raises
+    ------
+    InputError
+        If they have not been measured.
+    """
+    if not ceilings:
+        raise InputError("rates: the unit ceilings has measured no rates yet")
+    return {key.partition("_B_per_s")[0]: n for key, n in ceilings.items() if "_B_per_s" in key}
