@@ -41,15 +41,16 @@ def write_page(path: Path, state: SessionState, units: Sequence[Unit], command: 
 
 
 def _answer(device: str, units: Sequence[Unit], found: Found) -> Answer:
-    left = [unit.name for unit in units if unit.name not in found]
-    failed = [name for name, result in found.items() if _passed(name, result) is False]
+    left = [_called(unit.name) for unit in units if unit.name not in found]
+    failed = [_called(name) for name, result in found.items() if _passed(name, result) is False]
     missed = f"Not passed: {_listed(failed)}." if failed else "Nothing that was checked failed."
     points = sum(name.startswith("point") for name in found)
-    changes = [f"{_listed(left)}: run the command again to go on"] if left else []
+    many = f"{len(left)} units are left" if len(left) > 1 else "one unit is left"
+    changes = [f"Run the command again to go on: {many} ({_listed(left)})."] if left else []
     return Answer(
         verdict(
             [f"{len(found)} of {len(units)} units are done on {device}.", missed if found else ""],
-            [f"{points} timed points stand beside their predictions." if points else ""],
+            [f"Timed points beside their predictions: {points}." if points else ""],
         ),
         figures={"units": len(units), "done": len(found), "failed": len(failed)},
         changes=changes,
@@ -78,12 +79,30 @@ def _units(units: Sequence[Unit], found: Found, state: SessionState) -> Table:
         if result is None:
             said = str(notes.get(unit.name, {}).get("error", ""))
             tried = "failed" if said else "left"
-            rows.append([unit.name, tried, said or f"about {rounded(unit.seconds, 2)} s"])
+            told = said or f"takes about {rounded(unit.seconds, 2)} s"
+            rows.append([_called(unit.name), tried, told])
             continue
         passed = _passed(unit.name, result)
         state_of = {None: "done", True: "passed", False: "failed"}[passed]
-        rows.append([unit.name, state_of, _said(unit.name, result)])
+        rows.append([_called(unit.name), state_of, _said(unit.name, result)])
     return of_cells(("unit", "state", "what it found"), rows, 3, "", "Units")
+
+
+def _called(name: str) -> str:
+    """A unit as people call it."""
+    kind, *more = name.split()
+    if kind == "counts":
+        return f"tokens and counts, {_model(*more)}"
+    if kind == "point":
+        _, model, layers, batch, prompt = more
+        return f"times, {_model(model, layers)}, {batch} x {int(prompt):,}"
+    if kind == "kernels":
+        return "copies that are late" if more[0] == "lanes" else f"kernel {more[0]} and its twin"
+    return name
+
+
+def _model(name: str, layers: str) -> str:
+    return f"{name} cut to {layers} layers" if layers != "0" else name
 
 
 def _said(name: str, result: Mapping[str, Any]) -> str:
@@ -94,6 +113,8 @@ def _said(name: str, result: Mapping[str, Any]) -> str:
     if kind == "kernels":
         cases = result["cases"]
         return f"{sum(bool(case['passed']) for case in cases)} of {len(cases)} cases agree"
+    if kind == "rates":
+        return f"{len(result.get('kernels', ()))} cases"
     if kind == "compile":
         return f"{len(result['lines'])} programs"
     if kind == "point":
@@ -113,7 +134,7 @@ def _ceilings(found: Found) -> Table:
 def _shares(kernels: Mapping[str, Mapping[str, float]]) -> Table:
     """What every kernel reached of the machine's peaks at its best."""
     rows = [
-        [name, rounded(one["samples"], 3), *(_percent(one.get(key, 0.0)) for key in SHARES)]
+        [name, f"{one['samples']:,.0f}", *(_percent(one.get(key, 0.0)) for key in SHARES)]
         for name, one in kernels.items()
     ]
     heads = ("benchmark and kernel", "samples", "of bandwidth", "of arithmetic")
@@ -132,7 +153,7 @@ def _rates(found: Found) -> Table:
         rows.append(
             [
                 one["kernel"],
-                ", ".join(f"{key} {value}" for key, value in one["case"].items()),
+                ", ".join(f"{k} {v}" for k, v in one["case"].items() if k not in ("way", "bits")),
                 rounded(1e6 * one["seconds"], 3),
                 *(DASH if share is None else _percent(share) for share in shares),
                 DASH if each is None else rounded(each, 3),
@@ -154,14 +175,14 @@ def _times(found: Found) -> Table:
             if not set(TIMES) <= set(by_name):
                 continue
             graphs = str(one.get("rounds", "")) == "replayed"
-            cells = [one["technique"], where, "graph" if graphs else "one by one"]
+            cells = [one["technique"], where, "graph" if graphs else "eager"]
             for key in TIMES:
                 m = by_name[key]
                 error = m["predicted"] / m["measured"] - 1
                 cells += [rounded(1e3 * m["measured"], 3), f"{100 * error:+.1f}"]
             rows.append(cells)
     heads = (
-        "technique", "model, batch x prompt", "rounds issued", "TTFT ms", "predicted %", "TPOT ms",
+        "technique", "model, batch x prompt", "rounds", "TTFT ms", "predicted %", "TPOT ms",
         "predicted %",
     )  # fmt: skip
     return of_cells(heads, rows, 3, "", "Times, and how far predictions are off")
@@ -202,4 +223,4 @@ def _software(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _percent(share: float) -> str:
-    return f"{rounded(100 * share, 2)} %"
+    return f"{rounded(100 * share, 2)} %" if share else DASH

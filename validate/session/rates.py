@@ -55,7 +55,7 @@ class Launched:
 
     @property
     def name(self) -> str:
-        """The kernel's own."""
+        """What the kernel is called in its file."""
         return str(self.kernel.__name__)
 
     @property
@@ -71,7 +71,9 @@ def largest(place: Bench) -> Iterator[tuple[str, Work]]:
         most: dict[str, float] = {}  # [B]
         for work in works(place):
             moved = sum(map(float, work.op.bytes.values()))
-            kind = ", ".join(str(work.case[key]) for key in ("way", "bits") if key in work.case)
+            kinds = [str(work.case["way"])] if "way" in work.case else []
+            kinds += [f"{work.case['bits']} bit"] if "bits" in work.case else []
+            kind = ", ".join(kinds)
             if moved <= MOST and moved > most.get(kind, 0.0):
                 most[kind], found[kind] = moved, work
         for kind, work in found.items():
