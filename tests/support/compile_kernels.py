@@ -159,22 +159,28 @@ def decoder(head_dim: int, dtype: torch.dtype) -> Decoder:
     return Decoder(arch, random_weights(arch, CPU, dtype), 512, deployment=d)
 
 
-def compile_all(capability: int, few: bool) -> Compiled:
-    """Every kernel that the techniques launch."""
+def compile_all(capability: int, few: bool, part: slice = slice(None)) -> Compiled:
+    """Every kernel that the techniques launch.
+
+    Parameters
+    ----------
+    part : which of the runs; others are another process's.
+    """
     triton.runtime.driver.set_active(Driver(capability))
     compiled = Compiled()
-    for dtype in (torch.float16, torch.float32):
-        for head_dim in SHAPES:
-            whole = decoder(head_dim, dtype)
-            for name, text in RUNS.items():
-                if few and (name not in FEW or head_dim != 128 or dtype == torch.float32):
-                    continue
-                compiled.what = f"{name}, head dim {head_dim}, {str(dtype)[6:]}"
-                with compiling(compiled):
-                    prompts = [list(range(1, 60)) * 5] * 2
-                    Generation(whole, parse(text), prompts, 6).complete()
-        compiled.what = f"a long context, {str(dtype)[6:]}"
+    dtypes = (torch.float16, torch.float32)
+    runs = [(d, h, name) for d in dtypes for h in SHAPES for name in RUNS]
+    if few:
+        runs = [run for run in runs if run[:2] == (torch.float16, 128) and run[2] in FEW]
+    for dtype, head_dim, name in [*runs, *((d, 0, "a long context") for d in dtypes)][part]:
+        compiled.what = f"{name}, head dim {head_dim}, {str(dtype)[6:]}"
         with compiling(compiled):
+            if head_dim:
+                prompts = [list(range(1, 60)) * 5] * 2
+                whole = decoder(head_dim, dtype)
+                Generation(whole, parse(RUNS[name]), prompts, 6).complete()
+                continue
+            compiled.what = f"{name}, {str(dtype)[6:]}"
             eligible = torch.tensor([LONG, LONG]).int()
             topk_triton.softmax_top_k(torch.zeros(2, 8, LONG, dtype=dtype), 2, 64, eligible)
     return compiled
@@ -183,9 +189,11 @@ def compile_all(capability: int, few: bool) -> Compiled:
 def main() -> None:
     """Print one line per kernel and capability; exit 1 where one asks too much."""
     capabilities = [int(text) for text in sys.argv[1:] if text.isdigit()]
+    parts = [text.partition("=")[2].split("/") for text in sys.argv if text.startswith("--part=")]
+    part = slice(int(parts[0][0]), None, int(parts[0][1])) if parts else slice(None)
     wrong = []
     for capability in capabilities:
-        compiled = compile_all(capability, "--few" in sys.argv)
+        compiled = compile_all(capability, "--few" in sys.argv, part)
         for key, kernel in compiled.found.items():
             where, shared, made = compiled.where[key], kernel.metadata.shared, code(kernel)
             line = (
