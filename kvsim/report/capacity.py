@@ -222,9 +222,8 @@ def others_assumed(answer: CapacityAnswer) -> list[str]:
         )
     told: dict[str, None] = {}
     for x in some:
-        d, caches = x.costs.deployment, bool(x.costs.rules.host_cache)
-        told |= dict.fromkeys(evidence.assumed(d.hardware, float(caches), ""))
-        told |= dict.fromkeys(evidence.assumed_with(d, [x.costs.technique]))
+        costs, cached = x.costs, bool(x.costs.rules.host_cache)
+        told |= dict.fromkeys(evidence.assumed_with(costs.deployment, [costs.technique], cached))
     said += [f"Assumed: {line}." for line in told]
     if any(r.nvme_cache for r in rules):
         one = next(r for r in rules if r.nvme_cache)

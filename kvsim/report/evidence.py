@@ -159,12 +159,15 @@ def _called(card: str) -> str:
     return f"the {title}" if "paper" in title else card
 
 
-def assumed_with(deployment: Deployment, techniques: Iterable[Technique]) -> list[str]:
-    """What is assumed of the host where one of these techniques keeps something there."""
+def assumed_with(
+    deployment: Deployment, techniques: Iterable[Technique], caches: bool = False
+) -> list[str]:
+    """What is assumed of the host where a technique keeps something there, or prefixes are."""
     lines: dict[str, None] = {}
     for technique in techniques:
         kept = Prediction(technique, deployment, np.ones(1), PROMPT, PROMPT).host_bytes
-        lines |= dict.fromkeys(assumed(deployment.hardware, float(np.max(kept)), ""))
+        rests = float(np.max(kept)) + caches
+        lines |= dict.fromkeys(assumed(deployment.hardware, rests, ""))
     return list(lines)
 
 
