@@ -120,7 +120,7 @@ def _launches(text: str, layers: int) -> dict[str, tuple[float, float]]:
 
 
 def _stated(step: Step) -> float:
-    return sum(times * op.launches for op, times in all_ops(step) if _works(op))
+    return float(sum(float(times * op.launches) for op, times in all_ops(step) if _works(op)))
 
 
 def _works(op: Op) -> bool:

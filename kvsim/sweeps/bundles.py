@@ -1,6 +1,5 @@
 """Chunks as processes are given them: several at once, many at first and few at last."""
 
-import pickle
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -64,13 +63,16 @@ def compute_all(
     return __version__, [None if kept.result() else content for content, kept in contents]
 
 
-def pack(chunks: Bundle) -> bytes:
-    """Chunks as bytes, which a cluster hands on without looking at what is in them."""
-    return pickle.dumps(chunks, pickle.HIGHEST_PROTOCOL)
+class Packed:
+    """A bundle that a cluster hands on without looking for results of other tasks in it."""
+
+    def __init__(self, chunks: Bundle) -> None:
+        """Keep the chunks as they are."""
+        self.chunks = chunks
 
 
 def compute_packed(
-    packed: bytes, folder: SharedFolder | None = None
+    packed: Packed, folder: SharedFolder | None = None
 ) -> tuple[str, list[bytes | None]]:
     """``compute_all`` of packed chunks."""
-    return compute_all(pickle.loads(packed), folder)
+    return compute_all(packed.chunks, folder)

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvsim import __version__
 from kvsim.errors import InputError, brief
-from kvsim.sweeps.bundles import Bundle, Bundles, compute_all, compute_packed, pack
+from kvsim.sweeps.bundles import Bundle, Bundles, Packed, compute_all, compute_packed
 from kvsim.sweeps.store import SharedFolder
 
 AHEAD = 2  # bundles of chunks per worker that are under way or waiting
@@ -172,7 +172,7 @@ def _dask(
             bundle = again.pop() if again else next(coming, None)
             if bundle is None:
                 break
-            under_way[client.submit(compute_packed, pack(bundle), folder, pure=False)] = bundle
+            under_way[client.submit(compute_packed, Packed(bundle), folder, pure=False)] = bundle
         if not under_way:
             return
         try:

@@ -171,7 +171,7 @@ def tier(text: str) -> None:
 
 
 def loss(text: str) -> None:
-    assert 0 < figure(r"scores are ([\d.]+) % lower", text) <= 5
+    assert 0 < figure(r"scores are ([\d.]+) % ", text) <= 5
 
 
 ANSWERS: dict[str, tuple[tuple[str, ...], Callable[[str], None]]] = {
