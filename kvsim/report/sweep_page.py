@@ -14,6 +14,7 @@ from kvsim.report.json import Row
 from kvsim.report.page import Page, write
 from kvsim.report.quantities import QUANTITIES
 from kvsim.report.table import Column, Table, words
+from kvsim.sweeps.cases import SEPARATOR
 from kvsim.sweeps.spec import Spec
 from kvsim.sweeps.store import ResultStore, place_of
 
@@ -27,7 +28,10 @@ BEST = {
     "capacity": "usd_per_hour",
 }  # fmt: skip
 LEAST = ("usd_per_hour",)  # less is better
-NAMED = {"usd_per_hour": "USD per hour", "goodput_per_s": "goodput req/s", "context": "context"}
+NAMED = {
+    "usd_per_hour": "USD per hour", "goodput_per_s": "goodput req/s", "context": "context",
+    "hosts_used": "hosts used",
+}  # fmt: skip
 
 
 class SweepSummary:
@@ -119,11 +123,16 @@ def _answer(found: SweepSummary) -> Answer:
 
 
 def _assumed(found: SweepSummary) -> list[str]:
-    """What the best point takes for granted of the host, where its memory is in the results."""
-    best, gpus = found.best[0], found.spec.axes.get("gpu", ())
-    gpu = best.get("gpu", gpus[0] if len(gpus) == 1 else "")
-    kept = best.get("host_bytes") or 0.0
-    return evidence.assumed(load_hardware(str(gpu)), kept, "") if gpu and kept else []
+    """What the best point takes for granted of the hosts whose memory it uses."""
+    best = found.best[0]
+    gpus = str(best.get("gpu", found.spec.axes["gpu"][0])).split(SEPARATOR)
+    cards = [load_hardware(gpu) for gpu in gpus]
+    if "hosts_used" in best:
+        hosts = str(best["hosts_used"]).split(SEPARATOR)
+        cards = [card for card in cards if card.name in hosts]
+    elif not best.get("host_bytes"):
+        return []
+    return [line for card in cards for line in evidence.assumed(card, 1.0, "")]
 
 
 def _heading(key: str) -> str:

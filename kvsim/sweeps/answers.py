@@ -19,7 +19,7 @@ from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome, Targets
 from kvsim.serving.rules import Rules
 from kvsim.serving.simulate import simulate
-from kvsim.sweeps.cases import COLUMNS, Case, Columns, nothing
+from kvsim.sweeps.cases import COLUMNS, SEPARATOR, Case, Columns, nothing
 from kvsim.techniques import parse
 
 DEGREES = (1, 2, 4, 8)
@@ -67,7 +67,9 @@ def simulated(case: Case) -> Columns:
         for name in ("ttft", "tpot", "latency")
         for part in ("p50", "p90", "p99")
     }
-    known = {**row, **spreads, "reason": ""}
+    moved = max(row["utilisation"][way] for way in ("h2d", "d2h"))
+    hosts = d.hardware.name if moved > 0 else ""
+    known = {**row, **spreads, "hosts_used": hosts, "reason": ""}
     return {name: np.nan if known[name] is None else known[name] for name in COLUMNS["simulate"]}
 
 
@@ -100,10 +102,12 @@ def fleets(case: Case) -> Columns:
     fleet = answer.fleet
     reached = fleet.played.reached(targets.share)
     some = answer.market.configurations
+    hosts = (some[j].gpu for j in answer.used if some[j].host)
     return {
         "fleet": " + ".join(f"{fleet.replicas[j]} x {some[j].name}" for j in answer.used),
         "replicas": fleet.replicas.sum(), "gpus": fleet.replicas @ answer.found.offers.gpus,
         "usd_per_hour": fleet.cost, "ttft_s": reached.ttft, "tpot_s": reached.tpot,
         "relaxation_usd_per_hour": answer.found.bound, "likelihood": answer.sure.likely["both"],
+        "hosts_used": SEPARATOR.join(dict.fromkeys(hosts)),
         "reason": answer.shortfall,
     }  # fmt: skip

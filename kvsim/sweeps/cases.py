@@ -86,6 +86,7 @@ class Case:
         return float(self.values[name])
 
 
+SEPARATOR = "+"  # of several GPUs that a fleet may be of
 Columns = dict[str, Any]
 COLUMNS: dict[str, dict[str, type]] = {
     "predict": {
@@ -101,15 +102,18 @@ COLUMNS: dict[str, dict[str, type]] = {
         "ttft_p99_s": float, "tpot_p50_s": float, "tpot_p90_s": float, "tpot_p99_s": float,
         "latency_p99_s": float, "good_share": float, "goodput_per_s": float, "output_tok_s": float,
         "busy_share": float, "kv_peak_share": float, "prefix_hit_share": float, "preemptions": int,
-        "usd": float, "reason": str,
+        "usd": float, "hosts_used": str, "reason": str,
     },
     "capacity": {
         "fleet": str, "replicas": int, "gpus": int, "usd_per_hour": float, "ttft_s": float,
         "tpot_s": float, "relaxation_usd_per_hour": float, "likelihood": float,
-        "reason": str,
+        "hosts_used": str, "reason": str,
     },
 }  # fmt: skip
-"""The results of each kind; what does not exist is null, and the reason says why."""
+"""The results of each kind; what does not exist is null, and the reason says why.
+
+``hosts_used`` names the GPUs whose host memory keeps caches, with ``SEPARATOR`` between several.
+"""
 
 
 def nothing(kind: str, reason: str) -> Columns:

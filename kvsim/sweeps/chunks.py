@@ -15,7 +15,7 @@ import numpy as np
 from kvsim import __version__
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.sweeps.cases import COLUMNS, Case, Columns, Points, stretches
+from kvsim.sweeps.cases import COLUMNS, SEPARATOR, Case, Columns, Points, stretches
 from kvsim.sweeps.evaluate import evaluator
 from kvsim.sweeps.plugins import Plugin, install
 from kvsim.sweeps.spec import POINTS, Spec
@@ -23,7 +23,6 @@ from kvsim.techniques import parse
 from kvsim.traces.read import load
 
 SIZE = 2**15  # points of a chunk at most
-SEPARATOR = "+"  # of several GPUs that a fleet may be of
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvsim.planner.admit import Admission
+from kvsim.sweeps import answers
 from tests.support.commands import run
 
 SAID = "host memory size, of a6000's host"
@@ -56,13 +58,24 @@ def test_the_host_is_named_where_an_answer_rests_on_it(
             json.loads(found.out)
 
 
-def test_the_page_of_a_sweep_names_it(tmp_path: Path) -> None:
-    spec = tmp_path / "grid.toml"
-    spec.write_text(
-        'kind = "predict"\n[grid]\nmodel = ["llama2-7b"]\ngpu = ["a6000"]\n'
-        'technique = ["offload"]\nbatch = [4, 8]\ncontext = [2000]\n'
-    )
-    page = tmp_path / "F.html"
+SWEEPS = {
+    "predict": 'technique = ["{technique}"]\nbatch = [4, 8]\ncontext = [2000]',
+    "simulate": 'technique = ["{technique}"]\ntrace = ["{trace}"]',
+    "capacity": 'trace = ["{trace}"]\nttft_target_s = [1000]\ntpot_target_s = [20]',
+}
+
+
+@pytest.mark.parametrize("technique", ["offload", "full"])
+@pytest.mark.parametrize("kind", SWEEPS)
+def test_the_page_of_a_sweep_names_it(
+    kind: str, technique: str, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only = Admission(only=(technique,))  # where a fleet is free to choose
+    monkeypatch.setattr(answers, "Admission", lambda: only)
+    monkeypatch.setattr(answers, "DEGREES", (1, 2))
+    spec, page = tmp_path / "grid.toml", tmp_path / "F.html"
+    grid = SWEEPS[kind].format(technique=technique, trace=trace)
+    spec.write_text(f'kind = "{kind}"\n[grid]\nmodel = ["llama2-7b"]\ngpu = ["a6000"]\n{grid}\n')
     done = run("sweep", str(spec), "--out", str(tmp_path / "out"), "--report", str(page))
     assert done.code == 0, done.err
-    assert SAID in unescape(page.read_text(encoding="utf-8"))
+    assert (SAID in unescape(page.read_text(encoding="utf-8"))) is (technique == "offload")

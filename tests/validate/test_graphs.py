@@ -4,14 +4,18 @@ import pytest
 
 pytest.importorskip("torch")
 
+from collections import defaultdict
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from kvsim.engine.roofline import all_ops, host_seconds
 from kvsim.engine.timeline import steady
+from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point
 from kvsim.techniques import parse
+from kvsim.techniques.base import Technique
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.graphs import ReplayedRounds
 from kvsim.validate.impl import IMPLEMENTATIONS, small_settings
@@ -19,6 +23,8 @@ from kvsim.validate.impl.base import SmallRun
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.run import Generation
 from kvsim.validate.session.deployed import deployed
+from kvsim.validate.tally import Tally
+from kvsim.validate.times.replays import Replay
 from kvsim.validate.times.timed import run_timed
 from tests.support.decoders import decoder as cpu_decoder
 from tests.support.decoders import prompts
@@ -142,3 +148,46 @@ def test_a_replayed_round_is_predicted_as_one_launch() -> None:
     assert sum(host_seconds(op, eager.replayed) for op, _ in all_ops(step)) == 0
     assert float(steady(step, eager.replayed)) == pytest.approx(float(alone) + 1e-4)
     assert float(issued) > 10 * float(alone)
+
+
+@pytest.mark.parametrize("text", REPLAYED)
+def test_a_replayed_round_is_predicted_as_what_it_dispatches(text: str) -> None:
+    """Attention reads the room that its graph reads; keys are packed in the rounds that do so."""
+    technique = parse(text)
+    bytes_of: dict[str, list[tuple[float, float]]] = {"attn": [], "quantise": []}
+    with pretended(interpreted=False), torch.inference_mode():
+        tally = Tally()
+        small = replace(decoder(), tally=tally)
+        run = Generation(small, technique, PROMPTS, GENERATE)
+        run.start()
+        for _ in range(GENERATE - 1):
+            replay = Replay.of(run)
+            run.decode_in_place()
+            run.decoded_in_place()
+            stated = stated_bytes(technique, replay, small.deployment)
+            for name, found in bytes_of.items():
+                counted = tally.passes[-1].ops.get(name)
+                found.append((stated[name], counted.bytes["hbm"] if counted else 0))
+    (attended, read), (packing, packed) = (np.array(found).T for found in bytes_of.values())
+    assert packing == pytest.approx(packed)
+    if text.startswith("kivi") and "residual=16" in text:
+        assert max(packed) > 10 * min(packed), "a block of keys is packed in one of the rounds"
+    if text.startswith(("fp8", "turboquant")):  # rows beyond the end are widened, and not counted
+        assert min(attended) == max(attended) > max(read)
+    else:  # what is packed as it comes is not written in fp16 first, as is stated
+        new = 2 * 2 * 2 * 2 * 64 * 2 if text.startswith("grouped") else 0
+        assert attended == pytest.approx(read + new)
+
+
+def stated_bytes(
+    technique: Technique, replay: Replay, deployment: Deployment | None
+) -> dict[str, float]:
+    """What the ops of a replayed round move on the GPU, by name. [B]"""
+    assert deployment
+    point = decode_point(len(PROMPTS), len(PROMPTS[0]), GENERATE, float(replay.decoded))
+    (step,) = technique.cycle(deployment, point).steps
+    found: dict[str, float] = defaultdict(float)
+    for op, times in all_ops(step):
+        moved = times * float(np.ravel(op.bytes.get("hbm", 0.0))[0])
+        found[op.name] += moved * replay.often.get(op.name, 1.0)
+    return found

@@ -35,7 +35,7 @@ reads and writes as the algorithm defines it (``attention.attend`` does so itsel
 tiers are noted by ``self.tally.copy`` in the pass that uses them.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -157,6 +157,15 @@ class Implementation:
         what they see is known on the device alone.
         """
         return ()
+
+    @property
+    def reads_room(self) -> bool:
+        """Whether attention of a replayed round reads the whole room of a cache, under a mask."""
+        return True
+
+    def often(self, cached: list[int]) -> Mapping[str, float]:
+        """How much of ops the round after so many cached tokens does; a prediction takes 1."""
+        return {}
 
     def attend(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass

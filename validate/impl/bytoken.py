@@ -18,7 +18,7 @@ from kvsim.validate.impl.cells import (
     shares,
 )
 from kvsim.validate.impl.weights import scores, weigh
-from kvsim.validate.kernels.attention import View
+from kvsim.validate.kernels.attention import View, unpacks
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.kernels.stores import Store
 from kvsim.validate.model.attention import Seen, attend
@@ -269,6 +269,11 @@ class ByToken(Cells):
     def tensors(self) -> dict[str, list[Tensor]]:
         """Every part of every row that is on the GPU."""
         return {"kv": [*self.k.parts, *(() if self.values_away else self.v.parts)]}
+
+    @property
+    def reads_room(self) -> bool:
+        """But where a kernel unpacks the rows: it reads up to each sequence's own end."""
+        return self.plain or not (unpacks(self.k.store()) and unpacks(self.v.store()))
 
     def rows_in_use(self, ends: tuple[int, ...]) -> list[int]:
         """A row per token."""

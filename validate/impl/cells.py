@@ -138,7 +138,6 @@ class Cells(ABC):
     """
 
     plain = False  # whether keys and values are full-precision numbers in place
-    one_by_one = True  # whether prompts of a part may be read one after another
     replays = False  # whether a pass may be the same work whatever is cached, see ``branch``
     takes_back = True  # whether tokens may be overwritten by the next pass
     as_given = True  # whether rows hold the numbers that came, each by itself
@@ -182,6 +181,15 @@ class Cells(ABC):
         ----------
         plainly : the op that writes them where nothing is packed.
         """
+
+    @property
+    def reads_room(self) -> bool:
+        """Whether attention of a pass that is replayed reads all slots, under a mask."""
+        return True
+
+    def often(self, ends: list[int]) -> Mapping[str, float]:
+        """How much of ops a pass with these slots in use after it does; a prediction takes 1."""
+        return {}
 
     def branch(self, ends: list[int]) -> Hashable:
         """Passes with these slots in use after them do the same where this is; none for no pass."""

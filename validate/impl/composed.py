@@ -19,8 +19,8 @@ from kvsim.validate.impl.drafter import Drafter
 from kvsim.validate.impl.found import Piece, piece
 from kvsim.validate.impl.fp16 import Fp16
 from kvsim.validate.impl.placing import Placing
-from kvsim.validate.impl.portions import by_layer, equal_parts, of_part
-from kvsim.validate.impl.replaying import branch, why_eager
+from kvsim.validate.impl.portions import by_layer, ends, equal_parts, of_part
+from kvsim.validate.impl.replaying import branch, often, reads_room, why_eager
 from kvsim.validate.impl.selecting import Selecting, Where, refuse_taking_back
 from kvsim.validate.impl.speculation import Speculative
 from kvsim.validate.model.attention import Pass
@@ -90,11 +90,11 @@ class Composed(Speculative):
         return equal_parts(self.batch, self.parts[layer].placement.tiles, self.technique.name)
 
     def prompt_tiles(self, layer: int, most: int) -> list[slice]:
-        """Whole prompts one after another where all parts of the layer can do so."""
-        parts, cache = self.tiles(layer), self.visits[layer, 0]
-        pieces = cache, cache.cells, self.placements[layer], self.drafter
-        apart = all(piece.one_by_one for piece in pieces)
-        return [r for p in parts for r in self.prompts_apart(p, most)] if apart else parts
+        """Whole prompts one after another where the layer's placement can do so."""
+        parts = self.tiles(layer)
+        if not self.placements[layer].one_by_one:
+            return parts
+        return [rows for part in parts for rows in self.prompts_apart(part, most)]
 
     def prefill(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
@@ -107,8 +107,9 @@ class Composed(Speculative):
         placing.read(cache.place, tensor, own)
         if cache.direct:
             out = cache.prefill(queries, keys, values, own)
-            if self.gamma:
-                self._drafts_read(cache, queries, *cache.cells.prompt(own.length), own)
+            self.drafter.observe(cache.place.visit, queries, own)
+            if self.gamma and ends(own, self.prompt, each):
+                self.drafter.filled(cache.place.visit, *cache.cells.prompt(own.length))
         else:
             out = super().prefill(layer, tensor, queries, keys, values, own)
         placing.end(cache.place, own)
@@ -120,12 +121,14 @@ class Composed(Speculative):
         """As the layer's selection does; drafts may have a cache that reads it too."""
         cache = self.visits[layer, self._first]
         out = cache.attend_prompt(queries, keys, values, step)
-        self._drafts_read(cache, queries, keys, values, step)
+        self.drafter.observe(cache.place.visit, queries, step)
         return out
 
     def filled(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """As the layer's selection does."""
-        self.visits[layer, self._first].filled(keys, values)
+        """As the layer's selection does, once drafts have what they keep of it."""
+        cache = self.visits[layer, self._first]
+        self.drafter.filled(cache.place.visit, keys, values)
+        cache.filled(keys, values)
 
     def prompt_read(self) -> None:
         """What only the prompt needed is freed."""
@@ -242,10 +245,15 @@ class Composed(Speculative):
         return sizes
 
     eager = property(why_eager)
+    reads_room = property(reads_room)
 
     def branch(self, cached: list[int]) -> Hashable:
         """That of every layer."""
         return branch(self, cached)
+
+    def often(self, cached: list[int]) -> Mapping[str, float]:
+        """Those of every layer."""
+        return often(self, cached)
 
     # what pieces ask for
 
@@ -285,12 +293,6 @@ class Composed(Speculative):
 
     def _visit(self, layer: int, first: int) -> tuple[Selecting, Placing]:
         return self.visits[layer, first], self.placements[layer]
-
-    def _drafts_read(
-        self, cache: Selecting, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
-    ) -> None:
-        whole = step.length == self.prompt
-        self.drafter.read(cache.place.visit, queries, keys, values, step, whole)
 
     def _every_placement(self) -> list[Placing]:
         return list(dict.fromkeys(self.placements))

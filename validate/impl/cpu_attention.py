@@ -21,8 +21,6 @@ class CpuCells(Cells):
     queries and new tokens go to the host, and attention's output comes back.
     """
 
-    one_by_one = False
-
     plain = True
 
     def __init__(

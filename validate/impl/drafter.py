@@ -24,7 +24,6 @@ Visit = tuple[int, int]
 class Drafter:
     """What drafts of the whole model need beside the layers' own caches."""
 
-    one_by_one = True  # whether prompts of a part may be read one after another
     differences: Mapping[str, str] = MappingProxyType({"quantise": PACKED_EARLY})
     """Ops and buffers that really differ from what is stated, and why."""
 
@@ -34,16 +33,11 @@ class Drafter:
     def ready(self) -> None:
         """Every layer of the model has its cache."""
 
-    def read(
-        self, visit: Visit, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, whole: bool
-    ) -> None:
-        """A chunk of the prompt has been attended to.
+    def observe(self, visit: Visit, queries: Tensor, step: Pass) -> None:
+        """A chunk of some prompts has been attended to by queries (sequences, heads, new, dim)."""
 
-        Parameters
-        ----------
-        keys, values : the prompt so far, (batch, KV heads, tokens, dim).
-        whole : whether that is all of it.
-        """
+    def filled(self, visit: Visit, keys: Tensor, values: Tensor) -> None:
+        """A layer has read its prompts, (batch, KV heads, longest prompt, dim)."""
 
     def verified(self, visit: Visit, keys: Tensor, values: Tensor, step: Pass) -> None:
         """New tokens of a pass that verifies."""

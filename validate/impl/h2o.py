@@ -7,9 +7,8 @@ from torch import Tensor
 
 from kvsim.techniques.h2o import H2o as Settings
 from kvsim.validate.impl.adding import attend_and_add
-from kvsim.validate.impl.base import Resident, SmallRun
+from kvsim.validate.impl.base import Resident, SmallRun, put
 from kvsim.validate.impl.bytoken import ByToken
-from kvsim.validate.impl.cells import Spot
 from kvsim.validate.impl.eviction import Ring
 from kvsim.validate.impl.selecting import Where
 from kvsim.validate.impl.weights import by_kv_head
@@ -26,8 +25,6 @@ class H2o(Ring):
     ----------
     .. [1] Z. Zhang et al., "H2O", NeurIPS 2023, algorithm 1.
     """
-
-    one_by_one = False
 
     differences = MappingProxyType(
         {"graduate": "the token that leaves the ring moves to a slot of the heavy hitters"}
@@ -53,19 +50,21 @@ class H2o(Ring):
         """Straight into the cache, with scores where some token will be evicted."""
         if not self.ranked:
             return super().prefill(queries, keys, values, step)
-        self.cells.append(keys, values, Spot.behind(step))
-        assert isinstance(self.cells, ByToken)
-        k, v = (side.parts[0][:, :, : step.length] for side in (self.cells.k, self.cells.v))
-        return self._attend(queries, k, v, self.sums[:, :, : step.length], step)
+        held = self.cells.prompt(self.slots)
+        with self.tally.op("attn") as marks:
+            for cache, new in zip(held, (keys, values), strict=True):
+                put(cache, new, step)
+            marks.writes(keys, values)
+        k, v = (cache[step.rows, :, : step.length] for cache in held)
+        return self._attend(queries, k, v, self.sums, step)
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Scores of all queries are added up, token by token."""
         if not self.ranked:
             return super().attend_prompt(queries, keys, values, step)
-        if not step.starts[0]:
+        if self._prompt_sums is None:
             self._prompt_sums = self._sums(self.prompt)
-        assert self._prompt_sums is not None
-        return self._attend(queries, keys, values, self._prompt_sums[:, :, : step.length], step)
+        return self._attend(queries, keys, values, self._prompt_sums, step)
 
     def filled(self, keys: Tensor, values: Tensor) -> None:
         """The heaviest of a sequence's older tokens, and its latest."""
@@ -122,12 +121,13 @@ class H2o(Ring):
     def _attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, sums: Tensor, step: Pass
     ) -> Tensor:
-        """Attention of the prompt whose scores are added to the sums, in place.
+        """Attention of a chunk of some prompts, whose scores are added to their sums in place.
 
         They take no more memory than the MLP's activations, which are not there yet.
         """
-        counts = step.positions < self._on_device[:, None]
-        room = self.batch * step.new * self.model.ffn // 4
+        counts = step.positions < self._on_device[step.rows, None]
+        room = len(queries) * step.new * self.model.ffn // 4
+        sums = sums[step.rows, :, : step.length]
         return attend_and_add(self.tally, queries, keys, values, sums, step, counts, room)
 
     def _graduate(self, slots: Tensor, full: Tensor) -> None:

@@ -28,8 +28,6 @@ class Heads(Drafter):
     n + 1. What drafts appended is overwritten when the tokens that stay are known.
     """
 
-    one_by_one = False
-
     differences = MappingProxyType({**Drafter.differences, "attn": OTHERS_FEWER})
 
     def __init__(self, run: "Composed", part: Drafting) -> None:

@@ -1,6 +1,7 @@
 """KIVI: keys packed per channel in blocks, values per token behind the latest ones."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from statistics import fmean
 from types import MappingProxyType
 
 from torch import Tensor
@@ -59,6 +60,16 @@ class Kivi(PackedCells):
         """The same of lengths on the device."""
         keys = lengths // self.residual * self.residual
         return keys, (lengths - self.residual).clamp(min=0)
+
+    def often(self, ends: list[int]) -> Mapping[str, float]:
+        """Packing of a value that leaves the residual, and of a block of keys where it is full."""
+        part = self.part.stored
+        keys, values = part.packing(self.room.dim, 0), part.packing(0, self.room.dim)
+        done = [
+            values * (n > self.residual) + keys * self.residual * (n % self.residual == 0)
+            for n in ends
+        ]
+        return {"quantise": fmean(done) / (keys + values)}
 
     def branch(self, ends: list[int]) -> Hashable:
         """Whether values leave the residual, and whether keys fill it: in all sequences or none."""

@@ -11,6 +11,7 @@ from kvsim.validate.impl.bytoken import TokenRows
 from kvsim.validate.impl.cells import Spot
 from kvsim.validate.impl.lowrank import Lowrank
 from kvsim.validate.impl.paged import in_pages
+from kvsim.validate.impl.portions import begins, ends
 from kvsim.validate.impl.selecting import Selecting, Where
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.model.attention import Pass, attend
@@ -26,8 +27,6 @@ class Landmarks(Selecting):
     ----------
     .. [1] H. Sun et al., "ShadowKV", ICML 2025, section 4.2, algorithms 1 and 2.
     """
-
-    one_by_one = False
 
     def __init__(self, place: Where) -> None:
         super().__init__(place)
@@ -62,9 +61,9 @@ class Landmarks(Selecting):
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Values of one layer leave, and its keys are decomposed, before the next is computed."""
-        held = self.reading[0], self.away.stage(self, first=not step.starts[0])[0]
+        held = self.reading[0], self.away.stage(self, begins(step))[0]
         out = self.attend_from(held, queries, keys, values, step)
-        if step.length == self.prompt:
+        if ends(step, self.prompt, self.batch):
             self._summarise(*held)
             self.factors.fill(*held, self.lengths)
             self.away.send_prompt(self)

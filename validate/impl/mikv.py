@@ -14,6 +14,7 @@ from kvsim.validate.impl.base import SmallRun
 from kvsim.validate.impl.bytoken import TokenRows
 from kvsim.validate.impl.cells import CacheRoom, Cells, Spot, count_pairs, lengths_on
 from kvsim.validate.impl.grouped import codec
+from kvsim.validate.impl.portions import begins
 from kvsim.validate.impl.sides import check_groups
 from kvsim.validate.impl.weights import by_kv_head
 from kvsim.validate.kernels.attention import PartialAttention, View, attend, merge
@@ -55,8 +56,6 @@ class Mikv(Cells):
     .. [1] J. Y. Yang et al., "No token left behind", 2024, section 3: balanced channels in 3.2.
     """
 
-    one_by_one = False
-
     takes_back, as_given, by_position = False, False, True
     differences = MappingProxyType(
         {"attn": WHOLE, "kv": WHOLE, "quantise": PUSHED, "lowest": COMPARED, "indices": ORDERED}
@@ -90,18 +89,19 @@ class Mikv(Cells):
     ) -> Tensor:
         """Scores are added up, and the largest numbers of the queries' channels are found."""
         batch, heads, _, dim = queries.shape
-        if not step.starts[0]:
-            shape = (batch, heads, self.slots)
+        if begins(step):
+            shape = (self.room.sequences, heads, self.slots)
             self.sums = torch.zeros(shape, device=queries.device)
             self._widest = self.room.zeros(1)
-        lengths = lengths_on(queries.device, self.room.prompts)
+        lengths = lengths_on(queries.device, self.room.prompts)[step.rows]
         counts = step.positions < lengths[:, None]
         with self.tally.op("balance") as marks:
             own = (queries.abs() * counts[:, None, :, None]).amax(2)
             grouped = own.view(batch, self.room.heads, -1, dim).amax(2, keepdim=True)
-            self._widest = torch.maximum(self._widest, grouped)
+            widest = self._widest[step.rows]
+            widest.copy_(torch.maximum(widest, grouped))
             marks.reads(queries)
-        sums = self.sums[:, :, : step.length]
+        sums = self.sums[step.rows, :, : step.length]
         room = queries.numel()  # as many scores at once as queries have numbers
         return attend_and_add(self.tally, queries, keys, values, sums, step, counts, room)
 

@@ -39,6 +39,11 @@ class PackedCells(Cells):
         """Packed rows of keys and of values by cached tokens that the device knows, (batch,)."""
         raise NotImplementedError
 
+    @property
+    def reads_room(self) -> bool:
+        """The kernel reads up to each sequence's own end."""
+        return False
+
     def packed_by(self, spot: Spot) -> tuple[int, ...]:
         """The tokens of every sequence that packed counts of a pass go by."""
         return spot.ends

@@ -13,6 +13,7 @@ from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.cells import Cells
 from kvsim.validate.impl.cpu_attention import CpuCells, LeavingPrompts
 from kvsim.validate.impl.placing import Placing
+from kvsim.validate.impl.portions import begins
 from kvsim.validate.impl.recomputing import Recomputing
 from kvsim.validate.impl.selecting import Where
 from kvsim.validate.impl.split import CpuRows, Made, SplitCells
@@ -44,7 +45,7 @@ class Place(Placing):
     .. [2] J. He and J. Zhai, "FastDecode", arXiv:2403.11421, section 4.
     """
 
-    one_by_one = replays = False
+    replays = False
 
     def __init__(self, run: "Composed", part: Placement) -> None:
         super().__init__(run, part)
@@ -90,6 +91,14 @@ class Place(Placing):
             self.differences = {**self.differences, "store_kv": SENT_LATE}
         return split
 
+    @property
+    def one_by_one(self) -> bool:
+        """Not where rows are on the host: those of all sequences lie side by side, token by token.
+
+        So a chunk of all prompts leaves as one copy, and one of a single prompt cannot.
+        """
+        return not float(self.place.k_host) and not float(self.place.cpu_share)
+
     def ready(self) -> None:
         """Buffers for everything that visits."""
         for visits in self.own:
@@ -120,7 +129,7 @@ class Place(Placing):
 
     def begin(self, where: Where, step: Pass) -> None:
         """Ask for the next layer, wait for this one."""
-        if step.kind == "prefill" and not step.starts[0]:
+        if step.kind == "prefill" and begins(step):
             self.reach(where)
         if where.visit in self.leaving.cells:
             self.leaving.begin(where, step)

@@ -24,7 +24,6 @@ class Placing:
     """All layers that are placed alike; the default keeps them on the GPU."""
 
     replays = True  # whether nothing is copied beside compute
-    one_by_one = True  # whether prompts of a part may be read one after another
     differences: Mapping[str, str] = MappingProxyType({})
     """Ops and buffers that really differ from what is stated, and why."""
 
@@ -55,6 +54,11 @@ class Placing:
 
     def ready(self) -> None:
         """Every layer has its cells."""
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether prompts of a part may be read one after another."""
+        return True
 
     @property
     def late(self) -> bool:

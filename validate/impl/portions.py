@@ -58,3 +58,13 @@ def of_part(step: Pass, first: int) -> Pass:
     """A pass as it looks to the part of the batch that begins with the sequence ``first``."""
     rows = step.rows
     return replace(step, rows=slice(rows.start - first, rows.stop - first)) if first else step
+
+
+def begins(step: Pass) -> bool:
+    """Whether this is the first chunk of the prompts of a part of the batch."""
+    return not step.starts[0] and not step.rows.start
+
+
+def ends(step: Pass, prompt: int, sequences: int) -> bool:
+    """Whether this is the last chunk of the prompts of so many sequences, (sequences, prompt)."""
+    return step.length == prompt and step.rows.stop == sequences

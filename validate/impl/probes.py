@@ -21,14 +21,14 @@ class Probes:
         self._q: Tensor | None = None
 
     def take(self, queries: Tensor, step: Pass) -> None:
-        """Keep the probes among a chunk's queries (batch, heads, new, head dim)."""
-        batch, heads, _, dim = queries.shape
+        """Keep the probes among a chunk's queries (sequences, heads, new, head dim)."""
         if self._q is None:
-            self._q = queries.new_zeros(batch, heads, self.positions.shape[1], dim)
-        place = self.positions - step.starts[0]
+            batch, probes = self.positions.shape
+            self._q = queries.new_zeros(batch, queries.shape[1], probes, queries.shape[3])
+        mine, place = self._q[step.rows], self.positions[step.rows] - step.starts[0]
         inside = ((place >= 0) & (place < step.new))[:, None, :, None]
-        index = place.clamp(0, step.new - 1)[:, None, :, None].expand_as(self._q)
-        self._q = torch.where(inside, queries.gather(2, index), self._q)
+        index = place.clamp(0, step.new - 1)[:, None, :, None].expand_as(mine)
+        mine.copy_(torch.where(inside, queries.gather(2, index), mine))
 
     def votes(self, marks: Marks, keys: Tensor) -> Tensor:
         """Attention that a prompt's tokens (batch, KV heads, tokens, head dim) get from the probes.

@@ -1,6 +1,7 @@
 """Which compositions have rounds that are the same work on the GPU, and which rounds those are."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,3 +31,19 @@ def branch(run: "Composed", cached: list[int]) -> Hashable:
         for layer in run.layers
     }
     return None if None in found else frozenset(found)
+
+
+def reads_room(run: "Composed") -> bool:
+    """Whether attention of some layer reads all slots of its cache."""
+    return any(layer.cells.reads_room for layer in run.layers)
+
+
+def often(run: "Composed", cached: list[int]) -> Mapping[str, float]:
+    """How much of ops the round after so many cached tokens does, on average over the layers."""
+    found = [
+        layer.cells.often([n + 1 for n in layer.held(cached[layer.place.rows])])
+        for layer in run.layers
+    ]
+    return {
+        op: fmean(some.get(op, 1.0) for some in found) for op in {op for s in found for op in s}
+    }

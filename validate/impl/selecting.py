@@ -62,7 +62,6 @@ class Selecting:
 
     in_order = True  # whether a token's slot is its position
     replays = False  # whether what it does follows from nothing but the number of slots
-    one_by_one = True  # whether prompts of a part may be read one after another
     guesses = False  # whether it expects a guess of the next token behind the newest one
     differences: Mapping[str, str] = NONE
     """Ops and buffers that really differ from what is stated, and why."""

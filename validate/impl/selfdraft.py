@@ -42,8 +42,6 @@ class Selfdraft(Drafter):
        nearest; the authors' came from a calibrated quantiser.
     """
 
-    one_by_one = False
-
     def __init__(self, run: "Composed", part: Drafting) -> None:
         super().__init__(run, part)
         assert isinstance(part, Settings)
@@ -75,16 +73,15 @@ class Selfdraft(Drafter):
             if self.reads == "upper" and isinstance(layer.cells, Hierarchical):
                 layer.cells.drafts_read_upper = True
 
-    def read(
-        self, visit: Visit, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, whole: bool
-    ) -> None:
-        """Observe the prompt's last queries; cut the prompt when it is whole."""
-        if not self.caches:
-            return
-        cache = self.caches[visit]
-        cache.observe(queries, step)
-        if whole:
-            cache.cut(keys, values)
+    def observe(self, visit: Visit, queries: Tensor, step: Pass) -> None:
+        """The prompts' last queries choose what a small cache keeps."""
+        if self.caches:
+            self.caches[visit].observe(queries, step)
+
+    def filled(self, visit: Visit, keys: Tensor, values: Tensor) -> None:
+        """Small caches keep some of the prompts."""
+        if self.caches:
+            self.caches[visit].cut(keys, values)
 
     def verified(self, visit: Visit, keys: Tensor, values: Tensor, step: Pass) -> None:
         """Into the draft cache too."""

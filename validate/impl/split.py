@@ -75,8 +75,6 @@ class SplitCells(Cells):
     cpu : rows in host memory that the CPU attends to.
     """
 
-    one_by_one = False
-
     def __init__(
         self, kind: type[Cells], part: Storage, room: CacheRoom, slots: int, tally: Silent,
         away: int, host: Made, cpu: CpuRows | None = None,

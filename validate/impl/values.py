@@ -10,6 +10,7 @@ from kvsim.validate.impl.away import Away
 from kvsim.validate.impl.base import Resident
 from kvsim.validate.impl.bytoken import PACKED_AT_ONCE
 from kvsim.validate.impl.cells import Spot
+from kvsim.validate.impl.portions import begins, ends
 from kvsim.validate.impl.selecting import Selecting, Where
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.model.attention import Pass
@@ -28,8 +29,6 @@ class Values(Selecting):
     .. [1] Q. He and Z. Wu, "Efficient LLM inference with KCache", 2024, section 3.
     """
 
-    one_by_one = False
-
     def __init__(self, place: Where) -> None:
         settings = place.parts.selection
         assert isinstance(settings, TopValues)
@@ -44,9 +43,10 @@ class Values(Selecting):
         """Values of one layer leave while the next one is computed."""
         if self.away is None:
             return super().prefill(queries, keys, values, step)
-        held = self.rows.k.parts[0], self.away.stage(self, first=not step.starts[0])[0]
+        first, last = begins(step), ends(step, self.prompt, self.batch)
+        held = self.rows.k.parts[0], self.away.stage(self, first)[0]
         out = self.attend_from(held, queries, keys, values, step)
-        if step.length == self.prompt:
+        if last:
             self.away.send_prompt(self)
         return out
 

@@ -32,8 +32,6 @@ class Zipcache(Cells):
        window is packed by itself, as algorithm 3 has it.
     """
 
-    one_by_one = False
-
     takes_back, as_given, by_position = False, False, True
     differences = MappingProxyType(
         {

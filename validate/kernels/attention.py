@@ -37,7 +37,7 @@ class View:
     @property
     def fused(self) -> bool:
         """Whether the Triton kernel reads it where there is a GPU."""
-        return _fused(self.k) and _fused(self.v)
+        return unpacks(self.k) and unpacks(self.v)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
     return in_blocks(queries, view, scored)
 
 
-def _fused(store: Store | None) -> bool:
+def unpacks(store: Store | None) -> bool:
     """Whether a kernel unpacks these rows: widths it knows, each head's rows one after another."""
     if store is None:
         return True

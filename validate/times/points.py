@@ -32,6 +32,7 @@ from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
 from kvsim.validate.processor import available_memory
 from kvsim.validate.times.compared import Compared, Measured, Round, SkippedPoint
+from kvsim.validate.times.replays import replayed_seconds
 from kvsim.validate.times.timed import Counted, Timing, run_by_op, run_counted, run_timed
 
 MODELS = (("smollm2-135m", 0), ("smollm2-1.7b", 3))
@@ -175,14 +176,13 @@ def _compared(
 ) -> Compared:
     t = runs[0].technique
     eager = next((run.eager for run in runs if run.eager is not None), None)
-    issued = deployment if eager is not None else deployment.replayed
-    p, rounds = (
-        Prediction(t, d, np.array([float(work.batch)]), work.prompt, work.generate)
-        for d in (deployment, issued)
-    )
+    p = Prediction(t, deployment, np.array([float(work.batch)]), work.prompt, work.generate)
+    tpot = float(p.tpot_s[0])
+    if eager is None:
+        tpot = replayed_seconds(deployment, t, work, runs[0].replays)
     whole = [
         Measured.over("ttft_s", float(p.ttft_s[0]), [run.ttft for run in runs]),
-        Measured.over("tpot_s", float(rounds.tpot_s[0]), [run.tpot for run in runs]),
+        Measured.over("tpot_s", tpot, [run.tpot for run in runs]),
     ]
     if (
         torch.get_num_threads() == 1 and not counted.on_gpu

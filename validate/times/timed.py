@@ -19,6 +19,7 @@ from kvsim.validate.tally import Silent, size
 from kvsim.validate.times.clock import Clock, TimedPass, computing_clock
 from kvsim.validate.times.compared import ISSUED
 from kvsim.validate.times.live import Live
+from kvsim.validate.times.replays import Replay
 
 SHORT = "no branch came up twice in so few rounds"
 
@@ -35,6 +36,7 @@ class Timing:
     resident: int  # the technique's own tensors after the last round, both tiers [B]
     passes: tuple[TimedPass, ...]  # if ops were timed
     eager: str | None = None  # why no round was replayed as a CUDA graph; none if all of them were
+    replays: tuple[Replay, ...] = ()  # what those rounds did
 
     @property
     def tpot(self) -> float:
@@ -71,9 +73,9 @@ def run_timed(
         run.start()
         ttft = _now(decoder.device) - begin
         replaying = ReplayedRounds(run) if graphs else None
-        again = []
+        again: list[Replay | None] = []
         while min(run.done) < run.generate:
-            again.append(replaying is not None and replaying.ready())
+            again.append(Replay.of(run) if replaying and replaying.ready() else None)
             begin, own_begin = _now(decoder.device), own()
             if replaying:
                 replaying.round()
@@ -86,12 +88,13 @@ def run_timed(
         run.impl.close()
     tokens = work.generate - 1
     eager: str | None = (replaying.why or SHORT) if replaying else ISSUED
-    if any(again):  # each gives one token
+    replays = tuple(one for one in again if one)
+    if replays:  # each gives one token
         rounds = [took for took, kept in zip(rounds, again, strict=True) if kept]
         computing = [took for took, kept in zip(computing, again, strict=True) if kept]
         tokens, eager = len(rounds), None
     times = (ttft, tuple(rounds), tuple(computing), tokens)
-    return Timing(as_run(run), *times, resident, tuple(clock.passes), eager)
+    return Timing(as_run(run), *times, resident, tuple(clock.passes), eager, replays)
 
 
 def issuing(run: Timing) -> dict[str, float]:
