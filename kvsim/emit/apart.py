@@ -14,7 +14,8 @@ ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 READS = {"prefill": "read prompts", "decode": "decode"}
 KNOWN = ("vllm", "sglang", "trtllm")
 BETWEEN = {
-    "vllm": "the proxy that sends each request first to one kind of engine and then to the other",
+    "vllm": "the proxy that sends each request first to one kind of engine and then to the other; "
+    "on several machines VLLM_NIXL_SIDE_CHANNEL_HOST of each engine is its own address",
     "sglang": "the addresses of the engines for sglang_router --pd-disaggregation",
     "trtllm": "the orchestrator (trtllm-serve disaggregated) and its list of servers",
 }

@@ -24,8 +24,8 @@ def vllm(served: Served, found: "EngineSettings") -> None:
         if name not in ALONE:
             config["model"] = "DRAFT_MODEL"
         config["num_speculative_tokens"] = served.drafts
-        if name == "ngram":
-            config["prompt_lookup_max"] = LOOKED_UP
+        if name == "ngram":  # without the least, vLLM looks up no fewer than the most
+            config |= {"prompt_lookup_max": LOOKED_UP, "prompt_lookup_min": 1}
         found.add("--speculative-config", dumps(config))
 
 
@@ -52,7 +52,28 @@ def trtllm(served: Served, found: "EngineSettings") -> list[str]:
             settings["max_matching_ngram_size"] = LOOKED_UP
         found.used += [flag("trtllm", f"speculative_config.{key}") for key in settings]
         lines += ["speculative_config:", *(f"  {key}: {v}" for key, v in settings.items())]
-        if name == "draft":
+        if name in ("draft", "ngram"):
             found.used.append(flag("trtllm", "disable_overlap_scheduler"))
             lines.append("disable_overlap_scheduler: true")
     return lines
+
+
+def hf(served: Served, found: "EngineSettings") -> tuple[list[str], list[tuple[str, str]]]:
+    """Lines before the call, and its arguments: what a draft model does is set on that model.
+
+    Its confidence would end a round sooner than planned, so it is not asked.
+    """
+    if "ngram" in served.terms:
+        found.used.append(flag("hf", "prompt_lookup_num_tokens"))
+        return [], [("prompt_lookup_num_tokens", str(served.drafts))]
+    if "draft" not in served.terms:
+        return [], []
+    settings = {
+        "num_assistant_tokens": str(served.drafts),
+        "num_assistant_tokens_schedule": '"constant"',
+        "assistant_confidence_threshold": "0",
+    }
+    found.used += [flag("hf", name) for name in ("assistant_model", *settings)]
+    lines = [f"draft_model.generation_config.{name} = {value}" for name, value in settings.items()]
+    loaded = 'draft_model = AutoModelForCausalLM.from_pretrained("DRAFT_MODEL", dtype="auto")'
+    return [loaded, *lines], [("assistant_model", "draft_model")]

@@ -210,42 +210,22 @@ def _lmcache(s: Served, found: EngineSettings) -> str:
     command = below.text.replace(
         "--kv-offloading-backend native", "--kv-offloading-backend lmcache"
     )
-    return f"{file}\nLMCACHE_CONFIG_FILE=lmcache.yaml {command}"
+    found.used.append(flag("lmcache", "PYTHONHASHSEED"))  # else no process finds another's blocks
+    return f"{file}\nPYTHONHASHSEED=0 LMCACHE_CONFIG_FILE=lmcache.yaml {command}"
 
 
 def _hf(s: Served, found: EngineSettings) -> str:
-    arguments: list[tuple[str, str]] = []
-    offload, kivi = s.terms.get("offload"), s.terms.get("kivi")
-    if offload is not None:
-        found.add("cache_implementation", '"offloaded"')
-        arguments.append(("cache_implementation", '"offloaded"'))
-        if float(offload.settings["host_share"]) < 1:
-            found.lacks("host_share: all layers but the current one go to host memory")
-    if kivi is not None:
-        bits = int(kivi.settings["bits"])
-        found.add("cache_implementation", '"quantized"')
-        found.add("cache_config.nbits", bits)
-        found.add("cache_config.backend", '"quanto"')
-        arguments += [
-            ("cache_implementation", '"quantized"'),
-            ("cache_config", f'{{"nbits": {bits}, "backend": "quanto"}}'),
-        ]
-    if "draft" in s.terms:
-        found.used += [flag("hf", "assistant_model"), flag("hf", "num_assistant_tokens")]
-        arguments += [("assistant_model", "draft_model"), ("num_assistant_tokens", str(s.drafts))]
-    if "ngram" in s.terms:
-        found.add("prompt_lookup_num_tokens", s.drafts)
-        arguments.append(("prompt_lookup_num_tokens", str(s.drafts)))
+    found.used.append(flag("hf", "max_length"))
+    before, drafted = drafts.hf(s, found)
+    arguments = [("max_length", str(s.max_model_len)), *memories.hf(s, found), *drafted]
     _no_technique(s, found, ("offload", "kivi", "draft", "ngram"))
     spread.none(s, found)
     memories.no_drive(s, found)
     _quantised(s, found)
     found.lacks("a batch limit and continuous batching: generate takes one batch at a time")
     told = "".join(f", {name}={value}" for name, value in arguments)
-    return (
-        f'model = AutoModelForCausalLM.from_pretrained("{s.model}", dtype="auto", '
-        f'device_map="auto")\nmodel.generate(**inputs{told})'
-    )
+    loaded = f'AutoModelForCausalLM.from_pretrained("{s.model}", dtype="auto", device_map="auto")'
+    return "\n".join((f"model = {loaded}", *before, f"model.generate(**inputs{told})"))
 
 
 def _llamacpp(s: Served, found: EngineSettings) -> str:

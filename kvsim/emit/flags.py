@@ -50,6 +50,7 @@ class Flag:
 VLLM_CACHE = "vllm/config/cache.py at 002f10e"
 VLLM_SPECULATION = "docs/features/speculative_decoding/README.md at 01ed47b"
 VLLM_SPREAD = "docs/serving/data_parallel_deployment.md and expert_parallel_deployment.md of 0.12"
+VLLM_LOOKUP = "vllm/config/speculative.py at 002e77c"
 VLLM_APART = "docs/features/nixl_connector_usage.md at 026c83f"
 SGLANG_APART = "docs/advanced_features/pd_disaggregation.md at 08edc50"
 SGLANG_HOST = "python/sglang/srt/mem_cache/memory_pool_host.py of 2026"
@@ -60,9 +61,18 @@ SGLANG = "docs/advanced_features/server_arguments.md at 004813e"
 TRTLLM = "tensorrt_llm/commands/serve.py at 00209af"
 TRTLLM_KV = "docs/source/features/kvcache.md at 0076e93"
 TRTLLM_SPECULATION = "docs/source/features/speculative-decoding.md at 04c8822"
+TRTLLM_HOST = (
+    "KvCacheConfig in the LLM API reference; that it is each rank's is not found there, but in "
+    "TensorRT-LLM pull requests 16106 and 17717"
+)
 LMCACHE = "docs/source/api_reference/configurations.rst at 0223da8"
+LMCACHE_SIZES = f"{LMCACHE}; that it is each rank's: issue 2901; GiB: lmcache/v1/storage_backend"
+LMCACHE_HASHES = "not found in that page: LMCache issues 1739 and 2581"
 TRANSFORMERS = "docs/source/en/kv_cache.md at 04d5adf"
 TRANSFORMERS_ASSISTED = "docs/source/en/assisted_decoding.md at aa4cc07"
+TRANSFORMERS_CACHE = "src/transformers/cache_utils.py of 4.48 to 4.57"
+TRANSFORMERS_LENGTH = "GenerationConfig in the API reference"
+TRANSFORMERS_DRAFTS = "src/transformers/generation/candidate_generator.py"
 LLAMACPP = "tools/server/README.md at 00dc805"
 
 MANUALS = {
@@ -102,7 +112,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("--kv-offloading-size", "host memory for evicted blocks [GiB]", VLLM_CACHE),
         Flag("--kv-offloading-backend", "native, or lmcache", VLLM_CACHE),
         Flag("--quantization", "format of the weights", "vLLM engine arguments"),
-        Flag("--speculative-config", "drafting, as JSON", VLLM_SPECULATION),
+        Flag("--speculative-config", "drafting, as JSON", f"{VLLM_SPECULATION}; {VLLM_LOOKUP}"),
         Flag("--kv-transfer-config", "how caches leave and come, as JSON", VLLM_APART),
     ),
     "sglang": (
@@ -145,7 +155,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("kv_cache_config.dtype", "number format of the KV cache", TRTLLM_KV),
         Flag("kv_cache_config.enable_block_reuse", "prompts share blocks", TRTLLM_KV),
         Flag("kv_cache_config.host_cache_size", "host memory for evicted blocks, of each GPU [B]",
-             "KvCacheConfig in the LLM API reference"),
+             TRTLLM_HOST),
         Flag("speculative_config.decoding_type", "Eagle3, MTP, DraftTarget or NGram",
              TRTLLM_SPECULATION),
         Flag("speculative_config.max_draft_len", "drafted tokens per round", TRTLLM_SPECULATION),
@@ -155,25 +165,34 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("cache_transceiver_config.backend", "what moves caches", TRTLLM_APART),
         Flag("cache_transceiver_config.max_tokens_in_buffer", "longest prompt [tokens]",
              TRTLLM_APART),
-        Flag("disable_overlap_scheduler", "a draft model cannot run beside it", TRTLLM_SPECULATION),
+        Flag("disable_overlap_scheduler", "true: draft models, n-grams and prefill alone need it",
+             f"{TRTLLM_SPECULATION}; {TRTLLM_APART}"),
     ),
     "lmcache": (
         Flag("chunk_size", "tokens per block of the store", LMCACHE),
         Flag("local_cpu", "host memory is used", LMCACHE),
-        Flag("max_local_cpu_size", "how much of it, of each GPU [GB]", LMCACHE),
+        Flag("max_local_cpu_size", "how much of it, of each GPU [GiB]", LMCACHE_SIZES),
         Flag("local_disk", "folder on a disk, as file:///...", LMCACHE),
-        Flag("max_local_disk_size", "how much of it, of each GPU [GB]", LMCACHE),
+        Flag("max_local_disk_size", "how much of it, of each GPU [GiB]", LMCACHE_SIZES),
         Flag("LMCACHE_CONFIG_FILE", "environment variable that names the file", LMCACHE),
+        Flag("PYTHONHASHSEED", "environment variable: all processes name blocks alike",
+             LMCACHE_HASHES),
         Flag("--kv-offloading-backend", "native, or lmcache", VLLM_CACHE),
         Flag("--kv-offloading-size", "host memory for evicted blocks [GiB]", VLLM_CACHE),
     ),
     "hf": (
         Flag("cache_implementation", '"offloaded" to host memory, or "quantized"', TRANSFORMERS),
         Flag("cache_config.nbits", "bits per cached number", TRANSFORMERS),
-        Flag("cache_config.backend", '"quanto" or "hqq"', TRANSFORMERS),
-        Flag("max_new_tokens", "tokens to generate", TRANSFORMERS),
+        Flag("cache_config.backend", '"quanto", which has 2 and 4 bits', TRANSFORMERS),
+        Flag("cache_config.q_group_size", "numbers that share a scale", TRANSFORMERS_CACHE),
+        Flag("cache_config.residual_length", "latest tokens kept as they are", TRANSFORMERS_CACHE),
+        Flag("max_length", "prompt and generated tokens; 20 if not set", TRANSFORMERS_LENGTH),
         Flag("assistant_model", "the draft model, loaded beside", TRANSFORMERS_ASSISTED),
-        Flag("num_assistant_tokens", "drafted tokens per round", TRANSFORMERS_ASSISTED),
+        Flag("num_assistant_tokens", "drafted tokens per round, of the draft model's settings",
+             TRANSFORMERS_DRAFTS),
+        Flag("num_assistant_tokens_schedule", '"constant": as many in every round',
+             TRANSFORMERS_DRAFTS),
+        Flag("assistant_confidence_threshold", "0: no round ends sooner", TRANSFORMERS_DRAFTS),
         Flag("prompt_lookup_num_tokens", "drafted tokens per round, looked up in the text",
              TRANSFORMERS_ASSISTED),
     ),

@@ -89,9 +89,14 @@ class Served:
         return round(self.host_cache / self.spread.gpus / GB)
 
     @property
-    def nvme_gb_each(self) -> int:
-        """NVMe space of each GPU's process in whole GB."""
-        return round(self.nvme_cache / self.spread.gpus / GB)
+    def host_gib_each(self) -> float:
+        """The share of each GPU's process. [GiB]"""
+        return round(self.host_cache / self.spread.gpus / GIB, 2)
+
+    @property
+    def nvme_gib_each(self) -> float:
+        """NVMe space of each GPU's process. [GiB]"""
+        return round(self.nvme_cache / self.spread.gpus / GIB, 2)
 
     @property
     def nvme_gb(self) -> int:

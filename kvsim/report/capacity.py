@@ -6,19 +6,15 @@ import numpy as np
 
 from kvsim.machines.basis import basis
 from kvsim.machines.hardware import GIB
-from kvsim.planner.fleet.beside import CERTAIN, OtherFleet
+from kvsim.planner.fleet.beside import OtherFleet, as_cheap_at
 from kvsim.planner.fleet.capacity import CapacityAnswer
 from kvsim.planner.fleet.certainty import SURE
 from kvsim.planner.fleet.configurations import Configuration
-from kvsim.planner.fleet.proven import Found
 from kvsim.report import evidence
-from kvsim.report.answer import verdict
-from kvsim.report.capacity_times import class_rows, slower, target_row, times_row, wait
+from kvsim.report.capacity_times import class_rows, target_row, times_row
+from kvsim.report.capacity_verdict import fleet_in_words, in_words, names, per_million
 from kvsim.report.json import Row, number
-from kvsim.report.units import likelihood, usd
 from kvsim.serving.records import MEMORIES
-
-NEAR = 0.9  # likelihood below which a fleet is near its limit
 
 
 def row(answer: CapacityAnswer, trace: str) -> Row:
@@ -38,7 +34,7 @@ def row(answer: CapacityAnswer, trace: str) -> Row:
         "answer": in_words(answer),
         "fleet": [_replicas(answer, j) for j in answer.used],
         "usd_per_hour": fleet.cost,
-        "usd_per_million_tokens": _per_million(answer),
+        "usd_per_million_tokens": per_million(answer),
         "gpus": int(fleet.replicas @ answer.found.offers.gpus),
         "rated_power_w": _power(answer),
         "schedule": _schedule(answer),
@@ -76,55 +72,6 @@ def _power(answer: CapacityAnswer) -> float | None:
     """Rated power of the fleet's GPUs, if that of all is known. [W]"""
     some = [(int(answer.fleet.replicas[j]), answer.market.configurations[j]) for j in answer.used]
     return number(sum(count * x.power for count, x in some))
-
-
-def in_words(answer: CapacityAnswer) -> str:
-    """The decision, how sure it is and what it does, in at most 60 words."""
-    q = answer.question
-    fleet = fleet_in_words(answer.found, answer.market.configurations)
-    reached = answer.fleet.played.reached(answer.targets.share)
-    p = f"p{100 * reached.share:g}"
-    times = f"TTFT {p} {wait(reached.ttft)}, TPOT {p} {wait(reached.tpot)}"
-    if answer.targets.longer:
-        times = f"each class of prompts within its targets, all of them with {times}"
-    part = "" if answer.load == 1 else f" {100 * answer.load:.0f} % of"
-    rate = float(q.traffic.demand.mean.sum()) * answer.load
-    each = _per_million(answer)
-    million = "" if each is None else f", {usd(each)} per million generated tokens"
-    meets = "would carry" if answer.shortfall else "carries"
-    return verdict(
-        [
-            f"Rent {fleet}: {usd(answer.fleet.cost)} per hour{million}.",
-            slower(answer.fleet.played, answer.targets, _names(answer)),
-            _sure(answer),
-        ],
-        [
-            f"In simulation it {meets}{part} the trace's {rate:.3g} requests per second with "
-            f"{times}."
-        ],
-    )
-
-
-def _names(answer: CapacityAnswer) -> list[str]:
-    return [x.name for x in answer.market.configurations]
-
-
-def _sure(answer: CapacityAnswer) -> str:
-    """How likely the targets are kept, and what rents more certainty where that is little."""
-    both = answer.sure.likely["both"]
-    said = f"It keeps the targets with a likelihood of {likelihood(both)}"
-    safer = next((a for a in answer.alternatives if a.label == CERTAIN), None)
-    if both >= NEAR or safer is None or safer.found is None:
-        return f"{said}."
-    more = fleet_in_words(safer.found, safer.configurations)
-    return f"{said}; for 95 % rent {more}, {usd(safer.found.fleet.cost)} per hour."
-
-
-def fleet_in_words(found: Found, configurations: list[Configuration]) -> str:
-    """Replicas and what runs on them."""
-    return " + ".join(
-        f"{n} x {configurations[j].name}" for j, n in enumerate(found.fleet.replicas) if n
-    )
 
 
 def _replicas(answer: CapacityAnswer, j: int) -> Row:
@@ -172,22 +119,16 @@ def _mean(weighted: list[tuple[float, int]]) -> float:
     return sum(value * weight for value, weight in weighted) / total if total else 0.0
 
 
-def _per_million(answer: CapacityAnswer) -> float | None:
-    tokens = sum(g.tokens for g in answer.fleet.played.groups)
-    hours = answer.fleet.played.duration / 3600
-    return answer.fleet.cost * hours / tokens * 1e6 if tokens else None
-
-
 def _schedule(answer: CapacityAnswer) -> list[Row] | None:
     """Replicas by window; None if they always run."""
     if answer.question.schedule is None:
         return None
     hours = np.cumsum(answer.question.traffic.demand.hours)
-    names = _names(answer)
+    known = names(answer)
     return [
         {
             "until_h": float(hours[w]),
-            "replicas": {names[j]: int(n) for j, n in enumerate(running) if n},
+            "replicas": {known[j]: int(n) for j, n in enumerate(running) if n},
         }
         for w, running in enumerate(answer.fleet.running)
     ]
@@ -242,21 +183,20 @@ def others_assumed(answer: CapacityAnswer) -> list[str]:
 
 
 def _prices(answer: CapacityAnswer) -> list[Row]:
-    """For every GPU alone, the price of one GPU at which it would be as cheap as the fleet."""
-    found = []
-    for a in answer.alternatives:
+    """For every GPU alone, the price of one GPU at which it would be as cheap as the fleet.
+
+    None with a schedule, as GPUs are not paid all the time then.
+    """
+    found: list[Row] = []
+    chosen = OtherFleet("", answer.found, answer.market.configurations)
+    for a in [] if answer.question.schedule else answer.alternatives:
         gpu, alone = a.label.removesuffix(" alone"), a.found
-        mine = [j for j, x in enumerate(a.configurations) if x.gpu == gpu]
-        if alone is None or not mine or not a.label.endswith(" alone"):
+        price = as_cheap_at(chosen, a, gpu) if a.label.endswith(" alone") else None
+        if alone is None or price is None:
             continue
-        gpus = int(sum(alone.fleet.replicas[j] * a.configurations[j].gpus for j in mine))
-        found.append(
-            {
-                "gpu": gpu,
-                "usd_per_gpu_hour": alone.fleet.cost / gpus,
-                "as_cheap_at": answer.fleet.cost / gpus,
-            }
-        )
+        replicas = zip(alone.fleet.replicas, a.configurations, strict=True)
+        now = alone.fleet.cost / sum(n * x.gpus for n, x in replicas)
+        found.append({"gpu": gpu, "usd_per_gpu_hour": float(now), "as_cheap_at": price})
     return found
 
 
@@ -276,14 +216,14 @@ def _certainty(answer: CapacityAnswer) -> Row:
 
 def _classes(answer: CapacityAnswer) -> list[Row]:
     traffic, share = answer.question.traffic, answer.fleet.share.mean(axis=0)
-    names = _names(answer)
+    known = names(answer)
     return [
         {
             "prompt": float(traffic.prompt[c]),
             "generate": float(traffic.generate[c]),
             "reuse": float(traffic.reuse[c]),
             "rate_per_s": float(traffic.demand.mean[c]),
-            "served_by": {names[j]: float(s) for j, s in enumerate(share[c]) if s > 1e-9},
+            "served_by": {known[j]: float(s) for j, s in enumerate(share[c]) if s > 1e-9},
         }
         for c in range(traffic.classes)
     ]

@@ -164,7 +164,7 @@ def _costs(row: Row) -> "Figure":
     bound = row["solver"]["relaxation_usd_per_hour"]
     figure.add_scatter(
         x=[bound] * len(bars), y=[name for name, _, _ in bars], mode="lines",
-        name="lower bound", line={"dash": "dot", "color": "#888888"},
+        name="lower bound", line={"dash": "dot", "color": PALETTE[1], "width": 3},
     )  # fmt: skip
     figure.update_traces(selector={"type": "bar"}, showlegend=False)
     figure.update_yaxes(autorange="reversed")
@@ -229,7 +229,7 @@ def _assumptions(row: Row, answer: CapacityAnswer) -> list[str]:
     return [
         tables.bound(row),
         tables.certain(row),
-        *filter(None, [tables.power(row)]),
+        *filter(None, [tables.committed(row), tables.power(row)]),
         *others_assumed(answer),
         "Requests go to a kind of replica by their class and among those to the least loaded, or "
         "where most of their prefix is.",

@@ -24,7 +24,7 @@ def show(answer: Row) -> None:
     out.blank()
     for line in (*prefixes(answer), *prices(answer), *answer["assumed"]):
         out.say(line)
-    for line in filter(None, (certain(answer), power(answer), bound(answer))):
+    for line in filter(None, (committed(answer), certain(answer), power(answer), bound(answer))):
         out.say(line)
 
 
@@ -70,9 +70,19 @@ def power(answer: Row) -> str:
     if rated is None:
         return ""
     return (
-        f"Its {answer['gpus']} GPUs are rated {rounded(rated / 1e3, 3)} kW in all, without hosts "
+        f"Its {_gpus(answer['gpus'])} rated {rounded(rated / 1e3, 3)} kW in all, without hosts "
         f"and cooling."
     )
+
+
+def _gpus(count: int) -> str:
+    return "GPU is" if count == 1 else f"{count} GPUs are"
+
+
+def committed(answer: Row) -> str:
+    """Which replicas are paid always, at the lower price, in words; empty if none."""
+    some = [f"{r['reserved']} x {r['name']}" for r in answer["fleet"] if r["reserved"]]
+    return f"Reserved, and paid whether they run or not: {', '.join(some)}." if some else ""
 
 
 def bound(answer: Row) -> str:
@@ -129,10 +139,14 @@ def prefixes(answer: Row) -> list[str]:
 
 def loads(answer: Row) -> Table:
     """The fleet at other loads and after losses, and what other loads need."""
-    rows = [("the trace", answer["simulated"], answer["usd_per_hour"])]
+    part = answer["planned_for"]["load"]
+    name = "the trace" if part == 1 else f"{100 * part:.0f} % of the trace"
+    rows = [(name, answer["simulated"], answer["usd_per_hour"])]
     for load, times in answer["at_load"].items():
         needs = answer["fleet_at_load"][load]["usd_per_hour"]
-        rows.append((f"{load} times its load", times, needs or "none found"))
+        rows.append(
+            (f"{load} times {'its' if part == 1 else 'that'} load", times, needs or "none found")
+        )
     rows += [(f"without one {name}", times, "") for name, times in answer["after_loss"].items()]
     cells = [
         (

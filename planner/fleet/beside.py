@@ -102,7 +102,7 @@ def fleet_for(
         if not market.configurations:
             raise InfeasibleError("none on the shortlist")
         search = search_of(question, market, limits, load, slowdown, rounds=COMPARED)
-        found = _plainer(search, search.run())
+        found = plainer(search, search.run())
     except (InfeasibleError, InputError) as problem:
         if limits.configurations > 1 and not limits.mixed and market.configurations:
             one = replace(limits, configurations=1)
@@ -111,32 +111,36 @@ def fleet_for(
     return OtherFleet(label, found, market.configurations)
 
 
-def _plainer(search: FleetSearch, found: Found) -> Found:
-    """The same replicas with full KV and nothing beside it, where they do as well for the price."""
+def plainer(search: FleetSearch, found: Found) -> Found:
+    """The same replicas with less to set up, where they do as well for the price.
+
+    That is full KV and nothing beside it, else their technique with nothing beside it.
+    """
+    if search.schedule is not None:
+        return found
     replicas = found.fleet.replicas
-    plain = np.zeros_like(replicas)
-    for j in np.flatnonzero(replicas):
-        twins = [k for k, x in enumerate(search.configurations) if _full(x, search, j)]
-        plain[twins[0] if twins else j] += replicas[j]
-    if (
-        search.schedule is not None
-        or (plain == replicas).all()
-        or not allowed(search.offers, plain, search.limits)
-    ):
-        return found
-    proven = search.tried(plain)
-    if proven is None or proven.cost > found.fleet.cost * (1 + CHEAPER):
-        return found
-    return replace(found, fleet=proven)
+    for as_full in (True, False):
+        plain = np.zeros_like(replicas)
+        for j in np.flatnonzero(replicas):
+            mine = search.configurations[j]
+            technique = "full" if as_full else mine.technique
+            twins = [k for k, x in enumerate(search.configurations) if _twin(x, mine, technique)]
+            plain[twins[0] if twins else j] += replicas[j]
+        if (plain == replicas).all() or not allowed(search.offers, plain, search.limits):
+            continue
+        proven = search.tried(plain)
+        if proven is not None and proven.cost <= found.fleet.cost * (1 + CHEAPER):
+            return replace(found, fleet=proven)
+    return found
 
 
-def _full(x: Configuration, search: FleetSearch, j: np.int64) -> bool:
-    """Whether a kind is another's GPUs with full KV and nothing beside."""
-    d, mine = x.costs.deployment, search.configurations[j].costs.deployment
+def _twin(x: Configuration, other: Configuration, technique: str) -> bool:
+    """Whether a kind is another's GPUs with a technique and nothing beside."""
+    d, mine = x.costs.deployment, other.costs.deployment
     same = (d.hardware.name, d.parallelism, d.weights) == (
         mine.hardware.name, mine.parallelism, mine.weights
     )  # fmt: skip
-    return same and x.costs.technique.name == "full" and not x.extras
+    return same and x.technique == technique and not x.extras
 
 
 def of_one_kind(question: CapacityQuestion, market: Market, load: float) -> OtherFleet:
@@ -210,14 +214,32 @@ def _certain(
     return min(each, key=lambda x: x.found.fleet.cost if x.found else float("inf"))
 
 
+def as_cheap_at(chosen: OtherFleet, alone: OtherFleet, gpu: str) -> float | None:
+    """Price of a GPU at which a fleet of it alone would cost what the chosen one does. [USD/h]
+
+    What the chosen fleet has of that GPU becomes cheaper with it. None where there is no such fleet
+    or it has no more of them.
+    """
+    if chosen.found is None or alone.found is None:
+        return None
+    fleet, other = chosen.found.fleet.replicas, alone.found.fleet.replicas
+    some, mine = chosen.configurations, [x.gpu == gpu for x in chosen.configurations]
+    rest = sum(n * x.rent for n, x, own in zip(fleet, some, mine, strict=True) if not own)
+    has = sum(n * x.gpus for n, x, own in zip(fleet, some, mine, strict=True) if own)
+    more = sum(n * x.gpus for n, x in zip(other, alone.configurations, strict=True)) - has
+    return float(rest / more) if more > 0 and rest > 0 else None
+
+
 def without_limits(
     question: CapacityQuestion, market: Market, load: float, tell: Callable[[str], None]
 ) -> list[OtherFleet]:
     """Fleets without each limit that was set, and with targets twice as long.
 
-    The latter are found from what replicas carry within the targets, so a cheaper one may exist.
+    The former carry the whole trace, also where the limits allow a part of it. The latter are found
+    from what replicas carry within the targets, so a cheaper one may exist.
     """
     free, some = FleetLimits(), []
+    whole = "" if load == 1 else "the whole trace "
     for name, called in (
         ("gpus", "--max-gpus"), ("gpus_of", "--max-gpus"), ("host", "--max-host"),
         ("power", "--max-power"), ("configurations", "--configurations"),
@@ -225,7 +247,7 @@ def without_limits(
     ):  # fmt: skip
         if getattr(question.limits, name) != getattr(free, name):
             changed = replace(question.limits, **{name: getattr(free, name)})
-            some.append((f"without {called}", question, changed))
+            some.append((f"{whole}without {called}", question, changed, 1.0))
     for name in ("ttft", "tpot"):
         target = getattr(question.targets, name)
         if any(getattr(x, name) != float("inf") for x in question.targets.each):
@@ -233,11 +255,11 @@ def without_limits(
             said = f"{name.upper()} at most {LONGER * target:.3g} s"
             if question.targets.longer:
                 said = f"{name.upper()} {LONGER:g} times as long in every class"
-            some.append((said, replace(question, targets=loose), question.limits))
+            some.append((said, replace(question, targets=loose), question.limits, load))
     found = []
-    for label, other, limits in some:
+    for label, other, limits, carried in some:
         tell(f"for comparison: {label}")
-        found.append(fleet_for(label, other, market, limits, load))
+        found.append(fleet_for(label, other, market, limits, carried))
     return found
 
 

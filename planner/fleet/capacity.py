@@ -15,6 +15,7 @@ from kvsim.planner.fleet.beside import (
     fleet_for,
     full_kv,
     of_one_kind,
+    plainer,
     search_of,
     without_limits,
 )
@@ -119,6 +120,7 @@ def make_capacity(
         if load < 1.0:
             reason = f"the limits allow a fleet for {100 * load:.0f} % of the trace's load"
             shortfall = f"{shortfall}; {reason}" if shortfall else reason
+    found = plainer(search, found)  # what nothing gains from is not rented
     whole, chosen = market, OtherFleet("", found, market.configurations)
     one = replace(q.limits, configurations=1)
     if chosen.within(whole, one):

@@ -1,10 +1,10 @@
-"""Fleets that differ from another by one replica."""
+"""Fleets that differ from another by one replica, all the time or in one window."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from kvsim.planner.fleet.arrays import Counts, FleetLimits, Offers
+from kvsim.planner.fleet.arrays import Counts, Demand, FleetLimits, Offers, Schedule
 
 CHEAPER = 1e-9  # relative
 
@@ -45,3 +45,44 @@ def allowed(offers: Offers, replicas: Counts, limits: FleetLimits) -> bool:
         and (not np.isfinite(limits.power) or total(offers.power) <= limits.power)
         and all(of_kind[kind] <= most for kind, most in limits.gpus_of.items())
     )
+
+
+def scheduled_cost(
+    offers: Offers, demand: Demand, schedule: Schedule, running: Counts, reserved: Counts
+) -> float:
+    """Mean price of replicas that start and stop, as the programme counts it. [USD/h]
+
+    Parameters
+    ----------
+    running : by window and kind. (w, j)
+    reserved : of each kind, paid always. (j,)
+    """
+    day = float(demand.hours.sum())
+    demanded = running - reserved
+    started = np.maximum(demanded - np.roll(demanded, 1, axis=0), 0).sum(axis=0)
+    hours = demand.hours @ demanded + schedule.start_up * started
+    used, kept = hours > 0, reserved > 0
+    return float(hours[used] @ offers.price[used] / day + reserved[kept] @ offers.reserved[kept])
+
+
+def fewer(
+    offers: Offers,
+    demand: Demand,
+    schedule: Schedule,
+    limits: FleetLimits,
+    running: Counts,
+    reserved: Counts,
+) -> list[tuple[float, Counts, Counts]]:
+    """Schedules with one replica less, always or in one window, and their costs, cheapest first."""
+    windows, found = range(len(running)), []
+    for j in np.flatnonzero(running.any(axis=0)):
+        for some in ([*windows], *([w] for w in windows)):
+            less, kept = running.copy(), reserved.copy()
+            less[some, j] = np.maximum(less[some, j] - 1, 0)
+            kept[j] = min(kept[j], less[:, j].min())
+            if (less == running).all() or not less.any(axis=1).all():
+                continue
+            if not allowed(offers, less.max(axis=0), limits):
+                continue
+            found.append((scheduled_cost(offers, demand, schedule, less, kept), less, kept))
+    return sorted(found, key=lambda x: x[0])

@@ -193,7 +193,9 @@ def _limit(programme: FleetProgramme, offers: Offers, limits: FleetLimits) -> No
         problem.addConstraint(pulp.lpSum(used) <= most, "configurations")
         if limits.mixed:
             for j, variable in enumerate(used):
-                problem.addConstraint(replicas[j] >= variable, f"used_if_{j}")
+                serving = [v for (_, k), v in programme.running.items() if k == j]
+                some = pulp.lpSum(serving or [replicas[j]])
+                problem.addConstraint(some >= variable, f"used_if_{j}")
             problem.addConstraint(pulp.lpSum(used) >= 2, "mixed")
 
 

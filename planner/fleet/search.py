@@ -23,7 +23,7 @@ from kvsim.planner.fleet.arrays import (
 )
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.dispatch import losses_of, utilisation
-from kvsim.planner.fleet.near import CHEAPER, neighbours
+from kvsim.planner.fleet.near import CHEAPER, fewer, neighbours
 from kvsim.planner.fleet.play import Played, play
 from kvsim.planner.fleet.proposal import propose
 from kvsim.planner.fleet.proven import Found, Proven
@@ -79,8 +79,7 @@ class FleetSearch:
         best, plan = self._propose()
         if best is None:
             raise InfeasibleError(f"none of {self.proposals} fleets met the targets in simulation")
-        if self.schedule is None:
-            best = self._descend(best)
+        best = self._descend(best) if self.schedule is None else self._thinned(best, self.schedule)
         bound = min(self.relaxed, best.cost)
         gap = max(best.cost - plan.bound, 0.0) / best.cost
         return Found(best, self.current, bound, self.proposals, self.simulations, gap, self.seconds)
@@ -183,8 +182,11 @@ class FleetSearch:
 
     def after_loss(self, running: Counts) -> Played:
         """The trace on what is left of a fleet, its classes divided anew."""
-        share = np.stack([self._shared(left, self._window(w)) for w, left in enumerate(running)])
-        return self.played(running, share)
+        return self.played(running, self._divided(running))
+
+    def _divided(self, running: Counts) -> Array:
+        """Shares of the classes in each window, or of all of them without a schedule. (w, c, j)"""
+        return np.stack([self._shared(some, self._window(w)) for w, some in enumerate(running)])
 
     def _window(self, w: int) -> Demand:
         if self.schedule is None:
@@ -232,6 +234,30 @@ class FleetSearch:
                 proven = self.tried(replicas)
                 if proven is not None:
                     best = proven
+                    self.tell(f"cheaper: {best.cost:.2f} USD/h {self.named(best.replicas)}")
+                    break
+            else:
+                return best
+
+    def _thinned(self, best: Proven, schedule: Schedule) -> Proven:
+        """A schedule without replicas that the targets do not need, as far as a few trials show.
+
+        The programme keeps the share of late requests in every window; targets are of the whole.
+        """
+        tried: set[bytes] = set()
+        while True:
+            for cost, running, reserved in fewer(
+                self.offers, self.demand, schedule, self.limits, best.running, best.reserved
+            ):
+                if cost >= best.cost * (1 - CHEAPER) or running.tobytes() in tried:
+                    continue
+                if len(tried) >= self.rounds // 2:
+                    return best
+                tried.add(running.tobytes())
+                share = self._divided(running)
+                played = self.keeps(running, share)
+                if played is not None:
+                    best = Proven(running, reserved, share, cost, played)
                     self.tell(f"cheaper: {best.cost:.2f} USD/h {self.named(best.replicas)}")
                     break
             else:

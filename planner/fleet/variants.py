@@ -14,7 +14,7 @@ from kvsim.serving.rules import NIC_RATE
 from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
 
-VARIED = 4  # of the shortlist's best, with and without each memory; others with all that there is
+VARIED = 4  # of the shortlist's best, with each memory; others with all that there is, and none
 APART = 2  # of the shortlist's best, with prefill and decode apart
 RATIOS = ((1, 1), (2, 1), (1, 2))  # engines that read prompts and engines that decode
 
@@ -54,7 +54,7 @@ def varied(rated: list[Rated], requests: Requests, extras: Extras) -> list[Rated
         if not usable:
             found.append(_unshared(x))
             continue
-        found += usable if place < VARIED else usable[-1:]
+        found += usable if place < VARIED else usable[:1] + usable[1:][-1:]
         if extras.apart and place < APART:
             found += [_apart(usable[-1], *ratio, extras.nic) for ratio in RATIOS]
     return found

@@ -62,8 +62,11 @@ def test_other_loads_limits_and_prices_stand_beside_it() -> None:
     assert all(x["usd_per_hour"] <= found["usd_per_hour"] * (1 + 1e-6) for x in found["limits"])
     for price in found["prices"]:
         alone = next(a for a in found["alternatives"] if a["name"] == f"{price['gpu']} alone")
-        ratio = found["usd_per_hour"] / alone["usd_per_hour"]
-        assert price["as_cheap_at"] == pytest.approx(price["usd_per_gpu_hour"] * ratio)
+        mine = [r for r in found["fleet"] if r["gpu"] == price["gpu"]]
+        gpus = alone["usd_per_hour"] / price["usd_per_gpu_hour"]
+        rest = found["usd_per_hour"] - sum(r["usd_per_hour"] for r in mine)
+        more = gpus - sum(r["replicas"] * r["tp"] for r in mine)
+        assert price["as_cheap_at"] == pytest.approx(rest / more)
 
 
 def test_any_replica_may_be_lost() -> None:

@@ -77,7 +77,16 @@ def test_drafting_is_written_for_tensorrt_llm_and_transformers() -> None:
         "disable_overlap_scheduler: true\n"
     )
     found = emit("hf", served("draft:gamma=3")).text
-    assert found.endswith("generate(**inputs, assistant_model=draft_model, num_assistant_tokens=3)")
+    # read from the draft model's settings, not from the call
+    assert "\ndraft_model.generation_config.num_assistant_tokens = 3\n" in found
+    assert "\ndraft_model.generation_config.assistant_confidence_threshold = 0\n" in found
+    assert found.endswith("generate(**inputs, max_length=8192, assistant_model=draft_model)")
+
+
+def test_looked_up_drafts_match_one_token_or_more() -> None:
+    text = emit("vllm", served("ngram:gamma=3,acceptance=0.5")).text
+    assert '"prompt_lookup_max": 3, "prompt_lookup_min": 1' in text
+    assert "disable_overlap_scheduler: true" in emit("trtllm", served("ngram:gamma=3")).text
 
 
 def test_vllm_is_the_golden_one() -> None:
@@ -108,9 +117,9 @@ def test_memory_shares_leave_what_else_is_in_memory() -> None:
 
 
 def test_lmcache_has_a_file_and_vllm_that_uses_it() -> None:
-    text = emit("lmcache", served(host_cache=40e9)).text
-    assert "max_local_cpu_size: 20" in text
-    assert "LMCACHE_CONFIG_FILE=lmcache.yaml vllm serve" in text
+    text = emit("lmcache", served(host_cache=40 * GIB)).text
+    assert "max_local_cpu_size: 20\n" in text  # GiB of each of two GPUs
+    assert "PYTHONHASHSEED=0 LMCACHE_CONFIG_FILE=lmcache.yaml vllm serve" in text
     assert "--kv-offloading-backend lmcache" in text and "native" not in text
     assert any("no use" in what for what in emit("lmcache", served()).missing)
 
@@ -183,7 +192,7 @@ def test_an_engine_without_prefill_apart_says_so(engine: str) -> None:
 
 def test_drives_are_written_where_an_engine_documents_them() -> None:
     large = served(host_cache=32 * GIB, nvme_cache=1000e9)
-    assert "max_local_disk_size: 500" in emit("lmcache", large).text
+    assert "max_local_disk_size: 465.66" in emit("lmcache", large).text
     found = emit("sglang", large)
     assert "--hicache-storage-backend file" in found.text
     # of each of two GPUs, and less than the 24 GiB of cache on it
@@ -196,6 +205,9 @@ def test_drives_are_written_where_an_engine_documents_them() -> None:
 def test_hugging_face_has_caches_for_two_techniques() -> None:
     quantised = emit("hf", served("kivi:bits=2")).text
     assert 'cache_implementation="quantized"' in quantised and '"nbits": 2' in quantised
+    assert '"q_group_size": 32, "residual_length": 128}' in quantised
+    eight = emit("hf", served("kivi:bits=8"))
+    assert "cache_config" not in eight.text and "2 and 4 bits" in " ".join(eight.missing)
     share = emit("hf", served("offload:host_share=0.5"))
     assert 'cache_implementation="offloaded"' in share.text
     assert any("host_share" in what for what in share.missing)

@@ -9,8 +9,12 @@ import pulp
 import pytest
 
 from kvsim.machines.parallel import Parallelism
+from kvsim.planner.fleet import variants
+from kvsim.planner.fleet.arrays import FleetLimits
+from kvsim.planner.fleet.beside import plainer
 from kvsim.planner.fleet.certainty import SURE, Spread
 from kvsim.planner.fleet.configurations import Configuration, offers_of
+from kvsim.planner.fleet.proven import Found
 from kvsim.planner.programme import Programme
 from kvsim.planner.rows import cut
 from kvsim.planner.solving import solver
@@ -93,6 +97,42 @@ def test_a_plainer_replica_wins_among_equals() -> None:
     found = offers_of(some, np.ones((1, 2)), np.zeros((1, 2)))
     assert found.price[0] == 2.0 and 2.0 < found.price[1] < 2.0 * 1.001
     assert 1.5 == found.reserved[0] < found.reserved[1] < 1.5 * 1.001
+
+
+def test_every_replica_with_memories_is_also_tried_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else one beyond the first few has prefixes in host memory that nothing hits."""
+    monkeypatch.setattr(variants, "_shares", lambda x, requests: True)
+    monkeypatch.setattr(variants, "_with_memory", lambda x, *rest: (x, *rest[:2]))
+    some: Any = [f"replica {i}" for i in range(7)]
+    found: Any = variants.varied(some, cast(Any, None), variants.Extras(host=GIB, drive=9 * GIB))
+    plain = [x for x in found if isinstance(x, str)]
+    assert plain == some
+    assert [x for x in found if x[0] == some[6]] == [(some[6], GIB, 9 * GIB)]
+    assert [x for x in found if x[0] == some[0]] == [(some[0], GIB, 0.0), (some[0], GIB, 9 * GIB)]
+
+
+@pytest.mark.parametrize(
+    ("extras", "chosen"), [((0, 1), (1, 0)), ((1, 1), (0, 1)), ((0, 0), (1, 0))]
+)
+def test_what_nothing_gains_from_is_not_rented(
+    extras: tuple[int, int], chosen: tuple[int, int]
+) -> None:
+    """Of two kinds, the second was found; the first is its plain twin if it has no extras."""
+    some: Any = [
+        SimpleNamespace(costs=configuration().costs, technique="full", extras=n) for n in extras
+    ]
+    for x in some:
+        x.costs.deployment.hardware = SimpleNamespace(name="l40s")
+    fleet = SimpleNamespace(replicas=np.array([0, 1]), cost=1.0)
+    search: Any = SimpleNamespace(
+        schedule=None, configurations=some, limits=FleetLimits(),
+        offers=offers_of([configuration()] * 2, np.ones((1, 2)), np.zeros((1, 2))),
+        tried=lambda replicas: SimpleNamespace(replicas=replicas, cost=1.0),
+    )  # fmt: skip
+    found: Any = Found(cast(Any, fleet), search.offers, 1.0, 1, 1, 0.0, 0.0)
+    assert plainer(search, found).fleet.replicas.tolist() == list(chosen)
 
 
 @pytest.mark.parametrize("tp", [1, 2])

@@ -10,6 +10,7 @@ import pytest
 from kvsim.errors import InfeasibleError
 from kvsim.planner.fleet.arrays import Demand, FleetCut, FleetLimits, Offers, Schedule
 from kvsim.planner.fleet.dispatch import utilisation
+from kvsim.planner.fleet.near import fewer, scheduled_cost
 from kvsim.planner.fleet.programme import build, solve
 from kvsim.planner.fleet.proposal import propose, undominated
 from kvsim.planner.fleet.survival import FatalLoss, worth
@@ -119,6 +120,26 @@ def test_reserved_replicas_carry_what_is_always_there() -> None:
     assert found.reserved.tolist() == [2]
     assert found.running[:, 0].tolist() == [2, 2, 5, 2]
     assert found.cost == pytest.approx(2 * 2 + 3 * 3 / 4)
+
+
+def test_schedules_with_one_replica_less_cost_what_the_programme_says() -> None:
+    offers = replace(OFFERS, reserved=np.array([0.8, np.inf]), late=np.zeros((2, 2)))
+    for schedule in (Schedule(0.0), Schedule(0.5), Schedule(6.0)):
+        found = solve(offers, DEMAND, NOTHING, schedule)
+        known = scheduled_cost(offers, DEMAND, schedule, found.running, found.reserved)
+        assert known == pytest.approx(found.cost)
+        near = fewer(offers, DEMAND, schedule, NOTHING, found.running, found.reserved)
+        assert [x[0] for x in near] == sorted(x[0] for x in near)
+        for cost, running, reserved in near:
+            gone = found.running - running
+            assert (gone.max(), (gone.sum(axis=0) > 0).sum()) == (1, 1)
+            assert running.any(axis=1).all() and (reserved <= running.min(axis=0)).all()
+            assert cost == scheduled_cost(offers, DEMAND, schedule, running, reserved)
+
+
+def test_several_kinds_of_replica_serve_in_a_schedule_too() -> None:
+    found = solve(OFFERS, DEMAND, replace(NOTHING, mixed=True), Schedule(0.0))
+    assert (found.running.max(axis=0) > 0).all()
 
 
 def test_a_lost_replica_is_covered_by_another_kind() -> None:

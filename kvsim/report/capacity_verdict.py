@@ -1,0 +1,75 @@
+"""The answer of ``kvsim capacity`` in a few sentences."""
+
+from kvsim.planner.fleet.beside import CERTAIN
+from kvsim.planner.fleet.capacity import CapacityAnswer
+from kvsim.planner.fleet.configurations import Configuration
+from kvsim.planner.fleet.proven import Found
+from kvsim.report.answer import WORDS, verdict
+from kvsim.report.capacity_times import slower, wait
+from kvsim.report.units import likelihood, usd
+
+NEAR = 0.9  # likelihood below which a fleet is near its limit
+
+
+def in_words(answer: CapacityAnswer) -> str:
+    """The decision, how sure it is and what it does, in at most 60 words.
+
+    Where replicas have long names, what would be surer and whose times differ are in the tables.
+    """
+    q = answer.question
+    fleet = fleet_in_words(answer.found, answer.market.configurations)
+    reached = answer.fleet.played.reached(answer.targets.share)
+    p = f"p{100 * reached.share:g}"
+    times = f"TTFT {p} {wait(reached.ttft)}, TPOT {p} {wait(reached.tpot)}"
+    if answer.targets.longer:
+        times = f"each class of prompts within its targets, all of them with {times}"
+    part = "" if answer.load == 1 else f" {100 * answer.load:.0f} % of"
+    rate = float(q.traffic.demand.mean.sum())
+    each = per_million(answer)
+    million = "" if each is None else f", {usd(each)} per million generated tokens"
+    meets = "would carry" if answer.shortfall else "carries"
+    rent = f"Rent {fleet}: {usd(answer.fleet.cost)} per hour{million}."
+    who = slower(answer.fleet.played, answer.targets, names(answer))
+    sure, safer = _sure(answer)
+    does = (
+        f"In simulation it {meets}{part} the trace's {rate:.3g} requests per second with {times}."
+    )
+    ways = (
+        [rent, who, f"{sure}{safer}."],
+        [rent, who, f"{sure}."],
+        [rent, "Targets hold for all requests together." if who else "", f"{sure}."],
+    )
+    fit = next((way for way in ways if len(" ".join(way).split()) <= WORDS), [rent])
+    return verdict(fit, [does])
+
+
+def names(answer: CapacityAnswer) -> list[str]:
+    """Every kind of replica that was measured."""
+    return [x.name for x in answer.market.configurations]
+
+
+def _sure(answer: CapacityAnswer) -> tuple[str, str]:
+    """How likely the targets are kept, and what rents more certainty where that is little."""
+    both = answer.sure.likely["both"]
+    said = f"It keeps the targets with a likelihood of {likelihood(both)}"
+    safer = next((a for a in answer.alternatives if a.label == CERTAIN), None)
+    if both >= NEAR or safer is None or safer.found is None:
+        return said, ""
+    more = fleet_in_words(safer.found, safer.configurations)
+    if more == fleet_in_words(answer.found, answer.market.configurations):
+        return said, ""  # it misses a target at some slowdowns below that, where bursts meet
+    return said, f"; for 95 % rent {more}, {usd(safer.found.fleet.cost)} per hour"
+
+
+def fleet_in_words(found: Found, configurations: list[Configuration]) -> str:
+    """Replicas and what runs on them."""
+    return " + ".join(
+        f"{n} x {configurations[j].name}" for j, n in enumerate(found.fleet.replicas) if n
+    )
+
+
+def per_million(answer: CapacityAnswer) -> float | None:
+    """Price of a million generated tokens in the trace; None if there are none. [USD]"""
+    tokens = sum(g.tokens for g in answer.fleet.played.groups)
+    hours = answer.fleet.played.duration / 3600
+    return answer.fleet.cost * hours / tokens * 1e6 if tokens else None
