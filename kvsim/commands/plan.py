@@ -173,13 +173,15 @@ def _for_equal(
 ) -> None:
     from kvsim.planner.advice import NoPlanError
     from kvsim.planner.plan import plan_among
-    from kvsim.report import names, plan_more, plan_none
+    from kvsim.report import names
     from kvsim.report import plan as shown
     from kvsim.report.json import print_json
 
     try:
         result = plan_among(asked)
     except NoPlanError as none:
+        from kvsim.report import plan_none
+
         if report is not None:
             plan_none.unplanned(none, asked[0].deployment, command_line()).write(report)
             say_written(report)
@@ -199,6 +201,8 @@ def _for_equal(
     if report is not None:
         found.write(report)
         say_written(report)
+    if more:
+        from kvsim.report import plan_more
     if "pareto" in more:
         answer["pareto"] = plan_more.front(result)
     if "explain" in more:

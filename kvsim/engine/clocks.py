@@ -33,6 +33,11 @@ class State:
         """Ends in the latest layers that ops of later layers wait for."""
         return [{k: v for k, v in ends.items() if k in lagged} for ends in self.ends]
 
+    def enter(self, arrived: dict[str, Number], lagged: set[str]) -> None:
+        """A layer begins, with the ends of its early ops; of the last one what others wait for."""
+        newest = {k: v for k, v in self.ends[-1].items() if k in lagged}
+        self.ends = [self.ends[-2], newest, arrived]
+
     def loaded(self, names: Iterable[str], lagged: set[str]) -> None:
         """A layer with these early ops has been played."""
         ends = {k: v for k, v in self.ends[-1].items() if k in lagged}

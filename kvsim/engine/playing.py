@@ -8,116 +8,29 @@ Layers are played one by one until a block of layers has shifted every clock by 
 from there on max-plus systems repeat that shift, so the remaining repetitions are added at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine.clocks import TOLERANCE, History, State
-from kvsim.engine.roofline import COPIES, all_ops, everywhere, host_seconds, seconds
-from kvsim.engine.timed import Timed, distinct, following_loads, latest, shared, together, wait_of
-from kvsim.graph import Number, Op, Step
-from kvsim.machines.deployment import Deployment
+from kvsim.engine.prepared import PreparedStep
+from kvsim.engine.roofline import COPIES, everywhere
+from kvsim.engine.timed import Timed, distinct, latest
+from kvsim.graph import Number
 
 NOTHING: tuple[Number, ...] = ()
 
 
-class Timeline:
-    """A step's ops with their durations, ready to be played.
-
-    Ops that follow one another on the GPU and that nothing else waits for are played as one.
-    """
-
-    joins = True  # a timeline that shows every op does not
-
-    def __init__(
-        self,
-        step: Step,
-        deployment: Deployment,
-        duration: Callable[[Op, Deployment], Number] = seconds,
-    ) -> None:
-        self.d = deployment
-        self.step = step
-        self._duration = duration
-        every = [op for op, _ in all_ops(step)]
-        self.synced = any(op.sync for op in every)
-        self.issuing = deployment.stack.time.launch > 0 or deployment.stack.eager
-        self.hosted = self.issuing or deployment.stack.offload.tile_sync or self.synced
-        self._awaited = {wait_of(text)[0] for op in every for text in op.after}
-        self._times: dict[int, Timed] = {}  # by the op's identity: layers share ops
-        self.head = self._timed(step.head)
-        self.layers: list[list[Timed]] = []
-        self.sharing: list[Number] = []  # time each layer's busiest shared channel needs
-        self.blocks: list[tuple[int, int, int]] = []  # first layer, period, repetitions
-        made = {id(layer): layer for group in step.groups for layer in group.layers}
-        played = {i: (self._timed(x), shared(x, deployment)) for i, x in made.items()}
-        for group in step.groups:
-            timed = [played[id(layer)] for layer in group.layers]
-            self.blocks.append((len(self.layers), len(timed), group.count))
-            self.layers += [ops for ops, _ in timed] * group.count
-            self.sharing += [busy for _, busy in timed] * group.count
-        once = distinct(self.layers)  # layers that repeat are one list
-        early = {id(layer): tuple(t.op.name for t in layer if t.op.ahead) for layer in once}
-        self.early = [early[id(layer)] for layer in self.layers]
-        self.following = following_loads(self.early)
-        waits = [wait for layer in once for t in layer for wait in t.waits]
-        self._moved = 0  # the clock that was the last one to move by another amount
-        self.lagged = {name for name, lag, _ in waits if lag}
-        self.recalled = {name for name, _, past in waits if past}
-
-    def _timed(self, layer: tuple[Op, ...]) -> list[Timed]:
-        """A layer's ops in order, those together that run one right after another."""
-        found: list[Timed] = []
-        for op in layer:
-            if id(op) not in self._times:
-                self._times[id(op)] = self._time(op)
-            timed = self._times[id(op)]
-            if found and self._follows(found[-1], timed):
-                timed = together(found.pop(), timed)
-            found.append(timed)
-        return found
-
-    def _follows(self, first: Timed, then: Timed) -> bool:
-        """Whether nothing can come between two ops of a layer, whatever the streams do."""
-        return (
-            self.joins
-            and (not self.issuing or (first.active is True and then.active is True))
-            and first.op.stream == then.op.stream == "gpu"
-            and not (first.op.ahead or then.op.ahead or then.waits or first.op.sync)
-            and (then.active is True or not then.op.sync)
-            and first.op.name not in self._awaited
-            and (first.active is True or not first.waits)
-        )
-
-    def _time(self, op: Op) -> Timed:
-        duration = self._duration(op, self.d)
-        active: NDArray[np.bool] | bool
-        if isinstance(duration, np.ndarray):
-            active = everywhere(duration) or (bool(np.any(duration)) and duration > 0)
-        else:
-            active = bool(duration > 0)
-        host = host_seconds(op, self.d)
-        return Timed(op, duration, active, tuple(map(wait_of, op.after)), host, host)
-
-    def busy(self) -> dict[str, Number]:
-        """Time each stream works in one step. [s]"""
-        total: dict[str, Number] = {}
-        for first, period, count in self.blocks:
-            for timed in (t for layer in self.layers[first : first + period] for t in layer):
-                stream = timed.op.stream
-                total[stream] = total.get(stream, 0.0) + count * timed.duration
-        for timed in self.head:
-            total[timed.op.stream] = total.get(timed.op.stream, 0.0) + timed.duration
-        return total
+class Timeline(PreparedStep):
+    """A step's ops, played one after another on their streams."""
 
     def play(self, steps: int, endless: bool = False) -> tuple[State, list[Number]]:
         """Clocks after a number of steps from idle, and the end of each step's head. [s]
 
         If ``endless``, the last step too issues the early ops of one that follows it.
         """
-        every = [op for op, _ in all_ops(self.step)]
-        streams: dict[str, Number] = {"gpu": 0.0}
-        state = State(streams | {op.stream: 0.0 for op in every})
+        state = State(dict.fromkeys(self.streams, 0.0))
         ends: list[Number] = []
         past: dict[str, History] = {}
         for number in range(steps):
@@ -134,32 +47,54 @@ class Timeline:
         for name in dict.fromkeys(name for names in self.early for name in names):
             if name not in state.issued:
                 self._issue_early(state, name, None, past)
-        for first, period, count in self.blocks:
-            index, stop = first, first + period * count
-            before: list[Number] = []
-            host_before: Number = 0.0
-            while index < stop:
-                for i in range(index, index + period):
-                    self._play_layer(state, i, past, again and across)
-                    for name, history in record.items():
-                        if name in state.ends[-1]:
-                            history.values[i] = state.ends[-1][name]
-                index += period
-                now = state.clocks(self.lagged)
-                host_shift = state.host - host_before
-                repetitions = (stop - index) // period - 1
-                skipped = range(index, index + repetitions * period)
-                if before and skipped and self._repeats(before, now, host_shift, past, skipped):
-                    shift = now[0] - before[0]
-                    for history in record.values():
-                        history.jumps.append((skipped, period, shift))
-                    state.shift(repetitions * shift, repetitions * host_shift, self.lagged)
-                    index = skipped.stop
-                    now = []
-                before, host_before = now, state.host
+        for block, runs in zip(self.blocks, self.runs, strict=True):
+            self._play_blocks(state, block, runs, past, record, again and across)
         for timed in self.head:
             self._run(state, timed, state.ends[-1], NOTHING)
         return record
+
+    def _play_blocks(
+        self,
+        state: State,
+        blocks: tuple[int, int, int],
+        runs: list[int],
+        past: dict[str, History],
+        record: dict[str, History],
+        wrap: bool,
+    ) -> None:
+        """Play blocks of layers until each adds what the last one added, and the last of them.
+
+        Parameters
+        ----------
+        blocks : first layer, layers of a block, repetitions.
+        runs : how many layers of a block do the same one after another; a block of one layer each.
+        """
+        index, period, count = blocks
+        stop = index + period * count
+        before: list[Number] = []
+        host_before: Number = 0.0
+        while index < stop:
+            for layers in runs if period > 1 else ():
+                self._play_blocks(state, (index, 1, layers), [1], past, record, wrap)
+                index += layers
+            if period == 1:
+                self._play_layer(state, index, past, wrap)
+                for name, history in record.items():
+                    if name in state.ends[-1]:
+                        history.values[index] = state.ends[-1][name]
+                index += 1
+            repetitions = (stop - index) // period - 1
+            if repetitions < 1:
+                continue
+            now, host_shift = state.clocks(self.lagged), state.host - host_before
+            skipped = range(index, index + repetitions * period)
+            if before and self._repeats(before, now, host_shift, past, skipped):
+                shift = now[0] - before[0]
+                for history in record.values():
+                    history.jumps.append((skipped, period, shift))
+                state.shift(repetitions * shift, repetitions * host_shift, self.lagged)
+                index = skipped.stop
+            before, host_before = now, state.host
 
     def _repeats(
         self,
@@ -194,7 +129,7 @@ class Timeline:
     def _play_layer(self, state: State, index: int, past: dict[str, History], wrap: bool) -> None:
         begin = state.streams["gpu"]
         arrived = {name: state.issued.pop(name) for name in self.early[index]}
-        state.ends = [*state.recent(self.lagged)[-2:], arrived]
+        state.enter(arrived, self.lagged)
         for name in self.early[index]:
             if self.following[index][name] > index:
                 self._issue_early(state, name, index, past)
@@ -255,8 +190,11 @@ class Timeline:
         for wait in waits:
             start = np.maximum(start, wait)
         if self.hosted and op.stream == "gpu":
-            start = np.maximum(start, state.host + timed.lead)
-            state.host = state.host + timed.host * active
+            if self.issuing:
+                start = np.maximum(start, state.host + timed.lead)
+                state.host = state.host + timed.host * active
+            else:  # it is late only where it waited for the end of an op
+                start = np.maximum(start, state.host)
         running = timed.duration
         if op.kernel == "relay" and stack.offload.overlap < 1:
             begin = np.maximum(start, state.streams["gpu"])

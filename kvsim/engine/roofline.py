@@ -132,10 +132,15 @@ def _nothing(number: Number) -> bool:
 
 
 def all_ops(step: Step) -> Iterator[tuple[Op, int]]:
-    """Every op of a step with the number of times it runs."""
+    """Every op of a step once, with the number of times it runs."""
+    layers: dict[int, tuple[tuple[Op, ...], int]] = {}  # by identity: blocks repeat layers
     for group in step.groups:
         for layer in group.layers:
-            for op in layer:
-                yield op, group.count
-    for op in step.head:
-        yield op, 1
+            _, times = layers.get(id(layer), (layer, 0))
+            layers[id(layer)] = layer, times + group.count
+    ops: dict[int, tuple[Op, int]] = {}  # layers share ops
+    for layer, count in (*layers.values(), (step.head, 1)):
+        for op in layer:
+            _, times = ops.get(id(op), (op, 0))
+            ops[id(op)] = op, times + count
+    yield from ops.values()

@@ -263,11 +263,16 @@ class Prediction:
 
         A round in the middle of the generation, or the prompts where one token is generated.
         """
-        t, d, batch = self.technique, self.deployment, float(self.batch[0])
         if self.generate == 1:
-            return [(t.prefill(d, prefill_point(batch, self.prompt, 1)), 1.0)]
-        middle = decode_point(batch, self.prompt, self.generate, self.generate // 2)
-        return [(step, 1.0) for step in t.cycle(d, middle).steps]
+            read = prefill_point(float(self.batch[0]), self.prompt, 1)
+            return [(self.technique.prefill(self.deployment, read), 1.0)]
+        return [(step, 1.0) for step in self.middle_round]
+
+    @cached_property
+    def middle_round(self) -> tuple[Step, ...]:
+        """The passes of a round in the middle of the generation, at the first batch."""
+        middle = decode_point(float(self.batch[0]), self.prompt, self.generate, self.generate // 2)
+        return self.technique.cycle(self.deployment, middle).steps
 
     def usd_per_million(self) -> Array:
         """Price of a million generated tokens; NaN without a price. [USD]"""

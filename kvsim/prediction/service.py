@@ -54,10 +54,9 @@ class Service(Prediction):
         """The rounds of one generation, and the prompts that are read meanwhile."""
         t, d, group = self.technique, self.deployment, float(self._group)
         batch, rounds = float(self.batch[0]), (self.generate - 1) / t.tokens_per_round
-        middle = decode_point(batch, self.prompt, self.generate, self.generate // 2)
         read = prefill_point(group, self.prompt, self.generate)
         return [
-            *((step, rounds) for step in t.cycle(d, middle).steps if rounds),
+            *((step, rounds) for step in self.middle_round if rounds),
             (t.prefill(d, read), batch / group),
         ]
 

@@ -90,7 +90,7 @@ def plan(result: ChosenPlan) -> Row:
         "service": q.workload.service,
         "predicted": chosen,
         "quality": quality(result.evidence),
-        "baseline": row(full) if full else None,
+        "baseline": chosen if full is result.choice else row(full) if full else None,
         "alternatives": [
             {
                 **row(a.prediction),

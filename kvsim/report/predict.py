@@ -20,7 +20,6 @@ from kvsim.report.answer import show_rest, show_verdict
 from kvsim.report.grounds import grounds, noted
 from kvsim.report.json import Row, number
 from kvsim.report.names import label, params, settings, short_names, spec
-from kvsim.report.predict_answer import answered
 from kvsim.report.quantities import legend
 from kvsim.report.result import Result, flat
 from kvsim.report.screen import Screen
@@ -97,6 +96,8 @@ def predicted(
                 found += [one(p, i) for i in range(column.size)]
     if not found:
         raise InputError(f"--technique: none can run there; {left_out[0]}")
+    from kvsim.report.predict_answer import answered
+
     rows = [prediction(p) for p in found]
     return Predictions(command, answered(rows, found, left_out), rows, found)
 
@@ -104,9 +105,8 @@ def predicted(
 def prediction(prediction: Prediction) -> Row:
     """The row of a prediction at one batch."""
     t, d, batch = prediction.technique, prediction.deployment, float(prediction.batch[0])
-    middle = decode_point(batch, prediction.prompt, prediction.generate, prediction.generate // 2)
     read = prefill_point(batch, prediction.prompt, prediction.generate)
-    prefill, rounds = (t.prefill(d, read),), t.cycle(d, middle).steps
+    prefill, rounds, bound = (t.prefill(d, read),), prediction.middle_round, binding(prediction)
     return {
         "model": d.model.name,
         "gpu": d.hardware.name,
@@ -130,7 +130,7 @@ def prediction(prediction: Prediction) -> Row:
         "host_bytes": number(prediction.host_bytes),
         "fits": bool(prediction.fits[0]),
         "max_batch": number(prediction.max_batch),
-        "bound_by": binding(prediction),
+        "bound_by": bound,
         "ranges": hostlink.widened(
             evidence.ranges(d, t.name, number(prediction.ttft_s), number(prediction.tpot_s)),
             prediction,
@@ -142,14 +142,14 @@ def prediction(prediction: Prediction) -> Row:
             **{f"{tier}_bytes": _numbers(buffers) for tier, buffers in prediction.buffers.items()},
         },
         "notes": list(notes(prediction)),
-        "assumed": assumed(prediction),
+        "assumed": assumed(prediction, bound),
     }
 
 
-def assumed(prediction: Prediction) -> list[str]:
-    """What a prediction takes for granted of the host."""
+def assumed(prediction: Prediction, bound: str) -> list[str]:
+    """What a prediction, bound by something, takes for granted of the host."""
     hardware, kept = prediction.deployment.hardware, float(np.ravel(prediction.host_bytes)[0])
-    return [*evidence.assumed(hardware, kept, binding(prediction)), *hostlink.said(prediction)]
+    return [*evidence.assumed(hardware, kept, bound), *hostlink.said(prediction)]
 
 
 def _numbers(values: Mapping[str, Any]) -> Row:

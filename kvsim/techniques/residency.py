@@ -16,7 +16,7 @@ from kvsim.engine.buffers import (
 from kvsim.graph import Buffers, Number, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
-from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.layers import LayerPass, Parts
 from kvsim.techniques.layout import Layout
 from kvsim.techniques.steps import part_of
 
@@ -34,13 +34,18 @@ def resident(deployment: Deployment, point: Point, layout: Layout) -> Buffers:
         at = LayerPass(deployment, part_of(point, parts), widest, parts)
         in_turn += [piece.once(at) for piece in at.pieces]
         scratch.append(_scratch(at.alone()))
-    known: dict[tuple[int, LayerShape], Buffers] = {}
+    alike: dict[tuple[int, LayerShape], tuple[Parts, int]] = {}  # layers that do the same
     for some, count, parts in layout:
         for shape in some:
-            if (key := (id(parts), shape)) not in known:
-                at = LayerPass(deployment, point, shape, parts, part_of(point, parts))
-                known[key] = layer_buffers(at, layer_weights(deployment, shape))
-            own.append(scale(known[key], count * deployment.stage_share))
+            _, others = alike.get((id(parts), shape), (parts, 0))
+            alike[id(parts), shape] = parts, others + count
+    weights: dict[LayerShape, float] = {}  # whatever the window
+    for (_, shape), (parts, count) in alike.items():
+        at = LayerPass(deployment, point, shape, parts, part_of(point, parts))
+        if (around := replace(shape, window=None)) not in weights:
+            weights[around] = layer_weights(deployment, around)
+        each = layer_buffers(at, weights[around])
+        own.append(scale(each, count * deployment.stage_share))
     most = scratch[0]
     for other in scratch[1:]:
         most = np.maximum(most, other)

@@ -60,9 +60,10 @@ def layer_ops(at: LayerPass, known: Known | None = None) -> tuple[Op, ...]:
     ``known`` holds what layers of the same pass have in common, found so far.
     """
     place, known = at.placement, {} if known is None else known
-    before = (place.tiles, at.shape, place.weights_wait())
+    around = replace(at.shape, window=None)  # which attention alone sees
+    before = (place.tiles, around, place.weights_wait())
     answered = place.output_wait(at) if at.shape.attends else ()
-    behind = (place.tiles, at.shape, answered, at.parts.mlp)
+    behind = (place.tiles, around, answered, at.parts.mlp)
     if before not in known:
         known[before] = ops.before_attention(at.d, at.p, at.shape, place.weights_wait())
     if behind not in known:

@@ -87,8 +87,11 @@ def test_techniques_match_the_scalar_twin(text: str, stack: str) -> None:
 
 
 @st.composite
-def layers(draw: st.DrawFn, elements: int) -> tuple[Op, ...]:
-    """Ops "a", "b", ... with durations in whole microseconds, so that ties are common."""
+def layers(draw: st.DrawFn, elements: int, alone: bool) -> tuple[Op, ...]:
+    """Ops "a", "b", ... with durations in whole microseconds, so that ties are common.
+
+    ``alone``: one after another on the GPU.
+    """
     ops: list[Op] = []
     size = draw(st.integers(1, 5))
     names = "abcde"[:size]
@@ -98,6 +101,7 @@ def layers(draw: st.DrawFn, elements: int) -> tuple[Op, ...]:
         fixed = 1e-6 * np.array(draw(number), dtype=float)
         moved = 1e3 * np.array(draw(number), dtype=float) * draw(st.booleans())
         stream: Stream = draw(st.sampled_from(("gpu", "gpu", "h2d", "d2h", "cpu")))
+        ahead, stream = (False, "gpu") if alone else (ahead, stream)
         waits = [f"{other}@-2" for other in names]
         waits += [op.name for op in ops if op.ahead or not ahead]
         if not ahead:
@@ -112,7 +116,7 @@ def layers(draw: st.DrawFn, elements: int) -> tuple[Op, ...]:
                 launches=draw(st.sampled_from((0.25, 1.0, 3.0))),
                 after=tuple(draw(st.lists(st.sampled_from(waits), max_size=3))),
                 ahead=ahead,
-                sync=draw(st.integers(0, 5)) == 0,
+                sync=draw(st.integers(0, 5)) == 0 and not alone,
             )
         )
     return tuple(ops)
@@ -120,11 +124,13 @@ def layers(draw: st.DrawFn, elements: int) -> tuple[Op, ...]:
 
 @st.composite
 def steps(draw: st.DrawFn, elements: int) -> Step:
-    groups = []
+    groups, alone = [], draw(st.integers(0, 4)) == 0
     for _ in range(draw(st.integers(1, 3))):
-        block = draw(st.lists(layers(elements), min_size=1, max_size=2))
+        some = draw(st.lists(layers(elements, alone), min_size=1, max_size=2))
+        block = [layer for layer in some for _ in range(draw(st.sampled_from((1, 1, 2, 5, 9))))]
         groups.append(Group(tuple(block), draw(st.integers(1, 40 // len(block)))))
-    return Step(tuple(groups), (Op("head", fixed=1e-6 * draw(st.integers(0, 9))),))
+    head = Op("head", fixed=1e-6 * draw(st.integers(0, 9)), sync=draw(st.booleans()))
+    return Step(tuple(groups), (head,))
 
 
 def _hosted(host: float) -> dict[str, Kernel]:
