@@ -153,7 +153,7 @@ def _rates(found: Found) -> Table:
         rows.append(
             [
                 one["kernel"],
-                ", ".join(f"{k} {v}" for k, v in one["case"].items() if k not in ("way", "bits")),
+                _case({k: v for k, v in one["case"].items() if k not in ("way", "bits")}),
                 rounded(1e6 * one["seconds"], 3),
                 *(DASH if share is None else _percent(share) for share in shares),
                 DASH if each is None else rounded(each, 3),
@@ -169,7 +169,7 @@ def _times(found: Found) -> Table:
     for name, point in found.items():
         if not name.startswith("point"):
             continue
-        where = f"{point['model']}, {point['batch']} x {point['prompt']}"
+        where = f"{point['model']}, {point['batch']:,} x {point['prompt']:,}"
         for one in point["found"]:
             by_name = {m["name"]: m for m in one["measured"]}
             if not set(TIMES) <= set(by_name):
@@ -194,10 +194,14 @@ def _cases(found: Found) -> Table:
     for name, result in found.items():
         for case in result.get("cases", ()) if name.startswith("kernels") else ():
             what = {k: v for k, v in case.items() if k not in ("off", "passed")}
-            said = ", ".join(f"{key} {value}" for key, value in what.items())
             kept = "yes" if case["passed"] else "no"
-            rows.append([name.partition(" ")[2], said, kept, f"{case['off']:.1e}"])
+            rows.append([name.partition(" ")[2], _case(what), kept, f"{case['off']:.1e}"])
     return of_cells(("kernel", "case", "agrees", "off by"), rows, 3, "", "Kernels and their twins")
+
+
+def _case(sizes: Mapping[str, Any]) -> str:
+    """Sizes of a kernel's case in words."""
+    return ", ".join(f"{k.replace('kv_', 'KV ').replace('_', ' ')} {v}" for k, v in sizes.items())
 
 
 def _compiled(found: Found) -> Table:
