@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -157,9 +157,8 @@ def test_a_round_is_seen_op_by_op_on_both_sides() -> None:
     predicted, measured = found.rounds
     for r in (predicted, measured):
         gpu = [s for s in r.spans if s.stream == "gpu"]
-        assert [s.name for s in gpu if s.name in ("qkv", "attn", "down")] == [
-            *("qkv", "attn", "down") * 3
-        ]
+        seen = groupby(s.name for s in gpu if s.name in ("qkv", "attn", "down"))
+        assert [name for name, _ in seen] == [*("qkv", "attn", "down") * 3]  # attn in some pieces
         assert all(a.end <= b.begin + 1e-12 for a, b in pairwise(gpu))
         assert {s.stream for s in r.spans} == {"gpu", "h2d", "d2h"}
         assert 0 <= r.overlap <= 1 + 1e-9
