@@ -1,21 +1,22 @@
 """Placements whose layers are all alike, searched as a whole: a fixed grid, then steps from there.
 
 Every kind of placement is tried at batches and shares that depend on nothing but the model; the
-best few places of each are then improved in steps.
+best few places of each are then improved in steps. Where weights are streamed and layers of several
+shapes stand in blocks, the best gets shares for each place in the block.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from kvsim.graph import Array
 from kvsim.models.model import LayerShape
-from kvsim.planner.descent import descended
+from kvsim.planner.descent import descended, streaming_apart
 from kvsim.planner.mixes import Arrangement, Use
 from kvsim.planner.question import Question
 from kvsim.planner.shares import Shares
-from kvsim.planner.trials import Scored, Together, Trials
+from kvsim.planner.trials import STREAMED, Scored, Together, Trials
 from kvsim.prediction.generate import Prediction
 
 PER_DOUBLING = 8  # batches
@@ -25,6 +26,8 @@ NEARLY = 0.12  # behind the best, or too late: kinds that a change by a tenth ma
 SIXTEENTHS = np.arange(1, 16) / 16
 EVERY = (0.01, 0.03, *SIXTEENTHS.tolist())  # shares that are tried
 HALF = (0.25, 0.5, 1.0)  # of what is left, where there are several
+MORE = 3.0  # times the weights of others that a layer behind another shape streams at first
+Layout = tuple[tuple[tuple[LayerShape, ...], int], ...]
 Grid = list[tuple[float, float, float]]  # on the host, recomputed, for the CPU
 
 
@@ -103,18 +106,34 @@ def alike(question: Question, names: Iterable[str], streams: bool, most: float) 
         shares[..., :3] = np.array(grid)[None, :, None]
         trials = Trials(kind, np.repeat(batches, len(grid)), shares.reshape(-1, len(shapes), 4))
         starts.append(_apart(together.played(trials)))
-    return _found(together, starts)
+    return _found(together, starts, places=True)
 
 
 def again(question: Question, starts: Iterable[Scored], streams: bool) -> Alike:
     """The best beside what is known of another question."""
     together = Together(question, streams)
-    return _found(together, [together.played(x.trials) for x in starts], exact=False)
+    played = (x if x.trials.kind.spread else together.played(x.trials) for x in starts)
+    return _found(together, list(played), exact=False)
 
 
-def _found(together: Together, starts: list[Scored], exact: bool = True) -> Alike:
-    q, (found, seen) = together.q, descended(together, starts, exact)
+def _found(
+    together: Together, starts: list[Scored], exact: bool = True, places: bool = False
+) -> Alike:
+    """Where the steps lead.
+
+    Parameters
+    ----------
+    places : whether places in a block of layers get shares of their own, where that may help.
+    """
+    q, wide = together.q, [x for x in starts if not x.trials.kind.spread]
     w, d = q.workload, q.deployment
+    found, seen = descended(together, wide, exact)
+    finer = [x.trials for x in starts if x.trials.kind.spread]
+    if places:
+        finer += by_place(d.shard.layout, found)
+    for trials in finer:
+        own = streaming_apart(q, trials)
+        found, seen = [*found, own], [*seen, own]
     best = []
     for x in found:
         top = x.best(SHOWN)
@@ -125,6 +144,34 @@ def _found(together: Together, starts: list[Scored], exact: bool = True) -> Alik
     near = [x for x in seen if x.late[0] <= NEARLY and
             (x.late[0] > 0 or x.goals[0] <= least + NEARLY * abs(least))]  # fmt: skip
     return Alike(best, near)
+
+
+def by_place(layout: Layout, found: Iterable[Scored]) -> list[Trials]:
+    """The best with uses for every place in a block of layers; none if they could not differ.
+
+    They can where weights are streamed and a shape of layers has several places. A copy for a layer
+    runs beside the work of the one before, so the layers behind another shape start with more.
+    """
+    best = min(found, key=lambda x: float(x.merits.min(initial=np.inf)), default=None)
+    if best is None or not best.best(1).late.size or len(layout) > 1:
+        return []
+    top, ((block, count),) = best.best(1).trials, layout
+    shapes = list(dict.fromkeys(block))
+    alternates = any(u.parts > 1 for u in top.uses)  # bounds are of equal shares there
+    if alternates or not top.shares[..., STREAMED].any() or len(shapes) in (1, len(block)):
+        return []
+    order = [i for shape in shapes for i, other in enumerate(block) if other == shape]
+    shares = top.shares[0][[shapes.index(block[i]) for i in order]]
+    behind = [u for u, i in enumerate(order) if block[i] != block[i - 1]]
+    starts = np.repeat(shares[None], len(behind), axis=0)
+    starts[:, :, STREAMED] /= MORE
+    starts[range(len(behind)), behind, STREAMED] *= MORE
+    uses = tuple(
+        tuple(replace(use, layers=count) for other in block if other == shape)
+        for shape, (use,) in zip(shapes, top.kind.uses, strict=True)
+    )
+    kind = Arrangement(uses, spread=True)
+    return [Trials(kind, np.repeat(top.batch, len(behind)), starts)]
 
 
 def _apart(played: Scored) -> Scored:

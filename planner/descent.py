@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kvsim.graph import Array
 from kvsim.planner.mixes import Arrangement, shifted
 from kvsim.planner.options import CONTEXTS
+from kvsim.planner.question import Question
 from kvsim.planner.trials import CPU, HOST, LATE, SPLIT, STREAMED, Scored, Together, Trials
 from kvsim.prediction.memory import MOST_SEQUENCES
 
@@ -82,6 +83,13 @@ def polished(
                 break
             best = _settled(together, top, NEAR)
     return _settled(together, best, NEAR).trials.arrangement(0)
+
+
+def streaming_apart(question: Question, starts: Trials) -> Scored:
+    """The best of one kind at its batches, where each use streams a share of its own."""
+    together = Together(question, streams=True, apart=True)
+    found, _ = _walked(together, [start := together.played(starts)], FAR, CONTEXTS, CLOSE)
+    return together.played(_first(found or [start])[0].trials, 0)
 
 
 def _settled(together: Together, found: Scored, strides: tuple[int, ...]) -> Scored:
@@ -167,7 +175,7 @@ def _stepped(
 ) -> tuple[Scored, NDArray[np.bool]]:
     """Every trial at its best neighbour, and which have moved."""
     moved = np.zeros(len(found.trials), dtype=bool)
-    around, of = _neighbours(found.trials, strides, free)
+    around, of = _neighbours(found.trials, strides, free, together.apart)
     if not of.size:
         return found, moved
     tried = together.played(around, contexts)
@@ -182,9 +190,11 @@ def _stepped(
     return found.replaced(taken, tried), moved
 
 
-def _neighbours(trials: Trials, strides: tuple[int, ...], free: bool) -> tuple[Trials, Rows]:
+def _neighbours(
+    trials: Trials, strides: tuple[int, ...], free: bool, apart: bool
+) -> tuple[Trials, Rows]:
     """Trials around some, with other shares or at other batches, and which each is of."""
-    moves = _moves(trials, strides)  # (m, u, 4)
+    moves = _moves(trials, strides, apart)  # (m, u, 4)
     shares = np.repeat(trials.shares[:, None], len(moves), axis=1)
     shares = np.where(moves, np.round((shares + moves) / GRID) * GRID, shares)
     of = np.repeat(np.arange(len(trials)), len(moves))
@@ -223,7 +233,7 @@ def _as_much_kept(shares: Array, ratio: Array) -> Array:
     return found
 
 
-def _moves(trials: Trials, strides: tuple[int, ...]) -> Array:
+def _moves(trials: Trials, strides: tuple[int, ...], apart: bool) -> Array:
     """Changes of shares: one of one use or of all uses, or two against each other. (m, u, 4)"""
     count = len(trials.uses)
     same = (trials.shares == trials.shares[:, :1]).all()
@@ -233,7 +243,7 @@ def _moves(trials: Trials, strides: tuple[int, ...]) -> Array:
     steps = GRID * np.array([*strides, *(-s for s in strides)])
     found = [np.zeros((0, count, 4))]
     for group, changed in product(groups, (*CHANGES, {STREAMED: 1})):
-        if STREAMED in changed and len(group) == count:
+        if STREAMED in changed and (not apart or len(group) == count):
             continue
         mine = trials.shares[:, group][:, :, list(changed)]
         if not (mine > 0).any(axis=(0, 1)).all() or (CPU in changed and (mine == 1).any()):

@@ -38,6 +38,9 @@ from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.residency import layer_buffers
 from kvsim.techniques.steps import part_of
 
+EDGE = 1e-4  # of the way to a box's middle, where buffers are those inside it
+JUMP = 1e-3  # of a buffer, which no slope reaches on that way
+
 
 @dataclass(frozen=True)
 class Coefficients:
@@ -179,25 +182,32 @@ class Coefficients:
 
     @cached_property
     def once(self) -> tuple[Array, Array]:
-        """Every buffer that layers share. (m, s, v, b) [B]"""
-        w, d = self.workload, self.deployment
+        """Buffers that layers share, at an edge where one comes the smaller. (m, s, v, b) [B]"""
         sizes: dict[tuple[Tier, str], Array] = {}
         shape = len(self._peaks), len(self._corners), self.batches.size
+        inside = [s.towards(o.middle, EDGE) for o in self.options for s in o.corners]
         for v, (s, parts) in enumerate(self._corners):
-            args = placed(s, w.prompt, parts=parts), d, self.batches, w.prompt, w.generate
-            tables = [served_buffers(*args)] if w.service else phases(*args)
-            for m, table in enumerate(tables):
-                layers = self._layer_tables[m][v]
-                for tier in TIERS:
-                    own = {name for some in layers for name in some.get(tier, {})}
-                    for name in table.get(tier, {}).keys() - own:
-                        sizes.setdefault((tier, name), np.zeros(shape))
-                        sizes[tier, name][m, v] = table[tier][name]
+            here, near = (self._shared(v, x, parts) for x in (s, inside[v]))
+            for key in here.keys() & near.keys():
+                gone = near[key] < here[key] * (1 - JUMP)
+                sizes.setdefault(key, np.zeros(shape))[:, v] = np.where(gone, near[key], here[key])
         gpu, host = (
             np.stack([np.zeros(shape), *(x for (t, _), x in sorted(sizes.items()) if t == tier)])
             for tier in TIERS
         )
-        return np.moveaxis(gpu, 0, 1), d.tp * np.moveaxis(host, 0, 1)
+        return np.moveaxis(gpu, 0, 1), self.deployment.tp * np.moveaxis(host, 0, 1)
+
+    def _shared(self, v: int, shares: Shares, parts: int) -> dict[tuple[Tier, str], Array]:
+        w, d = self.workload, self.deployment
+        args = placed(shares, w.prompt, parts=parts), d, self.batches, w.prompt, w.generate
+        found: dict[tuple[Tier, str], Array] = {}
+        for m, table in enumerate([served_buffers(*args)] if w.service else phases(*args)):
+            for tier in TIERS:
+                own = {name for some in self._layer_tables[m][v] for name in some.get(tier, {})}
+                for name in table.get(tier, {}).keys() - own:
+                    sizes = np.zeros((len(self._peaks), self.batches.size))
+                    found.setdefault((tier, name), sizes)[m] = table[tier][name]
+        return found
 
     @cached_property
     def streaming(self) -> Streaming:
@@ -246,6 +256,7 @@ class Coefficients:
             ),
             times=time_limits(w, limits, reads, each),
             halves=self._halves(usable, index),
+            buffered=self.held == 1,
         )
 
     @cached_property

@@ -99,6 +99,9 @@ class Programme:
         Of layers whose batch passes in halves, where there are some.
     tangents
         Further planes below the seconds of an option's layers, of which the highest counts.
+    buffered
+        Shapes whose layers' shares are those that buffers are of; all if None. A layer with a
+        window recomputes less than its corner says. (k,)
     """
 
     names: tuple[str, ...]
@@ -121,6 +124,7 @@ class Programme:
     shape_of: NDArray[np.int64] | None = None
     halves: Halves | None = None
     tangents: tuple[Tangent, ...] = ()
+    buffered: NDArray[np.bool] | None = None
 
     def least(self) -> float:
         """What no mix undercuts whatever the memory: each resource at its quickest corners. [s]
@@ -236,10 +240,13 @@ def _memory(
     """Layers, the largest of the transient buffers, and weights where they are.
 
     An option's buffers are those of its layers' mean shares. Where the number of layers is not
-    decided, at least those of its cheapest corner, and what others need more if all took part.
+    decided, at least those of its cheapest corner, and what others need more if all took part;
+    and no less than the mean of what layers of one shape need.
     """
     s = p.streaming
     layers = np.full(len(p.names), p.layers.sum()) if counts is None else counts.sum(axis=1)
+    shapes = range(p.layers.size) if p.buffered is None else np.flatnonzero(p.buffered).tolist()
+    corners = range(len(p.option_of))
     sides = (("gpu", p.gpu, p.once_gpu, -s.gpu), ("host", p.host, p.once_host, s.host))
     for (tier, each, once, moved), limit in zip(sides, p.memory, strict=True):
         scale = limit or 1.0
@@ -255,6 +262,10 @@ def _memory(
                     continue
                 largest = problem.add_variable(f"buffer_{tier}_{m}_{b}", 0)
                 used += largest
+                for k in shapes:  # the largest is no smaller than the mean
+                    mean = [(y[v, k], float(sizes[v] / p.layers[k])) for v in corners if sizes[v]]
+                    row = pulp.LpAffineExpression(mean) <= largest
+                    problem.addConstraint(row, f"{largest.name}_mean_{k}")
                 for o, x in use.items():
                     mine = np.flatnonzero(p.option_of == o)
                     least = float(sizes[mine].min())

@@ -45,6 +45,11 @@ class Shares:
     split: float = 0.0  # of those, recomputed; a share of the prompt
     cpu: float = 0.0  # attended to by the CPU
 
+    def towards(self, other: "Shares", share: float) -> "Shares":
+        """A share of the way to others."""
+        here, there = vars(self), vars(other)
+        return Shares(**{k: x + share * (there[k] - x) for k, x in here.items()})
+
 
 @dataclass(frozen=True)
 class Option:

@@ -21,7 +21,7 @@ from kvsim.planner.passes import Tangent, work
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.planes import plane
 from kvsim.planner.programme import Programme
-from kvsim.planner.shares import Option, Shares
+from kvsim.planner.shares import Shares
 from kvsim.planner.solving import Mix
 
 Family = frozenset[str]
@@ -47,13 +47,8 @@ def tangent(
     def cost(shares: Shares) -> Array:
         return c.layers(shares, own.parts, [shape])
 
-    values = plane(box, cost, c.workload.prompt, _inside(box, at))
+    values = plane(box, cost, c.workload.prompt, at.towards(box.middle, INSIDE))
     return Tangent(option, shape, c.by_phase(values[:, :, 0, 0]))
-
-
-def _inside(box: Option, at: Shares) -> Shares:
-    middle = box.middle
-    return Shares(**{k: x + INSIDE * (getattr(middle, k) - x) for k, x in vars(at).items()})
 
 
 def tangents(coefficients: Coefficients, programme: Programme, mix: Mix) -> tuple[Tangent, ...]:

@@ -189,19 +189,23 @@ class Together:
     Parameters
     ----------
     streams : whether weights may be streamed.
+    apart : whether uses may stream different shares of their weights, in the proportions of a
+        trial's; otherwise all stream the same.
     """
 
-    def __init__(self, q: Question, streams: bool) -> None:
-        self.q, self.streams, self.count = q, streams, 0
+    def __init__(self, q: Question, streams: bool, apart: bool = False) -> None:
+        self.q, self.streams, self.apart, self.count = q, streams, apart, 0
 
     def played(self, trials: Trials, contexts: int = CONTEXTS) -> "Scored":
         """All of them with the least share of weights that each must stream."""
-        trials = trials.streaming(0.0)
-        over = self._beyond(trials)
+        share = np.zeros(len(trials))
+        if not self.apart:
+            trials = trials.streaming(share)
+        over = self._beyond(trials.streaming(share))
         if self.streams and (some := np.flatnonzero(over > 0)).size:
-            share = np.zeros(len(trials))
             share[some] = self._least(trials.rows(some), over[some])
-            trials, over = trials.streaming(np.nan_to_num(share)), np.where(share > 0, 0.0, over)
+            over = np.where(share > 0, 0.0, over)
+        trials = trials.streaming(np.nan_to_num(share))
         goals, fit = np.full((2, len(trials)), np.inf), np.flatnonzero(over <= 0)
         goals[:, fit] = self._goals(trials.rows(fit), contexts)
         return Scored(trials, *goals)

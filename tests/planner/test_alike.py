@@ -1,11 +1,13 @@
 """Placements whose layers are alike: settings as arrays, weights that fill what is left, steps."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
-from kvsim.planner.alike import again, alike, grid_of_batches, kinds
+from kvsim.planner.alike import again, alike, by_place, grid_of_batches, kinds
+from kvsim.planner.descent import streaming_apart
 from kvsim.planner.mixes import Arrangement, Use
 from kvsim.planner.outlook import faster
 from kvsim.planner.question import Question
@@ -115,3 +117,24 @@ def test_batches_are_every_one_then_eight_per_doubling() -> None:
         ("cpu", 2), ("shared", 2), ("shared", 1),
     ]  # fmt: skip
     assert list(kinds(["halved_joined"], halves=True)) == [("joined", 2), ("joined copies", 2)]
+
+
+def test_layers_behind_another_shape_stream_more_of_their_weights() -> None:
+    """Five layers with a window, then one without: its copy runs beside the long attention."""
+    d = deployment("gemma-3-12b", "fused", "l4")
+    w, limits = Workload(8192, 64, 8), PlanLimits(d.hardware.gpu_memory, d.hardware.host_memory)
+    q = Question(d, w, "throughput", limits, error=0.0)
+    kind = Arrangement(((Use(Shares(cpu=0.83), 1, 40),), (Use(Shares(cpu=0.83), 1, 8),)))
+    shares = np.array([[[0.0, 0.0, 0.83, 0.14]] * 2])
+    equal = Together(q, streams=True).played(Trials(kind, np.array([8.0]), shares))
+    (starts,) = by_place(d.shard.layout, [equal])
+    assert starts.kind.sequence(d)[:12] == starts.kind.sequence(d)[12:24]
+    assert [u.layers for u in starts.uses] == [8] * 6
+    best = streaming_apart(q, starts)
+    assert best.goals[0] < 1.01 * equal.goals[0] < 0
+    streamed = best.trials.shares[0, :, STREAMED]
+    assert streamed.argmax() == 0 and streamed[0] > 2 * streamed[1:].max()
+    halved = Arrangement(tuple(tuple(replace(u, parts=2) for u in x) for x in kind.uses))
+    found = replace(equal, trials=replace(equal.trials, kind=halved))
+    assert by_place(d.shard.layout, [found]) == []
+    assert by_place(D.shard.layout, [equal]) == []
