@@ -10,6 +10,7 @@ from kvsim.planner.fleet.beside import OtherFleet, as_cheap_at
 from kvsim.planner.fleet.capacity import CapacityAnswer
 from kvsim.planner.fleet.certainty import SURE
 from kvsim.planner.fleet.configurations import Configuration
+from kvsim.planner.fleet.near import scheduled_cost
 from kvsim.report import evidence
 from kvsim.report.capacity_times import class_rows, target_row, times_row
 from kvsim.report.capacity_verdict import fleet_in_words, in_words, names, per_million
@@ -96,7 +97,7 @@ def _replicas(answer: CapacityAnswer, j: int) -> Row:
         "host_cache_bytes": x.costs.rules.host_cache,
         "nvme_cache_bytes": x.costs.rules.nvme_cache,
         "engines": {"prefill": x.apart.prefill, "decode": x.apart.decode} if x.apart else None,
-        "usd_per_hour": float(fleet.replicas[j] * x.rent),
+        "usd_per_hour": _paid(answer, j),
         "share_of_requests": float(mine.sum() / asked),
         "busy_share": _mean([(g.busy, g.count) for g in groups]),
         "most_running": max((g.most_running for g in groups), default=0),
@@ -106,6 +107,16 @@ def _replicas(answer: CapacityAnswer, j: int) -> Row:
         },
         "simulated": times_row(fleet.played, answer.targets, mine),
     }
+
+
+def _paid(answer: CapacityAnswer, j: int) -> float:
+    """What the replicas of one kind cost; with a schedule the mean of the day. [USD/h]"""
+    q, fleet = answer.question, answer.fleet
+    if q.schedule is None:
+        return float(fleet.replicas[j] * answer.market.configurations[j].rent)
+    mine = np.arange(fleet.running.shape[1]) == j
+    running, reserved = fleet.running * mine, fleet.reserved * mine
+    return scheduled_cost(answer.found.offers, q.traffic.demand, q.schedule, running, reserved)
 
 
 def kv_tokens(configuration: Configuration) -> int:

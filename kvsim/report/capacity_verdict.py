@@ -28,7 +28,9 @@ def in_words(answer: CapacityAnswer) -> str:
     each = per_million(answer)
     million = "" if each is None else f", {usd(each)} per million generated tokens"
     meets = "would carry" if answer.shortfall else "carries"
-    rent = f"Rent {fleet}: {usd(answer.fleet.cost)} per hour{million}."
+    paid = f"{usd(answer.fleet.cost)} per hour{million}."
+    rent, some = f"Rent {fleet}: {paid}", answer.fleet.replicas
+    tabled = f"Rent the {some.sum()} replicas of {(some > 0).sum()} kinds in the table: {paid}"
     who = slower(answer.fleet.played, answer.targets, names(answer))
     sure, safer = _sure(answer)
     does = (
@@ -38,8 +40,9 @@ def in_words(answer: CapacityAnswer) -> str:
         [rent, who, f"{sure}{safer}."],
         [rent, who, f"{sure}."],
         [rent, "Targets hold for all requests together." if who else "", f"{sure}."],
+        [tabled, "Targets hold for all requests together." if who else "", f"{sure}."],
     )
-    fit = next((way for way in ways if len(" ".join(way).split()) <= WORDS), [rent])
+    fit = next(way for way in ways if way is ways[-1] or len(" ".join(way).split()) <= WORDS)
     return verdict(fit, [does])
 
 

@@ -50,6 +50,17 @@ def serve(
     return share
 
 
+def late_at_least(offers: Offers, mean: Array, limits: FleetLimits) -> float:
+    """Share of a window's requests that may be late: the limit, or what no replica does without.
+
+    Targets are of the whole trace, so a window of long prompts alone may have more than its share.
+    """
+    served = np.where(offers.capacity > 0, offers.late, np.inf).min(axis=1)
+    asked = (mean > 0) & np.isfinite(served)
+    least = float(mean[asked] @ served[asked] / mean.sum()) if asked.any() else 0.0
+    return max(limits.late, least * (1 + GAP) + GAP)
+
+
 def run(problem: pulp.LpProblem) -> float:
     """Solve; the bound on the cost."""
     solver = pulp.HiGHS(msg=False, threads=1, gapRel=GAP, timeLimit=PATIENCE)

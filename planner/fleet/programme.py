@@ -22,7 +22,7 @@ is either reserved, paid always, or started on demand, paid while it runs and st
 """
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pulp
@@ -36,7 +36,7 @@ from kvsim.planner.fleet.arrays import (
     Offers,
     Schedule,
 )
-from kvsim.planner.fleet.dispatch import losses_of, run, serve
+from kvsim.planner.fleet.dispatch import late_at_least, losses_of, run, serve
 from kvsim.planner.fleet.survival import FatalLoss, worth
 from kvsim.planner.fleet.tight import exclude, most_useful, who_serves
 
@@ -90,7 +90,9 @@ def build(
         for i, some in enumerate(who_serves(offers, mean) if limits.failures else []):
             left = pulp.lpSum(running[j] for j in some)
             problem.addConstraint(left >= 1 + limits.failures, f"enough_{window}_{i}")
-        share = serve(problem, f"{window}", offers, limits, peaks, mean, running)
+        late = limits.late if schedule is None else late_at_least(offers, mean, limits)
+        kept = replace(limits, late=late)
+        share = serve(problem, f"{window}", offers, kept, peaks, mean, running)
         programme.share |= {(window, c, j): variable for (c, j), variable in share.items()}
         for i, loss in enumerate(x for x in losses if x.window == window):
             _, each = worth(offers, peaks, mean, np.array(loss.left), limits.late)

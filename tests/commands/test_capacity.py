@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 
 from kvsim.planner.fleet.play import Played
 from kvsim.planner.fleet.targets import FleetTargets
-from kvsim.report import capacity_tables
+from kvsim.report import capacity_tables, capacity_verdict
+from kvsim.report.answer import WORDS
 from kvsim.report.capacity_times import slower
 from tests.support.commands import check, line, replaced, run
 
@@ -247,3 +249,42 @@ def test_no_limit_is_blamed_for_targets_that_nothing_meets() -> None:
 )
 def test_bad_input_is_one_line(changed: tuple[str, ...], words: str) -> None:
     check(line(*replaced((*COMMAND, *TARGETS), *changed)), words)
+
+
+def test_kinds_in_a_schedule_cost_what_the_fleet_does() -> None:
+    some = ("--only", "full", "--tp", "1", "--gpus", "l40s", "--rate", "2", "--percentile", "95")
+    more = ("--schedule", "--windows", "3", "--start-up", "10s", "--spread", "0.1", "--json")
+    result = run(*replaced((*COMMAND, *TARGETS), *some[:6]), *some[6:], *more)
+    found = json.loads(result.out)
+    assert found["usd_per_hour"] == pytest.approx(sum(r["usd_per_hour"] for r in found["fleet"]))
+    assert not found["prices"]  # GPUs are not paid all the time
+
+
+@pytest.mark.parametrize("kinds", [1, 2, 5])
+def test_long_names_leave_an_answer_of_sixty_words(
+    kinds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = " + ".join(["1 x h100 x8 fp8 + 1024 GiB host cache (1 prefill + 1 decode)"] * kinds)
+    monkeypatch.setattr(capacity_verdict, "fleet_in_words", lambda *_: named)
+    monkeypatch.setattr(capacity_verdict, "slower", lambda *_: " ".join(["word"] * 20 * kinds))
+    monkeypatch.setattr(capacity_verdict, "_sure", lambda _: ("It keeps the targets", f"; {named}"))
+    monkeypatch.setattr(capacity_verdict, "per_million", lambda _: 2.0)
+    monkeypatch.setattr(capacity_verdict, "names", lambda _: [])
+    reached = SimpleNamespace(share=0.99, ttft=1.0, tpot=0.1)
+    some: Any = SimpleNamespace(
+        found=None, load=1, shortfall="", targets=SimpleNamespace(longer=(), share=0.99),
+        market=SimpleNamespace(configurations=[]),
+        fleet=SimpleNamespace(
+            cost=9.0, replicas=np.array([2, 0, 1]),
+            played=SimpleNamespace(reached=lambda _: reached),
+        ),
+        question=SimpleNamespace(
+            traffic=SimpleNamespace(demand=SimpleNamespace(mean=np.ones(1)))
+        ),
+    )  # fmt: skip
+    said = capacity_verdict.in_words(some)
+    assert "$9.00 per hour" in said
+    assert said.startswith(
+        "Rent 1 x h100" if kinds < 5 else "Rent the 3 replicas of 2 kinds in the table: "
+    )
+    assert len(said.split()) <= WORDS
