@@ -64,7 +64,7 @@ RUNS = {
     "snapkv over groups": "snapkv:budget=200,window=8 + grouped:bits=4,value_bits=2,group=32",
     "kcache over groups": "kcache:n=16 + grouped:bits=4,group=32",
 }
-FEW = ("kivi", "quantspec")
+FEW = ("kivi",)
 LONG = 65536  # tokens whose ranks several programs find
 CPU = torch.device("cpu")
 

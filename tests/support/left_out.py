@@ -79,6 +79,7 @@ SAMPLED = {  # alike cases, of which a quick run takes one in so many, the same 
     "tests/techniques/test_contract.py": 2,
     "tests/techniques/test_limits.py": 2,
     "tests/techniques/test_more_techniques.py": 3,
+    "tests/validate/test_graphs.py::test_replayed": 2,
     "tests/validate/test_impl_composed.py::test_compositions": 2,
     "tests/validate/test_impl_composed.py::test_lossless": 2,
     "tests/validate/test_impl_counts.py::test_ops": 2,
