@@ -99,7 +99,7 @@ class Mikv(Cells):
             own = (queries.abs() * counts[:, None, :, None]).amax(2)
             grouped = own.view(batch, self.room.heads, -1, dim).amax(2, keepdim=True)
             widest = self._widest[step.rows]
-            widest.copy_(torch.maximum(widest, grouped))
+            torch.maximum(widest, grouped, out=widest)
             marks.reads(queries)
         sums = self.sums[step.rows, :, : step.length]
         room = queries.numel()  # as many scores at once as queries have numbers

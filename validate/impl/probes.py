@@ -28,7 +28,7 @@ class Probes:
         mine, place = self._q[step.rows], self.positions[step.rows] - step.starts[0]
         inside = ((place >= 0) & (place < step.new))[:, None, :, None]
         index = place.clamp(0, step.new - 1)[:, None, :, None].expand_as(mine)
-        mine.copy_(torch.where(inside, queries.gather(2, index), mine))
+        torch.where(inside, queries.gather(2, index), mine, out=mine)
 
     def votes(self, marks: Marks, keys: Tensor) -> Tensor:
         """Attention that a prompt's tokens (batch, KV heads, tokens, head dim) get from the probes.
