@@ -135,8 +135,11 @@ def _found(
         own = streaming_apart(q, trials)
         found, seen = [*found, own], [*seen, own]
     best = []
-    for x in found:
-        top = x.best(SHOWN)
+    tops = [x.best(SHOWN) for x in found]
+    if exact and found:  # smaller batches of the best kind, whose first token comes earlier
+        quickest = min(found, key=lambda x: float(x.merits.min(initial=np.inf)))
+        tops += [x.best(STARTS) for x in wide if x.trials.kind == quickest.trials.kind]
+    for top in tops:
         for row, batch in enumerate(top.trials.batch):
             t = top.trials.arrangement(row).technique(d, w.prompt)
             best.append(w.predict(t, d, np.array([batch])))
