@@ -56,7 +56,7 @@ def within_layers(placements: Placements, batch: float, value: float) -> Iterato
     found = Placements(q, only=tuple(x for x in some if x), families=JOINED)
     for best in found.better_than(value, found.bounds(value)):
         yield best
-        value = placements.objective(best.replay, float(best.prediction.batch[0]))
+        value = placements.q.goal(best.replay, float(best.prediction.batch[0]))
     placements.joined([found])
     placements.beside = found
     if best is not None and q.workload.batch is None:

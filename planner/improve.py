@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
@@ -65,13 +66,24 @@ class Placements:
         left = {f: f & kinds for f in families}
         moving = [g for f, g in left.items() if g - {"full"} and (g == f or g not in ALONE)]
         self.families = moving or ([frozenset(kinds)] if kinds else [])
+        self._begin(q)
+
+    def _begin(self, q: Question) -> None:
+        """Nothing is solved yet."""
+        self.q = q
         self._bounds: Array | None = None  # by family and batch [s]
         self._rough = np.zeros((0, 0), dtype=bool)  # which of them ignore the memory
         self.solves, self.polishes = 0, True
         self.beside: Placements | None = None  # of other families, which bounds are of too
         self.best_of: dict[frozenset[str], Improved] = {}  # of every family, at any batch
         self._replays = Replays(q, self.coefficients)
-        self._tangents = Tangents(self.coefficients, wanted=not w.service)
+        self._tangents = Tangents(self.coefficients, wanted=not q.workload.service)
+
+    def under(self, question: Question) -> "Placements":
+        """The same batches and times under other limits."""
+        other = copy(self)
+        other._begin(question)
+        return other
 
     @property
     def replays(self) -> int:
@@ -93,33 +105,23 @@ class Placements:
         p = self._tangents.of(index, family, p)
         return p if self.streams else replace(p, streaming=replace(p.streaming, most=0.0))
 
-    def objective(self, seconds: float, batch: float) -> float:
-        """Of the question, from the seconds of one turn of a batch; to be small."""
-        d, w = self.q.deployment, self.q.workload
-        if self.q.objective == "throughput":
-            return -batch * w.generate / seconds / d.gpus
-        if self.q.objective == "cost" and d.hardware.price is not None:
-            return d.hardware.price * d.gpus / 3600 * seconds / (batch * w.generate) * 1e6
-        return seconds
-
     def bounds(self, value: float = np.inf) -> BatchBounds:
         """The relaxation at every batch and of every family that might be better than an objective.
 
         For the others what no memory could make quicker is bound enough.
         """
-        started = perf_counter()
-        batches, worth = self.coefficients.batches, clearly_better(value)
+        batches, worth, started = self.coefficients.batches, clearly_better(value), perf_counter()
         every = [[self._programme(i, self.q.limits, family) for i in range(batches.size)]
                  for family in self.families]  # fmt: skip
         shape = len(every), batches.size
         self._bounds = np.array([[p.least() for p in row] for row in every]).reshape(shape)
-        goals = [[self.objective(*x) for x in zip(row, batches, strict=True)]
+        goals = [[self.q.goal(*x) for x in zip(row, batches, strict=True)]
                  for row in self._bounds.tolist()]  # fmt: skip
         self._rough = np.array(goals).reshape(shape) >= worth
         for family, index in np.argwhere(~self._rough):
             self._bounds[family, index] = self._relaxed(every[family][index])
-        least = np.min(self._bounds, axis=0, initial=np.inf)
-        return BatchBounds(batches, least, perf_counter() - started)
+        took, least = perf_counter() - started, np.min(self._bounds, axis=0, initial=np.inf)
+        return BatchBounds(batches, least, took)
 
     def _relaxed(self, programme: Programme) -> float:
         """The bound of a family of mixes at one batch; infinite if none is within limits. [s]"""
@@ -171,7 +173,7 @@ class Placements:
 
     def _goals(self, bounded: BatchBounds) -> list[float]:
         """Objectives that no mix at each batch undercuts; infinite if none is within limits."""
-        return [self.objective(s, b) if np.isfinite(s) else np.inf
+        return [self.q.goal(s, b) if np.isfinite(s) else np.inf
                 for s, b in zip(bounded.bounds, bounded.batches, strict=True)]  # fmt: skip
 
     def better_than(
@@ -200,7 +202,7 @@ class Placements:
 
     def goal(self, found: Improved) -> float:
         """The objective of a mix, to be small."""
-        return self.objective(found.replay, float(found.prediction.batch[0]))
+        return self.q.goal(found.replay, float(found.prediction.batch[0]))
 
     def at(self, index: int) -> Improved | None:
         """The best mix at one batch, of any family; the bound is that of all of them."""
@@ -263,13 +265,13 @@ class Placements:
             p = self._programme(i, self.q.limits, known.family)
             with suppress(InfeasibleError):
                 mix = self._solve(rounded(p), whole=False, counts=known.mix.counts)
-                first.append((self.objective(mix.objective, float(batch)), i))
+                first.append((self.q.goal(mix.objective, float(batch)), i))
         starts: list[tuple[float, int, Arrangement]] = []
         for _, i in sorted(first)[:NEAR]:
             start = self._start(i, known.family, lambda _: [known.mix.counts], known.arrangement)
             found = None if start is None else self._replays.of(start, i)
             if start is not None and found is not None:
-                goal = self.objective(turn(found), float(found.batch[0]))
+                goal = self.q.goal(turn(found), float(found.batch[0]))
                 starts.append((goal, i, start))
         if not starts:
             return None

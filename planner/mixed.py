@@ -30,7 +30,9 @@ class Mixed:
     alike: Alike = field(default_factory=Alike)
 
 
-def with_mixes(question: Question, search: Search, roughly: bool = False) -> Mixed:
+def with_mixes(
+    question: Question, search: Search, roughly: bool = False, known: Placements | None = None
+) -> Mixed:
     """Placements where the programme's bound is better than the table's best, as rows of it.
 
     Where full KV is as good as the best within the known error, a mix that is not better by more
@@ -39,11 +41,13 @@ def with_mixes(question: Question, search: Search, roughly: bool = False) -> Mix
     Parameters
     ----------
     roughly : one mix, as the programme gives it, is enough to see what would be chosen.
+    known : the programme under other limits, whose batches are enough.
     """
     limits = question.limits.finite()
     best, chosen = search.best(limits), search.chosen(limits)
-    known = [row for row in (best, chosen) if row is not None]
-    placements = Placements(question, tuple(float(search.table.batch[row]) for row in known))
+    rows = [row for row in (best, chosen) if row is not None]
+    also = tuple(float(search.table.batch[row]) for row in rows)
+    placements = known.under(question) if known else Placements(question, also)
     value = np.inf if best is None else search.value(best)
     if chosen is not None and rank(simplest := search.table.technique[chosen]) == SIMPLEST:
         own = search.value(chosen)

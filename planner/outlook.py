@@ -157,7 +157,7 @@ def _without(q: Question, search: Search, row: int, name: str, mixed: Mixed) -> 
         for better in placements.better_than(least, placements.bounds(least), most=1):
             other.include(better.prediction)
     elif not name.endswith("memory"):  # a longer time may pay for other places
-        with_mixes(other.q, other, roughly=True)
+        with_mixes(other.q, other, roughly=True, known=mixed.placements)
     found = other.optimum(limits)
     if found is None:
         return Binding(name, 0.0, "")

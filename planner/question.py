@@ -51,6 +51,15 @@ class Question:
         """Known relative error between two techniques."""
         return between(self.deployment, one, other) if self.error is None else self.error
 
+    def goal(self, seconds: float, batch: float) -> float:
+        """Of the objective, from the seconds of one turn of a batch; to be small."""
+        d, w = self.deployment, self.workload
+        if self.objective == "throughput":
+            return -batch * w.generate / seconds / d.gpus
+        if self.objective == "cost" and d.hardware.price is not None:
+            return d.hardware.price * d.gpus / 3600 * seconds / (batch * w.generate) * 1e6
+        return seconds
+
     def with_limits(self, **changes: float) -> "Question":
         """The same question under other limits."""
         return replace(self, limits=replace(self.limits, **changes))

@@ -15,7 +15,6 @@ from kvsim.planner import likely, trace
 from kvsim.planner.admit import Admission
 from kvsim.planner.carry import Carried, ReplicaTargets
 from kvsim.planner.classes import Classes, classes_of
-from kvsim.planner.improve import Placements
 from kvsim.planner.load import DENSITY, Loads, _prompts_s, loads_of
 from kvsim.planner.mixes import Arrangement, Use, levelled, shifted
 from kvsim.planner.programme import Programme, Streaming
@@ -117,7 +116,7 @@ def test_objectives_of_a_turn_are_those_of_its_prediction(tp: int) -> None:
 
     def objective(name: str) -> float:
         q = SimpleNamespace(deployment=d, workload=w, objective=name)
-        return Placements.objective(cast(Placements, SimpleNamespace(q=q)), turn, 8.0)
+        return Question.goal(cast(Question, q), turn, 8.0)
 
     assert objective("cost") == pytest.approx(float(p.usd_per_million()[0]), rel=1e-12)
     assert objective("throughput") == pytest.approx(-float(p.output_tok_s[0]) / tp, rel=1e-12)
