@@ -166,7 +166,10 @@ def _uncertainty(
     if not seen:
         return errors, ()
     covariance = np.linalg.pinv(jacobian[:, sensitive].T @ jacobian[:, sensitive])
-    deviation = np.sqrt(np.diag(covariance))
+    variances = np.diag(covariance)
+    deviation = np.sqrt(
+        np.maximum(variances, 1e-30 * np.abs(variances).max())
+    )  # or rounded below 0
     for name, error, width in zip(seen, deviation, slopes[sensitive], strict=True):
         errors[name] = float(error * np.sqrt(variance) * width)
     correlation = covariance / np.outer(deviation, deviation)

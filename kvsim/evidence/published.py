@@ -168,8 +168,12 @@ def _batch(where: str, text: str) -> tuple[int | None, int]:
     return _whole(where, "batch", part) * count, count
 
 
+DIGITS = 100  # Python refuses to convert thousands of them
+
+
 def _whole(where: str, column: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or not 0 < int(text) <= 10**9:
+    plain = text.isascii() and text.isdigit() and len(text) <= DIGITS
+    if not plain or not 0 < int(text) <= 10**9:
         raise InputError(f"{where}, {column}: got {text[:40]!r}; expected a positive whole number")
     return int(text)
 
