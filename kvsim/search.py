@@ -11,6 +11,31 @@ NEIGHBOURS = np.arange(-4.0, 2.0)  # of a guess that are looked at with it
 MOST_PROBES = 3 * 24  # every third one halves a bracket of at most 10^7
 
 
+def fewest(
+    meets: Callable[[int], bool], guess: int, most: int, more: float = 2.0, below: int = 0
+) -> int:
+    """The smallest count that meets, where more meet as well; 0 if not even the most do.
+
+    Parameters
+    ----------
+    guess : where to begin.
+    more : factor to the next count that is tried while none meets.
+    below : largest count that is known not to meet.
+    """
+    low, high = below, guess  # more than `low`, and at most `high` once that meets
+    while not meets(high):
+        if high >= most:
+            return 0
+        low, high = high, min(int(np.ceil(high * more)), most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if meets(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
 def last_within(excess: Callable[[Array], Number], low: Array, high: Array) -> Array:
     """The largest whole number whose ``excess`` is not above 0, element by element.
 

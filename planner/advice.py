@@ -121,41 +121,33 @@ def changes(question: Question) -> Iterator[Advice]:
             yield Advice(f"--weights {name}", f"{name} weights", found, caution=caution[name])
     more = _first(question, [(n, d.weights) for n in counts])
     if not alone:
-        room = [n for n in counts if more is None or n < more.gpus]
+        room = [n for n in counts if more is None or n < more.deployment.gpus]
         gentlest = _first(question, [(n, name) for name in formats for n in room])
         fewest = _first(question, [(n, name) for n in room for name in formats])
-        both = {(x.gpus, x.deployment.weights): x for x in (gentlest, fewest) if x is not None}
-        for (n, name), x in both.items():
+        both = {
+            (x.deployment.gpus, x.deployment.weights): x
+            for x in (gentlest, fewest)
+            if x is not None
+        }
+        for (n, name), found in both.items():
             what = f"{name} weights on {n} GPUs"
-            yield Advice(f"--weights {name} --tp {n}", what, x.prediction, caution=caution[name])
+            yield Advice(f"--weights {name} --tp {n}", what, found, caution=caution[name])
     if more is not None:
-        n = more.deployment.tp
-        yield Advice(f"--tp {n}", f"{n} GPUs", more.prediction)
+        n = more.deployment.gpus
+        yield Advice(f"--tp {n}", f"{n} GPUs", more)
 
 
 AS_PUBLISHED = "the weights as they were published"
 NARROW = "narrower weights change the output; kvsim has no evidence of how much"
 
 
-@dataclass(frozen=True)
-class _Spread:
-    """A deployment on several GPUs with its plan."""
-
-    deployment: Deployment
-    prediction: Prediction
-
-    @property
-    def gpus(self) -> int:
-        return self.deployment.gpus
-
-
-def _first(question: Question, tried: list[tuple[int, str]]) -> _Spread | None:
-    """The first of some numbers of GPUs, each with a format of weights, that allows a plan."""
+def _first(question: Question, tried: list[tuple[int, str]]) -> Prediction | None:
+    """The plan of the first of some numbers of GPUs, with a format of weights, that allows one."""
     for count, weights in tried:
         d = replace(question.deployment, tp=count, weights=weights)
         found = _try(question, d)
         if found is not None:
-            return _Spread(d, found)
+            return found
     return None
 
 

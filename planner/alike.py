@@ -137,8 +137,8 @@ def _found(
     best = []
     tops = [x.best(SHOWN) for x in found]
     if exact and found:  # smaller batches of the best kind, whose first token comes earlier
-        quickest = min(found, key=lambda x: float(x.merits.min(initial=np.inf)))
-        tops += [x.best(STARTS) for x in wide if x.trials.kind == quickest.trials.kind]
+        kind = _first(found).trials.kind
+        tops += [x.best(STARTS) for x in wide if x.trials.kind == kind]
     for top in tops:
         for row, batch in enumerate(top.trials.batch):
             t = top.trials.arrangement(row).technique(d, w.prompt)
@@ -149,16 +149,15 @@ def _found(
     return Alike(best, near)
 
 
-def by_place(layout: Layout, found: Iterable[Scored]) -> list[Trials]:
+def by_place(layout: Layout, found: list[Scored]) -> list[Trials]:
     """The best with uses for every place in a block of layers; none if they could not differ.
 
     They can where weights are streamed and a shape of layers has several places. A copy for a layer
     runs beside the work of the one before, so the layers behind another shape start with more.
     """
-    best = min(found, key=lambda x: float(x.merits.min(initial=np.inf)), default=None)
-    if best is None or not best.best(1).late.size or len(layout) > 1:
+    if not found or not (best := _first(found).best(1)).late.size or len(layout) > 1:
         return []
-    top, ((block, count),) = best.best(1).trials, layout
+    top, ((block, count),) = best.trials, layout
     shapes = list(dict.fromkeys(block))
     alternates = any(u.parts > 1 for u in top.uses)  # bounds are of equal shares there
     if alternates or not top.shares[..., STREAMED].any() or len(shapes) in (1, len(block)):
@@ -175,6 +174,11 @@ def by_place(layout: Layout, found: Iterable[Scored]) -> list[Trials]:
     )
     kind = Arrangement(uses, spread=True)
     return [Trials(kind, np.repeat(top.batch, len(behind)), starts)]
+
+
+def _first(found: list[Scored]) -> Scored:
+    """The kind that has the best of all."""
+    return min(found, key=lambda x: float(x.merits.min(initial=np.inf)))
 
 
 def _apart(played: Scored) -> Scored:

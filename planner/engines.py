@@ -20,9 +20,11 @@ ENGINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 def lacks(engine: str, deployment: Deployment) -> str:
     """Why an engine does not run a model on a GPU; empty if it does.
 
-    FlexGen's repository has OPT models alone (README, 2024). TensorRT-LLM supports NVIDIA GPUs from
-    Ampere on, which are those with bf16; vLLM NVIDIA GPUs and AMD Instinct; SGLang NVIDIA GPUs from
-    Turing on and AMD Instinct from MI300 on (their installation pages, 2026).
+    As their pages said on 2026-11-23: FlexGen's README shows OPT models alone. TensorRT-LLM's list
+    of supported hardware begins with Ampere, the first with bf16. vLLM's page of GPUs asks for
+    compute capability 7.5, and for AMD Instinct; profiles of a V100 (7.0), which releases of 2025
+    ran on, are left to it. SGLang runs from Turing on, and on AMD Instinct from MI300 on. What
+    others maintain for Apple's GPUs (vLLM-Metal) is not counted.
     """
     model, hardware = deployment.model, deployment.hardware
     apple, amd = (hardware.title.startswith(maker) for maker in ("Apple", "AMD"))

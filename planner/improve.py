@@ -66,23 +66,23 @@ class Placements:
         left = {f: f & kinds for f in families}
         moving = [g for f, g in left.items() if g - {"full"} and (g == f or g not in ALONE)]
         self.families = moving or ([frozenset(kinds)] if kinds else [])
-        self._begin(q)
+        self._begin()
 
-    def _begin(self, q: Question) -> None:
+    def _begin(self) -> None:
         """Nothing is solved yet."""
-        self.q = q
         self._bounds: Array | None = None  # by family and batch [s]
         self._rough = np.zeros((0, 0), dtype=bool)  # which of them ignore the memory
         self.solves, self.polishes = 0, True
         self.beside: Placements | None = None  # of other families, which bounds are of too
         self.best_of: dict[frozenset[str], Improved] = {}  # of every family, at any batch
-        self._replays = Replays(q, self.coefficients)
-        self._tangents = Tangents(self.coefficients, wanted=not q.workload.service)
+        self._replays = Replays(self.q, self.coefficients)
+        self._tangents = Tangents(self.coefficients, wanted=not self.q.workload.service)
 
     def under(self, question: Question) -> "Placements":
         """The same batches and times under other limits."""
         other = copy(self)
-        other._begin(question)
+        other.q = question
+        other._begin()
         return other
 
     @property

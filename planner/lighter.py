@@ -1,11 +1,13 @@
 """Where nothing keeps the targets on a trace: the part of its load that one replica does carry."""
 
 from collections.abc import Callable
+from functools import partial
 
 from kvsim.planner.choose import nearest
 from kvsim.planner.question import FULL
 from kvsim.planner.rivals import spoken
 from kvsim.planner.verify import Simulated, measured
+from kvsim.search import fewest
 
 IDLE = 1e-4  # of a trace's rate, at which requests do not meet
 TRIED = 3  # techniques
@@ -23,14 +25,13 @@ def reason(done: list[Simulated], bounds: dict[str, float], play: Play) -> str:
     bounds : the targets that 9 in 10 requests are to keep. [s]
     """
     every = _by_excess(done, bounds)
-    full = [s for s in every if {t.name for t in s.techniques} == {FULL}]
-    asked = list(dict.fromkeys([*map(id, full), *map(id, every)]))[:TRIED]
-    some = [next(s for s in every if id(s) == x) for x in asked]
+    some = sorted(every, key=lambda s: {t.name for t in s.techniques} != {FULL})[:TRIED]
     idle = [play(s, IDLE) for s in some]
     for found, rested in zip(some, idle, strict=True):
         if _within(rested, bounds):
-            count = _replicas(found, bounds, play)
-            if count is not None:
+            carried = partial(_carried, found, bounds, play)
+            count = fewest(carried, guess=2, most=MOST, below=1)
+            if count:
                 return (
                     f"no plan meets the targets on this trace: {_missing(found, bounds)}. It keeps "
                     f"them at 1/{count} of the rate (--rate {1 / count:.2g}), so that {count} "
@@ -58,20 +59,9 @@ def _within(found: Simulated, bounds: dict[str, float]) -> bool:
     return all(measures[name] <= limit for name, limit in bounds.items())
 
 
-def _replicas(found: Simulated, bounds: dict[str, float], play: Play) -> int | None:
-    """The fewest replicas of which each keeps the targets on its share of the rate."""
-    low, high = 1, 2
-    while not _within(play(found, 1 / high), bounds):
-        low, high = high, 2 * high
-        if high > MOST:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _within(play(found, 1 / middle), bounds):
-            high = middle
-        else:
-            low = middle
-    return high
+def _carried(found: Simulated, bounds: dict[str, float], play: Play, replicas: int) -> bool:
+    """Whether each of so many replicas keeps the targets on its share of the rate."""
+    return _within(play(found, 1 / replicas), bounds)
 
 
 def _missing(found: Simulated, bounds: dict[str, float]) -> str:

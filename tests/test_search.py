@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.graph import Array
-from kvsim.search import last_within, least_of_convex
+from kvsim.search import fewest, last_within, least_of_convex
 
 LINES = st.lists(st.tuples(st.integers(-50, 50), st.integers(1, 4000)), min_size=1, max_size=6)
 
@@ -60,3 +60,23 @@ def test_the_last_number_within_is_found(functions: list[list[tuple[int, int]]],
               for lines in functions]  # fmt: skip
     assert found.ravel().tolist() == within
     assert found.shape == ((len(functions), 1, 1) if len(functions) > 1 else (1, 1))
+
+
+@given(
+    answer=st.integers(1, 200),
+    guess=st.integers(1, 100),
+    more=st.floats(1.1, 3.0),
+    below=st.integers(0, 3),
+)
+def test_the_fewest_that_meet_is_found_without_asking_far_beyond(
+    answer: int, guess: int, more: float, below: int
+) -> None:
+    asked = []
+
+    def meets(count: int) -> bool:
+        asked.append(count)
+        return count >= answer
+
+    found = fewest(meets, max(guess, below + 1), most=128, more=more, below=below)
+    assert found == (0 if answer > 128 else max(answer, below + 1))
+    assert max(asked) <= max(guess, below + 1, min(128, answer * more + 1))

@@ -6,7 +6,6 @@ over, copies that begin at other times are played together: the same requests in
 over before a queue can grow.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +15,7 @@ from kvsim.graph import Array
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.play import serve, waits
 from kvsim.planner.fleet.targets import FleetTargets
+from kvsim.search import fewest
 from kvsim.traces.requests import Requests
 
 FINE = 1.04  # ratio of two loads between which the search for the largest stops
@@ -74,7 +74,7 @@ def replicas_kept_busy(
 
     first = max(round(min(guess, MOST)), 1)
     most = min(8 * first + 8, MOST)
-    count = _fewest(lambda n: meet(requests, n, 1.0), first, most)
+    count = fewest(lambda n: meet(requests, n, 1.0), first, most, MORE)
     if count == 0:
         return Busy(np.inf, np.ones(len(requests)))
     copies, some = 1, requests
@@ -132,19 +132,3 @@ def _rounds(requests: Requests, copies: int) -> tuple[Array, NDArray[np.int64]]:
     arrival = since + begin
     arrival = np.where(arrival > duration, arrival - duration, arrival)
     return arrival, np.argsort(arrival, kind="stable")
-
-
-def _fewest(meets: Callable[[int], bool], guess: int, most: int) -> int:
-    """The smallest count that meets; 0 if not even the most do."""
-    low, high = 0, guess  # more than `low`, and at most `high` once that meets
-    while not meets(high):
-        if high >= most:
-            return 0
-        low, high = high, min(int(np.ceil(high * MORE)), most)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if meets(middle):
-            high = middle
-        else:
-            low = middle
-    return high
