@@ -105,20 +105,13 @@ def changes(question: Question) -> Iterator[Advice]:
     Both together where no weights do alone: on the fewest GPUs, if those are fewer than without.
     """
     d = question.deployment
-    own = PUBLISHED.get(d.model.family)
-    formats = [
-        name
-        for name in ((own, *FORMATS) if own else FORMATS)
-        if d.weights == "fp16" and (not name.startswith("fp8") or "fp8" in d.hardware.flops)
-    ]
-    counts = [n for n in GPUS_PER_REPLICA if n > d.tp == d.gpus and not d.model.heads % n]
-    caution = {name: AS_PUBLISHED if name == own else NARROW for name in formats}
+    formats, counts = narrower(d), wider(d)
     alone = False
-    for name in formats:
+    for name, caution in formats.items():
         found = _try(question, replace(d, weights=name))
         if found is not None:
             alone = True
-            yield Advice(f"--weights {name}", f"{name} weights", found, caution=caution[name])
+            yield Advice(f"--weights {name}", f"{name} weights", found, caution=caution)
     more = _first(question, [(n, d.weights) for n in counts])
     if not alone:
         room = [n for n in counts if more is None or n < more.deployment.gpus]
@@ -131,10 +124,27 @@ def changes(question: Question) -> Iterator[Advice]:
         }
         for (n, name), found in both.items():
             what = f"{name} weights on {n} GPUs"
-            yield Advice(f"--weights {name} --tp {n}", what, found, caution=caution[name])
+            yield Advice(f"--weights {name} --tp {n}", what, found, caution=formats[name])
     if more is not None:
         n = more.deployment.gpus
         yield Advice(f"--tp {n}", f"{n} GPUs", more)
+
+
+def narrower(deployment: Deployment) -> dict[str, str]:
+    """Formats of weights below 16 bits that the GPU takes, the gentlest first, with their price."""
+    own = PUBLISHED.get(deployment.model.family)
+    return {
+        name: AS_PUBLISHED if name == own else NARROW
+        for name in ((own, *FORMATS) if own else FORMATS)
+        if deployment.weights == "fp16"
+        and (not name.startswith("fp8") or "fp8" in deployment.hardware.flops)
+    }
+
+
+def wider(deployment: Deployment) -> list[int]:
+    """Larger numbers of GPUs that the model can be split over."""
+    d = deployment
+    return [n for n in GPUS_PER_REPLICA if n > d.tp == d.gpus and not d.model.heads % n]
 
 
 AS_PUBLISHED = "the weights as they were published"

@@ -7,7 +7,17 @@ import numpy as np
 
 from kvsim.machines.hardware import Hardware
 from kvsim.machines.profiles import hardware_names, load_hardware
-from kvsim.planner.advice import Advice, NoPlanError, changes, on, quick, three, undominated
+from kvsim.planner.advice import (
+    Advice,
+    NoPlanError,
+    changes,
+    narrower,
+    on,
+    quick,
+    three,
+    undominated,
+    wider,
+)
 from kvsim.planner.choose import best, nearest, relaxed
 from kvsim.planner.engines import lacks
 from kvsim.planner.improve import Placements
@@ -110,10 +120,13 @@ def remedies(
             if smaller is not None:
                 option = f"--batch {float(smaller.batch[0]):.0f}"
                 yield Advice(option, "a smaller batch", smaller)
-    yield from undominated(question, changes(question))
+    alone = list(undominated(question, changes(question)))
+    yield from alone
     other = next(_other_gpus(question), None)
     if other is not None:
         yield other
+    if not alone and (looser is None or len(looser.least) > 1):
+        yield from with_longer_ttft(question)
     if looser is not None and not looser.little:
         yield looser.advice
     shorter = longest_prompt(question)
@@ -149,6 +162,22 @@ def longer_times(question: Question) -> LooserTimes | None:
             plan = quick(within) or _placed(within) or found
             return LooserTimes(Advice(said, "looser targets", plan), least, little)
     return None
+
+
+def with_longer_ttft(question: Question) -> Iterator[Advice]:
+    """Narrower weights, and more GPUs, that would do if prompts alone were given longer."""
+    d = question.deployment
+    weights = [(f"--weights {name}", replace(d, weights=name)) for name in narrower(d)]
+    gpus = [(f"--tp {n}", replace(d, tp=n)) for n in wider(d)]
+    caution = narrower(d)
+    for ways in (weights, gpus):
+        for option, other in ways:
+            looser = longer_times(on(question, other))
+            if looser is not None and set(looser.least) == {"ttft"}:
+                said = f"{option} {looser.advice.option}"
+                why = caution.get(other.weights, "")
+                yield replace(looser.advice, option=said, what="both together", caution=why)
+                break
 
 
 def _placed(q: Question) -> Prediction | None:

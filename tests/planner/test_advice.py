@@ -14,7 +14,7 @@ from kvsim.planner import advice, noplan, rivals
 from kvsim.planner.advice import Advice
 from kvsim.planner.plan import answer
 from kvsim.planner.question import Question
-from kvsim.planner.workload import GIB, PlanLimits, Workload
+from kvsim.planner.workload import GIB, TPOT, TTFT, PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.techniques import parse
 
@@ -103,6 +103,23 @@ def test_targets_are_loosened_one_at_a_time_where_one_is_enough(
         assert all(q.objective == "latency" for q in sought)
         assert asked_then.objective == ASKED.objective  # what one gets who loosens them so
     assert noplan.longer_times(ASKED) is None  # no target to loosen
+
+
+def test_weights_or_gpus_with_a_longer_ttft_where_neither_does_alone() -> None:
+    d = Deployment(load_model("gemma-3-27b"), load_hardware("l40s"), D.stack)
+    limits = PlanLimits(0.9 * d.hardware.gpu_memory, d.hardware.host_memory, TTFT, TPOT)
+    asked = Question(d, Workload(100_000, 100, service=True), "throughput", limits)
+    with pytest.raises(advice.NoPlanError) as caught:
+        answer(asked)
+    narrow, more, offloaded = caught.value.advice
+    assert narrow.option.startswith("--weights fp8 --ttft ") and narrow.caution == advice.NARROW
+    assert more.option.startswith("--tp 2 --ttft ") and not more.caution
+    assert offloaded.option.startswith("--ttft ") and " --tpot " in offloaded.option
+    for each in (narrow, more):  # what is said may be asked for
+        weights, gpus = ("fp8", 1) if each is narrow else ("fp16", 2)
+        ttft = float(each.option.rpartition(" ")[2].removesuffix("s"))
+        other = advice.on(asked, replace(d, weights=weights, tp=gpus)).with_limits(ttft=ttft)
+        assert float(answer(other).choice.ttft_s[0]) <= ttft
 
 
 def test_another_deployment_has_the_same_share_of_its_memory() -> None:
