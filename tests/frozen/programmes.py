@@ -81,7 +81,7 @@ def summary(problem: pulp.LpProblem) -> dict[str, Any]:
     place = {v["name"]: i for i, v in enumerate(whole["variables"])}
     rows: dict[str, list[float]] = {}
     for row in [*whole["constraints"], whole["objective"] | {"constant": 0.0, "sense": 0}]:
-        sums = rows.setdefault(_family(row["name"]), [0.0] * 6)
+        sums = rows.setdefault(family(row["name"]), [0.0] * 6)
         sums[0] += 1
         for entry in row["coefficients"]:
             value = entry["value"] * (1 + place[entry["name"]] % 7)
@@ -90,7 +90,7 @@ def summary(problem: pulp.LpProblem) -> dict[str, Any]:
         sums[5] += row["sense"]
     columns: dict[str, list[float]] = {}
     for v in whole["variables"]:
-        sums = columns.setdefault(_family(v["name"]), [0.0] * 4)
+        sums = columns.setdefault(family(v["name"]), [0.0] * 4)
         sums[0] += 1
         sums[1] += v["lowBound"] or 0.0
         sums[2] += v["upBound"] or 0.0
@@ -98,7 +98,8 @@ def summary(problem: pulp.LpProblem) -> dict[str, Any]:
     return {"rows": rows, "variables": columns}
 
 
-def _family(name: str | None) -> str:
+def family(name: str | None) -> str:
+    """A name without its numbers."""
     return re.sub(r"\d+", "N", name or "objective")
 
 

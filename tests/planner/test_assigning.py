@@ -1,7 +1,6 @@
-"""Losses of layers as rows over counts: against an assignment by another method, and as text."""
+"""Losses of layers as rows over counts: against an assignment by another method."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +10,6 @@ from kvsim.planner.assigning import assigned
 from kvsim.planner.programme import Programme, build
 from kvsim.planner.solving import proved, solve, solver
 from tests.planner.test_programme import instance
-
-GOLDEN = Path(__file__).parent / "golden"
 
 
 def least(p: Programme, counts: np.ndarray) -> float:
@@ -65,17 +62,3 @@ def test_a_bound_is_what_the_solver_proved_not_its_solution_less_the_gap() -> No
         found = solve(p, gap=0.5)
         assert 0.5 * best <= found.bound <= best * (1 + 1e-9)
         assert found.bound <= found.objective
-
-
-def test_rows_of_losses_as_text(tmp_path: Path) -> None:
-    p = replace(instance(1, losses=True), times={})
-    row = assigned(p, some_counts(p, np.random.default_rng(1))).row
-    row = replace(row, at_none=0.25, each=np.round(row.each * 0 + 0.5, 1))
-    problem = build(replace(p, budget=1.0), loss_rows=(row,)).problem
-    file = tmp_path / "losses.lp"
-    problem.writeLP(str(file))
-    text = file.read_text()
-    start = text.index("loss_0:")
-    found = text[start : text.index("\n", text.index("<=", start))]
-    assert found.split("<=")[1].strip() == "0.75" and found.count("0.5 n_") == row.each.size
-    assert " x_" not in text

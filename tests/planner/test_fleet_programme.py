@@ -3,11 +3,14 @@
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
+import pulp
 import pytest
 
 from kvsim.errors import InfeasibleError
+from kvsim.planner.fleet import dispatch
 from kvsim.planner.fleet.arrays import Demand, FleetCut, FleetLimits, Offers, Schedule
 from kvsim.planner.fleet.dispatch import utilisation
 from kvsim.planner.fleet.near import fewer, scheduled_cost
@@ -33,40 +36,46 @@ OFFERS = Offers(
 DEMAND = Demand(np.array([[4.0, 1.0], [1.0, 2.0]]), np.array([12.0, 12.0]))
 
 
-@pytest.mark.parametrize(
-    ("name", "limits", "schedule", "cuts", "losses"),
-    [
-        ("plain", NOTHING, None, (), ()),
-        ("gpus", FleetLimits(gpus=8), None, (), ()),
-        ("gpus_of", FleetLimits(gpus_of={"h100-nvl": 4}), None, (), ()),
-        ("host", FleetLimits(host=64e9), None, (), ()),
-        ("power", FleetLimits(power=2000), None, (), ()),
-        ("configurations", FleetLimits(configurations=1), None, (), ()),
-        ("mixed", FleetLimits(mixed=True), None, (), ()),
-        ("headroom", FleetLimits(headroom=0.25), None, (), ()),
-        (
-            "failures",
-            FleetLimits(failures=1, headroom=0.25),
-            None,
-            (),
-            (FatalLoss(0, (1, 0), (0, 1)),),
-        ),
-        ("cuts", NOTHING, None, (FleetCut(np.array([2, 1])),), ()),
-        ("schedule", NOTHING, Schedule(0.5), (), ()),
-    ],
-)
-def test_programme_is_the_golden_one(
-    name: str,
-    limits: FleetLimits,
-    schedule: Schedule | None,
-    cuts: tuple[FleetCut, ...],
-    losses: tuple[FatalLoss, ...],
-    tmp_path: Path,
-) -> None:
-    problem = build(OFFERS, DEMAND, limits, schedule, cuts, losses).problem
-    problem.writeLP(str(tmp_path / "fleet.lp"))
-    text = (tmp_path / "fleet.lp").read_text()
-    assert text == (GOLDEN / f"fleet_{name}.lp").read_text()
+Asked = tuple[FleetLimits, Schedule | None, tuple[FleetCut, ...], tuple[FatalLoss, ...]]
+ASKED: dict[str, Asked] = {
+    "plain": (NOTHING, None, (), ()),
+    "gpus": (FleetLimits(gpus=8), None, (), ()),
+    "gpus_of": (FleetLimits(gpus_of={"h100-nvl": 4}), None, (), ()),
+    "host": (FleetLimits(host=64e9), None, (), ()),
+    "power": (FleetLimits(power=2000), None, (), ()),
+    "configurations": (FleetLimits(configurations=1), None, (), ()),
+    "mixed": (FleetLimits(mixed=True), None, (), ()),
+    "headroom": (FleetLimits(headroom=0.25), None, (), ()),
+    "failures": (
+        FleetLimits(failures=1, headroom=0.25), None, (), (FatalLoss(0, (1, 0), (0, 1)),),
+    ),
+    "cuts": (NOTHING, None, (FleetCut(np.array([2, 1])),), ()),
+    "schedule": (NOTHING, Schedule(0.5), (), ()),
+}  # fmt: skip
+UNKNOWN = replace(OFFERS, power=np.array([350.0, np.nan]))
+
+
+def texts() -> dict[str, pulp.LpProblem]:
+    """Programmes of a fleet that golden texts are of, and of who serves in one that is known."""
+    found = {f"fleet_{name}": build(OFFERS, DEMAND, *x).problem for name, x in ASKED.items()}
+    found["fleet_power_unknown"] = build(UNKNOWN, DEMAND, FleetLimits(power=2000)).problem
+    seen: list[pulp.LpProblem] = []
+    with patch.object(dispatch, "run", seen.append):
+        utilisation(OFFERS, DEMAND, np.array([1, 2]), 0.01)
+    return found | {"dispatch": seen[0]}
+
+
+@pytest.mark.parametrize("name", texts())
+def test_programme_is_the_golden_one(name: str, tmp_path: Path) -> None:
+    file = tmp_path / f"{name}.lp"
+    texts()[name].writeLP(str(file))
+    assert file.read_text() == (GOLDEN / f"{name}.lp").read_text()
+
+
+def test_what_is_not_known_is_not_rented_where_it_is_limited() -> None:
+    assert solve(OFFERS, DEMAND, FleetLimits(power=4000)).replicas[1] > 0
+    with pytest.raises(InfeasibleError):  # the other kind serves one class alone
+        solve(UNKNOWN, DEMAND, FleetLimits(power=4000))
 
 
 @pytest.mark.parametrize("mixed", [False, True])

@@ -6,15 +6,18 @@ from itertools import permutations, product
 from pathlib import Path
 
 import numpy as np
+import pulp
 import pytest
 
 from kvsim.errors import InfeasibleError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
+from kvsim.planner.assigning import LossRow
 from kvsim.planner.improve import Placements
 from kvsim.planner.improved import turn
 from kvsim.planner.mixes import Arrangement, Use
+from kvsim.planner.passes import Tangent
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.planes import plane, stretches
 from kvsim.planner.programme import Programme, Streaming, build
@@ -156,9 +159,9 @@ def test_best_first_proves_the_best_of_all_counts(seed: int) -> None:
     assert bound == pytest.approx(best, rel=1e-6)
 
 
-def test_the_programme_as_text(tmp_path: Path) -> None:
-    """One of each family: counts, shares, streams, chain, memory, buffers, times, losses, cuts."""
-    p = Programme(
+def example() -> Programme:
+    """One of each family: counts, shares, streams, chain, memory, buffers, times, losses."""
+    return Programme(
         names=("full", "copied"),
         option_of=np.array([0, 1, 1]),
         layers=np.array([2]),
@@ -181,16 +184,36 @@ def test_the_programme_as_text(tmp_path: Path) -> None:
         budget=0.5,
         shape_of=np.zeros(2, dtype=np.int64),
     )  # fmt: skip
-    both = np.array([[1.0], [1.0]])
-    for name, built in (
-        ("placement", build(p, cuts=(both,))),
-        ("relaxation", build(p, whole=False)),
-        ("blocks", build(p, apart=True)),
-        ("counted", build(p, counts=both)),
-    ):
-        file = tmp_path / f"{name}.lp"
-        built.problem.writeLP(str(file))
-        assert file.read_text() == (GOLDEN / f"{name}.lp").read_text(), name
+
+
+BOTH = np.array([[1.0], [1.0]])
+
+
+def texts() -> dict[str, pulp.LpProblem]:
+    """Programmes of placements that golden texts are of; the second tangent is nowhere higher."""
+    p = example()
+    higher = np.zeros((2, 3, 2))
+    higher[1, 1:] = [[1.0, 1.5], [0.25, 1.0]]
+    touched = replace(p, tangents=(Tangent(1, 0, higher), Tangent(0, 0, np.zeros((2, 3, 1)))))
+    row = LossRow(0.25, np.array([[0.125], [0.5]]))
+    every = {
+        "placement": build(p, cuts=(BOTH,)),
+        "relaxation": build(p, whole=False),
+        "blocks": build(p, apart=True),
+        "counted": build(p, counts=BOTH),
+        "decided": build(p, counts=BOTH, streamed=np.array([[0.25], [0.75]])),
+        "planes": build(touched, whole=False),
+        "planes_blocks": build(touched, apart=True),
+        "losses": build(replace(p, budget=1.0), loss_rows=(row,)),
+    }
+    return {name: built.problem for name, built in every.items()}
+
+
+@pytest.mark.parametrize("name", texts())
+def test_the_programme_as_text(name: str, tmp_path: Path) -> None:
+    file = tmp_path / f"{name}.lp"
+    texts()[name].writeLP(str(file))
+    assert file.read_text() == (GOLDEN / f"{name}.lp").read_text()
 
 
 # on the engine

@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import patch
 
 import numpy as np
+import pulp
 import pytest
 
 from kvsim.engine.roofline import seconds
@@ -28,10 +30,9 @@ GOLDEN = Path(__file__).parent / "golden"
 ROUNDING = 1e-11
 
 
-def test_rows_of_runs_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With streamed weights, whose shares are in a few ranges."""
-    monkeypatch.setattr(runs, "LEAST", 0.8)
-    p = Programme(
+def example() -> Programme:
+    """Layers of one shape, with streamed weights."""
+    return Programme(
         names=("full", "cpu"),
         option_of=np.array([0, 1]),
         layers=np.array([2]),
@@ -60,9 +61,48 @@ def test_rows_of_runs_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             others=np.array([0]),
         ),
     )  # fmt: skip
-    file = tmp_path / "runs.lp"
-    build(p).problem.writeLP(str(file))
-    assert file.read_text() == (GOLDEN / "runs.lp").read_text()
+
+
+def in_turn() -> Programme:
+    """Four layers of one shape and two of another, which stand as ``aabaab``, nothing streamed."""
+    p = example()
+    assert p.halves is not None
+    h = replace(
+        p.halves,
+        attention=twice(p.halves.attention),
+        longest=twice(p.halves.longest),
+        around=twice(p.halves.around),
+        before=twice(p.halves.before),
+        others=others_between("aab" * 2),
+    )
+    none = np.zeros((2, 6, 2))
+    return replace(
+        p,
+        layers=np.array([4, 2]),
+        seconds=twice(p.seconds),
+        gpu=twice(p.gpu),
+        host=twice(p.host),
+        halves=h,
+        streaming=Streaming(none, np.zeros(2), np.zeros(2), 0.0, most=0.0),
+    )
+
+
+def twice(values: np.ndarray) -> np.ndarray:
+    """Those of one shape of layers, for two."""
+    return np.repeat(values, 2, axis=-1)
+
+
+def texts() -> dict[str, pulp.LpProblem]:
+    """Programmes of runs that golden texts are of; streamed shares are in a few ranges."""
+    with patch.object(runs, "LEAST", 0.8):
+        return {"runs": build(example()).problem, "runs_in_turn": build(in_turn()).problem}
+
+
+@pytest.mark.parametrize("name", texts())
+def test_rows_of_runs_as_text(name: str, tmp_path: Path) -> None:
+    file = tmp_path / f"{name}.lp"
+    texts()[name].writeLP(str(file))
+    assert file.read_text() == (GOLDEN / f"{name}.lp").read_text()
 
 
 def test_layers_of_other_shapes_between_two_of_one() -> None:

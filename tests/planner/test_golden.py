@@ -1,0 +1,86 @@
+"""Every family of rows that a programme may have is in some golden text."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pulp
+
+import kvsim.planner
+from kvsim.planner.layertimes import RESOURCES
+from kvsim.planner.shares import FAMILIES
+from tests.frozen import families
+from tests.frozen.keeping import kept
+from tests.planner import test_fleet_programme, test_plan_trace, test_programme, test_runs
+from tests.quality import test_layers
+
+GOLDEN = Path(__file__).parent / "golden"
+PLANNER = Path(kvsim.planner.__file__).parent
+TEXTS = (
+    test_programme.texts, test_runs.texts, test_plan_trace.texts, test_fleet_programme.texts,
+    test_layers.texts,
+)  # fmt: skip
+Site = tuple[str, int]
+
+
+def every_text() -> dict[str, pulp.LpProblem]:
+    return {name: problem for texts in TEXTS for name, problem in texts().items()}
+
+
+def sites() -> Iterator[Site]:
+    """Where the planner adds rows: files, and the first lines of calls."""
+    for file in PLANNER.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Attribute) and called.attr == "addConstraint":
+                yield str(file.relative_to(PLANNER)), called.lineno
+
+
+def test_every_golden_text_is_of_a_programme_that_is_built() -> None:
+    assert {f.stem for f in GOLDEN.iterdir()} == set(every_text())
+
+
+def test_every_row_that_the_planner_may_add_is_in_a_golden_text() -> None:
+    """Whatever its name: the lines that add rows are all reached while the texts are built."""
+    reached: set[Site] = set()
+    add = pulp.LpProblem.addConstraint
+
+    def noted(problem: pulp.LpProblem, *args: Any, **named: Any) -> Any:
+        frame = sys._getframe(1)
+        file = Path(frame.f_code.co_filename)
+        if file.is_relative_to(PLANNER):
+            reached.add((str(file.relative_to(PLANNER)), frame.f_lineno))
+        return add(problem, *args, **named)
+
+    with patch.object(pulp.LpProblem, "addConstraint", noted):
+        every_text()
+    expected = set(sites())
+    assert len(expected) > 80
+    assert not expected - reached
+
+
+def general(family: str) -> str:
+    """A family without what a row is of: an option, a resource, a GPU."""
+    kinds = {kind for some in FAMILIES for kind in some} | {"copied", "full"}
+    words = f"(?:{'|'.join(sorted(kinds, key=len, reverse=True))})"
+    family = re.sub(rf"_{words}N?(?=_|$)", "_OPTION", family)
+    streams = "|".join(re.sub(r"\d", "N", name) for name in RESOURCES)
+    family = re.sub(rf"^(plane_)?(?:{streams})_(?=prefill|roundN)", r"\1STREAM_", family)
+    family = re.sub(r"_(prefill|roundN)(?=_|$)", "_PASS", family)
+    return re.sub(r"^gpus_of_.*", "gpus_of", family)
+
+
+def test_the_families_of_questions_are_in_golden_texts() -> None:
+    """Those of all programmes of the questions whose programmes are kept, solved to their end."""
+    golden = {
+        general(families.of(row["name"]))
+        for problem in every_text().values()
+        for row in problem.toDict()["constraints"]
+    }
+    asked = {general(x) for some in kept(families.PLACE).values() for x in some}
+    assert len(asked) > 60 and any(x.startswith("plane_") for x in asked)
+    assert not asked - golden
