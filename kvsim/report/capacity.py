@@ -1,6 +1,7 @@
 """The answer of ``kvsim capacity`` as JSON rows, and in words."""
 
 from dataclasses import asdict
+from math import isfinite
 
 import numpy as np
 
@@ -212,16 +213,19 @@ def _prices(answer: CapacityAnswer) -> list[Row]:
 
 
 def _certainty(answer: CapacityAnswer) -> Row:
-    sure = answer.sure
+    sure, targets = answer.sure, answer.targets.each
+    asked = [name for name in ("ttft", "tpot") if any(isfinite(getattr(x, name)) for x in targets)]
     return {
         "spread": sure.spread.sigma,
         "source": sure.spread.source,
         "ttft_met": sure.likely["ttft"],
         "tpot_met": sure.likely["tpot"],
         "both_met": sure.likely["both"],
-        "slowdown_met_up_to": {"ttft": number(sure.ttft), "tpot": number(sure.tpot)},
+        "slowdown_met_up_to": {
+            name: sure.met_up_to(name) if name in asked else None for name in ("ttft", "tpot")
+        },
         "sure": SURE,
-        "slowdown_for_sure": sure.spread.slowdown,
+        "slowdown_for_sure": sure.spread.slowdown(),
     }
 
 

@@ -75,7 +75,7 @@ def answered(row: Row) -> Answer:
     """The fleet and how sure it is, and what falls short."""
     return Answer(
         verdict=verdict([row["answer"]], tables.shortfall(row)),
-        evidence=[tables.certain(row)],
+        evidence=[x for x in [tables.certain(row)] if x],
     )
 
 
@@ -228,8 +228,7 @@ def _assumptions(row: Row, answer: CapacityAnswer) -> list[str]:
     memory = ", ".join(sorted({f"{100 * r['gpu_memory_utilization']:.0f} %" for r in row["fleet"]}))
     return [
         tables.bound(row),
-        tables.certain(row),
-        *filter(None, [tables.committed(row), tables.power(row)]),
+        *filter(None, [tables.certain(row), tables.committed(row), tables.power(row)]),
         *others_assumed(answer),
         "Requests go to a kind of replica by their class and among those to the least loaded, or "
         "where most of their prefix is.",

@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+from kvsim.evidence.ledger import share_below
 from kvsim.report.capacity_times import class_lines, wait
 from kvsim.report.json import Row
 from kvsim.report.screen import Screen
 from kvsim.report.table import Table, of_cells
 from kvsim.report.units import likelihood, percent, rounded, short, usd, whole
+
+STEP = 0.02  # of a likelihood: twice the part of the spread that one slowdown stands for
 
 
 def show(answer: Row) -> None:
@@ -19,8 +22,9 @@ def show(answer: Row) -> None:
     for line in class_lines(answer):
         out.say(line)
     for table in (fleet(answer), loads(answer), alternatives(answer), limits(answer)):
-        out.blank()
-        out.table(table)
+        if table.rows:
+            out.blank()
+            out.table(table)
     out.blank()
     for line in (*prefixes(answer), *prices(answer), *answer["assumed"]):
         out.say(line)
@@ -50,18 +54,25 @@ def asked(answer: Row) -> str:
 
 
 def certain(answer: Row) -> str:
-    """The likelihood of each target, and where it comes from."""
+    """The likelihood of each target, and where it comes from; empty without targets."""
     sure = answer["certainty"]
+    upto = {name.upper(): x for name, x in sure["slowdown_met_up_to"].items() if x is not None}
+    if not upto:
+        return ""
+    each = [f"{name} is met with {likelihood(sure[f'{name.lower()}_met'])}" for name in upto]
+    lowest = min(upto.values())
     return (
-        f"If the trace comes again, TTFT is met with {likelihood(sure['ttft_met'])}, TPOT with "
-        f"{likelihood(sure['tpot_met'])} ({sure['source']}). The fleet meets both until everything "
-        f"takes {rounded(_slowest(sure), 3)} times as long as predicted."
+        f"If the trace comes again, {' and '.join(each)} ({sure['source']}). The fleet meets "
+        f"{'both' if len(upto) > 1 else next(iter(upto))} until everything takes "
+        f"{rounded(lowest, 3)} times as long as predicted{_beyond(sure, lowest)}."
     )
 
 
-def _slowest(sure: Row) -> float:
-    limits = [float(x) for x in sure["slowdown_met_up_to"].values() if x is not None]
-    return min(limits, default=1.0)
+def _beyond(sure: Row, lowest: float) -> str:
+    """What is to say where more is likely than a slowdown up to which all is met accounts for."""
+    if sure["both_met"] - share_below(lowest, sure["spread"]) < STEP:
+        return ""
+    return ", and by chance at some slowdowns beyond: it depends on which bursts meet"
 
 
 def power(answer: Row) -> str:
@@ -91,9 +102,18 @@ def bound(answer: Row) -> str:
     return (
         f"If parts of replicas could be rented, they would cost "
         f"{usd(solver['relaxation_usd_per_hour'])} per hour; whole ones cost "
-        f"{_more(solver['gap_to_relaxation'])}. {solver['simulations']} fleets were simulated, "
-        f"{solver['proposals']} of them the programme's proposals."
+        f"{_more(solver['gap_to_relaxation'])}. The search simulated the trace "
+        f"{_times(solver['simulations'])}, for {_fleets(solver['proposals'])} that the programme "
+        f"proposed and what is near."
     )
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def _fleets(count: int) -> str:
+    return "one fleet" if count == 1 else f"{count} fleets"
 
 
 def _more(share: float) -> str:

@@ -1,9 +1,11 @@
 """The answer of ``kvsim capacity`` in a few sentences."""
 
-from kvsim.planner.fleet.beside import CERTAIN
+from math import isinf
+
 from kvsim.planner.fleet.capacity import CapacityAnswer
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.proven import Found
+from kvsim.planner.fleet.surer import CERTAIN
 from kvsim.report.answer import WORDS, verdict
 from kvsim.report.capacity_times import slower, wait
 from kvsim.report.units import likelihood, usd
@@ -53,14 +55,16 @@ def names(answer: CapacityAnswer) -> list[str]:
 
 def _sure(answer: CapacityAnswer) -> tuple[str, str]:
     """How likely the targets are kept, and what rents more certainty where that is little."""
+    if all(isinf(x.ttft) and isinf(x.tpot) for x in answer.targets.each):
+        return "There are no targets to keep", ""
     both = answer.sure.likely["both"]
     said = f"It keeps the targets with a likelihood of {likelihood(both)}"
     safer = next((a for a in answer.alternatives if a.label == CERTAIN), None)
-    if both >= NEAR or safer is None or safer.found is None:
+    if both >= NEAR or safer is None:
         return said, ""
+    if safer.found is None:
+        return said, "; no fleet within the limits was found that keeps them with 95 %"
     more = fleet_in_words(safer.found, safer.configurations)
-    if more == fleet_in_words(answer.found, answer.market.configurations):
-        return said, ""  # it misses a target at some slowdowns below that, where bursts meet
     return said, f"; for 95 % rent {more}, {usd(safer.found.fleet.cost)} per hour"
 
 

@@ -7,20 +7,14 @@ import numpy as np
 
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.planner.fleet.arrays import FleetLimits
-from kvsim.planner.fleet.certainty import Spread
 from kvsim.planner.fleet.configurations import Configuration
-from kvsim.planner.fleet.market import Market, measured
+from kvsim.planner.fleet.market import Market
 from kvsim.planner.fleet.near import CHEAPER, allowed
 from kvsim.planner.fleet.proven import Found
 from kvsim.planner.fleet.question import CapacityQuestion
 from kvsim.planner.fleet.search import ROUNDS, FleetSearch
-from kvsim.planner.fleet.shortlist import Rated
 
 LONGER = 2.0  # times as long as a target, to see what it costs
-NEAREST = 6  # configurations that are measured once more for slower replicas, the cheapest
-
-
-CERTAIN = "95 % certain"  # the fleet that keeps its targets with `SURE`
 COMPARED = 8  # fleets that are proposed for a comparison, at most
 ONE_KIND, FULL_KV = "one kind of replica", "full KV"
 
@@ -50,18 +44,16 @@ class OtherFleet:
         """The same fleet as the answer to something else."""
         return replace(self, label=label)
 
-    def at(
-        self, label: str, question: CapacityQuestion, load: float = 1.0, slowdown: float = 1.0
-    ) -> "OtherFleet | None":
-        """The same fleet where it does under more load or with longer times too, else None.
+    def at(self, label: str, question: CapacityQuestion, load: float) -> "OtherFleet | None":
+        """The same fleet where it does under more load too, else None.
 
         Nothing cheaper does then: it did not with less.
         """
-        if self.found is None or min(load, slowdown) < 1:
+        if self.found is None or load < 1:
             return None
         market = Market(self.configurations, self.found.offers, np.array([]))
         fleet = self.found.fleet
-        search = search_of(question, market, load=load, slowdown=slowdown)
+        search = search_of(question, market, load=load)
         played = search.keeps(fleet.running, fleet.share)
         if played is None:
             return None
@@ -75,14 +67,13 @@ def search_of(
     market: Market,
     limits: FleetLimits | None = None,
     load: float = 1.0,
-    slowdown: float = 1.0,
     tell: Callable[[str], None] = lambda _: None,
     rounds: int = ROUNDS,
 ) -> FleetSearch:
     """A market's search for the cheapest fleet, before it is run."""
     return FleetSearch(
         question.traffic, market.configurations, market.offers, question.targets,
-        limits or question.limits, question.schedule, load, slowdown, tell, rounds,
+        limits or question.limits, question.schedule, load, tell=tell, rounds=rounds,
     )  # fmt: skip
 
 
@@ -92,7 +83,6 @@ def fleet_for(
     market: Market,
     limits: FleetLimits,
     load: float,
-    slowdown: float = 1.0,
 ) -> OtherFleet:
     """The cheapest fleet of a market, or why there is none.
 
@@ -101,12 +91,12 @@ def fleet_for(
     try:
         if not market.configurations:
             raise InfeasibleError("none on the shortlist")
-        search = search_of(question, market, limits, load, slowdown, rounds=COMPARED)
+        search = search_of(question, market, limits, load, rounds=COMPARED)
         found = plainer(search, search.run())
     except (InfeasibleError, InputError) as problem:
         if limits.configurations > 1 and not limits.mixed and market.configurations:
             one = replace(limits, configurations=1)
-            return fleet_for(label, question, market, one, load, slowdown)
+            return fleet_for(label, question, market, one, load)
         return OtherFleet(label, None, market.configurations, str(problem))
     return OtherFleet(label, found, market.configurations)
 
@@ -156,10 +146,8 @@ def full_kv(market: Market) -> Market:
 
 def alternatives(
     question: CapacityQuestion,
-    rated: list[Rated],
     market: Market,
     load: float,
-    spread: Spread,
     chosen: OtherFleet,
     known: tuple[OtherFleet, ...],
     tell: Callable[[str], None],
@@ -191,27 +179,7 @@ def alternatives(
             continue
         tell(f"for comparison: {label}")
         found.append(fleet_for(label, question, part, limits, load))
-    tell("for comparison: 95 % certain")
-    certain = chosen.at(CERTAIN, question, load, spread.slowdown) if load == 1 else None
-    return [*known, *found, certain or _certain(question, rated, market, load, spread)]
-
-
-def _certain(
-    q: CapacityQuestion, rated: list[Rated], market: Market, load: float, spread: Spread
-) -> OtherFleet:
-    """The cheapest fleet with times as long as they are with 95 % certainty at most.
-
-    What replicas carry then is derived from what they carry without; where that finds no fleet,
-    it is measured.
-    """
-    label, slower = CERTAIN, spread.slowdown
-    one = replace(q.limits, configurations=1)
-    each = [fleet_for(label, q, market, limits, load, slower) for limits in (one, q.limits)]
-    if not any(x.found for x in each):
-        cheap = sorted(range(len(rated)), key=lambda j: float(market.cost_alone[j]))[:NEAREST]
-        slow = measured([rated[j] for j in cheap], q.traffic, q.targets, slower)
-        each = [fleet_for(label, q, slow, limits, load, slower) for limits in (one, q.limits)]
-    return min(each, key=lambda x: x.found.fleet.cost if x.found else float("inf"))
+    return [*known, *found]
 
 
 def as_cheap_at(chosen: OtherFleet, alone: OtherFleet, gpu: str) -> float | None:

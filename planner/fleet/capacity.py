@@ -19,7 +19,7 @@ from kvsim.planner.fleet.beside import (
     search_of,
     without_limits,
 )
-from kvsim.planner.fleet.certainty import Certainty, certainty, known
+from kvsim.planner.fleet.certainty import Certainty, certainty, known, most_held
 from kvsim.planner.fleet.market import Market, measured
 from kvsim.planner.fleet.near import CHEAPER
 from kvsim.planner.fleet.play import Played
@@ -28,6 +28,7 @@ from kvsim.planner.fleet.question import CapacityQuestion
 from kvsim.planner.fleet.reachable import reachable
 from kvsim.planner.fleet.search import FleetSearch
 from kvsim.planner.fleet.shortlist import Rated, Terms, shortlist
+from kvsim.planner.fleet.surer import surer
 from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.planner.fleet.variants import varied
 
@@ -140,9 +141,10 @@ def make_capacity(
             if np.count_nonzero(found.fleet.replicas) == 1:
                 uniform = plain.named(ONE_KIND)
     used = [market.configurations[j] for j in np.flatnonzero(found.fleet.replicas)]
-    spread = q.spread or known(used)
-    others = alternatives(q, rated, whole, load, spread, chosen, (uniform, plain), tell)
-    market, search, found = _trimmed(market, search, found)
+    sure = certainty(search, found.fleet, q.spread or known(used))
+    others = alternatives(q, whole, load, chosen, (uniform, plain), tell)
+    others.append(surer(q, rated, whole, load, chosen, sure, tell))
+    market, search, found = _trimmed(market, search, found, sure)
     return CapacityAnswer(
         question=question,
         shortfall=shortfall,
@@ -155,7 +157,7 @@ def make_capacity(
         alternatives=others,
         limits=without_limits(q, whole, load, tell),
         at_other_loads={x: _at_load(q, whole, chosen, load, x) for x in LOADS},
-        sure=certainty(search, found.fleet, q.targets, spread),
+        sure=sure,
     )
 
 
@@ -234,21 +236,21 @@ def _most_load(
 
 
 def _trimmed(
-    market: Market, search: FleetSearch, found: Found
+    market: Market, search: FleetSearch, found: Found, sure: Certainty
 ) -> tuple[Market, FleetSearch, Found]:
     """The same fleet with batch limits that it does not reach wherever it meets the targets.
 
-    That is in the trace itself, at the other loads, and after a loss.
+    That is in the trace itself, at the other loads, after a loss, and with the longer times of its
+    likelihood.
     """
     fleet = found.fleet
     plays = [search.played(fleet.running, fleet.share, x) for x in LOADS]
     plays += _losses(search, fleet).values()
-    within = [fleet.played, *(p for p in plays if p.meets(search.targets))]
-    most = {g.kind: 0 for g in fleet.played.groups}
-    for g in (g for p in within for g in p.groups):
-        most[g.kind] = max(most.get(g.kind, 0), g.most_running)
+    within = most_held([fleet.played, *(p for p in plays if p.meets(search.targets))])
+    held = [within, *(x.held for x in sure.slowed if x.both <= 1)]
     some = list(market.configurations)
-    for j, running in most.items():
+    for j in sorted({j for each in held for j in each}):
+        running = max(each.get(j, 0) for each in held)
         limit = min((x for x in BATCH_LIMITS if x >= running), default=running)
         if limit < some[j].costs.rules.max_seqs:
             some[j] = some[j].limited(limit)

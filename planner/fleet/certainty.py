@@ -1,25 +1,33 @@
 """How likely a fleet meets its targets, given how far predictions of its software have been off.
 
 All times of a stack are taken to be off by one factor, whose logarithm is normal with the spread
-that was seen on rows the stack was not fitted to. A fleet meets its targets up to some slowdown;
-the probability that the factor is below that is the answer. Whether the trace itself comes again is
-another question, which half, one and a half and twice the load speak to.
+that was seen on rows the stack was not fitted to. The fleet plays the trace with times so many
+times as long, at slowdowns that stand for parts of that distribution; the likelihood is the share
+of it at which the targets are met. More slowdown does not always mean longer waits, as bursts meet
+by chance, so no single slowdown says where a fleet begins to miss. Whether the trace itself comes
+again is another question, which half, one and a half and twice the load speak to.
 """
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import inf, log, sqrt
+from math import exp, inf, log
+from statistics import NormalDist
 
-from kvsim.evidence.ledger import WITHIN_80, KnownError, evidence_for, share_below
+import numpy as np
+
+from kvsim.evidence.ledger import WITHIN_80, KnownError, evidence_for
+from kvsim.graph import Array
+from kvsim.planner.fleet.arrays import Counts
 from kvsim.planner.fleet.configurations import Configuration
+from kvsim.planner.fleet.dispatch import losses_of
 from kvsim.planner.fleet.play import Played
 from kvsim.planner.fleet.proven import Proven
 from kvsim.planner.fleet.search import FleetSearch
-from kvsim.planner.fleet.targets import FleetTargets
 
 SURE = 0.95
 KINDS = ("decode", "prefill", "request")
-SLOWEST, FASTEST = 4.0, 0.25
-FINE = 1.01
+FASTER, SLOWER = 5, 50  # equally likely slowdowns that are played on either side of 1
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -29,20 +37,9 @@ class Spread:
     sigma: float
     source: str
 
-    def below(self, factor: float) -> float:
-        """Probability that times are off by less than a factor."""
-        if factor in (0, inf):
-            return 1.0 if factor else 0.0
-        return share_below(factor, self.sigma)
-
-    @property
-    def slowdown(self) -> float:
-        """The factor that times stay below with `SURE`."""
-        low, high = 1.0, 100.0
-        while high / low > 1 + 1e-9:
-            middle = sqrt(low * high)
-            low, high = (middle, high) if self.below(middle) < SURE else (low, middle)
-        return high
+    def slowdown(self, likely: float = SURE) -> float:
+        """The factor that times stay below with a likelihood."""
+        return exp(self.sigma * NormalDist().inv_cdf(likely))
 
 
 def known(configurations: list[Configuration]) -> Spread:
@@ -65,51 +62,113 @@ def _width(error: KnownError) -> float:
 
 
 @dataclass(frozen=True)
-class Certainty:
-    """How likely targets are met.
+class Slowed:
+    """A fleet with longer times.
 
     Attributes
     ----------
+    slowdown
+        Everything takes so many times as long as predicted.
+    weight
+        Share of the distribution of slowdowns that it stands for.
     ttft, tpot
-        Slowdown up to which each is met; infinite without a target.
+        In parts of their targets, of whatever was asked that is worst off.
+    held
+        Sequences that one replica of each kind held at most, in the trace, with headroom on top,
+        and after every loss.
+    """
+
+    slowdown: float
+    weight: float
+    ttft: float
+    tpot: float
+    held: Mapping[int, int]
+
+    @property
+    def both(self) -> float:
+        """The worse of the two."""
+        return max(self.ttft, self.tpot)
+
+
+@dataclass(frozen=True)
+class Certainty:
+    """How likely what was asked is kept: the targets, with headroom and after every loss.
+
+    Attributes
+    ----------
+    slowed
+        The plays that say so, the slowest first.
     """
 
     spread: Spread
-    ttft: float
-    tpot: float
+    slowed: tuple[Slowed, ...]
 
     @property
     def likely(self) -> dict[str, float]:
         """Probability of each target, and of both."""
-        factors = {"ttft": self.ttft, "tpot": self.tpot, "both": min(self.ttft, self.tpot)}
-        return {name: self.spread.below(factor) for name, factor in factors.items()}
+        names = ("ttft", "tpot", "both")
+        return {
+            name: 1 - sum(x.weight for x in self.slowed if getattr(x, name) > 1) for name in names
+        }
+
+    @property
+    def sure(self) -> bool:
+        """Whether both targets are kept with `SURE`."""
+        return self.likely["both"] >= SURE - ROUNDING
+
+    def met_up_to(self, name: str) -> float:
+        """The longest slowdown that was played below every one that missed; 1 if there is none."""
+        missed = min((x.slowdown for x in self.slowed if getattr(x, name) > 1), default=inf)
+        return max((x.slowdown for x in self.slowed if x.slowdown < missed), default=1.0)
 
 
-def certainty(
-    search: FleetSearch, fleet: Proven, targets: FleetTargets, spread: Spread
-) -> Certainty:
-    """Find the slowdown up to which a fleet meets each target."""
+def certainty(search: FleetSearch, fleet: Proven, spread: Spread) -> Certainty:
+    """How likely a fleet keeps what was asked."""
+    return Certainty(spread, tuple(slowed(search, fleet.running, fleet.share, spread)))
 
-    def played(slowdown: float) -> Played:
-        before, search.slowdown = search.slowdown, slowdown
-        found = search.played(fleet.running, fleet.share)
+
+def surely(search: FleetSearch, running: Counts, share: Array, spread: Spread) -> bool:
+    """Whether a fleet keeps what was asked with `SURE`, without playing more than that needs."""
+    seen: tuple[Slowed, ...] = ()
+    for one in slowed(search, running, share, spread):
+        seen = (*seen, one)
+        if not Certainty(spread, seen).sure:
+            return False
+    return True
+
+
+def slowed(search: FleetSearch, running: Counts, share: Array, spread: Spread) -> Iterator[Slowed]:
+    """A fleet at the slowdowns that stand for a spread, the slowest first."""
+    upper = [1 - (i + 0.5) / (2 * SLOWER) for i in range(SLOWER)]
+    lower = [0.5 - (i + 0.5) / (2 * FASTER) for i in range(FASTER)]
+    before = search.slowdown
+    for likely in (*upper, *lower):
+        search.slowdown = slowdown = spread.slowdown(likely)
+        plays = tuple(_demanded(search, running, share))
         search.slowdown = before
-        return found
+        over = [x.over(search.targets) for x in plays]
+        yield Slowed(
+            slowdown,
+            weight=0.5 / (SLOWER if likely > 0.5 else FASTER),
+            ttft=max(x[0] for x in over),
+            tpot=max(x[1] for x in over),
+            held=most_held(plays),
+        )
 
-    seen: dict[float, tuple[float, float]] = {}
 
-    def most(which: int, name: str) -> float:
-        if all(getattr(x, name) == inf for x in targets.each):
-            return inf
-        low, high = FASTEST, SLOWEST
-        while high / low > FINE:
-            middle = sqrt(low * high)
-            if middle not in seen:
-                seen[middle] = played(middle).over(targets)
-            if seen[middle][which] <= 1:
-                low = middle
-            else:
-                high = middle
-        return low
+def _demanded(search: FleetSearch, running: Counts, share: Array) -> Iterator[Played]:
+    """What must meet the targets: the trace, with headroom on top, and after every loss."""
+    yield search.played(running, share)
+    if search.limits.headroom:
+        yield search.played(running, share, 1 + search.limits.headroom)
+    if search.limits.failures:
+        for lost in losses_of(running.max(axis=0), search.limits.failures):
+            yield search.after_loss(np.maximum(running - np.array(lost), 0))
 
-    return Certainty(spread, most(0, "ttft"), most(1, "tpot"))
+
+def most_held(plays: Iterable[Played]) -> dict[int, int]:
+    """Sequences that one replica of each kind held at most."""
+    most: dict[int, int] = {}
+    for g in (g for played in plays for g in played.groups):
+        most[g.kind] = max(most.get(g.kind, 0), g.most_running)
+    return most

@@ -51,16 +51,17 @@ def measured(
     rated: list[Rated],
     traffic: Traffic,
     targets: FleetTargets,
-    slowdown: float = 1.0,
+    slowdowns: Array | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Market:
     """Play the trace, and each class alone, on every configuration that may be worth it.
 
     Parameters
     ----------
-    slowdown : everything that a replica does takes so many times as long.
+    slowdowns : everything that a replica of each takes so many times as long; once if None. (j,)
     """
-    busy = [_all(x, traffic, targets, slowdown, tell) for x in rated]
+    slow = [1.0] * len(rated) if slowdowns is None else slowdowns.tolist()
+    busy = [_all(x, traffic, targets, s, tell) for x, s in zip(rated, slow, strict=True)]
     alone = np.array([x.needed for x in busy])
     rent = np.array([x.configuration.rent for x in rated])
     dear = alone * rent > DEAR * (alone * rent).min(initial=np.inf)
@@ -74,7 +75,7 @@ def measured(
             needed = x.needed  # as the estimate divides it; below all of it is what was measured
         else:
             needed = np.array([
-                _class(x, c, traffic, targets, late[c, j], slowdown) for c in range(traffic.classes)
+                _class(x, c, traffic, targets, late[c, j], slow[j]) for c in range(traffic.classes)
             ])  # fmt: skip
         if carries_all:  # so it carries a class among others that it cannot carry alone
             needed = np.where(np.isfinite(needed), needed, x.needed)

@@ -8,6 +8,7 @@ import numpy as np
 import pulp
 import pytest
 
+from kvsim.evidence.ledger import share_below
 from kvsim.machines.parallel import Parallelism
 from kvsim.planner.fleet import variants
 from kvsim.planner.fleet.arrays import FleetLimits
@@ -150,7 +151,7 @@ def test_memories_are_shared_by_the_gpus_of_a_replica(tp: int) -> None:
 
 def test_edges_of_a_spread() -> None:
     spread = Spread(0.2, "test")
-    assert (spread.below(0.0), spread.below(np.inf)) == (0.0, 1.0)
-    assert spread.below(1.0) == pytest.approx(0.5)
-    assert spread.below(spread.slowdown) == pytest.approx(SURE, abs=1e-6)
-    assert spread.slowdown > 1.0 and Spread(0.4, "").slowdown == pytest.approx(spread.slowdown**2)
+    assert spread.slowdown(0.5) == pytest.approx(1.0)
+    assert share_below(spread.slowdown(), 0.2) == pytest.approx(SURE, abs=1e-6)
+    assert spread.slowdown() > 1.0
+    assert Spread(0.4, "").slowdown() == pytest.approx(spread.slowdown() ** 2)

@@ -13,7 +13,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner.fleet import beside, certainty, search
+from kvsim.planner.fleet import beside, certainty, search, surer
 from kvsim.planner.fleet.arrays import Demand, FleetLimits
 from kvsim.planner.fleet.beside import OtherFleet
 from kvsim.planner.fleet.certainty import Spread, known
@@ -209,22 +209,26 @@ def test_what_derived_capacities_do_not_settle_is_measured_for_the_cheapest_six(
     slow = cast(Market, SimpleNamespace())
     again: list[Any] = []
 
-    def measured(rated: list[Any], traffic: Any, targets: Any, slowdown: float) -> Market:
-        again.append((rated, slowdown))
+    def measured(rated: list[Any], traffic: Any, targets: Any, slowdowns: Any) -> Market:
+        again.append(([x.configuration for x in rated], slowdowns.tolist()))
         return slow
 
-    def fleet_for(label: str, q: Any, some: Market, limits: FleetLimits, *_: float) -> OtherFleet:
-        price = 30.0 if limits.configurations == 1 else 20.0
-        fleet = SimpleNamespace(fleet=SimpleNamespace(cost=price)) if some is slow else None
-        return OtherFleet(label, cast(Any, fleet), [])
+    def cheapest(q: Any, some: Market, load: float, slower: bool) -> list[OtherFleet]:
+        assert slower == (some is market)
+        fleets = [cast(Any, SimpleNamespace(fleet=SimpleNamespace(cost=x))) for x in (30.0, 20.0)]
+        return [OtherFleet("", fleet if some is slow else None, []) for fleet in fleets]
 
-    monkeypatch.setattr(beside, "measured", measured)
-    monkeypatch.setattr(beside, "fleet_for", fleet_for)
-    q = cast(CapacityQuestion, SimpleNamespace(limits=FREE, traffic=None, targets=None))
-    rated = cast(list[Rated], [*range(9)])
+    monkeypatch.setattr(surer, "measured", measured)
+    monkeypatch.setattr(surer, "_cheapest", cheapest)
     spread = Spread(0.1, "a row")
-    found = beside._certain(q, rated, market, 1.0, spread)
-    assert again == [([5, 1, 3, 7, 8, 6], spread.slowdown)]
+    q = cast(
+        CapacityQuestion, SimpleNamespace(limits=FREE, traffic=None, targets=None, spread=spread)
+    )
+    rated = cast(list[Rated], [SimpleNamespace(configuration=x) for x in range(9)])
+    unsure = cast(Any, SimpleNamespace(sure=False))
+    chosen = OtherFleet("", None, [])
+    found = surer.surer(q, rated, market, 1.0, chosen, unsure, lambda _: None)
+    assert again == [([5, 1, 3, 7, 8, 6], [spread.slowdown()] * 6)]
     assert found.found is not None and found.found.fleet.cost == 20.0
 
 

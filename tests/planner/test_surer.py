@@ -1,0 +1,130 @@
+"""What is said of a fleet's likelihood and of the fleet that is 95 % certain is one statement."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvsim.planner.fleet import capacity, certainty
+from kvsim.planner.fleet.arrays import Counts
+from kvsim.planner.fleet.beside import OtherFleet, search_of
+from kvsim.planner.fleet.capacity import CapacityAnswer
+from kvsim.planner.fleet.certainty import FASTER, SLOWER, SURE, Certainty, Slowed, Spread, known
+from kvsim.planner.fleet.market import Market
+from kvsim.planner.fleet.near import CHEAPER
+from kvsim.planner.fleet.question import CapacityQuestion
+from kvsim.planner.fleet.search import FleetSearch
+from kvsim.planner.fleet.surer import CERTAIN
+from tests.support.commands import run
+
+COMMAND = (
+    "capacity", "--trace", "sample:chat", "--model", "qwen2.5-7b", "--tp", "1",
+    "--only", "full", "--tpot", "100ms", "--json",
+)  # fmt: skip
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, *options: str) -> CapacityAnswer:
+    """What `kvsim capacity` answers, before it is printed."""
+    kept, make = [], capacity.make_capacity
+
+    def kept_too(question: CapacityQuestion, tell: Any) -> CapacityAnswer:
+        kept.append(make(question, tell))
+        return kept[-1]
+
+    monkeypatch.setattr(capacity, "make_capacity", kept_too)
+    assert run(*COMMAND, *options).code == 0
+    return kept[0]
+
+
+def own(answer: CapacityAnswer, other: OtherFleet) -> Certainty:
+    """What the answer would say of another fleet if it were the chosen one."""
+    assert other.found is not None
+    q = replace(answer.question, targets=answer.targets)
+    market = Market(other.configurations, other.found.offers, np.array([]))
+    fleet = other.found.fleet
+    used = [other.configurations[j] for j in np.flatnonzero(fleet.replicas)]
+    search = search_of(q, market, load=answer.load)
+    return certainty.certainty(search, fleet, q.spread or known(used))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--gpus", "l40s", "--ttft", "2s"),
+        ("--gpus", "l40s,h100", "--ttft", "500ms", "--failures", "1", "--headroom", "0.1"),
+    ],
+)
+def test_the_fleet_that_is_95_percent_certain_is_so_by_the_chosen_ones_measure(
+    options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = answered(monkeypatch, *options)
+    certain = next(x for x in answer.alternatives if x.label == CERTAIN)
+    assert certain.found is not None
+    assert own(answer, certain).likely["both"] >= SURE - 1e-9
+    assert certain.found.fleet.cost >= answer.fleet.cost * (1 - CHEAPER)
+    same = certain.found.fleet.cost == answer.fleet.cost
+    assert same == (answer.sure.likely["both"] >= SURE - 1e-9)
+    # the chosen fleet's own batch limits change nothing that is said of it
+    chosen = OtherFleet("", answer.found, answer.market.configurations)
+    assert own(answer, chosen).likely["both"] >= answer.sure.likely["both"]
+
+
+def sampled(met: Any, spread: Spread) -> Certainty:
+    """A fleet that meets its targets at some slowdowns."""
+
+    class Search(FleetSearch):
+        def __init__(self) -> None:
+            self.slowdown = 1.0
+
+    def slowed(search: FleetSearch, running: Counts, share: Any) -> Any:
+        over = 0.5 if met(search.slowdown) else 2.0
+        played: Any = type("P", (), {"over": lambda _, targets: (over, 0.5), "groups": ()})()
+        yield played
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certainty, "_demanded", slowed)
+        patch.setattr(Search, "targets", None, raising=False)
+        fleet: Any = type("F", (), {"running": None, "share": None})()
+        return certainty.certainty(Search(), fleet, spread)
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.2, 1.0])
+def test_the_likelihood_is_the_share_of_slowdowns_that_meet(sigma: float) -> None:
+    """Also where a target is missed at some slowdowns and met at longer ones."""
+    spread = Spread(sigma, "a row")
+    for likely in (0.55, 0.8, SURE, 0.99):
+        most = spread.slowdown(likely)
+        found = sampled(most.__ge__, spread)
+        assert found.likely["both"] == pytest.approx(likely, abs=0.5 / SLOWER + 1e-9)
+        assert found.likely["tpot"] == 1.0
+        assert found.sure == (likely >= SURE)
+        assert found.met_up_to("ttft") <= most < found.met_up_to("tpot")
+    low, high = spread.slowdown(0.6), spread.slowdown(0.7)
+    found = sampled(lambda x: not low < x < high, spread)
+    assert found.likely["both"] == pytest.approx(0.9)
+    assert not found.sure and found.met_up_to("ttft") < low
+
+
+def test_what_is_played_stands_for_all_of_the_spread() -> None:
+    spread = Spread(0.2, "a row")
+    every = sampled(lambda _: True, spread).slowed
+    assert len(every) == FASTER + SLOWER and sum(x.weight for x in every) == pytest.approx(1)
+    assert [x.slowdown for x in every] == sorted((x.slowdown for x in every), reverse=True)
+    mean = sum(x.weight * np.log(x.slowdown) for x in every)
+    assert mean == pytest.approx(0, abs=0.01)
+
+
+def test_no_more_is_played_than_shows_that_a_fleet_is_not_certain() -> None:
+    played = 0
+
+    def slowed(*_: Any) -> Any:
+        nonlocal played
+        for played in range(1, 56):
+            yield Slowed(2.0, 0.01, 2.0 if played <= 6 else 0.5, 0.5, {})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certainty, "slowed", slowed)
+        nothing: Any = None
+        assert not certainty.surely(nothing, nothing, nothing, nothing)
+        assert played == 6
