@@ -16,10 +16,13 @@ KNOWN = ("vllm", "sglang", "trtllm")
 BETWEEN = {
     "vllm": "the proxy that sends each request first to one kind of engine and then to the other; "
     "on several machines VLLM_NIXL_SIDE_CHANNEL_HOST of each engine is its own address",
-    "sglang": "the addresses of the engines for sglang_router --pd-disaggregation",
+    "sglang": "the addresses in the router's command; on several machines --host of each engine; "
+    "on one machine --port and --base-gpu-id of each, and --disaggregation-bootstrap-port of those "
+    "that read prompts (8998 if not set)",
     "trtllm": "the orchestrator (trtllm-serve disaggregated) and its list of servers",
 }
-"""What connects the engines, and no flag of theirs does."""
+"""What connects the engines and is not known here."""
+ROUTER_PORT = 8000  # the engines' own default is the router's too
 
 
 def vllm(served: Served, found: "EngineSettings") -> None:
@@ -39,6 +42,17 @@ def sglang(served: Served, found: "EngineSettings") -> None:
     if served.role:
         found.add("--disaggregation-mode", served.role)
         found.add("--disaggregation-transfer-backend", "nixl")
+
+
+def router(apart: tuple[int, int], found: "EngineSettings") -> str:
+    """The command of SGLang's router, which clients talk to."""
+    lines, names = ["python -m sglang_router.launch_router", "  --pd-disaggregation"], ROLES
+    for count, role in zip(apart, names, strict=True):
+        lines += [f"  --{role} http://{role.upper()}_{i + 1}:30000" for i in range(count)]
+    lines += ["  --host 0.0.0.0", f"  --port {ROUTER_PORT}"]
+    listed = ("--pd-disaggregation", "--prefill", "--decode", "--host", "--port")
+    found.used += [flag("sglang", name) for name in listed]
+    return "# in front of them\n" + " \\\n".join(lines)
 
 
 def trtllm(served: Served, found: "EngineSettings") -> list[str]:
@@ -70,5 +84,7 @@ def both(served: Served, found: "EngineSettings", write: Writer) -> str:
         parts.append(f"# {count} of these {READS[role]}\n{text}")
         found.used += [x for x in own.used if x not in found.used]
         found.missing += [x for x in own.missing if x not in found.missing]
+    if found.engine == "sglang":
+        parts.append(router(served.apart, found))
     found.lacks(BETWEEN[found.engine])
     return "\n\n".join(parts)

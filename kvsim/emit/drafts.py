@@ -39,6 +39,10 @@ def sglang(served: Served, found: "EngineSettings") -> None:
             found.add("--speculative-num-steps", served.drafts)
             found.add("--speculative-eagle-topk", 1)
         found.add("--speculative-num-draft-tokens", served.drafts + 1)
+        if served.spread.pp > 1:
+            found.lacks("drafting beside --pp-size: SGLang refuses the two together (PR 37154)")
+        if name == "ngram" and served.spread.dp > 1:
+            found.lacks("n-grams beside --enable-dp-attention: SGLang refuses them (PR 28616)")
 
 
 def trtllm(served: Served, found: "EngineSettings") -> list[str]:

@@ -52,7 +52,13 @@ VLLM_SPECULATION = "docs/features/speculative_decoding/README.md at 01ed47b"
 VLLM_SPREAD = "docs/serving/data_parallel_deployment.md and expert_parallel_deployment.md of 0.12"
 VLLM_LOOKUP = "vllm/config/speculative.py at 002e77c"
 VLLM_APART = "docs/features/nixl_connector_usage.md at 026c83f"
-SGLANG_APART = "docs/advanced_features/pd_disaggregation.md at 08edc50"
+SGLANG_APART = (
+    "docs/advanced_features/pd_disaggregation.md at 08edc50, and server_arguments.md at 004813e"
+)
+SGLANG_ROUTER = (
+    "docs/advanced_features/pd_disaggregation.md at 08edc50, and sgl_model_gateway.md at 0f4513c; "
+    "that --prefill and --decode may come several times: sglang_router/router_args.py at 05e589a"
+)
 SGLANG_HOST = "python/sglang/srt/mem_cache/memory_pool_host.py of 2026"
 SGLANG_STORE = "docs/advanced_features/hicache_best_practices.md at 0d57f2c"
 TRTLLM_SPREAD = "docs/source/features/parallel-strategy.md of 2026"
@@ -134,6 +140,11 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("--hicache-storage-backend", "where they go from there", SGLANG_STORE),
         Flag("--disaggregation-mode", "prefill or decode only", SGLANG_APART),
         Flag("--disaggregation-transfer-backend", "what moves caches", SGLANG_APART),
+        Flag("--pd-disaggregation", "the router sends requests to both kinds", SGLANG_ROUTER),
+        Flag("--prefill", "address of an engine that reads prompts", SGLANG_ROUTER),
+        Flag("--decode", "address of an engine that decodes", SGLANG_ROUTER),
+        Flag("--host", "where the router listens", SGLANG_ROUTER),
+        Flag("--port", "its port; 30000 if not set, as of engines", SGLANG_ROUTER),
         Flag("--speculative-algorithm", "EAGLE3, NEXTN (MTP), STANDALONE, NGRAM", SGLANG),
         Flag("--speculative-draft-model-path", "the draft model", SGLANG),
         Flag("--speculative-num-steps", "drafted tokens in a row", SGLANG),

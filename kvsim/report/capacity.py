@@ -16,7 +16,10 @@ from kvsim.report import evidence
 from kvsim.report.capacity_times import class_rows, target_row, times_row
 from kvsim.report.capacity_verdict import fleet_in_words, in_words, names, per_million
 from kvsim.report.json import Row, number
+from kvsim.report.units import seconds
 from kvsim.serving.records import MEMORIES
+
+BRIEF = 60.0  # of a trace, below which it says little of queues [s]
 
 
 def row(answer: CapacityAnswer, trace: str) -> Row:
@@ -28,7 +31,10 @@ def row(answer: CapacityAnswer, trace: str) -> Row:
         "model": deployment.model.name,
         "trace": trace,
         "requests": len(q.traffic.requests),
-        "rate_per_s": float(mean.sum()),
+        "trace_s": q.traffic.requests.duration,
+        "rate_per_s": float(mean.sum()) if q.traffic.requests.duration else None,
+        "headroom": q.limits.headroom,
+        "failures": q.limits.failures,
         "targets": target_row(q.targets),
         "met": not answer.shortfall,
         "shortfall": answer.shortfall,
@@ -163,6 +169,12 @@ def others_assumed(answer: CapacityAnswer) -> list[str]:
     some = [answer.market.configurations[j] for j in answer.used]
     rules = [x.costs.rules for x in some if x.tiers]
     model, longest = some[0].costs.deployment.model, some[0].costs.longest
+    lasts = answer.question.traffic.requests.duration
+    if 0 < lasts < BRIEF:
+        said.append(
+            f"The trace is over in {seconds(lasts)}: queues that grow for longer are not seen, so "
+            "the same rate for longer may need more."
+        )
     if longest > model.max_context:
         said.append(
             f"The trace's longest request has {longest:,} tokens; {model.name} was made for "

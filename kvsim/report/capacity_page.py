@@ -82,6 +82,8 @@ def answered(row: Row) -> Answer:
 def _demand_note(answer: CapacityAnswer) -> str:
     demand = answer.question.traffic.demand
     total = demand.rate.sum(axis=1)
+    if not answer.question.traffic.requests.duration:
+        return "All requests come at once."
     if len(total) == 1:
         return f"{total[0]:.3g} requests per second over {60 * demand.hours[0]:.3g} minutes."
     return (

@@ -7,7 +7,7 @@ from kvsim.report.capacity_times import class_lines, wait
 from kvsim.report.json import Row
 from kvsim.report.screen import Screen
 from kvsim.report.table import Table, of_cells
-from kvsim.report.units import likelihood, percent, rounded, short, usd, whole
+from kvsim.report.units import likelihood, percent, rounded, seconds, short, usd, whole
 
 STEP = 0.02  # of a likelihood: twice the part of the spread that one slowdown stands for
 
@@ -21,7 +21,10 @@ def show(answer: Row) -> None:
     out.say(asked(answer))
     for line in class_lines(answer):
         out.say(line)
-    for table in (fleet(answer), loads(answer), alternatives(answer), limits(answer)):
+    tables = [fleet(answer), loads(answer), alternatives(answer), limits(answer)]
+    if any(x["fleet"] not in (None, named(answer)) for x in answer["fleet_at_load"].values()):
+        tables.insert(2, at_loads(answer))
+    for table in tables:
         if table.rows:
             out.blank()
             out.table(table)
@@ -37,6 +40,11 @@ def shortfall(answer: Row) -> list[str]:
     return [] if answer["met"] else [f"Not as asked: {answer['shortfall']}."]
 
 
+def named(answer: Row) -> str:
+    """The fleet as other fleets are named."""
+    return " + ".join(f"{r['replicas']} x {r['name']}" for r in answer["fleet"])
+
+
 def asked(answer: Row) -> str:
     """The targets and the traffic that were asked for, in one sentence."""
     goal = answer["planned_for"]
@@ -48,9 +56,18 @@ def asked(answer: Row) -> str:
     if answer["class_targets"]:
         some.append("longer prompts have targets of their own")
     return (
-        f"{answer['model']}, {answer['trace']}: {answer['requests']:,} requests, "
-        f"{rounded(answer['rate_per_s'], 3)} per second; {', '.join(some) or 'no targets'}."
+        f"{answer['model']}, {answer['trace']}: {_requests(answer)}; "
+        f"{', '.join(some) or 'no targets'}."
     )
+
+
+def _requests(answer: Row) -> str:
+    """How many, and in what time."""
+    count = "1 request" if answer["requests"] == 1 else f"{answer['requests']:,} requests"
+    if answer["rate_per_s"] is None:
+        return count if answer["requests"] == 1 else f"{count} at once"
+    rate = rounded(answer["rate_per_s"], 3)
+    return f"{count} in {seconds(answer['trace_s'])}, {rate} per second"
 
 
 def certain(answer: Row) -> str:
@@ -59,20 +76,25 @@ def certain(answer: Row) -> str:
     upto = {name.upper(): x for name, x in sure["slowdown_met_up_to"].items() if x is not None}
     if not upto:
         return ""
-    each = [f"{name} is met with {likelihood(sure[f'{name.lower()}_met'])}" for name in upto]
-    lowest = min(upto.values())
-    return (
-        f"If the trace comes again, {' and '.join(each)} ({sure['source']}). The fleet meets "
-        f"{'both' if len(upto) > 1 else next(iter(upto))} until everything takes "
-        f"{rounded(lowest, 3)} times as long as predicted{_beyond(sure, lowest)}."
-    )
+    each = [f"{name} with {likelihood(sure[f'{name.lower()}_met'])}" for name in upto]
+    said = f"If the trace comes again, {', '.join(each)}".replace(" with", " is met with", 1)
+    both = "both" if len(upto) > 1 else next(iter(upto))
+    return f"{said} ({sure['source']}). {_slowdowns(sure, min(upto.values()), both)}"
 
 
-def _beyond(sure: Row, lowest: float) -> str:
-    """What is to say where more is likely than a slowdown up to which all is met accounts for."""
-    if sure["both_met"] - share_below(lowest, sure["spread"]) < STEP:
-        return ""
-    return ", and by chance at some slowdowns beyond: it depends on which bursts meet"
+def _slowdowns(sure: Row, lowest: float, both: str) -> str:
+    """Up to which slowdown targets are met, and what is to be said of more."""
+    longer = f"everything takes {rounded(lowest, 3)} times as long as predicted"
+    if sure["both_met"] > 1 - STEP / 4:
+        return f"The fleet meets {both} even when {longer}, the most that was tried."
+    if lowest < 1:
+        return (
+            f"The fleet is at its limit: it depends on which bursts meet whether it meets {both}, "
+            "also where times are a little shorter than predicted."
+        )
+    some = sure["both_met"] - share_below(lowest, sure["spread"]) >= STEP
+    more = ", and by chance at some slowdowns beyond: it depends on which bursts meet"
+    return f"The fleet meets {both} until {longer}{more if some else ''}."
 
 
 def power(answer: Row) -> str:
@@ -176,7 +198,19 @@ def loads(answer: Row) -> Table:
         for label, t, needs in rows
     ]  # fmt: skip
     heads = ("this fleet with", "TTFT", "TPOT", "within both", "targets", "USD/h it needs")
-    return of_cells(heads, cells)
+    return replace(of_cells(heads, cells), note=_needed(answer))
+
+
+def _needed(answer: Row) -> str:
+    """What else a fleet for another load must do, where something was asked."""
+    more, lost = answer["headroom"], answer["failures"]
+    asked = [f"with {percent(more)} more load"] if more else []
+    asked += (
+        [f"after the loss of any {f'{lost} replicas' if lost > 1 else 'replica'}"] if lost else []
+    )
+    if not asked:
+        return ""
+    return f"USD/h it needs: the targets are met {' and '.join(asked)} too, as was asked"
 
 
 def limits(answer: Row) -> Table:

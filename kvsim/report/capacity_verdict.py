@@ -35,9 +35,10 @@ def in_words(answer: CapacityAnswer) -> str:
     tabled = f"Rent the {some.sum()} replicas of {(some > 0).sum()} kinds in the table: {paid}"
     who = slower(answer.fleet.played, answer.targets, names(answer))
     sure, safer = _sure(answer)
-    does = (
-        f"In simulation it {meets}{part} the trace's {rate:.3g} requests per second with {times}."
-    )
+    what = f"the trace's {rate:.3g} requests per second"
+    if not q.traffic.requests.duration:
+        what = "the trace, all of which comes at once,"
+    does = f"In simulation it {meets}{part} {what} with {times}."
     ways = (
         [rent, who, f"{sure}{safer}."],
         [rent, who, f"{sure}."],

@@ -13,6 +13,7 @@ from kvsim.planner.fleet.near import CHEAPER, allowed
 from kvsim.planner.fleet.proven import Found
 from kvsim.planner.fleet.question import CapacityQuestion
 from kvsim.planner.fleet.search import ROUNDS, FleetSearch
+from kvsim.planner.fleet.targets import as_time
 
 LONGER = 2.0  # times as long as a target, to see what it costs
 COMPARED = 8  # fleets that are proposed for a comparison, at most
@@ -220,7 +221,7 @@ def without_limits(
         target = getattr(question.targets, name)
         if any(getattr(x, name) != float("inf") for x in question.targets.each):
             loose = question.targets.times(name, LONGER)
-            said = f"{name.upper()} at most {LONGER * target:.3g} s"
+            said = f"{name.upper()} at most {as_time(LONGER * target)}"
             if question.targets.longer:
                 said = f"{name.upper()} {LONGER:g} times as long in every class"
             some.append((said, replace(question, targets=loose), question.limits, load))

@@ -7,7 +7,7 @@ import numpy as np
 
 from kvsim.planner.fleet.play import Played, play
 from kvsim.planner.fleet.shortlist import Rated
-from kvsim.planner.fleet.targets import ClassTarget, FleetTargets
+from kvsim.planner.fleet.targets import ClassTarget, FleetTargets, as_time
 from kvsim.planner.fleet.traffic import Traffic
 
 ROOM = 1.2  # a target that cannot be met is replaced by what can, and so much more
@@ -34,7 +34,7 @@ def reachable(
         nearest = min(range(len(rated)), key=lambda i: max(played[i].over(targets)))
     reached = each[nearest]
     missed = [
-        f"{name.upper()} p{100 * targets.share:g} of {1e3 * getattr(target, name):.4g} ms"
+        f"{name.upper()} p{100 * targets.share:g} of {as_time(getattr(target, name))}"
         f"{_whose(targets, target)} cannot be met"
         f"{_instead(rated, [x[target.above] for x in each], nearest, (name, target))}"
         for target in targets.each
@@ -111,11 +111,11 @@ def _instead(
     times = [getattr(x, name) for x in reached]
     least = int(np.argmin(times))
     if times[least] > getattr(target, name):
-        said = f": {rated[least].configuration.name} comes nearest with {1e3 * times[least]:.4g} ms"
+        said = f": {rated[least].configuration.name} comes nearest with {as_time(times[least])}"
     else:
         said = (
             f" together with the other targets: {rated[nearest].configuration.name}, the nearest "
-            f"to all of them, has {1e3 * times[nearest]:.4g} ms"
+            f"to all of them, has {as_time(times[nearest])}"
         )
     return f"{said} and hardly any load"
 

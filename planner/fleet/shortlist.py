@@ -26,6 +26,7 @@ DEPLOYMENTS = 8  # kept with full KV
 TRIED = 2  # of them with every other technique
 WORTH = 0.99  # cost at which another technique is worth a look, of full KV on the same deployment
 SETTINGS = 2  # per deployment, besides full KV
+WHOLE = 2  # deployments that are kept because a whole one is cheaper than one of the best
 DEAREST = 4.0  # cost of all requests, or of one class, of the cheapest, that is still looked at
 
 
@@ -166,7 +167,11 @@ def _rated(one: Rentable, terms: Terms) -> list[Rated]:
 
 
 def _best(rated: list[Rated], most: int) -> list[Rated]:
-    """The cheapest of all classes together and of each class, without those far dearer."""
+    """The cheapest of all classes together and of each class, without those far dearer.
+
+    Little load is cheapest on the cheapest replica that carries it, not on the one of which it
+    keeps the cheapest part busy: replicas that are cheaper whole than the best of these stay too.
+    """
     cost = np.array([r.cost for r in rated])
     cheapest = np.min(cost, axis=0)
     ratio = cost / np.where(np.isfinite(cheapest) & (cheapest > 0), cheapest, 1.0)
@@ -177,5 +182,8 @@ def _best(rated: list[Rated], most: int) -> list[Rated]:
     )
     first = [i for i in dict.fromkeys(np.argmin(cost, axis=0).tolist()) if np.isfinite(worst[i])]
     near = [i for i in order if worst[i] <= DEAREST]
-    chosen = list(dict.fromkeys([*order[:1], *first, *near, *order[:2]]))[:most]
+    whole = [max(float(r.needed.sum()), 1.0) * r.configuration.rent for r in rated]
+    cheaper = sorted((i for i in order if whole[i] < whole[order[0]]), key=whole.__getitem__)
+    some = [*order[:1], *first, *cheaper[:WHOLE], *near, *order[:2]]
+    chosen = list(dict.fromkeys(some))[:most]
     return [rated[i] for i in sorted(chosen, key=order.index)]

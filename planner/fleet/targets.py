@@ -77,3 +77,8 @@ class FleetTargets:
     def times(self, name: str, factor: float) -> "FleetTargets":
         """The same with TTFT or TPOT so many times as long."""
         return self.changed(lambda x: replace(x, **{name: factor * getattr(x, name)}))
+
+
+def as_time(seconds: float) -> str:
+    """A target or what is reached of it, in the unit that fits."""
+    return f"{seconds:.4g} s" if seconds >= 1 else f"{1e3 * seconds:.4g} ms"

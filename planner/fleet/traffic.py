@@ -98,7 +98,7 @@ def traffic_of(
         of = _merged(2 * of + (reused >= REUSED))
     of = _of_sessions(of, session, requests.prompt)
     count = np.bincount(of)
-    duration = requests.duration or 1.0
+    duration = requests.duration or SHORTEST  # requests that come at once are no load for long
     if not windows:
         by_time, by_count = int(duration / SHORTEST), len(requests) // FEWEST
         windows = max(min(MOST_WINDOWS, by_time, by_count), 1)

@@ -60,7 +60,7 @@ def test_other_loads_limits_and_prices_stand_beside_it() -> None:
     needs = [found["fleet_at_load"][load]["usd_per_hour"] for load in ("0.5", "1.5", "2")]
     assert needs == sorted(needs)
     assert needs[0] <= found["usd_per_hour"] * (1 + 1e-6) <= needs[2] * (1 + 2e-6)
-    assert [x["name"] for x in found["limits"]] == ["TTFT at most 4 s", "TPOT at most 0.2 s"]
+    assert [x["name"] for x in found["limits"]] == ["TTFT at most 4 s", "TPOT at most 200 ms"]
     assert all(x["usd_per_hour"] <= found["usd_per_hour"] * (1 + 1e-6) for x in found["limits"])
     for price in found["prices"]:
         alone = next(a for a in found["alternatives"] if a["name"] == f"{price['gpu']} alone")
@@ -279,7 +279,9 @@ def test_long_names_leave_an_answer_of_sixty_words(
             played=SimpleNamespace(reached=lambda _: reached),
         ),
         question=SimpleNamespace(
-            traffic=SimpleNamespace(demand=SimpleNamespace(mean=np.ones(1)))
+            traffic=SimpleNamespace(
+                requests=SimpleNamespace(duration=9.0), demand=SimpleNamespace(mean=np.ones(1))
+            )
         ),
     )  # fmt: skip
     said = capacity_verdict.in_words(some)

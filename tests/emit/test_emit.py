@@ -184,6 +184,35 @@ def test_prefill_apart_is_two_kinds_of_engine(engine: str, prefill: str, decode:
     assert any("proxy" in x or "addresses" in x or "orchestrator" in x for x in found.missing)
 
 
+def test_sglang_apart_is_as_its_documentation_has_it() -> None:
+    """Page pd_disaggregation.md: NIXL on both kinds of engine, and a router that knows them all."""
+    found = emit("sglang", served(apart=(2, 1)))
+    for role in ("prefill", "decode"):
+        assert f"--disaggregation-mode {role} --disaggregation-transfer-backend nixl" in found.line
+    assert found.text.endswith(
+        "# in front of them\npython -m sglang_router.launch_router \\\n  --pd-disaggregation \\\n"
+        "  --prefill http://PREFILL_1:30000 \\\n  --prefill http://PREFILL_2:30000 \\\n"
+        "  --decode http://DECODE_1:30000 \\\n  --host 0.0.0.0 \\\n  --port 8000"
+    )
+    apart = [f for f in FLAGS["sglang"] if "pd_disaggregation.md at 08edc50" in f.source]
+    assert {f.name for f in apart} == {
+        "--disaggregation-mode", "--disaggregation-transfer-backend", "--pd-disaggregation",
+        "--prefill", "--decode", "--host", "--port",
+    }  # fmt: skip
+    assert set(apart) <= set(found.flags)
+    assert not set(apart) & set(emit("sglang", served()).flags)
+
+
+def test_drafts_that_sglang_refuses_are_said() -> None:
+    stages, copies = Parallelism(2, 2), Parallelism(1, 1, 2, 1)
+    for technique, spread, said in (
+        ("eagle", stages, True), ("eagle", copies, False), ("ngram", copies, True),
+        ("ngram", Parallelism(2), False), ("full", stages, False),
+    ):  # fmt: skip
+        missing = " ".join(emit("sglang", served(technique, spread=spread)).missing)
+        assert ("SGLang refuses" in missing) == said, (technique, spread)
+
+
 @pytest.mark.parametrize("engine", ["lmcache", "hf", "llamacpp"])
 def test_an_engine_without_prefill_apart_says_so(engine: str) -> None:
     missing = " ".join(emit(engine, served(apart=(1, 1), host_cache=GIB)).missing)

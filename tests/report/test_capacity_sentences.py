@@ -1,0 +1,88 @@
+"""Sentences of ``kvsim capacity`` that depend on what was asked, and on where the limit is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsim.report import capacity_tables as tables
+from tests.support.commands import run
+
+
+def sure(both: float, upto: float, tpot: float | None = 2.0) -> dict[str, Any]:
+    """A row with a spread of 0.2: times stay below 1.2 times the predicted ones with 82 %."""
+    met = {"ttft": upto, "tpot": tpot}
+    likely = {"ttft_met": both, "tpot_met": 1.0, "both_met": both}
+    return {"certainty": {"slowdown_met_up_to": met, "spread": 0.2, "source": "rows", **likely}}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (sure(0.82, 1.2), "TTFT is met with 82 %, TPOT with > 99 % (rows). The fleet meets both "
+         "until everything takes 1.20 times as long as predicted."),
+        (sure(0.9, 1.2), "1.20 times as long as predicted, and by chance at some slowdowns beyond"),
+        (sure(1.0, 1.68), "both even when everything takes 1.68 times as long as predicted, the "),
+        (sure(0.42, 0.93), "The fleet is at its limit: it depends on which bursts meet whether"),
+        (sure(0.82, 1.2, None), "TTFT is met with 82 % (rows). The fleet meets TTFT until"),
+    ],
+)  # fmt: skip
+def test_how_certain_it_is_is_said_for_what_was_asked(row: dict[str, Any], said: str) -> None:
+    text = tables.certain(row)
+    assert said in text and "0.93" not in text
+
+
+def test_without_targets_nothing_is_likely() -> None:
+    row = sure(1.0, 1.0, None)
+    row["certainty"]["slowdown_met_up_to"]["ttft"] = None
+    assert tables.certain(row) == ""
+
+
+@pytest.mark.parametrize(
+    ("headroom", "failures", "said"),
+    [
+        (0.0, 0, ""),
+        (0.2, 0, "the targets are met with 20 % more load too"),
+        (0.0, 1, "the targets are met after the loss of any replica too"),
+        (0.3, 2, "with 30 % more load and after the loss of any 2 replicas too"),
+    ],
+)
+def test_what_fleets_for_other_loads_survive_is_said(
+    headroom: float, failures: int, said: str
+) -> None:
+    times = {
+        "met": True,
+        "good_share": 1.0,
+        "ttft_s": {"at_target": 1.0},
+        "tpot_s": {"at_target": 1},
+    }
+    row = {
+        "headroom": headroom, "failures": failures, "planned_for": {"load": 1}, "at_load": {},
+        "simulated": times, "after_loss": {}, "usd_per_hour": 1.0,
+    }  # fmt: skip
+    note = tables.loads(row).note
+    assert said in note and bool(note) == bool(said)
+
+
+def test_one_request_has_no_rate_and_takes_the_cheapest_replica(tmp_path: Path) -> None:
+    """The estimate prefers an L40S, of which a request keeps the cheaper part busy."""
+    trace = tmp_path / "one.csv"
+    trace.write_text("arrival_s,prompt_tokens,generate_tokens\n0,1000,200\n")
+    asked = (
+        "capacity", "--trace", str(trace), "--model", "llama3-8b", "--gpus", "l4,l40s", "--ttft",
+        "1s", "--tpot", "60ms", "--only", "full", "--json",
+    )  # fmt: skip
+    found = json.loads(run(*asked).out)
+    assert [(r["gpu"], r["tp"], r["replicas"]) for r in found["fleet"]] == [("l4", 1, 1)]
+    assert found["rate_per_s"] is None and "requests per second" not in found["answer"]
+    assert tables.asked(found).startswith(f"llama3-8b, {trace}: 1 request; TTFT p99")
+
+
+def test_a_trace_that_is_soon_over_is_said_to_be() -> None:
+    asked = (
+        "capacity", "--trace", "sample:chat", "--model", "llama3-8b", "--gpus", "h100", "--ttft",
+        "3s", "--tpot", "100ms", "--tp", "1", "--only", "full", "--rate", "10", "--json",
+    )  # fmt: skip
+    said = json.loads(run(*asked).out)["assumed"]
+    assert any("The trace is over in 25.6 s: queues that grow for longer" in x for x in said)
