@@ -157,7 +157,8 @@ def fleet(answer: Row) -> Table:
     p = f"p{answer['planned_for']['percentile']:g}"
     heads = ("kind of replica", "replicas", "USD/h", "requests", "max-num-seqs", "most running",
              "KV tokens", f"TTFT {p}", f"TPOT {p}")  # fmt: skip
-    return replace(of_cells(heads, rows, ranks="000012300"), note=LIMITED)
+    note = LIMITED + (APART if any(r["engines"] for r in answer["fleet"]) else "")
+    return replace(of_cells(heads, rows, ranks="000012300"), note=note)
 
 
 LIMITED = (
@@ -165,6 +166,7 @@ LIMITED = (
     "where full is the whole KV cache on the GPU; max-num-seqs: where the fleet keeps the targets "
     "it never runs more at once, so a higher limit would change nothing"
 )
+APART = "; 1 prefill + 1 decode where engines that read prompts hand caches to others that decode"
 MEMORY_NAMES = {"gpu": "GPU memory", "host": "host memory", "nvme": "NVMe", "remote": "the store"}
 
 
@@ -220,7 +222,10 @@ def limits(answer: Row) -> Table:
 
 def at_loads(answer: Row) -> Table:
     """The fleets that other loads need."""
-    return _beside(list(answer["fleet_at_load"].values()), "a fleet for")
+    rows = list(answer["fleet_at_load"].values())
+    if answer["planned_for"]["load"] != 1:
+        rows = [{**x, "name": x["name"].replace("the load", "that load")} for x in rows]
+    return _beside(rows, "a fleet for")
 
 
 def prices(answer: Row) -> list[str]:

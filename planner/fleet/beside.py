@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.planner.fleet.arrays import FleetLimits
@@ -16,6 +18,7 @@ from kvsim.planner.fleet.search import ROUNDS, FleetSearch
 from kvsim.planner.fleet.targets import as_time
 
 LONGER = 2.0  # times as long as a target, to see what it costs
+EQUAL = 1e-6  # relative: prices that the programme's solver rounds
 COMPARED = 8  # fleets that are proposed for a comparison, at most
 ONE_KIND, FULL_KV = "one kind of replica", "full KV"
 
@@ -40,6 +43,15 @@ class OtherFleet:
         names = {x.name for x in market.configurations}
         some = 1 + limits.mixed <= len(used) <= limits.configurations
         return bool(some and all(self.configurations[j].name in names for j in used))
+
+    @property
+    def cost(self) -> float:
+        """Mean price; infinite if there is none. [USD/h]"""
+        return self.found.fleet.cost if self.found else float("inf")
+
+    def cheaper(self, other: "OtherFleet") -> bool:
+        """Whether it is the cheaper one by more than rounding."""
+        return self.cost < other.cost * (1 - EQUAL)
 
     def named(self, label: str) -> "OtherFleet":
         """The same fleet as the answer to something else."""
@@ -152,15 +164,18 @@ def alternatives(
     chosen: OtherFleet,
     known: tuple[OtherFleet, ...],
     tell: Callable[[str], None],
-) -> list[OtherFleet]:
-    """Other fleets for the same question, after those that are known.
+) -> tuple[OtherFleet, list[OtherFleet]]:
+    """Other fleets for the same question, after those that are known, and the cheapest of all.
+
+    A search among fewer replicas may come upon a cheaper fleet than that among all.
 
     Parameters
     ----------
-    chosen : the cheapest fleet of all.
+    chosen : the cheapest fleet that is known.
+    known : the cheapest of one kind, and of full KV.
     """
     one = replace(question.limits, configurations=1)
-    some: list[tuple[str, Market, FleetLimits]] = []
+    some = [(ONE_KIND, market, one), (FULL_KV, full_kv(market), question.limits)]
     if question.limits.configurations > 1 and len(market.configurations) > 1:
         mixed = replace(question.limits, mixed=True)
         some.append(("several kinds of replica", market, mixed))
@@ -173,14 +188,44 @@ def alternatives(
             (f"{gpu} alone", market.where(lambda x, gpu=gpu: x.gpu == gpu), one)  # type: ignore[misc]
             for gpu in gpus
         ]
-    found = []
-    for label, part, limits in some:
+    found = list(known)
+    for label, part, limits in some[len(known) :]:
         if chosen.within(part, limits):
             found.append(chosen.named(label))
             continue
         tell(f"for comparison: {label}")
         found.append(fleet_for(label, question, part, limits, load))
-    return [*known, *found]
+    best = min([chosen, *found], key=lambda x: x.cost)
+    if not best.cheaper(chosen):
+        return chosen, found
+    return best, [
+        best.named(x.label) if best.within(part, limits) else x
+        for x, (_, part, limits) in zip(found, some, strict=True)
+    ]
+
+
+def of_market(other: OtherFleet, market: Market, search: FleetSearch, found: Found) -> Found:
+    """A fleet of some of a market's replicas as one of the market."""
+    assert other.found is not None
+    fleet, names = other.found.fleet, [x.name for x in market.configurations]
+    place = [names.index(x.name) for x in other.configurations]
+
+    def spread(of_some: NDArray[Any]) -> NDArray[Any]:
+        whole = np.zeros((*of_some.shape[:-1], len(names)), of_some.dtype)
+        whole[..., place] = of_some
+        return whole
+
+    running, share = spread(fleet.running), spread(fleet.share)
+    proven = replace(
+        fleet, running=running, share=share, reserved=spread(fleet.reserved),
+        played=search.played(running, share),
+    )  # fmt: skip
+    return replace(
+        found,
+        fleet=proven,
+        offers=search.current,
+        bound=min(found.bound, fleet.cost),
+    )
 
 
 def as_cheap_at(chosen: OtherFleet, alone: OtherFleet, gpu: str) -> float | None:
@@ -199,24 +244,35 @@ def as_cheap_at(chosen: OtherFleet, alone: OtherFleet, gpu: str) -> float | None
     return float(rest / more) if more > 0 and rest > 0 else None
 
 
+def set_limits(limits: FleetLimits) -> dict[str, FleetLimits]:
+    """The options that limit a fleet, each with what is left without it."""
+    free, found = FleetLimits(), {}
+    for name, called in (
+        ("gpus", "--max-gpus"), ("gpus_of", "--max-gpus"), ("host", "--max-host"),
+        ("power", "--max-power"), ("configurations", "--configurations"),
+        ("headroom", "--headroom"), ("failures", "--failures"),
+    ):  # fmt: skip
+        if getattr(limits, name) != getattr(free, name):
+            found[called] = replace(limits, **{name: getattr(free, name)})
+    return found
+
+
 def without_limits(
-    question: CapacityQuestion, market: Market, load: float, tell: Callable[[str], None]
+    question: CapacityQuestion,
+    market: Market,
+    load: float,
+    chosen: OtherFleet,
+    tell: Callable[[str], None],
 ) -> list[OtherFleet]:
     """Fleets without each limit that was set, and with targets twice as long.
 
     The former carry the whole trace, also where the limits allow a part of it. The latter are found
     from what replicas carry within the targets, so a cheaper one may exist.
     """
-    free, some = FleetLimits(), []
+    some = []
     whole = "" if load == 1 else "the whole trace "
-    for name, called in (
-        ("gpus", "--max-gpus"), ("gpus_of", "--max-gpus"), ("host", "--max-host"),
-        ("power", "--max-power"), ("configurations", "--configurations"),
-        ("headroom", "--headroom"), ("failures", "--failures"),
-    ):  # fmt: skip
-        if getattr(question.limits, name) != getattr(free, name):
-            changed = replace(question.limits, **{name: getattr(free, name)})
-            some.append((f"{whole}without {called}", question, changed, 1.0))
+    for called, changed in set_limits(question.limits).items():
+        some.append((f"{whole}without {called}", question, changed, 1.0))
     for name in ("ttft", "tpot"):
         target = getattr(question.targets, name)
         if any(getattr(x, name) != float("inf") for x in question.targets.each):
@@ -228,7 +284,10 @@ def without_limits(
     found = []
     for label, other, limits, carried in some:
         tell(f"for comparison: {label}")
-        found.append(fleet_for(label, other, market, limits, carried))
+        free = fleet_for(label, other, market, limits, carried)
+        if carried == load and chosen.cheaper(free):  # it does what is looser, too
+            free = chosen.named(label)
+        found.append(free)
     return found
 
 

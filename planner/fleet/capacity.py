@@ -14,14 +14,15 @@ from kvsim.planner.fleet.beside import (
     alternatives,
     fleet_for,
     full_kv,
+    of_market,
     of_one_kind,
     plainer,
     search_of,
+    set_limits,
     without_limits,
 )
 from kvsim.planner.fleet.certainty import Certainty, certainty, known, most_held
 from kvsim.planner.fleet.market import Market, measured
-from kvsim.planner.fleet.near import CHEAPER
 from kvsim.planner.fleet.play import Played
 from kvsim.planner.fleet.proven import Found, Proven
 from kvsim.planner.fleet.question import CapacityQuestion
@@ -128,21 +129,25 @@ def make_capacity(
         uniform = chosen.named(ONE_KIND)
     else:
         uniform = of_one_kind(q, market, load)
-        if uniform.found and uniform.found.fleet.cost <= found.fleet.cost * (1 + CHEAPER):
+        if uniform.found and not chosen.cheaper(uniform):
             found = uniform.found  # as cheap, and simpler to run
             chosen = uniform
     without = full_kv(market)
     plain = chosen.named(FULL_KV)
     if not chosen.within(without, q.limits):
         plain = fleet_for(FULL_KV, q, without, q.limits, load)
-        if plain.found and _as_simple(plain.found.fleet, found.fleet):
+        if plain.found and not chosen.cheaper(plain) and _as_simple(plain, chosen):
             market, found, chosen = without, plain.found, plain
             search = search_of(q, market, load=load, tell=tell)
             if np.count_nonzero(found.fleet.replicas) == 1:
                 uniform = plain.named(ONE_KIND)
+    best, others = alternatives(q, whole, load, chosen, (uniform, plain), tell)
+    if best.cheaper(chosen):
+        market, search = whole, search_of(q, whole, load=load, tell=tell)
+        found = of_market(best, whole, search, found)
+        chosen = replace(best, found=found, configurations=whole.configurations)
     used = [market.configurations[j] for j in np.flatnonzero(found.fleet.replicas)]
     sure = certainty(search, found.fleet, q.spread or known(used))
-    others = alternatives(q, whole, load, chosen, (uniform, plain), tell)
     others.append(surer(q, rated, whole, load, chosen, sure, tell))
     market, search, found = _trimmed(market, search, found, sure)
     return CapacityAnswer(
@@ -155,7 +160,7 @@ def make_capacity(
         at_load={x: search.played(found.fleet.running, found.fleet.share, x) for x in LOADS},
         after_loss=_losses(search, found.fleet),
         alternatives=others,
-        limits=without_limits(q, whole, load, tell),
+        limits=without_limits(q, whole, load, chosen, tell),
         at_other_loads={x: _at_load(q, whole, chosen, load, x) for x in LOADS},
         sure=sure,
     )
@@ -170,10 +175,11 @@ def _at_load(
     return kept or fleet_for(label, q, market, q.limits, load * times)
 
 
-def _as_simple(plain: Proven, other: Proven) -> bool:
-    """Whether a fleet without any technique is as cheap as another and of no more kinds."""
-    kinds = np.count_nonzero(plain.replicas) <= np.count_nonzero(other.replicas)
-    return bool(kinds and plain.cost <= other.cost * (1 + CHEAPER))
+def _as_simple(plain: OtherFleet, other: OtherFleet) -> bool:
+    """Whether a fleet is of no more kinds than another."""
+    assert plain.found is not None and other.found is not None
+    kinds = [np.count_nonzero(x.fleet.replicas) for x in (plain.found, other.found)]
+    return bool(kinds[0] <= kinds[1])
 
 
 def _shortlist(q: CapacityQuestion, tell: Callable[[str], None]) -> list[Rated]:
@@ -230,7 +236,7 @@ def _most_load(
     if best is None:
         raise InfeasibleError(
             f"the limits leave no fleet for even {100 * high:.1f} % of the trace's load; "
-            "allow more GPUs, host memory, power or configurations"
+            f"loosen {' or '.join(set_limits(q.limits))}"
         )
     return best
 

@@ -12,7 +12,6 @@ from kvsim.planner.fleet.beside import COMPARED, OtherFleet, plainer, search_of
 from kvsim.planner.fleet.certainty import Certainty, Spread, known, surely
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.market import Market, measured
-from kvsim.planner.fleet.near import CHEAPER
 from kvsim.planner.fleet.play import Played
 from kvsim.planner.fleet.proven import Proven
 from kvsim.planner.fleet.question import CapacityQuestion
@@ -84,12 +83,8 @@ def surer(
             load,
             slower=False,
         )
-    uniform, mixed = each
-    if uniform.found is None or mixed.found is None:
-        return mixed if uniform.found is None else uniform
-    # of several kinds only where that is cheaper, as the chosen fleet is
-    cheaper = mixed.found.fleet.cost < uniform.found.fleet.cost * (1 - CHEAPER)
-    return mixed if cheaper else uniform
+    uniform, mixed = each  # of several kinds only where that is cheaper, as the chosen fleet is
+    return mixed if mixed.cheaper(uniform) or uniform.found is None else uniform
 
 
 def _spread(q: CapacityQuestion, x: Configuration) -> Spread:

@@ -1,14 +1,16 @@
 """What is said of a fleet's likelihood and of the fleet that is 95 % certain is one statement."""
 
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from kvsim.planner.fleet import capacity, certainty
-from kvsim.planner.fleet.arrays import Counts
-from kvsim.planner.fleet.beside import OtherFleet, search_of
+from kvsim.planner.fleet.arrays import Counts, FleetLimits
+from kvsim.planner.fleet.beside import OtherFleet, search_of, set_limits
 from kvsim.planner.fleet.capacity import CapacityAnswer
 from kvsim.planner.fleet.certainty import FASTER, SLOWER, SURE, Certainty, Slowed, Spread, known
 from kvsim.planner.fleet.market import Market
@@ -128,3 +130,36 @@ def test_no_more_is_played_than_shows_that_a_fleet_is_not_certain() -> None:
         nothing: Any = None
         assert not certainty.surely(nothing, nothing, nothing, nothing)
         assert played == 6
+
+
+def test_no_comparison_is_cheaper_than_the_answer() -> None:
+    """The search among all comes upon 3 x full KV here, that of several kinds upon two replicas."""
+    asked = (
+        "capacity", "--trace", "sample:chat", "--model", "llama3-8b", "--gpus", "l40s", "--tp", "1",
+        "--ttft", "none", "--tpot", "60ms", "--rate", "4", "--lossy", "--only",
+        "full,pyramidkv,snapkv", "--json",
+    )  # fmt: skip
+    found = json.loads(run(*asked).out)
+    prices = {x["name"]: x["usd_per_hour"] for x in found["alternatives"]}
+    assert min(prices.values()) == found["usd_per_hour"] < prices["full KV"]
+    assert found["simulated"]["met"] and found["usd_per_hour"] == pytest.approx(
+        sum(r["usd_per_hour"] for r in found["fleet"])
+    )
+    assert {r["name"] for r in found["fleet"]} <= {x["name"] for x in found["considered"]}
+    assert all(x["usd_per_hour"] <= found["usd_per_hour"] for x in found["limits"])
+
+
+def test_a_fleet_is_as_dear_as_another_within_the_solvers_rounding() -> None:
+    def at(cost: float) -> OtherFleet:
+        found: Any = SimpleNamespace(fleet=SimpleNamespace(cost=cost))
+        return OtherFleet("", found, [])
+
+    assert not at(16.74 * (1 - 1e-8)).cheaper(at(16.74)) and at(16.7).cheaper(at(16.74))
+    assert at(9.0).cheaper(OtherFleet("", None, [])) and not OtherFleet("", None, []).cheaper(at(9))
+
+
+def test_the_limits_that_were_set_are_named() -> None:
+    limits = FleetLimits(gpus_of={"h100": 4}, failures=1, late=0.05)
+    free = set_limits(limits)
+    assert [*free] == ["--max-gpus", "--failures"] and set_limits(FleetLimits()) == {}
+    assert free["--failures"] == FleetLimits(gpus_of={"h100": 4}, late=0.05)
