@@ -5,11 +5,13 @@ point's batch and context; SI units throughout.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvsim.frozen import frozen
 
 Array = NDArray[np.floating]
 Number = float | Array
@@ -26,7 +28,7 @@ Buffers = Mapping[Tier, Mapping[str, Number]]
 """Resident bytes by tier and buffer name. [B]"""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Point:
     """One forward pass over a batch of sequences, or arrays of such passes.
 
@@ -54,7 +56,7 @@ class Point:
         return self.batch * self.new
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Op:
     """A kernel, a copy or a piece of host work.
 
@@ -89,7 +91,7 @@ class Op:
         return min(1.0, self.launches)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Group:
     """A block of consecutive layers, repeated ``count`` times; a layer is its ops in order."""
 
@@ -97,7 +99,7 @@ class Group:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Step:
     """One forward pass: groups of layers in order, then the head."""
 
@@ -105,7 +107,7 @@ class Step:
     head: tuple[Op, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cycle:
     """One decoding round: the passes it consists of and the tokens it yields per sequence."""
 

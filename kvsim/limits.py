@@ -1,13 +1,12 @@
 """The range of every number that a user gives, in one table; errors and docs/limits.md print it."""
 
-from dataclasses import dataclass
-
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 
 ENGINE_SHARE = 0.9  # of GPU memory that serving engines use unless told otherwise
 
 
-@dataclass(frozen=True)
+@frozen
 class Range:
     """What a number may be.
 

@@ -1,13 +1,14 @@
 """Which techniques and settings a plan may choose, and the evidence of their quality."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import InputError, unknown
 from kvsim.files import check_type
 from kvsim.files.kinds import ATTENTION
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.engines import ENGINES, lacks
 from kvsim.quality.acceptance import (
@@ -34,7 +35,7 @@ WITH_MTP = ("deepseek_v3", "deepseek_v32", "glm4_moe", "mimo", "qwen3_next")
 """Families of models (Hugging Face's ``model_type``) published with prediction modules."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Admission:
     """What the user lets a plan consider.
 

@@ -1,9 +1,10 @@
 """What else would do: other weights, more GPUs, another GPU, a shorter context, looser limits."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvsim.errors import InfeasibleError, InputError
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.question import FULL, Question, Search
 from kvsim.planner.question import spoken as named
@@ -19,7 +20,7 @@ QUICK = (FULL, "offload")  # what a first look at another deployment tries
 STEPS = 10  # of the search for the longest context
 
 
-@dataclass(frozen=True)
+@frozen
 class Advice:
     """A change of the question, and the plan that it would bring.
 

@@ -6,10 +6,11 @@ shapes stand in blocks, the best gets shares for each place in the block.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.models.model import LayerShape
 from kvsim.planner.descent import descended, streaming_apart
@@ -67,7 +68,7 @@ def grid_of_batches(most: float, parts: int) -> Array:
     return kept
 
 
-@dataclass(frozen=True)
+@frozen
 class Alike:
     """Placements whose layers are alike.
 

@@ -11,19 +11,19 @@ References
    Numerische Mathematik 4, 1962.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pulp
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 
 if TYPE_CHECKING:
     from kvsim.planner.programme import Programme, Variables
 
 
-@dataclass(frozen=True)
+@frozen
 class LossRow:
     """Nowhere above the least loss of some counts: ``at_none`` and so much per layer. (o, k)"""
 
@@ -31,7 +31,7 @@ class LossRow:
     each: Array
 
 
-@dataclass(frozen=True)
+@frozen
 class Assigned:
     """The least loss of some counts, by which assignment, and its row."""
 

@@ -21,12 +21,13 @@ l <= 1) has the largest t.
 """
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import pulp
 
 from kvsim.errors import InfeasibleError
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.load import Loads
 from kvsim.serving.outcome import QUANTILES, Targets
@@ -39,7 +40,7 @@ ONE: Lanes = (1, 1)
 Variables = dict[tuple[int, int], pulp.LpVariable]
 
 
-@dataclass(frozen=True)
+@frozen
 class ReplicaTargets(Targets):
     """What a choice for one replica must respect: the targets of a good request, and its batch."""
 
@@ -52,7 +53,7 @@ class ReplicaTargets(Targets):
         return {name: limit for name, limit in both.items() if np.isfinite(limit)}
 
 
-@dataclass(frozen=True)
+@frozen
 class Carried:
     """A solution: which option serves each class, and how much of the trace that carries."""
 

@@ -1,17 +1,16 @@
 """Requests of a trace in classes: alike in prompt and in generated tokens."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.traces.requests import Requests
 
 PER_AXIS = 3  # classes by prompt, and of each of those by generated tokens
 
 
-@dataclass(frozen=True)
+@frozen
 class Classes:
     """Mean lengths and rates of the classes of a trace.
 

@@ -1,10 +1,11 @@
 """Where another plan would be chosen - longer prompts, other batches and links - and the front."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.planner.advice import on
 from kvsim.planner.mixed import with_mixes
 from kvsim.planner.options import Options, settled
@@ -17,7 +18,7 @@ ROUNDED = 1e-6  # of a TPOT or a throughput: what differs by less is equal
 NARROWED = 4  # halvings of the interval in which the choice changes
 
 
-@dataclass(frozen=True)
+@frozen
 class Flip:
     """A change beyond which another technique is chosen.
 

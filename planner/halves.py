@@ -1,12 +1,12 @@
 """Times of half a batch in one layer, where GPU and CPU work on the halves in turn."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine.roofline import seconds
+from kvsim.frozen import frozen
 from kvsim.graph import Array, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
@@ -16,7 +16,7 @@ from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.steps import layer_ops, part_of
 
 
-@dataclass(frozen=True)
+@frozen
 class Halves:
     """Times of half a batch in one layer, by phase and shape of layer; nothing where no CPU works.
 
@@ -76,7 +76,7 @@ def half_times(deployment: Deployment, point: Point, shape: LayerShape, prompt: 
     return np.stack([took["attn"], products + copies, first + copies, behind])
 
 
-@dataclass(frozen=True)
+@frozen
 class HalfTimes:
     """Nowhere above the mean of each phase, and nowhere below. (q, 4, k, b) [s]"""
 

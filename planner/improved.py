@@ -1,17 +1,17 @@
 """What the search for mixes of placements finds: bounds by batch, and the best mix at one."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.mixes import Arrangement
 from kvsim.planner.solving import Mix
 from kvsim.prediction.generate import Prediction
 
 
-@dataclass(frozen=True)
+@frozen
 class Improved:
     """The best mix that was found at one batch."""
 
@@ -23,7 +23,7 @@ class Improved:
     arrangement: Arrangement  # as replayed
 
 
-@dataclass(frozen=True)
+@frozen
 class BatchBounds:
     """What the programme says of every batch."""
 

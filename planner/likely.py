@@ -4,13 +4,13 @@ A prediction comes with an 80 % interval of measured over predicted times; each 
 for that of a normal distribution of their logarithm.
 """
 
-from dataclasses import dataclass
 from math import isfinite, log
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.evidence.ledger import WITHIN_80, KnownError, evidence_for, share_below
+from kvsim.frozen import frozen
 from kvsim.planner.choose import distinct
 from kvsim.planner.options import CONTEXTS
 from kvsim.planner.question import Question
@@ -21,7 +21,7 @@ TRIED = 15  # batches at once
 KINDS = {"ttft": "prefill", "tpot": "decode"}
 
 
-@dataclass(frozen=True)
+@frozen
 class Likely:
     """The chance that a plan keeps its targets.
 

@@ -1,10 +1,9 @@
 """What each setting of a technique costs each class of a trace's requests."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.classes import Classes
 from kvsim.serving import spend
@@ -13,7 +12,7 @@ from kvsim.serving.costs import StepCosts
 DENSITY = 2  # nodes per octave of the estimate's step costs
 
 
-@dataclass(frozen=True)
+@frozen
 class Loads:
     """What each option (o,) costs each class (c,) at the trace's rates.
 

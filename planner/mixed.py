@@ -1,9 +1,10 @@
 """The table of techniques, placements alike in all layers, and the programme's mixes, together."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.planner.alike import Alike, alike
 from kvsim.planner.batches import refined, within_layers
 from kvsim.planner.improve import TRIED, Placements
@@ -11,7 +12,7 @@ from kvsim.planner.improved import Improved
 from kvsim.planner.question import SIMPLEST, Question, Search, rank
 
 
-@dataclass(frozen=True)
+@frozen
 class Mixed:
     """What was added to a table of techniques.
 

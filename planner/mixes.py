@@ -1,11 +1,12 @@
 """From a programme's counts to a technique that runs, and its layers in other orders and uses."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby, permutations
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.programme import Programme
@@ -24,7 +25,7 @@ MOVES = (8, 2, 1)  # layers that move from one use to another
 LEAST = 1e-6  # a share below this is none
 
 
-@dataclass(frozen=True)
+@frozen
 class Use:
     """What some layers do."""
 
@@ -44,7 +45,7 @@ class Use:
         return 0 < self.shares.cpu < 1
 
 
-@dataclass(frozen=True)
+@frozen
 class Arrangement:
     """Uses of layers of each shape, and the order.
 

@@ -1,10 +1,11 @@
 """Why there is no plan, the smallest relaxation of each limit, and what would meet all of them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.machines.hardware import Hardware
 from kvsim.machines.profiles import hardware_names, load_hardware
 from kvsim.planner.advice import (
@@ -134,7 +135,7 @@ def remedies(
         yield shorter
 
 
-@dataclass(frozen=True)
+@frozen
 class LooserTimes:
     """The shortest targets that would do, one lifted if one is enough, and what they bring."""
 

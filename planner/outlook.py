@@ -1,9 +1,10 @@
 """What would change a plan: prices of memory, bandwidth and limits, and the limits that bind."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Link
 from kvsim.planner.alike import again
@@ -36,7 +37,7 @@ LABELS = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class Binding:
     """A limit that holds the plan back."""
 

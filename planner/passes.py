@@ -1,12 +1,12 @@
 """Rows of the placement programme about time: what every pass takes at least."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pulp
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SAME = 1e-9  # of a pass: a tangent that is nowhere higher by more adds nothing
 
 
-@dataclass(frozen=True)
+@frozen
 class Tangent:
     """A plane below the seconds of one option's layers of one shape, at the option's corners.
 

@@ -5,7 +5,6 @@ from the host, part of that recomputed, all attended to by the CPU. Its coeffici
 ops that the engine itself plays, evaluated for every batch at once.
 """
 
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
@@ -15,6 +14,7 @@ from kvsim.engine.buffers import layer_weights
 from kvsim.engine.closing import closing
 from kvsim.engine.ops import copy
 from kvsim.engine.roofline import resource_seconds, seconds
+from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Point, Tier
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
@@ -42,7 +42,7 @@ EDGE = 1e-4  # of the way to a box's middle, where buffers are those inside it
 JUMP = 1e-3  # of a buffer, which no slope reaches on that way
 
 
-@dataclass(frozen=True)
+@frozen
 class Coefficients:
     """Those of all options at all batches; ``programme`` picks one batch."""
 

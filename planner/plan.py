@@ -1,10 +1,11 @@
 """``kvsim plan``: the choice for equal requests, its replay, and what would change it."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from kvsim.errors import InfeasibleError, InputError
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import WEIGHTS, Deployment
 from kvsim.planner.admit import Admission
 from kvsim.planner.advice import Advice, NoPlanError, better, quick, score
@@ -26,7 +27,7 @@ ACROSS = 0.05  # of the objective, which another deployment must bring to be wor
 FINALISTS = 2  # deployments that are planned in full, of several
 
 
-@dataclass(frozen=True)
+@frozen
 class Solved:
     """How the choice was found."""
 
@@ -48,7 +49,7 @@ class Solved:
         return round(max(0.0, self.replay / self.bound - 1), 6)
 
 
-@dataclass(frozen=True)
+@frozen
 class ChosenPlan:
     """The answer: a replayed choice, what it is compared with, and what holds it back."""
 

@@ -7,10 +7,11 @@ window or a saturating floor does.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.choose import distinct
 from kvsim.planner.shares import Option, Shares
@@ -20,7 +21,7 @@ ROUNDED = 1e-13  # of a cost: differences below this are rounding
 CONTEXTS = 3  # stretches of the growing context
 
 
-@dataclass(frozen=True)
+@frozen
 class Stretches:
     """The rounds of a generation in a few stretches of neighbouring contexts.
 

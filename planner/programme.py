@@ -20,13 +20,14 @@ touches the cost in the middle of the option's shares, below it everywhere (``pl
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 
 import numpy as np
 import pulp
 from numpy.typing import NDArray
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.assigning import LossRow, add_loss_rows
 from kvsim.planner.halves import Halves
@@ -37,7 +38,7 @@ from kvsim.planner.runs import add_runs
 Variables = Mapping[tuple[int, int], pulp.LpVariable]
 
 
-@dataclass(frozen=True)
+@frozen
 class Streaming:
     """Weights that come from the host in every pass.
 
@@ -60,7 +61,7 @@ class Streaming:
     most: float = 1.0
 
 
-@dataclass(frozen=True)
+@frozen
 class Programme:
     """Coefficients: o options, v corners, k shapes of layers, q phases, r resources.
 
@@ -136,7 +137,7 @@ class Programme:
         return np.inf if late else float(self.weight @ quickest)
 
 
-@dataclass(frozen=True)
+@frozen
 class Built:
     """The programme in PuLP, and its variables."""
 

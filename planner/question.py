@@ -1,10 +1,11 @@
 """A question to the planner, and how its table of options is made, narrowed down and replayed."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
 from kvsim.planner.choose import best, simplest, within
@@ -26,7 +27,7 @@ INSIDE = 0.005
 """Relative error between two settings of one technique: they share nearly all of it."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Question:
     """The question of a plan: equal requests on one deployment, under limits."""
 

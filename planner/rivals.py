@@ -1,10 +1,11 @@
 """What a plan is compared with: full KV, what else comes close, waves, and smaller batches."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.planner.admit import Admission
 from kvsim.planner.choose import as_good, within, within_of
 from kvsim.planner.engines import runners
@@ -20,7 +21,7 @@ EQUAL = 5e-4  # relative difference below which two are as good
 KNEES = (0.01, 0.05, 0.10)  # of the objective given up for an earlier first token
 
 
-@dataclass(frozen=True)
+@frozen
 class Rival:
     """The best of another technique, and why it is not the choice."""
 
@@ -32,7 +33,7 @@ class Rival:
     reason: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Knee:
     """The earliest first token within some share of the best."""
 
@@ -40,7 +41,7 @@ class Knee:
     prediction: Prediction
 
 
-@dataclass(frozen=True)
+@frozen
 class Waves:
     """A given batch run as smaller batches one after another."""
 

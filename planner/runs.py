@@ -17,13 +17,13 @@ in every step the wait at the end of a run may fall away.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pulp
 from numpy.typing import NDArray
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.halves import Halves
 
@@ -34,7 +34,7 @@ GROWTH = 1.15  # from one end to the next of the ranges that a streamed share is
 LEAST = 0.03  # end of the first range, about
 
 
-@dataclass(frozen=True)
+@frozen
 class Runs:
     """Variables of the runs, by shape of a layer and range of the share of weights it streams.
 
@@ -160,7 +160,7 @@ def _ranges(p: "Programme", h: Halves) -> NDArray[np.float64]:
     return np.stack([np.concatenate([[0.0], highs[:-1]]), highs], axis=1)
 
 
-@dataclass(frozen=True)
+@frozen
 class _Phase:
     """Rows of one phase; times in ``unit``."""
 

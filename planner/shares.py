@@ -1,11 +1,12 @@
 """The ways to place a layer's cache, each within a box of shares."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
@@ -37,7 +38,7 @@ These are many options, and their bounds say less: they are for the batch that i
 """
 
 
-@dataclass(frozen=True)
+@frozen
 class Shares:
     """Where a layer's cached tokens are, as shares; the rest is on the GPU."""
 
@@ -51,7 +52,7 @@ class Shares:
         return Shares(**{k: x + share * (there[k] - x) for k, x in here.items()})
 
 
-@dataclass(frozen=True)
+@frozen
 class Option:
     """A way to place a layer's cache: the corners of a box of shares."""
 

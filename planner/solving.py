@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pulp
 
 from kvsim.errors import InfeasibleError
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.assigning import LossRow, assigned, budgeted
 from kvsim.planner.passes import work
@@ -18,7 +19,7 @@ LOSS_ROWS = 60  # at most, before layers are assigned in the programme itself
 STATUSES = {1: "optimal", 0: "stopped", -1: "infeasible", -2: "unbounded", -3: "undefined"}
 
 
-@dataclass(frozen=True)
+@frozen
 class Mix:
     """A solution.
 

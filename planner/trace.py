@@ -1,9 +1,10 @@
 """``kvsim plan --trace``: techniques for a request trace on one replica, proved by simulation."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvsim.errors import InfeasibleError, InputError
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
 from kvsim.planner.candidates import options_of
@@ -26,7 +27,7 @@ ROUNDING = 1e-6  # of the solver, relative
 Tell = Callable[[str], None]
 
 
-@dataclass(frozen=True)
+@frozen
 class TracePlan:
     """The answer: the best of what was simulated, and what it is compared with."""
 

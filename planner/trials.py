@@ -5,7 +5,7 @@ is never quicker than not streaming.
 """
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.choose import TINY
@@ -33,7 +34,7 @@ TIGHT = 1e-5  # of the memory: as much left is none
 CHORDS = 3  # steps to the least share of weights; memory is nearly affine in it
 
 
-@dataclass(frozen=True)
+@frozen
 class Trials:
     """Arrangements that differ in shares and batch alone.
 
@@ -135,7 +136,7 @@ def _plain(share: Array) -> Array | float:
     return float(share[0]) if (share == share[0]).all() else share[None, :, None]
 
 
-@dataclass(frozen=True)
+@frozen
 class Scored:
     """What the engine says of trials.
 

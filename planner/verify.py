@@ -1,9 +1,8 @@
 """A choice for a trace, simulated."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.carry import ATTAINED, Carried, ReplicaTargets
 from kvsim.planner.choose import nearest
@@ -19,7 +18,7 @@ from kvsim.traces.requests import Requests
 SEARCHED = 6  # batches tried where the TPOT target asks for a smaller one
 
 
-@dataclass(frozen=True)
+@frozen
 class Simulated:
     """Techniques on a replica, and what simulating the trace says of them."""
 

@@ -1,9 +1,8 @@
 """What is asked: equal requests, and the limits that a plan must stay within."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.generate import Prediction
@@ -15,7 +14,7 @@ GIB = 2.0**30
 TTFT, TPOT = 2.0, 0.1  # what an interactive service is asked for unless the user says [s]
 
 
-@dataclass(frozen=True)
+@frozen
 class Workload:
     """Equal requests.
 
@@ -55,7 +54,7 @@ class Workload:
         return self.prompt + self.generate
 
 
-@dataclass(frozen=True)
+@frozen
 class PlanLimits:
     """What a plan must stay within; infinite where the user set nothing."""
 

@@ -7,11 +7,11 @@ constant, on and off, a day's sine, or one fitted to a trace.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.traces.requests import Floats
 
 Random = np.random.Generator
@@ -20,7 +20,7 @@ STEPS = 1440  # steps that a day's sine is drawn in
 MOST_REQUESTS = 100_000_000
 
 
-@dataclass(frozen=True)
+@frozen
 class Arrivals(ABC):
     """An arrival process.
 
@@ -74,7 +74,7 @@ class Arrivals(ABC):
         return random.gamma(self.cv**-2, self.cv**2, count)
 
 
-@dataclass(frozen=True)
+@frozen
 class Steady(Arrivals):
     """Constant load: Poisson with cv 1, burstier above, more even below."""
 
@@ -84,7 +84,7 @@ class Steady(Arrivals):
         return ends, ends
 
 
-@dataclass(frozen=True)
+@frozen
 class OnOff(Arrivals):
     """Bursts: load only while on; both states last exponentially long.
 
@@ -107,7 +107,7 @@ class OnOff(Arrivals):
         return times, np.concatenate([[0.0], np.cumsum(ramps)]) / share
 
 
-@dataclass(frozen=True)
+@frozen
 class Diurnal(Arrivals):
     """A daily sine that starts at its trough: rate x (1 - amplitude x cos(2 pi t / period)).
 
@@ -130,7 +130,7 @@ class Diurnal(Arrivals):
         return times, times - self.amplitude * self.period / (2 * np.pi) * np.sin(angle)
 
 
-@dataclass(frozen=True)
+@frozen
 class RepeatedLoad(Arrivals):
     """A load fitted to a trace, repeated where it ends.
 

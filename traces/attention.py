@@ -4,18 +4,18 @@ Lossy techniques take their quality from it, speculative ones their accepted tok
 `attentionfile` loads and writes it.
 """
 
-from dataclasses import dataclass
 from datetime import date
 
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.traces.requests import Floats, Integers
 
 GAMMAS = range(1, 7)
 
 
-@dataclass(frozen=True)
+@frozen
 class Quality:
     """How far a technique's next-token distribution is from full-precision KV.
 
@@ -37,7 +37,7 @@ class Quality:
     found: float | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Retrieval:
     """Facts that were planted in the text and asked for behind it.
 
@@ -53,7 +53,7 @@ class Retrieval:
     found: float
 
 
-@dataclass(frozen=True)
+@frozen
 class TopK:
     """Attention that the k largest scores keep.
 
@@ -69,7 +69,7 @@ class TopK:
     mass: tuple[tuple[float, ...], ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Prefetch:
     """How much of what a step attends to most SpeCache had fetched ahead.
 
@@ -94,7 +94,7 @@ class Prefetch:
     mass: tuple[float, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Saliency:
     """How well ZipCache's probes find the salient tokens.
 
@@ -113,7 +113,7 @@ class Saliency:
     overlap: tuple[float, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Acceptance:
     """How many drafted tokens are accepted.
 
@@ -158,7 +158,7 @@ class Acceptance:
         return self.reached[gamma - 1]
 
 
-@dataclass(frozen=True)
+@frozen
 class AttentionTrace:
     """All that one run measured.
 

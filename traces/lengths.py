@@ -5,10 +5,9 @@ between straight lines of log length. Of the trace nothing else is kept, so no p
 returns other than by chance.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.traces.requests import Floats, Integers, Requests
 from kvsim.traces.rules import LONGEST_REQUEST
 from kvsim.traces.statistics import rank_correlation
@@ -17,7 +16,7 @@ from kvsim.traces.statistics import rank_correlation
 MARKS = np.sort(np.append(np.linspace(0.0, 1.0, 101), [0.9925, 0.995, 0.9975, 0.999]))
 
 
-@dataclass(frozen=True)
+@frozen
 class Lognormal:
     """Tokens with a lognormal length.
 
@@ -37,7 +36,7 @@ class Lognormal:
         return self.median * np.exp(self.sigma * normal)
 
 
-@dataclass(frozen=True)
+@frozen
 class Empirical:
     """Values with a trace's percentiles.
 
@@ -59,7 +58,7 @@ def empirical(values: Integers | Floats) -> Empirical:
     return Empirical(tuple(np.log1p(np.quantile(values, MARKS)).tolist()))
 
 
-@dataclass(frozen=True)
+@frozen
 class Lengths:
     """Prompt and generated lengths.
 

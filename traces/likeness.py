@@ -5,11 +5,10 @@ Kept are the load over time in steps of some hundred requests, the gaps' coeffic
 independently of time. No row of the trace is among them.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.traces import lengths, prefixes
 from kvsim.traces.arrivals import Arrivals, RepeatedLoad, Steady
 from kvsim.traces.lengths import Lengths
@@ -23,7 +22,7 @@ FEWEST = 200  # requests
 LOWEST = 0.02  # load of a step without requests, of the mean
 
 
-@dataclass(frozen=True)
+@frozen
 class TrafficModel:
     """Everything a trace is drawn from.
 

@@ -1,9 +1,8 @@
 """Prefix blocks of generated requests: how deep and how late an earlier prompt is used again."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.traces.lengths import MARKS, Empirical, empirical
 from kvsim.traces.requests import Floats, Integers, Requests
 from kvsim.traces.statistics import leading_hits
@@ -11,7 +10,7 @@ from kvsim.traces.statistics import leading_hits
 NEAR = 64  # requests looked at on either side of the wanted distance
 
 
-@dataclass(frozen=True)
+@frozen
 class Prefixes:
     """Prefix reuse.
 

@@ -1,12 +1,13 @@
 """Reading a trace: any known format, in pieces or whole; what is wrong is named or counted."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import InputError, unknown
+from kvsim.frozen import frozen
 from kvsim.traces import containers, formats
 from kvsim.traces.conduct import Conduct, resolved
 from kvsim.traces.containers import parquet
@@ -17,7 +18,7 @@ from kvsim.traces.source import Source, find
 from kvsim.traces.units import unit_changes
 
 
-@dataclass(frozen=True)
+@frozen
 class ReadOptions:
     """How to read a trace.
 
@@ -49,7 +50,7 @@ class ReadOptions:
     skip_bad: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Trace:
     """What was read.
 
@@ -74,7 +75,7 @@ class Trace:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class TracePart:
     """Consecutive requests: arrivals as the file has them, prefix blocks with the file's ids."""
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.traces.requests import CLASSES, Floats, Integers
 
 LONGEST_REQUEST = 100_000_000  # tokens; ten times the longest context anyone offers
@@ -106,7 +107,7 @@ class LeftOut:
         return sum(self.counts.values())
 
 
-@dataclass(frozen=True)
+@frozen
 class Policy:
     """What is done with rows that break a rule.
 

@@ -1,7 +1,6 @@
 """The bytes of a trace: found, decompressed, recognised; the same for every format."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
@@ -9,6 +8,7 @@ from typing import IO, Any
 from kvsim.errors import InputError, unknown
 from kvsim.files import opened
 from kvsim.files.kinds import TRACE
+from kvsim.frozen import frozen
 
 SAMPLE = "sample:"
 CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -29,7 +29,7 @@ def samples() -> dict[str, Path]:
     return {path.name.split(".")[0]: path for path in files_there}
 
 
-@dataclass(frozen=True)
+@frozen
 class Source:
     """A file, or a shipped sample, whose bytes are read as often as asked.
 

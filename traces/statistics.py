@@ -1,16 +1,15 @@
 """What a trace is like: load, burstiness, lengths, prefix reuse."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.traces.requests import Floats, Integers, Requests
 
 PERCENTILES = (1, 5, 25, 50, 75, 90, 95, 99)
 MINUTE = 60.0
 
 
-@dataclass(frozen=True)
+@frozen
 class LengthStatistics:
     """How long prompts or answers are. [tokens]"""
 
@@ -21,7 +20,7 @@ class LengthStatistics:
     percentiles: dict[int, float]
 
 
-@dataclass(frozen=True)
+@frozen
 class Reuse:
     """How much of the prompts an infinite prefix cache would serve.
 
@@ -49,7 +48,7 @@ class Reuse:
     request_share: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Statistics:
     """A trace in numbers; None where a trace is too short to tell.
 

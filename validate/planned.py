@@ -1,12 +1,12 @@
 """A plan run for real: its loss on a text and its times, beside full-precision KV's."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.generate import Prediction
 from kvsim.techniques import parse
@@ -23,7 +23,7 @@ REPEATS = 3
 FULL = "full"
 
 
-@dataclass(frozen=True)
+@frozen
 class MeasuredLoss:
     """What a technique lost on a text.
 
@@ -56,7 +56,7 @@ def measure_loss(
     return MeasuredLoss(run.perplexity / full.perplexity - 1, run.divergence)
 
 
-@dataclass(frozen=True)
+@frozen
 class PlanTimes:
     """A plan's times and memory, and full-precision KV's, each over several runs."""
 

@@ -7,17 +7,17 @@ nodes is used one node at a time: memory of another node would be measured as if
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from kvsim.files import system_text
+from kvsim.frozen import frozen
 
 ROOT = Path("/")
 UNKNOWN_CACHE = 2**25
 """Where the kernel does not say: a usual last-level cache. [B]"""
 
 
-@dataclass(frozen=True)
+@frozen
 class Processor:
     """The part of the host that is used."""
 

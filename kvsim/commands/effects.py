@@ -1,14 +1,14 @@
 """Options that would do nothing are refused: which options a command needs for which."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kvsim.commands.help import GroupedCommand
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Rule:
     """Options that only do something if another one is given, or if it is not.
 

@@ -1,10 +1,9 @@
 """A checkpoint and a text, opened for `kvsim validate --quality`."""
 
-from dataclasses import dataclass
-
 import torch
 import typer
 
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.checkpoint import checksum
@@ -16,7 +15,7 @@ from kvsim.validate.quality.settings import Reading
 from kvsim.validate.quality.text import Text, windows
 
 
-@dataclass(frozen=True)
+@frozen
 class Opened:
     """A checkpoint whose weights are not loaded yet."""
 

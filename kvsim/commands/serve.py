@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvsim.commands.arguments import either, number, seconds
 from kvsim.commands.progress import ProgressLine
 from kvsim.errors import InfeasibleError, InputError
+from kvsim.frozen import frozen
 
 if TYPE_CHECKING:
     from kvsim.graph import Array
@@ -56,7 +57,7 @@ def requests_of(
     return found
 
 
-@dataclass(frozen=True)
+@frozen
 class Job:
     """All that a run depends on."""
 

@@ -1,7 +1,6 @@
 """Which kind of file it is, and what is wrong with it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from kvsim.doctor import configuration, measured, profile, trace
@@ -9,6 +8,7 @@ from kvsim.errors import InputError
 from kvsim.evidence.published import COLUMNS
 from kvsim.files import check_input, opened, read_json
 from kvsim.files.kinds import JSON, TRACE
+from kvsim.frozen import frozen
 from kvsim.machines.keys import HARDWARE_FILE, STACK_FILE
 from kvsim.machines.schema import keys_of
 from kvsim.traces import attentionfile
@@ -17,7 +17,7 @@ HEAD = 65536  # bytes that tell a table's columns
 ROWS = {"technique", "metric", "published"}  # columns that no request trace has
 
 
-@dataclass(frozen=True)
+@frozen
 class Diagnosis:
     """What a file is taken for, and its faults in the order of the file where it has one."""
 

@@ -7,6 +7,7 @@ from kvsim.emit import apart, drafts, memories, spread
 from kvsim.emit.flags import MANUALS, Flag, flag
 from kvsim.emit.served import Served
 from kvsim.errors import unknown
+from kvsim.frozen import frozen
 from kvsim.techniques.terms import Term
 
 QUANTISED = {
@@ -55,7 +56,7 @@ class EngineSettings:
         self.missing.append(what)
 
 
-@dataclass(frozen=True)
+@frozen
 class Emitted:
     """Settings to paste, the flags they hold, and what the engine has none for."""
 

@@ -4,12 +4,11 @@ A flag that is not here cannot be emitted. The documentation is that of the engi
 repositories at the commit named; `since` is the first release known to have it, where it is known.
 """
 
-from dataclasses import dataclass
-
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class EngineManual:
     """An engine, and where its flags were read.
 
@@ -28,7 +27,7 @@ class EngineManual:
     source: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Flag:
     """One setting of an engine.
 

@@ -1,7 +1,8 @@
 """What an engine is asked to run, whichever engine it is."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from kvsim.frozen import frozen
 from kvsim.machines.hardware import GIB
 from kvsim.machines.parallel import Parallelism
 from kvsim.techniques.base import Technique
@@ -11,7 +12,7 @@ GB = 1e9
 ROUNDING = 1e-6  # of a percent: what floating point loses
 
 
-@dataclass(frozen=True)
+@frozen
 class Served:
     """One replica as an engine should run it.
 

@@ -1,9 +1,8 @@
 """How keys and values are stored: bytes, and the tokens a format keeps in full precision."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Number
 
 HALF = 2.0  # bytes of an fp16 number [B]
@@ -91,7 +90,7 @@ def mixed_bits(salient: Number, high: Number, low: Number) -> Number:
     return salient * high + (1 - salient) * low
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Format:
     """Cached numbers in groups of ``bits``, with a tail of recent tokens in fp16.
 

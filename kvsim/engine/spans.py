@@ -1,7 +1,6 @@
 """When each op of a step runs, as intervals for pictures and for comparison with real runs."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,11 +8,12 @@ from kvsim.engine.clocks import State
 from kvsim.engine.playing import Timeline
 from kvsim.engine.roofline import COPIES
 from kvsim.engine.timed import Timed
+from kvsim.frozen import frozen
 from kvsim.graph import Number, Step
 from kvsim.machines.deployment import Deployment
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OpSpan:
     """When one op runs."""
 

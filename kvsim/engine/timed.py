@@ -1,17 +1,17 @@
 """Ops with their durations, and what a timeline knows of a step before it is played."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine.roofline import channel_seconds, everywhere
+from kvsim.frozen import frozen
 from kvsim.graph import Number, Op
 from kvsim.machines.deployment import Deployment
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Timed:
     """An op with its durations, computed once per step."""
 

@@ -4,18 +4,18 @@ NumPy and SciPy only: the same fit serves published tables, microbenchmarks and 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 
 FAR_OFF = 0.05  # log of predicted over measured beyond which a row counts less, if not smooth
 BLIND = 0.5  # relative uncertainty above which rows do not tell a number
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Parameter:
     """A number to fit, with the range it may take."""
 
@@ -44,7 +44,7 @@ class Parameter:
         return self.high - self.low
 
 
-@dataclass(frozen=True)
+@frozen
 class Fit:
     """Fitted numbers, their standard errors, and the relative residuals of the rows."""
 

@@ -6,7 +6,7 @@ widens its interval with the distance.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 from functools import cache
 from importlib.resources import files
 from math import erf, exp, log, sqrt
@@ -16,6 +16,7 @@ import numpy as np
 
 from kvsim.files import own_output, read_records, replace_text
 from kvsim.files.kinds import TABLE
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 
@@ -48,7 +49,7 @@ ALIKE = {"full", "fp8"}  # techniques that run an engine's own attention kernels
 WIDER_ALIKE = 1.3
 
 
-@dataclass(frozen=True)
+@frozen
 class LedgerEntry:
     """Errors of predictions on rows that nothing was fitted to."""
 
@@ -66,7 +67,7 @@ class LedgerEntry:
     source: str
 
 
-@dataclass(frozen=True)
+@frozen
 class KnownError:
     """The evidence of a predicted number's error."""
 

@@ -7,7 +7,7 @@ least, and so much per token in the process that sends the text, which no reques
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from kvsim.errors import InputError, unknown
 from kvsim.evidence.leastsquares import BLIND, Fit, Parameter, fit_ratio, robust_loss
 from kvsim.files import read_records
 from kvsim.files.kinds import TABLE
+from kvsim.frozen import frozen
 from kvsim.graph import Array, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Stack
@@ -54,7 +55,7 @@ RANGE = "random_range_ratio"
 whole, as ``--random-range-ratio`` of the engines' serving benchmarks says."""
 
 
-@dataclass(frozen=True)
+@frozen
 class LoadTest:
     """One row of a table of load tests."""
 
@@ -117,7 +118,7 @@ def _load_test(where: str, row: Mapping[str, str]) -> LoadTest:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@frozen
 class Kernels:
     """What the GPU takes for each load test, the host left out, and how many run at once."""
 

@@ -7,7 +7,6 @@ request each. docs/logs.md shows an example of every one.
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -17,6 +16,7 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.files import check_input, opened, parsed_json, read_text
 from kvsim.files.kinds import RESULT, RUN_LOG
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.traces.requests import Requests
 
@@ -35,7 +35,7 @@ PARQUET = b"PAR1"
 MOST = 1e15  # of any number in a log; seconds on some clock, tokens
 
 
-@dataclass(frozen=True)
+@frozen
 class MeasuredRun:
     """Requests in order of arrival, and when their tokens came."""
 
@@ -46,7 +46,7 @@ class MeasuredRun:
     model: str = ""  # as the log names it
 
 
-@dataclass(frozen=True)
+@frozen
 class _Log:
     """What a reader found, on one clock and in the file's order."""
 

@@ -1,7 +1,6 @@
 """A published or measured row beside its prediction, and a stack fitted to some of them."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -16,6 +15,7 @@ from kvsim.engine.formats import (
 from kvsim.engine.roofline import seconds
 from kvsim.errors import InputError
 from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware, Stack
@@ -32,7 +32,7 @@ from kvsim.techniques.recompute import recomputed
 from kvsim.techniques.residency import layer_cache
 
 
-@dataclass(frozen=True)
+@frozen
 class PublishedRow:
     """One measured number and the run it belongs to."""
 

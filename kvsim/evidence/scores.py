@@ -1,15 +1,15 @@
 """How well predictions match measured rows, table by table."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from kvsim.evidence.published import PublishedRow
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 
 
-@dataclass(frozen=True)
+@frozen
 class Score:
     """Errors of one metric of one table; relative, NaN where there is no such row."""
 

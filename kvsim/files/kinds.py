@@ -3,10 +3,10 @@
 import os
 import re
 import resource
-from dataclasses import dataclass
 from pathlib import Path
 
 from kvsim.errors import InputError, unknown
+from kvsim.frozen import frozen
 
 SMALL = 50e6  # memory that is always there [B]
 VARIABLE = "KVSIM_FILE_LIMITS"
@@ -14,7 +14,7 @@ NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)B?", re.ASCII)
 UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
-@dataclass(frozen=True)
+@frozen
 class Kind:
     """What a file is for.
 

@@ -1,15 +1,16 @@
 """A model on a machine with a software stack: what every formula is evaluated for."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.machines.hardware import RELEASED, Hardware, Stack
 from kvsim.machines.parallel import BUSIEST, Parallelism
 from kvsim.models.model import Model
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WeightFormat:
     """How the numbers of a weight matrix are stored."""
 
@@ -51,7 +52,7 @@ WEIGHTS = {
 """Formats of ``--weights``. Embeddings, LM head and norms stay in fp16."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Deployment:
     """One replica: ``tp`` times ``dp`` times ``pp`` equal GPUs, each holding a part of the model.
 

@@ -6,8 +6,9 @@ reads them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from kvsim.frozen import frozen
 from kvsim.machines.mechanisms import (
     AttentionPath,
     CacheGrowth,
@@ -75,7 +76,7 @@ without scales, ``latent`` decode attention over cached latents (MLA), ``gemm-*`
 weights of that format, ``experts`` the routed experts' products."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Link:
     """One thing that bytes move through."""
 
@@ -83,7 +84,7 @@ class Link:
     latency: float = 0.0  # time before the first byte arrives, per transfer [s]
 
 
-@dataclass(frozen=True)
+@frozen
 class Hardware:
     """One GPU, its host and the links between them."""
 
@@ -104,7 +105,7 @@ class Hardware:
     linked: int = NODE  # GPUs that `link` joins; beyond them data crosses the network
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Kernel:
     """How far one class of kernels gets towards the roofline."""
 
@@ -127,7 +128,7 @@ class Kernel:
     host: float = 0.0  # time of the host to issue an op of it, besides its launches [s]
 
 
-@dataclass(frozen=True)
+@frozen
 class Stack:
     """What the software adds to the hardware: rates of its kernels, and the mechanisms it has.
 

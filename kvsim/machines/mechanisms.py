@@ -6,10 +6,10 @@ A group here is a table of a stack's file, and a field is one of its keys:
 that its engine does not have.
 """
 
-from dataclasses import dataclass
+from kvsim.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FixedTimes:
     """Times that do not depend on how much is computed, and the small kernels of a layer."""
 
@@ -26,7 +26,7 @@ class FixedTimes:
     pointwise_passes: float = 1.0  # times those kernels read and write the hidden states
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CacheGrowth:
     """How a sequence's cache grows by a token.
 
@@ -41,7 +41,7 @@ class CacheGrowth:
     overhead: float = 1.0  # allocated over used cache
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AttentionPath:
     """What attention moves besides the cache; ideal are scores that stay on the chip."""
 
@@ -50,7 +50,7 @@ class AttentionPath:
     repeat_kv: bool = False  # grouped heads are copied out to full width before attention
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PackedCache:
     """How a cache of few bits is packed and read; ideal is a kernel that reads it as it lies."""
 
@@ -66,7 +66,7 @@ class PackedCache:
     qr: float = 0.0  # time per matrix that a loop of library calls orthonormalises (0: batched) [s]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChosenTokens:
     """How a technique's chosen tokens are listed, and fetched from host memory."""
 
@@ -76,7 +76,7 @@ class ChosenTokens:
     id_list: float = 0.0  # host time to list one head's salient tokens, K or V (0: on the GPU) [s]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OffloadRuntime:
     """How copies between host and GPU run beside compute where the cache is on the host."""
 
@@ -93,7 +93,7 @@ class OffloadRuntime:
     split_prompt: float = 0.0  # share of the prompt that KVPR recomputes instead (0: the optimum)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuSums:
     """How GPUs add up their hidden states (all-reduce); ideal is a ring at the link's rate.
 
@@ -111,7 +111,7 @@ class GpuSums:
     ring_share: float = 1.0  # share of the link's rate that a ring reaches
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WeightLoading:
     """What weights cost besides reading them once."""
 
@@ -120,7 +120,7 @@ class WeightLoading:
     copies: float = 1.0  # copies of the weights kept
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkingMemory:
     """Memory besides weights and cache."""
 

@@ -1,9 +1,9 @@
 """How one replica is spread over GPUs besides tensor parallelism, and what that is refused for."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.machines.hardware import Link
 from kvsim.models.model import Model
 
@@ -17,7 +17,7 @@ BUSIEST = 1.2
 an assumption. DeepSeek-V3 copies busy experts to stay near 1 (its report, section 3.4)."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Parallelism:
     """Degrees of parallelism of one replica.
 

@@ -5,7 +5,7 @@ file and the key, and so is a number that does not say where it comes from.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from importlib.resources.abc import Traversable
 from math import isfinite
@@ -14,9 +14,10 @@ from typing import Any
 from kvsim.errors import InputError, unknown
 from kvsim.files import read_toml, shown
 from kvsim.files.kinds import PROFILE
+from kvsim.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Number:
     """What a number must be: in words for the message, and as a test."""
 
@@ -37,7 +38,7 @@ COUNT = Number("that is whole and from 1 to 1e6", lambda x: 1 <= x <= 1e6 and x 
 SIZE = Number("of at least 1e6 in bytes, at most 1e18", lambda x: 1e6 <= x <= 1e18)
 
 
-@dataclass(frozen=True)
+@frozen
 class Schema:
     """The keys a kind of file may have, as ``table.key``."""
 
@@ -56,7 +57,7 @@ class Schema:
         return self.texts | self.flags | self.lists | self.numbers.keys()
 
 
-@dataclass(frozen=True)
+@frozen
 class Profile:
     """What a file says, checked."""
 

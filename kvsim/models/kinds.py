@@ -1,8 +1,10 @@
 """What the layers of a model may be: attention with a cache, to another's cache, or a state."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import Literal
+
+from kvsim.frozen import frozen
 
 STATE_NUMBER = 4.0  # bytes of a state's number: reference kernels keep states in fp32 [B]
 CONVOLVED = 2.0  # bytes of a token's number that a convolution still needs [B]
@@ -17,7 +19,7 @@ fading of its own for every number (Mamba), ``delta`` corrects what a fading sta
 DeltaNet, Kimi Delta Attention), ``convolution`` has no further state."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LayerShape:
     """What may differ between the layers of one model.
 
@@ -41,8 +43,13 @@ class LayerShape:
         """Whether the layer has a cache of its own, on which techniques act."""
         return self.mixer == "attention"
 
+    @property
+    def around(self) -> "LayerShape":
+        """The same without its window, which attention alone sees."""
+        return self if self.window is None else replace(self, window=None)
 
-@dataclass(frozen=True, slots=True)
+
+@frozen
 class Recurrence:
     """A mixer whose state does not grow with the context.
 
@@ -122,7 +129,7 @@ class Recurrence:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Indexer:
     """A small scorer that chooses which cached tokens attention reads, one key per token.
 

@@ -1,18 +1,19 @@
 """Decoder-only language models as shapes: what sets their FLOPs, bytes and cache size."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import ceil
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.models import counts
 from kvsim.models.kinds import Indexer, LayerShape, Recurrence
 
 __all__ = ["Indexer", "LayerShape", "Model", "Recurrence"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Model:
     """A decoder-only transformer.
 

@@ -1,10 +1,11 @@
 """Where a technique overtakes full KV: by context, batch, acceptance, and host link."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Link
@@ -26,7 +27,7 @@ EVEN = 0.01  # relative difference that is none
 MOVES = 1e-6  # relative change of a ratio that makes an axis worth showing
 
 
-@dataclass(frozen=True)
+@frozen
 class BreakEven:
     """Decoding speed relative to full KV along one axis.
 
@@ -116,7 +117,7 @@ def linked(deployment: Deployment, factor: float) -> Deployment:
     return replace(deployment, hardware=replace(deployment.hardware, links=links))
 
 
-@dataclass(frozen=True)
+@frozen
 class _Speeds:
     full: Technique
     generate: int

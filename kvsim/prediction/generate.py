@@ -6,7 +6,7 @@ of the round that starts at its own context.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from kvsim.engine.timeline import makespan, steady
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Number, Point, Step, Tier
 from kvsim.limits import RANGES
 from kvsim.machines.deployment import Deployment
@@ -91,7 +92,7 @@ def _tiling(rows: int, columns: int) -> tuple[int, int]:
     return height, min(columns, max(1, CHUNK // height))
 
 
-@dataclass(frozen=True)
+@frozen
 class Prediction:
     """What one technique does at a column of batch sizes.
 

@@ -1,9 +1,8 @@
 """The KV pool as engines print it (tokens, blocks, concurrency), and the longest prompt."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Point
 from kvsim.limits import ENGINE_SHARE
 from kvsim.machines.deployment import Deployment
@@ -20,7 +19,7 @@ BLOCK_TOKENS = 16
 LONGEST = 2**24  # prompt beyond which no question is expected [tokens]
 
 
-@dataclass(frozen=True)
+@frozen
 class KvPool:
     """What is left of one GPU for caches, beside weights, workspace and context.
 

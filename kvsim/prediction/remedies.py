@@ -1,11 +1,12 @@
 """What would make a point fit: each change is tried, with what it gives."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.pool import longest_prompt
 
@@ -13,7 +14,7 @@ WEIGHTS = ("fp8", "int8", "int4")
 GPUS = (2, 4, 8)
 
 
-@dataclass(frozen=True)
+@frozen
 class Remedy:
     """A change as the command line takes it, and the prediction with it."""
 

@@ -42,7 +42,7 @@ class Service(Prediction):
         return self._squeeze(self.technique.once(self.deployment, asked, self._reading))
 
     def _reading(self) -> Number:
-        batch = np.full((1, 1), float(self._group))
+        batch = float(self._group)
         p = prefill_point(batch, self.prompt, self.generate)
         total: Number = makespan(self.technique.prefill(self.deployment, p), self.deployment)
         behind = decode_point(batch, self.prompt, self.generate, 0.0)

@@ -5,7 +5,6 @@ falls with it, and the best number of drafts lies where one more costs what it b
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from math import log
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.files import read_records
 from kvsim.files.kinds import TABLE
+from kvsim.frozen import frozen
 
 if TYPE_CHECKING:
     from kvsim.traces.attention import Acceptance
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST_DRAFTS = 16
 
 
-@dataclass(frozen=True)
+@frozen
 class Positions:
     """Accepted drafts of a round of 1, 2, ... ``MOST_DRAFTS`` drafts, on average.
 

@@ -6,10 +6,10 @@ one verdict never mixes them. Eviction must also pass a test of retrieval.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Literal, get_args
 
+from kvsim.frozen import frozen
 from kvsim.models.model import Model
 from kvsim.quality.measured import QualityRun, shipped
 from kvsim.quality.published import Row, published_by_kind
@@ -25,7 +25,7 @@ UNTRIED = "that is a gentler setting or a shorter context, and this one was not 
 KNOWN_BAD = 0.1  # a loss that `--lossy` alone does not admit
 
 
-@dataclass(frozen=True)
+@frozen
 class Evidence:
     """The evidence of one setting's loss on one model.
 

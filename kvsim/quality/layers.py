@@ -6,7 +6,7 @@ mass is no substitute: the first layers may have little and lose most.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from kvsim.errors import InputError
 from kvsim.files import read_json, replace_text
 from kvsim.files.kinds import ATTENTION
+from kvsim.frozen import frozen
 from kvsim.graph import Array, Number
 
 Widths = NDArray[np.int64]
@@ -29,7 +30,7 @@ ADDING = 0.35
 NORMAL = 1.96  # standard errors to either side: 95 %
 
 
-@dataclass(frozen=True)
+@frozen
 class LayerLosses:
     """KL divergence from full-precision KV, window by window. [nat per token]
 

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from math import sqrt
 from typing import TYPE_CHECKING
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.quality.settings import FACTS, PERPLEXITY, Harshness, harshness
 from kvsim.techniques import parse
 from kvsim.traces.shipped import measured
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 READ = re.compile(r"(\d+) windows of (\d+) tokens, (\d+) scored")
 
 
-@dataclass(frozen=True)
+@frozen
 class QualityRun:
     """One setting on one checkpoint.
 

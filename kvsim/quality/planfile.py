@@ -1,17 +1,17 @@
 """A plan as ``kvsim plan --json`` prints it, read back to be run."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvsim.errors import InputError
 from kvsim.files import check_type, read_json
 from kvsim.files.kinds import PLAN
+from kvsim.frozen import frozen
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 
 
-@dataclass(frozen=True)
+@frozen
 class PlanFile:
     """What a plan chose, and what it expects to lose.
 

@@ -1,17 +1,17 @@
 """Accuracy tables of the papers, one row per model, setting and benchmark."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
 from kvsim.files import read_records
 from kvsim.files.kinds import TABLE
+from kvsim.frozen import frozen
 from kvsim.quality.settings import PERPLEXITY, Harshness, harshness
 from kvsim.techniques import parse
 
 
-@dataclass(frozen=True)
+@frozen
 class Row:
     """What a paper says of a setting.
 

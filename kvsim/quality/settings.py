@@ -5,12 +5,12 @@ a gentle setting loses much speaks against every harsher one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.techniques.base import Technique
 from kvsim.techniques.terms import Part
 
@@ -48,7 +48,7 @@ HOSTS = ("offload", "kvpr", "flexgen")  # pack what they copy in one way
 BUDGETS = ("h2o", "streamingllm", "snapkv", "pyramidkv", "infllm")
 
 
-@dataclass(frozen=True)
+@frozen
 class Harshness:
     """A setting as far as quality is concerned."""
 

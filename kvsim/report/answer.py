@@ -6,9 +6,10 @@ heading, so that a reader who stops early has read what matters most.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from html import escape
 
+from kvsim.frozen import frozen
 from kvsim.report.json import Row
 from kvsim.report.screen import Screen
 
@@ -17,7 +18,7 @@ CODE = re.compile("`([^`]+)`")
 COMMAND = re.compile(r"^([\w-]+): ((?:[\w-]+ serve|python -m sglang\.\w+) .*)$")
 
 
-@dataclass(frozen=True)
+@frozen
 class Answer:
     """What to do, what it gives, how sure that is, and what else would do.
 

@@ -1,6 +1,6 @@
 """``kvsim calibrate --from-run``: what was fitted, and how far it is off on what it did not see."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from kvsim.evidence.leastsquares import Fit
 from kvsim.evidence.logs import MeasuredRun
 from kvsim.evidence.stackfile import fitted_text
 from kvsim.files import replace_text
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import with_numbers
 from kvsim.report import units
@@ -42,7 +43,7 @@ MEANINGS = {
 """Of what a run can tell of a stack."""
 
 
-@dataclass(frozen=True, repr=False)
+@frozen
 class CalibratedRun(Result):
     """A stack fitted to a run.
 

@@ -1,7 +1,8 @@
 """One mark per technique on every page: a colour, and a shape and a pattern that differ in grey."""
 
-from dataclasses import dataclass
 from zlib import crc32
+
+from kvsim.frozen import frozen
 
 PALETTE = (
     "#5490fc", "#f06c0c", "#789c60", "#b40cb4", "#7830fc", "#786060", "#c078b4", "#cc0c24",
@@ -29,7 +30,7 @@ NAMES = (
 """Techniques in the order in which they got their marks, which they keep; others get one too."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Marker:
     """How a technique is drawn."""
 

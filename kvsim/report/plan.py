@@ -1,8 +1,9 @@
 """``kvsim plan`` for equal requests: its answer as rows, on the terminal, and as a page."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
+from kvsim.frozen import frozen
 from kvsim.machines.basis import basis
 from kvsim.planner.advice import Advice
 from kvsim.planner.outlook import LABELS
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-@dataclass(frozen=True, repr=False)
+@frozen
 class Planned(Result):
     """A plan for equal requests.
 

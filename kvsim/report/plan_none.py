@@ -1,7 +1,6 @@
 """Where no plan is within the limits: what is in the way, and what would meet all of them."""
 
-from dataclasses import dataclass
-
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.advice import NoPlanError
 from kvsim.report.json import Row, number
@@ -13,7 +12,7 @@ from kvsim.report.result import Result
 from kvsim.report.table import Table, of, words
 
 
-@dataclass(frozen=True, repr=False)
+@frozen
 class Unplanned(Result):
     """That nothing is within the limits, and what would be.
 

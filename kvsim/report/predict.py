@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from csv import DictWriter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.machines.basis import basis
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.parallel import Parallelism
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 BATCH_TTFT = "TTFT: until all prompts of the batch are read, on an idle GPU"
 
 
-@dataclass(frozen=True, repr=False)
+@frozen
 class Predictions(Result):
     """What techniques do at given points.
 

@@ -1,14 +1,14 @@
 """One heading and one meaning per quantity, for every table, page and answer."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from kvsim.frozen import frozen
 from kvsim.report import units
 from kvsim.report.json import Row
 
 
-@dataclass(frozen=True)
+@frozen
 class Quantity:
     """A number that results have: what it is called, how it is written, what it means."""
 

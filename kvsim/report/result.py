@@ -1,11 +1,11 @@
 """What a command found, the same for the terminal, pages, JSON and Python."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import require
+from kvsim.frozen import frozen
 from kvsim.report.answer import Answer
 from kvsim.report.json import Row
 from kvsim.report.screen import fitted
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LINES, WIDTH = 10, 100  # of a repr
 
 
-@dataclass(frozen=True, repr=False)
+@frozen
 class Result:
     """A result with its answer.
 

@@ -1,9 +1,9 @@
 """The verdict on simulated runs: which technique serves the trace best, and within its targets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.report import evidence, mixed, simulate_cases, units
 from kvsim.report.answer import Answer, verdict
@@ -20,7 +20,7 @@ OFTEN = 0.05  # preemptions per request from which they are worth a word
 ATTAINED = 0.9  # share of requests that must be good for the targets to be met
 
 
-@dataclass(frozen=True, repr=False)
+@frozen
 class Simulations(Result):
     """Techniques on a trace.
 

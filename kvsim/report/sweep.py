@@ -1,12 +1,12 @@
 """A grid of batch and prompt in memory: columns, a frame and a map."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.generate import Prediction
 from kvsim.report import evidence, units
@@ -25,7 +25,7 @@ SHOWN = 6  # rows of the table: the fastest points
 KEYS = ("ttft_s", "tpot_s", "decode_tok_s", "output_tok_s", "gpu_bytes", "host_bytes")
 
 
-@dataclass(frozen=True, repr=False)
+@frozen
 class Sweep(Result):
     """Times, throughput and memory of techniques over batch and prompt."""
 

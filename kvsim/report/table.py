@@ -1,9 +1,10 @@
 """Tables as data: rendered as text at any width, as HTML, or as CSV."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from textwrap import wrap
 
+from kvsim.frozen import frozen
 from kvsim.report.json import Row
 from kvsim.report.quantities import QUANTITIES
 
@@ -11,7 +12,7 @@ SPACE = "  "  # between columns
 NARROWEST_TEXT = 12  # columns to which text is wrapped before columns are left out
 
 
-@dataclass(frozen=True)
+@frozen
 class Column:
     """One column: what it shows of a row, and the number behind it."""
 
@@ -48,7 +49,7 @@ def words(heading: str, show: Callable[[Row], str], rank: int = 0, meaning: str 
     return Column(heading, show, show, True, rank, meaning)
 
 
-@dataclass(frozen=True)
+@frozen
 class Table:
     """Rows under columns.
 

@@ -1,9 +1,8 @@
 """Losses layer by layer, and a plan of bits beside what it really lost."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.quality.layers import NORMAL, SIDES, LayerLosses, Widths
 from kvsim.report.json import Row
@@ -11,7 +10,7 @@ from kvsim.report.screen import Screen
 from kvsim.report.table import of_cells
 
 
-@dataclass(frozen=True)
+@frozen
 class Executed:
     """A plan of widths, and its measured loss window by window."""
 

@@ -1,9 +1,10 @@
 """A plan beside what running it showed: loss and times, as an answer, rows and a table."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import isfinite
 
+from kvsim.frozen import frozen
 from kvsim.quality.planfile import PlanFile
 from kvsim.quality.settings import PERPLEXITY
 from kvsim.report.answer import Answer, show_rest, show_verdict
@@ -21,7 +22,7 @@ NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "speedup": "speed over full KV",
          "resident_B": "resident"}  # fmt: skip
 
 
-@dataclass(frozen=True)
+@frozen
 class PlanRun:
     """A plan that was run.
 

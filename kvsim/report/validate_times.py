@@ -40,7 +40,7 @@ def answer(
     """A validation under its contract names."""
     return {
         "device": device,
-        "summary": {key: _finite(getattr(summary, key)) for key in summary.__slots__},
+        "summary": {key: _finite(getattr(summary, key)) for key in vars(summary)},
         "suspicious": list(suspicious),
         "left_out": [
             {

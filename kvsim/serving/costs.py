@@ -1,9 +1,10 @@
 """What one technique's passes cost in one deployment under an engine's rules."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.serving import accuracy
 from kvsim.serving.passes import Passes
@@ -16,7 +17,7 @@ GOOD = 2e-3  # error of rounds and prompts at which the tables are fine enough
 DENSITY = 8  # nodes per octave to begin with
 
 
-@dataclass(frozen=True)
+@frozen
 class StepCosts:
     """Tables of one technique in one deployment under an engine's rules.
 

@@ -4,7 +4,6 @@ Every lane has its own batch and its share of the memory. The GPU computes one p
 lanes that have work take turns, so each token waits for a pass of every other busy lane.
 """
 
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.serving.compiled import compiled, entry, prepare
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.growth import blocks_of
@@ -27,7 +27,7 @@ from kvsim.traces.requests import Requests
 numba: Any = import_module("numba")  # its functions have no types
 
 
-@dataclass(frozen=True)
+@frozen
 class Lane:
     """A technique's step costs, and its part of the memory for caches, from 0 to 1."""
 

@@ -1,11 +1,12 @@
 """The results of a run: latencies, throughput, goodput, memory, and its own faults."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.serving.records import (
     ABORTED,
@@ -26,7 +27,7 @@ NAMED = 5  # refused requests that are listed
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
-@dataclass(frozen=True)
+@frozen
 class Targets:
     """What a request must meet to count as good; infinite where the user set nothing."""
 
@@ -34,7 +35,7 @@ class Targets:
     tpot: float = np.inf  # [s]
 
 
-@dataclass(frozen=True)
+@frozen
 class Outcome:
     """A run's figures, over the requests that finished."""
 

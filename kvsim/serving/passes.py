@@ -1,7 +1,7 @@
 """What the engine says of each kind of pass, element by element over arrays of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -10,13 +10,14 @@ from kvsim.engine import ops as blocks
 from kvsim.engine.closing import closing
 from kvsim.engine.roofline import seconds
 from kvsim.engine.timeline import makespan, steady
+from kvsim.frozen import frozen
 from kvsim.graph import Array, Group, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point
 from kvsim.techniques.base import Technique
 
 
-@dataclass(frozen=True)
+@frozen
 class Measure:
     """What is asked of passes: a number for each op, and for a step as a whole."""
 
@@ -29,7 +30,7 @@ TIME = Measure(steady, makespan, seconds)
 """How long passes take. [s]"""
 
 
-@dataclass(frozen=True)
+@frozen
 class Passes:
     """Passes of one technique in one deployment, by one measure."""
 

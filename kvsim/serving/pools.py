@@ -5,12 +5,13 @@ arrives at the decoding pool when the cache does.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.idle import fits
@@ -25,7 +26,7 @@ from kvsim.traces.requests import Requests
 TRANSFERS = ("layers", "whole")
 
 
-@dataclass(frozen=True)
+@frozen
 class TwoPools:
     """Replicas by what they do, and how caches go from one to the other.
 

@@ -1,13 +1,13 @@
 """Memory for caches: what sequences take by their number of KV blocks, and what there is."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.graph import Array, Number, Point, Tier
 from kvsim.limits import ENGINE_SHARE
 from kvsim.machines.deployment import Deployment
@@ -26,7 +26,7 @@ Phase = Callable[[float, Array], Point]
 """Sequences and their length to an operating point of prefill or decode."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Room:
     """Memory of each GPU, and its share of the host's, as one technique uses them.
 

@@ -1,10 +1,11 @@
 """How an engine schedules requests: the settings users know from their serving engine."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from math import inf, isfinite, isnan
 
 from kvsim import limits
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 
 PREFILLS = ("chunked", "whole")
@@ -20,7 +21,7 @@ NIC_RATE = 25e9
 """Typical, and assumed likewise: one 200 Gb/s port in each direction (HDR InfiniBand). [B/s]"""
 
 
-@dataclass(frozen=True)
+@frozen
 class Rules:
     """Scheduling of one replica, with the defaults of vLLM 0.19.
 

@@ -1,12 +1,12 @@
 """A trace on a fleet of equal replicas, request by request."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.serving.compiled import entry, prepare
 from kvsim.serving.costs import StepCosts
@@ -35,7 +35,7 @@ FURTHEST = EARLIER * (STEPS + 1)
 PIECE = 16384  # requests between two looks at what else happens, such as Ctrl-C
 
 
-@dataclass(frozen=True)
+@frozen
 class Run:
     """What became of every request, and of every replica."""
 

@@ -1,11 +1,11 @@
 """What chunks of a sweep are evaluated for, and the columns that each kind answers with."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware, Stack
@@ -14,7 +14,7 @@ from kvsim.sweeps.spec import SPREAD, Value
 from kvsim.traces.requests import Requests
 
 
-@dataclass(frozen=True)
+@frozen
 class Points:
     """A stretch of the points of two axes, the last of which varies first.
 
@@ -49,7 +49,7 @@ def stretches(batches: Array, contexts: Array, most: int) -> Iterator[Points]:
         yield Points(batches[row : last + 1].copy(), contexts, first - row * width, size)
 
 
-@dataclass(frozen=True)
+@frozen
 class Case:
     """What a chunk is evaluated for.
 

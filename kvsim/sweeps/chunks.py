@@ -4,7 +4,6 @@ A chunk holds all it needs, so that any process with the same kvsim computes the
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from itertools import islice
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvsim import __version__
+from kvsim.frozen import frozen
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.sweeps.cases import COLUMNS, SEPARATOR, Case, Columns, Points, stretches
@@ -25,7 +25,7 @@ from kvsim.traces.read import load
 SIZE = 2**15  # points of a chunk at most
 
 
-@dataclass(frozen=True)
+@frozen
 class SweepChunk:
     """Points with one value of every axis but those that are evaluated together.
 

@@ -1,7 +1,6 @@
 """Techniques of the user's own, from Python files that travel with the sweep to every worker."""
 
 import sys
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -9,6 +8,7 @@ from types import ModuleType
 from kvsim.errors import InputError, brief
 from kvsim.files import read_text
 from kvsim.files.kinds import Kind
+from kvsim.frozen import frozen
 from kvsim.techniques import TECHNIQUES
 from kvsim.techniques.registry import terms
 from kvsim.techniques.terms import Term
@@ -16,7 +16,7 @@ from kvsim.techniques.terms import Term
 PLUGIN = Kind("plugin", "a Python file with techniques", 1_000_000, 8)
 
 
-@dataclass(frozen=True)
+@frozen
 class Plugin:
     """A Python file: where it was, and its text."""
 

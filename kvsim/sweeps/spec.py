@@ -11,7 +11,6 @@ context = [1024, 8192]
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 from kvsim.errors import InputError, unknown
 from kvsim.files import read_toml
 from kvsim.files.kinds import SPECIFICATION
+from kvsim.frozen import frozen
 from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 
 Value = str | int | float
@@ -58,7 +58,7 @@ AXES: Mapping[str, Mapping[str, tuple[Value, ...]]] = {
 """The axes of each kind, and what those that may be left out are then."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Spec:
     """A sweep.
 

@@ -4,7 +4,6 @@ Every file is there whole or not at all, so what is there is done.
 """
 
 import json
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,13 +19,14 @@ from kvsim.files import (
     replacing,
 )
 from kvsim.files.kinds import JSON, TRACE
+from kvsim.frozen import frozen
 from kvsim.sweeps.plugins import Plugin
 from kvsim.sweeps.spec import Spec
 
 MANIFEST = "_sweep.json"  # readers of Parquet folders pass over names that begin so
 
 
-@dataclass(frozen=True)
+@frozen
 class SharedFolder:
     """A sweep's folder, as other processes may have it too.
 

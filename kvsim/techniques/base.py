@@ -5,7 +5,7 @@ plan needs of it follows from that through the hooks here.
 """
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import lcm
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ import numpy as np
 
 from kvsim.engine.buffers import merge
 from kvsim.engine.spread import piped
+from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Cycle, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
@@ -32,7 +33,7 @@ Found = TypeVar("Found")
 MOST_KNOWN = 64  # answers that a technique keeps of a deployment
 
 
-@dataclass(frozen=True)
+@frozen
 class Technique:
     """A composition for every layer, and drafting for all of them.
 

@@ -1,17 +1,16 @@
 """Selections that read a part of a cache they keep whole, chosen once the query is known."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from kvsim.engine import ops
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Selection
 from kvsim.techniques.layers import LayerPass, Parts, attend
 
 
-@dataclass(frozen=True)
+@frozen
 class Chosen(Selection):
     """Base: an estimate of every page's relevance, the best pages, attention to them.
 

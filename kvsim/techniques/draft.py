@@ -1,7 +1,8 @@
 """Speculative decoding with a smaller model that drafts."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Point, Step
 from kvsim.machines.deployment import WEIGHTS, Deployment
 from kvsim.models.configs import load_model
@@ -14,7 +15,7 @@ from kvsim.techniques.settings import param
 from kvsim.techniques.steps import forward
 
 
-@dataclass(frozen=True)
+@frozen
 class Draft(Rounds):
     """A model of the catalogue drafts on the same GPUs, over a full cache of its own.
 

@@ -1,15 +1,15 @@
 """Who proposes tokens: the axis and its default, nothing."""
 
-from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.layers import LayerPass, Parts
 from kvsim.techniques.terms import Axis, Part
 
 
-@dataclass(frozen=True)
+@frozen
 class Drafting(Part):
     """Who proposes tokens that one pass of the model then verifies; by default nothing does."""
 

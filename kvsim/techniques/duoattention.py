@@ -1,17 +1,18 @@
 """DuoAttention: retrieval heads keep everything, streaming heads sinks and a window."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from kvsim.engine import attention, ops
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.techniques.axes import Selection
 from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.settings import param
 
 
-@dataclass(frozen=True)
+@frozen
 class Duoattention(Selection):
     """A share of each layer's KV heads are retrieval heads; the others stream, in prefill too.
 

@@ -1,14 +1,14 @@
 """EAGLE-3: a one-layer head drafts from the model's low, middle and high hidden states."""
 
-from dataclasses import dataclass
 from math import ceil
 
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.heads import Head
 from kvsim.techniques.settings import param
 
 
-@dataclass(frozen=True)
+@frozen
 class Eagle(Head):
     """A chain of drafts; trees of drafts are not modelled. Acceptance has to be given.
 

@@ -1,16 +1,17 @@
 """What selections share that keep a part of the tokens and drop the rest."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from kvsim.engine import attention, ops
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.selection import Selection
 
 
-@dataclass(frozen=True)
+@frozen
 class Bounded(Selection):
     """A selection that keeps at most a budget of tokens at any time."""
 

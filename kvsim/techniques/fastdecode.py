@@ -1,14 +1,14 @@
 """FastDecode: the cache stays in host memory and the CPU attends to it."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from kvsim.frozen import frozen
 from kvsim.techniques.place import Place
 from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Part, Term
 
 
-@dataclass(frozen=True)
+@frozen
 class Fastdecode(Term):
     """CPU attention; parts of the batch alternate so that GPU and CPU both stay busy.
 

@@ -1,9 +1,9 @@
 """FlexGen: weights, cache and hidden states placed on GPU and host in any proportion."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import ClassVar
 
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.offload import packed_on_host
 from kvsim.techniques.place import Place
@@ -11,7 +11,7 @@ from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Part, Term
 
 
-@dataclass(frozen=True)
+@frozen
 class Flexgen(Term):
     """Offloading by columns: a layer serves all parts of the batch before the next layer.
 

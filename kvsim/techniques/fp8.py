@@ -1,8 +1,7 @@
 """Keys and values in fp8, widened inside the attention kernel."""
 
-from dataclasses import dataclass
-
 from kvsim.engine.formats import Format
+from kvsim.frozen import frozen
 from kvsim.graph import Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Storage
@@ -11,7 +10,7 @@ from kvsim.techniques.layers import LayerPass, Parts, pack
 FP8 = Format(bits=8)
 
 
-@dataclass(frozen=True)
+@frozen
 class Fp8(Storage):
     """Fp8 KV cache with one scale per tensor, as serving engines offer it.
 

@@ -1,12 +1,12 @@
 """Full-precision keys and values, all on the GPU: what every other technique is compared with."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from kvsim.frozen import frozen
 from kvsim.techniques.terms import Part, Term
 
 
-@dataclass(frozen=True)
+@frozen
 class Full(Term):
     """Fp16 KV cache on the GPU, attended to whole.
 

@@ -1,13 +1,13 @@
 """GEAR: a packed cache whose error is corrected by low-rank factors and sparse outliers."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import merge
 from kvsim.engine.formats import Format, kivi
+from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Storage
@@ -20,7 +20,7 @@ QR = 4  # orthonormalisations: of both factors, in the last loop, for K and for 
 PRODUCTS = 4 * LOOPS  # with the error and its transpose, for K and for V
 
 
-@dataclass(frozen=True)
+@frozen
 class Gear(Storage):
     """KIVI's layout, the error of each packed block and head approximated by a product P Q^T.
 

@@ -1,12 +1,11 @@
 """GEAR's first release: plain PyTorch over a sequence's whole cache, its heads repeated."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import merge
 from kvsim.engine.formats import Format
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.gear import LOOPS, PRODUCTS, QR
@@ -35,7 +34,7 @@ fitted to torch.linalg.qr of 512 x 64, 128 x 32, 8192 x 8 and 4096 x 4 (FlagGems
 and 74 us) over the 45 us that ``packed_cache.qr_s`` of Hugging Face's stacks is."""
 
 
-@dataclass(frozen=True)
+@frozen
 class GearFirst(WholeStorage):
     """GEAR as first released: one range and one low-rank product for a sequence's whole cache.
 

@@ -1,9 +1,8 @@
 """Numbers in groups that share a scale and a zero point, everywhere or on the host alone."""
 
-from dataclasses import dataclass
-
 from kvsim.engine import ops
 from kvsim.engine.formats import FP16, Format
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Op
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.layers import LayerPass, pack
@@ -13,7 +12,7 @@ GROUP = 64  # numbers that share a scale (FlexGen, section 4.4)
 BITS = (1, 2, 3, 4, 8, 16)
 
 
-@dataclass(frozen=True)
+@frozen
 class Grouped(Storage):
     """Min-max groups of a token's numbers, keys and values at widths of their own.
 

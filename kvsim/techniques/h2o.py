@@ -1,12 +1,12 @@
 """H2O: heavy hitters and recent tokens are kept, the rest evicted."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import merge, scale
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.eviction import Bounded, compact, score_matrix, score_upkeep
@@ -17,7 +17,7 @@ from kvsim.techniques.terms import Term
 HALVES = np.array([0.05, 0.1, 0.2])[:, None, None]  # of a context: what is heavy, what is recent
 
 
-@dataclass(frozen=True)
+@frozen
 class H2o(Bounded):
     """Greedy eviction by accumulated attention scores.
 

@@ -1,12 +1,13 @@
 """Drafts by small heads on the model's own hidden states: EAGLE and multi-token prediction."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import layer_weights
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Group, Op, Point, Step
 from kvsim.machines.deployment import WEIGHTS, Deployment
 from kvsim.models.model import LayerShape
@@ -18,7 +19,7 @@ from kvsim.techniques.settings import param
 from kvsim.techniques.steps import layer_ops
 
 
-@dataclass(frozen=True)
+@frozen
 class Rounds(Drafting):
     """Drafting whose acceptance the user gives, or a paper published for that many drafts."""
 
@@ -67,7 +68,7 @@ class Rounds(Drafting):
         return can_roll_back(beside.selection) if self.gamma else ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Head(Rounds):
     """Base: one decoder layer of the model's shape over a hidden state joined with an embedding.
 

@@ -1,16 +1,17 @@
 """Eight bits in two halves: the upper four are a cache of their own."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvsim.engine import ops
 from kvsim.engine.formats import Format
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Op
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.layers import LayerPass, pack
 from kvsim.techniques.settings import param
 
 
-@dataclass(frozen=True)
+@frozen
 class Hierarchical(Storage):
     """Upper and lower four bits with one set of scales, behind a double full-precision buffer.
 
@@ -61,7 +62,7 @@ class Hierarchical(Storage):
         return ops.prompt_kv(at.d, at.p)
 
 
-@dataclass(frozen=True)
+@frozen
 class Upper(Hierarchical):
     """The upper halves alone, which a draft reads and never packs."""
 

@@ -1,11 +1,12 @@
 """InfLLM: blocks of old tokens in host memory, the most relevant ones fetched for every step."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from kvsim.engine import attention, ops
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
@@ -17,7 +18,7 @@ from kvsim.techniques.terms import ROUNDING, Term
 HALVES = np.array([0.0625, 0.125])[:, None, None]  # of a context: what is local, what is chosen
 
 
-@dataclass(frozen=True)
+@frozen
 class Infllm(Selection):
     """Attention over initial tokens, the best blocks, and a local window.
 

@@ -1,11 +1,11 @@
 """KCache: keys on the GPU, values in host memory, the best N fetched for every query."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.place import Place
@@ -14,7 +14,7 @@ from kvsim.techniques.terms import Part, Term
 from kvsim.techniques.values import TopValues
 
 
-@dataclass(frozen=True)
+@frozen
 class Kcache(Term):
     """Top-N attention over values in host memory, per batch entry and query head.
 

@@ -1,10 +1,10 @@
 """KIVI: keys packed per channel, values per token, the latest tokens in fp16."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from kvsim.engine import ops
 from kvsim.engine.formats import Format, kivi
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Storage
@@ -13,7 +13,7 @@ from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Term
 
 
-@dataclass(frozen=True)
+@frozen
 class Kivi(Storage):
     """Asymmetric group quantisation of the cache with a full-precision residual.
 

@@ -1,11 +1,11 @@
 """KVPR: part of an offloaded cache is recomputed while the rest is still being copied."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques import recompute
@@ -16,7 +16,7 @@ from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Part, Term
 
 
-@dataclass(frozen=True)
+@frozen
 class Kvpr(Term):
     """Offloading with partial recomputation of keys and values from stored layer inputs.
 

@@ -1,10 +1,10 @@
 """KVQuant: keys packed per channel before their positions are turned in, outliers apart."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from kvsim.engine import ops
 from kvsim.engine.formats import UNGROUPED, Format
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Storage
@@ -16,7 +16,7 @@ OUTLIER = 4.0  # fp16 value and 16-bit position of an outlier: 0.32 bits per num
 TOKEN = 4.0  # scale and offset of one token's values [B]
 
 
-@dataclass(frozen=True)
+@frozen
 class Kvquant(Storage):
     """Non-uniform levels that were calibrated beforehand, per channel for keys and per token for V.
 

@@ -1,17 +1,16 @@
 """ShadowKV's selection: chunks chosen by the mean of their keys."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from kvsim.engine import ops
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.techniques.chosen import Chosen
 from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.settings import param
 
 
-@dataclass(frozen=True)
+@frozen
 class Landmarks(Chosen):
     """The best chunks by the mean of their keys; chunks that their mean describes badly stay.
 

@@ -1,13 +1,12 @@
 """SpeCache's storage: KIVI's layout, filled once a step has attended."""
 
-from dataclasses import dataclass
-
 from kvsim.engine.formats import Format, kivi
+from kvsim.frozen import frozen
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.settings import param
 
 
-@dataclass(frozen=True)
+@frozen
 class LateKivi(Storage):
     """KIVI's layout, packed after attention so that a step's own tokens are attended to in fp16.
 

@@ -1,12 +1,14 @@
 """One pass through one layer: what every axis is asked about, and what several of them share."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvsim.engine import attention, ops
 from kvsim.engine.formats import Format
+from kvsim.frozen import frozen
 from kvsim.graph import Number, Op, Point
 from kvsim.machines.deployment import Deployment, WeightFormat
 from kvsim.models.model import LayerShape
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from kvsim.techniques.terms import Part
 
 
-@dataclass(frozen=True)
+@frozen
 class Parts:
     """One part of each axis: what a layer does."""
 
@@ -49,7 +51,7 @@ class Parts:
         return {first for part in self.every() for first in part.breaks(deployment)}
 
 
-@dataclass(frozen=True)
+@frozen
 class LayerPass:
     """One pass through one layer: all that its ops and its bytes depend on."""
 
@@ -60,7 +62,7 @@ class LayerPass:
     part: Point | None = None  # of one part of the batch, where p is of the whole
     known: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # found so far
 
-    @property
+    @cached_property
     def selection(self) -> "Selection":
         """Which tokens stay and are read, budgets in tokens."""
         return self.parts.selection.for_prompt(self.p.prompt)
@@ -75,7 +77,7 @@ class LayerPass:
         """The part that says where the cached tokens live."""
         return self.parts.placement
 
-    @property
+    @cached_property
     def drafting(self) -> "Drafting":
         """The part that says who drafts, and how many tokens."""
         return self.parts.drafting.for_prompt(self.p.prompt)
@@ -90,13 +92,10 @@ class LayerPass:
         """Tokens per sequence that the layer would keep without selection. [tokens]"""
         return attention.cached(self.d, self.p, self.shape)
 
-    @property
+    @cached_property
     def kept(self) -> Number:
         """Tokens per sequence that it keeps after the pass. [tokens]"""
-        if "kept" not in self.known:
-            self.known["kept"] = self.selection.kept(self)
-        found: Number = self.known["kept"]
-        return found
+        return self.selection.kept(self)
 
     @property
     def of_prompt(self) -> Number:

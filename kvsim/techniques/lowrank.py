@@ -1,10 +1,9 @@
 """ShadowKV's storage: keys as a product of low rank, values in fp16."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from kvsim.engine import ops
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Storage
@@ -14,7 +13,7 @@ from kvsim.techniques.settings import param
 SINGLE = 4.0  # bytes of an fp32 number [B]
 
 
-@dataclass(frozen=True)
+@frozen
 class Lowrank(Storage):
     """Keys before their positions as a product of two thin matrices, values in fp16.
 

@@ -1,11 +1,11 @@
 """MagicDec: drafts attend to a small sparse cache, verification to the whole one."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.acceptance import Acceptance, acceptance_param
@@ -14,7 +14,7 @@ from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Part, Term
 
 
-@dataclass(frozen=True)
+@frozen
 class Magicdec(Term):
     """Self-speculation with a StreamingLLM or SnapKV draft cache beside the full one.
 

@@ -1,13 +1,13 @@
 """MiKV: what eviction would drop is kept at low precision, the rest at high."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import merge
 from kvsim.engine.formats import Format, averaged, bytes_per_number, mixed_bits
+from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.eviction import score_matrix, score_upkeep
@@ -17,7 +17,7 @@ from kvsim.techniques.storage import WholeStorage
 from kvsim.techniques.terms import Term
 
 
-@dataclass(frozen=True)
+@frozen
 class Mikv(WholeStorage):
     """Mixed precision by attention scores accumulated over all queries, as H2O ranks tokens.
 

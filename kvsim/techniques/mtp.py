@@ -1,7 +1,8 @@
 """Multi-token prediction: DeepSeek-V3's module drafts the token after the next."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
 from kvsim.techniques.acceptance import acceptance_param
@@ -9,7 +10,7 @@ from kvsim.techniques.heads import Head
 from kvsim.techniques.settings import param
 
 
-@dataclass(frozen=True)
+@frozen
 class Mtp(Head):
     """One decoder layer with a product that joins hidden state and embedding, the head shared.
 

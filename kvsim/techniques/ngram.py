@@ -1,11 +1,10 @@
 """Drafts looked up in the text: what followed the last tokens where they stood before."""
 
-from dataclasses import dataclass
-
+from kvsim.frozen import frozen
 from kvsim.techniques.heads import Rounds
 
 
-@dataclass(frozen=True)
+@frozen
 class Ngram(Rounds):
     """Drafts are what followed the last few tokens earlier in the text, as in prompt lookup.
 

@@ -7,7 +7,7 @@ setting without a name belongs to the plain term that has it (``bits`` to ``grou
 """
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 from kvsim.errors import InputError, unknown
 from kvsim.files import read_json
 from kvsim.files.kinds import PLAN
+from kvsim.frozen import frozen
 from kvsim.techniques.base import Technique
 from kvsim.techniques.ranges import Layers
 from kvsim.techniques.registry import terms
@@ -28,7 +29,7 @@ MOST_LAYERS = 10_000
 LONGEST = 20_000  # characters: eighty layers of four parts each
 
 
-@dataclass(frozen=True)
+@frozen
 class _Piece:
     """A part of the text with the column it begins in, from 1."""
 

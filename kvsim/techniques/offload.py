@@ -1,11 +1,11 @@
 """KV cache in host memory, copied to the GPU layer by layer before its use."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.grouped import Grouped
@@ -19,7 +19,7 @@ def packed_on_host(bits: float) -> tuple[Part, ...]:
     return () if bits == 16 else (Grouped(bits, host=True),)
 
 
-@dataclass(frozen=True)
+@frozen
 class Offload(Term):
     """Offloading with prefetch.
 

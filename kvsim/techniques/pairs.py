@@ -1,12 +1,13 @@
 """Exact pairs: the best tokens in fp16 from a copy on the host, in place of their packed ones."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import sequences_alive
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Selection
@@ -14,7 +15,7 @@ from kvsim.techniques.layers import LayerPass, Parts, attend
 from kvsim.techniques.settings import param
 
 
-@dataclass(frozen=True)
+@frozen
 class Pairs(Selection):
     """The best k keys and values per KV head in full precision, prefetched one step ahead.
 
@@ -122,7 +123,7 @@ class Pairs(Selection):
         return {"gpu": {"kv on the way out": pairs}}
 
 
-@dataclass(frozen=True)
+@frozen
 class _Predecoding(Pairs):
     """The pass between prompt and first step: no pairs are in place yet, nothing is kept."""
 

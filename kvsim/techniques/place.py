@@ -6,13 +6,14 @@ from layer inputs instead, and one is attended to by the CPU. Copies for the nex
 run beside the compute of this one, through two buffers.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import layer_weights
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Channel, Number, Op
 from kvsim.techniques import recompute
 from kvsim.techniques.layers import LayerPass, attend, resident_kv
@@ -24,7 +25,7 @@ FREE = "attn@-2"  # a buffer is free when attention two loads earlier has read i
 ROW_OR_COLUMN = ("row", "column")
 
 
-@dataclass(frozen=True)
+@frozen
 class Place(PlacedShares):
     """Shares of each layer's cache, weights and hidden states that live on the host.
 

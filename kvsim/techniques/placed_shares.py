@@ -1,10 +1,11 @@
 """Shares of a layer's cache, weights and hidden states that live on the host: what may be set."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Placement
@@ -12,7 +13,7 @@ from kvsim.techniques.layers import Parts
 from kvsim.techniques.settings import param
 
 
-@dataclass(frozen=True)
+@frozen
 class PlacedShares(Placement):
     """What a placement is set to, and what follows from that without looking at a layer."""
 

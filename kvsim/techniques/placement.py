@@ -1,14 +1,14 @@
 """Where caches and weights live: the axis and its default, the GPU."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.techniques.layers import LayerPass, attend
 from kvsim.techniques.terms import Axis, Part
 
 
-@dataclass(frozen=True)
+@frozen
 class Placement(Part):
     """Where cached tokens, weights and hidden states live; the defaults keep all on the GPU."""
 

@@ -2,10 +2,10 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.settings import param
@@ -15,7 +15,7 @@ from kvsim.techniques.terms import Term
 WHOLE = 1 - 1e-9  # a share that is all of any prompt
 
 
-@dataclass(frozen=True)
+@frozen
 class Pyramidkv(Snapkv):
     """Budgets fall linearly with depth among the layers with a cache; their mean is ``budget``.
 

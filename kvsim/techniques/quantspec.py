@@ -1,9 +1,9 @@
 """QuantSpec: drafts read the upper four bits of the cache, verification all eight."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import ClassVar
 
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.acceptance import Acceptance, acceptance_param
 from kvsim.techniques.hierarchical import Hierarchical
@@ -12,7 +12,7 @@ from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Part, Term
 
 
-@dataclass(frozen=True)
+@frozen
 class Quantspec(Term):
     """Self-speculation with a hierarchical 4+4-bit cache and 4-bit MLP weights.
 

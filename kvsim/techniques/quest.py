@@ -2,11 +2,11 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from kvsim.engine import ops
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Selection
@@ -18,7 +18,7 @@ from kvsim.techniques.terms import Term
 PARTS = np.array([0.0625, 0.125, 0.25])[:, None, None]  # of a context that plans look at
 
 
-@dataclass(frozen=True)
+@frozen
 class Quest(Chosen):
     """Query-aware sparsity: the least and the greatest key of a page bound its scores.
 

@@ -1,12 +1,13 @@
 """A range of layers and its terms, and the one part of each axis that they make."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.techniques.axes import Drafting, Placement, Selection, Storage
 from kvsim.techniques.layers import Parts
 from kvsim.techniques.settings import plain
@@ -26,7 +27,7 @@ AXIS_WORDS = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class Layers:
     """The terms of a range of layers, counted from 0; without a last one, up to the model's."""
 

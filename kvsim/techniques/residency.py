@@ -42,7 +42,7 @@ def resident(deployment: Deployment, point: Point, layout: Layout) -> Buffers:
     weights: dict[LayerShape, float] = {}  # whatever the window
     for (_, shape), (parts, count) in alike.items():
         at = LayerPass(deployment, point, shape, parts, part_of(point, parts))
-        if (around := replace(shape, window=None)) not in weights:
+        if (around := shape.around) not in weights:
             weights[around] = layer_weights(deployment, around)
         each = layer_buffers(at, weights[around])
         own.append(scale(each, count * deployment.stage_share))

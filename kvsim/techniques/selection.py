@@ -1,8 +1,8 @@
 """Which cached tokens stay, and which of them a query reads: the axis and its default."""
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.layers import LayerPass, Parts, attend
@@ -11,7 +11,7 @@ from kvsim.techniques.terms import Axis, Part
 Evicts = Literal["never", "after the prompt", "always"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Selection(Part):
     """Which cached tokens stay, and which of them a query reads."""
 

@@ -1,11 +1,12 @@
 """The model drafts for itself, over a narrower cache or with narrower weights."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import SCORE_MEMORY
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.machines.deployment import WEIGHTS, Deployment, WeightFormat
 from kvsim.techniques.acceptance import (
@@ -25,7 +26,7 @@ GATHERED = 2.5  # copies of the chosen tokens alive at once: gathered, reordered
 READS = ("upper", "streamingllm", "snapkv", "all")
 
 
-@dataclass(frozen=True)
+@frozen
 class Selfdraft(Drafting):
     """Drafts by the model's own layers.
 
@@ -168,7 +169,7 @@ class Selfdraft(Drafting):
         return ops.kv_bytes(m, p.batch * p.prompt) + ranking
 
 
-@dataclass(frozen=True)
+@frozen
 class DraftCache(Selection):
     """What a draft sees of a small cache; with ``idle`` slots it is a ring, else it grows."""
 

@@ -1,8 +1,8 @@
 """ShadowKV: low-rank keys on the GPU, values on the host, chunks chosen by landmarks."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from kvsim.frozen import frozen
 from kvsim.graph import Number
 from kvsim.techniques.landmarks import Landmarks
 from kvsim.techniques.lowrank import Lowrank
@@ -11,7 +11,7 @@ from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Part, Term
 
 
-@dataclass(frozen=True)
+@frozen
 class Shadowkv(Term):
     """The keys of chosen chunks are multiplied out while their values are being fetched.
 

@@ -1,11 +1,12 @@
 """SnapKV: the prompt is cut to the tokens its last queries attend to."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from kvsim.engine import ops
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Selection
@@ -17,7 +18,7 @@ from kvsim.techniques.terms import Term
 PARTS = np.array([0.125, 0.25, 0.5])[:, None, None]  # of a prompt that plans look at
 
 
-@dataclass(frozen=True)
+@frozen
 class Snapkv(Selection):
     """Prompt compression by an observation window; generated tokens are all kept.
 

@@ -1,11 +1,11 @@
 """SpeCache: a packed cache on the GPU, the best tokens in fp16 fetched one step ahead."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.late_kivi import LateKivi
@@ -14,7 +14,7 @@ from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Part, Term
 
 
-@dataclass(frozen=True)
+@frozen
 class Specache(Term):
     """Speculative prefetch of the key-value pairs that the next token will attend to.
 

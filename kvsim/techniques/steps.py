@@ -60,7 +60,7 @@ def layer_ops(at: LayerPass, known: Known | None = None) -> tuple[Op, ...]:
     ``known`` holds what layers of the same pass have in common, found so far.
     """
     place, known = at.placement, {} if known is None else known
-    around = replace(at.shape, window=None)  # which attention alone sees
+    around = at.shape.around
     before = (place.tiles, around, place.weights_wait())
     answered = place.output_wait(at) if at.shape.attends else ()
     behind = (place.tiles, around, answered, at.parts.mlp)

@@ -1,15 +1,15 @@
 """How keys and values are stored: the axis and its default, fp16."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from kvsim.engine.formats import FP16, Format
+from kvsim.frozen import frozen
 from kvsim.graph import Number, Op
 from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.terms import Axis, Part
 
 
-@dataclass(frozen=True)
+@frozen
 class Storage(Part):
     """How keys and values are stored: format, packing, and what attention does about it."""
 
@@ -121,7 +121,7 @@ class Storage(Part):
         return {"kv": sum(self.sides(at), self.tail(at))}
 
 
-@dataclass(frozen=True)
+@frozen
 class WholeStorage(Storage):
     """A storage that states its cache as one buffer ``kv`` with no tail in full precision."""
 

@@ -1,11 +1,11 @@
 """StreamingLLM: attention sinks and a window of recent tokens."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from kvsim.engine import ops
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.eviction import Bounded, compact
@@ -16,7 +16,7 @@ from kvsim.techniques.terms import Term
 PARTS = np.array([0.125, 0.25, 0.5])[:, None, None]  # of a context that plans look at
 
 
-@dataclass(frozen=True)
+@frozen
 class Streamingllm(Bounded):
     """The first tokens and the latest ones are kept; positions count within the cache.
 

@@ -1,12 +1,13 @@
 """What a name of the notation stands for: settings, and what they say on one or more axes."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.settings import check, is_share, plain
@@ -19,7 +20,7 @@ ROUNDING = 1e-6  # of a token: a tenth of 4100 tokens is 410 of them
 AXES: tuple[Axis, ...] = ("selection", "storage", "placement", "drafting")
 
 
-@dataclass(frozen=True)
+@frozen
 class Term:
     """One name with its settings.
 
@@ -68,7 +69,7 @@ class Term:
         return f"{self.name}:{given}" if given else self.name
 
 
-@dataclass(frozen=True)
+@frozen
 class Part(Term):
     """A term that says something on one axis alone."""
 

@@ -1,12 +1,12 @@
 """TurboQuant: every token's vectors rotated at random, then rounded number by number."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.formats import FP16, Format
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Storage
@@ -15,7 +15,7 @@ from kvsim.techniques.settings import param
 from kvsim.techniques.terms import Term
 
 
-@dataclass(frozen=True)
+@frozen
 class Turboquant(Storage):
     """A head's vector per token at few bits, with its norm in fp16 and no other parameters.
 

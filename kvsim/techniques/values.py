@@ -1,10 +1,9 @@
 """Exact top-k of values: scores over all keys, then the values of the best tokens alone."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from kvsim.engine import ops
+from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Channel, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes import Selection
@@ -12,7 +11,7 @@ from kvsim.techniques.layers import LayerPass, Parts, attend
 from kvsim.techniques.settings import param
 
 
-@dataclass(frozen=True)
+@frozen
 class TopValues(Selection):
     """The best N values per batch entry and query head, wherever they live.
 

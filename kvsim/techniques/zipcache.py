@@ -1,12 +1,12 @@
 """ZipCache: salient tokens at higher precision, found by a few probe queries."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.formats import Format, averaged, mixed_bits, separable_parameters
+from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Channel, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.layers import LayerPass
@@ -15,7 +15,7 @@ from kvsim.techniques.storage import WholeStorage
 from kvsim.techniques.terms import Term
 
 
-@dataclass(frozen=True)
+@frozen
 class Zipcache(WholeStorage):
     """Mixed-precision cache, channelwise keys and channel-separable tokenwise values.
 

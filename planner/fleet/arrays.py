@@ -1,13 +1,14 @@
 """What the fleet programme reads and answers, as plain arrays."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 Counts = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@frozen
 class Demand:
     """How many requests of each class arrive in each window of the day.
 
@@ -46,7 +47,7 @@ class Demand:
         return np.asarray(rows[~np.array(exceeded)])
 
 
-@dataclass(frozen=True)
+@frozen
 class Offers:
     """Kinds of replica that can be rented, one per column.
 
@@ -109,7 +110,7 @@ class Offers:
         return replace(self, capacity=self.capacity * factor)
 
 
-@dataclass(frozen=True)
+@frozen
 class FleetLimits:
     """What a fleet must respect; infinite where the user set nothing.
 
@@ -140,7 +141,7 @@ class FleetLimits:
     late: float = 0.01
 
 
-@dataclass(frozen=True)
+@frozen
 class Schedule:
     """Replicas may start and stop between windows.
 
@@ -153,7 +154,7 @@ class Schedule:
     start_up: float = 0.0
 
 
-@dataclass(frozen=True)
+@frozen
 class FleetCut:
     """A fleet that missed the targets in simulation, and so do those that are hardly larger.
 
@@ -174,7 +175,7 @@ class FleetCut:
         return int(np.maximum(replicas - self.replicas, 0).sum()) < self.beyond
 
 
-@dataclass(frozen=True)
+@frozen
 class FleetPlan:
     """A solution of the programme.
 

@@ -1,13 +1,14 @@
 """Fleets beside the one that is chosen: what its saving, its limits and other loads come to."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import InfeasibleError, InputError
+from kvsim.frozen import frozen
 from kvsim.planner.fleet.arrays import FleetLimits
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.market import Market
@@ -23,7 +24,7 @@ COMPARED = 8  # fleets that are proposed for a comparison, at most
 ONE_KIND, FULL_KV = "one kind of replica", "full KV"
 
 
-@dataclass(frozen=True)
+@frozen
 class OtherFleet:
     """Another fleet for the same question; None if there is none, with the reason."""
 

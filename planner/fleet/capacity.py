@@ -1,11 +1,12 @@
 """``kvsim capacity``: the fleet for a trace, what it is compared with, and what holds it back."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
 from kvsim.errors import InfeasibleError
+from kvsim.frozen import frozen
 from kvsim.planner.fleet.arrays import FleetLimits
 from kvsim.planner.fleet.beside import (
     FULL_KV,
@@ -38,7 +39,7 @@ BATCH_LIMITS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512,
 PARTS = 8  # halvings of the load that limits allow
 
 
-@dataclass(frozen=True)
+@frozen
 class CapacityAnswer:
     """The fleet and all that is said of it.
 

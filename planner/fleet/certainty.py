@@ -9,13 +9,13 @@ again is another question, which half, one and a half and twice the load speak t
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from math import exp, inf, log
 from statistics import NormalDist
 
 import numpy as np
 
 from kvsim.evidence.ledger import WITHIN_80, KnownError, evidence_for
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.fleet.arrays import Counts
 from kvsim.planner.fleet.configurations import Configuration
@@ -30,7 +30,7 @@ FASTER, SLOWER = 5, 50  # equally likely slowdowns that are played on either sid
 ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
+@frozen
 class Spread:
     """Standard deviation of the logarithm of measured over predicted times, and its source."""
 
@@ -61,7 +61,7 @@ def _width(error: KnownError) -> float:
     return max(log(error.high), -log(error.low))
 
 
-@dataclass(frozen=True)
+@frozen
 class Slowed:
     """A fleet with longer times.
 
@@ -90,7 +90,7 @@ class Slowed:
         return max(self.ttft, self.tpot)
 
 
-@dataclass(frozen=True)
+@frozen
 class Certainty:
     """How likely what was asked is kept: the targets, with headroom and after every loss.
 

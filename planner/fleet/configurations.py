@@ -1,9 +1,10 @@
 """One kind of replica: what runs on it, what it costs, and what its software says of itself."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.machines.hardware import GIB
 from kvsim.planner.fleet.arrays import Offers
 from kvsim.serving.costs import StepCosts
@@ -12,7 +13,7 @@ from kvsim.serving.pools import TwoPools
 PLAINER = 1e-7  # what each addition counts, of the price: of equally dear replicas the plainer one
 
 
-@dataclass(frozen=True)
+@frozen
 class Configuration:
     """A replica: GPUs with a model, a technique and an engine's limits.
 

@@ -1,10 +1,10 @@
 """What every kind of replica on the shortlist carries, measured once and used by all searches."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.fleet.arrays import Offers
 from kvsim.planner.fleet.configurations import Configuration, offers_of
@@ -16,7 +16,7 @@ from kvsim.planner.fleet.traffic import Traffic
 DEAR = 2.0  # cost of the whole trace, of the cheapest, beyond which single classes are not measured
 
 
-@dataclass(frozen=True)
+@frozen
 class Market:
     """Configurations and what they carry.
 

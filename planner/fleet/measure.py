@@ -6,11 +6,12 @@ over, copies that begin at other times are played together: the same requests in
 over before a queue can grow.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.play import serve, waits
@@ -25,7 +26,7 @@ MOST = 1024  # replicas
 COPIES = 16  # of requests that are too few for one replica, at most
 
 
-@dataclass(frozen=True)
+@frozen
 class Busy:
     """The most that some replicas carry.
 

@@ -1,11 +1,12 @@
 """A fleet plays a trace: what its requests waited, kind by kind of replica."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.fleet.arrays import Counts
 from kvsim.planner.fleet.configurations import Configuration
@@ -21,7 +22,7 @@ WITHIN_KIND = "least-loaded"  # how a request finds its replica among those of i
 WITH_PREFIXES = "prefix-aware"
 
 
-@dataclass(frozen=True)
+@frozen
 class Replicas:
     """Equal replicas that serve from one time to another, and what became of their requests.
 
@@ -50,7 +51,7 @@ class Replicas:
     tokens: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Played:
     """What a fleet did with a trace.
 

@@ -1,15 +1,14 @@
 """Fleets that were proved by simulation, and what a search found."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.fleet.arrays import Counts, Offers
 from kvsim.planner.fleet.play import Played
 
 
-@dataclass(frozen=True)
+@frozen
 class Proven:
     """A fleet that meets the targets in simulation.
 
@@ -33,7 +32,7 @@ class Proven:
         return np.asarray(self.running.max(axis=0))
 
 
-@dataclass(frozen=True)
+@frozen
 class Found:
     """The answer of a search.
 

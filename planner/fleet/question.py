@@ -1,7 +1,6 @@
 """What is asked of a capacity plan."""
 
-from dataclasses import dataclass
-
+from kvsim.frozen import frozen
 from kvsim.limits import ENGINE_SHARE
 from kvsim.planner.admit import Admission
 from kvsim.planner.fleet.arrays import FleetLimits, Schedule
@@ -13,7 +12,7 @@ from kvsim.planner.fleet.variants import Extras
 from kvsim.serving.rules import Rules
 
 
-@dataclass(frozen=True)
+@frozen
 class CapacityQuestion:
     """What is asked.
 

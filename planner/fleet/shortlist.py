@@ -5,11 +5,12 @@ What an estimate says is only good for leaving out what is much dearer than the 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from kvsim.errors import InfeasibleError, InputError
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.admit import Admission
@@ -30,7 +31,7 @@ WHOLE = 2  # deployments that are kept because a whole one is cheaper than one o
 DEAREST = 4.0  # cost of all requests, or of one class, of the cheapest, that is still looked at
 
 
-@dataclass(frozen=True)
+@frozen
 class Rentable:
     """A deployment that can be rented as one replica, with the prices of all of it. [USD/h, W]"""
 
@@ -41,7 +42,7 @@ class Rentable:
     power: float = np.inf
 
 
-@dataclass(frozen=True)
+@frozen
 class Rated:
     """A configuration with the closed estimate of what it carries.
 
@@ -68,7 +69,7 @@ class Rated:
         return float(self.cost.sum())
 
 
-@dataclass(frozen=True)
+@frozen
 class Terms:
     """What every configuration is rated for.
 

@@ -1,15 +1,16 @@
 """What a fleet's requests must meet, all alike or by the length of their prompts."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 
 
-@dataclass(frozen=True)
+@frozen
 class ClassTarget:
     """Targets of prompts above a length, in place of those of all requests.
 
@@ -26,7 +27,7 @@ class ClassTarget:
     tpot: float = np.inf
 
 
-@dataclass(frozen=True)
+@frozen
 class FleetTargets:
     """What a share of all requests must meet, and of each class of prompts.
 

@@ -1,10 +1,9 @@
 """Requests of a trace by class and by window of the day."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.classes import classes_of
 from kvsim.planner.fleet.arrays import Demand
@@ -20,7 +19,7 @@ RARE = 20  # requests; a class of fewer is part of its neighbour
 TURN = (5**0.5 - 1) / 2  # multiples of the golden ratio fill an interval most evenly
 
 
-@dataclass(frozen=True)
+@frozen
 class Traffic:
     """A trace whose requests have a class and a window.
 

@@ -4,10 +4,11 @@ A closed estimate knows neither, so both are simulated. They are tried where the
 prompts share a prefix: without that no cache is found again.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.planner.fleet.shortlist import Rated
 from kvsim.serving.pools import TwoPools
 from kvsim.serving.rules import NIC_RATE
@@ -19,7 +20,7 @@ APART = 2  # of the shortlist's best, with prefill and decode apart
 RATIOS = ((1, 1), (2, 1), (1, 2))  # engines that read prompts and engines that decode
 
 
-@dataclass(frozen=True)
+@frozen
 class Extras:
     """What replicas may use besides GPU memory.
 

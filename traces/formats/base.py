@@ -1,15 +1,16 @@
 """What a trace format is: which columns say when requests arrive and how long they are."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from kvsim.frozen import frozen
 
 TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "date": 1.0}  # seconds per unit
 
 Record = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@frozen
 class TraceFormat:
     """One public trace format; the reader follows it and nothing else.
 
@@ -56,7 +57,7 @@ class TraceFormat:
     conduct: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Layout:
     """A format's columns as one file has them; `arrival` is empty if it has none."""
 

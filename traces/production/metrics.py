@@ -7,12 +7,12 @@ the trace's arrivals are earlier by what it took, which the histograms do not te
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.traces import prefixes
 from kvsim.traces.requests import Floats, Integers, Requests
 
@@ -28,7 +28,7 @@ MOST_REQUESTS = 10**8
 TILTS = (0.02, 50.0)
 
 
-@dataclass(frozen=True)
+@frozen
 class EngineMetrics:
     """What an engine calls its metrics; histograms without ``_bucket``, counters by any name."""
 
@@ -54,7 +54,7 @@ Series = tuple[str, Mapping[str, str], Floats, Floats]
 """A name, its labels, times [s] and values."""
 
 
-@dataclass(frozen=True)
+@frozen
 class LengthHistogram:
     """Lengths of the requests that finished between two looks.
 

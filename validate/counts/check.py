@@ -1,12 +1,13 @@
 """The checks of ``kvsim validate``: a technique's tokens, and its counts beside the prediction."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from kvsim.errors import InputError, brief
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import Model
 from kvsim.techniques import parse
@@ -34,7 +35,7 @@ SLACK = 17  # more tokens than are generated: the longest draft, and one
 CACHES = 6  # a cache, its copies on both sides, prompt and buffers
 
 
-@dataclass(frozen=True)
+@frozen
 class RandomPrompts:
     """Random prompts of one length, and tokens to generate."""
 
@@ -51,7 +52,7 @@ class RandomPrompts:
         return prompts
 
 
-@dataclass(frozen=True)
+@frozen
 class CheckedTechnique:
     """One technique: its tokens beside those of full KV, and its counts beside the prediction."""
 
@@ -72,7 +73,7 @@ class CheckedTechnique:
         return (self.agrees or not self.must_agree) and self.comparison.holds
 
 
-@dataclass(frozen=True)
+@frozen
 class CannotRun:
     """A technique that the device's memory or its kernels do not allow, and the reason."""
 

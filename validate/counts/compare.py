@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from kvsim.engine.roofline import all_ops
+from kvsim.frozen import frozen
 from kvsim.graph import Channel, Number, Step, Tier
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point, phases, prefill_point
@@ -43,7 +44,7 @@ class CountedWork:
         return CountedWork(factor * self.flops, moved, factor * self.launches)
 
 
-@dataclass(frozen=True)
+@frozen
 class Line:
     """One op of one phase."""
 
@@ -72,7 +73,7 @@ class Line:
         return self.equal or (bool(self.reason) and self.same_flops)
 
 
-@dataclass(frozen=True)
+@frozen
 class Buffer:
     """Resident bytes of one buffer in one phase."""
 
@@ -118,7 +119,7 @@ def _same(a: float, b: float) -> bool:
     return abs(a - b) <= 1e-9 * max(abs(a), abs(b))
 
 
-@dataclass(frozen=True)
+@frozen
 class Comparison:
     """One technique on one workload."""
 

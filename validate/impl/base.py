@@ -36,12 +36,12 @@ tiers are noted by ``self.tally.copy`` in the pass that uses them.
 """
 
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
+from kvsim.frozen import frozen
 from kvsim.graph import Tier
 from kvsim.techniques.base import Technique
 from kvsim.validate.kernels.ranges import NUMBERS, ranges
@@ -58,7 +58,7 @@ Resident = dict[Tier, dict[str, list[Tensor]]]
 """Tensors by tier and by the buffer name that the technique's ``cache`` or ``once`` uses."""
 
 
-@dataclass(frozen=True)
+@frozen
 class SmallRun:
     """A run that a check does, and settings that suit its model."""
 

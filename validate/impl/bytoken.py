@@ -2,12 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from kvsim.frozen import frozen
 from kvsim.techniques.axes import Storage
 from kvsim.validate.impl.cells import (
     CacheRoom,
@@ -65,7 +65,7 @@ class Plain(Codec):
         return Coded.of(parts, 16, lambda parts: parts[0].float())
 
 
-@dataclass(frozen=True)
+@frozen
 class Coded(Store):
     """Rows that a function widens; kernels that unpack by themselves do not know them."""
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kvsim.frozen import frozen
 from kvsim.techniques.axes import Storage
 from kvsim.validate.kernels.attention import PartialAttention, View, attend
 from kvsim.validate.model.attention import Pass, Seen, visible
@@ -47,7 +48,7 @@ class Common:
         return found
 
 
-@dataclass(frozen=True)
+@frozen
 class CacheRoom:
     """Where a layer's tensors are made: for so many sequences and KV heads.
 
@@ -86,7 +87,7 @@ def on_the_gpu(
     return CacheRoom(sequences, heads, dim, dtype, device, rows)
 
 
-@dataclass(frozen=True)
+@frozen
 class Spot:
     """The slots of one pass: where new tokens go, and which slots its queries see.
 

@@ -1,17 +1,18 @@
 """Storages with packed rows behind rings of full-precision tokens."""
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 
+from kvsim.frozen import frozen
 from kvsim.validate.impl.cells import Cells, Spot, lengths_on, look_packed, shares
 from kvsim.validate.impl.sides import Side
 from kvsim.validate.kernels.attention import PartialAttention, View
 from kvsim.validate.model.attention import Seen
 
 
-@dataclass(frozen=True)
+@frozen
 class Fetched:
     """Tokens whose keys and values replace their packed ones."""
 

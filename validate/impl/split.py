@@ -5,11 +5,12 @@ rows, width), so that a range of tokens is one contiguous copy.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from kvsim.frozen import frozen
 from kvsim.techniques.axes import Storage
 from kvsim.validate.impl.cells import CacheRoom, Cells, Spot, Widths, on_the_gpu
 from kvsim.validate.model.attention import Seen
@@ -19,7 +20,7 @@ Made = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Makes room in host memory."""
 
 
-@dataclass(frozen=True)
+@frozen
 class CpuRows:
     """So many of a layer's rows that the CPU attends to, and what makes their cells."""
 
@@ -27,7 +28,7 @@ class CpuRows:
     cells: Callable[[Storage, CacheRoom, int, Silent], Cells]
 
 
-@dataclass(frozen=True)
+@frozen
 class BatchRows:
     """Some rows of a batch, and how a pass looks to them."""
 

@@ -1,12 +1,13 @@
 """Weights that live in host memory and visit the GPU layer by layer, piece by piece."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
+from kvsim.frozen import frozen
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import LayerWeights, Linear
 from kvsim.validate.tally import Silent
@@ -15,7 +16,7 @@ from kvsim.validate.transfer import Mark, Transfers
 NAMES = ("qkv", "out", "up", "down")
 
 
-@dataclass(frozen=True)
+@frozen
 class Joined(Linear):
     """A matrix whose first outputs come from what was streamed, the others from what stays."""
 

@@ -1,18 +1,17 @@
 """Numbers of tokens, plain or packed, in tables whose first axis are tokens."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from kvsim.engine.formats import Format
+from kvsim.frozen import frozen
 from kvsim.validate.impl.split import Made
 from kvsim.validate.kernels.quantise import quantise
 from kvsim.validate.kernels.stores import Store
 from kvsim.validate.tally import Marks
 
 
-@dataclass(frozen=True)
+@frozen
 class Tokenwise:
     """``width`` numbers per token; packed ones share scales in groups along the width.
 

@@ -1,18 +1,18 @@
 """Attention of a few new tokens over packed rows, a full-precision tail and fetched pairs."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from kvsim.frozen import frozen
 from kvsim.validate.kernels.stores import Store
 
 KERNEL_BITS = (1, 2, 4, 8)
 """Widths that the Triton kernel unpacks."""
 
 
-@dataclass(frozen=True)
+@frozen
 class View:
     """Keys and values of some cached tokens, as attention finds them.
 
@@ -40,7 +40,7 @@ class View:
         return unpacks(self.k) and unpacks(self.v)
 
 
-@dataclass(frozen=True)
+@frozen
 class PartialAttention:
     """Attention over some tokens: its output and the log of the sum of its exponentials."""
 

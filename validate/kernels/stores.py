@@ -1,18 +1,19 @@
 """Packed rows of keys or of values with what is needed to widen them again."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
+from kvsim.frozen import frozen
 from kvsim.validate.kernels.packing import unpack
 
 By = Literal["channel", "token"]
 """What has its own scale: each channel of a group of tokens, or each token's group of channels."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Store:
     """Packed rows, one per token, of every sequence and KV head.
 

@@ -1,12 +1,12 @@
 """Weights in four bits: symmetric groups along the inputs, two weights per byte."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from kvsim.frozen import frozen
 from kvsim.validate.kernels.packing import pack, unpack
 from kvsim.validate.kernels.quantise import nearest
 from kvsim.validate.kernels.ranges import ranges
@@ -17,7 +17,7 @@ TILE = 64  # rows that the kernels' tiles divide
 CUDA_TILES = 8  # tiles of 16 inputs that a thread of CUDA's kernel reads at once
 
 
-@dataclass(frozen=True)
+@frozen
 class Int4:
     """A weight matrix (outputs, inputs) as codes and fp16 scales.
 
@@ -44,7 +44,7 @@ class Int4:
         return (steps * scale).to(dtype)
 
 
-@dataclass(frozen=True)
+@frozen
 class Int4Matrix:
     """A packed weight matrix that hidden states are multiplied with, as the decoder's own are.
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from kvsim.frozen import frozen
 from kvsim.graph import Op
 from kvsim.validate.micro.place import Bench, Call, Work
 from kvsim.validate.model.attention import Seen, attend
@@ -18,7 +18,7 @@ HEADS = ((9, 3, 64), (32, 32, 128), (32, 8, 128))
 NUMBER = 2  # [B]
 
 
-@dataclass(frozen=True)
+@frozen
 class Shape:
     """New tokens of some sequences, and the tokens they attend to, themselves included."""
 

@@ -5,13 +5,14 @@ it really took corrects them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import ceil
 from time import perf_counter
 
 import torch
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.validate.micro.place import MOST_TURNS, Bench, Work
 from kvsim.validate.micro.timing import FEWEST, GROUP
 
@@ -27,7 +28,7 @@ PROBED = 2**25  # bytes that rough rates are taken from
 Suite = Mapping[str, Sequence[Work]]
 
 
-@dataclass(frozen=True)
+@frozen
 class Speed:
     """Rough rates of a place."""
 
@@ -61,7 +62,7 @@ def _wait(place: Bench) -> None:
         torch.cuda.synchronize(place.device)
 
 
-@dataclass(frozen=True)
+@frozen
 class Cost:
     """Seconds of a work, given rough rates."""
 
@@ -79,7 +80,7 @@ class Cost:
         return SETUP + made / self.speed.fill + (sets + 2) * once + FEWEST * max(GROUP, once)
 
 
-@dataclass(frozen=True)
+@frozen
 class Budgeted:
     """What a suite measures, and what it leaves out."""
 

@@ -5,13 +5,13 @@ import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from kvsim.errors import InputError
 from kvsim.files import system_text
+from kvsim.frozen import frozen
 from kvsim.validate.machine import free_memory
 from kvsim.validate.micro.clocks import FIELDS, Since, watched
 from kvsim.validate.micro.place import Bench
@@ -36,7 +36,7 @@ HBM_CARDS = r"HBM|\b(P100|V100|A30|A100|A800|H20|H100|H200|H800|GH200|B100|B200|
 LOOKED_AT = 0.5  # how long a card is kept busy while its driver is asked [s]
 
 
-@dataclass(frozen=True)
+@frozen
 class Device:
     """One device as its driver describes it."""
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cache
 from math import ceil
 from typing import TypeVar
@@ -10,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kvsim.frozen import frozen
 from kvsim.graph import Op
 from kvsim.validate.tally import size
 
@@ -22,7 +22,7 @@ MANY = 1e14  # what a GPU may compute for one timing, some tenths of a second [F
 FEW = 3e10  # the same for a core of a CPU [FLOP]
 
 
-@dataclass(frozen=True)
+@frozen
 class Work:
     """One op of known FLOPs and bytes.
 
@@ -36,7 +36,7 @@ class Work:
     clock: str = "device"  # "host": the host's part alone; "lanes": threads or streams beside too
 
 
-@dataclass(frozen=True)
+@frozen
 class Bench:
     """A device, and how much of it benchmarks may use.
 

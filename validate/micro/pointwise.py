@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
+from kvsim.frozen import frozen
 from kvsim.graph import Op
 from kvsim.validate.micro.place import Bench, Call, Work
 from kvsim.validate.model.rope import rotate
@@ -19,7 +19,7 @@ LAYERS = ((576, 9, 3, 64, 1536), (4096, 32, 8, 128, 14336))
 """Hidden, heads, KV heads, head dim and FFN width of SmolLM2-135M and Llama-3-8B."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Inputs:
     x: Tensor
     q: Tensor

@@ -1,10 +1,11 @@
 """What running a decoder needs to know beyond its shape: positions, norms and activation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kvsim.errors import InputError, unknown
+from kvsim.frozen import frozen
 from kvsim.models.configs import compress, from_config, read_config
 from kvsim.models.fields import shown
 from kvsim.models.model import LayerShape, Model
@@ -15,7 +16,7 @@ ACTIVATIONS = ("silu", "relu", "gelu")
 POSITION_OFFSET = 2  # OPT leaves the first rows of its table of positions unused
 
 
-@dataclass(frozen=True)
+@frozen
 class Architecture:
     """A model with the numbers its arithmetic needs."""
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
@@ -13,13 +12,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils._python_dispatch import _disable_current_modes
 
+from kvsim.frozen import frozen
 from kvsim.models.model import Model
 from kvsim.validate.kernels.blockwise import products, weighted
 from kvsim.validate.kernels.ranges import ranges
 from kvsim.validate.tally import Kind, Marks
 
 
-@dataclass(frozen=True)
+@frozen
 class Pass:
     """One forward pass over some sequences, or a chunk of a prompt, as layers see it.
 

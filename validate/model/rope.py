@@ -1,7 +1,6 @@
 """Rotary positions, with the ways of stretching them that Llama-family checkpoints use."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import log, pi
 from typing import Any
 
@@ -9,12 +8,13 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError, unknown
+from kvsim.frozen import frozen
 from kvsim.models.fields import shown
 
 KINDS = ("default", "linear", "llama3", "yarn")
 
 
-@dataclass(frozen=True)
+@frozen
 class Rope:
     """Rotation of queries and keys by their positions.
 

@@ -1,18 +1,18 @@
 """Text to tokens, by the tokeniser that a checkpoint comes with."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvsim.errors import InputError, brief
 from kvsim.files import check_input
 from kvsim.files.kinds import TOKENIZER
+from kvsim.frozen import frozen
 from kvsim.validate.model.checkpoint import Safetensors
 from kvsim.validate.model.ggufs import Gguf
 from kvsim.validate.model.weights import TensorSource
 
 
-@dataclass(frozen=True)
+@frozen
 class Tokeniser:
     """A checkpoint's tokeniser, and what it starts every text with, if anything."""
 

@@ -1,7 +1,6 @@
 """Weights of a decoder, and how a checkpoint's tensors are checked and joined."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -9,6 +8,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.models.model import Model
 from kvsim.validate.model.architecture import Architecture
 
@@ -27,7 +27,7 @@ class Matrix(Protocol):
         """Everything it keeps in memory and reads in a product."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Linear:
     """A plain matrix with its bias, if any."""
 
@@ -48,7 +48,7 @@ class Linear:
         return Linear(self.weight[part], None if self.bias is None else self.bias[part])
 
 
-@dataclass(frozen=True)
+@frozen
 class Norm:
     """RMSNorm, or LayerNorm where it has a bias."""
 
@@ -67,7 +67,7 @@ class Norm:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
-@dataclass(frozen=True)
+@frozen
 class LayerWeights:
     """One decoder layer; queries, keys and values are one matrix, and so are gate and up."""
 
@@ -88,7 +88,7 @@ class LayerWeights:
             yield from norm.tensors() if norm else ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Weights:
     """The weights of a whole decoder."""
 
@@ -110,7 +110,7 @@ class Weights:
             yield from self.head.tensors()
 
 
-@dataclass(frozen=True)
+@frozen
 class Names:
     """What a family calls its tensors."""
 

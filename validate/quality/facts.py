@@ -6,12 +6,12 @@ a question about one sentence far back does.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 
 from torch import Tensor
 
+from kvsim.frozen import frozen
 from kvsim.techniques.base import Technique
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.quality.forced import Forced
@@ -27,7 +27,7 @@ DIGITS = 5
 DRAWS = 8  # numbers tried per place until the tokens are as many as the others'
 
 
-@dataclass(frozen=True)
+@frozen
 class PlantedFacts:
     """Windows of a text with facts in them, and the questions behind.
 
@@ -90,7 +90,7 @@ def plant(
     return PlantedFacts(prompts, behind, answers)
 
 
-@dataclass(frozen=True)
+@frozen
 class _Fact:
     """One sentence in tokens, and the part of it that asks."""
 

@@ -1,10 +1,9 @@
 """What is read of a text and measured of which techniques, and what is refused before."""
 
-from dataclasses import dataclass
-
 import torch
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import Model
 from kvsim.techniques import parse
@@ -23,7 +22,7 @@ LEAST = 16  # scored tokens, or too few are written for a round of every gamma
 CACHES = 6  # a cache, its copies on both sides, prompt and buffers
 
 
-@dataclass(frozen=True)
+@frozen
 class Reading:
     """How a text is read: windows of ``prompt`` tokens, and as many scored tokens behind each."""
 
@@ -50,7 +49,7 @@ class Reading:
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class Settings:
     """What is measured of which techniques."""
 

@@ -3,7 +3,6 @@
 import re
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,11 +11,12 @@ from kvsim.errors import InputError
 from kvsim.files import read_bytes, shown
 from kvsim.files.kinds import TEXT
 from kvsim.files.reading import decoded
+from kvsim.frozen import frozen
 
 MARKUP = (".html", ".htm", ".xhtml")
 
 
-@dataclass(frozen=True)
+@frozen
 class Text:
     """A text, and where it is from with a checksum."""
 

@@ -6,7 +6,6 @@ by its arithmetic, whatever the bytes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 from statistics import median
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.validate.kernels import language
 from kvsim.validate.micro import lowbit, quantise, rows, topk
 from kvsim.validate.micro.place import Bench, Work
@@ -44,7 +44,7 @@ LOOPS: Mapping[str, tuple[Callable[[tuple[int, ...]], int], Callable[[Numbers], 
 """Which loop of a kernel does its work, and how often it turns in one program."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Launched:
     """One launch of a kernel: its programs, and everything that it was given."""
 

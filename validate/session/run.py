@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import monotonic
 
+from kvsim.frozen import frozen
 from kvsim.validate.session.state import GIVEN_UP, SessionState
 
 RESERVE = 2.0  # for ending a unit and saying what is left [s]
@@ -21,7 +21,7 @@ DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
+@frozen
 class Unit:
     """A piece of work; its process writes the result itself before it ends well."""
 
@@ -33,7 +33,7 @@ class Unit:
     goes_on: bool = False  # keeps what it has when it is ended, and takes up from there
 
 
-@dataclass(frozen=True)
+@frozen
 class Left:
     """A unit that is not done, and why."""
 

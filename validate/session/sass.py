@@ -2,18 +2,19 @@
 
 import re
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import triton
 
+from kvsim.frozen import frozen
+
 ADDRESS = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?);", re.MULTILINE)
 JUMP = re.compile(r"\bBRA\b.*?\b(0x[0-9a-f]+)")
 
 
-@dataclass(frozen=True)
+@frozen
 class Code:
     """What a kernel takes."""
 

@@ -6,16 +6,16 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 
 GIVEN_UP = 2  # times that a unit may fail before it is left alone
 
 
-@dataclass(frozen=True)
+@frozen
 class SessionState:
     """A folder of results of one kind of device."""
 

@@ -1,17 +1,17 @@
 """What a technique took at a point of the grid, beside its prediction."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from kvsim.engine.spans import OpSpan, beside
+from kvsim.frozen import frozen
 from kvsim.techniques.base import Technique
 
 ISSUED = "they were issued kernel by kernel"
 
 
-@dataclass(frozen=True)
+@frozen
 class Measured:
     """One quantity of one technique at one point, beside its prediction."""
 
@@ -33,7 +33,7 @@ class Measured:
         return self.predicted / self.measured - 1
 
 
-@dataclass(frozen=True)
+@frozen
 class Round:
     """Ops and copies of one decoding round."""
 
@@ -45,7 +45,7 @@ class Round:
         return beside(self.spans)
 
 
-@dataclass(frozen=True)
+@frozen
 class Compared:
     """One technique at one point."""
 
@@ -69,7 +69,7 @@ class Compared:
         return next((m for m in self.whole if m.name == name), None)
 
 
-@dataclass(frozen=True)
+@frozen
 class SkippedPoint:
     """A technique that could not run at a point: its settings, the device's memory or kernels."""
 

@@ -5,7 +5,6 @@ those of ``kvsim.validate.micro.techniques``.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ import torch
 from kvsim.engine.roofline import seconds
 from kvsim.engine.spans import spans
 from kvsim.errors import InputError, brief
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware, Stack
 from kvsim.prediction.generate import Prediction
@@ -47,7 +47,7 @@ REPEATS = 5
 CPU_REPEATS = 3  # a run takes seconds there
 
 
-@dataclass(frozen=True)
+@frozen
 class Grid:
     """The points of a validation."""
 

@@ -6,13 +6,13 @@ is that of the work they dispatch, in place of the mean over a generation.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
 from kvsim.engine.roofline import seconds
 from kvsim.engine.timeline import steady
+from kvsim.frozen import frozen
 from kvsim.graph import Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point
@@ -21,7 +21,7 @@ from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.run import Generation
 
 
-@dataclass(frozen=True)
+@frozen
 class Replay:
     """What one replayed round does."""
 

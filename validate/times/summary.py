@@ -1,14 +1,14 @@
 """How far predictions are from real runs, and whether they put techniques in the right order."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.validate.times.compared import Compared, Measured
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Summary:
     """How far predictions are from measurements, end to end."""
 

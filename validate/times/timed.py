@@ -2,13 +2,14 @@
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from kvsim.frozen import frozen
 from kvsim.techniques.base import Technique
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.counts.compare import as_run
@@ -24,7 +25,7 @@ from kvsim.validate.times.replays import Replay
 SHORT = "no branch came up twice in so few rounds"
 
 
-@dataclass(frozen=True)
+@frozen
 class Timing:
     """What one run took, and what it kept."""
 
@@ -114,7 +115,7 @@ def run_by_op(decoder: Decoder, technique: Technique, work: RandomPrompts) -> Ti
     return run_timed(decoder, technique, work, by_op=True, busy=issuing(run))
 
 
-@dataclass(frozen=True)
+@frozen
 class Counted:
     """What one run moved and held."""
 

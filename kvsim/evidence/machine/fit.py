@@ -5,7 +5,7 @@ frees the few numbers that its benchmark is about. What the data cannot tell is 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import hypot
 
 import numpy as np
@@ -15,13 +15,14 @@ from kvsim.evidence.leastsquares import BLIND, Parameter, fit_ratio
 from kvsim.evidence.machine.predicted import predicted
 from kvsim.evidence.machine.samples import Sample
 from kvsim.evidence.machine.solve import REST, SAMPLING, SURE, TECHNIQUES, Known, Solver
+from kvsim.frozen import frozen
 
 REQUIRED = frozenset({"fp16", "fp32"})  # formats that no profile is without
 PAIRS = {"attention": "attention", "prompt": "attention", "lowbit": "lowbit"}
 """Kernel classes of attention, and the benchmarks that hold their kernels."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Calibration:
     """What samples say about a machine (keys of its file) and its software."""
 

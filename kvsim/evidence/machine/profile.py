@@ -1,19 +1,18 @@
 """A calibration as two files: the machine, and kvsim's own software on it."""
 
-from dataclasses import dataclass
-
 from kvsim.evidence.leastsquares import BLIND
 from kvsim.evidence.machine.fit import Calibration
 from kvsim.evidence.machine.solve import Known
 from kvsim.evidence.stackfile import numbers_text
 from kvsim.files import toml_lines
+from kvsim.frozen import frozen
 
 BASE = "kvsim"  # the stack that a calibrated one extends
 LINKS = ("hbm", "dram", "h2d", "d2h", "link")
 UNSEEN = "held-out error not measured yet; kvsim validate --gpu with this profile measures it"
 
 
-@dataclass(frozen=True)
+@frozen
 class Machine:
     """What a profile says of a machine besides its rates."""
 

@@ -17,6 +17,7 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.files import append, cut_off, own_output, read_bytes, replace_text
 from kvsim.files.kinds import SAMPLES
+from kvsim.frozen import frozen
 from kvsim.graph import Op
 
 FORMAT = 1
@@ -25,7 +26,7 @@ Case = Mapping[str, object]
 NONE: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
+@frozen
 class Sample:
     """One op, timed several times."""
 

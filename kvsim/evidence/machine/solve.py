@@ -1,7 +1,7 @@
 """A few numbers of a machine and its software found from the samples of a benchmark."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import hypot
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from kvsim.evidence.leastsquares import BLIND, FAR_OFF, Parameter, fit_ratio
 from kvsim.evidence.machine.predicted import predicted, with_rates
 from kvsim.evidence.machine.samples import Sample
+from kvsim.frozen import frozen
 from kvsim.graph import Array, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import KERNELS, Hardware, Kernel, Link, Stack
@@ -35,7 +36,7 @@ RANGES = {
 """What a number may be, by the end of its key; wide, as it is searched by its logarithm."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Known:
     """A number, and how well the samples tell it."""
 

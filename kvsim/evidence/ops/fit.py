@@ -1,7 +1,7 @@
 """Numbers of a stack fitted to measured operators, kernel class by kernel class."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from zlib import crc32
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio, robust_loss
 from kvsim.evidence.ops.rows import OpRows, OpTable
 from kvsim.evidence.ops.shapes import predicted
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.hardware import Hardware, Stack
 from kvsim.machines.profiles import with_numbers
@@ -60,7 +61,7 @@ WHY = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@frozen
 class ClassFit:
     """One kernel class fitted to its rows."""
 

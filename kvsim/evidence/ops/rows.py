@@ -6,7 +6,6 @@ be used is counted under the reason, never fitted.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.files import read_records
 from kvsim.files.kinds import TABLE
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.hardware import Hardware
 
@@ -45,7 +45,7 @@ Group = dict[tuple[float, ...], tuple[float, str, str]]
 """Rows of one kind by shape: what each took [s], where it stands, and its version."""
 
 
-@dataclass(frozen=True)
+@frozen
 class OpRows:
     """Rows of one kind of op in one number format, one element per row."""
 
@@ -65,7 +65,7 @@ class OpRows:
         return OpRows(self.kind, self.dtype, shape, self.took[chosen], lines)
 
 
-@dataclass(frozen=True)
+@frozen
 class OpTable:
     """What files hold of one engine on one device."""
 

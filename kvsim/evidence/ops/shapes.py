@@ -5,7 +5,6 @@ states the op of all rows.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -15,6 +14,7 @@ from kvsim.engine.formats import Format
 from kvsim.engine.roofline import seconds
 from kvsim.engine.sums import all_reduce
 from kvsim.evidence.ops.rows import LATENT, OpRows
+from kvsim.frozen import frozen
 from kvsim.graph import Array, Number, Op, Point
 from kvsim.machines.deployment import WEIGHTS, Deployment
 from kvsim.machines.hardware import Hardware, Stack
@@ -24,7 +24,7 @@ KV_RANK, ROPE_DIM, VALUE_DIM = 512.0, 64.0, 128.0  # DeepSeek-V2 and V3
 CACHES = {"fp16": Format(), "fp8": Format(8)}
 
 
-@dataclass(frozen=True)
+@frozen
 class ShapeTable:
     """What formulas ask of a model, as arrays over the rows of a table."""
 
