@@ -1,11 +1,12 @@
 """Random mixes of placements, and how their lower bounds compare with their replay."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 from scipy.optimize import nnls
 
+from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.mixes import Arrangement, Use, orders
 from kvsim.planner.placement import Coefficients
@@ -15,7 +16,7 @@ from kvsim.planner.solving import lower_bound, proved, solver
 from kvsim.planner.tangents import tangent
 
 
-@dataclass(frozen=True)
+@frozen
 class Shuffled(Arrangement):
     """The layers of each shape in an order of chance."""
 

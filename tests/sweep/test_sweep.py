@@ -38,11 +38,10 @@ batch = [1, 8, 24]
 context = { from = 128, to = 8192, count = 4, spacing = "log" }
 """
 OWN = '''
-from dataclasses import dataclass
 from typing import ClassVar
 from kvsim.techniques.full import Full
 
-@dataclass(frozen=True)
+@frozen
 class Mine(Full):
     """My own."""
     name: ClassVar[str] = "mine"

@@ -1,6 +1,6 @@
 """Settings at which one technique must turn into another, exactly."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ import pytest
 from kvsim.engine import attention
 from kvsim.engine import ops as blocks
 from kvsim.engine.formats import Format
+from kvsim.frozen import frozen
 from kvsim.graph import Number, Op, Point
 from kvsim.models.model import LayerShape
 from kvsim.prediction.generate import round_seconds
@@ -74,7 +75,7 @@ def test_kcache_that_fetches_nothing_is_full_and_its_selection(
     assert_same_memory(kcache, full, d, p, but="value buffers")
 
 
-@dataclass(frozen=True)
+@frozen
 class LateKivi(Kivi):
     """KIVI that packs after attention, as SpeCache's algorithm 3 does; KIVI packs before."""
 
@@ -103,7 +104,7 @@ def test_specache_without_pairs_is_kivi_at_two_new_tokens(
     assert_same_memory(specache, kivi, d, one, but="new tokens")
 
 
-@dataclass(frozen=True)
+@frozen
 class Int8Cache(Storage):
     """An 8-bit cache in groups of 128, packed in halves of 256 tokens."""
 
