@@ -21,7 +21,7 @@ from kvsim.models.model import LayerShape
 from kvsim.techniques.acting import left_alone, unborrowed, unspread
 from kvsim.techniques.axes import Drafting
 from kvsim.techniques.layers import LayerPass, Parts
-from kvsim.techniques.layout import Layout, laid_out
+from kvsim.techniques.layout import Layout, counted, laid_out
 from kvsim.techniques.ranges import Layers, parts_by_range, parts_of, scalar_rows, uncovered
 from kvsim.techniques.residency import resident
 from kvsim.techniques.steps import forward, joined, mixing, part_of
@@ -268,10 +268,8 @@ class Technique:
 
     def resident(self, deployment: Deployment, point: Point) -> Buffers:
         """Bytes that one GPU and its share of the host hold during this pass. [B]"""
-        return merge(
-            resident(deployment, point, self.layout(deployment)),
-            self.drafting.beside(deployment, point),
-        )
+        layers = self.once(deployment, "counted", lambda: counted(self.layout(deployment)))
+        return merge(resident(deployment, point, layers), self.drafting.beside(deployment, point))
 
     def layout(self, deployment: Deployment) -> Layout:
         """Blocks of layers with how often each repeats, and what they do."""

@@ -9,7 +9,7 @@ from kvsim.models.configs import load_model
 from kvsim.techniques.axes import Drafting, Placement, Selection, Storage
 from kvsim.techniques.heads import Rounds
 from kvsim.techniques.layers import Parts
-from kvsim.techniques.layout import laid_out
+from kvsim.techniques.layout import counted, laid_out
 from kvsim.techniques.residency import resident
 from kvsim.techniques.settings import param
 from kvsim.techniques.steps import forward
@@ -73,7 +73,7 @@ class Draft(Rounds):
         longer = replace(
             point, context=point.context + drafts, max_length=point.max_length + drafts
         )
-        held = resident(own, longer, laid_out(own, [(0, None)], [_full()]))["gpu"]
+        held = resident(own, longer, counted(laid_out(own, [(0, None)], [_full()])))["gpu"]
         names = {"weights": "draft weights", "embedding": "draft embedding", "kv": "draft kv"}
         return {"gpu": {to: held[name] for name, to in names.items()}}
 

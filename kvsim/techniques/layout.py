@@ -13,6 +13,8 @@ from kvsim.techniques.layers import Parts
 Shapes = tuple[LayerShape, ...]
 Layout = list[tuple[Shapes, int, Parts]]
 """Blocks of layers, how often each repeats, and what its layers do."""
+Counted = list[tuple[LayerShape, int, Parts]]
+"""Shapes of layers, how many there are, and what they do."""
 
 
 def laid_out(
@@ -27,6 +29,16 @@ def laid_out(
         before, rest = split_layout(rest, following - first)
         found += [(*block, own) for block in before]
     return found
+
+
+def counted(layout: Layout) -> Counted:
+    """How many layers of each shape do the same."""
+    found: dict[tuple[int, LayerShape], tuple[int, Parts]] = {}
+    for shapes, count, parts in layout:
+        for shape in shapes:
+            others, _ = found.get((id(parts), shape), (0, parts))
+            found[id(parts), shape] = others + count, parts
+    return [(shape, *some) for (_, shape), some in found.items()]
 
 
 def _segments(

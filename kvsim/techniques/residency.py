@@ -16,31 +16,26 @@ from kvsim.engine.buffers import (
 from kvsim.graph import Buffers, Number, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
-from kvsim.techniques.layers import LayerPass, Parts
-from kvsim.techniques.layout import Layout
+from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.layout import Counted
 from kvsim.techniques.steps import part_of
 
 
-def resident(deployment: Deployment, point: Point, layout: Layout) -> Buffers:
+def resident(deployment: Deployment, point: Point, layers: Counted) -> Buffers:
     """Bytes that one GPU and its share of the host hold during a pass. [B]"""
     if deployment.dp > 1:  # every rank has sequences of its own
         point = replace(point, batch=point.batch / deployment.dp)
-    packed = any(parts.storage.stored.packs for *_, parts in layout)
-    widest_part = min((parts for *_, parts in layout), key=lambda some: some.placement.tiles)
+    several = list({id(parts): parts for *_, parts in layers}.values())
+    packed = any(parts.storage.stored.packs for parts in several)
+    widest_part = min(several, key=lambda some: some.placement.tiles)
     own, scratch, in_turn = [], [], []
-    shapes = [s for block, _ in deployment.shard.layout for s in block if s.keeps]
-    widest = max(shapes, key=lambda s: s.window or np.inf)
-    for parts in {id(parts): parts for *_, parts in layout}.values():
+    widest = max((s for s, *_ in layers if s.keeps), key=lambda s: s.window or np.inf)
+    for parts in several:
         at = LayerPass(deployment, part_of(point, parts), widest, parts)
         in_turn += [piece.once(at) for piece in at.pieces]
         scratch.append(_scratch(at.alone()))
-    alike: dict[tuple[int, LayerShape], tuple[Parts, int]] = {}  # layers that do the same
-    for some, count, parts in layout:
-        for shape in some:
-            _, others = alike.get((id(parts), shape), (parts, 0))
-            alike[id(parts), shape] = parts, others + count
     weights: dict[LayerShape, float] = {}  # whatever the window
-    for (_, shape), (parts, count) in alike.items():
+    for shape, count, parts in layers:
         at = LayerPass(deployment, point, shape, parts, part_of(point, parts))
         if (around := shape.around) not in weights:
             weights[around] = layer_weights(deployment, around)

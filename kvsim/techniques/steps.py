@@ -25,10 +25,11 @@ def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:
     made: dict[tuple[int, LayerShape], tuple[Op, ...]] = {}  # layers that do the same are the same
     for shapes, count, parts in layout:
         tiles, part = parts.placement.tiles, part_of(point, parts)
+        built: dict[LayerShape, tuple[Op, ...]] = {}
         for s in dict.fromkeys(shapes):
             if (id(parts), s) not in made:
                 made[id(parts), s] = layer_ops(LayerPass(deployment, part, s, parts), known)
-        built = {s: made[id(parts), s] for s in dict.fromkeys(shapes)}
+            built[s] = made[id(parts), s]
         if len(built) == 1:
             shapes, count = shapes[:1], count * len(shapes) * tiles
         else:
