@@ -79,8 +79,7 @@ def evaluate(
     settings = technique.rows()
     shape = (len(settings), batch.size)
     measured = {
-        name: np.array(np.broadcast_to(values, shape)).ravel()
-        for name, values in measures(prediction).items()
+        name: (np.zeros(shape) + values).ravel() for name, values in measures(prediction).items()
     }
     known = [admission.evidence(s, deployment, workload.length) for s in settings]
     admitted = {

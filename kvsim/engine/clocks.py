@@ -16,6 +16,7 @@ class State:
 
     streams: dict[str, Number]
     host: Number = 0.0
+    late: bool = False  # whether the host may be behind the GPU's clock
     ends: list[dict[str, Number]] = field(default_factory=lambda: [{}, {}, {}])  # newest last
     issued: dict[str, Number] = field(default_factory=dict)  # ends of early ops not yet used
     loads: dict[str, list[dict[str, Number]]] = field(default_factory=dict)
@@ -40,9 +41,9 @@ class State:
 
     def loaded(self, names: Iterable[str], lagged: set[str]) -> None:
         """A layer with these early ops has been played."""
-        ends = {k: v for k, v in self.ends[-1].items() if k in lagged}
         for name in names:
-            self.loads[name] = [*self.loads.get(name, [])[-1:], dict(ends)]
+            ends = {k: v for k, v in self.ends[-1].items() if k in lagged}
+            self.loads[name] = [*self.loads.get(name, [])[-1:], ends]
 
     def shift(self, by: Number, host: Number, lagged: set[str]) -> None:
         """Move every clock that a later layer may ask for into the future."""

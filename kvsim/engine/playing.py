@@ -11,7 +11,6 @@ from there on max-plus systems repeat that shift, so the remaining repetitions a
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.engine.clocks import TOLERANCE, History, State
 from kvsim.engine.prepared import PreparedStep
@@ -144,7 +143,7 @@ class Timeline(PreparedStep):
         if self.d.stack.offload.tile_sync:
             done = latest(state.streams.values()) + self.d.stack.offload.tile
             state.streams = dict.fromkeys(state.streams, done)
-            state.host = done + self.d.stack.time.sync
+            state.host, state.late = done + self.d.stack.time.sync, True
 
     def _issue_early(
         self, state: State, name: str, now: int | None, past: dict[str, History]
@@ -182,35 +181,37 @@ class Timeline(PreparedStep):
         self, state: State, timed: Timed, ends: dict[str, Number], waits: Sequence[Number]
     ) -> None:
         """Play one op. Where it has no work it is not launched: it neither waits nor delays."""
-        op, active, stack = timed.op, timed.active, self.d.stack
-        ends[op.name] = state.streams["gpu"]
+        op, active, stack, streams = timed.op, timed.active, self.d.stack, state.streams
+        idle = streams["gpu"]
         if active is False:
+            ends[op.name] = idle
             return
-        start = free = state.streams[op.stream]
+        start = free = streams[op.stream]
         for wait in waits:
             start = np.maximum(start, wait)
         if self.hosted and op.stream == "gpu":
             if self.issuing:
                 start = np.maximum(start, state.host + timed.lead)
                 state.host = state.host + timed.host * active
-            else:  # it is late only where it waited for the end of an op
+            elif state.late:  # where it waited for the end of an op, until the GPU has caught up
                 start = np.maximum(start, state.host)
+                state.late = active is not True
         running = timed.duration
         if op.kernel == "relay" and stack.offload.overlap < 1:
-            begin = np.maximum(start, state.streams["gpu"])
+            begin = np.maximum(start, idle)
             start = begin + (1 - stack.offload.overlap) * running
-            state.streams["gpu"] = _where(active, start, state.streams["gpu"])
+            streams["gpu"] = start if active is True else np.where(active, start, idle)
             running = stack.offload.overlap * running
         end = start + running
-        ends[op.name] = _where(active, end, ends[op.name])
-        state.streams[op.stream] = _where(active, end, free)
+        if active is True:  # without an array pass where all elements agree
+            ends[op.name] = streams[op.stream] = end
+        else:
+            ends[op.name] = np.where(active, end, idle)
+            streams[op.stream] = np.where(active, end, free)
         if op.sync:
-            state.host = _where(active, np.maximum(state.host, end) + stack.time.sync, state.host)
-
-
-def _where(active: NDArray[np.bool] | bool, yes: Number, no: Number) -> Number:
-    """Choose by element, without an array pass where all elements agree."""
-    return yes if active is True else np.where(active, yes, no)
+            known = np.maximum(state.host, end) + stack.time.sync
+            state.host = known if active is True else np.where(active, known, state.host)
+            state.late = True
 
 
 def _as_far(now: Number, before: Number, shift: Number) -> bool:

@@ -1,6 +1,7 @@
 """What the layers of a model may be: attention with a cache, to another's cache, or a state."""
 
 from dataclasses import replace
+from functools import cached_property
 from math import ceil
 from typing import Literal
 
@@ -43,10 +44,10 @@ class LayerShape:
         """Whether the layer has a cache of its own, on which techniques act."""
         return self.mixer == "attention"
 
-    @property
+    @cached_property
     def around(self) -> "LayerShape":
         """The same without its window, which attention alone sees."""
-        return self if self.window is None else replace(self, window=None)
+        return replace(self, window=None)
 
 
 @frozen

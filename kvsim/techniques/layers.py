@@ -1,7 +1,6 @@
 """One pass through one layer: what every axis is asked about, and what several of them share."""
 
 from dataclasses import field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,10 +61,11 @@ class LayerPass:
     part: Point | None = None  # of one part of the batch, where p is of the whole
     known: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # found so far
 
-    @cached_property
+    @property
     def selection(self) -> "Selection":
         """Which tokens stay and are read, budgets in tokens."""
-        return self.parts.selection.for_prompt(self.p.prompt)
+        own = self.parts.selection
+        return own.for_prompt(self.p.prompt) if own.shares else own
 
     @property
     def storage(self) -> "Storage":
@@ -77,10 +77,11 @@ class LayerPass:
         """The part that says where the cached tokens live."""
         return self.parts.placement
 
-    @cached_property
+    @property
     def drafting(self) -> "Drafting":
         """The part that says who drafts, and how many tokens."""
-        return self.parts.drafting.for_prompt(self.p.prompt)
+        own = self.parts.drafting
+        return own.for_prompt(self.p.prompt) if own.shares else own
 
     @property
     def pieces(self) -> "tuple[Part, ...]":
@@ -92,10 +93,13 @@ class LayerPass:
         """Tokens per sequence that the layer would keep without selection. [tokens]"""
         return attention.cached(self.d, self.p, self.shape)
 
-    @cached_property
+    @property
     def kept(self) -> Number:
         """Tokens per sequence that it keeps after the pass. [tokens]"""
-        return self.selection.kept(self)
+        if "kept" not in self.known:
+            self.known["kept"] = self.selection.kept(self)
+        found: Number = self.known["kept"]
+        return found
 
     @property
     def of_prompt(self) -> Number:
@@ -115,7 +119,7 @@ class LayerPass:
 
     def alone(self) -> "LayerPass":
         """The same of a layer without a window."""
-        return replace(self, shape=LayerShape(), known={})
+        return LayerPass(self.d, self.p, LayerShape(), self.parts, self.part)
 
     def then(self, point: Point) -> "LayerPass":
         """The same layer in another pass."""

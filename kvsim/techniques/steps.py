@@ -51,8 +51,8 @@ def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:
 
 def _leaves_to_cpu(parts: Parts, point: Point) -> bool:
     """Whether the CPU still attends for the last part of the batch when a layer has been issued."""
-    cpu = np.any(parts.placement.on_cpu)
-    return bool(cpu) and not point.prefill and parts.placement.tiles > 1
+    place = parts.placement
+    return not point.prefill and place.tiles > 1 and bool(np.any(place.on_cpu))
 
 
 def layer_ops(at: LayerPass, known: Known | None = None) -> tuple[Op, ...]:
