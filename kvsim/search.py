@@ -61,15 +61,15 @@ def last_within(excess: Callable[[Array], Number], low: Array, high: Array) -> A
     trial = high - (high - middle) * np.clip(above / slope, 0.0, 2.0)
     steps = NEIGHBOURS.reshape(-1, *(1 for _ in shape))
     for probe in range(MOST_PROBES):
-        if not (high - low > 1).any():
-            break
         around = np.clip(np.floor(trial) + steps, low, np.maximum(high - 1, low))
         values = np.broadcast_to(excess(around), around.shape)
-        within = np.count_nonzero(values <= 0, axis=0)[None]
-        places = np.concatenate([low[None], around, high[None]])
+        within = np.count_nonzero(values <= 0, axis=0)
+        ends = np.stack([within, within + 1])
+        low, high = np.take_along_axis(np.concatenate([low[None], around, high[None]]), ends, 0)
+        if not (high - low > 1).any():
+            break
         values = np.concatenate([below[None], values, above[None]])
-        low, high = (np.take_along_axis(places, within + end, 0)[0] for end in (0, 1))
-        below, above = (np.take_along_axis(values, within + end, 0)[0] for end in (0, 1))
+        below, above = np.take_along_axis(values, ends, 0)
         slope = np.where(above > below, above - below, 1.0)
         secant = low + (high - low) * np.clip(-below / slope, 0.0, 1.0)
         trial = (low + high) / 2 if probe % 3 == 1 else secant

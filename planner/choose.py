@@ -69,7 +69,7 @@ def simplest(
     objective: Column,
     latency: Column,
     groups: Sequence[Hashable],
-    ranks: Sequence[tuple[int, ...]],
+    rank: Callable[[int], tuple[int, ...]],
     size: Column,
     rows: Rows,
     between: Callable[[int, int], float],
@@ -84,7 +84,7 @@ def simplest(
     Parameters
     ----------
     groups : what belongs together, by row; errors within a group nearly cancel.
-    ranks : simplicity by row, equal within a group; lower is simpler.
+    rank : simplicity of a row, equal within a group; lower is simpler.
     size : what a group's rows differ in, to be small.
     between : relative error between the groups of two rows, the first the best.
     inside : relative error within a group.
@@ -101,8 +101,9 @@ def simplest(
         if top <= value + max(between(first, some[0]), TINY) * abs(value):
             good = as_good(objective, mine, top, inside)
             near[group] = int(min(good, key=lambda r: (size[r], latency[r], objective[r])))
-    lowest = min(ranks[row] for row in near.values())
-    left = [row for row in near.values() if ranks[row] == lowest]
+    ranks = {row: rank(row) for row in near.values()}
+    lowest = min(ranks.values())
+    left = [row for row, own in ranks.items() if own == lowest]
     fastest = min(float(latency[row]) for row in left)
     quick = [row for row in left if latency[row] <= fastest * CLEARLY]
     return min(quick, key=lambda row: float(objective[row]))

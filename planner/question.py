@@ -180,7 +180,7 @@ class Search:
             columns[self.q.objective],
             columns["latency"],
             [(name, x.exact) for name, x in zip(t.name.tolist(), t.technique, strict=True)],
-            [self._rank(row) for row in range(len(t))],
+            self._rank,
             t.batch,
             rows,
             lambda first, row: self.q.between(t.technique[first], t.technique[row]),

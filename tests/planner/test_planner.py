@@ -106,7 +106,9 @@ def test_the_simplest_of_equals_wins() -> None:
 
     def choice(errors: tuple[float, float], among: NDArray[Any] = rows) -> int:
         between, inside = errors
-        return simplest(goal, latency, groups, ranks, size, among, lambda *_: between, inside)
+        return simplest(
+            goal, latency, groups, ranks.__getitem__, size, among, lambda *_: between, inside
+        )
 
     assert choice((0.0, 0.0)) == 2  # nothing is given up
     assert choice((0.05, 0.005)) == 4  # lossless, nothing moved, the smaller batch
@@ -120,7 +122,10 @@ def test_a_trifle_does_not_buy_latency() -> None:
     ranks = [(0, 1), (0, 1)]
     size = np.array([8.0, 1.0])
     two = np.arange(2)
-    assert simplest(goal, latency, ["x", "y"], ranks, size, two, lambda *_: 0.05, 0.005) == 1
+    assert (
+        simplest(goal, latency, ["x", "y"], ranks.__getitem__, size, two, lambda *_: 0.05, 0.005)
+        == 1
+    )
 
 
 @pytest.mark.parametrize("start", range(0, 100, 25))
