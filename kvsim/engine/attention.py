@@ -5,7 +5,6 @@ and in what they add around it.
 """
 
 from dataclasses import replace
-from math import log2
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,15 +147,15 @@ def _kernel(model: Model, point: Point, stored: Format) -> str:
     return stored.kernel.replace("attention", "latent") if model.latent else stored.kernel
 
 
-def head_factor(shares: Kernel, head_dim: float, queries_per_kv: float) -> float:
+def head_factor(shares: Kernel, head_dim: Number, queries_per_kv: Number) -> Number:
     """How many times longer attention's work takes for heads of this shape.
 
     1 at a head dimension of 128 and grouped heads; linear in the logarithm of the dimension
     between 64, 128 and 256, and constant outside.
     """
-    octaves = min(max(log2(head_dim / 128), -1.0), 1.0)
-    factor = 1.0 + (shares.wide - 1.0) * max(0.0, octaves)
-    factor += (shares.narrow - 1.0) * max(0.0, -octaves)
+    octaves: Number = np.clip(np.log2(head_dim / 128), -1.0, 1.0)
+    factor: Number = 1.0 + (shares.wide - 1.0) * np.maximum(0.0, octaves)
+    factor = factor + (shares.narrow - 1.0) * np.maximum(0.0, -octaves)
     return factor * (1.0 + (shares.ungrouped - 1.0) * (queries_per_kv == 1))
 
 
