@@ -70,7 +70,7 @@ RANGES = {
     "--max-loss": Range(0, 1, "", whole=False),
     "--max-error": Range(1e-6, 1e3, "", whole=False),
     "--bits": Range(2, 4, "bits", whole=False),
-    "--percentile": Range(1, 99.999, "%", whole=False),
+    "--percentile": Range(50, 99.99, "%", whole=False),
     "--headroom": Range(0, 1, "", whole=False),
     "--failures": Range(0, 1000, "replicas"),
     "--windows": Range(1, 10**4, ""),

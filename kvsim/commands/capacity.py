@@ -164,7 +164,7 @@ def capacity(
     targets = FleetTargets(
         seconds("--ttft", ttft, MOST_BARE_TTFT),
         seconds("--tpot", tpot, MOST_BARE_TPOT),
-        _percentile(percentile),
+        number("--percentile", percentile) / 100,
         () if class_targets is None else longer_prompts(class_targets),
     )
     limits = fleet_limits(
@@ -239,13 +239,6 @@ def capacity(
             show(replica["settings"])
     if answer.shortfall:
         raise InfeasibleError(f"not as asked: {answer.shortfall}")
-
-
-def _percentile(text: str) -> float:
-    value = number("--percentile", text)
-    if not 50 <= value < 100:
-        raise InputError(f"--percentile: got {text[:40]!r}; expected 50 or more, below 100, as 99")
-    return value / 100
 
 
 def _windows(text: str, requests: int) -> int:

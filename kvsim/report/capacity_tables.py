@@ -87,10 +87,10 @@ def _slowdowns(sure: Row, lowest: float, both: str) -> str:
     longer = f"everything takes {rounded(lowest, 3)} times as long as predicted"
     if sure["both_met"] > 1 - STEP / 4:
         return f"The fleet meets {both} even when {longer}, the most that was tried."
-    if lowest < 1:
+    if lowest <= 1:
         return (
-            f"The fleet is at its limit: it depends on which bursts meet whether it meets {both}, "
-            "also where times are a little shorter than predicted."
+            f"The fleet is at its limit: it meets {both} with times as predicted, and whether it "
+            "does with others depends on which bursts meet."
         )
     some = sure["both_met"] - share_below(lowest, sure["spread"]) >= STEP
     more = ", and by chance at some slowdowns beyond: it depends on which bursts meet"

@@ -235,9 +235,12 @@ def _most_load(
         except InfeasibleError:
             high = middle
     if best is None:
+        part, named = f"even {100 * high:.1f} % of the trace's load", set_limits(q.limits)
         raise InfeasibleError(
-            f"the limits leave no fleet for even {100 * high:.1f} % of the trace's load; "
-            f"loosen {' or '.join(set_limits(q.limits))}"
+            f"the limits leave no fleet for {part}; loosen {' or '.join(named)}"
+            if named
+            else f"no fleet was found that carries {part} within the targets; allow other GPUs, "
+            "more of them in a replica (--tp), or longer times"
         )
     return best
 

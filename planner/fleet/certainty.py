@@ -117,9 +117,11 @@ class Certainty:
         return self.likely["both"] >= SURE - ROUNDING
 
     def met_up_to(self, name: str) -> float:
-        """The longest slowdown that was played below every one that missed; 1 if there is none."""
+        """The longest slowdown that was played below every one that missed; 1 is known to meet."""
         missed = min((x.slowdown for x in self.slowed if getattr(x, name) > 1), default=inf)
-        return max((x.slowdown for x in self.slowed if x.slowdown < missed), default=1.0)
+        return max(
+            (x for x in (1.0, *(y.slowdown for y in self.slowed)) if x < missed), default=0.0
+        )
 
 
 def certainty(search: FleetSearch, fleet: Proven, spread: Spread) -> Certainty:

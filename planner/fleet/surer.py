@@ -19,6 +19,7 @@ from kvsim.planner.fleet.search import FleetSearch
 from kvsim.planner.fleet.shortlist import Rated
 
 CERTAIN = "95 % certain"  # the fleet that keeps its targets with `SURE`
+SLOWEST = 100.0  # slowdown beyond which no fleet is sought: it would say nothing
 NEAREST = 6  # configurations that are measured once more for slower replicas, the cheapest
 
 
@@ -71,6 +72,10 @@ def surer(
     """
     if sure.sure:
         return chosen.named(CERTAIN)
+    given = question.spread
+    if given is not None and given.slowdown() > SLOWEST:
+        reason = f"with this spread times are up to {given.slowdown():.3g} times as long"
+        return OtherFleet(CERTAIN, None, market.configurations, reason)
     tell(f"for comparison: {CERTAIN}")
     each = _cheapest(question, market, load, slower=True)
     if not any(x.found for x in each):

@@ -220,7 +220,7 @@ def test_no_limit_is_blamed_for_targets_that_nothing_meets() -> None:
         (("--failures", "9"), "--failures|got|expected"),
         (("--failures", "-1"), "--failures|got|expected"),
         (("--headroom", "20"), "--headroom|0 to 1"),
-        (("--percentile", "100"), "--percentile|got|expected"),
+        (("--percentile", "100"), "--percentile|got '100'|expected a number from 50 to 99.99"),
         (("--percentile", "9"), "--percentile|got|expected"),
         (("--ttft", "2000"), "--ttft|unit"),
         (("--tpot", "100"), "--tpot|unit"),

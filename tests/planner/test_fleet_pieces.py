@@ -229,6 +229,10 @@ def test_what_derived_capacities_do_not_settle_is_measured_for_the_cheapest_six(
     chosen = OtherFleet("", None, [])
     found = surer.surer(q, rated, market, 1.0, chosen, unsure, lambda _: None)
     assert again == [([5, 1, 3, 7, 8, 6], [spread.slowdown()] * 6)]
+    far = cast(CapacityQuestion, SimpleNamespace(spread=Spread(10.0, "given")))
+    market = cast(Market, SimpleNamespace(configurations=[]))
+    none = surer.surer(far, rated, market, 1.0, chosen, unsure, lambda _: None)
+    assert none.found is None and "1.39e+07 times as long" in none.reason
     assert found.found is not None and found.found.fleet.cost == 20.0
 
 

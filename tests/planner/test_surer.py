@@ -102,6 +102,8 @@ def test_the_likelihood_is_the_share_of_slowdowns_that_meet(sigma: float) -> Non
         assert found.likely["tpot"] == 1.0
         assert found.sure == (likely >= SURE)
         assert found.met_up_to("ttft") <= most < found.met_up_to("tpot")
+    first = sampled(lambda x: x <= 1, spread)  # 1 itself is known to meet
+    assert first.likely["both"] == pytest.approx(0.5) and first.met_up_to("ttft") == 1.0
     low, high = spread.slowdown(0.6), spread.slowdown(0.7)
     found = sampled(lambda x: not low < x < high, spread)
     assert found.likely["both"] == pytest.approx(0.9)

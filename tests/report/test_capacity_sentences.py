@@ -24,7 +24,7 @@ def sure(both: float, upto: float, tpot: float | None = 2.0) -> dict[str, Any]:
          "until everything takes 1.20 times as long as predicted."),
         (sure(0.9, 1.2), "1.20 times as long as predicted, and by chance at some slowdowns beyond"),
         (sure(1.0, 1.68), "both even when everything takes 1.68 times as long as predicted, the "),
-        (sure(0.42, 0.93), "The fleet is at its limit: it depends on which bursts meet whether"),
+        (sure(0.42, 0.93), "The fleet is at its limit: it meets both with times as predicted, "),
         (sure(0.82, 1.2, None), "TTFT is met with 82 % (rows). The fleet meets TTFT until"),
     ],
 )  # fmt: skip
