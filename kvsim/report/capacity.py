@@ -71,6 +71,7 @@ def row(answer: CapacityAnswer, trace: str) -> Row:
             "gap": answer.found.gap,
             "proposals": answer.found.proposals,
             "simulations": answer.found.simulations,
+            "simulated_windows": answer.found.mixes,
         },
         "basis": basis(deployment),
     }

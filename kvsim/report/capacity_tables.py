@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from kvsim.evidence.ledger import share_below
+from kvsim.report.capacity_schedule import schedule, windows
 from kvsim.report.capacity_times import class_lines, wait
 from kvsim.report.json import Row
 from kvsim.report.screen import Screen
@@ -24,6 +25,7 @@ def show(answer: Row) -> None:
     tables = [fleet(answer), loads(answer), alternatives(answer), limits(answer)]
     if any(x["fleet"] not in (None, named(answer)) for x in answer["fleet_at_load"].values()):
         tables.insert(2, at_loads(answer))
+    tables[1:1] = schedule(answer)
     for table in tables:
         if table.rows:
             out.blank()
@@ -126,7 +128,7 @@ def bound(answer: Row) -> str:
         f"{usd(solver['relaxation_usd_per_hour'])} per hour; whole ones cost "
         f"{_more(solver['gap_to_relaxation'])}. The search simulated the trace "
         f"{_times(solver['simulations'])}, for {_fleets(solver['proposals'])} that the programme "
-        f"proposed and what is near."
+        f"proposed and what is near{windows(solver['simulated_windows'])}."
     )
 
 

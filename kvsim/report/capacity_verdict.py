@@ -31,7 +31,8 @@ def in_words(answer: CapacityAnswer) -> str:
     million = "" if each is None else f", {usd(each)} per million generated tokens"
     meets = "would carry" if answer.shortfall else "carries"
     paid = f"{usd(answer.fleet.cost)} per hour{million}."
-    rent, some = f"Rent {fleet}: {paid}", answer.fleet.replicas
+    rent = f"Rent {'' if q.schedule is None else 'up to '}{fleet}: {paid}"
+    some = answer.fleet.replicas
     tabled = f"Rent the {some.sum()} replicas of {(some > 0).sum()} kinds in the table: {paid}"
     who = slower(answer.fleet.played, answer.targets, names(answer))
     sure, safer = _sure(answer)

@@ -15,6 +15,7 @@ from kvsim.planner.fleet.market import Market
 from kvsim.planner.fleet.near import CHEAPER, allowed
 from kvsim.planner.fleet.proven import Found
 from kvsim.planner.fleet.question import CapacityQuestion
+from kvsim.planner.fleet.scheduled import ScheduleSearch
 from kvsim.planner.fleet.search import ROUNDS, FleetSearch
 from kvsim.planner.fleet.targets import as_time
 
@@ -85,18 +86,15 @@ def search_of(
     rounds: int = ROUNDS,
 ) -> FleetSearch:
     """A market's search for the cheapest fleet, before it is run."""
-    return FleetSearch(
+    kind = FleetSearch if question.schedule is None else ScheduleSearch
+    return kind(
         question.traffic, market.configurations, market.offers, question.targets,
         limits or question.limits, question.schedule, load, tell=tell, rounds=rounds,
     )  # fmt: skip
 
 
 def fleet_for(
-    label: str,
-    question: CapacityQuestion,
-    market: Market,
-    limits: FleetLimits,
-    load: float,
+    label: str, question: CapacityQuestion, market: Market, limits: FleetLimits, load: float
 ) -> OtherFleet:
     """The cheapest fleet of a market, or why there is none.
 

@@ -45,20 +45,9 @@ def serve(
             problem.addConstraint(load <= running[j], f"capacity_{name}_{p}_{j}")
     total = float(mean.sum())
     late = [float(mean[c] * offers.late[c, j] / total) * v for (c, j), v in share.items()]
-    if offers.late.any():
+    if offers.late.any() and np.isfinite(limits.late):
         problem.addConstraint(pulp.lpSum(late) <= limits.late, f"late_{name}")
     return share
-
-
-def late_at_least(offers: Offers, mean: Array, limits: FleetLimits) -> float:
-    """Share of a window's requests that may be late: the limit, or what no replica does without.
-
-    Targets are of the whole trace, so a window of long prompts alone may have more than its share.
-    """
-    served = np.where(offers.capacity > 0, offers.late, np.inf).min(axis=1)
-    asked = (mean > 0) & np.isfinite(served)
-    least = float(mean[asked] @ served[asked] / mean.sum()) if asked.any() else 0.0
-    return max(limits.late, least * (1 + GAP) + GAP)
 
 
 def run(problem: pulp.LpProblem) -> float:

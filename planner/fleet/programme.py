@@ -8,7 +8,7 @@
     least cost         sum over j of price_j replicas_j
     served_w_c         sum over j of share_w_c_j = 1
     capacity_w_j       (1 + headroom) sum over c of rate_wc share_w_c_j / capacity_cj <= running_w_j
-    late_w             sum of rate_wc share_w_c_j late_cj <= late sum of rate_wc
+    late               sum of rate_wc share_w_c_j late_cj <= late sum of rate_wc, of the whole trace
     enough_w_i         sum of running_w_j over the kinds that serve some class >= 1 + k
     limits             GPUs, GPUs of a kind, host memory, power, different kinds of replica (two at
                        least in a mixed fleet)
@@ -22,7 +22,7 @@ is either reserved, paid always, or started on demand, paid while it runs and st
 """
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pulp
@@ -36,24 +36,12 @@ from kvsim.planner.fleet.arrays import (
     Offers,
     Schedule,
 )
-from kvsim.planner.fleet.dispatch import late_at_least, losses_of, run, serve
+from kvsim.planner.fleet.dispatch import losses_of, run, serve
+from kvsim.planner.fleet.rented import FleetProgramme, limit_rented, pay_by_window
 from kvsim.planner.fleet.survival import FatalLoss, worth
 from kvsim.planner.fleet.tight import exclude, most_useful, who_serves
 
 WHOLE = 1e-6  # how far from a whole number a solver's whole number may be
-
-
-@dataclass
-class FleetProgramme:
-    """The programme and the variables that an answer is read from."""
-
-    problem: pulp.LpProblem
-    replicas: list[pulp.LpVariable]
-    running: dict[tuple[int, int], pulp.LpVariable]  # by window and kind; empty without a schedule
-    reserved: list[pulp.LpVariable]  # empty without a schedule
-    share: dict[tuple[int, int, int], pulp.LpVariable]  # by window, class and kind
-    most: list[int]  # replicas of each kind at most
-    at_least: dict[tuple[int, int], pulp.LpVariable] = field(default_factory=dict)
 
 
 def build(
@@ -83,19 +71,18 @@ def build(
         problem.setObjective(pulp.lpSum(float(offers.rent[j]) * replicas[j] for j in kinds))
         running_in = [replicas]
     else:
-        _schedule(programme, offers, demand, schedule)
+        pay_by_window(programme, offers, demand, schedule)
         running_in = [[programme.running[w, j] for j in kinds] for w in range(len(demand.rate))]
     for window, (peaks, mean) in enumerate(_asked(demand, schedule)):
         running = running_in[window]
         for i, some in enumerate(who_serves(offers, mean) if limits.failures else []):
             left = pulp.lpSum(running[j] for j in some)
             problem.addConstraint(left >= 1 + limits.failures, f"enough_{window}_{i}")
-        late = limits.late if schedule is None else late_at_least(offers, mean, limits)
-        kept = replace(limits, late=late)
+        kept = limits if schedule is None else replace(limits, late=np.inf)
         share = serve(problem, f"{window}", offers, kept, peaks, mean, running)
         programme.share |= {(window, c, j): variable for (c, j), variable in share.items()}
         for i, loss in enumerate(x for x in losses if x.window == window):
-            _, each = worth(offers, peaks, mean, np.array(loss.left), limits.late)
+            _, each = worth(offers, peaks, mean, np.array(loss.left), min(kept.late, 1.0))
             left = [
                 running[j]
                 - pulp.lpSum(_at_least(programme, window, running, m, j) for m in range(1, n + 1))
@@ -103,7 +90,13 @@ def build(
             ]
             worths = pulp.lpSum(float(w) * n for w, n in zip(each, left, strict=True) if w)
             problem.addConstraint(worths >= 1, f"survives_{window}_{i}")
-    _limit(programme, offers, limits)
+    if schedule is not None and offers.late.any():
+        asked = demand.hours[:, None] * demand.rate / (demand.hours @ demand.rate).sum()
+        late = [
+            float(asked[w, c] * offers.late[c, j]) * v for (w, c, j), v in programme.share.items()
+        ]
+        problem.addConstraint(pulp.lpSum(late) <= limits.late, "late")
+    limit_rented(programme, offers, limits)
     exclude(problem, replicas, most, cuts)
     return programme
 
@@ -113,41 +106,6 @@ def _asked(demand: Demand, schedule: Schedule | None) -> list[tuple[Array, Array
     if schedule is None:
         return [(demand.peaks, demand.mean)]
     return [(demand.rate[w : w + 1], demand.rate[w]) for w in range(len(demand.rate))]
-
-
-def _schedule(
-    programme: FleetProgramme, offers: Offers, demand: Demand, schedule: Schedule
-) -> None:
-    """Replicas that run in each window, reserved or started on demand, and what they cost."""
-    problem, kinds, windows = programme.problem, range(len(offers)), range(len(demand.rate))
-    day = float(demand.hours.sum())
-    cost = []
-    for j in kinds:
-        offered = np.isfinite(offers.reserved[j])
-        reserved = problem.add_variable(
-            f"reserved_{j}", lowBound=0, upBound=None if offered else 0, cat="Integer"
-        )
-        programme.reserved.append(reserved)
-        if offered:
-            cost.append(float(offers.reserved[j]) * reserved)
-        demanded = []
-        for w in windows:
-            extra = problem.add_variable(f"demanded_{w}_{j}", lowBound=0, cat="Integer")
-            if not np.isfinite(offers.price[j]):
-                extra.upBound = 0
-            else:
-                cost.append(float(offers.price[j] * demand.hours[w] / day) * extra)
-            running = problem.add_variable(f"running_{w}_{j}", lowBound=0, cat="Integer")
-            problem.addConstraint(running == reserved + extra, f"run_{w}_{j}")
-            problem.addConstraint(running <= programme.replicas[j], f"most_{w}_{j}")
-            programme.running[w, j] = running
-            demanded.append(extra)
-        if schedule.start_up and np.isfinite(offers.price[j]):
-            for w in windows:
-                started = problem.add_variable(f"started_{w}_{j}", lowBound=0)
-                problem.addConstraint(started >= demanded[w] - demanded[w - 1], f"start_{w}_{j}")
-                cost.append(float(offers.price[j] * schedule.start_up / day) * started)
-    problem.setObjective(pulp.lpSum(cost))
 
 
 def _at_least(
@@ -164,41 +122,6 @@ def _at_least(
     problem.addConstraint(running[j] <= m - 1 + beyond * variable, f"lacks_{window}_{m}_{j}")
     programme.at_least[m * len(running) + j, window] = variable
     return variable
-
-
-def _limit(programme: FleetProgramme, offers: Offers, limits: FleetLimits) -> None:
-    """Limits on all that is rented."""
-    problem, replicas = programme.problem, programme.replicas
-
-    def at_most(name: str, of_each: Array, most: float) -> None:
-        if not np.isfinite(most):
-            return
-        for j in np.flatnonzero(~np.isfinite(of_each)):
-            problem.addConstraint(replicas[j] == 0, f"{name}_unknown_{j}")
-        known = np.where(np.isfinite(of_each), of_each, 0.0)
-        scale = max(float(known.max(initial=0.0)), 1.0)
-        total = pulp.lpSum(float(known[j] / scale) * v for j, v in enumerate(replicas) if known[j])
-        if total:
-            problem.addConstraint(total <= float(most / scale), name)
-
-    at_most("gpus", offers.gpus.astype(float), limits.gpus)
-    for kind, most in limits.gpus_of.items():
-        mine = np.array([kind == other for other in offers.kind])
-        at_most(f"gpus_of_{kind}".replace("-", "_"), np.where(mine, offers.gpus, 0.0), most)
-    at_most("host_memory", offers.host, limits.host)
-    at_most("power", offers.power, limits.power)
-    if limits.configurations < len(offers) or limits.mixed:
-        used = [problem.add_variable(f"used_{j}", cat="Binary") for j in range(len(offers))]
-        for j, variable in enumerate(used):
-            problem.addConstraint(replicas[j] <= programme.most[j] * variable, f"use_{j}")
-        most = int(min(limits.configurations, len(offers)))
-        problem.addConstraint(pulp.lpSum(used) <= most, "configurations")
-        if limits.mixed:
-            for j, variable in enumerate(used):
-                serving = [v for (_, k), v in programme.running.items() if k == j]
-                some = pulp.lpSum(serving or [replicas[j]])
-                problem.addConstraint(some >= variable, f"used_if_{j}")
-            problem.addConstraint(pulp.lpSum(used) >= 2, "mixed")
 
 
 def solve(
@@ -287,10 +210,11 @@ def _fatal(
 ) -> tuple[FatalLoss, ...]:
     """The losses of as many replicas as may fail that the fleet would not survive."""
     found = []
+    late = limits.late if schedule is None else 1.0
     for window, (peaks, mean) in enumerate(_asked(demand, schedule) if limits.failures else []):
         running = plan.running[window]
         for lost in losses_of(running, limits.failures):
             left = running - np.array(lost)
-            if worth(offers, peaks, mean, left, limits.late)[0] > 1 + WHOLE:
+            if worth(offers, peaks, mean, left, late)[0] > 1 + WHOLE:
                 found.append(FatalLoss(window, lost, tuple(left.tolist())))
     return tuple(found)

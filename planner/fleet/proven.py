@@ -44,6 +44,8 @@ class Found:
         What parts of replicas would cost. [USD/h]
     proposals, simulations
         How many fleets the programme proposed, and how many were simulated.
+    mixes
+        How many mixes of replicas were simulated in one window of a schedule.
     gap
         Cost above the programme's own bound, relative.
     """
@@ -55,3 +57,4 @@ class Found:
     simulations: int
     gap: float
     seconds: float
+    mixes: int = 0

@@ -23,7 +23,7 @@ from kvsim.planner.fleet.arrays import (
 )
 from kvsim.planner.fleet.configurations import Configuration
 from kvsim.planner.fleet.dispatch import losses_of, utilisation
-from kvsim.planner.fleet.near import CHEAPER, fewer, neighbours
+from kvsim.planner.fleet.near import CHEAPER, neighbours
 from kvsim.planner.fleet.play import Played, play
 from kvsim.planner.fleet.proposal import propose
 from kvsim.planner.fleet.proven import Found, Proven
@@ -79,7 +79,7 @@ class FleetSearch:
         best, plan = self._propose()
         if best is None:
             raise InfeasibleError(f"none of {self.proposals} fleets met the targets in simulation")
-        best = self._descend(best) if self.schedule is None else self._thinned(best, self.schedule)
+        best = self._descend(best)
         bound = min(self.relaxed, best.cost)
         gap = max(best.cost - plan.bound, 0.0) / best.cost
         return Found(best, self.current, bound, self.proposals, self.simulations, gap, self.seconds)
@@ -95,9 +95,7 @@ class FleetSearch:
         plan: FleetPlan | None = None
         for _ in range(self.rounds):
             try:
-                plan = propose(
-                    self.current, self.demand, self.limits, self.schedule, self.cuts, self.losses
-                )
+                plan = propose(self.current, self.demand, self.limits, None, self.cuts, self.losses)
             except InfeasibleError:
                 if best is None or plan is None:
                     raise
@@ -111,8 +109,7 @@ class FleetSearch:
             self.tell(f"fleet {self.proposals}: {plan.cost:.2f} USD/h {self.named(plan.replicas)}")
             proven = self._prove(plan)
             if proven is None:
-                if self.schedule is None:
-                    self.cuts += (FleetCut(plan.replicas),)
+                self.cuts += (FleetCut(plan.replicas),)
                 continue
             best = proven
             spare = self._spare(proven)
@@ -125,10 +122,8 @@ class FleetSearch:
 
     def _prove(self, plan: FleetPlan) -> Proven | None:
         """Play the trace with the programme's fleet; None if it misses the targets."""
-        share = plan.share
         for _ in range(DISPATCHES):
-            if self.schedule is None:
-                share = self.dispatch(plan.replicas)
+            share = self.dispatch(plan.replicas)
             played = self.played(plan.running, share)
             if played.meets(self.targets):
                 if not self._survives(plan.running, share):
@@ -136,7 +131,7 @@ class FleetSearch:
                 return Proven(plan.running, plan.reserved, share, plan.cost, played)
             before = self.factor.copy()
             self._lower(played)
-            if self.schedule is not None or (self.factor == before).all():
+            if (self.factor == before).all():
                 return None
             if utilisation(self.current, self.demand, plan.replicas, self.limits.late)[0] > 1:
                 return None
@@ -182,16 +177,11 @@ class FleetSearch:
 
     def after_loss(self, running: Counts) -> Played:
         """The trace on what is left of a fleet, its classes divided anew."""
-        return self.played(running, self._divided(running))
+        return self.played(running, self.divided(running))
 
-    def _divided(self, running: Counts) -> Array:
-        """Shares of the classes in each window, or of all of them without a schedule. (w, c, j)"""
-        return np.stack([self._shared(some, self._window(w)) for w, some in enumerate(running)])
-
-    def _window(self, w: int) -> Demand:
-        if self.schedule is None:
-            return self.demand
-        return Demand(self.demand.rate[w : w + 1], self.demand.hours[w : w + 1])
+    def divided(self, running: Counts) -> Array:
+        """Shares of the classes, the same in all windows. (w, c, j)"""
+        return np.tile(self._shared(running[0], self.demand), (len(running), 1, 1))
 
     def _shared(self, replicas: Counts, demand: Demand) -> Array:
         """Shares of the classes for some replicas; even ones if they cannot carry them. (c, j)"""
@@ -234,30 +224,6 @@ class FleetSearch:
                 proven = self.tried(replicas)
                 if proven is not None:
                     best = proven
-                    self.tell(f"cheaper: {best.cost:.2f} USD/h {self.named(best.replicas)}")
-                    break
-            else:
-                return best
-
-    def _thinned(self, best: Proven, schedule: Schedule) -> Proven:
-        """A schedule without replicas that the targets do not need, as far as a few trials show.
-
-        The programme keeps the share of late requests in every window; targets are of the whole.
-        """
-        tried: set[bytes] = set()
-        while True:
-            for cost, running, reserved in fewer(
-                self.offers, self.demand, schedule, self.limits, best.running, best.reserved
-            ):
-                if cost >= best.cost * (1 - CHEAPER) or running.tobytes() in tried:
-                    continue
-                if len(tried) >= self.rounds // 2:
-                    return best
-                tried.add(running.tobytes())
-                share = self._divided(running)
-                played = self.keeps(running, share)
-                if played is not None:
-                    best = Proven(running, reserved, share, cost, played)
                     self.tell(f"cheaper: {best.cost:.2f} USD/h {self.named(best.replicas)}")
                     break
             else:

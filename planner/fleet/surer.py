@@ -15,6 +15,7 @@ from kvsim.planner.fleet.market import Market, measured
 from kvsim.planner.fleet.play import Played
 from kvsim.planner.fleet.proven import Proven
 from kvsim.planner.fleet.question import CapacityQuestion
+from kvsim.planner.fleet.scheduled import ScheduleSearch
 from kvsim.planner.fleet.search import FleetSearch
 from kvsim.planner.fleet.shortlist import Rated
 
@@ -54,6 +55,18 @@ class SureSearch(FleetSearch):
     def _survives(self, running: Counts, share: Array) -> bool:
         kept = super()._survives(running, share)
         return kept and surely(self, running, share, self._widest(running))
+
+
+class SureSchedule(SureSearch, ScheduleSearch):
+    """The same for schedules: windows are tried with what runs in them, then what runs that day."""
+
+    def always(self) -> FleetSearch:
+        """The same search for replicas that always run."""
+        return SureSearch(super().always(), self.spreads)
+
+    def slowed(self, running: Counts) -> float:
+        """How many times as long some replicas take with `SURE` at most."""
+        return self._widest(running).slowdown()
 
 
 def surer(
@@ -105,7 +118,8 @@ def _cheapest(q: CapacityQuestion, market: Market, load: float, slower: bool) ->
     """
     spreads, each = [_spread(q, x) for x in market.configurations], []
     for limits in (replace(q.limits, configurations=1), q.limits):
-        search = SureSearch(search_of(q, market, limits, load, rounds=COMPARED), spreads)
+        kind = SureSearch if q.schedule is None else SureSchedule
+        search = kind(search_of(q, market, limits, load, rounds=COMPARED), spreads)
         if slower:
             search.factor = 1 / np.array([x.slowdown() for x in spreads])
         try:

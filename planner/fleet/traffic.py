@@ -1,5 +1,7 @@
 """Requests of a trace by class and by window of the day."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -54,6 +56,19 @@ class Traffic:
     def part(self, index: int) -> Requests:
         """The requests of one class, when they arrive."""
         return self.requests.take(np.flatnonzero(self.of == index))
+
+    def of_window(self, index: int) -> "Traffic":
+        """The requests of one window, when they arrive; turns without their parents are first."""
+        rows = np.flatnonzero(self.window == index)
+        requests, mine = self.requests.take(rows), slice(index, index + 1)
+        return replace(
+            self,
+            requests=requests,
+            of=self.of[rows],
+            window=np.zeros(len(rows), np.int64),
+            session=requests.sessions,
+            demand=Demand(self.demand.rate[mine], self.demand.hours[mine]),
+        )
 
     def dispatched(self, share: Array) -> NDArray[np.int64]:
         """Which kind of replica each request goes to, so that classes keep their shares.

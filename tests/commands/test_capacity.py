@@ -279,6 +279,7 @@ def test_long_names_leave_an_answer_of_sixty_words(
             played=SimpleNamespace(reached=lambda _: reached),
         ),
         question=SimpleNamespace(
+            schedule=None,
             traffic=SimpleNamespace(
                 requests=SimpleNamespace(duration=9.0), demand=SimpleNamespace(mean=np.ones(1))
             )
