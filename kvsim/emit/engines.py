@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from textwrap import wrap
 
 from kvsim.emit import apart, drafts, memories, spread
 from kvsim.emit.flags import MANUALS, Flag, flag
@@ -10,6 +11,7 @@ from kvsim.errors import unknown
 from kvsim.frozen import frozen
 from kvsim.techniques.terms import Term
 
+WIDTH = 100  # of comments
 QUANTISED = {
     "fp8-block": "fp8 weights with a scale per block: serve a checkpoint that is quantised so",
     "int8": "weights of 8 bits: serve a checkpoint that is quantised so (W8A16)",
@@ -264,5 +266,8 @@ def shown(found: Emitted) -> str:
     """The settings with where they come from and what is missing, as comments."""
     manual = MANUALS[found.engine]
     lines = [f"# {manual.title} ({manual.version}; {manual.source})", found.text]
-    lines += [f"# No setting: {what}." for what in found.missing]
+    for what in found.missing:
+        lines += wrap(
+            f"# No setting: {what}.", WIDTH, subsequent_indent="#   ", break_on_hyphens=False
+        )
     return "\n".join(lines)

@@ -73,8 +73,10 @@ def _targets(answer: CapacityAnswer) -> str:
 
 def answered(row: Row) -> Answer:
     """The fleet and how sure it is, and what falls short."""
+    said, short = verdict([row["answer"]], tables.shortfall(row)), tables.shortfall(row)
     return Answer(
-        verdict=verdict([row["answer"]], tables.shortfall(row)),
+        verdict=said,
+        changes=[x for x in short if x not in said],  # where the verdict has no room for it
         evidence=[x for x in [tables.certain(row)] if x],
     )
 

@@ -10,6 +10,7 @@ from kvsim.report.screen import Screen
 from kvsim.report.table import Table, of_cells
 from kvsim.report.units import likelihood, percent, rounded, seconds, short, usd, whole
 
+FINEST = 0.005  # of a slowdown, as it is printed
 STEP = 0.02  # of a likelihood: twice the part of the spread that one slowdown stands for
 
 
@@ -89,7 +90,7 @@ def _slowdowns(sure: Row, lowest: float, both: str) -> str:
     longer = f"everything takes {rounded(lowest, 3)} times as long as predicted"
     if sure["both_met"] > 1 - STEP / 4:
         return f"The fleet meets {both} even when {longer}, the most that was tried."
-    if lowest <= 1:
+    if lowest < 1 + FINEST:
         return (
             f"The fleet is at its limit: it meets {both} with times as predicted, and whether it "
             "does with others depends on which bursts meet."

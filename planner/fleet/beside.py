@@ -60,11 +60,11 @@ class OtherFleet:
         return replace(self, label=label)
 
     def at(self, label: str, question: CapacityQuestion, load: float) -> "OtherFleet | None":
-        """The same fleet where it does under more load too, else None.
+        """The same fleet where it does under another load too, else None.
 
-        Nothing cheaper does then: it did not with less.
+        Nothing cheaper does then with more: it did not with less.
         """
-        if self.found is None or load < 1:
+        if self.found is None:
             return None
         market = Market(self.configurations, self.found.offers, np.array([]))
         fleet = self.found.fleet

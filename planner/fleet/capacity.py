@@ -173,7 +173,10 @@ def _at_load(
     """The cheapest fleet for another load."""
     label = f"{times:g} times the load"
     kept = chosen.at(label, q, load * times) if load == 1 else None
-    return kept or fleet_for(label, q, market, q.limits, load * times)
+    if kept is not None and times > 1:
+        return kept
+    found = fleet_for(label, q, market, q.limits, load * times)
+    return kept if kept is not None and kept.cheaper(found) else found
 
 
 def _as_simple(plain: OtherFleet, other: OtherFleet) -> bool:

@@ -200,6 +200,8 @@ def test_sglang_apart_is_as_its_documentation_has_it() -> None:
         "--prefill", "--decode", "--host", "--port",
     }  # fmt: skip
     assert set(apart) <= set(found.flags)
+    comments = [x for x in shown(found).splitlines() if x.startswith("#")]
+    assert max(map(len, comments)) <= 100 and any(x.startswith("#   ") for x in comments)
     assert not set(apart) & set(emit("sglang", served()).flags)
 
 

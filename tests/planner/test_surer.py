@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -165,3 +165,18 @@ def test_the_limits_that_were_set_are_named() -> None:
     free = set_limits(limits)
     assert [*free] == ["--max-gpus", "--failures"] and set_limits(FleetLimits()) == {}
     assert free["--failures"] == FleetLimits(gpus_of={"h100": 4}, late=0.05)
+
+
+@pytest.mark.parametrize(("other", "label"), [(None, "chosen"), (9.0, "chosen"), (0.5, "other")])
+def test_less_load_needs_no_more_than_the_fleet_that_carries_it(
+    other: float | None, label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at(name: str, cost: float | None) -> OtherFleet:
+        found: Any = None if cost is None else SimpleNamespace(fleet=SimpleNamespace(cost=cost))
+        return OtherFleet(name, found, [])
+
+    chosen, nothing = at("", 1.0), cast(Any, SimpleNamespace(limits=None))
+    monkeypatch.setattr(OtherFleet, "at", lambda *_: at("chosen", 1.0))
+    monkeypatch.setattr(capacity, "fleet_for", lambda *_: at("other", other))
+    assert capacity._at_load(nothing, nothing, chosen, 1, 0.5).label == label
+    assert capacity._at_load(nothing, nothing, chosen, 1, 2.0).label == "chosen"

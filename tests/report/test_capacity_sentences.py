@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvsim.report import capacity_page
 from kvsim.report import capacity_tables as tables
 from tests.support.commands import run
 
@@ -25,6 +26,7 @@ def sure(both: float, upto: float, tpot: float | None = 2.0) -> dict[str, Any]:
         (sure(0.9, 1.2), "1.20 times as long as predicted, and by chance at some slowdowns beyond"),
         (sure(1.0, 1.68), "both even when everything takes 1.68 times as long as predicted, the "),
         (sure(0.42, 0.93), "The fleet is at its limit: it meets both with times as predicted, "),
+        (sure(0.52, 1.004), "The fleet is at its limit: "),
         (sure(0.82, 1.2, None), "TTFT is met with 82 % (rows). The fleet meets TTFT until"),
     ],
 )  # fmt: skip
@@ -63,6 +65,14 @@ def test_what_fleets_for_other_loads_survive_is_said(
     }  # fmt: skip
     note = tables.loads(row).note
     assert said in note and bool(note) == bool(said)
+
+
+@pytest.mark.parametrize("words", [20, 58])
+def test_a_page_says_what_falls_short_however_long_the_answer(words: int) -> None:
+    row = sure(0.8, 1.2) | {"answer": "word " * words, "met": False, "shortfall": "TTFT is longer"}
+    page = capacity_page.answered(row)
+    assert str(page).count("Not as asked: TTFT is longer.") == 1
+    assert ("Not as asked" in page.verdict) == (words == 20)
 
 
 def test_one_request_has_no_rate_and_takes_the_cheapest_replica(tmp_path: Path) -> None:
