@@ -10,6 +10,7 @@ from kvsim.planner.batches import refined, within_layers
 from kvsim.planner.improve import TRIED, Placements
 from kvsim.planner.improved import Improved
 from kvsim.planner.question import SIMPLEST, Question, Search, rank
+from kvsim.planner.trials import Scored, Trials
 
 
 @frozen
@@ -29,6 +30,28 @@ class Mixed:
     placements: Placements
     rows: dict[int, Improved] = field(default_factory=dict)
     alike: Alike = field(default_factory=Alike)
+
+    def starts(self, value: float) -> list[Scored]:
+        """From where a question a little different is answered: of every kind the best known.
+
+        Layers of a mix may be alike too, though placements that are alike were not searched, or
+        not as far.
+
+        Parameters
+        ----------
+        value : of the best that is known; mixes are left out that are far behind.
+        """
+        found = list(self.alike.starts)
+        for mix in self.placements.contenders(value):
+            if mix.arrangement.blocks > 1:
+                continue
+            trials = Trials.of(mix.arrangement, float(mix.prediction.batch[0]))
+            mine = Scored(trials, np.array([self.placements.goal(mix)]), np.zeros(1))
+            found = [x for x in found if x.trials.does != trials.does or x.merits[0] < mine.goals[0]
+                     or x.late[0] > 0]  # fmt: skip
+            if all(x.late[0] > 0 or x.trials.does != trials.does for x in found):
+                found.append(mine)
+        return found
 
 
 def with_mixes(

@@ -60,6 +60,7 @@ def prices(question: Question, search: Search, row: int, mixed: Mixed) -> dict[s
     value = search.value(row) if refined is None else min(search.value(row), refined)
     placements = mixed.placements
     mixes = [x for x in placements.contenders(search.value(row)) if x.arrangement.blocks > 1]
+    starts = mixed.starts(search.value(row))
     asked = {"one more GiB of GPU memory": known.under(gpu_memory=limits.gpu_memory + GIB)}
     more = question.with_limits(host_memory=limits.host_memory + 16 * GIB)
     uses_host = bool(known.table.columns["host_memory"].any())
@@ -80,7 +81,7 @@ def prices(question: Question, search: Search, row: int, mixed: Mixed) -> dict[s
     found: dict[str, float] = {}
     for label, other in asked.items():
         other.refine()
-        for prediction in again(other.q, mixed.alike.starts, placements.streams).best:
+        for prediction in again(other.q, starts, placements.streams).best:
             other.include(prediction)
         for mix in mixes:
             _include_solved(other, mix)
@@ -147,7 +148,7 @@ def _without(q: Question, search: Search, row: int, name: str, mixed: Mixed) -> 
     else:
         other = search.under(**{name: np.inf})
     limits, value = free.limits.finite(), search.value(row)
-    for prediction in again(other.q, mixed.alike.starts, mixed.placements.streams).best:
+    for prediction in again(other.q, mixed.starts(value), mixed.placements.streams).best:
         other.include(prediction)
     mix = mixed.rows.get(row)
     if mix is not None:

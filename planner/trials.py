@@ -86,6 +86,14 @@ class Trials:
         uses = tuple(tuple((u.layers, u.parts) for u in uses) for uses in self.kind.uses)
         return uses, self.kind.spread
 
+    @property
+    def does(self) -> Hashable:
+        """What uses do, whatever their shares and the batch."""
+        return self.kind.spread, tuple(
+            (u.parts, *(x > 0 for x in row))
+            for u, row in zip(self.uses, self.shares[0, :, :STREAMED].tolist(), strict=True)
+        )
+
     def arrangement(self, row: int) -> Arrangement:
         """The arrangement of one of the trials."""
         found = iter(
