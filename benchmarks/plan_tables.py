@@ -22,7 +22,7 @@ from benchmarks.plans import GAPS, deployment, whole
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.advice import NoPlanError
-from kvsim.planner.outlook import faster
+from kvsim.planner.outlook import PAYS, faster
 from kvsim.planner.plan import ChosenPlan, make_plan
 from kvsim.planner.workload import GIB, TPOT, TTFT, PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
@@ -227,10 +227,14 @@ def summed_changes(lines: list[Line]) -> str:
     priced = np.array([x["priced"] if x["priced"] is not None else np.nan for x in planned])
     off = np.abs(np.maximum(gained, 0.0) - priced)
     known = np.isfinite(off)
+    large = known & (gained > PAYS)
+    shares = off[large] / gained[large]
+    worst = max(0.0, -float(gained.min()))
     return (
         f"{len(lines)} cases, {len(planned)} with a plan: {np.sum(gained < -1e-9)} worse, by "
-        f"{-gained.min():.1e} at most; {known.sum()} prices: {np.sum(off[known] > 0.01)} off by "
-        f"more than 1 point, {off[known].max():.3f} at most"
+        f"{worst:.1e} at most; {known.sum()} prices: {np.sum(off[known] > 0.01)} off by "
+        f"more than 1 % of the objective, {off[known].max():.4f} at most; of {large.sum()} gains "
+        f"above {PAYS:.1%} {np.sum(shares > 0.01)} off by more than 1 % of the gain itself"
     )
 
 

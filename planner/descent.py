@@ -16,6 +16,7 @@ from kvsim.graph import Array
 from kvsim.planner.mixes import Arrangement, shifted
 from kvsim.planner.options import CONTEXTS
 from kvsim.planner.question import Question
+from kvsim.planner.shares import ROUNDING
 from kvsim.planner.trials import CPU, HOST, LATE, SPLIT, STREAMED, Scored, Together, Trials
 from kvsim.prediction.memory import MOST_SEQUENCES
 
@@ -26,6 +27,7 @@ ROUNDS = 16  # of neighbours at most
 NEXT = (1, 2, 3, 4, 8, 16, 32)  # sequences by which batches change
 TILES = (8, 16, 32, 64)  # rows of a product: batches that fill some
 WINDOW = 8  # batches on either side of the best that all have shares of their own
+BETWEEN = (0.125, 0.25, 0.5, 1.0)  # of the way from the same shares to as many bytes
 WIDE = 0.25  # behind the best, or too late: what is left of the starts
 CLOSE = 0.004  # and at last
 EQUAL = 0.0005  # where every generated token is counted
@@ -51,7 +53,7 @@ def descended(
     free = together.q.workload.batch is None
     found, seen = _walked(together, starts, FAR, CONTEXTS, WIDE, free)
     if free:
-        around = [together.played(_window(x.trials)) for x in _first(found)]
+        around = [_by_batch(together.played(_window(x.trials))) for x in _first(found)]
         found, _ = _walked(together, around, NEAR, CONTEXTS, CLOSE)
     elif not exact:
         found, _ = _walked(together, _left(found, EQUAL), NEAR, CONTEXTS, EQUAL)
@@ -160,14 +162,30 @@ def _left(found: Iterable[Scored], far: float, others: Sequence[Scored] = ()) ->
 
 
 def _window(best: Trials) -> Trials:
-    """One of the trials at every batch near its own, with as many bytes of caches on the GPU."""
+    """One of the trials at every batch near its own: with its shares, as many bytes of caches on
+    the GPU, or something between."""
     parts = max(u.parts for u in best.uses)
     batch = float(best.batch[0]) + parts * np.arange(-WINDOW, WINDOW + 1)
     batch = batch[(batch >= parts) & (batch <= MOST_SEQUENCES)]
     shares = np.repeat(best.shares, batch.size, axis=0)
     kept = _as_much_kept(shares, best.batch[0] / batch)
-    possible = _alike(kept, shares)
-    return Trials(best.kind, batch, np.where(possible[:, None, None], kept, shares))
+    every = [Trials(best.kind, batch, shares)]
+    for part in BETWEEN:
+        moved = np.ceil((shares + part * (kept - shares)) / GRID - ROUNDING) * GRID
+        moved = np.where(kept == shares, shares, moved)
+        every.append(Trials(best.kind, batch, moved).rows(_alike(moved, shares)))
+    return Trials(
+        best.kind,
+        np.concatenate([x.batch for x in every]),
+        np.concatenate([x.shares for x in every]),
+    )
+
+
+def _by_batch(found: Scored) -> Scored:
+    """The best trial of every batch."""
+    ranked = np.argsort(found.merits, kind="stable")
+    _, first = np.unique(found.trials.batch[ranked], return_index=True)
+    return found.rows(ranked[first])
 
 
 def _stepped(

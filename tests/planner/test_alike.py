@@ -2,17 +2,22 @@
 
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
-from kvsim.planner.alike import again, alike, by_place, grid_of_batches, kinds
+from kvsim.planner.alike import Alike, again, alike, by_place, grid_of_batches, kinds
 from kvsim.planner.descent import streaming_apart
+from kvsim.planner.improve import Placements
+from kvsim.planner.improved import Improved
+from kvsim.planner.mixed import Mixed
 from kvsim.planner.mixes import Arrangement, Use
 from kvsim.planner.outlook import faster
 from kvsim.planner.question import Question
 from kvsim.planner.shares import Shares
-from kvsim.planner.trials import STREAMED, Together, Trials
+from kvsim.planner.trials import STREAMED, Scored, Together, Trials
 from kvsim.planner.workload import GIB, PlanLimits, Workload
 from kvsim.techniques import compose
 from kvsim.techniques.place import Place
@@ -97,6 +102,62 @@ def test_more_of_anything_is_no_worse_and_worth_what_the_price_says(change: str)
                             again(other, before.starts, True))]  # fmt: skip
     assert speeds[1] >= speeds[0] * (1 - 1e-9)
     assert speeds[2] == pytest.approx(speeds[1], rel=2e-3)
+
+
+def test_a_batch_beside_the_best_is_reached_though_its_shares_are_others() -> None:
+    """With one GiB more, two sequences more pay, for which the CPU takes more of every cache.
+
+    With the shares of the start that batch streams too many weights, and with as many bytes of
+    caches on the GPU the CPU has too much to do: both are worse than the start.
+    """
+    d = deployment("llama2-13b", "fused", "a100-40g")
+    limits = PlanLimits(36.6175e9, 387e9)
+    q = Question(d, Workload(929, 39), "throughput", limits, error=0.0)
+    kind = Arrangement(((Use(Shares(cpu=0.5), 1, 40),),))
+    together, shares = Together(q, streams=True), np.zeros((201, 1, 4))
+    shares[:, 0, 2] = np.linspace(0.001, 0.201, 201)
+    tops = {}
+    for batch in range(10, 17):
+        every = together.played(Trials(kind, np.full(201, float(batch)), shares), 0)
+        tops[batch] = -float(every.goals.min())
+    best = max(tops, key=lambda batch: tops[batch])
+    start = together.played(Trials(kind, np.array([best - 2.0]), shares[63:64]))
+    found = max(float(x.output_tok_s[0]) for x in again(q, [start], True).best)
+    assert tops[best] > 1.005 * max(tops[best - 1], tops[best + 1])
+    assert found >= tops[best]
+
+
+def test_a_question_a_little_different_starts_from_the_best_of_each_kind() -> None:
+    """From mixes too, if their layers are alike; what is late stays, since limits may change."""
+    q, one = question(), np.array([40.0])
+
+    def scored(goal: float, late: float, *shares: float) -> Scored:
+        kind = Arrangement(((Use(Shares(*shares), 1, LAYERS),),))
+        return Scored(replace(Trials.of(kind, 40.0), batch=one), np.array([goal]), np.array([late]))
+
+    def mix(replay: float, *uses: Use) -> Improved:
+        prediction = SimpleNamespace(batch=one)
+        return cast(Improved, SimpleNamespace(
+            arrangement=Arrangement((uses,)), replay=replay, prediction=prediction
+        ))  # fmt: skip
+
+    def starts(*mixes: Improved) -> list[Scored]:
+        placements = SimpleNamespace(
+            contenders=lambda value: list(mixes), goal=lambda x: q.goal(x.replay, 40.0)
+        )
+        return Mixed(cast(Placements, placements), {}, Alike([], known)).starts(-100.0)
+
+    late, worse, other = scored(-90, 0.1, 0, 0, 0.3), scored(-95, 0, 0, 0, 0.4), scored(-99, 0, 0.5)
+    known = [late, worse, other]
+    shared = mix(8.0, Use(Shares(cpu=0.25), 1, LAYERS))  # -100 tokens/s
+    slower = mix(9.0, Use(Shares(cpu=0.25), 1, LAYERS))
+    blocks = mix(8.0, Use(Shares(cpu=0.25), 1, 30), Use(Shares(), 1, 2))
+    assert starts() == known and starts(blocks) == known and starts(slower) == known
+    *kept, added = starts(shared, blocks)
+    assert kept == [late, other]
+    assert added.goals.tolist() == [-100.0] and added.trials.shares[0, 0, 2] == 0.25
+    known = [other]
+    assert [x.goals[0] for x in starts(slower)] == [-99.0, pytest.approx(-88.9, abs=0.1)]
 
 
 def test_what_is_too_late_leads_to_what_is_in_time() -> None:

@@ -1,10 +1,16 @@
-"""What the placement programme says of memory, beside what the engine needs."""
+"""What the placement programme says of memory, beside what the engine needs, and more of it."""
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from kvsim.planner.admit import Admission
+from kvsim.planner.mixed import with_mixes
 from kvsim.planner.placement import Coefficients
-from kvsim.planner.shares import FAMILIES, options_for
+from kvsim.planner.question import Question, Search
+from kvsim.planner.shares import FAMILIES, Shares, options_for, placed
 from kvsim.planner.workload import PlanLimits, Workload
+from tests.planner.test_programme import small
 from tests.support.mixes import random_mix
 from tests.support.steps import deployment
 
@@ -28,3 +34,29 @@ def test_memory_of_a_mix_is_nowhere_above_the_engines() -> None:
             found.append(most / float(replay.gpu_bytes[0]))
     assert np.median(found) > 0.95
     assert max(found) <= 1 + 1e-6
+
+
+@settings(max_examples=4, deadline=None)
+@given(
+    layers=st.integers(2, 6),
+    batch=st.integers(2, 40),
+    prompt=st.integers(200, 4000),
+    share=st.floats(0.6, 1.0),
+    more=st.sampled_from([1.01, 1.05, 1.2]),
+)
+def test_more_memory_makes_no_plan_worse(
+    layers: int, batch: int, prompt: int, share: float, more: float
+) -> None:
+    """A share of what full KV needs, and a little more; layers may be in ranges of their own."""
+    d, w = small("llama2-7b", layers, "a6000"), Workload(prompt, 8, batch)
+    whole = w.predict(placed(Shares(), prompt), d, np.array([float(batch)])).given_bytes[0]
+    speeds = []
+    for room in (share * float(whole), more * share * float(whole)):
+        limits = PlanLimits(room, d.hardware.host_memory)
+        only = Admission(only=("full", "offload"))
+        q = Question(d, w, "throughput", limits, only, error=0.0)
+        search = Search(q, q.table())
+        with_mixes(q, search)
+        best = search.optimum(limits.finite())
+        speeds.append(0.0 if best is None else -search.value(best))
+    assert speeds[1] >= speeds[0] * (1 - 1e-9)
