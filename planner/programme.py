@@ -130,8 +130,10 @@ class Programme:
     def least(self) -> float:
         """What no mix undercuts whatever the memory: each resource at its quickest corners. [s]
 
-        Infinite where even that misses a limit in time.
+        Infinite where even that misses a limit in time, and where no option divides the batch.
         """
+        if not self.names:
+            return np.inf
         quickest = (self.head + self.seconds.min(axis=2) @ self.layers).max(axis=1)
         late = any(weights @ quickest > limit for weights, limit in self.times.values())
         return np.inf if late else float(self.weight @ quickest)

@@ -16,6 +16,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner import runs
+from kvsim.planner.admit import Admission
 from kvsim.planner.halves import Halves, half_times, others_between
 from kvsim.planner.improve import Placements
 from kvsim.planner.programme import Programme, Streaming, build
@@ -170,3 +171,12 @@ def test_rows_are_below_every_replay(model: str) -> None:
         assert (p.halves is not None) == ("cpu" in family)
         for _ in range(mixes):
             assert max(bound_over_replay(c, p, random)) <= 1 + ROUNDING
+
+
+def test_what_goes_in_halves_alone_has_no_bound_at_an_odd_batch() -> None:
+    """A plan without full KV ended in a fault there."""
+    q = placements("llama2-7b", "rtx4090", 4, 512, 16).q
+    q = replace(q, admission=Admission(only=("fastdecode",)))
+    halved = frozenset({"cpu"})
+    odd, even = Placements(q, only=(3.0, 4.0), families=(halved,)).bounds().bounds
+    assert np.isinf(odd) and np.isfinite(even)
