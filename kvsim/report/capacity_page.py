@@ -115,7 +115,11 @@ def _demand(answer: CapacityAnswer) -> "Figure":
             x=start, y=answer.fleet.running.sum(axis=1), yaxis="y2", name="replicas",
             mode="lines", line={"shape": "hv", "color": "#888888"},
         )  # fmt: skip
-        figure.update_layout(yaxis2={"overlaying": "y", "side": "right", "title": "replicas"})
+        figure.update_layout(yaxis2={
+            "overlaying": "y", "side": "right", "title": "replicas", "showgrid": False,
+            "tickmode": "linear", "tick0": 0, "dtick": -(-int(answer.fleet.replicas.sum()) // 5),
+            "rangemode": "tozero",
+        })  # fmt: skip
     figure.update_layout(barmode="stack", height=360)
     figure.update_xaxes(title="hours from the first request")
     figure.update_yaxes(title="requests per second", selector={"overlaying": None})

@@ -128,17 +128,13 @@ def bound(answer: Row) -> str:
         f"If parts of replicas could be rented, they would cost "
         f"{usd(solver['relaxation_usd_per_hour'])} per hour; whole ones cost "
         f"{_more(solver['gap_to_relaxation'])}. The search simulated the trace "
-        f"{_times(solver['simulations'])}, for {_fleets(solver['proposals'])} that the programme "
-        f"proposed and what is near{windows(solver['simulated_windows'])}."
+        f"{_times(solver['simulations'])}, for {solver['proposals']} proposed by the "
+        f"programme and what is near{windows(solver['simulated_windows'])}."
     )
 
 
 def _times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
-
-
-def _fleets(count: int) -> str:
-    return "one fleet" if count == 1 else f"{count} fleets"
 
 
 def _more(share: float) -> str:
