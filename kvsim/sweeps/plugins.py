@@ -15,6 +15,8 @@ from kvsim.techniques.terms import Term
 
 PLUGIN = Kind("plugin", "a Python file with techniques", 1_000_000, 8)
 
+FROZEN = "; a technique's class is @frozen, from kvsim.frozen, where it was a frozen dataclass"
+
 
 @frozen
 class Plugin:
@@ -62,7 +64,8 @@ def _install(plugin: Plugin) -> None:
     except Exception as problem:
         del sys.modules[plugin.module]
         kind = type(problem).__name__
-        raise InputError(f"plugins: {plugin.path}: {kind}: {brief(problem, 200)}") from None
+        mend = FROZEN if "inherit frozen dataclass" in str(problem) else ""
+        raise InputError(f"plugins: {plugin.path}: {kind}: {brief(problem, 200)}{mend}") from None
     own = [
         found
         for found in vars(module).values()

@@ -10,9 +10,10 @@ import pulp
 import pytest
 
 from kvsim.errors import InfeasibleError
-from kvsim.planner.fleet import dispatch
+from kvsim.planner.fleet import dispatch, mixes
 from kvsim.planner.fleet.arrays import Demand, FleetCut, FleetLimits, Offers, Schedule
 from kvsim.planner.fleet.dispatch import utilisation
+from kvsim.planner.fleet.mixes import Seen, choose
 from kvsim.planner.fleet.near import fewer, scheduled_cost
 from kvsim.planner.fleet.programme import build, solve
 from kvsim.planner.fleet.proposal import propose, undominated
@@ -62,7 +63,30 @@ def texts() -> dict[str, pulp.LpProblem]:
     seen: list[pulp.LpProblem] = []
     with patch.object(dispatch, "run", seen.append):
         utilisation(OFFERS, DEMAND, np.array([1, 2]), 0.01)
-    return found | {"dispatch": seen[0]}
+    return found | {"dispatch": seen[0]} | schedules()
+
+
+LATE = {(1, 0): [[3, 0], [4, 1]], (0, 1): [[0, 2], [0, 4]], (1, 1): [[0, 0], [1, 0]]}
+SEEN = Seen(
+    late=[{mix: np.array(late) for mix, late in LATE.items()}] * 2,
+    may_be=np.array([4, 2]),
+    delayed={(1, (1, 0), (0, 1)): np.array([2, -1])},
+    missed=[((1, 0), (1, 0))],
+)
+
+
+def schedules() -> dict[str, pulp.LpProblem]:
+    """Programmes of mixes that were played: within the targets, and least beyond them."""
+    built: list[pulp.LpProblem] = []
+
+    def noted(problem: pulp.LpProblem) -> None:
+        built.append(problem)
+        dispatch.run(problem)
+
+    with patch.object(mixes, "run", noted):
+        for seen in (SEEN, replace(SEEN, may_be=np.array([-1, -1]))):
+            choose(seen, OFFERS, DEMAND, FleetLimits(gpus=8), Schedule(0.5))
+    return {"schedule_mixes": built[0], "schedule_mixes_beyond": built[-1]}
 
 
 @pytest.mark.parametrize("name", texts())

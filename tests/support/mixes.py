@@ -76,8 +76,13 @@ def random_mix(
         for o, count in zip(some, (first, int(layers) - first), strict=True):
             rows = np.flatnonzero(p.option_of == o)
             points = np.array([[*vars(c.corner(p, int(v), k)[1]).values()] for v in rows])
-            host, split, cpu = random.dirichlet(np.ones(rows.size)) @ points
-            host, cpu, split = round(host, 6), round(cpu, 6), np.floor(split * prompt) / prompt
+            split = 0.0
+            while not split:  # where nothing is recomputed, layers only copy: another option
+                host, split, cpu = random.dirichlet(np.ones(rows.size)) @ points
+                split = np.floor(split * prompt) / prompt
+                if not points[:, 1].any():
+                    break
+            host, cpu = round(host, 6), round(cpu, 6)
             at = np.array([host, split, cpu, 1.0])
             weight, _ = nnls(np.column_stack([points, np.ones(rows.size)]).T, at)
             corners[rows, k] += weight * count

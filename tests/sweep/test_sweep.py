@@ -39,6 +39,7 @@ context = { from = 128, to = 8192, count = 4, spacing = "log" }
 """
 OWN = '''
 from typing import ClassVar
+from kvsim.frozen import frozen
 from kvsim.techniques.full import Full
 
 @frozen
@@ -277,6 +278,12 @@ def test_bad_options_are_one_line(
         ("x = 1\n", "no technique"),
         ("1 / 0\n", "ZeroDivisionError"),
         (OWN.replace('"mine"', '"full"'), "taken"),
+        (
+            OWN.replace("kvsim.frozen import frozen", "dataclasses import dataclass").replace(
+                "@frozen", "@dataclass(frozen=True)"
+            ),
+            "@frozen, from kvsim.frozen",
+        ),
     ],
 )
 def test_bad_plugins_are_one_line(text: str, words: str, tmp_path: Path) -> None:
