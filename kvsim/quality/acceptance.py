@@ -10,6 +10,8 @@ from importlib.resources import files
 from math import log
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvsim.files import read_records
 from kvsim.files.kinds import TABLE
 from kvsim.frozen import frozen
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from kvsim.traces.attention import Acceptance
 
 MOST_DRAFTS = 16
+REAL = 1e-9  # imaginary part below which a root is a real one
 
 
 @frozen
@@ -81,11 +84,10 @@ def from_measured(found: "Acceptance") -> Positions:
 
 def probability(rate: float, gamma: int) -> float:
     """Acceptance of one draft at which a round of ``gamma`` accepts that share of them."""
-    from scipy.optimize import brentq
-
     if rate <= 0 or rate >= 1:
         return min(max(rate, 0.0), 1.0)
-    return float(brentq(lambda p: _geometric(p, gamma) - rate * gamma, 0.0, 1.0))
+    found = np.roots([*[1.0] * gamma, -rate * gamma])  # one of them is positive (Descartes)
+    return float(found.real[(abs(found.imag) < REAL) & (found.real > 0)].item())
 
 
 def _geometric(each: float, gamma: int) -> float:
