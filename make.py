@@ -7,7 +7,7 @@ test   linters, types, import direction and the tests
        goes on where it was stopped, as long as the commit is the same
 lint   the same without the tests
 docs   build the documentation, warnings as errors, into build/site
-bench  time kvsim itself
+bench  time kvsim itself, about five minutes
 new-technique NAME
        start a technique: its file, its real implementation, and tests that say what to fill in
 gpu    what can be measured while a GPU is there, with the Python that runs this file; goes on
@@ -50,6 +50,8 @@ LINT = [
 ]
 BESIDE = ["-n", "2", "--dist", "worksteal"]
 """Two processes, each with half of the files: what a file's tests share is made once."""
+TIMED = ("startup", "evaluation", "serving", "tiers", "traces")
+"""Benchmarks of speed that need nothing; the others say what they need when they run alone."""
 TASKS = {
     "plan": [["-m", "kvsim", "plan", "--model", "llama2-7b", "--gpu", "a6000"]],
     "lint": LINT,
@@ -59,7 +61,7 @@ TASKS = {
         ["-m", "tests.robust.kills"],
         ["-m", "tests.robust.determinism"],
     ],
-    "bench": [[str(path)] for path in sorted((ROOT / "benchmarks").glob("*.py"))],
+    "bench": [["-m", f"benchmarks.{name}"] for name in TIMED],
 }
 REQUIREMENTS = {
     "lint": "requirements-test.txt",

@@ -1,7 +1,7 @@
 """The fleet programme and `kvsim capacity`, held against searches of all fleets and of neighbours.
 
-    python benchmarks/capacity.py programme        # 200 random small instances, all fleets tried
-    python benchmarks/capacity.py fleet TRACE [MODEL ...]
+    python -m benchmarks.capacity programme        # 200 random small instances, all fleets tried
+    python -m benchmarks.capacity fleet TRACE [MODEL ...]
 
 Asked of `programme`: equal. Of `fleet` (Azure's conversation trace, llama3-8b and llama3-70b,
 candidates a6000, l40s, a100-80g, h100, TTFT p99 at most 2 s, TPOT p99 at most 100 ms): a fleet in

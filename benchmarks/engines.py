@@ -1,8 +1,8 @@
 """Errors of the shipped engines' stacks on measured operators: what was asked beside what is.
 
-    KVSIM_SHARED=... python benchmarks/engines.py           # the table, fits included
-    KVSIM_SHARED=... python benchmarks/engines.py --write   # and the stacks and ledger that ship
-    KVSIM_SHARED=... python benchmarks/engines.py --host    # host times and stacks of 2024 alone
+    KVSIM_SHARED=... python -m benchmarks.engines           # the table, fits included
+    KVSIM_SHARED=... python -m benchmarks.engines --write   # and the stacks and ledger that ship
+    KVSIM_SHARED=... python -m benchmarks.engines --host    # host times and stacks of 2024 alone
 
 Rows: ``ops/*.csv`` of the folder named by KVSIM_SHARED. Each row is predicted by a fit that did not
 see its shape; "unseen device" by the numbers of the other cards alone.
@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
-import engines_intervals
 import numpy as np
-from engines_2024 import OLD, spread, write_old
-from engines_intervals import WITHIN_SHAPES, interval, line, requests
-from engines_own import HOST, OWN, RESERVED, before, load_tests
 
+from benchmarks import engines_intervals
+from benchmarks.engines_2024 import OLD, spread, write_old
+from benchmarks.engines_intervals import WITHIN_SHAPES, interval, line, requests
+from benchmarks.engines_own import HOST, OWN, RESERVED, before, load_tests
 from kvsim.evidence import ledger, loadtests, published, published_errors
 from kvsim.evidence.ops.fit import ClassFit, fit_table
 from kvsim.evidence.ops.rows import OpTable, read_ops

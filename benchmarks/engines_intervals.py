@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from engines_own import load_tests
 
+from benchmarks.engines_own import load_tests
 from kvsim.evidence import ledger, loadtests
 from kvsim.machines.hardware import Stack
 

@@ -1,7 +1,7 @@
 """Operating points per second, one core: every technique over batch x context, LLaMA-2-7B.
 
-    python benchmarks/evaluation.py            # a million points per technique
-    python benchmarks/evaluation.py --large    # and 10^8 points of one, with the peak memory
+    python -m benchmarks.evaluation            # a million points per technique
+    python -m benchmarks.evaluation --large    # and 10^8 points of one, with the peak memory
 
 Peers do different work per point. Their figures, measured on one core of a 2-core machine in
 November 2026 over 1,000 points of the same model: ridgepoint (closed form) 220,221 points/s;

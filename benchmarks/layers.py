@@ -1,6 +1,6 @@
 """Losses of layers added up, beside what mixed plans really lose; takes half an hour or more.
 
-    python benchmarks/layers.py DIR [--plans 40] [--seed 16] [--windows 8] [--prompt 256]
+    python -m benchmarks.layers DIR [--plans 40] [--seed 16] [--windows 8] [--prompt 256]
         [--scored 16]
 
 Measures SmolLM2-135M layer by layer (``kvsim validate --quality --per-layer``), draws plans that

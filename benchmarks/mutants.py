@@ -1,6 +1,6 @@
 """Mutation testing: small changes of the core's arithmetic, and whether the tests notice them.
 
-Usage: python benchmarks/mutants.py [--count N] [--seed N] [--room NAME] [--keep FILE] [--again]
+Usage: python -m benchmarks.mutants [--count N] [--seed N] [--room NAME] [--keep FILE] [--again]
 [--slow]; by default 300 over all rooms. Every mutant is one operator, comparison, constant or sign
 changed. The tests are collected once; the first run sees which functions each of them calls, so
 that a mutant meets only tests that run it, the quickest first, in a forked child. With --keep the

@@ -1,6 +1,6 @@
 """Long tables of plans for equal requests, in slices that a later call goes on with.
 
-    python benchmarks/plan_tables.py SECTION [--cases N] [--into FILE.jsonl]
+    python -m benchmarks.plan_tables SECTION [--cases N] [--into FILE.jsonl]
 
 settings  lossless settings by chance, none of which may beat the plan by more than 0.5 %
 changes   more memory, bandwidth or time: never worse, and as much better as the price says

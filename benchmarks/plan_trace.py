@@ -1,6 +1,6 @@
 """`kvsim plan --trace` against every candidate simulated, 3 GPUs x 2 models.
 
-    python benchmarks/plan_trace.py TRACE [REQUESTS]
+    python -m benchmarks.plan_trace TRACE [REQUESTS]
 
 The trace is scaled to three quarters of what full KV can carry on one replica, by the planner's
 own estimate. For each objective and deployment: the planner's choice and the best of all

@@ -1,6 +1,6 @@
 """Recompute or load of stored prefixes against either alone, by replicas and memories.
 
-    python benchmarks/prefixes.py TRACE.jsonl     # Mooncake's conversation trace
+    python -m benchmarks.prefixes TRACE.jsonl     # Mooncake's conversation trace
 
 Asked: never worse than the better of `load` and `recompute`. `--prefix-load auto` plays every way
 and keeps the one with the least mean TTFT; `split` decides prompt by prompt. All times are

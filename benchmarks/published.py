@@ -1,6 +1,6 @@
 """Error of the stacks that nothing was fitted to, on rows that others measured.
 
-    python benchmarks/published.py
+    python -m benchmarks.published
 
 The rows are those of `kvsim reproduce`, on another stack than the one fitted to them. The stacks'
 ``error`` fields quote what this prints.

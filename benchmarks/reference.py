@@ -1,6 +1,6 @@
 """The compiled simulator against the plain one: every workload under every option.
 
-    python benchmarks/reference.py [--workloads 500] [--options 64] [--only fleet,turns,pools,both]
+    python -m benchmarks.reference [--workloads 500] [--options 64] [--only fleet,turns,pools,both]
 
 Asked: 500 workloads, each request's times equal to 1e-9, its fate, its replica
 and what every memory holds equal too. An option is one of 64: prompts in chunks or whole, decode or
@@ -15,9 +15,6 @@ an hour of CPU time for each of the four.
 import argparse
 import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.support.served import (
     OPTIONS,

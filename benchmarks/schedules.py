@@ -1,6 +1,6 @@
 """`kvsim capacity --schedule` on small days, held against every schedule of up to 3 of a kind.
 
-    python benchmarks/schedules.py [FIRST [LAST]]      # seeds 0 to 29 if not given
+    python -m benchmarks.schedules [FIRST [LAST]]      # seeds 0 to 29 if not given
 
 Each day has two to four windows and two GPUs that compete. Every schedule that is cheaper than the
 answer is simulated, with three divisions of the classes, the cheapest first, until one meets the

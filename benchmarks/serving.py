@@ -1,6 +1,6 @@
 """Requests per second that `kvsim simulate` plays, its first run, and what recording use costs.
 
-    python benchmarks/serving.py [--against CHECKOUT] [--azure TRACE.csv] [--python PYTHON]
+    python -m benchmarks.serving [--against CHECKOUT] [--azure TRACE.csv] [--python PYTHON]
 
 Asked: against commit fa08390, 3 times as many requests per second for a million generated requests
 over 50 replicas, and 2.5 times for 10,000 requests of the Azure trace on one; the first run of

@@ -1,6 +1,6 @@
 """Wall time of the command line, as a user waits for it: medians of seven warm runs.
 
-    python benchmarks/startup.py
+    python -m benchmarks.startup
 
 Last, the first ``simulate`` of 1,000 requests after an installation, which compiles the simulator:
 asked for within 8 s, its CPU time is printed too because another process may hold the core.

@@ -1,8 +1,8 @@
 """Sweeps on a Dask cluster of this machine: speed, lost workers and clients, wrong workers.
 
-    python benchmarks/sweeps.py speed [POINTS [PAIRS]]   # one process, then two workers
-    python benchmarks/sweeps.py kills            # one of two workers is killed, then the client
-    python benchmarks/sweeps.py workers          # one without kvsim, and one of another version
+    python -m benchmarks.sweeps speed [POINTS [PAIRS]]   # one process, then two workers
+    python -m benchmarks.sweeps kills            # one of two workers is killed, then the client
+    python -m benchmarks.sweeps workers          # one without kvsim, and one of another version
 
 Asked of `speed`: 1,000,000 predictions in 30 s of one process, 1.7 times as fast on two workers,
 and equal bytes. The cluster is up and has computed a small sweep before, as clusters that serve

@@ -1,6 +1,6 @@
 """Memories for prefix blocks: hits, TTFT and speed.
 
-    python benchmarks/tiers.py [MOONCAKE_TRACE.jsonl]
+    python -m benchmarks.tiers [MOONCAKE_TRACE.jsonl]
 
 Asked: hits per memory as a plain count finds them (a test does that), the gain in TTFT of host
 memory and of NVMe, `split` and `faster` never worse than `load` or `recompute` alone, and 300,000

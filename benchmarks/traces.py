@@ -1,6 +1,6 @@
 """Requests per second read, and the memory that 10^7 requests take; one run each.
 
-    python benchmarks/traces.py [REQUESTS]
+    python -m benchmarks.traces [REQUESTS]
 
 Each case runs in a process of its own; memory is the most that process ever held.
 """

@@ -1,4 +1,4 @@
 """Mutation testing: one small change of the core's arithmetic at a time, and who notices it.
 
-``python benchmarks/mutants.py`` runs it.
+``python -m benchmarks.mutants`` runs it.
 """
