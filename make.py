@@ -42,9 +42,11 @@ UV_OPTIONS = {
 }
 """What pip's configuration calls it, and uv."""
 
+LINTED = ["kvsim", "tests", "benchmarks", "docs", "make.py", "cli.py"]
+"""Not the links at the root, which would show every file a second time."""
 LINT = [
-    ["-m", "ruff", "check", "."],
-    ["-m", "ruff", "format", "--check", "."],
+    ["-m", "ruff", "check", *LINTED],
+    ["-m", "ruff", "format", "--check", *LINTED],
     ["-m", "mypy"],
     ["-c", "from importlinter.cli import lint_imports_command as lint; lint()"],
 ]
@@ -146,8 +148,8 @@ def new_technique(name: str, root: Path = ROOT) -> list[Path]:
     file = name.replace("-", "_")
     kind = "".join(word.capitalize() for word in name.split("-"))
     targets = {
-        "technique.py.txt": root / "kvsim" / "techniques" / f"{file}.py",
-        "implementation.py.txt": root / "validate" / "impl" / f"{file}.py",
+        "technique.py.txt": root / "kvsim" / "techniques" / "papers" / f"{file}.py",
+        "implementation.py.txt": root / "kvsim" / "validate" / "impl" / f"{file}.py",
         "test_technique.py.txt": root / "tests" / "techniques" / f"test_{file}.py",
     }
     for target in targets.values():
@@ -254,7 +256,7 @@ def main() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - older ones run this file too
         sys.exit("kvsim needs Python 3.11 or newer; run this file with a newer python3")
     if task == "gpu":  # nothing is installed: PyTorch is there, and may be the only one that fits
-        session = [sys.executable, "-m", "kvsim.commands.session", *options]
+        session = [sys.executable, "-m", "kvsim.cli.session", *options]
         sys.exit(subprocess.run(session, cwd=ROOT, check=False).returncode)
     if task == "new-technique" and len(options) == 1:
         for path in new_technique(options[0]):

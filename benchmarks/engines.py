@@ -144,7 +144,7 @@ def _pair(values: object) -> str:
 
 def _write(folder: Path, fits: Fits, unseen: dict[tuple[str, str, str], np.ndarray]) -> None:
     """The shipped stacks by card, their typical numbers, and the ledger's lines of operators."""
-    stacks = Path("hwprofiles/stacks")
+    stacks = Path("kvsim/hwprofiles/stacks")
     today = str(date.today())
     entries = []
     for engine, title in ENGINES.items():
@@ -216,7 +216,7 @@ def _names(fits: Fits, engine: str, device: str) -> set[str]:
 
 def _write_host(folder: Path) -> None:
     """What load tests tell beside the kernels: the engines' host times, and the stacks of 2024."""
-    stacks = Path("hwprofiles/stacks")
+    stacks = Path("kvsim/hwprofiles/stacks")
     today = str(date.today())
     entries = []
     for engine in ENGINES:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsim.commands.openquality import Opened
-from kvsim.commands.quality import measure_per_layer
+from kvsim.cli.openquality import Opened
+from kvsim.cli.quality import measure_per_layer
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack

@@ -27,8 +27,8 @@ from kvsim.planner.plan import ChosenPlan, make_plan
 from kvsim.planner.workload import GIB, TPOT, TTFT, PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.techniques.base import Technique
-from kvsim.techniques.fastdecode import Fastdecode
-from kvsim.techniques.kvpr import Kvpr
+from kvsim.techniques.papers.fastdecode import Fastdecode
+from kvsim.techniques.papers.kvpr import Kvpr
 from kvsim.techniques.place import Place
 from kvsim.techniques.ranges import Layers
 from kvsim.techniques.terms import Term

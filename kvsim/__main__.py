@@ -1,7 +1,7 @@
 """`python -m kvsim` is the command `kvsim`, in a process of its own."""
 
-from kvsim.cli import main
-from kvsim.commands.ends import leave
+from kvsim.cli.app import main
+from kvsim.cli.ends import leave
 
 
 def run() -> None:

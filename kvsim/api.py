@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.commands.admission import admission, largest_loss
-from kvsim.commands.arguments import count, counts, gib, number, token_counts
-from kvsim.commands.plan_asked import deployments_of, limits_of, workload_of
-from kvsim.commands.values import Given, Several, deployment_of, duration, line_of, text
-from kvsim.commands.values import given as given_text
+from kvsim.cli.admission import admission, largest_loss
+from kvsim.cli.arguments import count, counts, gib, number, token_counts
+from kvsim.cli.plan_asked import deployments_of, limits_of, workload_of
+from kvsim.cli.values import Given, Several, deployment_of, duration, line_of, text
+from kvsim.cli.values import given as given_text
 from kvsim.errors import InputError, require
 from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 from kvsim.report.predict import Predictions, predicted
@@ -221,7 +221,7 @@ def simulate(
         For what the command would refuse, or if numba or pyarrow are not installed.
     """
     require("numba", "pyarrow")
-    from kvsim.commands.serve import Job
+    from kvsim.cli.serve import Job
     from kvsim.report.simulate_answer import Simulations, answered
     from kvsim.serving.costs import StepCosts
     from kvsim.serving.outcome import Targets

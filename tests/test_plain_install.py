@@ -50,7 +50,7 @@ class Without:
         return None if hidden else self.finder.find_spec(name, *rest)
 
 sys.meta_path[:] = map(Without, sys.meta_path)
-from kvsim.cli import main
+from kvsim.cli.app import main
 found = []
 for arguments in {PLAIN + NEEDING}:
     sys.argv, out, err = ["kvsim", *arguments], io.StringIO(), io.StringIO()

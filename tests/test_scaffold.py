@@ -74,11 +74,11 @@ def test_contract_and_counts_take_it_up_and_its_tests_say_what_is_missing(copy: 
 def test_the_profile_and_the_stack_of_the_page_are_all_it_takes(copy: Path) -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text()
     gpu, stack = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    profiles = copy / "hwprofiles"
+    profiles = copy / "kvsim" / "hwprofiles"
     (profiles / "example-48g.toml").write_text(gpu)
     (profiles / "stacks" / "my-engine.toml").write_text(stack)
     for path in ("example-48g.toml", "stacks/my-engine.toml"):
-        done = python(copy, "-m", "kvsim", "doctor", f"hwprofiles/{path}")
+        done = python(copy, "-m", "kvsim", "doctor", f"kvsim/hwprofiles/{path}")
         assert done.returncode == 0, done.stdout
     asked = "predict --model llama3-8b --gpu example-48g --stack my-engine --technique full"
     assert python(copy, "-m", "kvsim", *asked.split()).returncode == 0

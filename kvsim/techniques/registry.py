@@ -1,6 +1,7 @@
 """Every name of the notation, found in the files of this folder.
 
-A file ``some_name.py`` holds the term ``some-name``; other files hold what terms share.
+A file ``some_name.py``, here or in ``papers``, holds the term ``some-name``; other files hold what
+terms share.
 """
 
 from collections.abc import Iterator
@@ -9,7 +10,6 @@ from importlib import import_module
 from inspect import isclass
 from pkgutil import iter_modules
 
-import kvsim.techniques as folder
 from kvsim.techniques.terms import Term
 
 
@@ -26,9 +26,10 @@ def presets() -> dict[str, type[Term]]:
 
 
 def _terms() -> Iterator[type[Term]]:
-    for module in iter_modules(folder.__path__):
-        name = module.name.replace("_", "-")
-        for kind in vars(import_module(f"{folder.__name__}.{module.name}")).values():
-            public = isclass(kind) and not kind.__name__.startswith("_")
-            if public and issubclass(kind, Term) and getattr(kind, "name", "") == name:
-                yield kind
+    for package in ("kvsim.techniques", "kvsim.techniques.papers"):
+        for module in iter_modules(import_module(package).__path__):
+            name = module.name.replace("_", "-")
+            for kind in vars(import_module(f"{package}.{module.name}")).values():
+                public = isclass(kind) and not kind.__name__.startswith("_")
+                if public and issubclass(kind, Term) and getattr(kind, "name", "") == name:
+                    yield kind

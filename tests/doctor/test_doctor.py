@@ -14,15 +14,15 @@ from tests.support.bad_traces import BAD_ROWS, azure
 from tests.support.commands import BAD, check, line, run
 from tests.support.places import ROOT
 
-PROFILES = ROOT / "hwprofiles"
+PROFILES = ROOT / "kvsim/hwprofiles"
 CATALOGUE = ROOT / "kvsim" / "models" / "catalogue"
 SHIPPED = [
     *((PROFILES / f"{name}.toml", "hardware profile") for name in hardware_names()),
     *((PROFILES / "stacks" / f"{name}.toml", "software stack") for name in stack_names()),
     *((CATALOGUE / f"{name}.json", "model configuration") for name in model_names()),
     *((path, "measured rows") for path in (ROOT / "kvsim/evidence/papers").glob("*.csv")),
-    *((path, "attention trace") for path in (ROOT / "traces/measured").glob("*.json")),
-    *((path, "request trace") for path in (ROOT / "traces/samples").glob("*.csv")),
+    *((path, "attention trace") for path in (ROOT / "kvsim/traces/measured").glob("*.json")),
+    *((path, "request trace") for path in (ROOT / "kvsim/traces/samples").glob("*.csv")),
 ]
 
 

@@ -15,7 +15,7 @@ PAGES = ("README.md", "CONTRIBUTING.md", "make.py")
 
 def test_old_phrases_do_not_come_back() -> None:
     files = [ROOT / path for path in (*sources(), *PAGES)]
-    files += [*(ROOT / "docs").rglob("*.md"), *(ROOT / "hwprofiles").rglob("*.toml")]
+    files += [*(ROOT / "docs").rglob("*.md"), *(ROOT / "kvsim/hwprofiles").rglob("*.toml")]
     found = {
         f"{path.relative_to(ROOT)}: {match[0].strip()}"
         for path in files

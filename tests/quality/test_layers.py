@@ -8,7 +8,7 @@ import numpy as np
 import pulp
 import pytest
 
-from kvsim.commands.admission import admission
+from kvsim.cli.admission import admission
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack

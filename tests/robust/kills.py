@@ -147,7 +147,7 @@ def _run(arguments: tuple[str, ...], folder: Path) -> None:
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
         sys.argv = ["kvsim", *arguments]
-        from kvsim.cli import main
+        from kvsim.cli.app import main
 
         main()
     except SystemExit as end:

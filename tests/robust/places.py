@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from kvsim.cli import application
+from kvsim.cli.app import application
 
 PATH = re.compile(r"FILE|PATH|DIR|LOG|OUT|^\[?F(\.|$)|\.toml|\.csv|\.json|\.parquet|\.html")
 

@@ -73,7 +73,7 @@ def run(arguments: tuple[str, ...], folder: Path) -> int:
         os.dup2(nowhere, 2)
         _note_units()
         sys.argv = ["kvsim", *arguments]
-        from kvsim.cli import main
+        from kvsim.cli.app import main
 
         main()
     except SystemExit as end:

@@ -44,7 +44,8 @@ def preload(*more: str) -> None:
     import importlib
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    for name in (*PRELOADED, *more, "kvsim.cli", "kvsim.serving.simulate", "kvsim.planner.plan"):
+    rooms = ("kvsim.cli.app", "kvsim.serving.simulate", "kvsim.planner.plan")
+    for name in (*PRELOADED, *more, *rooms):
         try:
             importlib.import_module(name)
         except ImportError:
@@ -114,7 +115,7 @@ def _become(
         resource.setrlimit(resource.RLIMIT_DATA, (3 * BYTES, 3 * BYTES))
         for number, most in limits.items():
             resource.setrlimit(number, (most, most))
-        from kvsim.cli import main
+        from kvsim.cli.app import main
 
         sys.argv = ["kvsim", *arguments]
         try:

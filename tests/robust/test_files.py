@@ -362,7 +362,7 @@ def test_a_log_has_one_writer(tmp_path: Path) -> None:
 
 # Nothing goes around them.
 
-SESSION = ROOT / "validate" / "session"
+SESSION = ROOT / "kvsim/validate/session"
 """What make.py gpu runs for developers; no command of kvsim comes there."""
 METHODS = {
     "open", "fdopen", "read_text", "read_bytes", "write_text", "write_bytes", "memmap", "fromfile",
@@ -377,18 +377,21 @@ EXECUTES = {"eval", "exec", "__import__"}
 ALLOWED: dict[str, set[str]] = {
     "quality/unfinished.py": {"unlink"},  # its own file, once the output is whole
     "report/explore.py": {"read_text"},  # assets that ship
-    "commands/help.py": {"write_text"},  # of a formatter
+    "cli/help.py": {"write_text"},  # of a formatter
     "evidence/logs.py": {"read_table"},  # after check_input
     "sweeps/chunks.py": {"write_table"},  # into memory
     "sweeps/store.py": {"write_bytes"},  # a draft
-    "commands/ends.py": {"open"},  # the null device, in place of a closed stream
-    "commands/machine.py": {"open"},  # Log.open
+    "cli/ends.py": {"open"},  # the null device, in place of a closed stream
+    "cli/machine.py": {"open"},  # Log.open
     "report/page.py": {"read_text"},  # what ships with kvsim
     "report/sweep_page.py": {"read_table"},  # chunks that this run's store has checked
     "techniques/launches.py": {"read_text"},  # what ships with kvsim
     "report/runfile.py": {"read_schema", "write_table"},  # after check_input; a draft
     "traces/containers/delimited.py": {"open"},  # Source.open
-    "traces/containers/parquet.py": {"ParquetFile", "_open"},  # of a Source, which was checked
+    "traces/containers/parquet.py": {
+        "ParquetFile",
+        "_open",
+    },  # of a Source, which was checked
     "traces/source.py": {"open", "OSFile"},  # after opened()
     "traces/write.py": {"open", "ParquetWriter"},  # drafts
     "validate/model/checkpoint.py": {"safe_open"},  # after check_input
@@ -400,10 +403,7 @@ ALLOWED: dict[str, set[str]] = {
 
 def sources() -> list[Path]:
     """Every Python file that is installed."""
-    found = list((ROOT / "kvsim").rglob("*.py"))
-    for room in ("planner", "validate", "traces"):
-        found += (ROOT / room).rglob("*.py")
-    return sorted({path.resolve() for path in found})
+    return sorted((ROOT / "kvsim").rglob("*.py"))
 
 
 @cache

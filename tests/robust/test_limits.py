@@ -7,8 +7,8 @@ import pytest
 import typer
 
 from kvsim import limits
-from kvsim.cli import application
-from kvsim.commands.effects import EFFECTS, excludes, needs
+from kvsim.cli.app import application
+from kvsim.cli.effects import EFFECTS, excludes, needs
 from kvsim.errors import InputError
 from kvsim.files import kinds
 from tests.support.commands import line

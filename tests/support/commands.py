@@ -7,7 +7,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import NamedTuple
 from unittest.mock import patch
 
-from kvsim import cli
+from kvsim.cli import app as cli
 
 WIDTH = 100  # of the terminal that tables are printed for
 BAD = 2  # exit code of bad input

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
-from kvsim.commands import session as command
+from kvsim.cli import session as command
 from kvsim.validate.session import run
 from kvsim.validate.session.run import Unit
 from kvsim.validate.session.state import SessionState

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from kvsim.cli import main
+from kvsim.cli.app import main
 from kvsim.evidence.machine.samples import read_samples
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.validate import micro

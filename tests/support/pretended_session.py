@@ -13,7 +13,7 @@ from subprocess import CompletedProcess
 from typing import Any
 from unittest.mock import patch
 
-from kvsim import cli
+from kvsim.cli import app as cli
 from kvsim.validate.micro import gemm, place, suite, techniques
 from kvsim.validate.session import rates, work
 from kvsim.validate.session.state import SessionState

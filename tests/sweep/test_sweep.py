@@ -40,7 +40,7 @@ context = { from = 128, to = 8192, count = 4, spacing = "log" }
 OWN = '''
 from typing import ClassVar
 from kvsim.frozen import frozen
-from kvsim.techniques.full import Full
+from kvsim.techniques.papers.full import Full
 
 @frozen
 class Mine(Full):

@@ -14,8 +14,8 @@ from kvsim.models.model import LayerShape
 from kvsim.prediction.generate import round_seconds
 from kvsim.techniques import compose, parse
 from kvsim.techniques.axes import Storage
-from kvsim.techniques.kivi import Kivi
 from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.papers.kivi import Kivi
 from tests.support.steps import (
     AS_STATED,
     BATCH,

@@ -21,8 +21,8 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.memory import prefill_point
 from kvsim.techniques import compose, parse
-from kvsim.techniques.kvpr import Kvpr
 from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.papers.kvpr import Kvpr
 from kvsim.techniques.place import Place
 from kvsim.techniques.recompute import recomputed
 from tests.support.arithmetic import (

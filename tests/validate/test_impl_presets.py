@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.techniques import parse
-from kvsim.techniques.kvquant import Kvquant as Settings
+from kvsim.techniques.papers.kvquant import Kvquant as Settings
 from kvsim.validate.impl.cells import on_the_gpu
 from kvsim.validate.impl.kvquant import Kvquant
 from kvsim.validate.impl.normal import levels
@@ -174,7 +174,7 @@ def drafting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The catalogue's draft model is the toy model's first layer."""
     small = short("llama").arch.first(1)
     monkeypatch.setattr("kvsim.validate.impl.draft.load_architecture", lambda name: small)
-    monkeypatch.setattr("kvsim.techniques.draft.load_model", lambda name: small.model)
+    monkeypatch.setattr("kvsim.techniques.papers.draft.load_model", lambda name: small.model)
 
 
 @pytest.mark.parametrize("beside", ["", " + fp8", " + grouped:bits=4,group=8"])
@@ -205,7 +205,7 @@ def test_a_draft_model_that_is_the_model_is_always_right(monkeypatch: pytest.Mon
     own = decoder("llama")
     monkeypatch.setattr("kvsim.validate.impl.draft.load_architecture", lambda name: own.arch)
     monkeypatch.setattr("kvsim.validate.impl.beside.random_weights", lambda *_: own.weights)
-    monkeypatch.setattr("kvsim.techniques.draft.load_model", lambda name: own.arch.model)
+    monkeypatch.setattr("kvsim.techniques.papers.draft.load_model", lambda name: own.arch.model)
     technique = parse("draft:model=smollm2-135m,gamma=3,acceptance=1")
     run = Generation(own, technique, prompts(40, 23), 21, keep=True)
     run.complete()

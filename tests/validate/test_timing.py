@@ -216,7 +216,7 @@ def test_bad_input_is_one_line(more: list[str], said: str) -> None:
 
 
 def test_a_profile_of_another_device_is_refused(tmp_path: Path) -> None:
-    text = (ROOT / "hwprofiles" / "h100.toml").read_text()
+    text = (ROOT / "kvsim/hwprofiles" / "h100.toml").read_text()
     path = tmp_path / "F.toml"
     path.write_text('device = "NVIDIA H100"\ndate = "2026-01-01"\n' + text)
     assert "was measured on NVIDIA H100, this is" in line("validate", "--gpu", str(path))

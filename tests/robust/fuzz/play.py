@@ -13,9 +13,9 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 from types import FrameType
 
-from kvsim.cli import application
-from kvsim.commands.effects import checked
-from kvsim.commands.ends import NO_MEMORY, ended
+from kvsim.cli.app import application
+from kvsim.cli.effects import checked
+from kvsim.cli.ends import NO_MEMORY, ended
 
 SECONDS = 10.0  # of CPU that one input may take
 BYTES = 2 * 10**9  # that it may add to what the process holds

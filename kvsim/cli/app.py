@@ -1,0 +1,92 @@
+"""The command line: the commands put together, and every error as one line."""
+
+import gc
+import os
+import sys
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from kvsim import __version__
+from kvsim.cli.ends import ended
+
+COMMANDS = {
+    "plan": "plan",
+    "predict": "predict",
+    "simulate": "simulate",
+    "capacity": "capacity",
+    "sweep": "sweep",
+    "explore": "explore",
+    "reproduce": "reproduce",
+    "calibrate": "calibrate",
+    "validate": "validate",
+    "doctor": "doctor",
+    "models": "lists",
+    "gpus": "lists",
+    "techniques": "lists",
+    "stacks": "lists",
+    "traces": "traces",
+}
+"""Every command by name, and its module in ``kvsim.cli``, in the order of the help."""
+
+YOUNG = 400_000
+"""Objects made between two searches for garbage: commands are short and make few cycles, and
+Python's 700 cost them 5 % of their time, 50,000 still 3 %."""
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvsim {__version__}")
+        raise typer.Exit
+
+
+def _general(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit."),
+    ] = False,
+) -> None:
+    """Which KV-cache technique to run, with which settings, what it gains, how sure that is."""
+
+
+def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """The commands as one application; only the modules of those named are imported."""
+    app = typer.Typer(
+        name="kvsim",
+        add_completion=True,
+        context_settings={"max_content_width": 100},
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_general)
+    for name in names:
+        module = import_module(f"kvsim.cli.{COMMANDS[name]}")
+        if isinstance(getattr(module, "app", None), typer.Typer):
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(getattr(module, name))
+    return app
+
+
+def main() -> None:
+    """Run the command line; every error is one line on standard error."""
+    gc.set_threshold(YOUNG)
+    # a plan's matrices are small: threads that NumPy's library starts for large ones would only
+    # spin; PyTorch has its own
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    arguments = sys.argv[1:] or ["--help"]
+    sys.exit(ended(lambda: _run(arguments)))
+
+
+def _run(arguments: list[str]) -> object:
+    """Run one command; all of them are put together only to list or to suggest them."""
+    from kvsim.cli.effects import checked
+
+    app = application(arguments[:1] if arguments[0] in COMMANDS else COMMANDS)
+    return checked(app)(arguments, prog_name="kvsim", standalone_mode=False)
+
+
+if __name__ == "__main__":
+    main()

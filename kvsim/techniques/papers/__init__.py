@@ -1,0 +1,1 @@
+"""One file per paper or engine feature; `ls` lists what kvsim offers."""

@@ -1,0 +1,43 @@
+"""FlexGen: weights, cache and hidden states placed on GPU and host in any proportion."""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from kvsim.frozen import frozen
+from kvsim.machines.deployment import Deployment
+from kvsim.techniques.papers.offload import packed_on_host
+from kvsim.techniques.place import Place
+from kvsim.techniques.settings import param
+from kvsim.techniques.terms import Part, Term
+
+
+@frozen
+class Flexgen(Term):
+    """Offloading by columns: a layer serves all parts of the batch before the next layer.
+
+    References
+    ----------
+    .. [1] Y. Sheng et al., "FlexGen: high-throughput generative inference of large language
+       models with a single GPU", ICML 2023, sections 4.2 to 4.4.
+    """
+
+    name: ClassVar[str] = "flexgen"
+
+    weights_gpu: float = param(0, "weights on the GPU [%]", high=100, whole=False)
+    cache_gpu: float = param(0, "cache on the GPU [%]", high=100, whole=False)
+    states_gpu: float = param(100, "hidden states on the GPU [%]", high=100, whole=False)
+    bits: float = param(16, "bits per cached number", choices=(4, 8, 16))
+    parts: int = param(8, "parts of the batch", low=1, high=1024)
+
+    def says(self) -> tuple[Part, ...]:
+        """What is not on the GPU is on the host."""
+        cache, weights, states = (
+            1.0 - share / 100 for share in (self.cache_gpu, self.weights_gpu, self.states_gpu)
+        )
+        place = Place(cache, weights_host=weights, states_host=states, parts=self.parts)
+        return (place, *packed_on_host(self.bits))
+
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+        """The corners of the placement, and half the weights."""
+        shares = (0.0, 50.0, 100.0)
+        return [Flexgen(w, c) for w in shares for c in (0.0, 50.0)] + [Flexgen(bits=4)]

@@ -1,0 +1,59 @@
+"""PyramidKV: SnapKV with budgets that shrink from the first layer to the last."""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+import numpy as np
+
+from kvsim.frozen import frozen
+from kvsim.graph import Number
+from kvsim.machines.deployment import Deployment
+from kvsim.techniques.papers.snapkv import PARTS, Snapkv
+from kvsim.techniques.settings import param
+from kvsim.techniques.terms import Term
+
+WHOLE = 1 - 1e-9  # a share that is all of any prompt
+
+
+@frozen
+class Pyramidkv(Snapkv):
+    """Budgets fall linearly with depth among the layers with a cache; their mean is ``budget``.
+
+    The last layer keeps the mean over ``beta``, the first twice the mean less that.
+
+    References
+    ----------
+    .. [1] Z. Cai et al., "PyramidKV: dynamic KV cache compression based on pyramidal information
+       funneling", 2024, section 4.2, equations 3 and 4; beta 20, window 8.
+    """
+
+    name = "pyramidkv"
+
+    budget: Number = param(
+        1024, "prompt tokens kept, mean over layers [tokens]", low=1, high=1e7, share=True
+    )
+    window: int = param(8, "observing queries [tokens]", low=1, high=1e5)
+    beta: float = param(20, "mean budget over the last layer's", low=1, high=1e3, whole=False)
+
+    def breaks(self, deployment: Deployment) -> tuple[int, ...]:
+        """Every layer but the first begins a new range, since all budgets differ."""
+        return tuple(range(1, deployment.model.layers))
+
+    def at(self, index: int, deployment: Deployment) -> Snapkv:  # type: ignore[override]
+        """One layer's budget, a window at least."""
+        least, caches = self.budget / self.beta, deployment.model.caches
+        depth = bisect_left(caches, index) / max(1, len(caches) - 1)
+        budget = 2 * self.budget - least - depth * (2 * self.budget - 2 * least)
+        if self.shares:
+            return Snapkv(np.minimum(budget, WHOLE), self.window)
+        return Snapkv(np.maximum(np.round(budget), self.window), self.window)
+
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+        """An eighth, a quarter and a half of the prompt."""
+        return [Pyramidkv(np.maximum(np.ceil(PARTS * prompt), self.window))]
+
+    def options_of_shares(
+        self, deployment: Deployment, prompt: int, generate: int
+    ) -> Iterable[Term]:
+        """The same of each prompt."""
+        return [Pyramidkv(PARTS)]

@@ -1,0 +1,345 @@
+"""The command line keeps its contract: fields, formats, widths, exit codes and what it imports."""
+
+import csv
+import io
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import typer
+
+import kvsim
+from kvsim.cli import app as cli
+from kvsim.machines.profiles import hardware_names, stack_names
+from kvsim.models.configs import model_names
+from kvsim.techniques import TECHNIQUES
+from tests.support.commands import WIDTH, run
+
+CASE = ("--model", "llama2-7b", "--gpu", "a6000")
+TWO = ("predict", *CASE, "--technique", "full", "--technique", "kvpr:split=64")
+GRID = (*TWO, "--batch", "1,400", "--prompt", "512,1024", "--generate", "1,32")
+COMMANDS = ("models", "gpus", "techniques", "stacks", "predict", "plan")
+LISTS = COMMANDS[:4]
+NAMES = {
+    "models": set(model_names()),
+    "gpus": set(hardware_names()),
+    "techniques": set(TECHNIQUES),
+    "stacks": set(stack_names()),
+}
+# the contract of the design, and what has been added to it since
+FIELDS = (
+    "model gpu stack technique params batch prompt generate ttft_s tpot_s prefill_s decode_s "
+    "decode_tok_s gpu_bytes host_bytes fits max_batch bound_by basis breakdown"
+)
+PREDICT = set(FIELDS.split())
+PREDICT_MORE = {
+    "tp",
+    "ranges",
+    "weights",
+    "notation",
+    "output_tok_s",
+    "usd_per_million_tokens",
+    "notes",
+    "assumed",
+}
+PLAN = {"choice", "predicted", "baseline", "alternatives", "binding", "prices", "solver"}
+PLAN_MORE = {
+    "answer",
+    "objective",
+    "limits",
+    "basis",
+    "not_modelled",
+    "service",
+    "quality",
+    "knees",
+    "waves",
+}
+PLAN_MORE |= {"advice", "others", "likely"}
+HEAVY = {"numpy", "scipy", "pandas", "pulp", "plotly", "torch", "rich"}
+
+
+@cache
+def done(*args: str) -> str:
+    """Standard output of a command that must succeed and say nothing else."""
+    result = run(*args)
+    said = [line for line in result.err.splitlines() if not line.startswith("kvsim: wrote ")]
+    assert (result.code, said) == (0, [])
+    return result.out
+
+
+def answer(*args: str) -> Any:
+    return json.loads(done(*args, "--json"))
+
+
+def python(code: str, out: Any = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    command, err = [sys.executable, "-c", code], subprocess.PIPE
+    return subprocess.run(command, stdout=out, stderr=err, text=True, check=False)
+
+
+def test_predict_gives_a_row_per_point_with_the_fields_of_the_contract() -> None:
+    rows = answer(*GRID)
+    assert [set(row) for row in rows] == [PREDICT | PREDICT_MORE] * 16
+    points = [(r["technique"], r["prompt"], r["generate"], r["batch"]) for r in rows]
+    techniques, prompts, tokens, batches = ("full", "kvpr"), (512, 1024), (1, 32), (1, 400)
+    assert points == [
+        (t, p, g, b) for t in techniques for p in prompts for g in tokens for b in batches
+    ]
+    assert rows[-1]["params"] == {"split": 64, "schedule": "row", "bits": 16, "parts": 8}
+    assert {r["tpot_s"] is None for r in rows if r["generate"] == 1} == {True}
+    assert rows[1]["fits"] is False and rows[0]["fits"] is True
+    for row in rows:
+        assert row["ttft_s"] == row["prefill_s"] > 0
+        for tier in ("gpu", "host"):
+            buffers = row["breakdown"][f"{tier}_bytes"]
+            assert sum(buffers.values()) == pytest.approx(row[f"{tier}_bytes"], rel=1e-12)
+
+
+def test_plan_has_the_fields_of_the_contract() -> None:
+    found = answer("plan", *CASE)
+    assert set(found) == PLAN | PLAN_MORE
+    assert set(found["choice"]) == {"technique", "params", "batch", "layers"}
+    assert set(found["solver"]) >= {"options", "optimum", "given_up"}
+    assert 0 <= found["solver"]["given_up"] <= 0.05
+    assert found["choice"]["layers"][0]["count"] == 32
+    assert found["predicted"]["ttft_s"] <= 2 and found["predicted"]["tpot_s"] <= 0.1
+    assert [k["given_up"] for k in found["knees"]] == [0.01, 0.05, 0.1]
+    assert all(a["reason"] for a in found["alternatives"])
+    for row in (found["predicted"], found["baseline"], *found["alternatives"]):
+        assert set(row) >= PREDICT and row["fits"] is True
+    assert all(gain >= 0 for gain in found["prices"].values())
+    assert len(found["not_modelled"]) > 2
+
+
+def test_limits_of_the_command_line_reach_the_plan() -> None:
+    options = "--gpu-memory 20 --host-memory 16 --ttft 5 --tpot 0.5 --max-loss 0.5 --batch auto"
+    found = answer("plan", *CASE, *options.split())
+    assert found["limits"] == {
+        "gpu_memory": 20 * 2**30, "host_memory": 16 * 2**30, "ttft": 5, "tpot": 0.5,
+        "loss": 0.5, "assumed": 0,
+    }  # fmt: skip
+    predicted = found["predicted"]
+    assert predicted["gpu_bytes"] <= 20 * 2**30 and predicted["host_bytes"] <= 16 * 2**30
+    assert predicted["ttft_s"] <= 5 and predicted["tpot_s"] <= 0.5
+
+
+def test_an_alternative_says_which_option_would_admit_it() -> None:
+    strict = answer("plan", *CASE)["alternatives"]
+    assert {tuple(r["needs"]) for r in strict if r["allowed"]} == {()}
+    assert {"--lossy"} <= {need for r in strict for need in r["needs"]}
+    loose = answer("plan", *CASE, "--lossy")["alternatives"]
+    assert any("--acceptance" in r["needs"] for r in loose if not r["allowed"])
+    told = answer("plan", *CASE, "--lossy", "--acceptance", "0.9")["alternatives"]
+    assert not [r for r in told if "--acceptance" in r["needs"]]
+
+
+def test_a_fixed_batch_of_a_service_says_what_other_weights_bring() -> None:
+    found = answer("plan", *CASE, "--batch", "4", "--weights", "fp16,int4", "--tp", "1,2")
+    asked = {(p["weights"], p["tp"]) for p in (found["predicted"], *found["others"])}
+    assert asked == {(w, n) for w in ("fp16", "int4") for n in (1, 2)}
+    assert found["predicted"]["batch"] == 4
+
+
+def test_without_a_plan_the_answer_is_json_too() -> None:
+    result = run("plan", *CASE, "--tpot", "2ms", "--json")
+    found = json.loads(result.out)
+    assert result.code == 1 and found["choice"] is None and found["relaxations"]["tpot"] > 2e-3
+    assert found["reason"] in result.err.replace("kvsim: ", "")
+
+
+def test_times_without_a_unit_are_asked_about() -> None:
+    result = run("plan", *CASE, "--tpot", "50")
+    assert result.code == 2 and "write 50ms or 50s" in result.err
+
+
+@pytest.mark.parametrize("command", LISTS)
+def test_lists_name_everything(command: str) -> None:
+    rows = answer(command)
+    assert {row["name"] for row in rows} == NAMES[command]
+    table = done(command)
+    assert all(name in table for name in NAMES[command])
+    if command != "stacks":
+        assert all(row["sources" if command == "gpus" else "source"] for row in rows)
+    if command == "techniques":
+        assert all(p["meaning"] for row in rows for p in row["parameters"])
+
+
+def test_csv_is_the_json() -> None:
+    rows = answer(*GRID)
+    read = list(csv.DictReader(io.StringIO(done(*GRID, "--csv"))))
+    assert len(read) == len(rows)
+    for got, expected in zip(read, rows, strict=True):
+        assert set(got) == set(expected) - {"assumed", "breakdown", "notes", "ranges"}
+        for key, text in got.items():
+            if isinstance(expected[key], (int, float)) and not isinstance(expected[key], bool):
+                assert float(text) == expected[key]
+            assert not text.startswith(("{", "["))  # nothing nested
+        assert (got["technique"], got["basis"]) == (expected["technique"], "carried over")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *((command,) for command in LISTS),
+        GRID,
+        TWO,
+        (*TWO, "--technique", "zipcache", "--technique", "kvpr", "--tp", "2"),
+        ("plan", *CASE),
+        ("plan", *CASE, "--lossy", "--objective", "cost", "--tpot", "0.04"),
+        (
+            "plan",
+            "--model",
+            "lwm-text-chat-128k",
+            "--gpu",
+            "rtx-pro-6000",
+            "--prompt",
+            "1M",
+            "--offline",
+        ),
+        *((command, "--help") for command in COMMANDS),
+        ("--help",),
+    ],
+    ids=lambda arguments: " ".join(arguments)[:60],
+)
+def test_text_fits_100_columns(arguments: tuple[str, ...]) -> None:
+    assert 5 < max(len(line) for line in done(*arguments).splitlines()) <= WIDTH
+
+
+def test_the_table_tells_equal_names_apart_and_marks_what_does_not_fit() -> None:
+    text = done(*TWO, "--technique", "kvpr:split=0", "--batch", "1,400")
+    assert "kvpr #1" in text and "kvpr #2" in text and "split=0," in text
+    assert " ! " in text and "does not fit" in text
+    assert "stack vllm@a40, fp16 weights, prompt 2,048, generate 128" in text.splitlines()[0]
+
+
+def test_version_is_that_of_the_package() -> None:
+    assert done("--version").strip() == f"kvsim {kvsim.__version__}"
+
+
+def test_help_names_every_command_and_explains_every_option() -> None:
+    assert done() == done("--help")
+    assert all(command in done("--help") for command in COMMANDS)
+    assert "..." not in done("--help").partition("Commands:")[2]  # nothing is cut off
+    for command in COMMANDS:
+        text = done(command, "--help").partition("\n\n")[2].partition("Examples:\n")
+        entries = re.split(r"\n  (?=--)", text[0])[1:]
+        assert all(len(re.split(r"\s{2,}", entry, maxsplit=1)[1]) > 10 for entry in entries)
+        assert text[2].count("kvsim ") == 2
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "[red]x[blue]<script>:smile:"
+    folder.mkdir()
+    config = Path(cli.__file__).parent / "models" / "catalogue" / "smollm2-135m.json"
+    (folder / "config.json").write_text(config.read_text())
+    page = tmp_path / "page.html"
+    odd = ("--model", str(folder), "--gpu", "t4")
+    assert folder.name in done("predict", *odd, "--technique", "full")
+    assert folder.name in done("plan", *odd, "--only", "full", "--report", str(page))
+    assert "<script>:smile:" not in page.read_text()
+
+
+class Page(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "action")]
+
+
+def test_a_report_stands_alone(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text("an older page")
+    found = json.loads(done("plan", *CASE, "--lossy", "--json", "--report", str(file)))
+    text = file.read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.links == [] and "link" not in page.tags and "img" not in page.tags
+    assert text.count('data-for="picture') >= 3 and text.count('id="plotly"') == 1
+    assert len(text) < 5e6 and 'name="viewport"' in text and "Made by <code>kvsim plan" in text
+    assert found["choice"]["technique"] in text and "Not modelled" in text
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("method", ["write_text", "replace"])
+@pytest.mark.parametrize("before", [None, "an older page"])
+def test_a_failing_write_leaves_nothing_half_written(
+    method: str, before: str | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "page.html"
+    if before:
+        file.write_text(before)
+    full = OSError(28, "No space left on device")
+    with patch.object(Path, method, side_effect=full):
+        result = run("plan", *CASE, "--report", str(file))
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert f"{file}: disk full" in result.err
+    assert [path.read_text() for path in tmp_path.iterdir()] == ([before] if before else [])
+
+
+def test_a_report_never_replaces_what_is_no_file(tmp_path: Path) -> None:
+    special = tmp_path / "pipe"  # as a device would be, whose loss the machine would feel
+    os.mkfifo(special)
+    result = run("plan", *CASE, "--report", str(special))
+    assert result.code == 2 and "--report" in result.err
+    assert stat.S_ISFIFO(special.stat().st_mode)
+
+
+def test_exit_codes() -> None:
+    assert run("plan", *CASE).code == 0
+    assert run("plan", *CASE, "--tpot", "1e-6").code == 1
+    assert run("plan", *CASE, "--tpot", "x").code == 2
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, typer.Abort])
+def test_an_interrupt_says_one_line(stop: type[BaseException]) -> None:
+    before = signal.getsignal(signal.SIGINT)  # ignored, where tests run in the background
+    with patch("kvsim.models.configs.load_model", side_effect=stop):
+        assert run(*TWO) == (128 + signal.SIGINT, "", "kvsim: stopped by SIGINT\n")
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [(["--help"], HEAVY), (["plan", "--help"], HEAVY), (["plan", *CASE], {"torch", "plotly"})],
+)
+def test_imports_wait_until_they_are_needed(arguments: list[str], absent: set[str]) -> None:
+    setup = "import sys; from kvsim.cli import app as cli; "
+    code = f"{setup}sys.argv = {['kvsim', *arguments]!r}\n"
+    code += "try: cli.main()\nexcept SystemExit as stop: assert not stop.code\n"
+    code += f"print(sorted({absent!r} & set(sys.modules)), file=sys.stderr)"
+    assert python(code).stderr == "[]\n"
+
+
+def test_it_runs_as_a_module() -> None:
+    code = "import runpy, sys; sys.argv = ['kvsim', 'stacks', '--json']\n"
+    module = python(code + "runpy.run_module('kvsim', run_name='__main__')")
+    assert (module.returncode, module.stderr) == (0, "")
+    assert json.loads(module.stdout) == answer("stacks")
+
+
+def test_output_that_nobody_reads_or_that_has_no_room() -> None:
+    code = "import sys; from kvsim.cli import app as cli; sys.argv = ['kvsim', 'gpus', '--json']; cli.main()"
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        gone = python(code, pipe)
+    assert (gone.returncode, gone.stderr) == (128 + signal.SIGPIPE, "")
+    if not Path("/dev/full").is_char_device():
+        pytest.skip("no /dev/full here")
+    with Path("/dev/full").open("w") as full:
+        stuck = python(code, full)
+    assert (stuck.returncode, stuck.stderr.count("\n")) == (2, 1)
+    assert stuck.stderr.startswith("kvsim: standard output: No space")

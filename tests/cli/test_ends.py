@@ -1,0 +1,28 @@
+"""A signal at the worst moment: a draft is there, and nobody looks after it yet."""
+
+from pathlib import Path
+
+import pytest
+
+from kvsim.cli.ends import Stopped, ended
+from kvsim.files import replacing, writing
+from kvsim.files.drafts import create_draft
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt(), Stopped(15)])
+def test_a_signal_just_after_a_draft_is_made_leaves_none(
+    problem: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def interrupted(target: Path, mode: int) -> tuple[Path, int]:
+        create_draft(target, mode)
+        raise problem
+
+    def work() -> None:
+        with replacing(tmp_path / "out.csv") as draft:
+            draft.write_text("never")
+
+    monkeypatch.setattr(writing, "create_draft", interrupted)
+    assert ended(work) in (130, 143)
+    assert list(tmp_path.iterdir()) == []
+    assert "nothing was written" in capsys.readouterr().err

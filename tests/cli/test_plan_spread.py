@@ -1,0 +1,34 @@
+"""Several degrees of parallelism asked of `kvsim plan`: what is compared, and what is refused."""
+
+import pytest
+
+from kvsim.cli.plan_asked import deployments_of
+from kvsim.errors import InputError
+
+
+def asked(pp: str = "1", dp: str = "1", ep: str = "1", tp: str = "1") -> list[str]:
+    found = deployments_of(
+        "qwen3-30b-a3b", "h100", "vllm", tp, "released", None, (pp, dp, ep)
+    )  # fmt: skip
+    return [d.parallelism.words() for d in found]
+
+
+def test_what_can_be_built_is_compared_few_gpus_first() -> None:
+    assert asked(dp="1,2", ep="1,2") == ["", "dp 2", "dp 2, ep 2"]  # one GPU has no two groups
+    assert asked(tp="2,1", pp="2") == ["tp 2, pp 2", "pp 2"]  # as typed
+
+
+@pytest.mark.parametrize(
+    ("degrees", "said"),
+    [
+        ({"ep": "2"}, "--ep: got 2; expected a number that divides the 1 GPUs"),
+        ({"ep": "3,5"}, "--ep: got 3"),
+        ({"pp": "99"}, "--pp: got 99; expected a whole number from 1 to 64"),
+        ({"dp": "two"}, "--dp: got 'two'; expected whole numbers"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_built_is_refused_by_its_option(degrees: dict[str, str], said: str) -> None:
+    with pytest.raises(InputError) as error:
+        asked(**degrees)
+    assert said in str(error.value) and "\n" not in str(error.value)
