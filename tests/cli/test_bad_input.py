@@ -12,7 +12,7 @@ from kvsim.cli import app as cli
 from kvsim.errors import InputError
 from tests.support.commands import BAD, check, line, replaced
 
-SHIPPED = Path(cli.__file__).parent
+SHIPPED = Path(cli.__file__).parents[1]
 CATALOGUE = SHIPPED / "models" / "catalogue"
 CONFIG: dict[str, Any] = json.loads((CATALOGUE / "smollm2-135m.json").read_text())
 PROFILE = (SHIPPED / "hwprofiles" / "t4.toml").read_text()

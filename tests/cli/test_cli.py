@@ -239,7 +239,7 @@ def test_help_names_every_command_and_explains_every_option() -> None:
 def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
     folder = tmp_path / "[red]x[blue]<script>:smile:"
     folder.mkdir()
-    config = Path(cli.__file__).parent / "models" / "catalogue" / "smollm2-135m.json"
+    config = Path(cli.__file__).parents[1] / "models" / "catalogue" / "smollm2-135m.json"
     (folder / "config.json").write_text(config.read_text())
     page = tmp_path / "page.html"
     odd = ("--model", str(folder), "--gpu", "t4")
@@ -331,7 +331,8 @@ def test_it_runs_as_a_module() -> None:
 
 
 def test_output_that_nobody_reads_or_that_has_no_room() -> None:
-    code = "import sys; from kvsim.cli import app as cli; sys.argv = ['kvsim', 'gpus', '--json']; cli.main()"
+    code = "import sys; from kvsim.cli import app as cli; sys.argv = ['kvsim', 'gpus', '--json']; "
+    code += "cli.main()"
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as pipe:
