@@ -16,14 +16,14 @@ from kvsim.serving.costs import StepCosts
 from kvsim.serving.lanes import Lane, simulate_lanes
 from kvsim.serving.outcome import Outcome, Targets
 from kvsim.serving.pools import TRANSFERS, TwoPools, simulate_pools
-from kvsim.serving.reference import simulate_plainly
-from kvsim.serving.reference_sessions import simulate_sessions_plainly
 from kvsim.serving.routes import ROUTES
 from kvsim.serving.rules import ADMISSIONS, PREEMPTIONS, PREFILLS, PRIORITIES
 from kvsim.serving.simulate import Run, simulate
 from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
 from tests.frozen.moved import shortened
+from tests.support.plain.scheduler import simulate_plainly
+from tests.support.plain.sessions import simulate_sessions_plainly
 from tests.support.served import tables_of, with_conduct, with_tiers, workload
 
 PLACE = Path(__file__).with_name("runs.json")

@@ -8,11 +8,11 @@ import pytest
 from kvsim.errors import InputError
 from kvsim.serving.lanes import Lane, simulate_lanes
 from kvsim.serving.outcome import faults
-from kvsim.serving.reference import PlainReplica
-from kvsim.serving.reference_memory import PlainRequest
 from kvsim.serving.simulate import simulate
 from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
+from tests.support.plain.memory import PlainRequest
+from tests.support.plain.scheduler import PlainReplica
 from tests.support.served import compare, tables_of, workload
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.serving.reference import PlainReplica, simulate_plainly
-from kvsim.serving.reference_memory import PlainRequest, line, plane
 from kvsim.serving.simulate import simulate
 from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
+from tests.support.plain.memory import PlainRequest, line, plane
+from tests.support.plain.scheduler import PlainReplica, simulate_plainly
 from tests.support.served import compare, tables_of
 
 ONE = Requests(np.zeros(1), np.array([64]), np.array([9]), np.array([0, 1]), np.array([0, 2]), 32)

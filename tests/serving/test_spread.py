@@ -13,12 +13,12 @@ from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.service import Service
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.reference import simulate_plainly
 from kvsim.serving.rules import Rules
 from kvsim.serving.simulate import Run, simulate
 from kvsim.serving.world import limits_of
 from kvsim.techniques import parse
 from kvsim.traces.requests import Requests
+from tests.support.plain.scheduler import simulate_plainly
 from tests.support.served import compare, workload
 
 FULL = parse("full")

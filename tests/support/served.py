@@ -29,18 +29,18 @@ from kvsim.serving.records import (
     POOLS,
     REFUSED,
 )
-from kvsim.serving.reference import PlainReplica, simulate_plainly
-from kvsim.serving.reference_memory import PlainRequest
-from kvsim.serving.reference_pools import (
-    simulate_pools_plainly,
-    simulate_sessions_apart_plainly,
-)
-from kvsim.serving.reference_sessions import simulate_sessions_plainly
 from kvsim.serving.routes import ROUTES
 from kvsim.serving.rules import ADMISSIONS, LOADS, PREEMPTIONS, PREFILLS, PRIORITIES, Rules
 from kvsim.serving.simulate import Run, simulate
 from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
+from tests.support.plain.memory import PlainRequest
+from tests.support.plain.pools import (
+    simulate_pools_plainly,
+    simulate_sessions_apart_plainly,
+)
+from tests.support.plain.scheduler import PlainReplica, simulate_plainly
+from tests.support.plain.sessions import simulate_sessions_plainly
 
 TECHNIQUES = ("full", "kivi", "offload", "quantspec", "specache", "kcache")
 OPTIONS = list(product(PREFILLS, PRIORITIES, PREEMPTIONS, (False, True), ROUTES))

@@ -5,9 +5,9 @@ from math import inf, nextafter
 from typing import Any
 
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.reference import PlainReplica, fleet_of, plain_requests
-from kvsim.serving.reference_memory import PlainRequest
 from kvsim.traces.requests import Requests
+from tests.support.plain.memory import PlainRequest
+from tests.support.plain.scheduler import PlainReplica, fleet_of, plain_requests
 
 
 class PlainSessions:

@@ -11,7 +11,9 @@ from typing import Any
 
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.records import LINKS
-from kvsim.serving.reference_memory import (
+from kvsim.serving.world import link_rates
+from kvsim.traces.requests import Requests
+from tests.support.plain.memory import (
     EPS,
     PlainRequest,
     PlainSequence,
@@ -19,10 +21,8 @@ from kvsim.serving.reference_memory import (
     line,
     plane,
 )
-from kvsim.serving.reference_prompts import PlainPrompts
-from kvsim.serving.reference_tiers import PlainStore
-from kvsim.serving.world import link_rates
-from kvsim.traces.requests import Requests
+from tests.support.plain.prompts import PlainPrompts
+from tests.support.plain.tiers import PlainStore
 
 
 @dataclass(eq=False)

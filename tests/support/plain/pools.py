@@ -9,12 +9,12 @@ import numpy as np
 
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.pools import TwoPools
-from kvsim.serving.reference import PlainReplica, fleet_of, simulate_plainly
-from kvsim.serving.reference_memory import EPS, PlainRequest, by_class
-from kvsim.serving.reference_sessions import PlainSessions
 from kvsim.serving.rules import Rules
 from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
+from tests.support.plain.memory import EPS, PlainRequest, by_class
+from tests.support.plain.scheduler import PlainReplica, fleet_of, simulate_plainly
+from tests.support.plain.sessions import PlainSessions
 
 
 def simulate_pools_plainly(

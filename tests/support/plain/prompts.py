@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from math import ceil, inf, isnan
 
-from kvsim.serving.reference_memory import EPS, PlainRequest, PlainSequence, by_class
-from kvsim.serving.reference_tiers import PlainTiers
+from tests.support.plain.memory import EPS, PlainRequest, PlainSequence, by_class
+from tests.support.plain.tiers import PlainTiers
 
 
 @dataclass(eq=False)

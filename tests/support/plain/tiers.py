@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvsim.serving.reference_memory import PlainMemory, PlainRequest, PlainSequence, line, plane
+from tests.support.plain.memory import PlainMemory, PlainRequest, PlainSequence, line, plane
 
 NEAREST_FIRST = ("host", "nvme", "remote")
 LINK = {"nvme": "nvme_read", "remote": "nic_in"}

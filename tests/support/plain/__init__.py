@@ -1,0 +1,1 @@
+"""Continuous batching in plain Python, pass by pass: what the compiled simulator must equal."""
