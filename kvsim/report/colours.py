@@ -1,8 +1,10 @@
 """One mark per technique on every page: a colour, and a shape and a pattern that differ in grey."""
 
+from functools import cache
 from zlib import crc32
 
 from kvsim.frozen import frozen
+from kvsim.techniques.registry import terms
 
 PALETTE = (
     "#5490fc", "#f06c0c", "#789c60", "#b40cb4", "#7830fc", "#786060", "#c078b4", "#cc0c24",
@@ -18,16 +20,18 @@ SYMBOLS = (
     "star-triangle-down", "triangle-ne", "triangle-se", "triangle-sw", "triangle-nw", "hexagon2",
     "circle-cross", "square-cross", "diamond-cross", "circle-x", "square-x", "diamond-x",
 )  # fmt: skip
+OUTLINES = ("", "-open")  # filled symbols first, then their outlines
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 PATTERNS = ("", "/", "\\", "x", "-", "|", "+", ".")
 SYMBOLS_SHOWN = 12  # on a line of many points
-NAMES = (
+ORDER = (
     "full", "offload", "kvpr", "kcache", "specache", "zipcache", "quantspec", "kivi", "h2o",
     "streamingllm", "snapkv", "magicdec", "flexgen", "fastdecode", "fp8", "infllm", "gear",
     "gear-first", "mikv", "quest", "pyramidkv", "duoattention", "shadowkv", "turboquant",
     "kvquant", "eagle", "mtp", "draft", "place", "ngram",
 )  # fmt: skip
-"""Techniques in the order in which they got their marks, which they keep; others get one too."""
+"""Techniques whose marks stay as they are on pages made before. Any other technique follows behind
+them in the order of its name, so that nothing has to be added here."""
 
 
 @frozen
@@ -62,12 +66,36 @@ def lined(look: Marker) -> dict[str, object]:
 
 
 def mark(technique: str) -> Marker:
-    """The mark of a technique; a composition has that of its first part."""
+    """Return the mark of a technique; a composition has that of its first term.
+
+    Parameters
+    ----------
+    technique : notation, or the name of a technique, also of one that is not installed here.
+    """
     name = technique.partition(":")[0].partition(" ")[0].partition("+")[0]
-    place = NAMES.index(name) if name in NAMES else len(NAMES) + crc32(name.encode()) % 5
+    places = _places()
+    return mark_at(places.get(name, len(places) + crc32(name.encode()) % len(SYMBOLS)))
+
+
+def mark_at(place: int) -> Marker:
+    """Return the mark at a place of the order; marks differ up to the 264th.
+
+    Parameters
+    ----------
+    place : counted from 0.
+    """
+    turn = place // len(PALETTE)
+    outline, symbol = divmod(place, len(SYMBOLS))
     return Marker(
         PALETTE[place % len(PALETTE)],
-        SYMBOLS[place],
-        DASHES[place // len(PALETTE) % len(DASHES)],
-        PATTERNS[place // len(PALETTE) % len(PATTERNS)],
+        SYMBOLS[symbol] + OUTLINES[outline % len(OUTLINES)],
+        DASHES[turn % len(DASHES)],
+        PATTERNS[turn % len(PATTERNS)],
     )
+
+
+@cache
+def _places() -> dict[str, int]:
+    """Places of all techniques that are installed."""
+    names = [*ORDER, *(name for name in terms() if name not in ORDER)]
+    return {name: place for place, name in enumerate(names)}

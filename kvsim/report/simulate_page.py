@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.report import page, simulate, units
 from kvsim.report.charts import LOG, finished
-from kvsim.report.colours import NAMES, Marker, lined, mark
+from kvsim.report.colours import Marker, lined, mark, mark_at
 from kvsim.report.json import Row
 from kvsim.report.names import NAME_END, settings_of, short_names
 from kvsim.report.simulate_answer import Simulations
@@ -102,5 +102,5 @@ def _looks(results: list[Row]) -> list[Marker]:
     """The mark of each run's technique; where runs of one technique differ, one per run."""
     rows = [result["row"] for result in results]
     if rows[0].get("case"):
-        return [mark(NAMES[i % len(NAMES)]) for i in range(len(rows))]
+        return [mark_at(i) for i in range(len(rows))]
     return [mark(NAME_END.split(row["technique"])[0]) for row in rows]

@@ -7,10 +7,13 @@ from base64 import b64decode
 from gzip import decompress
 from html.parser import HTMLParser
 from pathlib import Path
+from random import Random
+from string import ascii_lowercase
 
 import pytest
+from plotly.graph_objects import Scatter
 
-from kvsim.report.colours import NAMES, PALETTE, mark
+from kvsim.report.colours import ORDER, PALETTE, mark, mark_at
 from kvsim.techniques import TECHNIQUES
 from tests.support import browser
 from tests.support.commands import run
@@ -48,12 +51,22 @@ def luminance(colour: str) -> float:
 
 
 def test_every_technique_has_its_own_mark_also_in_grey() -> None:
-    assert set(TECHNIQUES) <= set(NAMES)
-    marks = [mark(name) for name in NAMES]
-    assert len({m.symbol for m in marks}) == len(NAMES)  # shapes alone suffice
-    assert len({(m.colour, m.dash) for m in marks}) == len(NAMES)  # lines
-    assert len({(m.colour, m.pattern) for m in marks}) == len(NAMES)  # bars
+    marks = [mark(name) for name in ORDER]
+    assert marks == [mark_at(place) for place in range(len(ORDER))]
+    assert len({m.symbol for m in marks}) == len(ORDER)  # shapes alone suffice
+    assert len({(m.colour, m.dash) for m in marks}) == len(ORDER)  # lines
+    assert len({(m.colour, m.pattern) for m in marks}) == len(ORDER)  # bars
+    assert len({mark(name) for name in TECHNIQUES}) == len(TECHNIQUES)
     assert mark("kivi:bits=4") == mark("kivi bits=4") == mark("kivi")
+
+
+def test_any_number_of_techniques_and_any_name_has_a_mark() -> None:
+    assert len({(m.symbol, m.colour) for m in map(mark_at, range(200))}) == 200
+    draw = Random(32)
+    for _ in range(200):
+        name = "".join(draw.choices(ascii_lowercase, k=draw.randint(1, 12)))
+        look = mark(name)
+        assert Scatter(marker={"symbol": look.symbol}, line={"dash": look.dash})  # raises if none
 
 
 @pytest.mark.parametrize("colour", PALETTE)
