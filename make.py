@@ -149,7 +149,7 @@ def new_technique(name: str, root: Path = ROOT) -> list[Path]:
     kind = "".join(word.capitalize() for word in name.split("-"))
     targets = {
         "technique.py.txt": root / "kvsim" / "techniques" / "papers" / f"{file}.py",
-        "implementation.py.txt": root / "kvsim" / "validate" / "impl" / f"{file}.py",
+        "implementation.py.txt": root / "kvsim" / "validate" / "techniques" / f"{file}.py",
         "test_technique.py.txt": root / "tests" / "techniques" / f"test_{file}.py",
     }
     for target in targets.values():

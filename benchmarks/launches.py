@@ -22,10 +22,10 @@ from kvsim.engine.roofline import all_ops
 from kvsim.graph import Op, Step
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques import parse
-from kvsim.validate.impl import IMPLEMENTATIONS, small_settings
-from kvsim.validate.impl.base import SmallRun
+from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.run import Generation
 from kvsim.validate.tally import Kind, Silent, Watch
+from kvsim.validate.techniques import IMPLEMENTATIONS, small_settings
 from tests.support.pretended import decoder, pretended
 
 LAYERS = (1, 2)

@@ -22,11 +22,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from kvsim.report.session import write_page
-from kvsim.validate.impl import IMPLEMENTATIONS
 from kvsim.validate.micro import budget
 from kvsim.validate.session.report import write_report
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.session.units import all_units
+from kvsim.validate.techniques import IMPLEMENTATIONS
 from tests.support.pretended_session import run_unit
 from tests.support.small_llama import small_config
 

@@ -134,10 +134,10 @@ def validate(
         rehearse,
         runnable,
     )
-    from kvsim.validate.impl import check_known
     from kvsim.validate.machine import find_device
     from kvsim.validate.model.attention import kernels
     from kvsim.validate.model.checkpoint import open_model
+    from kvsim.validate.techniques import check_known
 
     where = find_device(device)
     check_known(asked)

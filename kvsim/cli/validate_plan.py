@@ -43,7 +43,6 @@ def validate_plan(
     from kvsim.report import validate_plan as report
     from kvsim.report.json import print_json
     from kvsim.validate.counts.check import SLACK, RandomPrompts, check_workload, rehearse
-    from kvsim.validate.impl import check_known
     from kvsim.validate.machine import find_device
     from kvsim.validate.micro import device as devices
     from kvsim.validate.model.checkpoint import open_packaged
@@ -52,6 +51,7 @@ def validate_plan(
     from kvsim.validate.planned import PlanTimes, measure_loss, time_plan
     from kvsim.validate.quality.settings import Reading, check_reading
     from kvsim.validate.quality.text import read_text
+    from kvsim.validate.techniques import check_known
 
     where, hardware = find_device(device), load_hardware(gpu)
     check_known([plan.technique])

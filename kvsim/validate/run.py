@@ -10,11 +10,11 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.graph import Tier
 from kvsim.techniques.base import Technique
-from kvsim.validate.impl import IMPLEMENTATIONS, implement
-from kvsim.validate.impl.base import Implementation
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.parts.base import Implementation
 from kvsim.validate.tally import Kind
+from kvsim.validate.techniques import IMPLEMENTATIONS, implement
 from kvsim.validate.transfer import to_device
 
 CHUNK = 8192  # prompt tokens that pass through a layer at once

@@ -32,7 +32,7 @@ from triton.backends.compiler import GPUTarget
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
-from kvsim.validate import impl
+from kvsim.validate import parts, techniques
 from kvsim.validate.kernels import (
     attention,
     attention_triton,
@@ -146,7 +146,11 @@ def compiling(compiled: Compiled) -> Iterator[None]:
 
 def _implementations() -> list[ModuleType]:
     """Every file of real implementations."""
-    return [import_module(f"{impl.__name__}.{one.name}") for one in iter_modules(impl.__path__)]
+    return [
+        import_module(f"{room.__name__}.{one.name}")
+        for room in (techniques, parts)
+        for one in iter_modules(room.__path__)
+    ]
 
 
 LAUNCHERS = (attention_triton, gather_triton, quantise_triton, topk_split_triton, topk_triton)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
-from kvsim.validate.impl.base import Implementation, Resident
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.parts.base import Implementation, Resident
 from kvsim.validate.run import Generation
 from tests.support.adopted import Adopted
 from tests.support.runs import TOLERANCE, assert_likeliest, logits_of

@@ -29,12 +29,12 @@ def naming(word: str) -> set[str]:
 def test_quest_is_two_files() -> None:
     assert naming("quest") - LISTS == {
         "kvsim/techniques/papers/quest.py",
-        "kvsim/validate/impl/quest.py",
+        "kvsim/validate/techniques/quest.py",
     }
 
 
 @pytest.mark.parametrize("name", NEW)
 def test_a_new_preset_is_two_files(name: str) -> None:
     assert name in terms()
-    for path in (ROOT / "kvsim/techniques/papers", ROOT / "kvsim/validate/impl"):
+    for path in (ROOT / "kvsim/techniques/papers", ROOT / "kvsim/validate/techniques"):
         assert (path / f"{name}.py").is_file()

@@ -18,12 +18,12 @@ from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.graphs import ReplayedRounds
-from kvsim.validate.impl import IMPLEMENTATIONS, small_settings
-from kvsim.validate.impl.base import SmallRun
 from kvsim.validate.model.architecture import load_architecture
+from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.run import Generation
 from kvsim.validate.session.deployed import deployed
 from kvsim.validate.tally import Tally
+from kvsim.validate.techniques import IMPLEMENTATIONS, small_settings
 from kvsim.validate.times.replays import Replay
 from kvsim.validate.times.timed import run_timed
 from tests.support.decoders import decoder as cpu_decoder

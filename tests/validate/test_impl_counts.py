@@ -15,12 +15,12 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
 from kvsim.validate.counts.compare import Comparison, compare
-from kvsim.validate.impl import IMPLEMENTATIONS, small_settings
-from kvsim.validate.impl.base import SmallRun
-from kvsim.validate.impl.bytoken import PACKED_AT_ONCE
 from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.parts.base import SmallRun
+from kvsim.validate.parts.bytoken import PACKED_AT_ONCE
 from kvsim.validate.run import Generation
 from kvsim.validate.tally import Tally
+from kvsim.validate.techniques import IMPLEMENTATIONS, small_settings
 from tests.support.decoders import decoder, prompts
 from tests.support.sampled import few
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques import parse
-from kvsim.validate.impl.full import Full
-from kvsim.validate.impl.mtp import Mtp
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.run import Generation
+from kvsim.validate.techniques.full import Full
+from kvsim.validate.techniques.mtp import Mtp
 from tests.support.decoders import decoder, prompts
 from tests.support.runs import assert_same_run
 from tests.validate.test_impl_counts import counted
@@ -72,7 +72,7 @@ def test_a_head_has_read_what_was_settled(monkeypatch: pytest.MonkeyPatch) -> No
                 logits[i] = torch.nn.functional.one_hot(torch.tensor(right % 199), 199)
             return logits
 
-    monkeypatch.setattr("kvsim.validate.impl.mtp.Mtp", Prompted)
+    monkeypatch.setattr("kvsim.validate.techniques.mtp.Mtp", Prompted)
     run = Generation(own, parse("mtp:gamma=3,acceptance=0.5"), given, GENERATE)
     run.complete()
     assert torch.equal(run.tokens, full.tokens)

@@ -105,7 +105,7 @@ def test_a_split_that_grows_with_the_context(settings: str, model: str, monkeypa
     def half(place: Place, at: LayerPass) -> Number:
         return np.floor(at.p.context / 2)
 
-    monkeypatch.setattr("kvsim.validate.impl.recomputing.recomputed", half)
+    monkeypatch.setattr("kvsim.validate.parts.recomputing.recomputed", half)
     lengths = (30, 12, 12, 11)
     given = prompts(*lengths)
     run = Generation(on_a_machine(model), parse(f"kvpr:{settings}"), given, GENERATE, keep=True)

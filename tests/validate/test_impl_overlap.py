@@ -19,9 +19,9 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
 from kvsim.validate import transfer
-from kvsim.validate.impl import away, cpu_attention, pairs, placing, recomputing, visiting
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.parts import away, cpu_attention, pairs, placing, recomputing, visiting
 from kvsim.validate.run import Generation
 from kvsim.validate.tally import Silent
 from kvsim.validate.transfer import Transfers

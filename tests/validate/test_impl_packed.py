@@ -8,12 +8,12 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.techniques import parse
-from kvsim.validate.impl import pairs
-from kvsim.validate.impl.mikv import Mikv
-from kvsim.validate.impl.probes import Probes
-from kvsim.validate.impl.zipcache import Zipcache
 from kvsim.validate.kernels.topk import softmax_top_k
+from kvsim.validate.parts import pairs
+from kvsim.validate.parts.probes import Probes
 from kvsim.validate.run import Generation
+from kvsim.validate.techniques.mikv import Mikv
+from kvsim.validate.techniques.zipcache import Zipcache
 from tests.support.adopted import Adopted
 from tests.support.decoders import decoder, oracle_attentions, prompts
 from tests.support.naive_caches import assert_like_naive, naive_packed

@@ -9,16 +9,16 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques import parse
 from kvsim.techniques.papers.kvquant import Kvquant as Settings
-from kvsim.validate.impl.cells import on_the_gpu
-from kvsim.validate.impl.kvquant import Kvquant
-from kvsim.validate.impl.normal import levels
-from kvsim.validate.impl.rotated import rotation
-from kvsim.validate.impl.turboquant import Levels
 from kvsim.validate.kernels.packing import pack, unpack
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.rope import rotate
+from kvsim.validate.parts.cells import on_the_gpu
+from kvsim.validate.parts.normal import levels
+from kvsim.validate.parts.rotated import rotation
 from kvsim.validate.run import Generation
 from kvsim.validate.tally import SILENT
+from kvsim.validate.techniques.kvquant import Kvquant
+from kvsim.validate.techniques.turboquant import Levels
 from tests.support.decoders import decoder, prompts
 from tests.support.naive_caches import assert_like_naive
 from tests.support.runs import assert_same_run
@@ -173,7 +173,7 @@ def test_a_rotated_cache_of_eight_bits_gives_nearly_full_kv(text: str) -> None:
 def drafting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The catalogue's draft model is the toy model's first layer."""
     small = short("llama").arch.first(1)
-    monkeypatch.setattr("kvsim.validate.impl.draft.load_architecture", lambda name: small)
+    monkeypatch.setattr("kvsim.validate.techniques.draft.load_architecture", lambda name: small)
     monkeypatch.setattr("kvsim.techniques.papers.draft.load_model", lambda name: small.model)
 
 
@@ -203,8 +203,8 @@ def test_a_draft_model_loses_nothing(lengths: tuple[int, ...]) -> None:
 def test_a_draft_model_that_is_the_model_is_always_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """It catches up with drafts it has not read itself; else it would soon be wrong."""
     own = decoder("llama")
-    monkeypatch.setattr("kvsim.validate.impl.draft.load_architecture", lambda name: own.arch)
-    monkeypatch.setattr("kvsim.validate.impl.beside.random_weights", lambda *_: own.weights)
+    monkeypatch.setattr("kvsim.validate.techniques.draft.load_architecture", lambda name: own.arch)
+    monkeypatch.setattr("kvsim.validate.parts.beside.random_weights", lambda *_: own.weights)
     monkeypatch.setattr("kvsim.techniques.papers.draft.load_model", lambda name: own.arch.model)
     technique = parse("draft:model=smollm2-135m,gamma=3,acceptance=1")
     run = Generation(own, technique, prompts(40, 23), 21, keep=True)

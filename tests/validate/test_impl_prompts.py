@@ -9,11 +9,11 @@ pytest.importorskip("torch")
 import torch
 
 from kvsim.techniques import parse
-from kvsim.validate.impl import IMPLEMENTATIONS, small_settings
-from kvsim.validate.impl.base import SmallRun
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.run import Generation
+from kvsim.validate.techniques import IMPLEMENTATIONS, small_settings
 from tests.support.decoders import decoder, prompts
 from tests.support.runs import TOLERANCE, assert_same_run, logits_of
 

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.techniques import parse
-from kvsim.validate.impl.composed import Composed
-from kvsim.validate.impl.lowrank import Lowrank
 from kvsim.validate.model.attention import Pass
+from kvsim.validate.parts.composed import Composed
+from kvsim.validate.parts.lowrank import Lowrank
 from kvsim.validate.run import Generation
 from tests.support.decoders import decoder, prompts
 from tests.support.naive_caches import assert_like_naive

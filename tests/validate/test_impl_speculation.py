@@ -8,10 +8,10 @@ from scipy.stats import chi2_contingency, chisquare
 from torch import Tensor
 
 from kvsim.techniques import parse
-from kvsim.validate.impl import speculation
-from kvsim.validate.impl.ngram import continued
-from kvsim.validate.impl.speculation import verify_drawn, verify_likeliest
+from kvsim.validate.parts import speculation
+from kvsim.validate.parts.speculation import verify_drawn, verify_likeliest
 from kvsim.validate.run import Generation
+from kvsim.validate.techniques.ngram import continued
 from tests.support.adopted import Adopted
 from tests.support.decoders import decoder, prompts
 from tests.support.naive_caches import assert_like_naive, naive_packed

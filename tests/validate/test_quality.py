@@ -14,7 +14,7 @@ from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.traces import attentionfile
 from kvsim.traces.attention import GAMMAS, AttentionTrace, Retrieval
-from kvsim.validate.impl.pairs import Pairs
+from kvsim.validate.parts.pairs import Pairs
 from kvsim.validate.quality.acceptance import (
     accepted,
     drafting,

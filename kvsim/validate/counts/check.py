@@ -13,8 +13,6 @@ from kvsim.models.model import Model
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
 from kvsim.validate.counts.compare import Comparison, compare
-from kvsim.validate.impl import IMPLEMENTATIONS, implement, small_settings
-from kvsim.validate.impl.base import SmallRun
 from kvsim.validate.machine import check_memory, refusals
 from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.decoder import Decoder
@@ -27,8 +25,10 @@ from kvsim.validate.model.weights import (
     random_weights,
     weight_bytes,
 )
+from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.run import Generation
 from kvsim.validate.tally import Tally
+from kvsim.validate.techniques import IMPLEMENTATIONS, implement, small_settings
 
 TOLERANCE = 1e-3  # of fp32 logits, between ways to order the same sums
 SLACK = 17  # more tokens than are generated: the longest draft, and one

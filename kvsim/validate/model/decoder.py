@@ -1,7 +1,7 @@
 """A small, fast decoder for the Llama and OPT families, with hooks for a technique.
 
 The decoder knows embedding, norms, projections, MLP and head. Where keys and values are stored
-and how they are attended to is a technique's business: ``kvsim.validate.impl``.
+and how they are attended to is a technique's business: ``kvsim.validate.techniques``.
 """
 
 from collections.abc import Callable

@@ -6,8 +6,8 @@ import torch
 
 from kvsim.techniques.base import Technique
 from kvsim.traces.attention import GAMMAS, Acceptance
-from kvsim.validate.impl.speculation import Speculative
 from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.parts.speculation import Speculative
 from kvsim.validate.run import Generation
 
 MEASURED = ("gamma", "acceptance")

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.base import Technique
-from kvsim.validate.impl import IMPLEMENTATIONS
-from kvsim.validate.impl.base import Implementation
 from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.parts.base import Implementation
 from kvsim.validate.run import Generation
+from kvsim.validate.techniques import IMPLEMENTATIONS
 
 
 class Forced(Generation):

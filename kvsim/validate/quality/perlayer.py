@@ -12,8 +12,8 @@ from kvsim.quality.layers import LayerLosses
 from kvsim.quality.unfinished import Unfinished
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
-from kvsim.validate.impl.composed import Composed
 from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.parts.composed import Composed
 from kvsim.validate.quality.forced import Forced
 from kvsim.validate.quality.measure import Progress
 from kvsim.validate.quality.settings import Reading

@@ -11,11 +11,11 @@ from kvsim.techniques.base import Technique
 from kvsim.techniques.selfdraft import WINDOW
 from kvsim.traces.attention import GAMMAS
 from kvsim.validate.counts.check import RandomPrompts, rehearse
-from kvsim.validate.impl import check_known
 from kvsim.validate.machine import check_memory
 from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.weights import cached_bytes, weight_bytes
 from kvsim.validate.quality.acceptance import drafting
+from kvsim.validate.techniques import check_known
 
 DRAFTED = 4  # tokens written for acceptance per token scored: a round takes several
 LEAST = 16  # scored tokens, or too few are written for a round of every gamma

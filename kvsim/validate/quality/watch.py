@@ -8,18 +8,18 @@ from torch import Tensor
 
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.base import Technique
-from kvsim.validate.impl import IMPLEMENTATIONS
-from kvsim.validate.impl.base import Implementation
-from kvsim.validate.impl.cells import CacheRoom
-from kvsim.validate.impl.composed import Composed
-from kvsim.validate.impl.full import Full
-from kvsim.validate.impl.pairs import Pairs
-from kvsim.validate.impl.selecting import Where
-from kvsim.validate.impl.weights import by_kv_head, scores
-from kvsim.validate.impl.zipcache import Zipcache
 from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.parts.base import Implementation
+from kvsim.validate.parts.cells import CacheRoom
+from kvsim.validate.parts.composed import Composed
+from kvsim.validate.parts.pairs import Pairs
+from kvsim.validate.parts.selecting import Where
+from kvsim.validate.parts.weights import by_kv_head, scores
 from kvsim.validate.tally import Silent
+from kvsim.validate.techniques import IMPLEMENTATIONS
+from kvsim.validate.techniques.full import Full
+from kvsim.validate.techniques.zipcache import Zipcache
 
 
 class AttentionShares:

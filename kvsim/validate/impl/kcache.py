@@ -1,8 +1,0 @@
-"""KCache: runs as its parts, top values from the host."""
-
-from kvsim.validate.impl.base import SmallRun
-
-
-def small_settings(run: SmallRun) -> list[str]:
-    """A quarter of the values is fetched."""
-    return [f"n={max(1, run.prompt // 4)}"]

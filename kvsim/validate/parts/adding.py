@@ -1,0 +1,45 @@
+"""Attention of a prompt whose scores are added up, token by token and head by head."""
+
+import torch
+from torch import Tensor
+
+from kvsim.validate.model.attention import Pass, visible
+from kvsim.validate.parts.base import query_ranges
+from kvsim.validate.parts.weights import scores, weigh
+from kvsim.validate.tally import Silent
+
+
+def attend_and_add(
+    tally: Silent, queries: Tensor, keys: Tensor, values: Tensor, sums: Tensor, step: Pass,
+    counts: Tensor, room: int,
+) -> Tensor:  # fmt: skip
+    """Attention of a chunk, whose scores are added to the sums in place.
+
+    Parameters
+    ----------
+    keys, values : the prompt so far, (batch, KV heads, tokens, dim).
+    sums : what every token was given, (batch, heads, tokens) in fp32.
+    counts : which queries are added, (batch, new).
+    room : numbers that the scores of a part may have.
+    """
+    seen = visible(step, torch.arange(keys.shape[2], device=keys.device))
+    assert isinstance(seen, Tensor)
+    outs, per_query = [], queries.shape[0] * queries.shape[1] * keys.shape[2]
+    for some in query_ranges(step.new, per_query, queries.device, room):
+        with tally.op("attn") as marks:
+            weights = scores(queries[:, :, some], keys, seen[:, :, some]).to(queries.dtype)
+            outs.append(weigh(weights, values))
+            marks.visible(weights.shape[2], keys.shape[2], seen[:, :, some])
+        with tally.op("scores") as marks:
+            weights *= counts[:, None, some, None]
+            sums += weights.sum(2, dtype=torch.float32)
+            marks.reads(weights)
+            marks.writes(weights)
+    out = torch.cat(outs, dim=2) if len(outs) > 1 else outs[0]
+    with tally.op("attn") as marks:
+        marks.reads(queries, keys, values)
+        marks.writes(out)
+    with tally.op("scores") as marks:
+        marks.reads(sums)
+        marks.writes(sums)
+    return out

@@ -1,0 +1,292 @@
+"""Storages that keep a row per slot: each token's numbers by themselves, plain or packed."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvsim.frozen import frozen
+from kvsim.techniques.axes import Storage
+from kvsim.validate.kernels.attention import View, unpacks
+from kvsim.validate.kernels.gather import rows_at
+from kvsim.validate.kernels.stores import Store
+from kvsim.validate.model.attention import Seen, attend
+from kvsim.validate.parts.cells import (
+    CacheRoom,
+    Cells,
+    Spot,
+    Widths,
+    look_packed,
+    shares,
+)
+from kvsim.validate.parts.weights import scores, weigh
+from kvsim.validate.tally import Marks, Silent
+
+PACKED_AT_ONCE = {
+    "attn": "new keys and values are packed as they come; the prediction also writes them in fp16"
+}
+"""What storages without full-precision tokens differ by."""
+
+Host = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Makes room in host memory."""
+
+
+class Codec(ABC):
+    """How the numbers of one token and KV head become the parts of a row."""
+
+    @abstractmethod
+    def widths(self, dim: int, dtype: torch.dtype) -> Widths:
+        """Numbers and format of every part."""
+
+    @abstractmethod
+    def encode(self, numbers: Tensor) -> list[Tensor]:
+        """Numbers (sequences, KV heads, tokens, dim) to parts."""
+
+    @abstractmethod
+    def store(self, parts: list[Tensor]) -> Store:
+        """Parts as attention reads them."""
+
+
+class Plain(Codec):
+    """Numbers as they are."""
+
+    def widths(self, dim: int, dtype: torch.dtype) -> Widths:
+        """One part, which has all of them."""
+        return [(dim, dtype)]
+
+    def encode(self, numbers: Tensor) -> list[Tensor]:
+        """They stay as they are."""
+        return [numbers]
+
+    def store(self, parts: list[Tensor]) -> Store:
+        """As rows of 16 bits."""
+        return Coded.of(parts, 16, lambda parts: parts[0].float())
+
+
+@frozen
+class Coded(Store):
+    """Rows that a function widens; kernels that unpack by themselves do not know them."""
+
+    fused: ClassVar[bool] = False
+    widen: Callable[[list[Tensor]], Tensor] | None = None
+    more: tuple[Tensor, ...] = ()  # further parts of a row
+
+    @classmethod
+    def of(cls, parts: list[Tensor], bits: int, widen: Callable[[list[Tensor]], Tensor]) -> "Coded":
+        """A store of these parts."""
+        first, none = parts[0], parts[0][..., :0]
+        return cls(first, none, none, bits, 1, "token", widen=widen, more=tuple(parts[1:]))
+
+    def sequences(self, part: slice) -> "Coded":
+        """Those of some sequences, without a copy."""
+        assert self.widen is not None
+        return Coded.of([t[part] for t in (self.codes, *self.more)], self.bits, self.widen)
+
+    def numbers(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows ``start`` to ``stop`` widened, in fp32."""
+        assert self.widen is not None
+        return self.widen([t[:, :, start:stop] for t in (self.codes, *self.more)])
+
+
+class TokenRows:
+    """Keys or values of a layer, a row per slot.
+
+    Parameters
+    ----------
+    host : makes room in host memory, for a record of each slot with all of its parts,
+        (slots, sequences, KV heads, width); otherwise rows are where the room makes them.
+    """
+
+    def __init__(self, codec: Codec, room: CacheRoom, slots: int, host: Host | None = None) -> None:
+        self.codec, self.dtype = codec, room.dtype
+        self.plain = isinstance(codec, Plain)
+        self.widths = codec.widths(room.dim, room.dtype)
+        if host is None:
+            self.parts = room.rows(slots, self.widths)
+            return
+        alone = len(self.widths) == 1
+        kind = self.widths[0][1] if alone else torch.uint8
+        width = self.widths[0][0] if alone else sum(n * size.itemsize for n, size in self.widths)
+        self.record = host((slots, room.sequences, room.heads, width), kind)
+        self.parts = self.split(self.record)
+
+    def split(self, record: Tensor) -> list[Tensor]:
+        """The parts (sequences, KV heads, slots, width) within records; no copies."""
+        return self.cut(record.permute(1, 2, 0, 3))
+
+    def cut(self, rows: Tensor) -> list[Tensor]:
+        """The parts of records (..., width)."""
+        if len(self.widths) == 1:
+            return [rows]
+        found, start = [], 0
+        for count, kind in self.widths:
+            stop = start + count * kind.itemsize
+            found.append(rows[..., start:stop].view(kind))
+            start = stop
+        return found
+
+    def joined(self, parts: list[Tensor]) -> Tensor:
+        """Parts (sequences, KV heads, tokens, width) as records."""
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=-1)
+
+    def fill(self, marks: Marks, numbers: Tensor) -> None:
+        """A prompt to the first rows."""
+        self._note(marks, numbers, made := self.codec.encode(numbers))
+        for mine, new in zip(self.parts, made, strict=True):
+            mine[:, :, : new.shape[2]] = new
+
+    def write(self, marks: Marks, numbers: Tensor, spot: Spot) -> None:
+        """New tokens (sequences, KV heads, new, dim) to their slots."""
+        self._note(marks, numbers, made := self.codec.encode(numbers))
+        self.put(made, spot)
+
+    def put(self, made: list[Tensor], spot: Spot) -> None:
+        """Parts of new tokens to their slots."""
+        for mine, new in zip(self.parts, made, strict=True):
+            if spot.first is not None:
+                mine[:, :, spot.first : spot.first + spot.new] = new
+            else:
+                sequences = torch.arange(len(spot.ends), device=mine.device)[:, None]
+                mine[sequences, :, spot.slots] = new.transpose(1, 2)
+
+    def move(self, marks: Marks, source: Tensor, target: Tensor) -> None:
+        """A row of every sequence (sequences, KV heads, 1), from one slot to another."""
+        for part in self.parts:
+            rows = part.gather(2, source[..., None].expand(-1, -1, -1, part.shape[3]))
+            part.scatter_(2, target[..., None].expand(-1, -1, -1, part.shape[3]), rows)
+            marks.reads(rows)
+            marks.writes(rows)
+
+    def at(self, index: Tensor) -> Tensor:
+        """Numbers of the rows ``index`` (sequences, KV heads, n)."""
+        return self.widened([rows_at(part, index) for part in self.parts])
+
+    def gathered(self, marks: Marks, index: Tensor) -> Tensor:
+        """The same, counted as what attention reads."""
+        parts = [rows_at(part, index) for part in self.parts]
+        marks.reads(*parts)
+        return self.widened(parts)
+
+    def widened(self, parts: list[Tensor]) -> Tensor:
+        """Parts as numbers again."""
+        if self.plain:
+            return parts[0]
+        return self.codec.store(parts).numbers().to(self.dtype)
+
+    def store(self) -> Store:
+        """All rows as attention reads them."""
+        return self.codec.store(self.parts)
+
+    def read(self, ends: tuple[int, ...]) -> list[Tensor]:
+        """The rows in use."""
+        return [part[i, :, :end] for i, end in enumerate(ends) for part in self.parts]
+
+    def _note(self, marks: Marks, numbers: Tensor, made: list[Tensor]) -> None:
+        if not self.plain:
+            marks.reads(numbers)
+        marks.writes(*made)
+
+
+class ByToken(Cells):
+    """Keys and values in rows of their own; subclasses say how they are encoded.
+
+    Parameters
+    ----------
+    values : makes room in host memory for values that live there, to be fetched by row.
+    """
+
+    values_alone, replays = True, True
+
+    def __init__(
+        self, part: Storage, room: CacheRoom, slots: int, tally: Silent, values: Host | None = None
+    ) -> None:
+        super().__init__(part, room, slots, tally)
+        codecs = self.codecs()
+        self.values_away = values is not None
+        self.k, self.v = (
+            TokenRows(codecs[0], room, slots),
+            TokenRows(codecs[1], room, slots, values),
+        )
+        self.plain = self.k.plain and self.v.plain
+
+    @abstractmethod
+    def codecs(self) -> tuple[Codec, Codec]:
+        """Of keys and of values."""
+
+    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
+        """Encode the tokens of a prompt."""
+        most = max(counts)
+        for column, numbers in ((self.k, keys), (self.v, values)):
+            with self.tally.op(plainly if column.plain else "quantise") as marks:
+                column.fill(marks, numbers[:, :, :most])
+
+    def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """Plain rows as they are."""
+        return self.k.parts[0][:, :, :tokens], self.v.parts[0][:, :, :tokens]
+
+    def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+        """Encode the tokens of a pass."""
+        for column, numbers in ((self.k, keys), (self.v, values)):
+            with self.tally.op("attn" if column.plain else "quantise") as marks:
+                column.write(marks, numbers, spot)
+
+    def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
+        """Fused where numbers are plain; otherwise rows are widened on their way."""
+        with self.tally.op("attn") as marks:
+            if self.plain:
+                keys, values = (side.parts[0][:, :, : spot.most] for side in (self.k, self.v))
+                return attend(marks, queries, keys, values, seen)
+            part = look_packed(marks, queries, self._view(spot), spot, lambda: self._read(spot))
+            return part.out.to(queries.dtype)
+
+    def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:
+        """Scores leave the kernel."""
+        with self.tally.op("attn") as marks:
+            if not self.plain:
+                view = self._view(spot)
+                part = look_packed(marks, queries, view, spot, lambda: self._read(spot), True)
+                return part.out.to(queries.dtype), shares(part).to(queries.dtype)
+            keys, values = (side.parts[0][:, :, : spot.most] for side in (self.k, self.v))
+            weights = self.weights(queries, spot, seen)
+            out = weigh(weights, values)
+            marks.visible(queries.shape[2], keys.shape[2], seen)
+            marks.reads(queries, keys, values)
+            marks.writes(out)
+            return out, weights
+
+    def weights(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
+        """Attention of every slot in use, (sequences, heads, queries, slots)."""
+        if self.plain:
+            keys = self.k.parts[0][:, :, : spot.most]
+        else:
+            keys = self.k.widened([part[:, :, : spot.most] for part in self.k.parts])
+        return scores(queries, keys, seen if isinstance(seen, Tensor) else None).to(queries.dtype)
+
+    def tensors(self) -> dict[str, list[Tensor]]:
+        """Every part of every row that is on the GPU."""
+        return {"kv": [*self.k.parts, *(() if self.values_away else self.v.parts)]}
+
+    @property
+    def reads_room(self) -> bool:
+        """But where a kernel unpacks the rows: it reads up to each sequence's own end."""
+        return self.plain or not (unpacks(self.k.store()) and unpacks(self.v.store()))
+
+    def rows_in_use(self, ends: tuple[int, ...]) -> list[int]:
+        """A row per token."""
+        return [max(ends)] * (len(self.k.parts) + len(self.v.parts))
+
+    def bind(self, tables: list[Tensor]) -> None:
+        """Keys' parts, then values'."""
+        count = len(self.k.parts)
+        self.k.parts, self.v.parts = tables[:count], tables[count:]
+
+    def _view(self, spot: Spot) -> View:
+        ends = spot.lengths(self.room.device)
+        return View(ends, self.k.store(), self.v.store(), ends, ends, most=spot.most)
+
+    def _read(self, spot: Spot) -> list[Tensor]:
+        return [*self.k.read(spot.ends), *self.v.read(spot.ends)]

@@ -1,0 +1,91 @@
+"""What selections share that drop tokens: slots for those that stay.
+
+The first tokens have slots of their own, the latest share a ring: token i lies in slot i while
+there is room, and afterwards takes the place of the token that leaves the window.
+"""
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from kvsim.validate.model.attention import Pass, Seen, visible
+from kvsim.validate.parts.cells import Cells, Spot
+from kvsim.validate.parts.selecting import Selecting
+
+Positions = TypeVar("Positions", int, Tensor)
+
+
+class Evicting(Selecting):
+    """A selection that cuts the prompt to ``budget`` tokens."""
+
+    in_order = False
+
+    @property
+    def budget(self) -> int:
+        """Tokens of the prompt that stay at most."""
+        raise NotImplementedError
+
+    @property
+    def direct(self) -> bool:
+        """Where nothing of any prompt is dropped."""
+        return self.cells.plain and self.prompt <= self.budget
+
+    def keep(self, keys: Tensor, values: Tensor, index: Tensor, cells: Cells | None = None) -> None:
+        """Store the prompt's tokens ``index`` (batch, KV heads, slots), in other cells if given."""
+        into = cells or self.cells
+        rows = index[..., None].expand(-1, -1, -1, keys.shape[-1])
+        counts = [min(n, index.shape[2]) for n in self.lengths]
+        with self.tally.op("compact") as marks:
+            kept = [prompt.gather(2, rows) for prompt in (keys, values)]
+            marks.reads(*kept)  # as many of the prompt's
+            if not into.plain:  # packed from here
+                marks.writes(*kept)
+        into.fill(kept[0], kept[1], counts, "compact")
+
+
+class Ring(Evicting):
+    """A cache of ``budget`` tokens per sequence, of which the first ``sink`` are no ring."""
+
+    sink: int
+    recent: int
+
+    @property
+    def budget(self) -> int:
+        """Sinks and ring together."""
+        return self.sink + self.recent
+
+    @property
+    def slots(self) -> int:
+        """The budget, or fewer where the text is shorter."""
+        return min(self.budget, self.capacity)
+
+    def ring(self, lengths: Tensor) -> Tensor:
+        """Position of the token in every slot, where the first ones never leave.
+
+        ``lengths`` (batch,) count the tokens so far; (batch, slots), below 0 for an empty slot.
+        """
+        slots = torch.arange(self.slots, device=lengths.device)
+        last = lengths[:, None] - 1
+        latest = last - (last - slots) % max(1, self.recent)
+        held = torch.where(slots < self.sink, slots, latest)
+        return torch.where(slots <= last, held, -1)
+
+    def slot(self, positions: Positions) -> Positions:
+        """Where tokens at these positions are put."""
+        turn = self.sink + (positions - self.sink) % max(1, self.recent)
+        return positions * (positions < self.sink) + turn * (positions >= self.sink)
+
+    def near(self, step: Pass) -> Seen:
+        """What queries of the prompt see of sinks and the window alone."""
+        if step.length <= self.budget:
+            return visible(step, step.length)
+        keys = torch.arange(step.length, device=step.positions.device)
+        asking = step.positions[:, None, :, None]
+        return (keys <= asking) & ((keys < self.sink) | (keys > asking - self.recent))
+
+    def spot(self, step: Pass) -> Spot:
+        """Where one new token per sequence goes."""
+        first = self.slot(step.starts[0]) if step.uniform else None
+        ends = tuple(min(n + 1, self.slots) for n in step.starts)
+        return Spot(self.slot(step.positions), ends, 1, first)

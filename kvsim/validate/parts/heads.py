@@ -1,0 +1,158 @@
+"""Draft heads: one layer of the model's shape on its own hidden states, for real."""
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.techniques.axes import Drafting
+from kvsim.techniques.heads import Head
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.parts.base import Resident
+from kvsim.validate.parts.beside import Beside
+from kvsim.validate.parts.drafter import Drafter
+
+if TYPE_CHECKING:
+    from kvsim.validate.parts.composed import Composed
+    from kvsim.validate.run import Generation
+
+OTHERS_FEWER = "a pass has as many tokens of every sequence as one of them has accepted"
+
+
+class Heads(Drafter):
+    """A head with random weights.
+
+    Entry n of its cache joins the model's hidden state of token n with the embedding of token
+    n + 1. What drafts appended is overwritten when the tokens that stay are known.
+    """
+
+    differences = MappingProxyType({**Drafter.differences, "attn": OTHERS_FEWER})
+
+    def __init__(self, run: "Composed", part: Drafting) -> None:
+        super().__init__(run, part)
+        assert isinstance(part, Head)
+        if any(shape.window for shape in run.model.shapes()):
+            raise InputError(
+                f"{part.name}: {run.model.name} has sliding windows, which a head's layer here has "
+                f"not; choose a model that attends to every token"
+            )
+        self.beside, hidden = Beside(run, run.decoder.arch.first(1)), run.model.hidden
+        self.vocab = self.vocabulary(run.model.vocab)
+        self.fuse = self._product(hidden, part.fused * hidden) if part.fused else None
+        self.join = self._product(hidden, 2 * hidden)
+        self.logits = self._product(self.vocab, hidden) if self.own_head else None
+        self.states: dict[int, Tensor] = {}  # of the latest pass, by layer
+        self.hidden = self.join[:0]  # the head's own, of the newest token
+        self.before = list(run.lengths)  # cached tokens when the latest pass began
+
+    # what a head says
+
+    own_head = False  # whether its logits have a product of their own
+
+    def vocabulary(self, vocab: int) -> int:
+        """Tokens that drafts choose among."""
+        return vocab
+
+    def sources(self, layers: int) -> list[int]:
+        """Layers after which the model's hidden states are taken."""
+        return [layers - 1]
+
+    # hooks
+
+    def left(self, layer: int, hidden: Tensor, step: Pass) -> None:
+        """A pass has left a layer of the model: note its hidden states (sequences, new, hidden)."""
+        if layer not in self.sources(self.run.model.layers):
+            return
+        reading = step.kind == "prefill"
+        first, slots = (step.starts[0], self.run.prompt) if reading else (0, step.new)
+        if not first and not step.rows.start:
+            self.states[layer] = hidden.new_zeros(self.run.batch, slots, hidden.shape[2])
+        self.states[layer][step.rows, first : first + step.new] = hidden
+
+    def begin(self, generation: "Generation") -> None:
+        """The head reads the prompt but for its last token, whose successor is a draft's."""
+        self.run.tally.begin("prefill")
+        if self.run.prompt > 1:
+            known = {layer: states[:, :-1] for layer, states in self.states.items()}
+            self._pass(generation.padded()[:, 1:], self._fused(known), [0] * self.run.batch)
+        ends = [n - 1 for n in self.run.lengths]
+        device = generation.last.device
+        place = torch.arange(self.run.batch, device=device), torch.tensor(ends, device=device)
+        self.states = {layer: s[place][:, None] for layer, s in self.states.items()}
+        self.before = ends
+
+    def propose(self, generation: "Generation", tokens: Tensor, ahead: int) -> Tensor | None:
+        """Logits (batch, 1, vocab) after the newest token of every sequence."""
+        self.run.tally.begin("draft")
+        if ahead:
+            begins = [n + ahead - 1 for n in generation.cached]
+            self.hidden = self._pass(tokens, self.hidden, begins)
+        else:
+            self.hidden = self._settled(generation)
+        return self._head(self.hidden)
+
+    def resident(self) -> Resident:
+        """The layer's matrices, those that join and choose, and a cache."""
+        more = [m for m in (self.fuse, self.join, self.logits) if m is not None]
+        matrices = [*self.beside.matrices(), *more]
+        return {"gpu": {"draft weights": matrices, "draft kv": self.beside.kv()}}
+
+    # how it is done
+
+    def _settled(self, generation: "Generation") -> Tensor:
+        """Read what the round before has settled; the head's hidden state of the newest token."""
+        given = [n - b for n, b in zip(generation.cached, self.before, strict=True)]
+        most, device = max(1, *given), generation.last.device
+        begins = torch.tensor(self.before, device=device)[:, None]
+        lengths = torch.tensor(generation.impl.lengths, device=device)[:, None]
+        places = begins + 1 + torch.arange(most, device=device) - lengths
+        tokens = generation.tokens.gather(1, places.clamp(0, generation.generate - 1))
+        known = {layer: states[:, :most] for layer, states in self.states.items()}
+        hidden = self._pass(tokens, self._fused(known), self.before)
+        self.before = list(generation.cached)
+        newest = torch.tensor([max(n, 1) - 1 for n in given], device=device)
+        return hidden[torch.arange(len(hidden), device=device), newest][:, None]
+
+    def _fused(self, states: dict[int, Tensor]) -> Tensor:
+        """The model's hidden states as one."""
+        several = [states[layer] for layer in self.sources(self.run.model.layers)]
+        if self.fuse is None:
+            return several[0]
+        return self._multiply("fuse_states", self.fuse, torch.cat(several, -1))
+
+    def _pass(self, tokens: Tensor, states: Tensor, begins: list[int]) -> Tensor:
+        """New entries through the layer, (batch, new, hidden)."""
+        with self.run.tally.op("sample") as marks:
+            embedded = torch.nn.functional.embedding(tokens, self.run.decoder.weights.embedding)
+            marks.reads(embedded)
+            marks.writes(embedded)
+        joined = torch.cat([embedded, states], -1)
+        return self.beside.through(self._multiply("join_inputs", self.join, joined), begins)
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        """Logits of the tokens that a draft chooses among."""
+        weights = self.run.decoder.weights
+        with self.run.tally.op("sample") as marks:
+            normed = self.beside.weights.norm(hidden)
+            marks.reads(hidden)
+            marks.writes(normed)
+        matrix = weights.head.weight if self.logits is None else self.logits
+        return self._multiply("draft_head", matrix, normed)
+
+    def _multiply(self, name: str, matrix: Tensor, numbers: Tensor) -> Tensor:
+        with self.run.tally.op(name) as marks:
+            out = numbers @ matrix.T
+            marks.reads(numbers, matrix)
+            marks.writes(out)
+        return out
+
+    def _product(self, rows: int, columns: int) -> Tensor:
+        """A matrix that keeps the size of what passes through it."""
+        own = self.beside.decoder
+        made = torch.empty(rows, columns, device=own.device, dtype=own.dtype)
+        if made.is_meta:  # a rehearsal: shapes alone
+            return made
+        generator = torch.Generator(made.device).manual_seed(rows + columns)
+        return made.normal_(0.0, columns**-0.5, generator=generator)

@@ -1,0 +1,84 @@
+"""Eight bits in two halves behind a double full-precision buffer."""
+
+from types import MappingProxyType
+
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.techniques.axes import Storage
+from kvsim.techniques.hierarchical import Hierarchical as Settings
+from kvsim.validate.model.attention import Seen
+from kvsim.validate.parts.cells import CacheRoom, Spot
+from kvsim.validate.parts.packed import PackedCells
+from kvsim.validate.parts.sides import Side, check_groups
+from kvsim.validate.tally import Silent
+from kvsim.validate.transfer import to_device
+
+BY_HALVES = "half a buffer is packed at once; the prediction spreads it over the rounds"
+
+
+class Hierarchical(PackedCells):
+    """The buffer holds 2 G tokens, G of them always.
+
+    A round adds no more than fit in it; once it is full when the round is over, its first half is
+    packed. So a token's cache is the same however the rounds fall.
+
+    References
+    ----------
+    .. [1] R. Tiwari et al., "QuantSpec", ICML 2025, section 4.2.
+    """
+
+    drafts_wait = True
+    differences = MappingProxyType({"quantise": BY_HALVES})
+
+    def __init__(self, part: Storage, room: CacheRoom, slots: int, tally: Silent) -> None:
+        super().__init__(part, room, slots, tally)
+        assert isinstance(part, Settings)
+        check_groups(part.name, part.group, room.dim)
+        self.half = part.residual // 2
+        if part.residual % 2 or self.half % part.group:
+            raise InputError(
+                f"{part.name}: residual={part.residual} is not twice a multiple of "
+                f"group={part.group}, so that its halves would not fill groups of keys; "
+                f"choose one that is"
+            )
+        self.k, self.v = (
+            Side(room, slots, 2 * self.half, 4, part.group, by, hierarchical=True)
+            for by in ("channel", "token")
+        )
+        self.drafts_read_upper = False
+
+    def packed_keys(self, tokens: int) -> int:
+        """All halves but the one that is always in full precision."""
+        return max(tokens // self.half - 1, 0) * self.half
+
+    def packed_values(self, tokens: int) -> int:
+        """As many as of keys. [tokens]"""
+        return self.packed_keys(tokens)
+
+    def packed_by(self, spot: Spot) -> tuple[int, ...]:
+        """Those before the pass: nothing is packed until its round is over."""
+        return tuple(end - spot.new for end in spot.ends)
+
+    def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+        """New tokens wait in the buffer until their round is over."""
+        self.add(keys, values, spot)
+
+    def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
+        """A draft may read the upper halves alone."""
+        upper = spot.draft and self.drafts_read_upper
+        return self._look(queries, spot, upper=upper).out.to(queries.dtype)
+
+    def takes(self, tokens: int) -> int:
+        """What the buffer takes until it has to be packed. [tokens]"""
+        return 2 * self.half - (tokens - self.packed_keys(tokens))
+
+    def settle(self, before: list[int], after: list[int]) -> None:
+        """Pack the first half of full buffers."""
+        counts = enumerate(zip(before, after, strict=True))
+        full = [i for i, (old, new) in counts if self.packed_keys(new) > self.packed_keys(old)]
+        if full:
+            begins = to_device([self.packed_keys(n) for n in before], self.room.device)
+            with self.tally.op("quantise") as marks:
+                for side in (self.k, self.v):
+                    side.pack(marks, full, begins, self.half)

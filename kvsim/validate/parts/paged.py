@@ -1,0 +1,113 @@
+"""Selections that read the best pages of a cache they keep whole, by a summary of every page."""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.techniques.chosen import Chosen
+from kvsim.validate.model.attention import Pass, attend
+from kvsim.validate.parts.cells import Spot
+from kvsim.validate.parts.selecting import Selecting, Where
+from kvsim.validate.tally import Marks
+
+
+class Paged(Selecting):
+    """Every KV head attends to its best pages, of which the newest is always one.
+
+    Query heads that share a KV head go by the greatest relevance that one of them gives a page.
+    """
+
+    def __init__(self, place: Where) -> None:
+        settings = place.parts.selection
+        assert isinstance(settings, Chosen)
+        self.page = settings.run()
+        super().__init__(place)
+        self.refuse_drafts()
+        self.refuse_windows()
+        if self.rows.values_away:
+            raise InputError(
+                f"{settings.name}: its real implementation reads pages on the GPU; run it without "
+                f"values on the host"
+            )
+        self.pages = -(-self.capacity // self.page)  # of the whole text
+
+    @property
+    @abstractmethod
+    def most(self) -> int:
+        """Pages that a KV head reads."""
+
+    @abstractmethod
+    def summarise(self, keys: Tensor) -> None:
+        """Note the pages of a prompt (batch, KV heads, tokens, dim)."""
+
+    @abstractmethod
+    def update(self, keys: Tensor, spot: Spot) -> None:
+        """A new token (batch, KV heads, 1, dim) belongs to its page."""
+
+    @abstractmethod
+    def relevance(self, queries: Tensor, pages: int) -> Tensor:
+        """Of the first pages to queries (batch, KV heads, heads of a group, dim), by head."""
+
+    def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """The summaries follow when the prompt is whole."""
+        out = super().prefill(queries, keys, values, step)
+        if step.length == self.prompt and step.rows.stop == self.batch:
+            self.summarise(self.rows.k.parts[0][:, :, : self.prompt])
+        return out
+
+    def filled(self, keys: Tensor, values: Tensor) -> None:
+        """Summaries are those of keys that are not packed yet."""
+        self.summarise(keys)
+        super().filled(keys, values)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Store the new token, rank the pages, attend to the best of them."""
+        spot = Spot.behind(step)
+        self.cells.append(keys, values, spot)
+        self.update(keys, spot)
+        chosen = self._choose(queries, spot)
+        if chosen.shape[2] * self.page >= spot.most:
+            return self.cells.look(queries, spot, spot.visible(step))
+        within = torch.arange(self.page, device=chosen.device)
+        index = (chosen[..., None] * self.page + within).flatten(2)
+        seen = (index <= step.positions[:, None])[:, :, None]
+        index = index.clamp(max=self.capacity - 1)
+        with self.tally.op("attn") as marks:
+            k, v = (column.gathered(marks, index) for column in (self.rows.k, self.rows.v))
+            out = attend(Marks(), queries, k, v, seen)
+            marks.reads(queries)
+            marks.writes(out)
+        return out
+
+    def _choose(self, queries: Tensor, spot: Spot) -> Tensor:
+        """The best pages of every KV head, (batch, KV heads, pages)."""
+        pages = -(-spot.most // self.page)
+        grouped = queries.reshape(self.batch, self.model.kv_heads, -1, queries.shape[3])
+        relevance = self.relevance(grouped, pages)
+        with self.tally.op("topk") as marks:
+            best = relevance.amax(2)
+            newest = (spot.slots[:, -1] // self.page)[:, None, None]
+            page = torch.arange(pages, device=best.device)
+            ranked = best.masked_fill(page > newest, -torch.inf)
+            ranked = ranked.masked_fill(page == newest, torch.inf)
+            marks.writes(best)
+            marks.reads(best)
+            return ranked.topk(min(self.most, pages), dim=-1).indices.sort(-1).values
+
+
+def in_pages(keys: Tensor, ends: Tensor, page: int, none: float) -> Tensor:
+    """A prompt's keys by page, (batch, KV heads, pages, tokens, dim), ``none`` behind its end.
+
+    Parameters
+    ----------
+    keys : (batch, KV heads, tokens, dim).
+    ends : tokens of every sequence, (batch,).
+    """
+    tokens = keys.shape[2]
+    there = torch.arange(tokens, device=keys.device) < ends[:, None]
+    known = keys.masked_fill(~there[:, None, :, None], none)
+    rest = (0, 0, 0, -tokens % page)
+    padded = torch.nn.functional.pad(known, rest, value=none)
+    return padded.view(*keys.shape[:2], -1, page, keys.shape[3])

@@ -1,0 +1,101 @@
+"""Where a layer's cache lives: the base of placements."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from kvsim.techniques.axes import Placement
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.model.decoder import Answer
+from kvsim.validate.model.weights import LayerWeights
+from kvsim.validate.parts.base import Resident
+from kvsim.validate.parts.cells import CacheRoom, Cells, on_the_gpu
+from kvsim.validate.transfer import Transfers
+
+if TYPE_CHECKING:
+    from kvsim.validate.parts.composed import Composed
+    from kvsim.validate.parts.selecting import Where
+
+
+class Placing:
+    """All layers that are placed alike; the default keeps them on the GPU."""
+
+    replays = True  # whether nothing is copied beside compute
+    differences: Mapping[str, str] = MappingProxyType({})
+    """Ops and buffers that really differ from what is stated, and why."""
+
+    def __init__(self, run: "Composed", part: Placement) -> None:
+        self.run, self.part = run, part
+        self._lanes: Transfers | None = None
+
+    def cells(self, kind: type[Cells], where: "Where", slots: int) -> Cells:
+        """The storage of one layer."""
+        return kind(where.parts.storage, self.room(where), slots, self.run.tally)
+
+    def room(self, where: "Where") -> CacheRoom:
+        """Room on the GPU for the KV heads of a layer."""
+        m, at = self.run.model, self.run.decoder
+        heads = where.heads or m.kv_heads
+        room = on_the_gpu(where.batch, heads, m.head_dim, at.dtype, at.device)
+        common = self.run.common_of(where.rows)
+        return replace(
+            room, turns=at.turns, prompts=where.lengths, common=common,
+            fresh=where.parts.selection.queries,
+        )  # fmt: skip
+
+    def lanes(self) -> Transfers:
+        """Copies between GPU and host beside compute."""
+        if self._lanes is None:
+            self._lanes = Transfers(self.run.decoder.device, self.run.tally)
+        return self._lanes
+
+    def ready(self) -> None:
+        """Every layer has its cells."""
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether prompts of a part may be read one after another."""
+        return True
+
+    @property
+    def late(self) -> bool:
+        """Whether attention of one part of the batch runs beside the compute of the next."""
+        return False
+
+    def answer(self, attend: Callable[[], Tensor]) -> Tensor | Answer:
+        """Attention now, or on its way."""
+        return attend()
+
+    def reach(self, where: "Where") -> None:
+        """Some pass after the prompt reaches a layer, whether or not it reads its cache."""
+
+    def begin(self, where: "Where", step: Pass) -> None:
+        """A pass reaches a layer for some part of the batch: bring its cache."""
+
+    def read(self, where: "Where", tensor: Tensor, step: Pass) -> None:
+        """A chunk of the prompt has reached a layer as x, (sequences, new, hidden)."""
+
+    def end(self, where: "Where", step: Pass) -> None:
+        """It has attended: send home what changed."""
+
+    def settled(self) -> None:
+        """A round with drafts is over."""
+
+    def prompt_read(self) -> None:
+        """Every layer has read the prompt."""
+
+    def weights(self, layer: int) -> LayerWeights | None:
+        """The weights of a layer, where they do not stay on the GPU."""
+        return None
+
+    def resident(self) -> Resident:
+        """What layers share because of it."""
+        return {}
+
+    def close(self) -> None:
+        """End lanes, if there are any."""
+        if self._lanes is not None:
+            self._lanes.close()

@@ -1,0 +1,86 @@
+"""A smaller model drafts: its own decoder over a full cache, beside the model that verifies."""
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.techniques.axes import Drafting
+from kvsim.techniques.papers.draft import Draft as Settings
+from kvsim.validate.model.architecture import load_architecture
+from kvsim.validate.parts.base import Resident, SmallRun
+from kvsim.validate.parts.beside import Beside
+from kvsim.validate.parts.drafter import Drafter
+
+if TYPE_CHECKING:
+    from kvsim.validate.parts.composed import Composed
+    from kvsim.validate.run import Generation
+
+CAUGHT_UP = "where every draft was accepted, the draft model reads the last of them first"
+UNREAD = "no token is chosen by the logits that the draft model has after the prompt"
+
+
+class Draft(Drafter):
+    """A model of the catalogue with random weights.
+
+    The last draft of a round never passed through the draft model. If it was accepted, the next
+    round begins with it.
+
+    References
+    ----------
+    .. [1] Y. Leviathan et al., "Fast inference from transformers via speculative decoding",
+       ICML 2023, section 3.
+    """
+
+    differences = MappingProxyType(
+        {
+            **Drafter.differences,
+            **dict.fromkeys(("attn", "qkv", "out", "up", "down", "lm_head"), CAUGHT_UP),
+            "sample": UNREAD,
+        }
+    )
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """None that suit every model: both need the same tokens."""
+        return []
+
+    def __init__(self, run: "Composed", part: Drafting) -> None:
+        super().__init__(run, part)
+        assert isinstance(part, Settings)
+        if part.weights != "fp16" or part.tp > 1:
+            raise InputError("draft: its real implementation has fp16 weights on one GPU")
+        self.beside = Beside(run, load_architecture(part.model))
+
+    def begin(self, generation: "Generation") -> None:
+        """The draft model reads the prompt too, whose logits are not needed."""
+        self.run.tally.begin("prefill")
+        hidden = self._pass(generation.padded(), [0] * generation.batch)
+        rows, last = torch.arange(generation.batch), torch.tensor(self.run.lengths) - 1
+        self.beside.decoder.head(hidden[rows, last])
+
+    def propose(self, generation: "Generation", tokens: Tensor, ahead: int) -> Tensor | None:
+        """Logits (batch, 1, vocab) after the newest token of every sequence."""
+        new, begins = tokens, [n + ahead for n in generation.cached]
+        drafted = self.run.drafted[-2] if len(self.run.drafted) > 1 else 0
+        if not ahead and drafted and max(generation.yielded[-1]) > drafted:  # one not read yet
+            done = torch.tensor(generation.done, device=tokens.device)
+            before = generation.tokens.gather(1, (done - 2).clamp(min=0)[:, None])
+            new, begins = torch.cat([before, tokens], 1), [n - 1 for n in begins]
+        self.run.tally.begin("draft")
+        return self.beside.decoder.head(self._pass(new, begins)[:, -1:])
+
+    def resident(self) -> Resident:
+        """The draft model's matrices, embedding and cache."""
+        weights, beside = self.beside.weights, self.beside
+        tied = weights.head.weight is weights.embedding
+        tables = [weights.embedding, *(() if tied else (weights.head.weight,))]
+        held = {"draft weights": beside.matrices(), "draft embedding": tables}
+        return {"gpu": held | {"draft kv": beside.kv()}}
+
+    def _pass(self, tokens: Tensor, begins: list[int]) -> Tensor:
+        """New tokens through the draft model's layers, (batch, new, hidden)."""
+        positions = self.beside.positions(begins, tokens.shape[1])
+        return self.beside.through(self.beside.decoder.embed(tokens, positions), begins)

@@ -1,0 +1,90 @@
+"""DuoAttention: some KV heads keep every token, the others sinks and a window."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.techniques.papers.duoattention import Duoattention as Settings
+from kvsim.validate.model.attention import Pass, attend, visible
+from kvsim.validate.parts.base import Resident, SmallRun, together
+from kvsim.validate.parts.cells import Spot
+from kvsim.validate.parts.eviction import Ring
+from kvsim.validate.parts.selecting import Where
+
+Three = tuple[Tensor, Tensor, Tensor]
+
+
+class Duoattention(Ring):
+    """The first KV heads retrieve; ``cells`` are those of the others, whose tokens do not move.
+
+    References
+    ----------
+    .. [1] G. Xiao et al., "DuoAttention", ICLR 2025, section 2.4: heads are put in this order.
+    """
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """One retrieval head, half of the prompt for the others."""
+        text = f"retrieval={1 / run.kv_heads:.12g},sink=4,recent={2 * max(1, run.prompt // 4)}"
+        return [text] if run.kv_heads > 1 else []
+
+    def __init__(self, place: Where) -> None:
+        settings, heads = place.parts.selection, place.run.model.kv_heads
+        assert isinstance(settings, Settings)
+        kept = float(settings.retrieval) * heads
+        self.many = round(kept)
+        if abs(kept - self.many) > 1e-9 or not 0 < self.many < heads:
+            raise InputError(
+                f"duoattention: {kept:g} of {heads} heads; choose a multiple of 1/{heads} below 1"
+            )
+        self.sink, self.recent = int(settings.sink), int(settings.recent)
+        super().__init__(replace(place, heads=heads - self.many))
+        self.refuse_windows()
+        self.differences = self.cells.apart
+        self.whole = self.run.cells(replace(place, heads=self.many), self.capacity)
+
+    def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Streaming heads see sinks and window, as they will in decoding."""
+        outs, seen = [], (visible(step, step.length), self.near(step))
+        for numbers, where in zip(self._kinds(queries, keys, values), seen, strict=True):
+            with self.tally.op("attn") as marks:
+                outs.append(attend(marks, *numbers, where))
+        return torch.cat(outs, 1)
+
+    def filled(self, keys: Tensor, values: Tensor) -> None:
+        """Retrieval heads keep all, the others their part."""
+        every = torch.arange(self.prompt, device=keys.device).expand(self.batch, 1, -1)
+        held = self.ring(self._on_device).clamp_min(0)[:, None, : self.prompt]
+        far, near = self._kinds(keys, keys, values)
+        for cells, (_, k, v), index in ((self.whole, far, every), (self.cells, near, held)):
+            if self.prompt <= self.budget:
+                cells.fill(k, v, self.lengths)
+            else:
+                self.keep(k, v, index.expand(-1, k.shape[1], -1), cells)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """A streaming head's new token takes the place of its oldest."""
+        return self.attend_behind(queries, keys, values, step, self.spot(step))
+
+    def attend_behind(
+        self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, spot: Spot
+    ) -> Tensor:
+        """Both kinds of heads, each over its own cells."""
+        outs, places = [], ((self.whole, Spot.behind(step)), (self.cells, spot))
+        kinds = self._kinds(queries, keys, values)
+        for (asking, k, v), (cells, where) in zip(kinds, places, strict=True):
+            cells.append(k, v, where)
+            outs.append(cells.look(asking, where, visible(step, where.most)))
+        return torch.cat(outs, 1)
+
+    def resident(self) -> Resident:
+        """The cells of both kinds."""
+        return together(super().resident(), {"gpu": self.whole.tensors()})
+
+    def _kinds(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Three, Three]:
+        """Queries, keys and values of retrieval heads, and of streaming heads."""
+        m, n = self.many, self.many * queries.shape[1] // keys.shape[1]
+        near = queries[:, n:], keys[:, m:], values[:, m:]
+        return (queries[:, :n], keys[:, :m], values[:, :m]), near

@@ -1,0 +1,30 @@
+"""EAGLE-3: drafts from the model's low, middle and high hidden states."""
+
+from kvsim.techniques.papers.eagle import Eagle as Settings
+from kvsim.validate.parts.base import SmallRun
+from kvsim.validate.parts.heads import Heads
+
+
+class Eagle(Heads):
+    """Chains of drafts over a part of the vocabulary.
+
+    References
+    ----------
+    .. [1] Y. Li et al., "EAGLE-3", NeurIPS 2025, section 3.1.
+    """
+
+    own_head = True
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Acceptance is counted, whatever is said here."""
+        return ["gamma=2,acceptance=0.5,tokens=100"]
+
+    def vocabulary(self, vocab: int) -> int:
+        """The first tokens, which are taken to be the most frequent ones."""
+        assert isinstance(self.part, Settings)
+        return min(self.part.tokens, vocab)
+
+    def sources(self, layers: int) -> list[int]:
+        """Low, middle and high."""
+        return [min(2, layers - 1), layers // 2, max(layers - 3, 0)]

@@ -1,0 +1,43 @@
+"""Keys and values in fp8 with one scale for all, which is 1: what serving engines start with."""
+
+import torch
+from torch import Tensor
+
+from kvsim.validate.kernels.stores import Store
+from kvsim.validate.parts.base import SmallRun
+from kvsim.validate.parts.bytoken import PACKED_AT_ONCE, ByToken, Codec, Coded
+from kvsim.validate.parts.cells import Widths
+
+FORMAT = torch.float8_e4m3fn
+
+
+class Fp8(ByToken):
+    """Four bits of exponent and three of mantissa.
+
+    References
+    ----------
+    .. [1] P. Micikevicius et al., "FP8 formats for deep learning", arXiv:2209.05433, table 1.
+    """
+
+    differences = PACKED_AT_ONCE
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """There are none to choose."""
+        return [""]
+
+    def codecs(self) -> tuple[Codec, Codec]:
+        """Keys and values alike."""
+        return _Narrow(), _Narrow()
+
+
+class _Narrow(Codec):
+    def widths(self, dim: int, dtype: torch.dtype) -> Widths:
+        return [(dim, torch.uint8)]
+
+    def encode(self, numbers: Tensor) -> list[Tensor]:
+        most = torch.finfo(FORMAT).max
+        return [numbers.float().clamp(-most, most).to(FORMAT).view(torch.uint8)]
+
+    def store(self, parts: list[Tensor]) -> Store:
+        return Coded.of(parts, 8, lambda parts: parts[0].contiguous().view(FORMAT).float())

@@ -1,0 +1,205 @@
+"""GEAR: a packed cache, and the error of every packed block as a product of low rank."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.techniques.axes import Storage
+from kvsim.techniques.papers.gear import LOOPS
+from kvsim.techniques.papers.gear import Gear as Settings
+from kvsim.validate.model.attention import Seen
+from kvsim.validate.parts.base import SmallRun
+from kvsim.validate.parts.cells import CacheRoom, Spot
+from kvsim.validate.parts.packed import PackedCells
+from kvsim.validate.parts.sides import Side, check_groups, check_residual
+from kvsim.validate.tally import Marks, Silent
+
+BLOCKS = "values are packed by whole blocks too; the prediction packs them one by one, as KIVI does"
+WHOLE = "factors are found block by block; the prediction spreads that evenly"
+SEED = 2403  # of the vectors that iterations begin with
+
+
+class Gear(PackedCells):
+    """Keys and values in blocks of a residual; the prompt is one block.
+
+    Scores are corrected before the softmax and outputs behind it, by two thin products each.
+
+    References
+    ----------
+    .. [1] H. Kang et al., "GEAR", 2024, section 3, algorithm 2: power iteration.
+    """
+
+    takes_back, by_position = False, True
+    differences = MappingProxyType({"attn": BLOCKS, "quantise": BLOCKS, "power_iteration": WHOLE})
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Groups that fit the head."""
+        return [f"group={run.group},residual={run.group}"]
+
+    def __init__(self, part: Storage, room: CacheRoom, slots: int, tally: Silent) -> None:
+        super().__init__(part, room, slots, tally)
+        assert isinstance(part, Settings)
+        if float(part.outliers):
+            raise InputError("gear: its real implementation keeps no outliers; set outliers=0")
+        self.residual = check_residual("gear", part.residual, part.group)
+        if part.rank > (most := min(room.dim, part.residual)):
+            raise InputError(
+                f"gear: rank={part.rank} is more than a block's error of {part.residual} tokens "
+                f"x {room.dim} numbers can have; choose at most {most}"
+            )
+        self.every = {"power_iteration": self.residual}
+        check_groups("gear", part.group, room.dim)
+        self.rank, bits = part.rank, int(part.bits)
+        self.k = Side(room, slots, self.residual, bits, part.group, "channel")
+        self.v = Side(room, slots, self.residual, bits, part.group, "token")
+        more = slots - max(room.prompts)  # tokens behind every prompt
+        blocks = 1 + max((n + more) // self.residual - n // self.residual for n in room.prompts)
+        if max(room.prompts) < self.residual:
+            blocks -= 1  # no prompt has a block of its own
+        # a row for every packed token, and for every channel of every block
+        self.rows = [room.zeros(self.packed_keys(slots), self.rank) for _ in "kv"]
+        self.channels = [room.zeros(blocks * room.dim, self.rank) for _ in "kv"]
+        self.first: list[int] = []  # tokens of each sequence's first block
+
+    def packed_keys(self, tokens: int) -> int:
+        """Tokens in whole blocks of the residual. [tokens]"""
+        return tokens // self.residual * self.residual
+
+    def packed_values(self, tokens: int) -> int:
+        """As many as of keys, where KIVI keeps the latest ones. [tokens]"""
+        return self.packed_keys(tokens)
+
+    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
+        """Pack the prompt's blocks as one and find its factors."""
+        super().fill(keys, values, counts, plainly)
+        self.first = [self.packed_keys(n) for n in counts]
+        for some, packed in self._alike(self.first):
+            self._correct(some, 0, 0, keys[some, :, :packed], values[some, :, :packed])
+
+    def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+        """New tokens into the rings; a block that they complete is packed."""
+        self.add(keys, values, spot)
+        for some, end in self._alike(list(spot.ends)):
+            if end % self.residual:
+                continue
+            start = end - self.residual
+            inside = torch.arange(start, end, device=self.room.device) % self.residual
+            block = [side.ring[some][:, :, inside] for side in (self.k, self.v)]
+            rows = range(len(spot.ends))[some]
+            begins = torch.full((len(spot.ends),), start, device=self.room.device)
+            with self.tally.op("quantise") as marks:
+                for side in (self.k, self.v):
+                    side.pack(marks, list(rows), begins, self.residual)
+            first = self.first[rows[0]]
+            number = (first > 0) + (start - first) // self.residual
+            self._correct(some, number, start, *block)
+
+    def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
+        """Scores, their corrections, outputs and theirs."""
+        return self._weigh(queries, spot)[0]
+
+    def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:
+        """The same with the corrected shares of the one query."""
+        return self._weigh(queries, spot)
+
+    def tensors(self) -> dict[str, list[Tensor]]:
+        """KIVI's cache and the factors."""
+        return super().tensors() | {"factors": [*self.rows, *self.channels]}
+
+    def _alike(self, tokens: list[int]) -> Iterator[tuple[slice, int]]:
+        """Sequences with as many tokens, all at once where they all have."""
+        if min(tokens) == max(tokens):
+            yield slice(0, len(tokens)), tokens[0]
+        else:
+            for i, count in enumerate(tokens):
+                yield slice(i, i + 1), count
+
+    def _correct(self, some: slice, number: int, start: int, *block: Tensor) -> None:
+        """The error of a block's keys and values (sequences, KV heads, tokens, dim) as factors."""
+        count, dim = block[0].shape[2], self.room.dim
+        if not self.rank or not count:
+            return
+        with self.tally.op("power_iteration") as marks:
+            for i, (side, numbers) in enumerate(zip((self.k, self.v), block, strict=True)):
+                packed = side.store.sequences(some).numbers(start, start + count)
+                error = numbers - packed.to(numbers.dtype)
+                marks.writes(error)
+                rows, channels = _power_iteration(marks, error, self.rank)
+                self.rows[i][some, :, start : start + count] = rows
+                self.channels[i][some, :, number * dim : (number + 1) * dim] = channels
+
+    def _weigh(self, queries: Tensor, spot: Spot) -> tuple[Tensor, Tensor]:
+        """Attention and what each slot got, (sequences, heads, new, slots)."""
+        outs, weights = torch.zeros_like(queries), queries.new_zeros(*queries.shape[:3], spot.most)
+        for some, end in self._alike(list(spot.ends)):
+            asked = queries[some]
+            grouped = asked.reshape(len(asked), self.room.heads, -1, self.room.dim)
+            with self.tally.op("attn") as marks:
+                keys, values = (self._numbers(side, some, end) for side in (self.k, self.v))
+                logits = grouped @ keys.transpose(2, 3)
+                marks.visible(spot.new, end, "all")
+            self._thin(logits, grouped, some, end, keys=True)
+            with self.tally.op("attn") as marks:
+                shares = (logits.float() / self.room.dim**0.5).softmax(-1).to(queries.dtype)
+                out = shares @ values
+                marks.visible(spot.new, end, "all")
+            self._thin(out, shares, some, end, keys=False)
+            outs[some] = out.view_as(asked)
+            weights[some, :, :, :end] = shares.view(*asked.shape[:3], end)
+        ends, packed = list(spot.ends), [self.packed_keys(n) for n in spot.ends]
+        with self.tally.op("attn") as marks:
+            marks.reads(queries, *self.k.read(packed, ends), *self.v.read(packed, ends))
+            marks.writes(outs)
+        return outs, weights
+
+    def _thin(self, found: Tensor, given: Tensor, some: slice, end: int, keys: bool) -> None:
+        """Add to scores what queries give to the keys' errors, or to outputs what shares do."""
+        packed, dim = self.packed_keys(end), self.room.dim
+        if not self.rank or not packed:
+            return
+        first = self.first[some.start]
+        borders = [*([0] if first else []), *range(first, packed + 1, self.residual)]
+        side = 0 if keys else 1
+        with self.tally.op("correct") as marks:
+            rows = self.rows[side][some, :, :packed]
+            channels = self.channels[side][some]
+            marks.reads(rows)
+            for number, (start, stop) in enumerate(pairwise(borders)):
+                own = channels[:, :, number * dim : (number + 1) * dim]
+                if keys:
+                    added = (given @ own) @ rows[:, :, start:stop].transpose(2, 3)
+                    found[..., start:stop] += added
+                else:
+                    added = (given[..., start:stop] @ rows[:, :, start:stop]) @ own.transpose(2, 3)
+                    found += added
+                marks.reads(own)
+            changed = found[..., :packed] if keys else found
+            marks.reads(changed)
+            marks.writes(changed)
+
+    def _numbers(self, side: Side, some: slice, end: int) -> Tensor:
+        """Widened rows and the ring behind them, (sequences, KV heads, tokens, dim)."""
+        packed = self.packed_keys(end)
+        wide = side.store.sequences(some).numbers(0, packed).to(self.room.dtype)
+        return torch.cat([wide, side.ring[some, :, : end - packed]], 2)
+
+
+def _power_iteration(marks: Marks, error: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Factors (..., tokens, rank) and (..., dim, rank) whose product is close to an error."""
+    generator = torch.Generator().manual_seed(SEED)
+    begin = torch.randn(error.shape[-1], rank, generator=generator).to(error.device)
+    channels, wide = begin.expand(*error.shape[:2], -1, -1), error.float()
+    rows = channels
+    for loop in range(LOOPS):
+        last = loop == LOOPS - 1
+        channels = torch.linalg.qr(channels).Q if last else channels
+        rows = wide @ channels
+        rows = torch.linalg.qr(rows).Q if last else rows
+        channels = wide.transpose(2, 3) @ rows
+        marks.reads(error, error)
+    return rows.to(error.dtype), channels.to(error.dtype)

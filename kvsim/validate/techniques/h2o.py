@@ -1,0 +1,152 @@
+"""Heavy hitters by accumulated attention scores, and recent tokens."""
+
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from kvsim.techniques.papers.h2o import H2o as Settings
+from kvsim.validate.model.attention import Pass, visible
+from kvsim.validate.parts.adding import attend_and_add
+from kvsim.validate.parts.base import Resident, SmallRun, put
+from kvsim.validate.parts.bytoken import ByToken
+from kvsim.validate.parts.eviction import Ring
+from kvsim.validate.parts.selecting import Where
+from kvsim.validate.parts.weights import by_kv_head
+
+
+class H2o(Ring):
+    """Slots of heavy hitters and a ring of recent tokens, chosen by every KV head for itself.
+
+    When a token comes in, the one that leaves the ring takes the place of the heavy hitter with
+    the lowest sum, if its own is higher. Sums are kept per query head; those of a group are added.
+
+    References
+    ----------
+    .. [1] Z. Zhang et al., "H2O", NeurIPS 2023, algorithm 1.
+    """
+
+    differences = MappingProxyType(
+        {"graduate": "the token that leaves the ring moves to a slot of the heavy hitters"}
+    )
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """A quarter of the prompt by score, a quarter of the latest."""
+        part = max(1, run.prompt // 4)
+        return [f"heavy={part},recent={part}"]
+
+    def __init__(self, place: Where) -> None:
+        settings = place.parts.selection
+        assert isinstance(settings, Settings)
+        self.sink, self.recent = int(settings.heavy), int(settings.recent)
+        super().__init__(place)
+        self.refuse_windows()
+        self.ranked = self.capacity > self.budget  # otherwise nothing is ever evicted
+        self.sums = self._sums(self.slots if self.ranked else 0)
+        self._prompt_sums: Tensor | None = None
+
+    def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Straight into the cache, with scores where some token will be evicted."""
+        if not self.ranked:
+            return super().prefill(queries, keys, values, step)
+        held = self.cells.prompt(self.slots)
+        with self.tally.op("attn") as marks:
+            for cache, new in zip(held, (keys, values), strict=True):
+                put(cache, new, step)
+            marks.writes(keys, values)
+        k, v = (cache[step.rows, :, : step.length] for cache in held)
+        return self._attend(queries, k, v, self.sums, step)
+
+    def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Scores of all queries are added up, token by token."""
+        if not self.ranked:
+            return super().attend_prompt(queries, keys, values, step)
+        if self._prompt_sums is None:
+            self._prompt_sums = self._sums(self.prompt)
+        return self._attend(queries, keys, values, self._prompt_sums, step)
+
+    def filled(self, keys: Tensor, values: Tensor) -> None:
+        """The heaviest of a sequence's older tokens, and its latest."""
+        sums, self._prompt_sums = self._prompt_sums, None
+        if sums is None or self.prompt <= self.budget:
+            super().filled(keys, values)
+            if sums is not None:
+                self.sums[:, :, : self.prompt] = sums
+            return
+        lengths = self._on_device
+        tokens = torch.arange(self.prompt, device=keys.device)
+        with self.tally.op("select") as marks:
+            by_head = by_kv_head(sums, keys.shape[1])
+            old = tokens < (lengths - self.recent)[:, None]
+            ranked = by_head.masked_fill(~old[:, None], -torch.inf)
+            heavy = ranked.topk(self.sink, dim=-1).indices
+            marks.reads(by_head)
+        held = self.ring(lengths)[:, None].clamp_min(0).repeat(1, keys.shape[1], 1)
+        crowded = (lengths > self.budget)[:, None, None]
+        held[:, :, : self.sink] = torch.where(crowded, heavy, held[:, :, : self.sink])
+        self.keep(keys, values, held)
+        per_head = held.repeat_interleave(self.model.queries_per_kv, dim=1)
+        self.sums.copy_(sums.gather(2, per_head))
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Evict where the cache is full, append, attend, add up the scores."""
+        if not self.ranked:
+            return super().attend(queries, keys, values, step)
+        spot = self.spot(step)
+        if step.length > self.budget:
+            full = step.positions[:, 0] >= self.budget
+            if self.sink:
+                self._graduate(spot.slots[:, 0], full)
+            sequences = torch.arange(self.batch, device=full.device)
+            self.sums[sequences, :, spot.slots[:, 0]] = 0.0
+        self.cells.append(keys, values, spot)
+        seen = visible(step, torch.arange(spot.most, device=queries.device))
+        out, weights = self.cells.look_scored(queries, spot, seen)
+        with self.tally.op("scores") as marks:
+            sums = self.sums[:, :, : spot.most]
+            sums += weights.sum(2, dtype=torch.float32)
+            marks.reads(weights, sums)
+            marks.writes(weights, sums)
+        return out
+
+    def buffers(self) -> Resident:
+        """The sums of what is kept."""
+        return {"gpu": {"scores": [self.sums]}}
+
+    def _sums(self, tokens: int) -> Tensor:
+        """Room for accumulated scores, (batch, heads, tokens)."""
+        return torch.zeros(self.batch, self.model.heads, tokens, device=self.device)
+
+    def _attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, sums: Tensor, step: Pass
+    ) -> Tensor:
+        """Attention of a chunk of some prompts, whose scores are added to their sums in place.
+
+        They take no more memory than the MLP's activations, which are not there yet.
+        """
+        counts = step.positions < self._on_device[step.rows, None]
+        room = len(queries) * step.new * self.model.ffn // 4
+        sums = sums[step.rows, :, : step.length]
+        return attend_and_add(self.tally, queries, keys, values, sums, step, counts, room)
+
+    def _graduate(self, slots: Tensor, full: Tensor) -> None:
+        """What leaves the ring takes the slot of the lowest heavy hitter, or is dropped.
+
+        ``slots`` (batch,) are where the ring is written next; only ``full`` sequences evict.
+        """
+        sums, kv_heads = self.sums, self.model.kv_heads
+        with self.tally.op("lowest") as marks:
+            leaving = slots[:, None, None].expand(-1, self.model.heads, 1)
+            own = sums.gather(2, leaving)
+            lowest = by_kv_head(sums[:, :, : self.sink], kv_heads).min(-1)
+            better = lowest.values < by_kv_head(own, kv_heads)[..., 0]
+            place = torch.where(better & full[:, None], lowest.indices, slots[:, None])
+            marks.reads(sums[:, :, : self.sink], own)
+        with self.tally.op("graduate") as marks:
+            target = place[:, :, None]
+            source = slots[:, None, None].expand(-1, kv_heads, 1)
+            assert isinstance(self.cells, ByToken)
+            for column in (self.cells.k, self.cells.v):
+                column.move(marks, source, target)
+            sums.scatter_(2, target.repeat_interleave(self.model.queries_per_kv, 1), own)

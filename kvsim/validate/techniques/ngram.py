@@ -1,0 +1,49 @@
+"""Drafts looked up in the text so far."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvsim.validate.parts.base import SmallRun
+from kvsim.validate.parts.drafter import Drafter
+
+if TYPE_CHECKING:
+    from kvsim.validate.run import Generation
+
+LONGEST = 3  # tokens that are looked for; fewer where they stand nowhere else
+
+
+class Ngram(Drafter):
+    """What followed the latest tokens where they stood last; the newest once more if nowhere.
+
+    References
+    ----------
+    .. [1] N. Yang et al., "Inference with reference", arXiv:2304.04487, 2023, section 3.
+    """
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Acceptance is counted, whatever is said here."""
+        return ["gamma=2,acceptance=0.5"]
+
+    def found(self, generation: "Generation", count: int) -> list[Tensor] | None:
+        """Search on the host."""
+        written = generation.tokens.tolist()
+        texts = [
+            [*map(int, prompt), *own[:done]]
+            for prompt, own, done in zip(generation.prompts, written, generation.done, strict=True)
+        ]
+        drafts = torch.tensor([continued(text, count) for text in texts])
+        return list(drafts.to(generation.last.device).unbind(1)) if count else []
+
+
+def continued(text: Sequence[int], count: int) -> list[int]:
+    """So many tokens that may follow a text."""
+    for many in range(min(LONGEST, len(text) - 1), 0, -1):
+        for start in range(len(text) - many - 1, -1, -1):
+            if text[start : start + many] == text[-many:]:
+                after = text[start + many : start + many + count]
+                return [*after, *[text[-1]] * (count - len(after))]
+    return [text[-1]] * count

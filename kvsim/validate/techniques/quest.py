@@ -1,0 +1,70 @@
+"""Quest: pages chosen by bounds on their keys."""
+
+import torch
+from torch import Tensor
+
+from kvsim.techniques.papers.quest import Quest as Settings
+from kvsim.validate.parts.base import Resident, SmallRun
+from kvsim.validate.parts.cells import Spot
+from kvsim.validate.parts.paged import Paged, in_pages
+from kvsim.validate.parts.selecting import Where
+
+
+class Quest(Paged):
+    """A page's least and greatest key bound the product of any of its keys with a query.
+
+    References
+    ----------
+    .. [1] J. Tang et al., "Quest", ICML 2024, section 3, algorithm 1.
+    """
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Half of the prompt in pages of 4, all of it in the first layer."""
+        return [f"budget={4 * max(1, run.prompt // 8)},page=4,dense=1"]
+
+    def __init__(self, place: Where) -> None:
+        super().__init__(place)
+        self.low, self.high = (self.rows.room.zeros(self.pages) for _ in "lh")
+
+    @property
+    def most(self) -> int:
+        """Whole pages within the budget."""
+        assert isinstance(self.parts.selection, Settings)
+        return max(int(self.parts.selection.budget) // self.page, 1)
+
+    def summarise(self, keys: Tensor) -> None:
+        """Bounds of a prompt's pages; rows beyond a sequence's end count for none."""
+        with self.tally.op("page_bounds") as marks:
+            ends = self._on_device
+            low, high = (in_pages(keys, ends, self.page, n) for n in (torch.inf, -torch.inf))
+            pages = low.shape[2]
+            self.low[:, :, :pages], self.high[:, :, :pages] = low.amin(3), high.amax(3)
+            marks.reads(keys)
+            marks.writes(self.low[:, :, :pages], self.high[:, :, :pages])
+
+    def update(self, keys: Tensor, spot: Spot) -> None:
+        """The new token's key is within the bounds of its page."""
+        with self.tally.op("page_bounds") as marks:
+            pages, fresh = spot.slots // self.page, spot.slots % self.page == 0
+            sequences = torch.arange(self.batch, device=keys.device)[:, None]
+            new, first = keys.transpose(1, 2), fresh[..., None, None]
+            marks.reads(keys)
+            for bounds, joined in ((self.low, torch.minimum), (self.high, torch.maximum)):
+                old = bounds[sequences, :, pages]
+                bounds[sequences, :, pages] = torch.where(first, new, joined(old, new))
+                marks.reads(old)
+                marks.writes(new)
+
+    def relevance(self, queries: Tensor, pages: int) -> Tensor:
+        """Channel by channel the greater of a query's products with both bounds."""
+        with self.tally.op("bounds") as marks:
+            positive, low, high = queries.relu(), self.low[:, :, :pages], self.high[:, :, :pages]
+            bounds = positive @ high.mT + (queries - positive) @ low.mT
+            marks.reads(queries, low, high, bounds)
+            marks.writes(bounds)
+        return bounds
+
+    def buffers(self) -> Resident:
+        """Two keys per page."""
+        return {"gpu": {"page bounds": [self.low, self.high]}}

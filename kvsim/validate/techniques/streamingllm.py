@@ -1,0 +1,119 @@
+"""Attention sinks and a window of recent tokens, with positions counted within the cache."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kvsim.techniques.papers.streamingllm import Streamingllm as Settings
+from kvsim.validate.model.attention import Pass, visible
+from kvsim.validate.model.rope import rotate
+from kvsim.validate.parts.base import Resident, SmallRun
+from kvsim.validate.parts.cells import Spot
+from kvsim.validate.parts.eviction import Ring
+from kvsim.validate.parts.selecting import Where
+from kvsim.validate.tally import Marks
+
+
+class Streamingllm(Ring):
+    """Recent tokens keep their distance to the query; sinks move along with it.
+
+    A key at position i turned by j more is the key at position i + j, so only the sinks are turned
+    again, from the keys they had in the prompt. Learned positions (OPT) are added to the hidden
+    states and cannot move: there, tokens keep those of the text.
+
+    References
+    ----------
+    .. [1] G. Xiao et al., "Efficient streaming language models with attention sinks", ICLR 2024,
+       section 3.2.
+    """
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Half of the prompt stays."""
+        return [f"sink=4,recent={2 * max(1, run.prompt // 4)}"]
+
+    def __init__(self, place: Where) -> None:
+        settings = place.parts.selection
+        assert isinstance(settings, Settings)
+        self.sink, self.recent = int(settings.sink), int(settings.recent)
+        super().__init__(place)
+        self._turning: Turning | None = None
+        if self.run.decoder.arch.rope and self.sink and self.capacity > self.budget:
+            key = ("sinks", self.sink, self.recent)
+            self._turning = place.shared(key, lambda: Turning(self))
+            self._turning.layers.append(self)
+            self.sinks = torch.zeros_like(self.keys_of_sinks())
+
+    def filled(self, keys: Tensor, values: Tensor) -> None:
+        """The first tokens and the latest of every sequence."""
+        if self.prompt <= self.budget:
+            super().filled(keys, values)
+        else:
+            held = self.ring(self._on_device).clamp_min(0)
+            self.keep(keys, values, held[:, None].expand(-1, keys.shape[1], -1))
+        if self._turning is not None:
+            self.sinks[:, :, : self.prompt] = keys[:, :, : self.sink]
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Replace the oldest recent token, turn the sinks, attend to the whole cache."""
+        if self._turning is not None and step.length > self.budget:
+            self._turning.turn(self, step)
+        spot = self.spot(step)
+        self.cells.append(keys, values, spot)
+        if self._turning is not None and not self.cells.plain and min(step.starts) < self.sink:
+            self._remember(keys, step)
+        held: int | Tensor = spot.most
+        if self.shape.window:
+            held = self.ring(step.positions[:, 0] + 1)[:, : spot.most]
+        return self.cells.look(queries, spot, visible(step, held, self.shape.window))
+
+    def buffers(self) -> Resident:
+        """The sinks' keys once more."""
+        return {} if self._turning is None else {"gpu": {"sink keys": [self.sinks]}}
+
+    def keys_of_sinks(self) -> Tensor:
+        """The slots that hold the sinks' keys; of packed cells room for as many."""
+        if self.cells.plain:
+            return self.rows.k.parts[0][:, :, : self.sink]
+        return self.cells.room.zeros(self.sink)
+
+    def turn(self, marks: Marks, cos: Tensor, sin: Tensor) -> None:
+        """The sinks' keys as far from where they were as the tables say."""
+        slots = torch.arange(self.sink, device=self.device).expand(self.batch, -1)
+        spot = Spot(slots, (self.sink,) * self.batch, self.sink, 0)
+        self.rows.k.write(Marks(), rotate(self.sinks, cos, sin), spot)
+        marks.reads(self.sinks)
+        marks.writes(*(part[:, :, : self.sink] for part in self.rows.k.parts))
+
+    def _remember(self, keys: Tensor, step: Pass) -> None:
+        """A new token that is a sink: its key in full precision, beside the packed one."""
+        sinks = step.positions[:, 0] < self.sink
+        slots = step.positions[:, 0].clamp(max=self.sink - 1)
+        sequences = torch.arange(self.batch, device=self.device)
+        old = self.sinks[sequences, :, slots]
+        self.sinks[sequences, :, slots] = torch.where(sinks[:, None, None], keys[:, :, 0], old)
+
+
+class Turning:
+    """The sinks of all layers, which turn together, once per step."""
+
+    def __init__(self, one: Streamingllm) -> None:
+        rope = one.run.decoder.arch.rope
+        assert rope is not None
+        self.layers: list[Streamingllm] = []
+        self.table = replace(rope, scale=1.0).table(one.capacity, one.device, one.dtype)
+
+    def turn(self, asking: Streamingllm, step: Pass) -> None:
+        """Move sinks as far as tokens have been evicted, this step's one included."""
+        if asking is not self.layers[0]:
+            return
+        with asking.tally.op("turn") as marks:
+            if min(step.starts) <= asking.budget:  # some sequence evicts for the first time
+                fresh = (step.positions <= asking.budget)[..., None, None]
+                for layer in self.layers if asking.cells.plain else ():
+                    layer.sinks.copy_(torch.where(fresh, layer.keys_of_sinks(), layer.sinks))
+            away = (step.positions + 1 - asking.budget).clamp_min(0)
+            cos, sin = (table[away].unsqueeze(1) for table in self.table)
+            for layer in self.layers:
+                layer.turn(marks, cos, sin)
