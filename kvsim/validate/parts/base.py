@@ -1,8 +1,9 @@
 """What an implementation of a technique is: the hooks of the decoder.
 
 One file ``validate/techniques/<name>.py`` per technique, under the name it has in
-``kvsim/techniques/papers``; both are set by the same object. For every layer of a pass the decoder projects queries, keys and values
-and asks the implementation for attention; everything around it is the decoder's.
+``kvsim/techniques/papers``; both are set by the same object. For every layer of a pass the decoder
+projects queries, keys and values and asks the implementation for attention; everything around it
+is the decoder's.
 
 ============  ====================================================================================
 hook          when, and what it says
