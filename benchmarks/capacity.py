@@ -20,15 +20,12 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner.admit import Admission
-from kvsim.planner.fleet.arrays import Counts, Demand, FleetLimits
-from kvsim.planner.fleet.capacity import CapacityAnswer, make_capacity
-from kvsim.planner.fleet.dispatch import utilisation
+from kvsim.planner.fleet.answer import CapacityAnswer, make_capacity
+from kvsim.planner.fleet.comparisons import CapacityQuestion
+from kvsim.planner.fleet.demand import Counts, Demand, FleetTargets, traffic_of
+from kvsim.planner.fleet.milp import solve_programme, utilisation
+from kvsim.planner.fleet.offers import FleetLimits, Rentable
 from kvsim.planner.fleet.play import play
-from kvsim.planner.fleet.programme import solve
-from kvsim.planner.fleet.question import CapacityQuestion
-from kvsim.planner.fleet.shortlist import Rentable
-from kvsim.planner.fleet.targets import FleetTargets
-from kvsim.planner.fleet.traffic import traffic_of
 from kvsim.serving.rules import Rules
 from kvsim.traces.read import load
 from tests.support.fleets import cheapest, instance
@@ -45,7 +42,7 @@ def programme() -> None:
     for seed in range(INSTANCES):
         offers, demand, limits = instance(seed)
         try:
-            found: float | None = solve(offers, demand, limits).cost
+            found: float | None = solve_programme(offers, demand, limits).cost
         except InfeasibleError:
             found = None
         # every fleet that is no dearer, or if there is none every small one

@@ -12,11 +12,10 @@ import sys
 import time
 
 from kvsim.errors import InfeasibleError
-from kvsim.planner.fleet.beside import search_of
-from kvsim.planner.fleet.capacity import make_capacity
-from kvsim.planner.fleet.market import Market, measured
-from kvsim.planner.fleet.question import CapacityQuestion
-from kvsim.planner.fleet.shortlist import Terms, shortlist
+from kvsim.planner.fleet.answer import make_capacity
+from kvsim.planner.fleet.comparisons import CapacityQuestion, search_of
+from kvsim.planner.fleet.offers import Terms, shortlist
+from kvsim.planner.fleet.play import Market, measure_market
 from tests.support.schedules import cheapest_schedule, day
 
 DAYS = 30
@@ -26,7 +25,7 @@ def market_of(question: CapacityQuestion) -> Market:
     """What replicas carry whose batch limits are those that the day gives."""
     q = question
     terms = Terms(q.traffic, q.targets, q.rules, q.admission, q.largest_loss, q.utilisation)
-    return measured(shortlist(q.rentable, terms), q.traffic, q.targets)
+    return measure_market(shortlist(q.rentable, terms), q.traffic, q.targets)
 
 
 def compare(seed: int) -> float | None:

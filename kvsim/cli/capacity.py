@@ -51,7 +51,7 @@ from kvsim.limits import ENGINE_SHARE
 from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 
 if TYPE_CHECKING:
-    from kvsim.planner.fleet.arrays import Schedule
+    from kvsim.planner.fleet.offers import Schedule
 
 DEGREES = "1,2,4,8"
 
@@ -145,11 +145,10 @@ def capacity(
     """Find the cheapest fleet that serves a trace within targets."""
     from kvsim.emit.replica import of_costs
     from kvsim.files.writing import check_target
-    from kvsim.planner.fleet.capacity import make_capacity
-    from kvsim.planner.fleet.certainty import Spread
-    from kvsim.planner.fleet.question import CapacityQuestion
-    from kvsim.planner.fleet.targets import FleetTargets
-    from kvsim.planner.fleet.traffic import traffic_of
+    from kvsim.planner.fleet.answer import make_capacity
+    from kvsim.planner.fleet.comparisons import CapacityQuestion
+    from kvsim.planner.fleet.demand import FleetTargets, traffic_of
+    from kvsim.planner.fleet.offers import Spread
     from kvsim.report import capacity as answers
     from kvsim.report import capacity_page, capacity_tables
     from kvsim.serving.rules import Rules
@@ -249,7 +248,7 @@ def _windows(text: str, requests: int) -> int:
 
 
 def _schedule(start_up: str) -> "Schedule":
-    from kvsim.planner.fleet.arrays import Schedule
+    from kvsim.planner.fleet.offers import Schedule
 
     return Schedule(seconds("--start-up", start_up, float("inf")) / 3600)
 

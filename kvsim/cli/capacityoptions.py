@@ -9,10 +9,8 @@ from kvsim.cli.pairs import per_gpu
 from kvsim.errors import InputError
 
 if TYPE_CHECKING:
-    from kvsim.planner.fleet.arrays import FleetLimits
-    from kvsim.planner.fleet.shortlist import Rentable
-    from kvsim.planner.fleet.targets import ClassTarget
-    from kvsim.planner.fleet.variants import Extras
+    from kvsim.planner.fleet.demand import ClassTarget
+    from kvsim.planner.fleet.offers import Extras, FleetLimits, Rentable
 
 HOST_SHARE = 0.25  # of a host's memory that one GPU's prefix blocks may take, if nothing is said
 MOST_BARE_TTFT, MOST_BARE_TPOT = 100.0, 5.0  # larger bare numbers may be milliseconds [s]
@@ -49,7 +47,7 @@ def extras(
     InputError
         For an option that would do nothing, or a value that it cannot have.
     """
-    from kvsim.planner.fleet.variants import Extras
+    from kvsim.planner.fleet.offers import Extras
     from kvsim.serving.rules import NIC_RATE
 
     if pools not in POOLS:
@@ -90,7 +88,7 @@ def longer_prompts(text: str) -> "tuple[ClassTarget, ...]":
     InputError
         If it is not of that form, or a length is there twice.
     """
-    from kvsim.planner.fleet.targets import ClassTarget
+    from kvsim.planner.fleet.demand import ClassTarget
 
     name, found = "--class-targets", {}
     for item in words(name, text):
@@ -121,7 +119,7 @@ def fleet_limits(
     failures: str,
 ) -> "FleetLimits":
     """The limits on the fleet."""
-    from kvsim.planner.fleet.arrays import FleetLimits
+    from kvsim.planner.fleet.offers import FleetLimits
 
     most, of_kind = float("inf"), {}
     if max_gpus is not None and "=" in max_gpus:
@@ -175,7 +173,7 @@ def all_rentable(
         If there is no price, or the model cannot be spread so; of several ways, by none of them.
     """
     from kvsim.cli.options import deployment
-    from kvsim.planner.fleet.shortlist import Rentable
+    from kvsim.planner.fleet.offers import Rentable
 
     prices = per_gpu("--price", either(price, ""), gpus) if price else {}
     committed = per_gpu("--reserved", either(reserved, ""), gpus) if reserved else {}

@@ -7,11 +7,10 @@ import numpy as np
 
 from kvsim.machines.basis import basis
 from kvsim.machines.hardware import GIB
-from kvsim.planner.fleet.beside import OtherFleet, as_cheap_at
-from kvsim.planner.fleet.capacity import CapacityAnswer
-from kvsim.planner.fleet.certainty import SURE
-from kvsim.planner.fleet.configurations import Configuration
-from kvsim.planner.fleet.near import scheduled_cost
+from kvsim.planner.fleet.answer import CapacityAnswer
+from kvsim.planner.fleet.comparisons import OtherFleet, break_even_price
+from kvsim.planner.fleet.offers import SURE, Configuration
+from kvsim.planner.fleet.schedules import scheduled_cost
 from kvsim.report import evidence
 from kvsim.report.capacity_times import class_rows, target_row, times_row
 from kvsim.report.capacity_verdict import fleet_in_words, in_words, names, per_million
@@ -216,7 +215,7 @@ def _prices(answer: CapacityAnswer) -> list[Row]:
     chosen = OtherFleet("", answer.found, answer.market.configurations)
     for a in [] if answer.question.schedule else answer.alternatives:
         gpu, alone = a.label.removesuffix(" alone"), a.found
-        price = as_cheap_at(chosen, a, gpu) if a.label.endswith(" alone") else None
+        price = break_even_price(chosen, a, gpu) if a.label.endswith(" alone") else None
         if alone is None or price is None:
             continue
         replicas = zip(alone.fleet.replicas, a.configurations, strict=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.graph import Array
-from kvsim.planner.fleet.capacity import CapacityAnswer
+from kvsim.planner.fleet.answer import CapacityAnswer
 from kvsim.report import capacity_tables as tables
 from kvsim.report import page
 from kvsim.report.answer import Answer, verdict

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.planner.fleet.demand import FleetTargets
 from kvsim.planner.fleet.play import Played
-from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.report.json import Row, number
 from kvsim.report.units import percent, seconds
 from kvsim.serving.outcome import spread

@@ -2,10 +2,10 @@
 
 from math import isinf
 
-from kvsim.planner.fleet.capacity import CapacityAnswer
-from kvsim.planner.fleet.configurations import Configuration
-from kvsim.planner.fleet.proven import Found
-from kvsim.planner.fleet.surer import CERTAIN
+from kvsim.planner.fleet.answer import CapacityAnswer
+from kvsim.planner.fleet.comparisons import ROBUST
+from kvsim.planner.fleet.offers import Configuration
+from kvsim.planner.fleet.search import SearchResult
 from kvsim.report.answer import WORDS, verdict
 from kvsim.report.capacity_times import slower, wait
 from kvsim.report.units import likelihood, usd
@@ -61,7 +61,7 @@ def _sure(answer: CapacityAnswer) -> tuple[str, str]:
         return "There are no targets to keep", ""
     both = answer.sure.likely["both"]
     said = f"It keeps the targets with a likelihood of {likelihood(both)}"
-    safer = next((a for a in answer.alternatives if a.label == CERTAIN), None)
+    safer = next((a for a in answer.alternatives if a.label == ROBUST), None)
     if both >= NEAR or safer is None:
         return said, ""
     if safer.found is None:
@@ -70,7 +70,7 @@ def _sure(answer: CapacityAnswer) -> tuple[str, str]:
     return said, f"; for 95 % rent {more}, {usd(safer.found.fleet.cost)} per hour"
 
 
-def fleet_in_words(found: Found, configurations: list[Configuration]) -> str:
+def fleet_in_words(found: SearchResult, configurations: list[Configuration]) -> str:
     """Replicas and what runs on them."""
     return " + ".join(
         f"{n} x {configurations[j].name}" for j, n in enumerate(found.fleet.replicas) if n

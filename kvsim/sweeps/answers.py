@@ -7,12 +7,10 @@ import numpy as np
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.limits import ENGINE_SHARE
 from kvsim.planner.admit import Admission
-from kvsim.planner.fleet.arrays import FleetLimits
-from kvsim.planner.fleet.capacity import make_capacity
-from kvsim.planner.fleet.question import CapacityQuestion
-from kvsim.planner.fleet.shortlist import Rentable
-from kvsim.planner.fleet.targets import FleetTargets
-from kvsim.planner.fleet.traffic import traffic_of
+from kvsim.planner.fleet.answer import make_capacity
+from kvsim.planner.fleet.comparisons import CapacityQuestion
+from kvsim.planner.fleet.demand import FleetTargets, traffic_of
+from kvsim.planner.fleet.offers import FleetLimits, Rentable
 from kvsim.planner.plan import make_plan
 from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.serving.costs import StepCosts

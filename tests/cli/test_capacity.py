@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvsim.planner.fleet.demand import FleetTargets
 from kvsim.planner.fleet.play import Played
-from kvsim.planner.fleet.targets import FleetTargets
 from kvsim.report import capacity_tables, capacity_verdict
 from kvsim.report.answer import WORDS
 from kvsim.report.capacity_times import slower

@@ -11,8 +11,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.parallel import Parallelism
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner.fleet.configurations import Configuration
-from kvsim.planner.fleet.shortlist import Rentable
+from kvsim.planner.fleet.offers import Configuration, Rentable
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
 from kvsim.techniques import parse

@@ -10,12 +10,10 @@ import pytest
 
 from kvsim.evidence.ledger import share_below
 from kvsim.machines.parallel import Parallelism
-from kvsim.planner.fleet import variants
-from kvsim.planner.fleet.arrays import FleetLimits
-from kvsim.planner.fleet.beside import plainer
-from kvsim.planner.fleet.certainty import SURE, Spread
-from kvsim.planner.fleet.configurations import Configuration, offers_of
-from kvsim.planner.fleet.proven import Found
+from kvsim.planner.fleet import offers
+from kvsim.planner.fleet.comparisons import simplify_fleet
+from kvsim.planner.fleet.offers import SURE, Configuration, FleetLimits, Spread, offers_of
+from kvsim.planner.fleet.search import SearchResult
 from kvsim.planner.programme import Programme
 from kvsim.planner.rows import cut
 from kvsim.planner.solving import solver
@@ -104,10 +102,10 @@ def test_every_replica_with_memories_is_also_tried_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else one beyond the first few has prefixes in host memory that nothing hits."""
-    monkeypatch.setattr(variants, "_shares", lambda x, requests: True)
-    monkeypatch.setattr(variants, "_with_memory", lambda x, *rest: (x, *rest[:2]))
+    monkeypatch.setattr(offers, "_can_share_prefixes", lambda x, requests: True)
+    monkeypatch.setattr(offers, "_add_memory", lambda x, *rest: (x, *rest[:2]))
     some: Any = [f"replica {i}" for i in range(7)]
-    found: Any = variants.varied(some, cast(Any, None), variants.Extras(host=GIB, drive=9 * GIB))
+    found: Any = offers.add_variants(some, cast(Any, None), offers.Extras(host=GIB, drive=9 * GIB))
     plain = [x for x in found if isinstance(x, str)]
     assert plain == some
     assert [x for x in found if x[0] == some[6]] == [(some[6], GIB, 9 * GIB)]
@@ -132,8 +130,8 @@ def test_what_nothing_gains_from_is_not_rented(
         offers=offers_of([configuration()] * 2, np.ones((1, 2)), np.zeros((1, 2))),
         tried=lambda replicas: SimpleNamespace(replicas=replicas, cost=1.0),
     )  # fmt: skip
-    found: Any = Found(cast(Any, fleet), search.offers, 1.0, 1, 1, 0.0, 0.0)
-    assert plainer(search, found).fleet.replicas.tolist() == list(chosen)
+    found: Any = SearchResult(cast(Any, fleet), search.offers, 1.0, 1, 1, 0.0, 0.0)
+    assert simplify_fleet(search, found).fleet.replicas.tolist() == list(chosen)
 
 
 @pytest.mark.parametrize("tp", [1, 2])

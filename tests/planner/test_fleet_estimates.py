@@ -12,12 +12,10 @@ from kvsim.errors import InfeasibleError
 from kvsim.planner import bits, carry
 from kvsim.planner.carry import ReplicaTargets
 from kvsim.planner.classes import _parts, classes_of
-from kvsim.planner.fleet import reachable, shortlist, traffic
-from kvsim.planner.fleet.estimate import late_of_class, replicas_needed
+from kvsim.planner.fleet import answer, demand, offers
+from kvsim.planner.fleet.demand import FleetTargets, Traffic, traffic_of
+from kvsim.planner.fleet.offers import Rated, late_shares, replicas_needed
 from kvsim.planner.fleet.play import Played, _most_running
-from kvsim.planner.fleet.shortlist import Rated
-from kvsim.planner.fleet.targets import FleetTargets
-from kvsim.planner.fleet.traffic import Traffic, traffic_of
 from kvsim.planner.load import Loads
 from kvsim.serving.records import FINISHED, REFUSED
 from kvsim.traces.requests import Requests
@@ -78,7 +76,7 @@ def test_replicas_are_those_of_the_scarcest_thing_a_lap_needs() -> None:
 
 def test_late_requests_are_counted_of_their_class() -> None:
     some = cast(Traffic, SimpleNamespace(of=np.array([0, 0, 0, 1]), classes=2))
-    assert late_of_class(LOADS, some) == pytest.approx(np.array([[0, 0.1 / 0.75], [1.0, 1.0]]))
+    assert late_shares(LOADS, some) == pytest.approx(np.array([[0, 0.1 / 0.75], [1.0, 1.0]]))
 
 
 def rated(name: str, needed: list[float], rent: float) -> Rated:
@@ -91,7 +89,7 @@ def names(found: list[Rated]) -> list[str]:
 
 
 def test_the_best_of_all_and_of_each_class_without_what_is_far_dearer() -> None:
-    best = shortlist._best
+    best = offers._select_cheapest
     some = [
         rated("dear", [9.0, 9.0], 1.0), rated("all", [1.0, 1.0], 2.0),
         rated("first", [1.0, 9.0], 1.0), rated("one class", [1.5, INF], 1.0),
@@ -134,10 +132,11 @@ def test_targets_in_reach_are_the_nearest_with_room(
 ) -> None:  # fmt: skip
     """One configuration reads prompts sooner, the other decodes sooner."""
     reach = {"reads": FleetTargets(1.9, 0.11, 0.9), "decodes": FleetTargets(2.0, 0.1, 0.9)}
-    monkeypatch.setattr(reachable, "_at_rest", lambda r, _: waited(reach[r.configuration.name]))
+    monkeypatch.setattr(answer, "_play_at_rest", lambda r, _: waited(reach[r.configuration.name]))
     some = [rated("decodes", [1.0], 1.0), rated("reads", [1.0], 1.0)]
     nothing: Any = None
-    found, said = reachable.reachable(some, nothing, FleetTargets(ttft, tpot, 0.9), lambda _: None)
+    targets = FleetTargets(ttft, tpot, 0.9)
+    found, said = answer.reachable_targets(some, nothing, targets, lambda _: None)
     name = "reads" if ttft == 1.0 else "decodes"
     asked = reach[name]
     assert found.ttft == pytest.approx(max(ttft, 1.2 * asked.ttft))
@@ -159,9 +158,9 @@ def test_replicas_at_rest_are_eight_times_what_is_needed(
         seen.append(args)
         return waited(FleetTargets(1.0, 2.0))
 
-    monkeypatch.setattr(reachable, "play", play)
+    monkeypatch.setattr(answer, "play", play)
     some: Any = SimpleNamespace(demand=SimpleNamespace(rate=np.zeros((3, 2))), classes=2)
-    found = reachable._at_rest(rated("x", needed, 1.0), some)
+    found = answer._play_at_rest(rated("x", needed, 1.0), some)
     ((_, _, running, share, faster),) = seen
     assert found.ttft.tolist() == [1.0] and running.tolist() == [[count]] * 3
     assert share.shape == (3, 2, 1) and share.min() == 1.0 and faster == pytest.approx(load)
@@ -188,7 +187,7 @@ def test_windows_are_long_and_full_enough(count: int, seconds: float, windows: i
 
 def test_rare_classes_join_their_twin_without_reuse() -> None:
     of = np.repeat([0, 1, 2, 3, 5], [30, 19, 5, 20, 3])
-    assert np.bincount(traffic._merged(of)).tolist() == [49, 5, 20, 3]
+    assert np.bincount(demand._merge_rare_classes(of)).tolist() == [49, 5, 20, 3]
 
 
 def test_requests_go_to_kinds_in_the_shares_of_their_class_and_window() -> None:

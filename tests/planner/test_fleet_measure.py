@@ -8,13 +8,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from kvsim.planner.fleet import market, measure
-from kvsim.planner.fleet.arrays import Demand
-from kvsim.planner.fleet.configurations import Configuration
-from kvsim.planner.fleet.measure import Busy, replicas_kept_busy
-from kvsim.planner.fleet.shortlist import Rated
-from kvsim.planner.fleet.targets import ClassTarget, FleetTargets
-from kvsim.planner.fleet.traffic import Traffic
+from kvsim.planner.fleet import play
+from kvsim.planner.fleet.demand import ClassTarget, Demand, FleetTargets, Traffic
+from kvsim.planner.fleet.offers import Configuration, Rated
+from kvsim.planner.fleet.play import Busy, replicas_kept_busy
 from kvsim.traces.requests import Requests
 
 TARGETS = FleetTargets(1.0, 0.1, 0.9)
@@ -38,8 +35,8 @@ def played(
         noted.append((replicas, rate))
         return some, rate / replicas
 
-    monkeypatch.setattr(measure, "serve", serve)
-    monkeypatch.setattr(measure, "waits", lambda outcome: (*waits(*outcome), None))
+    monkeypatch.setattr(play, "serve", serve)
+    monkeypatch.setattr(play, "waits", lambda outcome: (*waits(*outcome), None))
     return noted
 
 
@@ -71,11 +68,11 @@ def test_replicas_are_counted_to_four_hundredths(
 
     noted = played(monkeypatch, waits)
     found = replicas_kept_busy(requests(), ANY, TARGETS, guess=max(needed / 2, 1.0)).needed
-    assert needed * 0.99 <= found <= needed * measure.FINE * 1.01
+    assert needed * 0.99 <= found <= needed * play.LOAD_RESOLUTION * 1.01
     whole = int(np.ceil(needed))
     if whole > 1:  # one fewer does not carry the trace, so that not much more than it is tried
         tried = max(rate for replicas, rate in noted if replicas == whole)
-        assert tried < whole / (whole - 1) * measure.MORE
+        assert tried < whole / (whole - 1) * play.REPLICA_STEP
 
 
 @pytest.mark.parametrize(("halting", "meets"), [(0.0, True), (0.09, True), (0.12, False)])
@@ -121,13 +118,13 @@ def test_a_dear_replica_divides_what_it_carries_as_the_estimate_does(
         times = 1.0 if x.price == 1.0 else 1.6
         return Busy(alone[len(some)] * times, np.zeros(len(some)))
 
-    monkeypatch.setattr(market, "replicas_kept_busy", busy)
+    monkeypatch.setattr(play, "replicas_kept_busy", busy)
     none = np.zeros(2)
     rated = [
         cast(Rated, SimpleNamespace(configuration=configuration(p), needed=x, late=none))
         for p, x in ((1.0, np.array([1.0, 1.0])), (5.0, np.array([0.9, 0.3])))
     ]
-    found = market.measured(rated, traffic, TARGETS)
+    found = play.measure_market(rated, traffic, TARGETS)
     assert found.alone.tolist() == [2.0, 3.2]
     share = rate[:, :, None] / found.offers.capacity  # of a replica, by window and class
     assert share.sum(axis=1).max(axis=0) == pytest.approx(found.alone)
@@ -149,10 +146,10 @@ def test_a_class_that_is_late_alone_is_carried_among_others(
     def busy(some: Requests, *_: Any, **__: Any) -> Busy:
         return Busy(alone[len(some)], np.zeros(len(some)))
 
-    monkeypatch.setattr(market, "replicas_kept_busy", busy)
+    monkeypatch.setattr(play, "replicas_kept_busy", busy)
     one: Any = SimpleNamespace(
         configuration=configuration(1.0), needed=np.array([1.4, 0.5]), late=np.zeros(2)
     )
-    found = market.measured([one], traffic, TARGETS)
+    found = play.measure_market([one], traffic, TARGETS)
     assert (rate[0] / found.offers.capacity[:, 0]).sum() == pytest.approx(2.0)
     assert found.offers.capacity[:, 0] == pytest.approx(rate[0] / np.array([1.5, 0.5]))

@@ -13,19 +13,12 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner.fleet import beside, certainty, search, surer
-from kvsim.planner.fleet.arrays import Demand, FleetLimits
-from kvsim.planner.fleet.beside import OtherFleet
-from kvsim.planner.fleet.certainty import Spread, known
-from kvsim.planner.fleet.configurations import Configuration
-from kvsim.planner.fleet.market import Market
-from kvsim.planner.fleet.near import allowed, neighbours
-from kvsim.planner.fleet.play import Played, layers, quantile
-from kvsim.planner.fleet.question import CapacityQuestion
-from kvsim.planner.fleet.search import FleetSearch
-from kvsim.planner.fleet.shortlist import Rated
-from kvsim.planner.fleet.targets import ClassTarget, FleetTargets
-from kvsim.planner.fleet.traffic import Traffic
+from kvsim.planner.fleet import comparisons, offers, search
+from kvsim.planner.fleet.comparisons import CapacityQuestion, OtherFleet
+from kvsim.planner.fleet.demand import ClassTarget, Demand, FleetTargets, Traffic
+from kvsim.planner.fleet.offers import Configuration, FleetLimits, Rated, Spread, known_spread
+from kvsim.planner.fleet.play import Market, Played, quantile, replica_sets
+from kvsim.planner.fleet.search import FleetSearch, neighbours, within_limits
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
@@ -62,7 +55,7 @@ def counts(*replicas: int) -> np.ndarray:
 def test_limits_on_what_is_rented(
     replicas: np.ndarray, limits: FleetLimits, expected: bool
 ) -> None:
-    assert allowed(OFFERS, replicas, limits) is expected
+    assert within_limits(OFFERS, replicas, limits) is expected
 
 
 def test_neighbours_are_cheaper_and_come_cheapest_first() -> None:
@@ -79,7 +72,7 @@ def test_replicas_that_start_and_stop_are_sets_of_their_own() -> None:
     """One runs through, a second from the second window on, a third in the last alone."""
     running = counts(1, 2, 2, 3)
     window = np.array([0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3])
-    sets, of = layers(running, window)
+    sets, of = replica_sets(running, window)
     assert sets == [1, 1, 1]
     assert of[:2].tolist() == [0, 0]
     # multiples 0.31, 0.93, 0.55, 0.16 of an interval that the sets share evenly
@@ -89,10 +82,10 @@ def test_replicas_that_start_and_stop_are_sets_of_their_own() -> None:
 
 
 def test_equal_replicas_that_stop_are_one_set_and_gaps_end_it() -> None:
-    sets, of = layers(counts(2, 0, 2, 2), np.array([0, 0, 2, 3, 3]))
+    sets, of = replica_sets(counts(2, 0, 2, 2), np.array([0, 0, 2, 3, 3]))
     assert sets == [2, 2]
     assert of.tolist() == [0, 0, 1, 1, 1]
-    sets, of = layers(counts(3, 3), np.array([0, 1]))
+    sets, of = replica_sets(counts(3, 3), np.array([0, 1]))
     assert (sets, of.tolist()) == ([3], [0, 0])
 
 
@@ -193,9 +186,9 @@ def test_the_widest_of_what_was_measured_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     said = {"decode": decode, "prefill": prefill, "request": whole}
-    monkeypatch.setattr(certainty, "evidence_for", lambda deployment, technique, kind: said[kind])
+    monkeypatch.setattr(offers, "evidence_for", lambda deployment, technique, kind: said[kind])
     one = SimpleNamespace(costs=SimpleNamespace(deployment=None), technique="full")
-    found = known([cast(Configuration, one)])
+    found = known_spread([cast(Configuration, one)])
     assert found.sigma == pytest.approx(np.log(widest) / 1.2816)
     assert found.source == f"{widest}"
 
@@ -218,8 +211,8 @@ def test_what_derived_capacities_do_not_settle_is_measured_for_the_cheapest_six(
         fleets = [cast(Any, SimpleNamespace(fleet=SimpleNamespace(cost=x))) for x in (30.0, 20.0)]
         return [OtherFleet("", fleet if some is slow else None, []) for fleet in fleets]
 
-    monkeypatch.setattr(surer, "measured", measured)
-    monkeypatch.setattr(surer, "_cheapest", cheapest)
+    monkeypatch.setattr(comparisons, "measure_market", measured)
+    monkeypatch.setattr(comparisons, "_cheapest_robust", cheapest)
     spread = Spread(0.1, "a row")
     q = cast(
         CapacityQuestion, SimpleNamespace(limits=FREE, traffic=None, targets=None, spread=spread)
@@ -227,11 +220,11 @@ def test_what_derived_capacities_do_not_settle_is_measured_for_the_cheapest_six(
     rated = cast(list[Rated], [SimpleNamespace(configuration=x) for x in range(9)])
     unsure = cast(Any, SimpleNamespace(sure=False))
     chosen = OtherFleet("", None, [])
-    found = surer.surer(q, rated, market, 1.0, chosen, unsure, lambda _: None)
+    found = comparisons.find_robust_fleet(q, rated, market, 1.0, chosen, unsure, lambda _: None)
     assert again == [([5, 1, 3, 7, 8, 6], [spread.slowdown()] * 6)]
     far = cast(CapacityQuestion, SimpleNamespace(spread=Spread(10.0, "given")))
     market = cast(Market, SimpleNamespace(configurations=[]))
-    none = surer.surer(far, rated, market, 1.0, chosen, unsure, lambda _: None)
+    none = comparisons.find_robust_fleet(far, rated, market, 1.0, chosen, unsure, lambda _: None)
     assert none.found is None and "1.39e+07 times as long" in none.reason
     assert found.found is not None and found.found.fleet.cost == 20.0
 
@@ -257,12 +250,12 @@ def test_no_fleet_is_said_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> No
     def none(*_: Any, **__: Any) -> None:
         raise InfeasibleError("no fleet carries the demand within the limits")
 
-    monkeypatch.setattr(beside, "search_of", none)
+    monkeypatch.setattr(comparisons, "search_of", none)
     market = Market([cast(Configuration, None)], OFFERS, np.ones(1))
     q = cast(CapacityQuestion, None)
-    found = beside.fleet_for("tight", q, market, FREE, 1.0)
+    found = comparisons.fleet_for("tight", q, market, FREE, 1.0)
     assert found.found is None and found.reason == "no fleet carries the demand within the limits"
-    empty = beside.fleet_for("none", q, market.only([]), FREE, 1.0)
+    empty = comparisons.fleet_for("none", q, market.only([]), FREE, 1.0)
     assert empty.reason == "none on the shortlist"
 
 

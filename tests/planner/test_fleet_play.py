@@ -10,11 +10,16 @@ from hypothesis import strategies as st
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner.fleet.configurations import Configuration
-from kvsim.planner.fleet.measure import origin, replicas_kept_busy, together
-from kvsim.planner.fleet.play import layers, play, quantile
-from kvsim.planner.fleet.targets import FleetTargets
-from kvsim.planner.fleet.traffic import Traffic, traffic_of
+from kvsim.planner.fleet.demand import FleetTargets, Traffic, traffic_of
+from kvsim.planner.fleet.offers import Configuration
+from kvsim.planner.fleet.play import (
+    copy_origins,
+    overlay_copies,
+    play,
+    quantile,
+    replica_sets,
+    replicas_kept_busy,
+)
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome
 from kvsim.serving.rules import Rules
@@ -106,7 +111,7 @@ def test_replicas_that_start_and_stop(running: list[int], requests: int) -> None
     window = np.sort(np.arange(requests) % len(running))
     keep = counts[window] > 0
     window = window[keep]
-    sets, of = layers(counts, window)
+    sets, of = replica_sets(counts, window)
     for w in np.unique(window):
         used = np.unique(of[window == w])
         assert sum(sets[i] for i in used) <= counts[w]
@@ -162,11 +167,11 @@ def test_copies_of_a_trace_share_no_prefix_and_add_up() -> None:
         np.array([0.0, 1.0, 3.0]), np.array([8, 12, 4]), np.full(3, 2), np.array([0, 1, 0, 1]),
         np.array([0, 2, 4, 4]), 4,
     )  # fmt: skip
-    several = together(requests, 3)
+    several = overlay_copies(requests, 3)
     assert several.duration <= requests.duration
     assert sorted(several.prompt.tolist()) == sorted([8, 12, 4] * 3)
-    assert several.prompt.tolist() == requests.prompt[origin(requests, 3)].tolist()
+    assert several.prompt.tolist() == requests.prompt[copy_origins(requests, 3)].tolist()
     kinds = [tuple(block.tolist()) for block in several.blocks() if block.size]
     assert all(kinds.count(kind) == 2 for kind in kinds)
     assert leading_hits(several).sum() == 3 * leading_hits(requests).sum()
-    assert together(requests, 1) is requests
+    assert overlay_copies(requests, 1) is requests

@@ -10,14 +10,26 @@ import pulp
 import pytest
 
 from kvsim.errors import InfeasibleError
-from kvsim.planner.fleet import dispatch, mixes
-from kvsim.planner.fleet.arrays import Demand, FleetCut, FleetLimits, Offers, Schedule
-from kvsim.planner.fleet.dispatch import utilisation
-from kvsim.planner.fleet.mixes import Seen, choose
-from kvsim.planner.fleet.near import fewer, scheduled_cost
-from kvsim.planner.fleet.programme import build, solve
-from kvsim.planner.fleet.proposal import propose, undominated
-from kvsim.planner.fleet.survival import FatalLoss, worth
+from kvsim.planner.fleet import milp
+from kvsim.planner.fleet import schedules as fleet_schedules
+from kvsim.planner.fleet.demand import Demand
+from kvsim.planner.fleet.milp import (
+    FatalLoss,
+    FleetCut,
+    build_programme,
+    propose,
+    replica_worth,
+    solve_programme,
+    undominated,
+    utilisation,
+)
+from kvsim.planner.fleet.offers import FleetLimits, Offers, Schedule
+from kvsim.planner.fleet.schedules import (
+    SeenMixes,
+    choose_schedule,
+    scheduled_cost,
+    schedules_with_less,
+)
 from tests.support.fleets import cheapest, instance
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -58,16 +70,18 @@ UNKNOWN = replace(OFFERS, power=np.array([350.0, np.nan]))
 
 def texts() -> dict[str, pulp.LpProblem]:
     """Programmes of a fleet that golden texts are of, and of who serves in one that is known."""
-    found = {f"fleet_{name}": build(OFFERS, DEMAND, *x).problem for name, x in ASKED.items()}
-    found["fleet_power_unknown"] = build(UNKNOWN, DEMAND, FleetLimits(power=2000)).problem
+    found = {
+        f"fleet_{name}": build_programme(OFFERS, DEMAND, *x).problem for name, x in ASKED.items()
+    }
+    found["fleet_power_unknown"] = build_programme(UNKNOWN, DEMAND, FleetLimits(power=2000)).problem
     seen: list[pulp.LpProblem] = []
-    with patch.object(dispatch, "run", seen.append):
+    with patch.object(milp, "run_solver", seen.append):
         utilisation(OFFERS, DEMAND, np.array([1, 2]), 0.01)
     return found | {"dispatch": seen[0]} | schedules()
 
 
 LATE = {(1, 0): [[3, 0], [4, 1]], (0, 1): [[0, 2], [0, 4]], (1, 1): [[0, 0], [1, 0]]}
-SEEN = Seen(
+SEEN = SeenMixes(
     late=[{mix: np.array(late) for mix, late in LATE.items()}] * 2,
     may_be=np.array([4, 2]),
     delayed={(1, (1, 0), (0, 1)): np.array([2, -1])},
@@ -81,11 +95,11 @@ def schedules() -> dict[str, pulp.LpProblem]:
 
     def noted(problem: pulp.LpProblem) -> None:
         built.append(problem)
-        dispatch.run(problem)
+        milp.run_solver(problem)
 
-    with patch.object(mixes, "run", noted):
+    with patch.object(fleet_schedules, "run_solver", noted):
         for seen in (SEEN, replace(SEEN, may_be=np.array([-1, -1]))):
-            choose(seen, OFFERS, DEMAND, FleetLimits(gpus=8), Schedule(0.5))
+            choose_schedule(seen, OFFERS, DEMAND, FleetLimits(gpus=8), Schedule(0.5))
     return {"schedule_mixes": built[0], "schedule_mixes_beyond": built[-1]}
 
 
@@ -97,9 +111,9 @@ def test_programme_is_the_golden_one(name: str, tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_is_not_rented_where_it_is_limited() -> None:
-    assert solve(OFFERS, DEMAND, FleetLimits(power=4000)).replicas[1] > 0
+    assert solve_programme(OFFERS, DEMAND, FleetLimits(power=4000)).replicas[1] > 0
     with pytest.raises(InfeasibleError):  # the other kind serves one class alone
-        solve(UNKNOWN, DEMAND, FleetLimits(power=4000))
+        solve_programme(UNKNOWN, DEMAND, FleetLimits(power=4000))
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -109,7 +123,7 @@ def test_no_cheaper_fleet_carries_the_demand(seed: int, mixed: bool) -> None:
     limits = replace(limits, mixed=mixed)
     expected = cheapest(offers, demand, limits, [MOST] * len(offers))
     try:
-        found = solve(offers, demand, limits)
+        found = solve_programme(offers, demand, limits)
     except InfeasibleError:
         assert expected is None
         return
@@ -124,16 +138,20 @@ def test_no_cheaper_fleet_carries_the_demand(seed: int, mixed: bool) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_limits_never_make_a_fleet_cheaper(seed: int) -> None:
     offers, demand, limits = instance(seed)
-    free = solve(offers, demand, NOTHING).cost if (offers.capacity > 0).any(axis=1).all() else 0.0
+    free = (
+        solve_programme(offers, demand, NOTHING).cost
+        if (offers.capacity > 0).any(axis=1).all()
+        else 0.0
+    )
     with suppress(InfeasibleError):
-        assert solve(offers, demand, limits).cost >= free - 1e-9
+        assert solve_programme(offers, demand, limits).cost >= free - 1e-9
 
 
 def test_schedule_pays_for_windows_and_for_starting() -> None:
     offers = replace(OFFERS, reserved=np.array([np.inf, np.inf]), late=np.zeros((2, 2)))
-    flat = solve(offers, DEMAND, NOTHING)
-    free = solve(offers, DEMAND, NOTHING, Schedule(0.0))
-    slow = solve(offers, DEMAND, NOTHING, Schedule(6.0))
+    flat = solve_programme(offers, DEMAND, NOTHING)
+    free = solve_programme(offers, DEMAND, NOTHING, Schedule(0.0))
+    slow = solve_programme(offers, DEMAND, NOTHING, Schedule(6.0))
     assert free.cost <= slow.cost + 1e-9 <= flat.cost + 2e-9
     assert free.running.shape == (2, 2)
     used = DEMAND.rate[:, :, None] * free.share / np.where(offers.capacity, offers.capacity, 1)
@@ -149,7 +167,7 @@ def test_reserved_replicas_carry_what_is_always_there() -> None:
         power=np.zeros(1),
     )  # fmt: skip
     demand = Demand(np.array([[2.0], [2.0], [5.0], [2.0]]), np.full(4, 6.0))
-    found = solve(one, demand, NOTHING, Schedule(0.0))
+    found = solve_programme(one, demand, NOTHING, Schedule(0.0))
     assert found.reserved.tolist() == [2]
     assert found.running[:, 0].tolist() == [2, 2, 5, 2]
     assert found.cost == pytest.approx(2 * 2 + 3 * 3 / 4)
@@ -158,10 +176,10 @@ def test_reserved_replicas_carry_what_is_always_there() -> None:
 def test_schedules_with_one_replica_less_cost_what_the_programme_says() -> None:
     offers = replace(OFFERS, reserved=np.array([0.8, np.inf]), late=np.zeros((2, 2)))
     for schedule in (Schedule(0.0), Schedule(0.5), Schedule(6.0)):
-        found = solve(offers, DEMAND, NOTHING, schedule)
+        found = solve_programme(offers, DEMAND, NOTHING, schedule)
         known = scheduled_cost(offers, DEMAND, schedule, found.running, found.reserved)
         assert known == pytest.approx(found.cost)
-        near = fewer(offers, DEMAND, schedule, NOTHING, found.running, found.reserved)
+        near = schedules_with_less(offers, DEMAND, schedule, NOTHING, found.running, found.reserved)
         assert [x[0] for x in near] == sorted(x[0] for x in near)
         for cost, running, reserved in near:
             gone = found.running - running
@@ -171,7 +189,7 @@ def test_schedules_with_one_replica_less_cost_what_the_programme_says() -> None:
 
 
 def test_several_kinds_of_replica_serve_in_a_schedule_too() -> None:
-    found = solve(OFFERS, DEMAND, replace(NOTHING, mixed=True), Schedule(0.0))
+    found = solve_programme(OFFERS, DEMAND, replace(NOTHING, mixed=True), Schedule(0.0))
     assert (found.running.max(axis=0) > 0).all()
 
 
@@ -180,14 +198,14 @@ def test_a_lost_replica_is_covered_by_another_kind() -> None:
                    price=np.array([1.0, 1.5]), reserved=np.full(2, np.inf),
                    gpus=np.array([1, 1]))  # fmt: skip
     demand = Demand(np.array([[3.0, 1.0]]), np.array([1.0]))
-    found = solve(even, demand, FleetLimits(failures=1, gpus_of={"l40s": 2}))
+    found = solve_programme(even, demand, FleetLimits(failures=1, gpus_of={"l40s": 2}))
     assert found.replicas.tolist() == [2, 1]
 
 
 def test_nothing_that_serves_a_class_is_infeasible() -> None:
     none = replace(OFFERS, capacity=np.array([[2.0, 5.0], [0.0, 0.0]]))
     with pytest.raises(InfeasibleError):
-        solve(none, DEMAND, NOTHING)
+        solve_programme(none, DEMAND, NOTHING)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -197,13 +215,13 @@ def test_what_carries_the_demand_is_worth_at_least_one(seed: int) -> None:
     some = rng.integers(0, 3, (8, len(offers)))
     peaks, mean = demand.peaks, demand.mean
     for left in some:
-        busiest, each = worth(offers, peaks, mean, left, limits.late)
+        busiest, each = replica_worth(offers, peaks, mean, left, limits.late)
         expected, _ = utilisation(offers, demand, left, limits.late)
         assert busiest == pytest.approx(expected, rel=1e-6) or (busiest > 1 and expected > 1)
         if np.isfinite(busiest) and busiest > 0:  # so these are worth less where they do not
             assert each @ left == pytest.approx(1 / busiest, rel=1e-6)
         for other in some:
-            if worth(offers, peaks, mean, other, limits.late)[0] <= 1:
+            if replica_worth(offers, peaks, mean, other, limits.late)[0] <= 1:
                 assert each @ other >= 1 - 1e-7
 
 
@@ -211,9 +229,9 @@ def test_a_cut_excludes_what_a_loss_leaves_with_it() -> None:
     missed = FleetCut(np.array([1, 0]), 2)
     assert missed.excludes(np.array([2, 0])) and missed.excludes(np.array([1, 1]))
     assert not missed.excludes(np.array([3, 0])) and not missed.excludes(np.array([0, 2]))
-    free = solve(OFFERS, DEMAND, NOTHING)
+    free = solve_programme(OFFERS, DEMAND, NOTHING)
     cut = FleetCut(free.replicas, 2)
-    other = solve(OFFERS, DEMAND, NOTHING, cuts=(cut,))
+    other = solve_programme(OFFERS, DEMAND, NOTHING, cuts=(cut,))
     assert not cut.excludes(other.replicas) and other.cost > free.cost
 
 
@@ -225,7 +243,7 @@ def test_kinds_that_are_bettered_change_no_price(seed: int) -> None:
         twice, price=twice.price * np.where(np.arange(len(twice)) == len(offers), 1.5, 1)
     )
     try:
-        expected = solve(worse, demand, limits).cost
+        expected = solve_programme(worse, demand, limits).cost
     except InfeasibleError:
         return
     found = propose(worse, demand, limits, None, (), ())

@@ -10,10 +10,9 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner.admit import Admission
-from kvsim.planner.fleet.configurations import Configuration
-from kvsim.planner.fleet.measure import origin, together
-from kvsim.planner.fleet.play import play
-from kvsim.planner.fleet.traffic import traffic_of
+from kvsim.planner.fleet.demand import traffic_of
+from kvsim.planner.fleet.offers import Configuration
+from kvsim.planner.fleet.play import copy_origins, overlay_copies, play
 from kvsim.planner.trace import make_trace_plan
 from kvsim.planner.workload import PlanLimits
 from kvsim.serving.costs import StepCosts
@@ -106,10 +105,10 @@ def test_a_client_that_hangs_up_without_a_token_is_late() -> None:
 
 def test_copies_of_a_trace_keep_their_turns() -> None:
     requests = sessions()
-    several = together(requests, 3)
+    several = overlay_copies(requests, 3)
     assert several.parent is not None
     assert requests.parent is not None
-    whose = origin(requests, 3)
+    whose = copy_origins(requests, 3)
     after = np.flatnonzero(several.parent >= 0)
     assert (whose[several.parent[after]] == requests.parent[whose[after]]).all()
     assert after.size > 0.95 * 3 * SESSIONS * (TURNS - 1)  # but where a session goes round the end

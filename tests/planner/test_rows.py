@@ -11,8 +11,8 @@ import pytest
 from kvsim.graph import Array, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.assigning import assigned
-from kvsim.planner.fleet.arrays import FleetLimits
-from kvsim.planner.fleet.dispatch import serve
+from kvsim.planner.fleet.milp import add_shares
+from kvsim.planner.fleet.offers import FleetLimits
 from kvsim.planner.halves import others_between
 from kvsim.planner.layertimes import RESOURCES, LayersOfPass
 from kvsim.planner.placement import Coefficients
@@ -184,7 +184,7 @@ def test_rows_of_who_serves_are_the_load_of_the_busiest() -> None:
     busiest = problem.add_variable("busiest", lowBound=0)
     room = [int(n) * busiest for n in replicas]
     limits = FleetLimits(headroom=0.25, late=1e-3)
-    serve(problem, "0", OFFERS, limits, DEMAND.peaks, DEMAND.mean, room)
+    add_shares(problem, "0", OFFERS, limits, DEMAND.peaks, DEMAND.mean, room)
     for _ in range(20):
         part = float(random.random())
         share = np.array([[part, 1 - part], [0.0, 1.0]])

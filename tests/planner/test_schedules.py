@@ -6,13 +6,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from kvsim.planner.fleet.arrays import Demand, FleetLimits, Offers, Schedule
-from kvsim.planner.fleet.beside import search_of
-from kvsim.planner.fleet.market import Market, measured
-from kvsim.planner.fleet.mixes import Seen, choose
-from kvsim.planner.fleet.question import CapacityQuestion
-from kvsim.planner.fleet.scheduled import ScheduleSearch
-from kvsim.planner.fleet.shortlist import Terms, shortlist
+from kvsim.planner.fleet.comparisons import CapacityQuestion, search_of
+from kvsim.planner.fleet.demand import Demand
+from kvsim.planner.fleet.offers import FleetLimits, Offers, Schedule, Terms, shortlist
+from kvsim.planner.fleet.play import Market, measure_market
+from kvsim.planner.fleet.schedules import ScheduleSearch, SeenMixes, choose_schedule
 from tests.support.schedules import cheapest_cost, cheapest_schedule, day
 
 QUICK = (14, 35)  # days of the benchmark, in two windows
@@ -20,7 +18,7 @@ QUICK = (14, 35)  # days of the benchmark, in two windows
 
 def market_of(q: CapacityQuestion) -> Market:
     terms = Terms(q.traffic, q.targets, q.rules, q.admission, q.largest_loss, q.utilisation)
-    return measured(shortlist(q.rentable, terms), q.traffic, q.targets)
+    return measure_market(shortlist(q.rentable, terms), q.traffic, q.targets)
 
 
 @pytest.mark.parametrize("seed", QUICK)
@@ -52,11 +50,11 @@ def test_the_cheapest_of_seen_mixes_is_chosen(seed: int) -> None:
     late = [
         {m: rng.integers(0, max(9 - 3 * sum(m), 1), (2, 2)) for m in mixes} for _ in range(windows)
     ]
-    seen = Seen(late, np.array([6, 4]))
+    seen = SeenMixes(late, np.array([6, 4]))
     seen.delayed[1, (1, 1), (1, 0)] = np.array([2, -1])
     best = np.inf
     for _ in range(3):  # each one chosen is then excluded
-        found = choose(seen, offers, demand, limits, schedule)
+        found = choose_schedule(seen, offers, demand, limits, schedule)
         best = min(
             cheapest_cost(offers, demand, schedule, np.array(some))
             for some in product(mixes, repeat=windows)
@@ -67,11 +65,13 @@ def test_the_cheapest_of_seen_mixes_is_chosen(seed: int) -> None:
         assert found.cost == pytest.approx(best)
         assert not found.beyond
         seen.missed.append(found.mixes)
-    none = choose(replace(seen, may_be=np.array([-1, -1])), offers, demand, limits, schedule)
+    none = choose_schedule(
+        replace(seen, may_be=np.array([-1, -1])), offers, demand, limits, schedule
+    )
     assert none.beyond
 
 
-def _late_of(seen: Seen, some: tuple[tuple[int, ...], ...]) -> np.ndarray:
+def _late_of(seen: SeenMixes, some: tuple[tuple[int, ...], ...]) -> np.ndarray:
     rows = np.array([seen.late[w][m] for w, m in enumerate(some)]).sum(axis=0)
     for w in range(1, len(some)):
         rows[0] += seen.delayed.get((w, some[w - 1], some[w]), 0)

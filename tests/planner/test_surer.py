@@ -8,16 +8,27 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from kvsim.planner.fleet import capacity, certainty
-from kvsim.planner.fleet.arrays import Counts, FleetLimits
-from kvsim.planner.fleet.beside import OtherFleet, search_of, set_limits
-from kvsim.planner.fleet.capacity import CapacityAnswer
-from kvsim.planner.fleet.certainty import FASTER, SLOWER, SURE, Certainty, Slowed, Spread, known
-from kvsim.planner.fleet.market import Market
-from kvsim.planner.fleet.near import CHEAPER
-from kvsim.planner.fleet.question import CapacityQuestion
-from kvsim.planner.fleet.search import FleetSearch
-from kvsim.planner.fleet.surer import CERTAIN
+from kvsim.planner.fleet import answer as capacity_answer
+from kvsim.planner.fleet import search as fleet_search
+from kvsim.planner.fleet.answer import CapacityAnswer
+from kvsim.planner.fleet.comparisons import (
+    ROBUST,
+    CapacityQuestion,
+    OtherFleet,
+    relaxed_limits,
+    search_of,
+)
+from kvsim.planner.fleet.demand import Counts
+from kvsim.planner.fleet.offers import SURE, FleetLimits, Spread, known_spread
+from kvsim.planner.fleet.play import Market
+from kvsim.planner.fleet.search import (
+    CHEAPER,
+    FASTER_PLAYS,
+    SLOWER_PLAYS,
+    Certainty,
+    FleetSearch,
+    SlowedPlay,
+)
 from tests.support.commands import run
 
 COMMAND = (
@@ -28,13 +39,13 @@ COMMAND = (
 
 def answered(monkeypatch: pytest.MonkeyPatch, *options: str) -> CapacityAnswer:
     """What `kvsim capacity` answers, before it is printed."""
-    kept, make = [], capacity.make_capacity
+    kept, make = [], capacity_answer.make_capacity
 
     def kept_too(question: CapacityQuestion, tell: Any) -> CapacityAnswer:
         kept.append(make(question, tell))
         return kept[-1]
 
-    monkeypatch.setattr(capacity, "make_capacity", kept_too)
+    monkeypatch.setattr(capacity_answer, "make_capacity", kept_too)
     assert run(*COMMAND, *options).code == 0
     return kept[0]
 
@@ -47,7 +58,7 @@ def own(answer: CapacityAnswer, other: OtherFleet) -> Certainty:
     fleet = other.found.fleet
     used = [other.configurations[j] for j in np.flatnonzero(fleet.replicas)]
     search = search_of(q, market, load=answer.load)
-    return certainty.certainty(search, fleet, q.spread or known(used))
+    return fleet_search.certainty(search, fleet, q.spread or known_spread(used))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +72,7 @@ def test_the_fleet_that_is_95_percent_certain_is_so_by_the_chosen_ones_measure(
     options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = answered(monkeypatch, *options)
-    certain = next(x for x in answer.alternatives if x.label == CERTAIN)
+    certain = next(x for x in answer.alternatives if x.label == ROBUST)
     assert certain.found is not None
     assert own(answer, certain).likely["both"] >= SURE - 1e-9
     assert certain.found.fleet.cost >= answer.fleet.cost * (1 - CHEAPER)
@@ -77,18 +88,18 @@ def sampled(met: Any, spread: Spread) -> Certainty:
 
     class Search(FleetSearch):
         def __init__(self) -> None:
-            self.slowdown = 1.0
+            pass
 
-    def slowed(search: FleetSearch, running: Counts, share: Any) -> Any:
-        over = 0.5 if met(search.slowdown) else 2.0
+    def slowed(search: FleetSearch, running: Counts, share: Any, slowdown: float) -> Any:
+        over = 0.5 if met(slowdown) else 2.0
         played: Any = type("P", (), {"over": lambda _, targets: (over, 0.5), "groups": ()})()
         yield played
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(certainty, "_demanded", slowed)
+        patch.setattr(fleet_search, "_play_demanded", slowed)
         patch.setattr(Search, "targets", None, raising=False)
         fleet: Any = type("F", (), {"running": None, "share": None})()
-        return certainty.certainty(Search(), fleet, spread)
+        return fleet_search.certainty(Search(), fleet, spread)
 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.2, 1.0])
@@ -98,7 +109,7 @@ def test_the_likelihood_is_the_share_of_slowdowns_that_meet(sigma: float) -> Non
     for likely in (0.55, 0.8, SURE, 0.99):
         most = spread.slowdown(likely)
         found = sampled(most.__ge__, spread)
-        assert found.likely["both"] == pytest.approx(likely, abs=0.5 / SLOWER + 1e-9)
+        assert found.likely["both"] == pytest.approx(likely, abs=0.5 / SLOWER_PLAYS + 1e-9)
         assert found.likely["tpot"] == 1.0
         assert found.sure == (likely >= SURE)
         assert found.met_up_to("ttft") <= most < found.met_up_to("tpot")
@@ -113,7 +124,9 @@ def test_the_likelihood_is_the_share_of_slowdowns_that_meet(sigma: float) -> Non
 def test_what_is_played_stands_for_all_of_the_spread() -> None:
     spread = Spread(0.2, "a row")
     every = sampled(lambda _: True, spread).slowed
-    assert len(every) == FASTER + SLOWER and sum(x.weight for x in every) == pytest.approx(1)
+    assert len(every) == FASTER_PLAYS + SLOWER_PLAYS and sum(
+        x.weight for x in every
+    ) == pytest.approx(1)
     assert [x.slowdown for x in every] == sorted((x.slowdown for x in every), reverse=True)
     mean = sum(x.weight * np.log(x.slowdown) for x in every)
     assert mean == pytest.approx(0, abs=0.01)
@@ -125,12 +138,12 @@ def test_no_more_is_played_than_shows_that_a_fleet_is_not_certain() -> None:
     def slowed(*_: Any) -> Any:
         nonlocal played
         for played in range(1, 56):
-            yield Slowed(2.0, 0.01, 2.0 if played <= 6 else 0.5, 0.5, {})
+            yield SlowedPlay(2.0, 0.01, 2.0 if played <= 6 else 0.5, 0.5, {})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(certainty, "slowed", slowed)
+        patch.setattr(fleet_search, "play_slowed", slowed)
         nothing: Any = None
-        assert not certainty.surely(nothing, nothing, nothing, nothing)
+        assert not fleet_search.is_sure(nothing, nothing, nothing, nothing)
         assert played == 6
 
 
@@ -162,8 +175,8 @@ def test_a_fleet_is_as_dear_as_another_within_the_solvers_rounding() -> None:
 
 def test_the_limits_that_were_set_are_named() -> None:
     limits = FleetLimits(gpus_of={"h100": 4}, failures=1, late=0.05)
-    free = set_limits(limits)
-    assert [*free] == ["--max-gpus", "--failures"] and set_limits(FleetLimits()) == {}
+    free = relaxed_limits(limits)
+    assert [*free] == ["--max-gpus", "--failures"] and relaxed_limits(FleetLimits()) == {}
     assert free["--failures"] == FleetLimits(gpus_of={"h100": 4}, late=0.05)
 
 
@@ -177,6 +190,6 @@ def test_less_load_needs_no_more_than_the_fleet_that_carries_it(
 
     chosen, nothing = at("", 1.0), cast(Any, SimpleNamespace(limits=None))
     monkeypatch.setattr(OtherFleet, "at", lambda *_: at("chosen", 1.0))
-    monkeypatch.setattr(capacity, "fleet_for", lambda *_: at("other", other))
-    assert capacity._at_load(nothing, nothing, chosen, 1, 0.5).label == label
-    assert capacity._at_load(nothing, nothing, chosen, 1, 2.0).label == "chosen"
+    monkeypatch.setattr(capacity_answer, "fleet_for", lambda *_: at("other", other))
+    assert capacity_answer._fleet_at_load(nothing, nothing, chosen, 1, 0.5).label == label
+    assert capacity_answer._fleet_at_load(nothing, nothing, chosen, 1, 2.0).label == "chosen"

@@ -5,7 +5,8 @@ from itertools import product
 import numpy as np
 from scipy.optimize import linprog
 
-from kvsim.planner.fleet.arrays import Counts, Demand, FleetLimits, Offers
+from kvsim.planner.fleet.demand import Counts, Demand
+from kvsim.planner.fleet.offers import FleetLimits, Offers
 
 Instance = tuple[Offers, Demand, FleetLimits]
 ROUNDING = 1e-7

@@ -1,6 +1,6 @@
-"""Fleets beside the one that is chosen: what its saving, its limits and other loads come to."""
+"""Fleets that the chosen one is compared with: other replicas, limits, loads and certainty."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,19 +9,68 @@ from numpy.typing import NDArray
 
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.frozen import frozen
-from kvsim.planner.fleet.arrays import FleetLimits
-from kvsim.planner.fleet.configurations import Configuration
-from kvsim.planner.fleet.market import Market
-from kvsim.planner.fleet.near import CHEAPER, allowed
-from kvsim.planner.fleet.proven import Found
-from kvsim.planner.fleet.question import CapacityQuestion
-from kvsim.planner.fleet.scheduled import ScheduleSearch
-from kvsim.planner.fleet.search import ROUNDS, FleetSearch
-from kvsim.planner.fleet.targets import as_time
+from kvsim.limits import ENGINE_SHARE
+from kvsim.planner.admit import Admission
+from kvsim.planner.fleet.demand import FleetTargets, Traffic, as_time
+from kvsim.planner.fleet.offers import (
+    Configuration,
+    Extras,
+    FleetLimits,
+    Rated,
+    Rentable,
+    Schedule,
+    Spread,
+    known_spread,
+)
+from kvsim.planner.fleet.play import Market, measure_market
+from kvsim.planner.fleet.schedules import ScheduleSearch
+from kvsim.planner.fleet.search import (
+    CHEAPER,
+    MAX_PROPOSALS,
+    Certainty,
+    FleetSearch,
+    SearchResult,
+    within_limits,
+)
+from kvsim.serving.rules import Rules
 
-LONGER = 2.0  # times as long as a target, to see what it costs
-EQUAL = 1e-6  # relative: prices that the programme's solver rounds
-COMPARED = 8  # fleets that are proposed for a comparison, at most
+# what is asked
+
+
+@frozen
+class CapacityQuestion:
+    """What is asked.
+
+    Attributes
+    ----------
+    largest_loss
+        Relative loss of quality that may be known of a setting.
+    utilisation
+        Share of each GPU's memory that the engine uses.
+    spread
+        How far predictions have been off; what the ledger of errors has if None.
+    extras
+        Memories for prefix blocks besides the GPU's, and whether prefill and decode may be apart.
+    """
+
+    traffic: Traffic
+    rentable: list[Rentable]
+    admission: Admission
+    targets: FleetTargets
+    limits: FleetLimits
+    rules: Rules
+    spread: Spread | None = None
+    largest_loss: float = 0.0
+    utilisation: float = ENGINE_SHARE
+    schedule: Schedule | None = None
+    extras: Extras = Extras()
+
+
+# other fleets for the same question
+
+TARGET_FACTOR = 2.0  # times as long as a target, to see what it costs
+PRICE_ROUNDING = 1e-6  # relative: prices that the programme's solver rounds
+COMPARISON_PROPOSALS = 8  # fleets that are proposed for a comparison, at most
 ONE_KIND, FULL_KV = "one kind of replica", "full KV"
 
 
@@ -30,7 +79,7 @@ class OtherFleet:
     """Another fleet for the same question; None if there is none, with the reason."""
 
     label: str
-    found: Found | None
+    found: SearchResult | None
     configurations: list[Configuration]
     reason: str = ""
 
@@ -53,7 +102,7 @@ class OtherFleet:
 
     def cheaper(self, other: "OtherFleet") -> bool:
         """Whether it is the cheaper one by more than rounding."""
-        return self.cost < other.cost * (1 - EQUAL)
+        return self.cost < other.cost * (1 - PRICE_ROUNDING)
 
     def named(self, label: str) -> "OtherFleet":
         """The same fleet as the answer to something else."""
@@ -83,13 +132,14 @@ def search_of(
     limits: FleetLimits | None = None,
     load: float = 1.0,
     tell: Callable[[str], None] = lambda _: None,
-    rounds: int = ROUNDS,
+    rounds: int = MAX_PROPOSALS,
+    spreads: Sequence[Spread] | None = None,
 ) -> FleetSearch:
     """A market's search for the cheapest fleet, before it is run."""
     kind = FleetSearch if question.schedule is None else ScheduleSearch
     return kind(
         question.traffic, market.configurations, market.offers, question.targets,
-        limits or question.limits, question.schedule, load, tell=tell, rounds=rounds,
+        limits or question.limits, question.schedule, load, tell, rounds, spreads,
     )  # fmt: skip
 
 
@@ -103,8 +153,8 @@ def fleet_for(
     try:
         if not market.configurations:
             raise InfeasibleError("none on the shortlist")
-        search = search_of(question, market, limits, load, rounds=COMPARED)
-        found = plainer(search, search.run())
+        search = search_of(question, market, limits, load, rounds=COMPARISON_PROPOSALS)
+        found = simplify_fleet(search, search.run())
     except (InfeasibleError, InputError) as problem:
         if limits.configurations > 1 and not limits.mixed and market.configurations:
             one = replace(limits, configurations=1)
@@ -113,7 +163,7 @@ def fleet_for(
     return OtherFleet(label, found, market.configurations)
 
 
-def plainer(search: FleetSearch, found: Found) -> Found:
+def simplify_fleet(search: FleetSearch, found: SearchResult) -> SearchResult:
     """The same replicas with less to set up, where they do as well for the price.
 
     That is full KV and nothing beside it, else their technique with nothing beside it.
@@ -126,9 +176,9 @@ def plainer(search: FleetSearch, found: Found) -> Found:
         for j in np.flatnonzero(replicas):
             mine = search.configurations[j]
             technique = "full" if as_full else mine.technique
-            twins = [k for k, x in enumerate(search.configurations) if _twin(x, mine, technique)]
+            twins = [k for k, x in enumerate(search.configurations) if _is_twin(x, mine, technique)]
             plain[twins[0] if twins else j] += replicas[j]
-        if (plain == replicas).all() or not allowed(search.offers, plain, search.limits):
+        if (plain == replicas).all() or not within_limits(search.offers, plain, search.limits):
             continue
         proven = search.tried(plain)
         if proven is not None and proven.cost <= found.fleet.cost * (1 + CHEAPER):
@@ -136,7 +186,7 @@ def plainer(search: FleetSearch, found: Found) -> Found:
     return found
 
 
-def _twin(x: Configuration, other: Configuration, technique: str) -> bool:
+def _is_twin(x: Configuration, other: Configuration, technique: str) -> bool:
     """Whether a kind is another's GPUs with a technique and nothing beside."""
     d, mine = x.costs.deployment, other.costs.deployment
     same = (d.hardware.name, d.parallelism, d.weights) == (
@@ -145,18 +195,18 @@ def _twin(x: Configuration, other: Configuration, technique: str) -> bool:
     return same and x.technique == technique and not x.extras
 
 
-def of_one_kind(question: CapacityQuestion, market: Market, load: float) -> OtherFleet:
+def fleet_of_one_kind(question: CapacityQuestion, market: Market, load: float) -> OtherFleet:
     """The cheapest fleet of one kind of replica."""
     one = replace(question.limits, configurations=1)
     return fleet_for(ONE_KIND, question, market, one, load)
 
 
-def full_kv(market: Market) -> Market:
+def full_kv_market(market: Market) -> Market:
     """The replicas of a market that run no technique."""
     return market.where(lambda x: x.costs.technique.name == "full")
 
 
-def alternatives(
+def find_alternatives(
     question: CapacityQuestion,
     market: Market,
     load: float,
@@ -174,11 +224,14 @@ def alternatives(
     known : the cheapest of one kind, and of full KV.
     """
     one = replace(question.limits, configurations=1)
-    some = [(ONE_KIND, market, one), (FULL_KV, full_kv(market), question.limits)]
+    some = [(ONE_KIND, market, one), (FULL_KV, full_kv_market(market), question.limits)]
     if question.limits.configurations > 1 and len(market.configurations) > 1:
         mixed = replace(question.limits, mixed=True)
         some.append(("several kinds of replica", market, mixed))
-    for label, uses in (("GPU memory alone for prefixes", _tiers), ("no prefill apart", _pools)):
+    for label, uses in (
+        ("GPU memory alone for prefixes", _uses_tiers),
+        ("no prefill apart", _uses_pools),
+    ):
         if any(map(uses, market.configurations)):
             some.append((label, market.where(lambda x, uses=uses: not uses(x)), question.limits))  # type: ignore[misc]
     gpus = dict.fromkeys(x.gpu for x in market.configurations)
@@ -203,7 +256,9 @@ def alternatives(
     ]
 
 
-def of_market(other: OtherFleet, market: Market, search: FleetSearch, found: Found) -> Found:
+def place_in_market(
+    other: OtherFleet, market: Market, search: FleetSearch, found: SearchResult
+) -> SearchResult:
     """A fleet of some of a market's replicas as one of the market."""
     assert other.found is not None
     fleet, names = other.found.fleet, [x.name for x in market.configurations]
@@ -227,7 +282,7 @@ def of_market(other: OtherFleet, market: Market, search: FleetSearch, found: Fou
     )
 
 
-def as_cheap_at(chosen: OtherFleet, alone: OtherFleet, gpu: str) -> float | None:
+def break_even_price(chosen: OtherFleet, alone: OtherFleet, gpu: str) -> float | None:
     """Price of a GPU at which a fleet of it alone would cost what the chosen one does. [USD/h]
 
     What the chosen fleet has of that GPU becomes cheaper with it. None where there is no such fleet
@@ -243,7 +298,7 @@ def as_cheap_at(chosen: OtherFleet, alone: OtherFleet, gpu: str) -> float | None
     return float(rest / more) if more > 0 and rest > 0 else None
 
 
-def set_limits(limits: FleetLimits) -> dict[str, FleetLimits]:
+def relaxed_limits(limits: FleetLimits) -> dict[str, FleetLimits]:
     """The options that limit a fleet, each with what is left without it."""
     free, found = FleetLimits(), {}
     for name, called in (
@@ -256,7 +311,7 @@ def set_limits(limits: FleetLimits) -> dict[str, FleetLimits]:
     return found
 
 
-def without_limits(
+def fleets_without_limits(
     question: CapacityQuestion,
     market: Market,
     load: float,
@@ -270,15 +325,15 @@ def without_limits(
     """
     some = []
     whole = "" if load == 1 else "the whole trace "
-    for called, changed in set_limits(question.limits).items():
+    for called, changed in relaxed_limits(question.limits).items():
         some.append((f"{whole}without {called}", question, changed, 1.0))
     for name in ("ttft", "tpot"):
         target = getattr(question.targets, name)
         if any(getattr(x, name) != float("inf") for x in question.targets.each):
-            loose = question.targets.times(name, LONGER)
-            said = f"{name.upper()} at most {as_time(LONGER * target)}"
+            loose = question.targets.times(name, TARGET_FACTOR)
+            said = f"{name.upper()} at most {as_time(TARGET_FACTOR * target)}"
             if question.targets.longer:
-                said = f"{name.upper()} {LONGER:g} times as long in every class"
+                said = f"{name.upper()} {TARGET_FACTOR:g} times as long in every class"
             some.append((said, replace(question, targets=loose), question.limits, load))
     found = []
     for label, other, limits, carried in some:
@@ -290,9 +345,79 @@ def without_limits(
     return found
 
 
-def _tiers(x: Configuration) -> bool:
+def _uses_tiers(x: Configuration) -> bool:
     return x.tiers
 
 
-def _pools(x: Configuration) -> bool:
+def _uses_pools(x: Configuration) -> bool:
     return x.apart is not None
+
+
+# robust fleets
+
+ROBUST = "95 % certain"  # the fleet that keeps its targets with `SURE`
+MAX_SLOWDOWN = 100.0  # slowdown beyond which no fleet is sought: it would say nothing
+REMEASURED = 6  # configurations that are measured once more for slower replicas, the cheapest
+
+
+def find_robust_fleet(
+    question: CapacityQuestion,
+    rated: list[Rated],
+    market: Market,
+    load: float,
+    chosen: OtherFleet,
+    sure: Certainty,
+    tell: Callable[[str], None],
+) -> OtherFleet:
+    """The cheapest fleet that keeps its targets with ``SURE``: the chosen one if it does.
+
+    What replicas carry with longer times is derived from what they carry without; where that finds
+    no fleet, it is measured.
+    """
+    if sure.sure:
+        return chosen.named(ROBUST)
+    given = question.spread
+    if given is not None and given.slowdown() > MAX_SLOWDOWN:
+        reason = f"with this spread times are up to {given.slowdown():.3g} times as long"
+        return OtherFleet(ROBUST, None, market.configurations, reason)
+    tell(f"for comparison: {ROBUST}")
+    each = _cheapest_robust(question, market, load, slower=True)
+    if not any(x.found for x in each):
+        cheap = sorted(range(len(rated)), key=lambda j: float(market.cost_alone[j]))[:REMEASURED]
+        some = [rated[j] for j in cheap]
+        slowdowns = np.array([_spread_of(question, x.configuration).slowdown() for x in some])
+        each = _cheapest_robust(
+            question,
+            measure_market(some, question.traffic, question.targets, slowdowns),
+            load,
+            slower=False,
+        )
+    uniform, mixed = each  # of several kinds only where that is cheaper, as the chosen fleet is
+    return mixed if mixed.cheaper(uniform) or uniform.found is None else uniform
+
+
+def _spread_of(q: CapacityQuestion, x: Configuration) -> Spread:
+    return q.spread or known_spread([x])
+
+
+def _cheapest_robust(
+    q: CapacityQuestion, market: Market, load: float, slower: bool
+) -> list[OtherFleet]:
+    """The cheapest fleet of one kind, and of any.
+
+    Parameters
+    ----------
+    slower : replicas carry less than the market says, in proportion to their slowdown.
+    """
+    spreads, each = [_spread_of(q, x) for x in market.configurations], []
+    for limits in (replace(q.limits, configurations=1), q.limits):
+        search = search_of(q, market, limits, load, rounds=COMPARISON_PROPOSALS, spreads=spreads)
+        if slower:
+            search.factor = 1 / np.array([x.slowdown() for x in spreads])
+        try:
+            each.append(
+                OtherFleet(ROBUST, simplify_fleet(search, search.run()), market.configurations)
+            )
+        except (InfeasibleError, InputError) as problem:
+            each.append(OtherFleet(ROBUST, None, market.configurations, str(problem)))
+    return each

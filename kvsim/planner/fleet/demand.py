@@ -1,0 +1,274 @@
+"""What a fleet is asked to serve: targets, and the requests of a trace by class and window.
+
+Requests are grouped into classes by prompt length, generated tokens and prefix reuse, and the day
+is cut into windows of equal length. All that the programme reads of a trace are the rates of the
+classes in the windows; the simulation plays the requests themselves.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.frozen import frozen
+from kvsim.graph import Array
+from kvsim.planner.classes import classes_of
+from kvsim.traces.requests import Requests
+from kvsim.traces.statistics import leading_hits
+
+# targets
+
+
+@frozen
+class ClassTarget:
+    """Targets of prompts above a length, in place of those of all requests.
+
+    Attributes
+    ----------
+    above
+        Prompts of more tokens, up to the next class. [tokens]
+    ttft, tpot
+        Longest time to first token and per token; infinite where the user set nothing. [s]
+    """
+
+    above: int
+    ttft: float = np.inf
+    tpot: float = np.inf
+
+
+@frozen
+class FleetTargets:
+    """What a share of all requests must meet, and of each class of prompts.
+
+    Attributes
+    ----------
+    ttft, tpot
+        Longest time to first token and per token; infinite where the user set nothing. [s]
+    share
+        Of the requests of each class, for each of the two alone.
+    longer
+        Classes of longer prompts with targets of their own, the shortest first.
+    """
+
+    ttft: float = np.inf
+    tpot: float = np.inf
+    share: float = 0.99
+    longer: tuple[ClassTarget, ...] = ()
+
+    @property
+    def each(self) -> tuple[ClassTarget, ...]:
+        """Every class, that of the shortest prompts first."""
+        return (ClassTarget(0, self.ttft, self.tpot), *self.longer)
+
+    @property
+    def loosest(self) -> "FleetTargets":
+        """The longest of each target, for all requests alike."""
+        return FleetTargets(
+            max(x.ttft for x in self.each), max(x.tpot for x in self.each), self.share
+        )
+
+    def of(self, prompt: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The class of each prompt length, as ``each`` counts them. (n,)"""
+        bounds = np.array([x.above for x in self.longer], np.int64)
+        return np.searchsorted(bounds, prompt, side="left")
+
+    def of_each(self, prompt: NDArray[np.int64]) -> tuple[Array, Array]:
+        """TTFT and TPOT that each request must be within. (n,) [s]"""
+        mine = self.of(prompt)
+        ttft = np.array([x.ttft for x in self.each])
+        tpot = np.array([x.tpot for x in self.each])
+        return ttft[mine], tpot[mine]
+
+    def changed(self, to: Callable[[ClassTarget], ClassTarget]) -> "FleetTargets":
+        """The same with other targets in each class."""
+        first, *longer = map(to, self.each)
+        return replace(self, ttft=first.ttft, tpot=first.tpot, longer=tuple(longer))
+
+    def times(self, name: str, factor: float) -> "FleetTargets":
+        """The same with TTFT or TPOT so many times as long."""
+        return self.changed(lambda x: replace(x, **{name: factor * getattr(x, name)}))
+
+
+def as_time(seconds: float) -> str:
+    """A target or what is reached of it, in the unit that fits."""
+    return f"{seconds:.4g} s" if seconds >= 1 else f"{1e3 * seconds:.4g} ms"
+
+
+# rates
+
+Counts = NDArray[np.int64]
+
+
+@frozen
+class Demand:
+    """How many requests of each class arrive in each window of the day.
+
+    Attributes
+    ----------
+    rate
+        Requests per second. (w, c) [1/s]
+    hours
+        How long each window lasts. (w,) [h]
+    """
+
+    rate: Array
+    hours: Array
+
+    @property
+    def mean(self) -> Array:
+        """Requests per second over all windows. (c,) [1/s]"""
+        return np.asarray(self.hours @ self.rate / self.hours.sum())
+
+    @cached_property
+    def peaks(self) -> Array:
+        """The windows that no other window exceeds in every class. (p, c) [1/s]"""
+        rows = np.unique(self.rate, axis=0)
+        exceeded = [
+            bool(((rows >= row).all(axis=1) & (rows > row).any(axis=1)).any()) for row in rows
+        ]
+        return np.asarray(rows[~np.array(exceeded)])
+
+
+# traces
+
+MAX_WINDOWS = 24
+MIN_WINDOW_SECONDS = 300.0  # of a window [s]
+MIN_WINDOW_REQUESTS = 100  # requests in a window, on average
+# Share of a prompt that other requests had before, from which it counts as reused.
+REUSED_SHARE = 0.5
+RARE_CLASS = 20  # requests; a class of fewer is part of its neighbour
+GOLDEN_RATIO = (5**0.5 - 1) / 2  # multiples of the golden ratio fill an interval most evenly
+
+
+@frozen
+class Traffic:
+    """A trace whose requests have a class and a window.
+
+    Attributes
+    ----------
+    requests
+        The trace.
+    of, window
+        The class and the window of each request. (n,)
+    session
+        The first turn of each request's session, itself where it is none. (n,)
+    prompt, generate, reuse
+        Of each class: mean lengths [tokens], and the share of its prompts seen before. (c,)
+    demand
+        Rates by window and class.
+    """
+
+    requests: Requests
+    of: NDArray[np.int64]
+    window: NDArray[np.int64]
+    session: NDArray[np.int64]
+    prompt: Array
+    generate: Array
+    reuse: Array
+    demand: Demand
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.prompt)
+
+    def part(self, index: int) -> Requests:
+        """The requests of one class, when they arrive."""
+        return self.requests.take(np.flatnonzero(self.of == index))
+
+    def of_window(self, index: int) -> "Traffic":
+        """The requests of one window, when they arrive; turns without their parents are first."""
+        rows = np.flatnonzero(self.window == index)
+        requests, mine = self.requests.take(rows), slice(index, index + 1)
+        return replace(
+            self,
+            requests=requests,
+            of=self.of[rows],
+            window=np.zeros(len(rows), np.int64),
+            session=requests.sessions,
+            demand=Demand(self.demand.rate[mine], self.demand.hours[mine]),
+        )
+
+    def dispatched(self, share: Array) -> NDArray[np.int64]:
+        """Which kind of replica each request goes to, so that classes keep their shares.
+
+        Turns of a session go where its first one went.
+
+        Parameters
+        ----------
+        share : of each class in each window, by kind; they add up to 1. (w, c, j)
+        """
+        kind = np.zeros(len(self.requests), np.int64)
+        for c in range(self.classes):
+            rows = np.flatnonzero((self.of == c) & (self.session == np.arange(len(kind))))
+            evenly = np.mod((np.arange(len(rows)) + 0.5) * GOLDEN_RATIO, 1.0)
+            upto = np.cumsum(share[self.window[rows], c], axis=1)
+            upto[:, -1] = 1.0
+            kind[rows] = (evenly[:, None] >= upto).sum(axis=1)
+        return kind[self.session]
+
+
+def traffic_of(
+    requests: Requests, windows: int = 0, targets: FleetTargets | None = None
+) -> Traffic:
+    """Classes by prompt, generated tokens and reuse, and windows of equal length.
+
+    All turns of a session are of the class of the turn with the longest prompt, because they stay
+    on one kind of replica.
+
+    Parameters
+    ----------
+    windows : how many; 0: as many as are long enough and have requests enough.
+    targets : prompts whose targets differ are of different classes.
+    """
+    of, session = classes_of(requests).of, requests.sessions
+    if targets is not None and targets.longer:
+        parts = len(targets.each) * of + targets.of(requests.prompt)
+        of = np.unique(parts, return_inverse=True)[1].astype(np.int64)
+    hits = np.minimum(leading_hits(requests) * requests.block_tokens, requests.prompt)
+    reused = hits / requests.prompt
+    if hits.any():
+        of = _merge_rare_classes(2 * of + (reused >= REUSED_SHARE))
+    of = _classes_of_sessions(of, session, requests.prompt)
+    count = np.bincount(of)
+    duration = (
+        requests.duration or MIN_WINDOW_SECONDS
+    )  # requests that come at once are no load for long
+    if not windows:
+        by_time, by_count = int(duration / MIN_WINDOW_SECONDS), len(requests) // MIN_WINDOW_REQUESTS
+        windows = max(min(MAX_WINDOWS, by_time, by_count), 1)
+    width = duration / windows
+    window = np.minimum((requests.arrival - requests.arrival[0]) / width, windows - 1)
+    window = window.astype(np.int64)
+    rate = np.zeros((windows, len(count)))
+    np.add.at(rate, (window, of), 1 / width)
+    return Traffic(
+        requests=requests,
+        of=of,
+        window=window,
+        session=session,
+        prompt=np.bincount(of, requests.prompt) / count,
+        generate=np.bincount(of, requests.generate) / count,
+        reuse=np.bincount(of, reused) / count,
+        demand=Demand(rate, np.full(windows, width / 3600)),
+    )
+
+
+def _merge_rare_classes(of: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Classes numbered 0, 1, ...; the rare ones join their twin that differs in reuse alone."""
+    count = np.bincount(of)
+    rare = (count < RARE_CLASS) & (np.arange(len(count)) >= 0)
+    of = np.where(rare[of] & (of % 2 == 1), of - 1, of)
+    return np.unique(of, return_inverse=True)[1].astype(np.int64)
+
+
+def _classes_of_sessions(
+    of: NDArray[np.int64], session: NDArray[np.int64], prompt: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The class of the longest prompt of each request's session."""
+    by_length = np.argsort(prompt, kind="stable")
+    longest = np.zeros(len(of), np.int64)
+    longest[session[by_length]] = by_length  # the last one written stays
+    return np.unique(of[longest[session]], return_inverse=True)[1].astype(np.int64)
