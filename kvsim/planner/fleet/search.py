@@ -411,7 +411,7 @@ class FleetSearch:
         """The widest spread of the kinds that run."""
         assert self.spreads is not None
         used = np.flatnonzero(running.any(axis=0))
-        return max((self.spreads[j] for j in used), key=lambda x: x.sigma)
+        return max((self.spreads[int(j)] for j in used), key=lambda x: x.sigma)
 
     def slowdown(self, running: Counts) -> float:
         """How many times as long replicas take in what must meet the targets."""
