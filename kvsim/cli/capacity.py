@@ -3,6 +3,7 @@
 import sys
 from math import isfinite
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -143,7 +144,7 @@ def capacity(
     report: Annotated[str | None, option("--report", "F.html", "Write an HTML page there.")] = None,
 ) -> None:
     """Find the cheapest fleet that serves a trace within targets."""
-    from kvsim.emit.replica import of_costs
+    from kvsim.emit.served import serve_costs
     from kvsim.files.writing import check_target
     from kvsim.planner.fleet.answer import make_capacity
     from kvsim.planner.fleet.comparisons import CapacityQuestion
@@ -175,7 +176,8 @@ def capacity(
     unknown = [x.gpu for x in rentable if not isfinite(x.power)]
     if max_power is not None and unknown:
         raise InputError(
-            f"--max-power: the rated power of {unknown[0]} is unknown; add --watts {unknown[0]}=W"
+            f"--max-power: the rated power of {unknown[0]} is unknown; add --watts "
+            f"{quote(unknown[0])}=W"
         )
     used = number("--gpu-memory-utilization", gpu_memory_utilization, share=True)
     off = None if spread is None else Spread(number("--spread", spread), "given with --spread")
@@ -224,7 +226,7 @@ def capacity(
     shown = answers.row(answer, trace)
     for replica, j in zip(shown["fleet"], answer.used, strict=True):
         x = answer.market.configurations[j]
-        replica["settings"] = settings(wanted, of_costs(x.costs, used, x.sides))
+        replica["settings"] = settings(wanted, serve_costs(x.costs, used, x.sides))
     if report is not None:
         capacity_page.write_page(Path(report), shown, answer, command_line())
         say_written(Path(report))

@@ -1,6 +1,7 @@
 """What `kvsim capacity` may rent: limits, prices, memories besides the GPU's, prefill apart."""
 
 from itertools import product
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 from kvsim.cli.arguments import count, counts, either, gib, number, option, seconds, words
@@ -195,8 +196,8 @@ def all_rentable(
         each = prices.get(gpu, d.hardware.price)
         if each is None and gpu not in committed:
             raise InputError(
-                f"--price: {gpu} has no price in its profile; add --price {gpu}=USD, per GPU and "
-                f"hour"
+                f"--price: {gpu} has no price in its profile; add --price {quote(gpu)}=USD, per "
+                f"GPU and hour"
             )
         found.append(
             Rentable(

@@ -34,7 +34,7 @@ def engines(text: str | None) -> list[str]:
 
 def settings(names: list[str], served: "Served") -> "list[Row]":
     """Settings of some engines for a replica, as an answer holds them."""
-    from kvsim.emit.engines import emit, shown
+    from kvsim.emit.engines import annotate, emit
     from kvsim.emit.flags import MANUALS
 
     rows = []
@@ -45,7 +45,7 @@ def settings(names: list[str], served: "Served") -> "list[Row]":
                 "engine": name,
                 "version": manual.version,
                 "source": manual.source,
-                "text": shown(found),
+                "text": annotate(found),
                 "line": found.line,
                 "flags": {f.name: f.source for f in found.flags},
                 "missing": list(found.missing),

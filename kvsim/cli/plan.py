@@ -191,11 +191,11 @@ def _for_equal(
     found = shown.planned(result, command_line())
     answer, heading = found.row, names.deployment(result.choice.deployment)
     if wanted:
-        from kvsim.emit.replica import of_prediction
+        from kvsim.emit.served import serve_prediction
         from kvsim.report.emitted import with_flags
 
         share = result.limits.gpu_memory / result.choice.deployment.hardware.gpu_memory
-        answer["settings"] = settings(wanted, of_prediction(result.choice, share))
+        answer["settings"] = settings(wanted, serve_prediction(result.choice, share))
         found = replace(found, answer=with_flags(found.answer, answer["settings"]))
         answer["answer"] = found.answer.row()
     if report is not None:
@@ -231,7 +231,7 @@ def _for_trace(
     json: bool,
     wanted: list[str],
 ) -> None:
-    from kvsim.emit.replica import of_costs
+    from kvsim.emit.served import serve_costs
     from kvsim.planner.trace import make_trace_plan
     from kvsim.report import names, plan_trace
     from kvsim.report.json import print_json
@@ -260,7 +260,7 @@ def _for_trace(
         raise InputError("--emit: no engine runs several techniques; omit --per-class")
     if wanted:
         share = limits.gpu_memory / where.hardware.gpu_memory
-        answer["settings"] = settings(wanted, of_costs(lanes[0], share))
+        answer["settings"] = settings(wanted, serve_costs(lanes[0], share))
     if json:
         print_json(answer)
     else:

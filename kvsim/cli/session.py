@@ -4,6 +4,7 @@ import argparse
 import sys
 from datetime import date
 from pathlib import Path
+from shlex import quote
 
 from kvsim.errors import InputError, brief
 from kvsim.report.session import write_page
@@ -44,7 +45,9 @@ def _session(asked: argparse.Namespace) -> int:
         failed = any(one.reason.startswith("failed") for one in left)
     where = asked.out or ROOT / "validate" / "results" / state.folder.name / str(date.today())
     files = write_report(state, units, where)
-    write_page(where / "index.html", state, units, f"python3 make.py gpu --device {asked.device}")
+    write_page(
+        where / "index.html", state, units, f"python3 make.py gpu --device {quote(asked.device)}"
+    )
     _say(f"{len(files) + 1} files in {where}; index.html shows them")
     return int(failed)
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import typer
@@ -69,7 +70,7 @@ def validate_times(
     if hardware.device != here.name:
         raise InputError(
             f"--gpu: {gpu} was measured on {hardware.device}, this is {here.name}; "
-            f"kvsim calibrate --device {device} measures this one"
+            f"kvsim calibrate --device {quote(device)} measures this one"
         )
     place = devices.place(where, quick=False)
     beside = stack_path(Path(gpu))

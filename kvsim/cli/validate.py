@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -122,7 +123,7 @@ def validate(
     if limit is not None:
         raise InputError(
             f"--gpu: {gpu} was not measured here, and times can only be compared on the machine "
-            f"that was; kvsim calibrate --device {device} measures it"
+            f"that was; kvsim calibrate --device {quote(device)} measures it"
         )
     from kvsim.report import validate as shown
     from kvsim.validate.counts.check import (

@@ -1,5 +1,7 @@
 """`kvsim validate --plan`: a plan run on real weights, beside what it expects."""
 
+from shlex import quote
+
 import typer
 
 from kvsim.cli.arguments import run_sizes
@@ -87,7 +89,7 @@ def validate_plan(
     if not known:
         left_out.append(
             f"predicted times: {gpu} was not measured on this machine ({here}); "
-            f"`kvsim calibrate --device {device}` measures it"
+            f"`kvsim calibrate --device {quote(device)}` measures it"
         )
     found = None
     for step in time_plan(runner, plan.technique, work):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from kvsim.cli.arguments import seconds
@@ -28,13 +29,16 @@ def text(value: Several) -> str:
 
 
 def line_of(command: str, **options: Several | bool | None) -> str:
-    """The command line that gives the same."""
+    """Return the command line that gives the same, each word quoted for the shell."""
     parts = ["kvsim", command]
     for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
         if value is True:
-            parts.append(f"--{name.replace('_', '-')}")
+            parts.append(option)
         elif value is not None and value is not False:
-            parts.append(f"--{name.replace('_', '-')} {text(value)}")
+            word = text(value)
+            joined = word.startswith("-")  # else the value could be taken for an option
+            parts += [quote(f"{option}={word}")] if joined else [option, quote(word)]
     return " ".join(parts)
 
 

@@ -1,80 +1,44 @@
-"""The settings of each engine; what it has no setting for is said."""
+"""The settings of each engine for a replica; what an engine has no setting for is noted.
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+Each engine has a section: how it spreads a model over GPUs, its limits, formats, memory for evicted
+blocks, drafting, and engines that only prefill or only decode.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from json import dumps
 from textwrap import wrap
 
-from kvsim.emit import apart, drafts, memories, spread
-from kvsim.emit.flags import MANUALS, Flag, flag
-from kvsim.emit.served import Served
+from kvsim.emit.flags import MANUALS
+from kvsim.emit.served import CHECKPOINTS, GB, Served
+from kvsim.emit.writing import (
+    Emitted,
+    EngineSettings,
+    Setting,
+    write_command,
+    write_path,
+    write_python,
+    write_yaml,
+)
 from kvsim.errors import unknown
-from kvsim.frozen import frozen
 from kvsim.techniques.terms import Term
 
-WIDTH = 100  # of comments
-QUANTISED = {
-    "fp8-block": "fp8 weights with a scale per block: serve a checkpoint that is quantised so",
-    "int8": "weights of 8 bits: serve a checkpoint that is quantised so (W8A16)",
-    "int4": "weights of 4 bits: serve a checkpoint that is quantised so (GPTQ or AWQ)",
-    "int4-g32": "weights of 4 bits in groups of 32: serve a checkpoint that is quantised so",
-    "mxfp4": "weights in MXFP4: serve a checkpoint that is stored so",
-    "nvfp4": "weights in NVFP4: serve a checkpoint that is stored so",
-}
-TURBOQUANT = {
-    (8, 4): "turboquant_k8v4",
-    (4, 4): "turboquant_4bit_nc",
-    (3, 4): "turboquant_k3v4_nc",
-    (3, 3): "turboquant_3bit_nc",
-}
-"""vLLM's formats by the bits of keys and values."""
-
-
-@dataclass
-class EngineSettings:
-    """Settings as they come together.
-
-    Attributes
-    ----------
-    lines
-        Text to paste, in order.
-    used
-        The flags in it.
-    missing
-        What the engine has no setting for, in words.
-    """
-
-    engine: str
-    options: list[tuple[str, str]] = field(default_factory=list)
-    used: list[Flag] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-
-    def add(self, name: str, value: object = "") -> None:
-        """One flag, checked against the list."""
-        self.used.append(flag(self.engine, name))
-        self.options.append((name, str(value)))
-
-    def lacks(self, what: str) -> None:
-        """Say that there is no setting for something."""
-        self.missing.append(what)
-
-
-@frozen
-class Emitted:
-    """Settings to paste, the flags they hold, and what the engine has none for."""
-
-    engine: str
-    text: str
-    flags: tuple[Flag, ...]
-    missing: tuple[str, ...]
-
-    @property
-    def line(self) -> str:
-        """The command as one line."""
-        return " ".join(part.strip() for part in self.text.split("\\\n"))
+WIDTH = 100  # of comments [characters]
+DRAFT_MODEL = "DRAFT_MODEL"
+NO_DRAFT_MODEL = ("mtp", "ngram")  # drafts that take no model of their own
+LOOKUP_TOKENS = 3  # last tokens that n-grams match at most, as in the engines' examples
+FP8_WEIGHTS = ("fp8", "fp8-dynamic")  # which vLLM and SGLang make of any checkpoint as they load it
+ROLES = {"prefill": "read prompts", "decode": "decode"}
 
 
 def emit(engine: str, served: Served) -> Emitted:
-    """The settings of an engine for a replica.
+    """Write the settings of an engine for a replica.
+
+    Parameters
+    ----------
+    engine
+        A key of :data:`WRITERS`.
+    served
+        What the engine is asked to serve.
 
     Raises
     ------
@@ -83,172 +47,453 @@ def emit(engine: str, served: Served) -> Emitted:
     """
     if engine not in WRITERS:
         raise unknown("engine", engine, WRITERS)
-    found = EngineSettings(engine)
+    settings = EngineSettings(engine)
     if served.apart is None:
-        text = WRITERS[engine](served, found)
+        text = WRITERS[engine](served, settings)
     else:
-        text = apart.both(served, found, WRITERS[engine])
-    return Emitted(engine, text, tuple(found.used), tuple(found.missing))
+        text = _write_roles(served, settings, served.apart)
+    return settings.finish(text)
 
 
-def _shell(command: str, options: list[tuple[str, str]]) -> str:
-    """A command line, one option per line."""
-    parts = [command]
-    for name, value in options:
-        quoted = f"'{value}'" if value.startswith("{") else value
-        parts.append(f"  {name} {quoted}".rstrip())
-    return " \\\n".join(parts)
+def annotate(emitted: Emitted) -> str:
+    """Return settings with their source and what is missing, as comments."""
+    manual = MANUALS[emitted.engine]
+    lines = [f"# {manual.title} ({manual.version}; {manual.source})", emitted.text]
+    for what in emitted.missing:
+        lines += wrap(
+            f"# No setting: {what}.", WIDTH, subsequent_indent="#   ", break_on_hyphens=False
+        )
+    return "\n".join(lines)
 
 
-def _no_technique(s: Served, found: EngineSettings, known: tuple[str, ...]) -> None:
-    """Parts of the technique that the engine has no setting for."""
-    title = MANUALS[found.engine].title
+# Engines that only prefill or only decode
+
+CONNECTING = {
+    "vllm": "the proxy that sends each request first to one kind of engine and then to the other; "
+    "on several machines VLLM_NIXL_SIDE_CHANNEL_HOST of each engine is its own address",
+    "sglang": "the addresses in the router's command; on several machines --host of each engine; "
+    "on one machine --port and --base-gpu-id of each, and --disaggregation-bootstrap-port of those "
+    "that read prompts (8998 if not set)",
+    "trtllm": "the orchestrator (trtllm-serve disaggregated) and its list of servers",
+}
+"""What connects the engines and is not known here, for those that can be split."""
+
+
+def _write_roles(served: Served, settings: EngineSettings, counts: tuple[int, int]) -> str:
+    """Write both kinds of engine, one after the other."""
+    engine = settings.engine
+    if engine not in CONNECTING:
+        title = MANUALS[engine].title
+        settings.lack(f"prefill and decode on engines of their own: {title} is not written for it")
+        return WRITERS[engine](served, settings)
+    parts = []
+    for count, role in zip(counts, ROLES, strict=True):
+        own = EngineSettings(engine)
+        text = WRITERS[engine](served.with_role(role), own)
+        parts.append(f"# {count} of these {ROLES[role]}\n{text}")
+        settings.used += [x for x in own.used if x not in settings.used]
+        settings.missing += [x for x in own.missing if x not in settings.missing]
+    if engine == "sglang":
+        parts.append(_sglang_router(settings, counts))
+    settings.lack(CONNECTING[engine])
+    return "\n\n".join(parts)
+
+
+# What several engines share
+
+
+def _note_technique(s: Served, settings: EngineSettings, known: Iterable[str]) -> None:
+    """Note parts of the technique other than ``known``."""
+    title = MANUALS[settings.engine].title
     for name, term in s.terms.items():
         if name not in ("full", *known):
-            found.lacks(f"{term}: {title} has no setting for it; it needs code of its own")
+            settings.lack(f"{term}: {title} has no setting for it; it needs code of its own")
     if not s.technique.uniform:
-        found.lacks(f"layers that differ ({s.technique}): {title} treats all alike")
+        settings.lack(f"layers that differ ({s.technique}): {title} treats all alike")
+
+
+def _note_weights(s: Served, settings: EngineSettings) -> None:
+    if s.weights in CHECKPOINTS and not s.released:
+        settings.lack(CHECKPOINTS[s.weights])
+
+
+def _note_drives(s: Served, settings: EngineSettings) -> None:
+    if s.nvme_cache:
+        settings.lack(f"{s.nvme_gb} GB of NVMe for evicted blocks: --emit lmcache has them")
+
+
+def _note_spread(s: Served, settings: EngineSettings) -> None:
+    """Note every degree that an engine without any of them lacks."""
+    given = (("--pp", s.spread.pp), ("--dp", s.spread.dp), ("--ep", s.spread.ep))
+    words = " ".join(f"{name} {value}" for name, value in given if value > 1)
+    if words:
+        settings.lack(f"{words}: {MANUALS[settings.engine].title} does not spread a model so")
+
+
+def _note_nodes(s: Served, settings: EngineSettings) -> None:
+    if s.nodes > 1:
+        settings.lack(
+            f"the addresses of {s.nodes} machines: start the engine on each of them, as its "
+            f"manual says for several nodes"
+        )
+
+
+# vLLM
+
+VLLM_DRAFTS = {"eagle": "eagle3", "mtp": "mtp", "draft": "draft_model", "ngram": "ngram"}
+VLLM_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+VLLM_TURBOQUANT = {
+    (8, 4): "turboquant_k8v4",
+    (4, 4): "turboquant_4bit_nc",
+    (3, 4): "turboquant_k3v4_nc",
+    (3, 3): "turboquant_3bit_nc",
+}
+"""vLLM's formats by the bits of keys and values."""
 
 
 def turboquant(terms: Iterable[Term]) -> str:
-    """vLLM's name of the format, if it has these bits."""
+    """Return vLLM's name of a TurboQuant format; empty if vLLM lacks these bits."""
     term = next((x for x in terms if x.name == "turboquant"), None)
     if term is None:
         return ""
     keys, values = term.settings["bits"], term.settings["value_bits"]
-    return TURBOQUANT.get((keys, keys if values == "same" else values), "")
+    return VLLM_TURBOQUANT.get((keys, keys if values == "same" else values), "")
 
 
-def _quantised(s: Served, found: EngineSettings) -> None:
-    if s.weights in QUANTISED and not s.released:
-        found.lacks(QUANTISED[s.weights])
-
-
-def _vllm(s: Served, found: EngineSettings) -> str:
-    spread.vllm(s, found)
-    found.add("--max-model-len", s.max_model_len)
-    found.add("--max-num-seqs", s.max_seqs)
-    found.add("--max-num-batched-tokens", s.max_tokens)
-    found.add("--gpu-memory-utilization", f"{s.utilisation:g}")
-    found.add("--block-size", s.block_tokens)
+def _vllm(s: Served, settings: EngineSettings, offloading: str = "native") -> str:
+    _vllm_spread(s, settings)
+    settings.add("--max-model-len", s.max_model_len)
+    settings.add("--max-num-seqs", s.max_seqs)
+    settings.add("--max-num-batched-tokens", s.max_tokens)
+    settings.add("--gpu-memory-utilization", f"{s.utilisation:g}")
+    settings.add("--block-size", s.block_tokens)
     if s.prefix_caching:
-        found.add("--enable-prefix-caching")
+        settings.add("--enable-prefix-caching")
     turbo = turboquant(s.terms.values())
     if "fp8" in s.terms or turbo:
-        found.add("--kv-cache-dtype", turbo or "fp8")
-    if s.weights in ("fp8", "fp8-dynamic") and not s.released:
-        found.add("--quantization", "fp8")
+        settings.add("--kv-cache-dtype", turbo or "fp8")
+    if s.weights in FP8_WEIGHTS and not s.released:
+        settings.add("--quantization", "fp8")
     if s.host_cache and not s.role:
-        found.add("--kv-offloading-size", f"{s.host_gib:g}")
-        found.add("--kv-offloading-backend", "native")
-    memories.no_drive(s, found)
-    apart.vllm(s, found)
-    drafts.vllm(s, found)
-    _no_technique(s, found, ("fp8", *drafts.VLLM, *(("turboquant",) if turbo else ())))
-    _quantised(s, found)
-    return _shell(f"vllm serve {s.model}", found.options)
+        settings.add("--kv-offloading-size", f"{s.host_gib:g}")
+        settings.add("--kv-offloading-backend", offloading)
+    _note_drives(s, settings)
+    if s.role:
+        transfer = {"kv_connector": "NixlConnector", "kv_role": VLLM_ROLES[s.role]}
+        settings.add("--kv-transfer-config", dumps(transfer, separators=(",", ":")))
+    if s.role and s.host_cache:
+        settings.lack(
+            f"{s.host_gib:g} GiB of host memory beside the transfer: --kv-offloading-size and "
+            "--kv-transfer-config set one connector each, and both need vLLM's MultiConnector"
+        )
+    for name in VLLM_DRAFTS.keys() & s.terms.keys():
+        config: dict[str, object] = {"method": VLLM_DRAFTS[name]}
+        if name not in NO_DRAFT_MODEL:
+            config["model"] = DRAFT_MODEL
+        config["num_speculative_tokens"] = s.drafts
+        if name == "ngram":  # without the least, vLLM looks up no fewer than the most
+            config |= {"prompt_lookup_max": LOOKUP_TOKENS, "prompt_lookup_min": 1}
+        settings.add("--speculative-config", dumps(config))
+    _note_technique(s, settings, ("fp8", *VLLM_DRAFTS, *(("turboquant",) if turbo else ())))
+    _note_weights(s, settings)
+    return settings.command("vllm", "serve", write_path(s.model))
 
 
-def _sglang(s: Served, found: EngineSettings) -> str:
-    found.add("--model-path", s.model)
-    spread.sglang(s, found)
-    found.add("--context-length", s.max_model_len)
-    # of all ranks together
-    found.add("--max-running-requests", s.spread.dp * s.max_seqs)
-    found.add("--chunked-prefill-size", s.spread.dp * s.max_tokens)
-    found.add("--mem-fraction-static", f"{s.static_share:g}")
-    found.add("--page-size", s.block_tokens)
-    if "fp8" in s.terms:
-        found.add("--kv-cache-dtype", "fp8_e4m3")
-    if s.weights in ("fp8", "fp8-dynamic") and not s.released:
-        found.add("--quantization", "fp8")
-    memories.sglang(s, found)
-    apart.sglang(s, found)
-    drafts.sglang(s, found)
-    _no_technique(s, found, ("fp8", *drafts.SGLANG))
-    _quantised(s, found)
-    return _shell("python -m sglang.launch_server", found.options)
+def _vllm_spread(s: Served, settings: EngineSettings) -> None:
+    """vLLM has as many groups of whole experts as a stage has GPUs, or cuts every expert."""
+    degrees = s.spread
+    settings.add("--tensor-parallel-size", degrees.tp)
+    if degrees.pp > 1:
+        settings.add("--pipeline-parallel-size", degrees.pp)
+    if degrees.dp > 1:
+        settings.add("--data-parallel-size", degrees.dp)
+    if degrees.ep == degrees.stage > 1:
+        settings.add("--enable-expert-parallel")
+    elif degrees.ep > 1:
+        settings.lack(
+            f"{degrees.ep} groups of whole experts on {degrees.stage} GPUs: vLLM has "
+            f"--enable-expert-parallel for {degrees.stage} groups alone; ask for "
+            f"--ep {degrees.stage} or 1"
+        )
+    _note_nodes(s, settings)
 
 
-def _trtllm(s: Served, found: EngineSettings) -> str:
-    copies = spread.trtllm(s, found)
-    found.add("--max_seq_len", s.max_model_len)
-    found.add("--max_batch_size", s.max_seqs)
-    found.add("--max_num_tokens", s.max_tokens)
-    found.add("--enable_chunked_prefill")
-    file = f"{s.role or 'kv'}.yaml"
-    found.add("--config", file)
-    command = _shell(f"trtllm-serve {s.model}", found.options)
-    found.used.append(flag("trtllm", "kv_cache_config.enable_block_reuse"))
-    # in the file: its kv_cache_config takes the place of what the command line says of the cache
-    found.used.append(flag("trtllm", "kv_cache_config.free_gpu_memory_fraction"))
-    share = f"  free_gpu_memory_fraction: {s.free_share:g}"
-    entries = ["  enable_block_reuse: true", share]
-    if "fp8" in s.terms:
-        found.used.append(flag("trtllm", "kv_cache_config.dtype"))
-        entries.append("  dtype: fp8")
-    if s.host_cache:
-        found.used.append(flag("trtllm", "kv_cache_config.host_cache_size"))
-        entries.append(f"  host_cache_size: {int(s.host_cache / s.spread.gpus)}")
-    _no_technique(s, found, ("fp8", *drafts.TRTLLM))
-    if s.weights != "fp16" and not s.released:
-        found.lacks(f"weights in {s.weights}: serve a checkpoint that is quantised so")
-    memories.no_drive(s, found)
-    entries += drafts.trtllm(s, found)
-    entries += [*apart.trtllm(s, found), *copies]
-    return f"# {file}\nkv_cache_config:\n" + "\n".join(entries) + "\n\n" + command
+# vLLM with LMCache as the store of evicted blocks
+
+LMCACHE_FILE = "lmcache.yaml"
 
 
-def _lmcache(s: Served, found: EngineSettings) -> str:
-    """vLLM with LMCache as the store of evicted blocks."""
-    below = emit("vllm", s)
-    found.missing += [x for x in below.missing if "NVMe" not in x]
+def _lmcache(s: Served, settings: EngineSettings) -> str:
+    below = EngineSettings("vllm")
+    command = _vllm(s, below, offloading="lmcache")
+    settings.missing += [x for x in below.missing if "NVMe" not in x]
     if not s.host_cache:
-        found.lacks("a host cache: nothing is kept in host memory here, so LMCache has no use")
-        return below.text
-    found.used += [x for x in below.flags if not x.name.startswith("--kv-offloading")]
-    found.add("--kv-offloading-size", f"{s.host_gib:g}")
-    found.add("--kv-offloading-backend", "lmcache")
-    file = memories.lmcache(s, found)
-    command = below.text.replace(
-        "--kv-offloading-backend native", "--kv-offloading-backend lmcache"
-    )
-    found.used.append(flag("lmcache", "PYTHONHASHSEED"))  # else no process finds another's blocks
-    return f"{file}\nPYTHONHASHSEED=0 LMCACHE_CONFIG_FILE=lmcache.yaml {command}"
+        settings.lack("a host cache: nothing is kept in host memory here, so LMCache has no use")
+        return command
+    settings.used += [x for x in below.used if not x.name.startswith("--kv-offloading")]
+    settings.use("--kv-offloading-size", "--kv-offloading-backend", "LMCACHE_CONFIG_FILE")
+    # its sizes are called GB and counted in GiB, as vLLM's are; every GPU's process has a store
+    file: dict[str, Setting] = {
+        "chunk_size": 256,
+        "local_cpu": True,
+        "max_local_cpu_size": s.host_gib_each,
+    }
+    if s.nvme_cache:
+        file["local_disk"] = "file:///FOLDER_ON_THE_DRIVE"
+        file["max_local_disk_size"] = s.nvme_gib_each
+    settings.use(*file, "PYTHONHASHSEED")  # without the seed no process finds another's blocks
+    variables = f"PYTHONHASHSEED=0 LMCACHE_CONFIG_FILE={LMCACHE_FILE}"
+    return f"# {LMCACHE_FILE}\n{write_yaml(file)}\n\n{variables} {command}"
 
 
-def _hf(s: Served, found: EngineSettings) -> str:
-    found.used.append(flag("hf", "max_length"))
-    before, drafted = drafts.hf(s, found)
-    arguments = [("max_length", str(s.max_model_len)), *memories.hf(s, found), *drafted]
-    _no_technique(s, found, ("offload", "kivi", "draft", "ngram"))
-    spread.none(s, found)
-    memories.no_drive(s, found)
-    _quantised(s, found)
-    found.lacks("a batch limit and continuous batching: generate takes one batch at a time")
-    told = "".join(f", {name}={value}" for name, value in arguments)
-    loaded = f'AutoModelForCausalLM.from_pretrained("{s.model}", dtype="auto", device_map="auto")'
-    return "\n".join((f"model = {loaded}", *before, f"model.generate(**inputs{told})"))
+# SGLang
+
+SGLANG_DRAFTS = {"eagle": "EAGLE3", "mtp": "NEXTN", "draft": "STANDALONE", "ngram": "NGRAM"}
+SGLANG_ROUTER_PORT = 8000  # by default it would be 30000, the engines' own
 
 
-def _llamacpp(s: Served, found: EngineSettings) -> str:
-    found.add("--model", "MODEL.gguf")
-    found.add("--ctx-size", s.max_model_len * s.max_seqs)
-    found.add("--parallel", s.max_seqs)
-    found.add("--batch-size", s.max_tokens)
-    found.add("--n-gpu-layers", "all")
-    if s.spread.tp > 1:
-        found.add("--split-mode", "row")
-    spread.none(s, found)
-    _no_technique(s, found, ())
-    if s.terms.keys() & {"fp8", "kivi"}:
-        found.lacks("its own formats q8_0 and q4_0 (--cache-type-k, --cache-type-v) are others")
+def _sglang(s: Served, settings: EngineSettings) -> str:
+    degrees = s.spread
+    settings.add("--model-path", write_path(s.model))
+    settings.add("--tp-size", degrees.stage)  # all GPUs of a stage, whatever attention does
+    if degrees.pp > 1:
+        settings.add("--pp-size", degrees.pp)
+    if degrees.dp > 1:
+        settings.add("--dp-size", degrees.dp)
+        settings.add("--enable-dp-attention")
+    if degrees.ep > 1:
+        settings.add("--ep-size", degrees.ep)
+    _note_nodes(s, settings)
+    settings.add("--context-length", s.max_model_len)
+    # of all ranks together
+    settings.add("--max-running-requests", degrees.dp * s.max_seqs)
+    settings.add("--chunked-prefill-size", degrees.dp * s.max_tokens)
+    settings.add("--mem-fraction-static", f"{s.static_share:g}")
+    settings.add("--page-size", s.block_tokens)
+    if "fp8" in s.terms:
+        settings.add("--kv-cache-dtype", "fp8_e4m3")
+    if s.weights in FP8_WEIGHTS and not s.released:
+        settings.add("--quantization", "fp8")
+    _sglang_memories(s, settings)
+    if s.role:
+        settings.add("--disaggregation-mode", s.role)
+        settings.add("--disaggregation-transfer-backend", "nixl")
+    _sglang_drafts(s, settings)
+    _note_technique(s, settings, ("fp8", *SGLANG_DRAFTS))
+    _note_weights(s, settings)
+    return settings.command("python", "-m", "sglang.launch_server")
+
+
+def _sglang_memories(s: Served, settings: EngineSettings) -> None:
+    """Each GPU's process has its share of host memory, which must exceed its cache on the GPU."""
     if s.host_cache:
-        found.lacks("host memory for evicted blocks")
-    memories.no_drive(s, found)
+        settings.add("--enable-hierarchical-cache")
+        settings.add("--hicache-size", s.host_gb_each)
+        if s.host_cache <= s.spread.gpus * s.cache_bytes:
+            settings.lack(
+                f"{s.host_gb_each} GB of host memory for each GPU beside "
+                f"{s.cache_bytes / GB:.0f} GB of cache on it: SGLang starts only if the "
+                "host's is the larger"
+            )
+    if s.nvme_cache:
+        settings.add("--hicache-storage-backend", "file")
+        settings.lack(f"how much of the drive it uses ({s.nvme_gb} GB here)")
+
+
+def _sglang_drafts(s: Served, settings: EngineSettings) -> None:
+    for name in SGLANG_DRAFTS.keys() & s.terms.keys():
+        settings.add("--speculative-algorithm", SGLANG_DRAFTS[name])
+        if name not in NO_DRAFT_MODEL:
+            settings.add("--speculative-draft-model-path", DRAFT_MODEL)
+        if name != "ngram":
+            settings.add("--speculative-num-steps", s.drafts)
+            settings.add("--speculative-eagle-topk", 1)
+        settings.add("--speculative-num-draft-tokens", s.drafts + 1)
+        if s.spread.pp > 1:
+            settings.lack("drafting beside --pp-size: SGLang refuses the two together (PR 37154)")
+        if name == "ngram" and s.spread.dp > 1:
+            settings.lack("n-grams beside --enable-dp-attention: SGLang refuses them (PR 28616)")
+
+
+def _sglang_router(settings: EngineSettings, counts: tuple[int, int]) -> str:
+    """Write the command of SGLang's router, which clients talk to."""
+    options = [("--pd-disaggregation", "")]
+    for count, role in zip(counts, ROLES, strict=True):
+        hosts = (f"http://{role.upper()}_{i + 1}:30000" for i in range(count))
+        options += [(f"--{role}", host) for host in hosts]
+    options += [("--host", "0.0.0.0"), ("--port", str(SGLANG_ROUTER_PORT))]
+    settings.use(*dict(options))
+    command = write_command(("python", "-m", "sglang_router.launch_router"), options)
+    return f"# in front of them\n{command}"
+
+
+# TensorRT-LLM
+
+TRTLLM_DRAFTS = {"eagle": "Eagle3", "mtp": "MTP", "draft": "DraftTarget", "ngram": "NGram"}
+
+
+def _trtllm(s: Served, settings: EngineSettings) -> str:
+    copies_attention = _trtllm_spread(s, settings)
+    settings.add("--max_seq_len", s.max_model_len)
+    settings.add("--max_batch_size", s.max_seqs)
+    settings.add("--max_num_tokens", s.max_tokens)
+    settings.add("--enable_chunked_prefill")
+    name = f"{s.role or 'kv'}.yaml"
+    settings.add("--config", name)
+    # in the file: its kv_cache_config takes the place of what the command line says of the cache
+    cache: dict[str, Setting] = {
+        "enable_block_reuse": True,
+        "free_gpu_memory_fraction": s.free_share,
+    }
+    if "fp8" in s.terms:
+        cache["dtype"] = "fp8"
+    if s.host_cache:
+        cache["host_cache_size"] = int(s.host_cache / s.spread.gpus)
+    file: dict[str, Setting | Mapping[str, Setting]] = {"kv_cache_config": cache}
+    _note_technique(s, settings, ("fp8", *TRTLLM_DRAFTS))
     if s.weights != "fp16" and not s.released:
-        found.lacks(f"weights in {s.weights}: convert the model to the GGUF format that is nearest")
-    return _shell("llama-server", found.options)
+        settings.lack(f"weights in {s.weights}: serve a checkpoint that is quantised so")
+    _note_drives(s, settings)
+    for method in TRTLLM_DRAFTS.keys() & s.terms.keys():
+        file["speculative_config"] = _trtllm_drafts(method, s.drafts)
+        if method in ("draft", "ngram"):
+            file["disable_overlap_scheduler"] = True
+    if s.role:  # NIXL moves caches, in buffers for the longest prompt
+        file["cache_transceiver_config"] = {
+            "backend": "NIXL",
+            "max_tokens_in_buffer": s.max_model_len,
+        }
+    if s.role == "prefill":
+        file["disable_overlap_scheduler"] = True
+    if copies_attention:
+        file["enable_attention_dp"] = True
+    for key, value in file.items():
+        inner = [f"{key}.{x}" for x in value] if isinstance(value, Mapping) else [key]
+        settings.use(*inner)
+    command = settings.command("trtllm-serve", write_path(s.model))
+    return f"# {name}\n{write_yaml(file)}\n\n{command}"
+
+
+def _trtllm_spread(s: Served, settings: EngineSettings) -> bool:
+    """Add degrees of parallelism; return whether every GPU has its own copy of attention."""
+    degrees = s.spread
+    settings.add("--tp_size", degrees.stage)
+    if degrees.pp > 1:
+        settings.add("--pp_size", degrees.pp)
+    if degrees.ep > 1:
+        settings.add("--ep_size", degrees.ep)
+    if degrees.dp > 1 and degrees.tp > 1:
+        settings.lack(
+            f"{degrees.dp} copies of attention, each cut over {degrees.tp} GPUs: "
+            f"enable_attention_dp copies it to all {degrees.stage}; ask for "
+            f"--tp 1 --dp {degrees.stage}"
+        )
+    _note_nodes(s, settings)
+    return degrees.dp > 1 and degrees.tp == 1
+
+
+def _trtllm_drafts(method: str, drafts: int) -> dict[str, Setting]:
+    config: dict[str, Setting] = {
+        "decoding_type": TRTLLM_DRAFTS[method],
+        "max_draft_len": drafts,
+    }
+    if method not in NO_DRAFT_MODEL:
+        config["speculative_model"] = DRAFT_MODEL
+    if method == "ngram":
+        config["max_matching_ngram_size"] = LOOKUP_TOKENS
+    return config
+
+
+# Hugging Face generate
+
+QUANTO_BITS = (2, 4)
+CONSTANT_DRAFTS: dict[str, Setting] = {
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0,
+}
+"""Keep the rounds of a draft model as long as planned, whatever it accepts or is sure of."""
+
+
+def _hf(s: Served, settings: EngineSettings) -> str:
+    arguments: dict[str, str] = {"max_length": write_python(s.max_model_len)}
+    settings.use("max_length")
+    lines = [_load("model", s.model, device_map="auto")]
+    cache = _hf_cache(s, settings)
+    arguments |= {name: write_python(value) for name, value in cache.items()}
+    if "ngram" in s.terms:
+        settings.use("prompt_lookup_num_tokens")
+        arguments["prompt_lookup_num_tokens"] = write_python(s.drafts)
+    elif "draft" in s.terms:
+        own: dict[str, Setting] = {"num_assistant_tokens": s.drafts, **CONSTANT_DRAFTS}
+        settings.use("assistant_model", *own)
+        lines.append(_load("draft_model", DRAFT_MODEL))
+        # generate reads them from the draft model's settings, not from the call
+        lines += [f"draft_model.generation_config.{x} = {write_python(v)}" for x, v in own.items()]
+        arguments["assistant_model"] = "draft_model"
+    _note_technique(s, settings, ("offload", "kivi", "draft", "ngram"))
+    _note_spread(s, settings)
+    _note_drives(s, settings)
+    _note_weights(s, settings)
+    settings.lack("a batch limit and continuous batching: generate takes one batch at a time")
+    call = "".join(f", {name}={value}" for name, value in arguments.items())
+    return "\n".join((*lines, f"model.generate(**inputs{call})"))
+
+
+def _load(variable: str, model: str, **more: Setting) -> str:
+    options = "".join(f", {k}={write_python(v)}" for k, v in {"dtype": "auto", **more}.items())
+    return f"{variable} = AutoModelForCausalLM.from_pretrained({write_python(model)}{options})"
+
+
+def _hf_cache(s: Served, settings: EngineSettings) -> dict[str, Setting | Mapping[str, Setting]]:
+    """Arguments for a cache that is quantised, or in host memory but for one layer."""
+    offload, kivi = s.terms.get("offload"), s.terms.get("kivi")
+    if offload is not None:
+        settings.use("cache_implementation")
+        if float(offload.settings["host_share"]) < 1:
+            settings.lack("host_share: all layers but the current one go to host memory")
+        return {"cache_implementation": "offloaded"}
+    if kivi is None:
+        return {}
+    if kivi.settings["bits"] not in QUANTO_BITS:
+        settings.lack(f"{kivi}: the quanto backend has 2 and 4 bits")
+        return {}
+    config: dict[str, Setting] = {
+        "backend": "quanto",
+        "nbits": int(kivi.settings["bits"]),
+        "q_group_size": kivi.settings["group"],
+        "residual_length": kivi.settings["residual"],
+    }
+    settings.use("cache_implementation", *(f"cache_config.{name}" for name in config))
+    settings.lack(
+        "keys packed per channel and values per token, as KIVI does: generate packs both alike, "
+        "so the loss of quality is another"
+    )
+    return {"cache_implementation": "quantized", "cache_config": config}
+
+
+# llama.cpp
+
+
+def _llamacpp(s: Served, settings: EngineSettings) -> str:
+    settings.add("--model", "MODEL.gguf")
+    settings.add("--ctx-size", s.max_model_len * s.max_seqs)
+    settings.add("--parallel", s.max_seqs)
+    settings.add("--batch-size", s.max_tokens)
+    settings.add("--n-gpu-layers", "all")
+    if s.spread.tp > 1:
+        settings.add("--split-mode", "row")
+    _note_spread(s, settings)
+    _note_technique(s, settings, ())
+    if s.terms.keys() & {"fp8", "kivi"}:
+        settings.lack("its own formats q8_0 and q4_0 (--cache-type-k, --cache-type-v) are others")
+    if s.host_cache:
+        settings.lack("host memory for evicted blocks")
+    _note_drives(s, settings)
+    if s.weights != "fp16" and not s.released:
+        settings.lack(
+            f"weights in {s.weights}: convert the model to the GGUF format that is nearest"
+        )
+    return settings.command("llama-server")
 
 
 WRITERS: dict[str, Callable[[Served, EngineSettings], str]] = {
@@ -260,14 +505,3 @@ WRITERS: dict[str, Callable[[Served, EngineSettings], str]] = {
     "llamacpp": _llamacpp,
 }
 """What ``--emit`` takes, and who writes it."""
-
-
-def shown(found: Emitted) -> str:
-    """The settings with where they come from and what is missing, as comments."""
-    manual = MANUALS[found.engine]
-    lines = [f"# {manual.title} ({manual.version}; {manual.source})", found.text]
-    for what in found.missing:
-        lines += wrap(
-            f"# No setting: {what}.", WIDTH, subsequent_indent="#   ", break_on_hyphens=False
-        )
-    return "\n".join(lines)

@@ -1,15 +1,40 @@
-"""What an engine is asked to run, whichever engine it is."""
+"""What an engine is asked to serve, in terms that hold for every engine."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from kvsim.frozen import frozen
+from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
 from kvsim.machines.parallel import Parallelism
+from kvsim.models.configs import catalogue_entry, model_names
+from kvsim.prediction.memory import (
+    decode_point,
+    held_beside,
+    left_for_caches,
+    weights_bytes,
+)
+from kvsim.serving.rules import Rules
 from kvsim.techniques.base import Technique
 from kvsim.techniques.terms import Term
 
+if TYPE_CHECKING:  # numba, which only simulated replicas need
+    from kvsim.prediction.generate import Prediction
+    from kvsim.serving.costs import StepCosts
+
 GB = 1e9
 ROUNDING = 1e-6  # of a percent: what floating point loses
+CHECKPOINTS = {
+    "fp8-block": "fp8 weights with a scale per block: serve a checkpoint that is quantised so",
+    "int8": "weights of 8 bits: serve a checkpoint that is quantised so (W8A16)",
+    "int4": "weights of 4 bits: serve a checkpoint that is quantised so (GPTQ or AWQ)",
+    "int4-g32": "weights of 4 bits in groups of 32: serve a checkpoint that is quantised so",
+    "mxfp4": "weights in MXFP4: serve a checkpoint that is stored so",
+    "nvfp4": "weights in NVFP4: serve a checkpoint that is stored so",
+}
+"""Formats of weights that no engine makes while it loads a model, and what to do about them."""
 
 
 @frozen
@@ -19,23 +44,23 @@ class Served:
     Attributes
     ----------
     model
-        As the engine finds it: a name at Hugging Face, or a path.
+        Name at Hugging Face, or path.
     weights
-        Format of the weights, as ``--weights`` takes it.
+        Format of the weights, in the notation of ``--weights``.
     released
         Whether the model's published checkpoint has them in that format.
     spread
-        How the replica is spread over its GPUs.
+        Degrees of parallelism of the replica.
     max_model_len
         Longest sequence, prompt and generated tokens. [tokens]
     max_seqs, max_tokens, block_tokens
-        Sequences of each rank and tokens of its passes at most; tokens per KV block.
+        Limits of each rank on running sequences and on tokens of a pass; tokens per KV block.
     utilisation
         Share of each GPU's memory that the engine uses.
     weights_bytes, cache_bytes, gpu_bytes
-        Of each GPU: weights, KV cache, and all of its memory. [B]
+        Weights, KV cache and total memory of each GPU. [B]
     nodes
-        Machines that the replica's GPUs are in.
+        Machines that hold the replica's GPUs.
     share_of_free
         Whether ``utilisation`` is a share of what weights and the largest pass leave.
     prefix_caching
@@ -43,9 +68,9 @@ class Served:
     host_cache, nvme_cache
         Host memory and NVMe space for evicted blocks, of the whole replica. [B]
     apart
-        Engines that only read prompts and engines that only decode; None if each does both.
+        Number of engines that only prefill and that only decode; None if each does both.
     role
-        Which of the two this engine does, ``prefill`` or ``decode``; empty if both.
+        ``prefill`` or ``decode`` if this engine does only that, else empty.
     """
 
     model: str
@@ -81,17 +106,17 @@ class Served:
 
     @property
     def host_gib(self) -> float:
-        """Host memory for evicted blocks of one engine, as each copy of attention is. [GiB]"""
+        """Host memory for evicted blocks of one copy of attention. [GiB]"""
         return round(self.host_cache / self.spread.dp / GIB, 2)
 
     @property
     def host_gb_each(self) -> int:
-        """The share of each GPU's process in whole GB, which some engines take."""
+        """Host memory for evicted blocks of each GPU's process, in whole GB."""
         return round(self.host_cache / self.spread.gpus / GB)
 
     @property
     def host_gib_each(self) -> float:
-        """The share of each GPU's process. [GiB]"""
+        """Host memory for evicted blocks of each GPU's process. [GiB]"""
         return round(self.host_cache / self.spread.gpus / GIB, 2)
 
     @property
@@ -104,8 +129,8 @@ class Served:
         """NVMe space in whole GB."""
         return round(self.nvme_cache / GB)
 
-    def as_role(self, role: str) -> "Served":
-        """One of its engines where prefill and decode are apart; prefixes are kept by prefill."""
+    def with_role(self, role: str) -> "Served":
+        """Return what the ``prefill`` or the ``decode`` engines serve; prefill keeps prefixes."""
         if role == "prefill":
             return replace(self, role=role, apart=None)
         return replace(
@@ -124,3 +149,95 @@ class Served:
             return self.utilisation
         others = self.gpu_bytes * self.utilisation - self.cache_bytes
         return int(100 * self.cache_bytes / max(self.gpu_bytes - others, 1.0) + ROUNDING) / 100
+
+
+def serve_costs(
+    costs: "StepCosts", utilisation: float, apart: tuple[int, int] | None = None
+) -> Served:
+    """Describe a replica of a simulated fleet.
+
+    Parameters
+    ----------
+    costs
+        Pass times and memory of the replica.
+    utilisation
+        Share of each GPU's memory that the engine uses.
+    apart
+        Number of engines that only prefill and that only decode; None if each does both.
+    """
+    rules, d = costs.rules, costs.deployment
+    return Served(
+        model=_model(d),
+        technique=costs.technique,
+        weights=d.weights,
+        released=d.weights == d.model.released,
+        spread=d.parallelism,
+        nodes=-(-d.gpus // d.domain),
+        max_model_len=costs.longest,
+        max_seqs=-(-rules.max_seqs // d.dp),
+        max_tokens=max(rules.max_tokens // d.lanes, -(-rules.max_seqs // d.dp)),
+        block_tokens=rules.block_tokens,
+        utilisation=utilisation,
+        weights_bytes=_weights(costs.technique, d, costs.longest),
+        cache_bytes=float(costs.capacity),
+        gpu_bytes=d.hardware.gpu_memory,
+        prefix_caching=rules.prefix_caching,
+        host_cache=rules.host_cache,
+        nvme_cache=rules.nvme_cache,
+        apart=apart,
+        share_of_free=d.stack.memory.share_of_free,
+    )
+
+
+def serve_prediction(prediction: "Prediction", utilisation: float) -> Served:
+    """Describe the replica of a plan for equal requests.
+
+    Batch and lengths are the prediction's, the token budget of a pass is the engines' default.
+
+    Parameters
+    ----------
+    prediction
+        One point: its first batch is taken.
+    utilisation
+        Share of each GPU's memory that the engine uses.
+    """
+    d, rules, batch = prediction.deployment, Rules(), int(prediction.batch[0])
+    weights, beside = (float(np.max(x)) for x in held_beside(prediction.buffers))
+    return Served(
+        model=_model(d),
+        technique=prediction.technique,
+        weights=d.weights,
+        released=d.weights == d.model.released,
+        spread=d.parallelism,
+        nodes=-(-d.gpus // d.domain),
+        max_model_len=prediction.prompt + prediction.generate,
+        max_seqs=-(-batch // d.dp),
+        max_tokens=max(rules.max_tokens, -(-batch // d.dp)),
+        block_tokens=rules.block_tokens,
+        utilisation=utilisation,
+        weights_bytes=weights,
+        cache_bytes=max(
+            left_for_caches(d, utilisation * d.hardware.gpu_memory, beside, weights), 0.0
+        ),
+        gpu_bytes=d.hardware.gpu_memory,
+        share_of_free=d.stack.memory.share_of_free,
+    )
+
+
+def _weights(technique: Technique, deployment: Deployment, tokens: int) -> float:
+    """Weights and embeddings on each GPU. [B]"""
+    point = decode_point(1.0, np.array(float(tokens - 1)), 1.0, 0.0)
+    return weights_bytes(technique.resident(deployment, point))
+
+
+def _model(deployment: Deployment) -> str:
+    """Name of the checkpoint to load: at Hugging Face where the catalogue has it.
+
+    Where it has to be quantised first, a placeholder that says so.
+    """
+    d, name = deployment, deployment.model.name
+    full = str(catalogue_entry(name)["hf_id"]) if name in model_names() else name
+    if d.weights in CHECKPOINTS and d.weights != d.model.released:
+        form = d.weights.upper().replace("-", "_")
+        return f"{form}_CHECKPOINT_OF_{full.rpartition('/')[2]}"
+    return full

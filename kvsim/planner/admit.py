@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import InputError, unknown
@@ -102,7 +103,8 @@ class Admission:
         if self.layered and model != self.layered_for:
             raise InputError(
                 f"--quality: layers were measured on {self.layered_for}, which says nothing of "
-                f"{model}; measure it with `kvsim validate --quality --per-layer --model {model}`"
+                f"{model}; measure it with `kvsim validate --quality --per-layer --model "
+                f"{quote(model)}`"
             )
 
     def candidates(self) -> list[Technique]:

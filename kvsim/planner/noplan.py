@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from shlex import quote
 
 import numpy as np
 
@@ -227,7 +228,7 @@ def _other_gpus(q: Question) -> Iterator[Advice]:
             continue
         found = quick(other, (FULL,))
         if found is not None:
-            yield Advice(f"--gpu {hardware.name}", hardware.title, found)
+            yield Advice(f"--gpu {quote(hardware.name)}", hardware.title, found)
 
 
 def longest_prompt(question: Question) -> Advice | None:

@@ -7,6 +7,7 @@ one verdict never mixes them. Eviction must also pass a test of retrieval.
 
 from collections.abc import Sequence
 from functools import cache
+from shlex import quote
 from typing import Literal, get_args
 
 from kvsim.frozen import frozen
@@ -118,8 +119,9 @@ def evidence(
         "none",
         loss=warned if warning else float("nan"),
         missing=f"{technique.name} was not measured at this setting on {model.name} or a similar "
-        f"model{warning}; `kvsim validate --quality --model {model.name} --techniques "
-        f"{technique.name} --out mine.json` does, and `plan --quality mine.json` reads it",
+        f"model{warning}; `kvsim validate --quality --model {quote(model.name)} "
+        f"--techniques {technique.name} --out mine.json` does, and `plan --quality mine.json` "
+        f"reads it",
     )
 
 

@@ -1,6 +1,7 @@
 """The pages of ``kvsim calibrate``: errors of a fitted run, numbers of a measured machine."""
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,7 +73,7 @@ def write_machine(path: Path, answer: Row, command: str) -> None:
         path,
         page.Page(
             f"{answer['device']}: {answer['samples']:,} samples",
-            Answer(said, settings=[f"Use it with --gpu {answer['out']}."]),
+            Answer(said, settings=[f"Use it with --gpu {quote(str(answer['out']))}."]),
             [number_table(answer)], pictures, notes=answer["notes"], command=command,
         ),
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -159,7 +160,7 @@ def _answered(row: Row, deployment: Deployment, place: str) -> Answer:
             [
                 f"Fitted to {row['fitted_requests']:,} requests on {deployment.hardware.name}. On "
                 f"the other {row['checked_requests']:,} predictions are off by: {errors}.",
-                f"Use it with --stack {place}." if place else "",
+                f"Use it with --stack {quote(str(place))}." if place else "",
             ],
             [f"The run does not determine {', '.join(vague)}." if vague else ""],
         ),

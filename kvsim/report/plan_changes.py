@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from shlex import quote
 
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.advice import NARROW, score
@@ -68,7 +69,7 @@ def _change(plan: ChosenPlan, other: Deployment) -> str:
     """The options in which a deployment differs from the choice's."""
     chosen = plan.choice.deployment
     options = {
-        f"--gpu {other.hardware.name}": other.hardware.name != chosen.hardware.name,
+        f"--gpu {quote(other.hardware.name)}": other.hardware.name != chosen.hardware.name,
         f"--weights {other.weights}": other.weights != chosen.weights,
     }
     before = asdict(chosen.parallelism)

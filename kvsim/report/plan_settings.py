@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kvsim.emit.engines import emit
-from kvsim.emit.replica import of_prediction
+from kvsim.emit.served import serve_prediction
 from kvsim.machines.deployment import WEIGHTS, Deployment
 from kvsim.planner.plan import ChosenPlan
 from kvsim.prediction.generate import Prediction
@@ -64,7 +64,7 @@ def settings_to_paste(plan: ChosenPlan) -> Iterator[str]:
     engine = asked if asked in SERVERS else "vllm"
     if engine in able and plan.question.workload.service:
         share = plan.question.limits.gpu_memory / p.deployment.hardware.gpu_memory
-        found, title = emit(engine, of_prediction(p, share)), titles([engine])
+        found, title = emit(engine, serve_prediction(p, share)), titles([engine])
         yield f"{title}: {found.line}"
         yield from (f"{title} has no setting for {what}." for what in found.missing)
         own = p.deployment.stack.name.partition("@")[0]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.emit.engines import emit
-from kvsim.emit.replica import of_costs
+from kvsim.emit.served import serve_costs
 from kvsim.machines.basis import basis
 from kvsim.planner.carry import ATTAINED
 from kvsim.planner.rivals import EQUAL, worse
@@ -249,7 +249,7 @@ def _settings(result: TracePlan) -> list[str]:
     """vLLM's command where one lane runs what it has a setting for."""
     s = result.choice
     share = result.limits.gpu_memory / s.lanes[0].deployment.hardware.gpu_memory
-    found = emit("vllm", of_costs(s.lanes[0], share))
+    found = emit("vllm", serve_costs(s.lanes[0], share))
     return [f"vLLM: {found.line}"] if len(s.lanes) == 1 and not found.missing else []
 
 

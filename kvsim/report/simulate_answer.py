@@ -1,6 +1,7 @@
 """The verdict on simulated runs: which technique serves the trace best, and within its targets."""
 
 from collections.abc import Sequence
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from kvsim.frozen import frozen
@@ -155,7 +156,8 @@ def _changes(row: Row, deployment: Deployment, targets: str) -> Sequence[str]:
         )
     if targets and row["good_share"] is not None and row["good_share"] < ATTAINED:
         said.append(
-            f"Find the fleet that meets them: kvsim capacity --gpus {deployment.hardware.name}."
+            f"Find the fleet that meets them: kvsim capacity --gpus "
+            f"{quote(deployment.hardware.name)}."
         )
     if row["preemptions"] >= OFTEN * row["requests"]:
         said.append(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kvsim.cli.capacityoptions import all_rentable
-from kvsim.emit.replica import of_costs
+from kvsim.emit.served import serve_costs
 from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.parallel import Parallelism
@@ -61,7 +61,7 @@ def test_a_replica_has_the_gpus_and_memories_of_all_its_ranks() -> None:
     rules = Rules(max_seqs=32, prefix_caching=True, host_cache=4e9, nvme_cache=8e9).over(d)
     x = Configuration(StepCosts(parse("full"), d, rules, 4096, 2048), "h100", 16.0)
     assert (x.gpus, x.name.partition(" full")[0]) == (4, "h100 x4 (tp 2, dp 2, ep 4)")
-    served = of_costs(x.costs, 0.9, (2, 1))
+    served = serve_costs(x.costs, 0.9, (2, 1))
     assert (served.max_seqs, served.nvme_cache, served.apart) == (32, 8e9, (2, 1))
     assert served.spread == d.parallelism
 

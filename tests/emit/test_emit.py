@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvsim.emit.engines import WRITERS, emit, shown
-from kvsim.emit.flags import FLAGS, MANUALS, flag
+from kvsim.emit.engines import WRITERS, annotate, emit
+from kvsim.emit.flags import MANUALS, find_flag, read_flags
 from kvsim.emit.served import Served
 from kvsim.errors import InputError
 from kvsim.machines.hardware import GIB
@@ -41,10 +41,9 @@ def served(technique: str = "full", **changed: object) -> Served:
 
 
 def test_every_flag_has_a_meaning_and_a_source() -> None:
-    assert FLAGS.keys() == MANUALS.keys() == WRITERS.keys()
-    for engine, flags in FLAGS.items():
-        assert len({f.name for f in flags}) == len(flags)
-        assert all(f.meaning and f.source for f in flags), engine
+    assert MANUALS.keys() == WRITERS.keys()
+    for engine, flags in read_flags().items():
+        assert flags and all(f.meaning and f.source for f in flags.values()), engine
         assert MANUALS[engine].version and MANUALS[engine].source.startswith("github.com/")
 
 
@@ -52,7 +51,7 @@ def test_every_flag_has_a_meaning_and_a_source() -> None:
 @pytest.mark.parametrize("technique", [name for name in TECHNIQUES if name != "full"])
 def test_only_flags_of_the_list_are_written(engine: str, technique: str) -> None:
     found = emit(engine, served(technique, host_cache=32 * GIB))
-    known = {f.name for name in (engine, "vllm") for f in FLAGS[name]}
+    known = {f.name for name in (engine, "vllm") for f in read_flags()[name].values()}
     assert set(OPTION.findall(found.text)) <= known
     assert {f.name for f in found.flags} <= known
     missing = any(technique in what or "formats" in what for what in found.missing)
@@ -178,7 +177,7 @@ def test_prefill_apart_is_two_kinds_of_engine(engine: str, prefill: str, decode:
     assert first.startswith("# 2 of these read prompts")
     assert prefill in first and decode in second
     assert "--enable-prefix-caching" not in second
-    known = {f.name for f in FLAGS[engine]}
+    known = {f.name for f in read_flags()[engine].values()}
     assert set(OPTION.findall(found.text)) <= known
     assert len({f.name for f in found.flags}) == len(found.flags)
     assert any("proxy" in x or "addresses" in x or "orchestrator" in x for x in found.missing)
@@ -194,13 +193,15 @@ def test_sglang_apart_is_as_its_documentation_has_it() -> None:
         "  --prefill http://PREFILL_1:30000 \\\n  --prefill http://PREFILL_2:30000 \\\n"
         "  --decode http://DECODE_1:30000 \\\n  --host 0.0.0.0 \\\n  --port 8000"
     )
-    apart = [f for f in FLAGS["sglang"] if "pd_disaggregation.md at 08edc50" in f.source]
+    apart = [
+        f for f in read_flags()["sglang"].values() if "pd_disaggregation.md at 08edc50" in f.source
+    ]
     assert {f.name for f in apart} == {
         "--disaggregation-mode", "--disaggregation-transfer-backend", "--pd-disaggregation",
         "--prefill", "--decode", "--host", "--port",
     }  # fmt: skip
     assert set(apart) <= set(found.flags)
-    comments = [x for x in shown(found).splitlines() if x.startswith("#")]
+    comments = [x for x in annotate(found).splitlines() if x.startswith("#")]
     assert max(map(len, comments)) <= 100 and any(x.startswith("#   ") for x in comments)
     assert not set(apart) & set(emit("sglang", served()).flags)
 
@@ -264,7 +265,7 @@ def test_quantised_weights_need_a_checkpoint(engine: str, weights: str) -> None:
 
 def test_a_flag_outside_the_list_is_refused() -> None:
     with pytest.raises(InputError, match="no flag --num-lookahead-slots"):
-        flag("vllm", "--num-lookahead-slots")
+        find_flag("vllm", "--num-lookahead-slots")
     check(line("plan", "--model", "llama3-8b", "--gpu", "l40s", "--emit", "vlm"), "engine|vllm")
 
 
@@ -274,4 +275,4 @@ def test_a_plan_ends_with_its_settings() -> None:
     text = found["settings"][0]["text"]
     assert f"--max-num-seqs {found['choice']['batch']}" in text
     assert text in run(*asked).out
-    assert shown(emit("vllm", served())).startswith("# vLLM")
+    assert annotate(emit("vllm", served())).startswith("# vLLM")

@@ -1,0 +1,139 @@
+"""Settings collected while an engine's text is written, and text that shells and parsers read back.
+
+Every word of a command goes through :func:`shlex.quote`, every value of a file or a call through
+the writer of its format: a name may hold spaces, quotes, ``$( )`` or line breaks.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvsim.emit.flags import Flag, find_flag
+from kvsim.frozen import frozen
+
+BREAK = "\0"
+"""Between the options of a command until its layout is chosen; no argument can hold it."""
+PLAIN = re.compile(r"[A-Za-z_/][\w./-]*(:/[\w./-]*)?", re.ASCII)
+RESERVED = ("true", "false", "yes", "no", "on", "off", "y", "n", "null")
+"""Words that YAML 1.1 or 1.2 does not read as text."""
+UNPRINTABLE = re.compile("[\x7f-\xa0\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+"""What YAML takes for line breaks, or not at all; JSON has escapes for what is below."""
+
+Setting = str | int | float | bool
+
+
+@frozen
+class Emitted:
+    """Settings to paste.
+
+    Attributes
+    ----------
+    engine
+        Name of the engine.
+    text
+        Files and commands, one option per line.
+    line
+        The same with each command on one line.
+    flags
+        Flags that it holds.
+    missing
+        What the engine has no setting for, in words.
+    """
+
+    engine: str
+    text: str
+    line: str
+    flags: tuple[Flag, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass
+class EngineSettings:
+    """Options, flags and gaps of an engine as its text is written.
+
+    Attributes
+    ----------
+    engine
+        Name of the engine.
+    options
+        Options of its command with their values, in order.
+    used
+        Flags that were written.
+    missing
+        What the engine has no setting for, in words.
+    """
+
+    engine: str
+    options: list[tuple[str, str]] = field(default_factory=list)
+    used: list[Flag] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def use(self, *names: str) -> None:
+        """Note flags that are written outside the command; refuse unknown ones."""
+        self.used += [find_flag(self.engine, name) for name in names]
+
+    def add(self, name: str, value: object = "") -> None:
+        """Add an option to the command; without a value, a switch."""
+        self.use(name)
+        self.options.append((name, str(value)))
+
+    def lack(self, what: str) -> None:
+        """Note something that the engine has no setting for."""
+        self.missing.append(what)
+
+    def command(self, *words: str) -> str:
+        """Return the command that begins with ``words``, with the options added so far."""
+        return write_command(words, self.options)
+
+    def finish(self, text: str) -> Emitted:
+        """Return the finished text with its flags and gaps."""
+        laid_out, line = text.replace(BREAK, " \\\n  "), text.replace(BREAK, " ")
+        return Emitted(self.engine, laid_out, line, tuple(self.used), tuple(self.missing))
+
+
+def write_path(name: str) -> str:
+    """Return a path that no command takes for an option: ``-x`` becomes ``./-x``."""
+    return f"./{name}" if name.startswith("-") else name
+
+
+def write_command(words: tuple[str, ...], options: list[tuple[str, str]]) -> str:
+    """Return a quoted command; an empty value makes an option a switch."""
+    parts = [shlex.join(words)]
+    parts += [shlex.join([name, value] if value else [name]) for name, value in options]
+    return BREAK.join(parts)
+
+
+def write_yaml(settings: Mapping[str, Setting | Mapping[str, Setting]]) -> str:
+    """Return settings as YAML, with mappings in them indented."""
+    lines = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            lines.append(f"{key}:")
+            lines += [f"  {name}: {_yaml_scalar(inner)}" for name, inner in value.items()]
+        else:
+            lines.append(f"{key}: {_yaml_scalar(value)}")
+    return "\n".join(lines)
+
+
+def _yaml_scalar(value: Setting) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, int) or (PLAIN.fullmatch(value) and value.lower() not in RESERVED):
+        return str(value)
+    # a YAML string in double quotes has JSON's escapes, and takes fewer characters as they are
+    text = json.dumps(value, ensure_ascii=False)
+    return UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def write_python(value: Setting | Mapping[str, Setting]) -> str:
+    """Return a value as Python source, strings in double quotes where they hold none."""
+    if isinstance(value, Mapping):
+        inner = (f"{write_python(key)}: {write_python(x)}" for key, x in value.items())
+        return f"{{{', '.join(inner)}}}"
+    if isinstance(value, str) and '"' not in value:
+        return '"' + repr("'" + value)[2:]  # repr takes double quotes where there is a single one
+    return repr(value)
