@@ -6,6 +6,7 @@ import os
 import random
 import stat
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import yaml
 
 from kvsim.cli.values import line_of
 from kvsim.emit.engines import emit
-from kvsim.emit.writing import write_path, write_python, write_yaml
+from kvsim.emit.writing import Setting, write_path, write_python, write_yaml
 from tests.emit.test_emit import served
 
 NAMES = 300
@@ -120,7 +121,8 @@ def test_python_yaml_and_json_read_back_what_was_written() -> None:
         )
         assert isinstance(loaded, ast.Constant) and loaded.value == name
         assert ast.literal_eval(write_python({"a": name, "b": 1})) == {"a": name, "b": 1}
-        settings = {"model": name, "inner": {"draft": name, "share": 0.5, "used": True}}
+        settings: dict[str, Setting | Mapping[str, Setting]] = {}
+        settings |= {"model": name, "inner": {"draft": name, "share": 0.5, "used": True}}
         assert yaml.safe_load(write_yaml(settings)) == settings
         lines = emit("vllm", served("eagle:gamma=3", model=name)).text
         config = lines.rpartition("--speculative-config ")[2]
