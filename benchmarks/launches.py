@@ -22,9 +22,9 @@ from kvsim.engine.roofline import all_ops
 from kvsim.graph import Op, Step
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques import parse
+from kvsim.validate.counter import Kind, NullCounter, Watch
 from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.run import Generation
-from kvsim.validate.tally import Kind, Silent, Watch
 from kvsim.validate.techniques import IMPLEMENTATIONS, small_settings
 from tests.support.pretended import decoder, pretended
 
@@ -46,7 +46,7 @@ MORE = [
 """Further settings of the techniques."""
 
 
-class Kernels(Silent):
+class Kernels(NullCounter):
     """Counts kernels and copies pass by pass, those between ops included."""
 
     def __init__(self) -> None:
@@ -105,7 +105,10 @@ def _launches(text: str, layers: int) -> dict[str, tuple[float, float]]:
     with pretended(interpreted=False):
         small, kernels = decoder(layers), Kernels()
         run = Generation(
-            replace(small, tally=kernels), technique, [list(range(1, PROMPT + 1))] * BATCH, GENERATE
+            replace(small, counter=kernels),
+            technique,
+            [list(range(1, PROMPT + 1))] * BATCH,
+            GENERATE,
         )
         with Watch() as kernels.watch:
             run.complete()

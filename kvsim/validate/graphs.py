@@ -21,7 +21,7 @@ class ReplayedRounds:
 
     def __init__(self, run: Generation) -> None:
         self.run = run
-        self.why = run.impl.eager  # rounds are not replayed; empty where they are
+        self.why = run.impl.eager_reason  # rounds are not replayed; empty where they are
         if run.temperature or run.keep:
             self.why = "tokens are drawn, or logits are kept"
         self.replayed = 0  # rounds so far
@@ -46,7 +46,7 @@ class ReplayedRounds:
         """One round, replayed if ``ready`` has said so."""
         run = self.run
         if self.why:
-            run.impl.round(run)
+            run.impl.decode_round(run)
             return
         key = run.impl.branch(run.cached)
         replay = self._graphs.get(key)

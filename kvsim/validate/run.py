@@ -10,10 +10,10 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.graph import Tier
 from kvsim.techniques.base import Technique
+from kvsim.validate.counter import Kind
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.parts.base import Implementation
-from kvsim.validate.tally import Kind
 from kvsim.validate.techniques import IMPLEMENTATIONS, implement
 from kvsim.validate.transfer import to_device
 
@@ -83,7 +83,7 @@ class Generation:
             self.start()
             while min(self.done) < self.generate:
                 self.rounds.append(self.cached)
-                self.impl.round(self)
+                self.impl.decode_round(self)
             self.resident["decode"] = self.impl.resident_bytes()
         finally:
             self.impl.close()
@@ -94,7 +94,7 @@ class Generation:
         """The prompt, its first token, and what the technique does before the first round."""
         logits = self._prefill()
         self.emit(self.choose(logits), logits=logits)
-        self.impl.between(self)
+        self.impl.after_prompt(self)
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, kind: Kind, ahead: int = 0, fixed: bool = False) -> Tensor:
@@ -105,7 +105,7 @@ class Generation:
         ahead : tokens that earlier passes of this round have appended. [tokens]
         fixed : do what a later round may repeat; see ``Implementation.branch``.
         """
-        self.decoder.tally.begin(kind)
+        self.decoder.counter.begin(kind)
         new = tokens.shape[1]
         first = self._on_device[:, None] + ahead
         positions = first + torch.arange(new, device=first.device)
@@ -114,7 +114,7 @@ class Generation:
         waiting: Callable[[], None] | None = None  # the part before, for its attention
         for layer in range(self.impl.model.layers):
             weights = self.impl.weights(layer, kind)
-            if waiting and not self.impl.answers_late(layer):
+            if waiting and not self.impl.attends_async(layer):
                 waiting = waiting()
             parts = self.impl.tiles(layer)
             for rows in parts:
@@ -127,7 +127,7 @@ class Generation:
                     waiting()
                 waiting = partial(self._left, rest, layer, x[rows], step) if rest else None
                 if not rest:
-                    self.impl.left(layer, x[rows], step)
+                    self.impl.on_layer_output(layer, x[rows], step)
         if waiting:
             waiting()
         return self.decoder.head(x)
@@ -135,12 +135,12 @@ class Generation:
     def _left(self, rest: Callable[[], None], layer: int, hidden: Tensor, step: Pass) -> None:
         """Attention has answered: end the layer."""
         rest()
-        self.impl.left(layer, hidden, step)
+        self.impl.on_layer_output(layer, hidden, step)
 
     def choose(self, logits: Tensor) -> Tensor:
         """A token by each row of logits (..., vocab)."""
-        with self.decoder.tally.op("sample") as marks:
-            marks.reads(logits)
+        with self.decoder.counter.op("sample") as record:
+            record.reads(logits)
             if not self.temperature:
                 return logits.argmax(dim=-1)
             shares = self.shares(logits)
@@ -213,7 +213,7 @@ class Generation:
 
     def _prefill(self) -> Tensor:
         """The pass over all prompts, layer by layer; logits of their last tokens (batch, vocab)."""
-        self.decoder.tally.begin("prefill")
+        self.decoder.counter.begin("prefill")
         device = self.decoder.device
         positions = torch.arange(self.longest, device=device)[None]
         x = self.decoder.embed(self.padded(), positions)
@@ -226,9 +226,9 @@ class Generation:
                     step = self.decoder.step(rows, (start,) * _count(rows), part, "prefill")
                     chunk = x[rows, start : start + size]
                     self.decoder.layer(layer, weights, chunk, step, self.impl.prefill)
-                    self.impl.left(layer, chunk, step)
+                    self.impl.on_layer_output(layer, chunk, step)
         self.resident["prefill"] = self.impl.resident_bytes()
-        self.impl.prompt_read()
+        self.impl.prompt_done()
         last = x[torch.arange(self.batch, device=device), self._on_device - 1]
         return self.decoder.head(last)
 

@@ -19,8 +19,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvsim.validate.counter import NULL_COUNTER, NullCounter
 from kvsim.validate.homes import arena
-from kvsim.validate.tally import SILENT, Silent
 
 WAYS = ("h2d", "d2h")
 
@@ -41,21 +41,21 @@ class Transfers:
 
     Parameters
     ----------
-    tally : told while copies run.
+    counter : told while copies run.
     before : called before every piece of work on a lane; tests delay copies with it.
     """
 
     def __init__(
         self,
         device: torch.device,
-        tally: Silent = SILENT,
+        counter: NullCounter = NULL_COUNTER,
         before: Callable[[], None] | None = None,
     ) -> None:
         self.device = device
         on_cuda, wait = device.type == "cuda", before or _nothing
         self.h2d, self.d2h = (
             _CudaLane(device, way, runs) if on_cuda else _ThreadLane(runs)
-            for way, runs in ((w, partial(_run, wait, partial(tally.moving, w))) for w in WAYS)
+            for way, runs in ((w, partial(_run, wait, partial(counter.moving, w))) for w in WAYS)
         )
         beside = partial(_run, wait, nullcontext)
         self.side = _CudaLane(device, "side", beside) if on_cuda else _ComputeLane(beside)
@@ -63,7 +63,7 @@ class Transfers:
         self._cpu: _ThreadLane | None = None
         self._arena = arena()
 
-    def ask(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def submit(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Queue compute of the CPU beside the GPU's; what is returned waits for its answer."""
         if self._cpu is None:
             self._cpu = _ThreadLane(self._runs)

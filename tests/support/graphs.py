@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from kvsim.validate import transfer
+from kvsim.validate.counter import _composite, uncounted
 from kvsim.validate.kernels import attention_triton, quantise_triton
 from kvsim.validate.kernels.attention import PartialAttention, View, attend_plainly
 from kvsim.validate.kernels.quantise import quantise_plainly
 from kvsim.validate.parts import cells, sides
-from kvsim.validate.tally import _composite, uncounted
 from tests.support.pretended import LAUNCHERS
 
 WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal")

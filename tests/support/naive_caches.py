@@ -48,7 +48,7 @@ class Naive(Implementation):
             until = max(cached - self.lengths[sequence] + 1, 1)  # the prompt's token is sure
             self.sure[sequence] = min(until, self.sure.get(sequence, until))
 
-    def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def store_prompt(self, layer: int, k: Tensor, v: Tensor) -> None:
         self.k[layer] = [k[i, :, :n].clone() for i, n in enumerate(self.lengths)]
         self.v[layer] = [v[i, :, :n].clone() for i, n in enumerate(self.lengths)]
 

@@ -18,6 +18,7 @@ from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode, get_default_nowrap_functions
 from torch.utils._pytree import tree_map
 
+from kvsim.validate.counter import Fused, uncounted
 from kvsim.validate.kernels import (
     attention_triton,
     gather_triton,
@@ -29,7 +30,6 @@ from kvsim.validate.kernels import (
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
 from kvsim.validate.session.deployed import deployed
-from kvsim.validate.tally import Fused, uncounted
 from tests.support.pretended_cuda import GPU, stands_for_cuda
 from tests.support.small_llama import small_llama
 

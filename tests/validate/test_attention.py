@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from kvsim.errors import InputError  # noqa: E402
 from kvsim.validate import homes, transfer  # noqa: E402
+from kvsim.validate.counter import OpRecord  # noqa: E402
 from kvsim.validate.kernels import ranges  # noqa: E402
 from kvsim.validate.model import attention  # noqa: E402
 from kvsim.validate.model.attention import FEW_QUERIES, attend  # noqa: E402
-from kvsim.validate.tally import Marks  # noqa: E402
 from kvsim.validate.transfer import Transfers  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -51,9 +51,9 @@ def test_heads_of_a_group_attend_together(
     q = torch.randn(2, 6, new, 8, dtype=torch.float64)
     k, v = (torch.randn(2, kv_heads, 40, 8, dtype=torch.float64) for _ in "kv")
     seen = torch.rand(masks[0], masks[1] or kv_heads, new, 40) < 0.5
-    assert torch.allclose(attend(Marks(), q, k, v, seen), by_hand(q, k, v, seen))
+    assert torch.allclose(attend(OpRecord(), q, k, v, seen), by_hand(q, k, v, seen))
     everything = torch.ones(1, 1, new, 40, dtype=torch.bool)
-    assert torch.allclose(attend(Marks(), q, k, v, "all"), by_hand(q, k, v, everything))
+    assert torch.allclose(attend(OpRecord(), q, k, v, "all"), by_hand(q, k, v, everything))
 
 
 def test_compute_beside_compute_runs_once_when_it_is_waited_for() -> None:
@@ -90,7 +90,7 @@ def test_attention_of_16_bits_runs_where_amx_meets_older_kernels(
         attention._packs_for_amx.cache_clear()
         names: list[str] = []
         with Seen():  # type: ignore[no-untyped-call]
-            found[capability] = attend(Marks(), q, k, v, "causal")
+            found[capability] = attend(OpRecord(), q, k, v, "causal")
         assert any(fused in name for name in names) == (capability == "AVX512")
     attention._packs_for_amx.cache_clear()
     assert (found["AVX512"] - found["AVX2"]).abs().max() < 0.02
@@ -105,7 +105,7 @@ def test_the_latest_queries_see_up_to_themselves(new: int, kv_heads: int) -> Non
     k, v = (torch.randn(2, kv_heads, 60, 8, dtype=torch.float64) for _ in "kv")
     seen = torch.ones(new, 60, dtype=torch.bool).tril(60 - new)[None, None]
     plain = by_hand(q, k, v, seen)
-    assert torch.allclose(attend(Marks(), q, k, v, "later"), plain)
+    assert torch.allclose(attend(OpRecord(), q, k, v, "later"), plain)
     named = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, attn_mask=attention._bias(q, k), enable_gqa=kv_heads != 4
     )

@@ -16,13 +16,13 @@ from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
+from kvsim.validate.counter import OpCounter
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.graphs import ReplayedRounds
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.run import Generation
 from kvsim.validate.session.deployed import deployed
-from kvsim.validate.tally import Tally
 from kvsim.validate.techniques import IMPLEMENTATIONS, small_settings
 from kvsim.validate.times.replays import Replay
 from kvsim.validate.times.timed import run_timed
@@ -107,7 +107,7 @@ def test_every_other_technique_says_why_not() -> None:
                 continue  # its model is another one
             run = Generation(small, parse(f"{name}:{settings[0]}".rstrip(":")), PROMPTS, 3)
             run.impl.close()
-            assert run.impl.eager, name
+            assert run.impl.eager_reason, name
 
 
 def test_what_cannot_be_captured_goes_on_as_it_was() -> None:
@@ -156,8 +156,8 @@ def test_a_replayed_round_is_predicted_as_what_it_dispatches(text: str) -> None:
     technique = parse(text)
     bytes_of: dict[str, list[tuple[float, float]]] = {"attn": [], "quantise": []}
     with pretended(interpreted=False), torch.inference_mode():
-        tally = Tally()
-        small = replace(decoder(), tally=tally)
+        counter = OpCounter()
+        small = replace(decoder(), counter=counter)
         run = Generation(small, technique, PROMPTS, GENERATE)
         run.start()
         for _ in range(GENERATE - 1):
@@ -166,7 +166,7 @@ def test_a_replayed_round_is_predicted_as_what_it_dispatches(text: str) -> None:
             run.decoded_in_place()
             stated = stated_bytes(technique, replay, small.deployment)
             for name, found in bytes_of.items():
-                counted = tally.passes[-1].ops.get(name)
+                counted = counter.passes[-1].ops.get(name)
                 found.append((stated[name], counted.bytes["hbm"] if counted else 0))
     (attended, read), (packing, packed) = (np.array(found).T for found in bytes_of.values())
     assert packing == pytest.approx(packed)
@@ -189,5 +189,5 @@ def stated_bytes(
     found: dict[str, float] = defaultdict(float)
     for op, times in all_ops(step):
         moved = times * float(np.ravel(op.bytes.get("hbm", 0.0))[0])
-        found[op.name] += moved * replay.often.get(op.name, 1.0)
+        found[op.name] += moved * replay.op_shares.get(op.name, 1.0)
     return found

@@ -14,12 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
+from kvsim.validate.counter import OpCounter
 from kvsim.validate.counts.compare import Comparison, compare
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.bytoken import PACKED_AT_ONCE
 from kvsim.validate.run import Generation
-from kvsim.validate.tally import Tally
 from kvsim.validate.techniques import IMPLEMENTATIONS, small_settings
 from tests.support.decoders import decoder, prompts
 from tests.support.sampled import few
@@ -114,11 +114,11 @@ def counted(text: str, model: str, batch: int, prompt: int, generate: int) -> Co
 
 
 def counted_of(text: str, model: str, given: list[list[int]], generate: int) -> Comparison:
-    counting = replace(short(model), tally=(tally := Tally()))
+    counting = replace(short(model), counter=(counter := OpCounter()))
     run = Generation(counting, parse(text), given, generate)
     run.complete()
     assert counting.deployment
-    return compare(counting.deployment, run, tally)
+    return compare(counting.deployment, run, counter)
 
 
 def drafts(text: str) -> bool:
@@ -208,13 +208,13 @@ def test_a_difference_without_a_name_fails() -> None:
 
 def test_torchs_own_counter_agrees() -> None:
     """FLOPs of a pass outside attention, whose pairs that nobody sees torch counts as well."""
-    one = replace(short("llama"), tally=(tally := Tally()))
+    one = replace(short("llama"), counter=(counter := OpCounter()))
     tokens = torch.tensor(prompts(24))
     with torch.inference_mode(), FlopCounterMode(display=False) as flops:
-        tally.begin("prefill")
+        counter.begin("prefill")
         x = one.embed(tokens, torch.arange(24)[None])
         step = one.step(slice(0, 1), (0,), torch.arange(24)[None], "prefill")
         one.layer(0, one.weights.layers[0], x, step, lambda layer, x, q, k, v, step: q)
         one.head(x)
-    with_tally = sum(count.flops for count in tally.passes[0].ops.values())
+    with_tally = sum(count.flops for count in counter.passes[0].ops.values())
     assert with_tally == flops.get_total_flops() > 0

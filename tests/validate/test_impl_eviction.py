@@ -60,8 +60,8 @@ class Choosing(Naive):
         self.queries = q
         return super().prefill(layer, x, q, k, v, step)
 
-    def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
-        super().filled(layer, k, v)
+    def store_prompt(self, layer: int, k: Tensor, v: Tensor) -> None:
+        super().store_prompt(layer, k, v)
         shared = self.queries.shape[1] // k.shape[1]
         for i, length in enumerate(self.lengths):
             for g in range(k.shape[1]):

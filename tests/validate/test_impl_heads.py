@@ -47,7 +47,7 @@ class States(Full):
         super().__init__(*given)
         self.states: list[list[Tensor]] = [[] for _ in self.lengths]
 
-    def left(self, layer: int, hidden: Tensor, step: Pass) -> None:
+    def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
         if layer == self.model.layers - 1:
             for i, length in enumerate(self.lengths):
                 self.states[i] += list(hidden[i, : length if step.kind == "prefill" else 1].clone())

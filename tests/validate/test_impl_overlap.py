@@ -19,11 +19,11 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
 from kvsim.validate import transfer
+from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.parts import away, cpu_attention, pairs, placing, recomputing, visiting
 from kvsim.validate.run import Generation
-from kvsim.validate.tally import Silent
 from kvsim.validate.transfer import Transfers
 from tests.support.decoders import decoder, prompts
 
@@ -75,8 +75,8 @@ def late(monkeypatch: Any) -> Lateness:
     lateness = Lateness()
 
     class Late(Transfers):
-        def __init__(self, device: torch.device, tally: Silent) -> None:
-            super().__init__(device, tally, before=lateness.wait)
+        def __init__(self, device: torch.device, counter: NullCounter) -> None:
+            super().__init__(device, counter, before=lateness.wait)
             if lateness.storing:
                 self.d2h.close()
                 self.d2h = transfer._ThreadLane(partial(transfer._run, lateness.store, nullcontext))

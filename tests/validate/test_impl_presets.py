@@ -9,6 +9,7 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques import parse
 from kvsim.techniques.papers.kvquant import Kvquant as Settings
+from kvsim.validate.counter import NULL_COUNTER
 from kvsim.validate.kernels.packing import pack, unpack
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.rope import rotate
@@ -16,7 +17,6 @@ from kvsim.validate.parts.cells import on_the_gpu
 from kvsim.validate.parts.normal import levels
 from kvsim.validate.parts.rotated import rotation
 from kvsim.validate.run import Generation
-from kvsim.validate.tally import SILENT
 from kvsim.validate.techniques.kvquant import Kvquant
 from kvsim.validate.techniques.turboquant import Levels
 from tests.support.decoders import decoder, prompts
@@ -95,7 +95,7 @@ def test_kvquant_keeps_outliers_and_packs_keys_without_their_positions() -> None
     m, generator = own.arch.model, torch.Generator().manual_seed(0)
     room = on_the_gpu(2, m.kv_heads, m.head_dim, torch.float32, torch.device("cpu"))
     part = Settings(4, 0.125)
-    cells = Kvquant(part, replace(room, turns=own.turns), 40, SILENT)
+    cells = Kvquant(part, replace(room, turns=own.turns), 40, NULL_COUNTER)
     before, values = torch.randn(2, 2, m.kv_heads, 30, m.head_dim, generator=generator)
     before[:, 1, :, 3] *= 50  # a channel
     keys = rotate(before, *own.turns(torch.arange(30)[None]) or ())

@@ -23,8 +23,8 @@ EXACT = "rank=31"  # of 32 numbers: exact for prompts of up to 31 tokens
 class NaiveShadowkv(Choosing):
     """The chunk least like its mean, two that the mean promises most of, and all since then."""
 
-    def filled(self, layer: int, k: Tensor, v: Tensor) -> None:
-        super().filled(layer, k, v)
+    def store_prompt(self, layer: int, k: Tensor, v: Tensor) -> None:
+        super().store_prompt(layer, k, v)
         self.prompts = {**getattr(self, "prompts", {}), layer: [x.clone() for x in self.k[layer]]}
 
     def attend(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:

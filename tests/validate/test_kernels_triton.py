@@ -73,21 +73,21 @@ def kivi_view(
     v_packed = (lengths - slots).clamp(min=0).int()
     whole = -(-length // 32) * 32
     padded = torch.nn.functional.pad(k, (0, 0, 0, whole - length))
-    tails = []
+    gpu_tensors = []
     for x in (k, v):
         tail = torch.full((batch, kv_heads, slots, head_dim), torch.nan).half()
         for b in range(batch):
             for n in range(max(int(lengths[b]) - slots, 0), int(lengths[b])):
                 tail[b, :, n % slots] = x[b, :, n]
-        tails.append(tail)
+        gpu_tensors.append(tail)
     return View(
         lengths,
         quantise(padded, bits, 32, "channel", "centres" if bits == 1 else "ends"),
         quantise(v, bits, 16, "token"),
         k_packed,
         v_packed,
-        tails[0],
-        tails[1],
+        gpu_tensors[0],
+        gpu_tensors[1],
     )
 
 
@@ -124,8 +124,8 @@ def test_the_hierarchical_pair(shared: int) -> None:
         quantise(v, 4, 64, "token", hierarchical=True),
     )
     count, lengths = torch.tensor([192]).int(), torch.tensor([231]).int()
-    tails = k[:, :, 128:256], v[:, :, 128:256]  # 128 slots: token n in slot n % 128
-    verify = View(lengths, *stores, count, count, *tails)
+    gpu_tensors = k[:, :, 128:256], v[:, :, 128:256]  # 128 slots: token n in slot n % 128
+    verify = View(lengths, *stores, count, count, *gpu_tensors)
     draft = replace(verify, k=stores[0].upper_only(), v=stores[1].upper_only())
     q = noise(1, shared, 3, 64)
     for view, bits in ((verify, 8), (draft, 4)):

@@ -11,6 +11,7 @@ import torch
 from kvsim.prediction.memory import decode_point
 from kvsim.techniques import parse
 from kvsim.validate import homes
+from kvsim.validate.counter import OpCounter, Watch, size
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.counts.compare import compare
 from kvsim.validate.kernels.weights import int4, int4_matrix
@@ -18,7 +19,6 @@ from kvsim.validate.run import Generation
 from kvsim.validate.session.oracles import ORACLES
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.session.work import facts
-from kvsim.validate.tally import Tally, Watch, size
 from tests.support.pretended import decoder, pretended
 from tests.support.pretended_cuda import GPU
 
@@ -31,11 +31,11 @@ def test_work_is_as_stated_and_the_host_never_waits(text: str) -> None:
         small = decoder()
         Generation(small, parse(text), PROMPTS, 3).complete()
         assert seen.waits == 0
-        counting = replace(small, tally=(tally := Tally()))
+        counting = replace(small, counter=(counter := OpCounter()))
         run = Generation(counting, parse(text), PROMPTS, 3)
         run.complete()
         assert small.deployment
-        found = compare(small.deployment, run, tally)
+        found = compare(small.deployment, run, counter)
     decoding = [line for line in found.lines if line.phase == "decode"]
     assert decoding and [line for line in decoding if not line.same_flops] == []
 

@@ -44,12 +44,12 @@ def test_prompts_of_a_large_batch_pass_one_after_another(
     run = Generation(decoder("llama"), parse("full"), prompts(*[20] * count), 1, chunk=chunk)
     attend = run.impl.prefill
 
-    def look(*given: Any) -> Tensor:
+    def observe(*given: Any) -> Tensor:
         step = given[-1]
         seen.append((step.rows.start, step.rows.stop, step.starts[0], step.new))
         return attend(*given)
 
-    with patch.object(run.impl, "prefill", look):
+    with patch.object(run.impl, "prefill", observe):
         run.complete()
     assert seen[:2] == expected
 

@@ -12,6 +12,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.models.model import Model
 from kvsim.techniques import parse
 from kvsim.techniques.base import Technique
+from kvsim.validate.counter import OpCounter
 from kvsim.validate.counts.compare import Comparison, compare
 from kvsim.validate.machine import check_memory, refusals
 from kvsim.validate.model.architecture import Architecture
@@ -27,7 +28,6 @@ from kvsim.validate.model.weights import (
 )
 from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.run import Generation
-from kvsim.validate.tally import Tally
 from kvsim.validate.techniques import IMPLEMENTATIONS, implement, small_settings
 
 TOLERANCE = 1e-3  # of fp32 logits, between ways to order the same sums
@@ -174,20 +174,24 @@ def check(
     counting = _decoder(arch, source, torch.float16, device, work, deployment)
     for i, (t, (same, difference)) in enumerate(agreements.items(), 1):
         yield f"counts {i}/{len(agreements)}: {t}"
-        tally = Tally()
+        counter = OpCounter()
         try:
-            run = Generation(replace(counting, tally=tally), t, prompts, work.generate)
+            run = Generation(replace(counting, counter=counter), t, prompts, work.generate)
             run.complete()
         except refusals() as problem:
             yield CannotRun(t, brief(problem, 200))
         else:
-            yield CheckedTechnique(t, t.exact, same, difference, compare(deployment, run, tally))
+            yield CheckedTechnique(t, t.exact, same, difference, compare(deployment, run, counter))
 
 
 def _decoder(
-    arch: Architecture, source: TensorSource | None, dtype: torch.dtype, device: torch.device,
-    work: RandomPrompts, deployment: Deployment,
-) -> Decoder:  # fmt: skip
+    arch: Architecture,
+    source: TensorSource | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    work: RandomPrompts,
+    deployment: Deployment,
+) -> Decoder:
     if source:
         weights = load_weights(arch, source, device, dtype)
     else:

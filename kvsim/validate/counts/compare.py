@@ -15,8 +15,8 @@ from kvsim.graph import Channel, Number, Step, Tier
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point, phases, prefill_point
 from kvsim.techniques.base import Technique
+from kvsim.validate.counter import OpCounter
 from kvsim.validate.run import Generation
-from kvsim.validate.tally import Tally
 
 PHASES = ("prefill", "between", "decode")
 CHANNELS: tuple[Channel, ...] = ("hbm", "dram", "h2d", "d2h")
@@ -102,11 +102,19 @@ SHARED: dict[str, str] = {
 WINDOWED = "sliding windows are masked: tokens that left one are still kept, moved and read"
 WITH_WINDOWS = dict.fromkeys(
     [
-        "attn", "scores", "topk", "load_kv", "fetch_v", "kv", "kv buffers", "keys", "values",
+        "attn",
+        "scores",
+        "topk",
+        "load_kv",
+        "fetch_v",
+        "kv",
+        "kv buffers",
+        "keys",
+        "values",
         "value buffers",
     ],
     WINDOWED,
-)  # fmt: skip
+)
 """Ops and buffers that differ where a context is longer than a layer's window."""
 UNEVEN = dict.fromkeys(
     ("attn", "load_kv", "store_kv", "dequantise"),
@@ -133,8 +141,8 @@ class Comparison:
         return all(x.holds for x in self.lines) and all(x.holds for x in self.buffers)
 
 
-def compare(deployment: Deployment, run: Generation, tally: Tally) -> Comparison:
-    """A complete run, counted by ``tally``, beside what its technique states.
+def compare(deployment: Deployment, run: Generation, counter: OpCounter) -> Comparison:
+    """A complete run, counted by ``counter``, beside what its technique states.
 
     Parameters
     ----------
@@ -142,7 +150,7 @@ def compare(deployment: Deployment, run: Generation, tally: Tally) -> Comparison
     """
     technique = as_run(run)
     stated = _stated(technique, deployment, run)
-    counted = _counted(tally)
+    counted = _counted(counter)
     windows = [shape.window for shape in run.impl.shapes if shape.window]
     outgrown = bool(windows) and min(windows) < run.longest + run.generate
     uneven = any(min(cached) < max(cached) for cached in run.rounds)
@@ -153,8 +161,8 @@ def compare(deployment: Deployment, run: Generation, tally: Tally) -> Comparison
         for op in {**stated[phase], **counted[phase]}:
             work = counted[phase].get(op, CountedWork())
             predicted = stated[phase].get(op, CountedWork())
-            if phase == "decode" and op in run.impl.every:
-                predicted = predicted.times(_as_often(run, run.impl.every[op]))
+            if phase == "decode" and op in run.impl.op_periods:
+                predicted = predicted.times(_as_often(run, run.impl.op_periods[op]))
             lines.append(Line(phase, op, predicted, work, reasons.get(op, "")))
     return Comparison(technique, tuple(lines), tuple(_buffers(technique, deployment, run, reasons)))
 
@@ -218,9 +226,9 @@ def _sum(steps: Iterable[Step]) -> dict[str, CountedWork]:
     return total
 
 
-def _counted(tally: Tally) -> dict[str, dict[str, CountedWork]]:
+def _counted(counter: OpCounter) -> dict[str, dict[str, CountedWork]]:
     phases: dict[str, dict[str, CountedWork]] = {phase: {} for phase in PHASES}
-    for one in tally.passes:
+    for one in counter.passes:
         phase = phases[one.kind if one.kind in phases else "decode"]
         for name, count in one.ops.items():
             phase.setdefault(name, CountedWork()).add(count.flops, count.bytes, count.launches)

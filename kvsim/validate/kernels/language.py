@@ -20,7 +20,7 @@ import triton.language as tl
 from triton.errors import TritonError
 
 from kvsim.errors import InputError
-from kvsim.validate.tally import Fused
+from kvsim.validate.counter import Fused
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 

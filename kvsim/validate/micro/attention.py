@@ -9,9 +9,9 @@ from torch import Tensor
 
 from kvsim.frozen import frozen
 from kvsim.graph import Op
+from kvsim.validate.counter import OpRecord
 from kvsim.validate.micro.place import Bench, Call, Work
 from kvsim.validate.model.attention import Seen, attend
-from kvsim.validate.tally import Marks
 
 HEADS = ((9, 3, 64), (32, 32, 128), (32, 8, 128))
 """Heads, KV heads and head dim of SmolLM2-135M, Llama-2-7B and Llama-3-8B."""
@@ -54,9 +54,13 @@ class Shape:
     def case(self) -> dict[str, object]:
         """What tells it from others."""
         return {
-            "batch": self.batch, "heads": self.heads, "kv_heads": self.kv_heads, "dim": self.dim,
-            "tokens": self.tokens, "new": self.new,
-        }  # fmt: skip
+            "batch": self.batch,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "dim": self.dim,
+            "tokens": self.tokens,
+            "new": self.new,
+        }
 
 
 def shapes(place: Bench) -> Iterator[Shape]:
@@ -79,10 +83,12 @@ def works(place: Bench) -> Iterator[Work]:
         moved = float(NUMBER * shape.kv_numbers + shape.query_bytes)
         if place.fits(moved) and shape.flops <= place.most_flops / 10:
             op = Op(
-                "attn", kernel="prompt" if shape.new == shape.tokens else "attention",
-                flops=shape.flops, bytes={"hbm": moved},
+                "attn",
+                kernel="prompt" if shape.new == shape.tokens else "attention",
+                flops=shape.flops,
+                bytes={"hbm": moved},
                 size=float(shape.new),
-            )  # fmt: skip
+            )
             yield Work(shape.case, op, partial(_calls, place, shape))
 
 
@@ -97,7 +103,7 @@ def _calls(place: Bench, shape: Shape) -> Iterator[Sequence[Call]]:
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Call:
         seen: Seen = "all" if s.new == 1 else "causal" if s.new == s.tokens else _mask(q, s)
-        return lambda: attend(Marks(), q, k, v, seen)
+        return lambda: attend(OpRecord(), q, k, v, seen)
 
     first = inputs()
     yield [call(*each) for each in place.turns(first, first, inputs)]

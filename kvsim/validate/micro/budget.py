@@ -18,8 +18,13 @@ from kvsim.validate.micro.timing import FEWEST, GROUP
 
 LEAST = 4  # works that a benchmark keeps, whatever they take
 LEAST_REQUIRED: Mapping[str, int] = {
-    "memory": 2, "host": 1, "gemm": 5, "host_gemm": 3, "h2d": 3, "d2h": 3,
-}  # fmt: skip
+    "memory": 2,
+    "host": 1,
+    "gemm": 5,
+    "host_gemm": 3,
+    "h2d": 3,
+    "d2h": 3,
+}
 """Benchmarks that no profile is without, and the works (or pairs) that each needs at least."""
 SETUP = 2e-3  # around each work: allocations, threads that start [s]
 LAUNCH = 2e-5  # of an op's kernels on the host [s]

@@ -5,9 +5,13 @@ from contextlib import contextmanager
 from threading import Event, Lock, Thread
 
 FIELDS = (
-    "driver_version", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw",
+    "driver_version",
+    "clocks.sm",
+    "clocks.mem",
+    "temperature.gpu",
+    "power.draw",
     "clocks_throttle_reasons.active",
-)  # fmt: skip
+)
 """What ``nvidia-smi --query-gpu`` is asked."""
 EVERY = 1.0  # [s]
 

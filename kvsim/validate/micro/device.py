@@ -25,11 +25,23 @@ NEEDED = 2**31  # a suite with little less memory would measure caches [B]
 MOST = 2**33  # what one work's inputs may take [B]
 BUSY = 0.1  # share of a GPU's memory that others may hold
 QUERY = (
-    "name", "uuid", "driver_version", "memory.total", "power.limit", "power.default_limit",
-    "clocks.sm", "clocks.max.sm", "clocks.mem", "ecc.mode.current", "pcie.link.gen.current",
-    "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max", "temperature.gpu",
+    "name",
+    "uuid",
+    "driver_version",
+    "memory.total",
+    "power.limit",
+    "power.default_limit",
+    "clocks.sm",
+    "clocks.max.sm",
+    "clocks.mem",
+    "ecc.mode.current",
+    "pcie.link.gen.current",
+    "pcie.link.gen.max",
+    "pcie.link.width.current",
+    "pcie.link.width.max",
+    "temperature.gpu",
     "clocks_throttle_reasons.active",
-)  # fmt: skip
+)
 """What ``nvidia-smi --query-gpu`` is asked."""
 HBM_BUS = 1024  # bits that a bus of HBM has at least
 HBM_CARDS = r"HBM|\b(P100|V100|A30|A100|A800|H20|H100|H200|H800|GH200|B100|B200|GB200|B300)\b"

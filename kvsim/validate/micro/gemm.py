@@ -47,9 +47,13 @@ def product(place: Bench, dtype: str, rows: int, inputs: int, outputs: int) -> W
     wide = 2 if dtype == "fp8" else 4 if dtype == "int8" else each  # per number of the result
     moved = each * (inputs * outputs + rows * inputs) + wide * rows * outputs
     op = Op(
-        "product", kernel="gemm", flops=2.0 * rows * inputs * outputs,
-        bytes={"hbm": float(moved)}, size=float(rows), dtype=dtype,
-    )  # fmt: skip
+        "product",
+        kernel="gemm",
+        flops=2.0 * rows * inputs * outputs,
+        bytes={"hbm": float(moved)},
+        size=float(rows),
+        dtype=dtype,
+    )
     case = {"dtype": dtype, "rows": rows, "inputs": inputs, "outputs": outputs}
     return Work(case, op, lambda: _calls(place, dtype, rows, inputs, outputs))
 

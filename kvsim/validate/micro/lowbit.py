@@ -34,9 +34,12 @@ def _work(place: Bench, shape: Shape, bits: int) -> Iterator[Work]:
     moved = shape.kv_numbers * Format(bits, GROUP).number + shape.query_bytes
     if place.fits(moved) and not (place.on_cpu and shape.kv_numbers > MOST_ON_CPU):
         op = Op(
-            "attn", kernel="lowbit", flops=shape.flops, bytes={"hbm": float(moved)},
+            "attn",
+            kernel="lowbit",
+            flops=shape.flops,
+            bytes={"hbm": float(moved)},
             size=float(shape.new),
-        )  # fmt: skip
+        )
         yield Work(shape.case | {"bits": bits}, op, lambda: _calls(place, shape, bits))
 
 

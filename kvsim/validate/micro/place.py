@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvsim.frozen import frozen
 from kvsim.graph import Op
-from kvsim.validate.tally import size
+from kvsim.validate.counter import size
 
 Call = Callable[[], object]
 T = TypeVar("T")

@@ -26,9 +26,12 @@ def works(place: Bench) -> Iterator[Work]:
             for way in ("gathered", "selected, then copied"):
                 fetched = 2.0 * rows if way == "gathered" else 0.0
                 op = Op(
-                    "rows", "h2d", "copy", rows=fetched,
+                    "rows",
+                    "h2d",
+                    "copy",
+                    rows=fetched,
                     bytes={"h2d": moved, "hbm": moved, "dram": moved},
-                )  # fmt: skip
+                )
                 case = {"way": way, "rows": rows, "dim": dim}
                 yield Work(case, op, partial(_calls, place, way, rows, dim), "lanes")
 

@@ -136,9 +136,14 @@ def of_runs(
 
 
 def _samples(
-    deployment: Deployment, technique: Technique, work: RandomPrompts, phase: str, step: Step,
-    runs: list[list[dict[str, float]]], hosts: list[dict[str, float]],
-) -> Iterator[Sample]:  # fmt: skip
+    deployment: Deployment,
+    technique: Technique,
+    work: RandomPrompts,
+    phase: str,
+    step: Step,
+    runs: list[list[dict[str, float]]],
+    hosts: list[dict[str, float]],
+) -> Iterator[Sample]:
     """One sample per op that is stated once per layer or in the head, as it was timed there."""
     for name, (op, times) in stated(step).items():
         found = [[ops[name] / times for ops in passes if name in ops] for passes in runs]
@@ -172,16 +177,28 @@ def _scalar(op: Op) -> Op:
 
     moved = {channel: one(n) for channel, n in op.bytes.items()}
     return replace(
-        op, flops=one(op.flops), bytes=moved, rows=one(op.rows), size=one(op.size),
-        launches=one(op.launches), fixed=0.0, after=(), ahead=False, sync=False,
-    )  # fmt: skip
+        op,
+        flops=one(op.flops),
+        bytes=moved,
+        rows=one(op.rows),
+        size=one(op.size),
+        launches=one(op.launches),
+        fixed=0.0,
+        after=(),
+        ahead=False,
+        sync=False,
+    )
 
 
 def _case(
     deployment: Deployment, technique: Technique, work: RandomPrompts, phase: str
 ) -> dict[str, object]:
     return {
-        "technique": str(technique), "phase": phase, "model": deployment.model.name,
+        "technique": str(technique),
+        "phase": phase,
+        "model": deployment.model.name,
         "layers": deployment.model.layers,
-        "batch": work.batch, "prompt": work.prompt, "graphs": "no",  # ops are timed one by one
-    }  # fmt: skip
+        "batch": work.batch,
+        "prompt": work.prompt,
+        "graphs": "no",  # ops are timed one by one
+    }

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kvsim.frozen import frozen
 from kvsim.models.model import Model
+from kvsim.validate.counter import Kind, OpRecord
 from kvsim.validate.kernels.blockwise import products, weighted
 from kvsim.validate.kernels.ranges import ranges
-from kvsim.validate.tally import Kind, Marks
 
 
 @frozen
@@ -79,7 +79,7 @@ def visible(step: Pass, held: Tensor | int, window: int | None = None) -> Seen:
     return seen if window is None else seen & (keys > queries - window)
 
 
-def attend(marks: Marks, queries: Tensor, keys: Tensor, values: Tensor, seen: Seen) -> Tensor:
+def attend(record: OpRecord, queries: Tensor, keys: Tensor, values: Tensor, seen: Seen) -> Tensor:
     """Softmax attention, (sequences, heads, new, dim) over (sequences, KV heads, slots, dim).
 
     Reads queries, keys and values once and writes the output: scores stay on the chip.
@@ -94,9 +94,9 @@ def attend(marks: Marks, queries: Tensor, keys: Tensor, values: Tensor, seen: Se
         out = _by_group(queries, keys, values, seen)
     else:
         out = _by_head(queries, keys, values, seen)
-    marks.reads(queries, keys, values)
-    marks.writes(out)
-    marks.visible(queries.shape[2], keys.shape[2], given)
+    record.reads(queries, keys, values)
+    record.writes(out)
+    record.visible(queries.shape[2], keys.shape[2], given)
     return out
 
 

@@ -13,11 +13,11 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
 from kvsim.machines.deployment import Deployment
+from kvsim.validate.counter import NULL_COUNTER, Kind, NullCounter
 from kvsim.validate.model.architecture import POSITION_OFFSET, Architecture
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.rope import rotate
 from kvsim.validate.model.weights import LayerWeights, Matrix, Norm, Weights, build
-from kvsim.validate.tally import SILENT, Kind, Silent
 
 Answer = Callable[[], Tensor]
 """Waits for attention that another processor is at."""
@@ -43,7 +43,7 @@ class Decoder:
     arch: Architecture
     weights: Weights
     length: int  # positions it is made for [tokens]
-    tally: Silent = SILENT
+    counter: NullCounter = NULL_COUNTER
     deployment: Deployment | None = None  # for techniques that weigh copies against compute
     _turns: tuple[Tensor, Tensor] | None = field(init=False, default=None)
 
@@ -75,13 +75,13 @@ class Decoder:
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Tokens (sequences, new) to hidden states (sequences, new, hidden)."""
-        with self.tally.op("sample") as marks:
+        with self.counter.op("sample") as record:
             x = F.embedding(tokens, self.weights.embedding)
-            marks.reads(x)
+            record.reads(x)
             if self.weights.positions is not None:
                 x += F.embedding(positions + POSITION_OFFSET, self.weights.positions)
-                marks.reads(x)  # a row of positions per token
-            marks.writes(x)
+                record.reads(x)  # a row of positions per token
+            record.writes(x)
         return x
 
     def layer(
@@ -124,10 +124,10 @@ class Decoder:
 
     def head(self, tensor: Tensor) -> Tensor:
         """Hidden states (..., hidden) to logits (..., vocab)."""
-        with self.tally.op("sample") as marks:
+        with self.counter.op("sample") as record:
             normed = self.weights.norm(tensor)
-            marks.reads(tensor)
-            marks.writes(normed)
+            record.reads(tensor)
+            record.writes(normed)
         return self._multiply("lm_head", self.weights.head, normed)
 
     def keys_values(
@@ -151,12 +151,12 @@ class Decoder:
         q, k, v = self._split(qkv, m.heads * m.head_dim, m.k_width, m.v_width)
         if not (weights.q_norm or step.turns):
             return q, k, v
-        with self.tally.op("pointwise") as marks:
-            marks.reads(q, k)
+        with self.counter.op("pointwise") as record:
+            record.reads(q, k)
             q, k = _normed(weights.q_norm, q), _normed(weights.k_norm, k)
             if step.turns:
                 q, k = rotate(q, *step.turns), rotate(k, *step.turns)
-            marks.writes(q, k)
+            record.writes(q, k)
         return q, k, v
 
     def _split(self, tensor: Tensor, *widths: int) -> tuple[Tensor, ...]:
@@ -166,35 +166,35 @@ class Decoder:
         return tuple(p.view(*p.shape[:2], -1, dim).transpose(1, 2) for p in parts)
 
     def _norm(self, norm: Norm, tensor: Tensor) -> Tensor:
-        with self.tally.op("pointwise") as marks:
+        with self.counter.op("pointwise") as record:
             out = norm(tensor)
-            marks.reads(tensor)
-            marks.writes(out)
+            record.reads(tensor)
+            record.writes(out)
         return out
 
     def _add(self, tensor: Tensor, change: Tensor) -> None:
-        with self.tally.op("pointwise") as marks:
-            marks.reads(tensor, change)
-            marks.writes(tensor)
+        with self.counter.op("pointwise") as record:
+            record.reads(tensor, change)
+            record.writes(tensor)
             tensor += change
 
     def _activate(self, wide: Tensor) -> Tensor:
         activation = ACTIVATIONS[self.arch.activation]
-        with self.tally.op("pointwise") as marks:
+        with self.counter.op("pointwise") as record:
             if self.arch.model.gated:
                 gate, up = wide.chunk(2, dim=-1)
                 out = activation(gate).mul_(up)
             else:
                 out = activation(wide)
-            marks.reads(wide)
-            marks.writes(out)
+            record.reads(wide)
+            record.writes(out)
         return out
 
     def _multiply(self, name: str, matrix: Matrix, tensor: Tensor) -> Tensor:
-        with self.tally.op(name) as marks:
+        with self.counter.op(name) as record:
             out = matrix(tensor)
-            marks.reads(tensor, *matrix.tensors())
-            marks.writes(out)
+            record.reads(tensor, *matrix.tensors())
+            record.writes(out)
         return out
 
 

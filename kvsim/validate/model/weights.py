@@ -128,13 +128,29 @@ class Names:
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 LLAMA = Names(
-    "model.", "embed_tokens", "layers.{}.", "input_layernorm", _QKV, "self_attn.o_proj",
-    "post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj", "norm",
-)  # fmt: skip
+    "model.",
+    "embed_tokens",
+    "layers.{}.",
+    "input_layernorm",
+    _QKV,
+    "self_attn.o_proj",
+    "post_attention_layernorm",
+    ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.down_proj",
+    "norm",
+)
 OPT = Names(
-    "model.decoder.", "embed_tokens", "layers.{}.", "self_attn_layer_norm", _QKV,
-    "self_attn.out_proj", "final_layer_norm", ("fc1",), "fc2", "final_layer_norm",
-)  # fmt: skip
+    "model.decoder.",
+    "embed_tokens",
+    "layers.{}.",
+    "self_attn_layer_norm",
+    _QKV,
+    "self_attn.out_proj",
+    "final_layer_norm",
+    ("fc1",),
+    "fc2",
+    "final_layer_norm",
+)
 
 
 def build(arch: Architecture, get: Get) -> Weights:

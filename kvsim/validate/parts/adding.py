@@ -3,16 +3,22 @@
 import torch
 from torch import Tensor
 
+from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Pass, visible
 from kvsim.validate.parts.base import query_ranges
 from kvsim.validate.parts.weights import scores, weigh
-from kvsim.validate.tally import Silent
 
 
 def attend_and_add(
-    tally: Silent, queries: Tensor, keys: Tensor, values: Tensor, sums: Tensor, step: Pass,
-    counts: Tensor, room: int,
-) -> Tensor:  # fmt: skip
+    counter: NullCounter,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    sums: Tensor,
+    step: Pass,
+    counts: Tensor,
+    room: int,
+) -> Tensor:
     """Attention of a chunk, whose scores are added to the sums in place.
 
     Parameters
@@ -26,20 +32,20 @@ def attend_and_add(
     assert isinstance(seen, Tensor)
     outs, per_query = [], queries.shape[0] * queries.shape[1] * keys.shape[2]
     for some in query_ranges(step.new, per_query, queries.device, room):
-        with tally.op("attn") as marks:
+        with counter.op("attn") as record:
             weights = scores(queries[:, :, some], keys, seen[:, :, some]).to(queries.dtype)
             outs.append(weigh(weights, values))
-            marks.visible(weights.shape[2], keys.shape[2], seen[:, :, some])
-        with tally.op("scores") as marks:
+            record.visible(weights.shape[2], keys.shape[2], seen[:, :, some])
+        with counter.op("scores") as record:
             weights *= counts[:, None, some, None]
             sums += weights.sum(2, dtype=torch.float32)
-            marks.reads(weights)
-            marks.writes(weights)
+            record.reads(weights)
+            record.writes(weights)
     out = torch.cat(outs, dim=2) if len(outs) > 1 else outs[0]
-    with tally.op("attn") as marks:
-        marks.reads(queries, keys, values)
-        marks.writes(out)
-    with tally.op("scores") as marks:
-        marks.reads(sums)
-        marks.writes(sums)
+    with counter.op("attn") as record:
+        record.reads(queries, keys, values)
+        record.writes(out)
+    with counter.op("scores") as record:
+        record.reads(sums)
+        record.writes(sums)
     return out

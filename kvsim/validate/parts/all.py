@@ -1,9 +1,9 @@
 """Every token is kept and read."""
 
-from kvsim.validate.parts.selecting import Selecting
+from kvsim.validate.parts.selecting import LayerCache
 
 
-class All(Selecting):
+class All(LayerCache):
     """What selections do if they do nothing."""
 
     replays = True

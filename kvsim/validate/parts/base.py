@@ -30,10 +30,10 @@ are padded behind their end. A pass appends at ``step.starts`` (host) or ``step.
 (device). Nothing is rolled back: until ``run.emit`` says which tokens stay, the next pass starts
 where this one did and overwrites what it appended.
 
-Counting: work is done inside ``with self.tally.op(name) as marks`` under the names that
-``kvsim/techniques`` states, and ``marks.reads`` and ``marks.writes`` take the tensors that the op
+Counting: work is done inside ``with self.counter.op(name) as record`` under the names that
+``kvsim/techniques`` states, and ``record.reads`` and ``record.writes`` take the tensors that the op
 reads and writes as the algorithm defines it (``attention.attend`` does so itself). Copies between
-tiers are noted by ``self.tally.copy`` in the pass that uses them.
+tiers are noted by ``self.counter.copy`` in the pass that uses them.
 """
 
 from collections.abc import Hashable, Iterator, Mapping
@@ -45,11 +45,11 @@ from torch import Tensor
 from kvsim.frozen import frozen
 from kvsim.graph import Tier
 from kvsim.techniques.base import Technique
+from kvsim.validate.counter import Kind, NullCounter, size
 from kvsim.validate.kernels.ranges import NUMBERS, ranges
 from kvsim.validate.model.attention import Pass, attend, visible
 from kvsim.validate.model.decoder import Answer, Decoder
 from kvsim.validate.model.weights import LayerWeights
-from kvsim.validate.tally import Kind, Silent, size
 
 if TYPE_CHECKING:
     from kvsim.validate.run import Generation
@@ -76,11 +76,11 @@ class Implementation:
     differences: ClassVar[dict[str, str]] = {}
     """Ops and buffers that really differ from what the technique states, and why."""
 
-    eager = "what a round does follows from what earlier ones have cached"
+    eager_reason = "what a round does follows from what earlier ones have cached"
     """Why rounds are not replayed as a CUDA graph; empty where they are, see ``branch``."""
 
     @property
-    def every(self) -> dict[str, int]:
+    def op_periods(self) -> dict[str, int]:
         """Ops done whenever a cache has grown by so many tokens; the prediction spreads them."""
         return {}
 
@@ -103,9 +103,9 @@ class Implementation:
         self._scratch: tuple[Tensor, Tensor] | None = None
 
     @property
-    def tally(self) -> Silent:
+    def counter(self) -> NullCounter:
         """Where ops are counted."""
-        return self.decoder.tally
+        return self.decoder.counter
 
     # hooks
 
@@ -117,36 +117,36 @@ class Implementation:
         if self._scratch is None or len(self._scratch[0]) < count:
             self._scratch = self.empty(self.prompt, count), self.empty(self.prompt, count)
         cached_keys, cached_values = (room[:count] for room in self._scratch)
-        with self.tally.op("attn") as marks:
+        with self.counter.op("attn") as record:
             put(cached_keys, keys, step)
             put(cached_values, values, step)
-            marks.writes(keys, values)
+            record.writes(keys, values)
         stop = step.length
         keys, values = (room[step.rows, :, :stop] for room in (cached_keys, cached_values))
         out = self.attend_prompt(layer, queries, keys, values, step)
         if stop == self.prompt and step.rows.stop == count:
-            self.filled(layer, cached_keys, cached_values)
+            self.store_prompt(layer, cached_keys, cached_values)
         return out
 
     def attend_prompt(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
         """Attention of a chunk over the prompt so far, (batch, KV heads, tokens, dim)."""
-        with self.tally.op("attn") as marks:
+        with self.counter.op("attn") as record:
             seen = visible(step, step.length, self.shapes[layer].window)
-            return attend(marks, queries, keys, values, seen)
+            return attend(record, queries, keys, values, seen)
 
-    def filled(self, layer: int, keys: Tensor, values: Tensor) -> None:
+    def store_prompt(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store a layer's prompt (batch, KV heads, longest prompt, dim), to be overwritten after.
 
         Beyond a sequence's own length it holds numbers that no query may see.
         """
         raise NotImplementedError
 
-    def between(self, run: "Generation") -> None:
+    def after_prompt(self, run: "Generation") -> None:
         """What is done once, after the prompt and before the first round."""
 
-    def round(self, run: "Generation") -> None:
+    def decode_round(self, run: "Generation") -> None:
         """One decoding round: here one token per sequence."""
         logits = run.forward(run.last[:, None], "decode")
         run.emit(run.choose(logits), logits=logits)
@@ -160,11 +160,11 @@ class Implementation:
         return ()
 
     @property
-    def reads_room(self) -> bool:
+    def reads_all_slots(self) -> bool:
         """Whether attention of a replayed round reads the whole room of a cache, under a mask."""
         return True
 
-    def often(self, cached: list[int]) -> Mapping[str, float]:
+    def op_shares(self, cached: list[int]) -> Mapping[str, float]:
         """How much of ops the round after so many cached tokens does; a prediction takes 1."""
         return {}
 
@@ -174,7 +174,7 @@ class Implementation:
         """Attention of new tokens; see ``decoder.Attend`` for the shapes."""
         raise NotImplementedError
 
-    def left(self, layer: int, hidden: Tensor, step: Pass) -> None:
+    def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
         """A pass has left a layer with these hidden states (sequences, new, hidden)."""
 
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
@@ -202,16 +202,16 @@ class Implementation:
         """
         return self.tiles(layer)
 
-    def prompts_apart(self, part: slice, most: int) -> list[slice]:
+    def whole_prompt_tiles(self, part: slice, most: int) -> list[slice]:
         """As many whole prompts of a part as have so many tokens, or one, which goes in chunks."""
         each = max(1, most // self.prompt)
         return [slice(i, min(i + each, part.stop)) for i in range(part.start, part.stop, each)]
 
-    def answers_late(self, layer: int) -> bool:
+    def attends_async(self, layer: int) -> bool:
         """Whether the part before may still wait for its attention when this layer starts."""
         return False
 
-    def prompt_read(self) -> None:
+    def prompt_done(self) -> None:
         """Every layer has read the prompt: free what only that needed."""
         self._scratch = None
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvsim.validate.parts.composed import Composed
 
 
-class Beside:
+class DraftLayers:
     """What they cost is real, what they propose is not.
 
     Parameters
@@ -26,7 +26,7 @@ class Beside:
     def __init__(self, run: "Composed", arch: Architecture) -> None:
         target = run.decoder
         self.weights = random_weights(arch, target.device, target.dtype)
-        self.decoder = Decoder(arch, self.weights, target.length, target.tally)
+        self.decoder = Decoder(arch, self.weights, target.length, target.counter)
         self.cache = Full(parse("full"), self.decoder, run.lengths, run.capacity - run.prompt)
 
     def positions(self, begins: list[int], new: int) -> Tensor:

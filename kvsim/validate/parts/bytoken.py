@@ -9,20 +9,20 @@ from torch import Tensor
 
 from kvsim.frozen import frozen
 from kvsim.techniques.axes import Storage
+from kvsim.validate.counter import NullCounter, OpRecord
 from kvsim.validate.kernels.attention import View, unpacks
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.kernels.stores import Store
 from kvsim.validate.model.attention import Seen, attend
 from kvsim.validate.parts.cells import (
     CacheRoom,
-    Cells,
-    Spot,
+    KvStore,
+    SlotRange,
     Widths,
-    look_packed,
+    attend_packed,
     shares,
 )
 from kvsim.validate.parts.weights import scores, weigh
-from kvsim.validate.tally import Marks, Silent
 
 PACKED_AT_ONCE = {
     "attn": "new keys and values are packed as they come; the prediction also writes them in fp16"
@@ -62,11 +62,11 @@ class Plain(Codec):
 
     def store(self, parts: list[Tensor]) -> Store:
         """As rows of 16 bits."""
-        return Coded.of(parts, 16, lambda parts: parts[0].float())
+        return EncodedRows.of(parts, 16, lambda parts: parts[0].float())
 
 
 @frozen
-class Coded(Store):
+class EncodedRows(Store):
     """Rows that a function widens; kernels that unpack by themselves do not know them."""
 
     fused: ClassVar[bool] = False
@@ -74,15 +74,17 @@ class Coded(Store):
     more: tuple[Tensor, ...] = ()  # further parts of a row
 
     @classmethod
-    def of(cls, parts: list[Tensor], bits: int, widen: Callable[[list[Tensor]], Tensor]) -> "Coded":
+    def of(
+        cls, parts: list[Tensor], bits: int, widen: Callable[[list[Tensor]], Tensor]
+    ) -> "EncodedRows":
         """A store of these parts."""
         first, none = parts[0], parts[0][..., :0]
         return cls(first, none, none, bits, 1, "token", widen=widen, more=tuple(parts[1:]))
 
-    def sequences(self, part: slice) -> "Coded":
+    def sequences(self, part: slice) -> "EncodedRows":
         """Those of some sequences, without a copy."""
         assert self.widen is not None
-        return Coded.of([t[part] for t in (self.codes, *self.more)], self.bits, self.widen)
+        return EncodedRows.of([t[part] for t in (self.codes, *self.more)], self.bits, self.widen)
 
     def numbers(self, start: int = 0, stop: int | None = None) -> Tensor:
         """Rows ``start`` to ``stop`` widened, in fp32."""
@@ -133,42 +135,42 @@ class TokenRows:
             return parts[0]
         return torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=-1)
 
-    def fill(self, marks: Marks, numbers: Tensor) -> None:
+    def fill(self, record: OpRecord, numbers: Tensor) -> None:
         """A prompt to the first rows."""
-        self._note(marks, numbers, made := self.codec.encode(numbers))
+        self._note(record, numbers, made := self.codec.encode(numbers))
         for mine, new in zip(self.parts, made, strict=True):
             mine[:, :, : new.shape[2]] = new
 
-    def write(self, marks: Marks, numbers: Tensor, spot: Spot) -> None:
+    def write(self, record: OpRecord, numbers: Tensor, span: SlotRange) -> None:
         """New tokens (sequences, KV heads, new, dim) to their slots."""
-        self._note(marks, numbers, made := self.codec.encode(numbers))
-        self.put(made, spot)
+        self._note(record, numbers, made := self.codec.encode(numbers))
+        self.put(made, span)
 
-    def put(self, made: list[Tensor], spot: Spot) -> None:
+    def put(self, made: list[Tensor], span: SlotRange) -> None:
         """Parts of new tokens to their slots."""
         for mine, new in zip(self.parts, made, strict=True):
-            if spot.first is not None:
-                mine[:, :, spot.first : spot.first + spot.new] = new
+            if span.first is not None:
+                mine[:, :, span.first : span.first + span.new] = new
             else:
-                sequences = torch.arange(len(spot.ends), device=mine.device)[:, None]
-                mine[sequences, :, spot.slots] = new.transpose(1, 2)
+                sequences = torch.arange(len(span.ends), device=mine.device)[:, None]
+                mine[sequences, :, span.slots] = new.transpose(1, 2)
 
-    def move(self, marks: Marks, source: Tensor, target: Tensor) -> None:
+    def move(self, record: OpRecord, source: Tensor, target: Tensor) -> None:
         """A row of every sequence (sequences, KV heads, 1), from one slot to another."""
         for part in self.parts:
             rows = part.gather(2, source[..., None].expand(-1, -1, -1, part.shape[3]))
             part.scatter_(2, target[..., None].expand(-1, -1, -1, part.shape[3]), rows)
-            marks.reads(rows)
-            marks.writes(rows)
+            record.reads(rows)
+            record.writes(rows)
 
     def at(self, index: Tensor) -> Tensor:
         """Numbers of the rows ``index`` (sequences, KV heads, n)."""
         return self.widened([rows_at(part, index) for part in self.parts])
 
-    def gathered(self, marks: Marks, index: Tensor) -> Tensor:
+    def gathered(self, record: OpRecord, index: Tensor) -> Tensor:
         """The same, counted as what attention reads."""
         parts = [rows_at(part, index) for part in self.parts]
-        marks.reads(*parts)
+        record.reads(*parts)
         return self.widened(parts)
 
     def widened(self, parts: list[Tensor]) -> Tensor:
@@ -185,13 +187,13 @@ class TokenRows:
         """The rows in use."""
         return [part[i, :, :end] for i, end in enumerate(ends) for part in self.parts]
 
-    def _note(self, marks: Marks, numbers: Tensor, made: list[Tensor]) -> None:
+    def _note(self, record: OpRecord, numbers: Tensor, made: list[Tensor]) -> None:
         if not self.plain:
-            marks.reads(numbers)
-        marks.writes(*made)
+            record.reads(numbers)
+        record.writes(*made)
 
 
-class ByToken(Cells):
+class PerTokenCache(KvStore):
     """Keys and values in rows of their own; subclasses say how they are encoded.
 
     Parameters
@@ -199,14 +201,19 @@ class ByToken(Cells):
     values : makes room in host memory for values that live there, to be fetched by row.
     """
 
-    values_alone, replays = True, True
+    fetches_values, replays = True, True
 
     def __init__(
-        self, part: Storage, room: CacheRoom, slots: int, tally: Silent, values: Host | None = None
+        self,
+        part: Storage,
+        room: CacheRoom,
+        slots: int,
+        counter: NullCounter,
+        values: Host | None = None,
     ) -> None:
-        super().__init__(part, room, slots, tally)
+        super().__init__(part, room, slots, counter)
         codecs = self.codecs()
-        self.values_away = values is not None
+        self.values_on_host = values is not None
         self.k, self.v = (
             TokenRows(codecs[0], room, slots),
             TokenRows(codecs[1], room, slots, values),
@@ -221,57 +228,59 @@ class ByToken(Cells):
         """Encode the tokens of a prompt."""
         most = max(counts)
         for column, numbers in ((self.k, keys), (self.v, values)):
-            with self.tally.op(plainly if column.plain else "quantise") as marks:
-                column.fill(marks, numbers[:, :, :most])
+            with self.counter.op(plainly if column.plain else "quantise") as record:
+                column.fill(record, numbers[:, :, :most])
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Plain rows as they are."""
         return self.k.parts[0][:, :, :tokens], self.v.parts[0][:, :, :tokens]
 
-    def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Encode the tokens of a pass."""
         for column, numbers in ((self.k, keys), (self.v, values)):
-            with self.tally.op("attn" if column.plain else "quantise") as marks:
-                column.write(marks, numbers, spot)
+            with self.counter.op("attn" if column.plain else "quantise") as record:
+                column.write(record, numbers, span)
 
-    def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """Fused where numbers are plain; otherwise rows are widened on their way."""
-        with self.tally.op("attn") as marks:
+        with self.counter.op("attn") as record:
             if self.plain:
-                keys, values = (side.parts[0][:, :, : spot.most] for side in (self.k, self.v))
-                return attend(marks, queries, keys, values, seen)
-            part = look_packed(marks, queries, self._view(spot), spot, lambda: self._read(spot))
+                keys, values = (side.parts[0][:, :, : span.most] for side in (self.k, self.v))
+                return attend(record, queries, keys, values, seen)
+            part = attend_packed(record, queries, self._view(span), span, lambda: self._read(span))
             return part.out.to(queries.dtype)
 
-    def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:
+    def attend_with_scores(
+        self, queries: Tensor, span: SlotRange, seen: Seen
+    ) -> tuple[Tensor, Tensor]:
         """Scores leave the kernel."""
-        with self.tally.op("attn") as marks:
+        with self.counter.op("attn") as record:
             if not self.plain:
-                view = self._view(spot)
-                part = look_packed(marks, queries, view, spot, lambda: self._read(spot), True)
+                view = self._view(span)
+                part = attend_packed(record, queries, view, span, lambda: self._read(span), True)
                 return part.out.to(queries.dtype), shares(part).to(queries.dtype)
-            keys, values = (side.parts[0][:, :, : spot.most] for side in (self.k, self.v))
-            weights = self.weights(queries, spot, seen)
+            keys, values = (side.parts[0][:, :, : span.most] for side in (self.k, self.v))
+            weights = self.weights(queries, span, seen)
             out = weigh(weights, values)
-            marks.visible(queries.shape[2], keys.shape[2], seen)
-            marks.reads(queries, keys, values)
-            marks.writes(out)
+            record.visible(queries.shape[2], keys.shape[2], seen)
+            record.reads(queries, keys, values)
+            record.writes(out)
             return out, weights
 
-    def weights(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
+    def weights(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """Attention of every slot in use, (sequences, heads, queries, slots)."""
         if self.plain:
-            keys = self.k.parts[0][:, :, : spot.most]
+            keys = self.k.parts[0][:, :, : span.most]
         else:
-            keys = self.k.widened([part[:, :, : spot.most] for part in self.k.parts])
+            keys = self.k.widened([part[:, :, : span.most] for part in self.k.parts])
         return scores(queries, keys, seen if isinstance(seen, Tensor) else None).to(queries.dtype)
 
     def tensors(self) -> dict[str, list[Tensor]]:
         """Every part of every row that is on the GPU."""
-        return {"kv": [*self.k.parts, *(() if self.values_away else self.v.parts)]}
+        return {"kv": [*self.k.parts, *(() if self.values_on_host else self.v.parts)]}
 
     @property
-    def reads_room(self) -> bool:
+    def reads_all_slots(self) -> bool:
         """But where a kernel unpacks the rows: it reads up to each sequence's own end."""
         return self.plain or not (unpacks(self.k.store()) and unpacks(self.v.store()))
 
@@ -284,9 +293,9 @@ class ByToken(Cells):
         count = len(self.k.parts)
         self.k.parts, self.v.parts = tables[:count], tables[count:]
 
-    def _view(self, spot: Spot) -> View:
-        ends = spot.lengths(self.room.device)
-        return View(ends, self.k.store(), self.v.store(), ends, ends, most=spot.most)
+    def _view(self, span: SlotRange) -> View:
+        ends = span.lengths(self.room.device)
+        return View(ends, self.k.store(), self.v.store(), ends, ends, most=span.most)
 
-    def _read(self, spot: Spot) -> list[Tensor]:
-        return [*self.k.read(spot.ends), *self.v.read(spot.ends)]
+    def _read(self, span: SlotRange) -> list[Tensor]:
+        return [*self.k.read(span.ends), *self.v.read(span.ends)]

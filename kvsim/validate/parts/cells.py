@@ -16,10 +16,10 @@ from torch import Tensor
 
 from kvsim.frozen import frozen
 from kvsim.techniques.axes import Storage
+from kvsim.validate.counter import NullCounter, OpRecord, uncounted
 from kvsim.validate.kernels.attention import PartialAttention, View, attend
 from kvsim.validate.model.attention import Pass, Seen, visible
 from kvsim.validate.model.attention import attend as full_attention
-from kvsim.validate.tally import Marks, Silent, uncounted
 from kvsim.validate.transfer import to_device
 
 Made = TypeVar("Made")
@@ -35,7 +35,7 @@ def no_turns(positions: Tensor) -> None:
 
 
 @dataclass
-class Common:
+class SharedObjects:
     """What the layers of a run have in common: made when first asked for."""
 
     made: dict[object, object] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class CacheRoom:
     turns: Turns = no_turns
     prompts: list[int] = field(default_factory=list)  # of every sequence [tokens]
     fresh: int = 1  # new tokens of a pass that yields one token
-    common: Common = field(default_factory=Common)
+    common: SharedObjects = field(default_factory=SharedObjects)
 
     def zeros(self, slots: int, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """CacheRoom on the GPU, (sequences, KV heads, slots, dim)."""
@@ -88,7 +88,7 @@ def on_the_gpu(
 
 
 @frozen
-class Spot:
+class SlotRange:
     """The slots of one pass: where new tokens go, and which slots its queries see.
 
     Sequences see their first ``ends`` slots, each new token those up to its own.
@@ -102,7 +102,9 @@ class Spot:
     room: int | None = None  # slots that shapes follow from where the pass is replayed later
 
     @classmethod
-    def behind(cls, step: Pass, away: Sequence[int] = (), moved: Tensor | int = 0) -> "Spot":
+    def after_cached(
+        cls, step: Pass, away: Sequence[int] = (), moved: Tensor | int = 0
+    ) -> "SlotRange":
         """New tokens behind the cached ones, of which ``away`` are no longer in the cache."""
         gone = away or [0] * len(step.starts)
         starts = tuple(n - m for n, m in zip(step.starts, gone, strict=True))
@@ -129,7 +131,7 @@ class Spot:
         return visible(replace(step, starts=starts, positions=self.slots), self.most, window)
 
 
-class Cells(ABC):
+class KvStore(ABC):
     """Keys and values of one layer in slots, as a storage keeps them.
 
     Parameters
@@ -140,22 +142,24 @@ class Cells(ABC):
 
     plain = False  # whether keys and values are full-precision numbers in place
     replays = False  # whether a pass may be the same work whatever is cached, see ``branch``
-    takes_back = True  # whether tokens may be overwritten by the next pass
-    as_given = True  # whether rows hold the numbers that came, each by itself
+    drops_tokens = True  # whether tokens may be overwritten by the next pass
+    keeps_numbers = True  # whether rows hold the numbers that came, each by itself
     by_position = False  # whether a token's slot has to be its position
-    values_alone = False  # whether values may be on the host without their keys
-    drafts_wait = False  # whether drafts stay in room that is there anyhow until they are settled
+    fetches_values = False  # whether values may be on the host without their keys
+    buffers_drafts = (
+        False  # whether drafts stay in room that is there anyhow until they are settled
+    )
     differences: Mapping[str, str] = MappingProxyType({})
     """Ops and buffers that really differ from what is stated, and why."""
 
-    apart: Mapping[str, str] = MappingProxyType({})
+    split_differences: Mapping[str, str] = MappingProxyType({})
     """Further ones where rows are kept in two places."""
 
-    every: Mapping[str, int] = MappingProxyType({})
+    op_periods: Mapping[str, int] = MappingProxyType({})
     """Ops done whenever a cache has grown by so many tokens; the prediction spreads them."""
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, tally: Silent) -> None:
-        self.part, self.room, self.slots, self.tally = part, room, slots, tally
+    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
+        self.part, self.room, self.slots, self.counter = part, room, slots, counter
 
     def attend_prompt(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, seen: Seen
@@ -164,8 +168,8 @@ class Cells(ABC):
 
         Storages that rank tokens by attention look at it here.
         """
-        with self.tally.op("attn") as marks:
-            return full_attention(marks, queries, keys, values, seen)
+        with self.counter.op("attn") as record:
+            return full_attention(record, queries, keys, values, seen)
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the prompt's first tokens, while it is read straight into its slots.
@@ -184,11 +188,11 @@ class Cells(ABC):
         """
 
     @property
-    def reads_room(self) -> bool:
+    def reads_all_slots(self) -> bool:
         """Whether attention of a pass that is replayed reads all slots, under a mask."""
         return True
 
-    def often(self, ends: list[int]) -> Mapping[str, float]:
+    def op_shares(self, ends: list[int]) -> Mapping[str, float]:
         """How much of ops a pass with these slots in use after it does; a prediction takes 1."""
         return {}
 
@@ -197,27 +201,29 @@ class Cells(ABC):
         return ()
 
     @abstractmethod
-    def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Store new tokens (sequences, KV heads, new, dim) in their slots."""
 
     @abstractmethod
-    def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """Attention to the slots in use."""
 
-    def ask(self, queries: Tensor, spot: Spot, seen: Seen) -> Callable[[], Tensor]:
+    def attend_async(self, queries: Tensor, span: SlotRange, seen: Seen) -> Callable[[], Tensor]:
         """Attention that may go on beside that of other cells, until it is asked for."""
-        out = self.look(queries, spot, seen)
+        out = self.attend(queries, span, seen)
         return lambda: out
 
     @abstractmethod
-    def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:
+    def attend_with_scores(
+        self, queries: Tensor, span: SlotRange, seen: Seen
+    ) -> tuple[Tensor, Tensor]:
         """The same of one query, and what it gave each slot, (sequences, heads, 1, slots)."""
 
-    def takes(self, tokens: int) -> int | None:
+    def room_left(self, tokens: int) -> int | None:
         """New tokens that fit behind so many until some have to be settled; none for no limit."""
         return None
 
-    def settle(self, before: list[int], after: list[int]) -> None:  # noqa: B027 - most need not
+    def commit(self, before: list[int], after: list[int]) -> None:  # noqa: B027 - most need not
         """A round is over: so many tokens of every sequence stay, where there were so many."""
 
     def rows_in_use(self, ends: tuple[int, ...]) -> list[int]:
@@ -228,7 +234,7 @@ class Cells(ABC):
         """Use these tables from here on, in the order they were made."""
         raise NotImplementedError
 
-    def tails(self) -> list[Tensor]:
+    def gpu_tensors(self) -> list[Tensor]:
         """What stays on the GPU wherever the tables are."""
         return []
 
@@ -237,32 +243,36 @@ class Cells(ABC):
         """Everything that stays in memory, by the name of its buffer."""
 
 
-def look_packed(
-    marks: Marks, queries: Tensor, view: View, spot: Spot, read: Callable[[], Iterable[Tensor]],
+def attend_packed(
+    record: OpRecord,
+    queries: Tensor,
+    view: View,
+    span: SlotRange,
+    read: Callable[[], Iterable[Tensor]],
     scored: bool = False,
-) -> PartialAttention:  # fmt: skip
+) -> PartialAttention:
     """Attention over packed slots; ``read`` gives what it has read of them."""
     part = attend(queries, view, scored)
-    if marks.counting:
+    if record.counting:
         with uncounted():
-            marks.reads(queries, *read())
-            marks.writes(part.out.to(queries.dtype))
+            record.reads(queries, *read())
+            record.writes(part.out.to(queries.dtype))
             # PyTorch's own products are counted as they run
-            count_pairs(marks, queries, spot, queries.is_cuda and view.fused)
+            count_pairs(record, queries, span, queries.is_cuda and view.fused)
     return part
 
 
-def count_pairs(marks: Marks, queries: Tensor, spot: Spot, fused: bool) -> None:
+def count_pairs(record: OpRecord, queries: Tensor, span: SlotRange, fused: bool) -> None:
     """Say how many pairs of a query and a token are seen, and of a fused kernel's were computed.
 
     Every sequence is computed up to its own end, by each of its new queries.
     """
-    own = torch.arange(spot.new)
-    pairs = [torch.arange(end) <= (end - spot.new + own)[:, None] for end in spot.ends]
+    own = torch.arange(span.new)
+    pairs = [torch.arange(end) <= (end - span.new + own)[:, None] for end in span.ends]
     seen = torch.cat([p.flatten() for p in pairs])
-    marks.visible(spot.new, spot.most, seen)
+    record.visible(span.new, span.most, seen)
     if fused:
-        marks.computes(4 * queries[0, :, 0].numel() * seen.numel())
+        record.computes(4 * queries[0, :, 0].numel() * seen.numel())
 
 
 def shares(part: PartialAttention) -> Tensor:

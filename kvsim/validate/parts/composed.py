@@ -13,21 +13,21 @@ from kvsim.techniques.axes import Placement
 from kvsim.techniques.base import Technique
 from kvsim.techniques.layers import Parts
 from kvsim.techniques.terms import Part
+from kvsim.validate.counter import Kind, size
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Answer, Decoder
 from kvsim.validate.model.weights import LayerWeights
 from kvsim.validate.parts.base import Implementation, Resident, together
-from kvsim.validate.parts.cells import Cells, Common, Made
+from kvsim.validate.parts.cells import KvStore, Made, SharedObjects
 from kvsim.validate.parts.drafter import Drafter
 from kvsim.validate.parts.fp16 import Fp16
-from kvsim.validate.parts.placing import Placing
+from kvsim.validate.parts.placing import CachePlacement
 from kvsim.validate.parts.portions import by_layer, ends, equal_parts, of_part
 from kvsim.validate.parts.registry import Piece, find_part
-from kvsim.validate.parts.replaying import branch, often, reads_room, why_eager
-from kvsim.validate.parts.selecting import Selecting, Where, refuse_taking_back
+from kvsim.validate.parts.replaying import branch, op_shares, reads_all_slots, why_eager
+from kvsim.validate.parts.selecting import LayerCache, LayerContext, refuse_taking_back
 from kvsim.validate.parts.speculation import Speculative
 from kvsim.validate.session.deployed import deployed
-from kvsim.validate.tally import Kind, size
 
 if TYPE_CHECKING:
     from kvsim.validate.run import Generation
@@ -45,19 +45,19 @@ class Composed(Speculative):
         super().__init__(technique, decoder, lengths, generate)
         self.generate = generate
         self.beyond = self.capacity - self.prompt  # tokens after the longest prompt, with drafts
-        self.common = Common()
+        self.common = SharedObjects()
         self.deployment = decoder.deployment or deployed(self.model)
         if reason := technique.refuses(self.deployment):
             raise InputError(f"{technique}: {reason}")
         self.parts = by_layer(technique, self.model.layers, self.deployment, lengths)
         self.placements = [self._placement(i, parts) for i, parts in enumerate(self.parts)]
         self.layers = [
-            self._selecting(Where(self, i, parts, rows=rows))
+            self._selecting(LayerContext(self, i, parts, rows=rows))
             for i, parts in enumerate(self.parts)
             for rows in self.tiles(i)
         ]
         self._first = 0  # sequence of the part of the batch that reads its prompt
-        self.visits = {layer.place.visit: layer for layer in self.layers}
+        self.visits = {layer.context.visit: layer for layer in self.layers}
         self.guess: Tensor | None = None  # of every sequence's next token (batch,)
         refuse_taking_back(self.layers, self.guesses, self.gamma > 0)
         drafting = self.parts[0].drafting
@@ -65,8 +65,8 @@ class Composed(Speculative):
         if self.gamma:
             self.drafter = find_part(Drafter, drafting)(self, drafting)
             self.drafter.ready()
-        for placing in self._every_placement():
-            placing.ready()
+        for placement in self._placements_once():
+            placement.ready()
 
     @property
     def differences(self) -> dict[str, str]:  # type: ignore[override]
@@ -74,14 +74,14 @@ class Composed(Speculative):
         found: dict[str, str] = {**self.drafter.differences} if self.gamma else {}
         for layer in self.layers:
             found |= {**layer.cells.differences, **layer.differences}
-        for placing in self._every_placement():
-            found |= placing.differences
+        for placement in self._placements_once():
+            found |= placement.differences
         return found
 
     @property
-    def every(self) -> dict[str, int]:
+    def op_periods(self) -> dict[str, int]:
         """Those of every layer's storage."""
-        return {op: steps for layer in self.layers for op, steps in layer.cells.every.items()}
+        return {op: steps for layer in self.layers for op, steps in layer.cells.op_periods.items()}
 
     # hooks of the decoder
 
@@ -92,9 +92,9 @@ class Composed(Speculative):
     def prompt_tiles(self, layer: int, most: int) -> list[slice]:
         """Whole prompts one after another where the layer's placement can do so."""
         parts = self.tiles(layer)
-        if not self.placements[layer].one_by_one:
+        if not self.placements[layer].prompts_one_by_one:
             return parts
-        return [rows for part in parts for rows in self.prompts_apart(part, most)]
+        return [rows for part in parts for rows in self.whole_prompt_tiles(part, most)]
 
     def prefill(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
@@ -102,17 +102,17 @@ class Composed(Speculative):
         """Straight into the cache where its cells are plain and the prompt has room."""
         each = self.batch // len(self.tiles(layer))
         first = self._first = step.rows.start // each * each
-        cache, placing, own = *self._visit(layer, first), of_part(step, first)
-        placing.begin(cache.place, own)
-        placing.read(cache.place, tensor, own)
+        cache, placement, own = *self._visit(layer, first), of_part(step, first)
+        placement.before_attention(cache.context, own)
+        placement.store_inputs(cache.context, tensor, own)
         if cache.direct:
             out = cache.prefill(queries, keys, values, own)
-            self.drafter.observe(cache.place.visit, queries, own)
+            self.drafter.observe(cache.context.visit, queries, own)
             if self.gamma and ends(own, self.prompt, each):
-                self.drafter.filled(cache.place.visit, *cache.cells.prompt(own.length))
+                self.drafter.store_prompt(cache.context.visit, *cache.cells.prompt(own.length))
         else:
             out = super().prefill(layer, tensor, queries, keys, values, own)
-        placing.end(cache.place, own)
+        placement.after_attention(cache.context, own)
         return out
 
     def attend_prompt(
@@ -121,56 +121,56 @@ class Composed(Speculative):
         """As the layer's selection does; drafts may have a cache that reads it too."""
         cache = self.visits[layer, self._first]
         out = cache.attend_prompt(queries, keys, values, step)
-        self.drafter.observe(cache.place.visit, queries, step)
+        self.drafter.observe(cache.context.visit, queries, step)
         return out
 
-    def filled(self, layer: int, keys: Tensor, values: Tensor) -> None:
+    def store_prompt(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """As the layer's selection does, once drafts have what they keep of it."""
         cache = self.visits[layer, self._first]
-        self.drafter.filled(cache.place.visit, keys, values)
-        cache.filled(keys, values)
+        self.drafter.store_prompt(cache.context.visit, keys, values)
+        cache.store_prompt(keys, values)
 
-    def prompt_read(self) -> None:
+    def prompt_done(self) -> None:
         """What only the prompt needed is freed."""
-        super().prompt_read()
+        super().prompt_done()
         for layer in self.layers:
-            layer.prompt_read()
-        for placing in self._every_placement():
-            placing.prompt_read()
+            layer.prompt_done()
+        for placement in self._placements_once():
+            placement.prompt_done()
 
     def attend(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | Answer:
         """As the layer's selection does, once its cache is there."""
         first = step.rows.start
-        cache, placing, own = *self._visit(layer, first), of_part(step, first)
-        placing.reach(cache.place)
+        cache, placement, own = *self._visit(layer, first), of_part(step, first)
+        placement.layer_reached(cache.context)
         if step.kind == "draft":
-            drafted = self.drafter.attend(cache.place.visit, queries, keys, values, own)
+            drafted = self.drafter.attend(cache.context.visit, queries, keys, values, own)
             if drafted is not None:
                 return drafted
         elif self.gamma:
-            self.drafter.verified(cache.place.visit, keys, values, own)
+            self.drafter.store_verified(cache.context.visit, keys, values, own)
 
         def attended() -> Tensor:
-            placing.begin(cache.place, own)
+            placement.before_attention(cache.context, own)
             out = cache.attend(queries, keys, values, own)
-            placing.end(cache.place, own)
+            placement.after_attention(cache.context, own)
             return out
 
-        return placing.answer(attended)
+        return placement.answer(attended)
 
-    def answers_late(self, layer: int) -> bool:
+    def attends_async(self, layer: int) -> bool:
         """Where the CPU attends for one part while the GPU goes on with another."""
-        placing = self.placements[layer]
-        return placing.late and layer > 0 and self.placements[layer - 1] is placing
+        placement = self.placements[layer]
+        return placement.attends_async and layer > 0 and self.placements[layer - 1] is placement
 
-    def left(self, layer: int, hidden: Tensor, step: Pass) -> None:
+    def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
         """Heads draft from hidden states."""
         if self.gamma and step.kind != "draft":
-            self.drafter.left(layer, hidden, step)
+            self.drafter.on_layer_output(layer, hidden, step)
 
-    def between(self, run: "Generation") -> None:
+    def after_prompt(self, run: "Generation") -> None:
         """A technique that drafts may read the prompt too; the first token gives a first guess.
 
         What that pass adds is dropped; the first round computes it again.
@@ -184,41 +184,41 @@ class Composed(Speculative):
         proposed = self.drafter.propose(run, tokens, ahead)
         return super().draft(run, tokens, ahead) if proposed is None else proposed
 
-    def found(self, run: "Generation", count: int) -> list[Tensor] | None:
+    def lookup(self, run: "Generation", count: int) -> list[Tensor] | None:
         """Drafts of no model."""
-        return self.drafter.found(run, count)
+        return self.drafter.lookup(run, count)
 
-    def round(self, run: "Generation") -> None:
+    def decode_round(self, run: "Generation") -> None:
         """Drafts and their verification, or one token, at times beside a guess of the next."""
         if self.gamma:
-            super().round(run)
+            super().decode_round(run)
             return
         before = run.cached
         if self.guess is None:
-            Implementation.round(self, run)
+            Implementation.decode_round(self, run)
         else:
             logits = run.forward(torch.stack([run.last, self.guess], 1), "decode")
             chosen = run.choose(logits)
             self.guess = chosen[:, 1]
             run.emit(chosen[:, 0], logits=logits[:, :1])
-        self.settled(before, run.cached)
+        self.round_done(before, run.cached)
 
     def room(self, cached: list[int]) -> int:
         """What every layer's cells take until some tokens have to be settled."""
         takes = (
-            layer.cells.takes(n)
+            layer.cells.room_left(n)
             for layer in self.layers
-            for n in layer.held(cached[layer.place.rows])
+            for n in layer.stored_tokens(cached[layer.context.rows])
         )
         return min((n for n in takes if n is not None), default=super().room(cached))
 
-    def settled(self, before: list[int], after: list[int]) -> None:
+    def round_done(self, before: list[int], after: list[int]) -> None:
         """Cells may pack what stays."""
         for layer in self.layers:
-            rows = layer.place.rows
-            layer.cells.settle(layer.held(before[rows]), layer.held(after[rows]))
-        for placing in self._every_placement() if self.gamma else ():
-            placing.settled()
+            rows = layer.context.rows
+            layer.cells.commit(layer.stored_tokens(before[rows]), layer.stored_tokens(after[rows]))
+        for placement in self._placements_once() if self.gamma else ():
+            placement.round_done()
 
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
         """Drafts may have narrower ones; placements may stream them."""
@@ -228,32 +228,32 @@ class Composed(Speculative):
     def resident(self) -> Resident:
         """What layers and placements keep."""
         layers = (layer.resident() for layer in self.layers)
-        placings = (placing.resident() for placing in self._every_placement())
+        placings = (placement.resident() for placement in self._placements_once())
         return together(*layers, self.drafter.resident(), *placings)
 
     def close(self) -> None:
         """End the lanes of every placement."""
-        for placing in self._every_placement():
-            placing.close()
+        for placement in self._placements_once():
+            placement.close()
 
     def resident_bytes(self) -> dict[Tier, dict[str, int]]:
         """A layer's prompt, and what is on its way to the host."""
         sizes = super().resident_bytes()
-        leaving = [t for layer in self.layers for t in layer.leaving()]
+        leaving = [t for layer in self.layers for t in layer.in_flight()]
         if leaving and "prompt kv" in sizes["gpu"]:
             sizes["gpu"]["kv on the way out"] = sizes["gpu"].pop("prompt kv") + size(*leaving)
         return sizes
 
-    eager = property(why_eager)
-    reads_room = property(reads_room)
+    eager_reason = property(why_eager)
+    reads_all_slots = property(reads_all_slots)
 
     def branch(self, cached: list[int]) -> Hashable:
         """That of every layer."""
         return branch(self, cached)
 
-    def often(self, cached: list[int]) -> Mapping[str, float]:
+    def op_shares(self, cached: list[int]) -> Mapping[str, float]:
         """Those of every layer."""
-        return often(self, cached)
+        return op_shares(self, cached)
 
     # what pieces ask for
 
@@ -262,19 +262,19 @@ class Composed(Speculative):
         """Whether rounds decode a guess of the next token."""
         return any(layer.guesses for layer in self.layers)
 
-    def cells(self, place: Where, slots: int) -> Cells:
+    def cells(self, place: LayerContext, slots: int) -> KvStore:
         """A layer's storage where its placement wants it."""
         stored = place.parts.storage
         widened = stored.read != stored.stored  # packed on the host alone
-        kind: type[Cells] = Fp16 if widened else self._piece(Cells, stored)  # type: ignore[type-abstract]
-        slots -= self.gamma * kind.drafts_wait
+        kind: type[KvStore] = Fp16 if widened else self._piece(KvStore, stored)  # type: ignore[type-abstract]
+        slots -= self.gamma * kind.buffers_drafts
         if type(place.parts.placement) is Placement:  # drafts' caches are on the GPU
-            return Placing(self, place.parts.placement).cells(kind, place, slots)
+            return CachePlacement(self, place.parts.placement).cells(kind, place, slots)
         return self.placements[place.layer].cells(kind, place, slots)
 
-    def common_of(self, rows: slice) -> Common:
+    def shared_objects(self, rows: slice) -> SharedObjects:
         """What the layers of one part of the batch share."""
-        return self.shared(("part", rows.start), Common)
+        return self.shared(("part", rows.start), SharedObjects)
 
     def shared(self, key: object, make: Callable[[], Made]) -> Made:
         """What layers share: made when first asked for."""
@@ -284,15 +284,15 @@ class Composed(Speculative):
         kind = find_part(base, part)
         return self.instead.get(kind, kind)
 
-    def _placement(self, layer: int, parts: Parts) -> Placing:
-        kind = find_part(Placing, parts.placement)
+    def _placement(self, layer: int, parts: Parts) -> CachePlacement:
+        kind = find_part(CachePlacement, parts.placement)
         return self.shared(("placement", parts.placement), lambda: kind(self, parts.placement))
 
-    def _selecting(self, where: Where) -> Selecting:
-        return self._piece(Selecting, where.parts.selection)(where)
+    def _selecting(self, where: LayerContext) -> LayerCache:
+        return self._piece(LayerCache, where.parts.selection)(where)
 
-    def _visit(self, layer: int, first: int) -> tuple[Selecting, Placing]:
+    def _visit(self, layer: int, first: int) -> tuple[LayerCache, CachePlacement]:
         return self.visits[layer, first], self.placements[layer]
 
-    def _every_placement(self) -> list[Placing]:
+    def _placements_once(self) -> list[CachePlacement]:
         return list(dict.fromkeys(self.placements))

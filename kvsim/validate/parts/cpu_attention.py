@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.axes import Storage
+from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Pass, Seen, attend
-from kvsim.validate.parts.cells import CacheRoom, Cells, Spot
-from kvsim.validate.parts.selecting import Where
-from kvsim.validate.tally import Silent
+from kvsim.validate.parts.cells import CacheRoom, KvStore, SlotRange
+from kvsim.validate.parts.selecting import LayerContext
 from kvsim.validate.transfer import Mark, Transfers, copy_all
 
 
-class CpuCells(Cells):
+class CpuStore(KvStore):
     """Keys and values in full precision, (sequences, KV heads, slots, dim), at home.
 
     A prompt is read in a buffer on the GPU, which others use in turn once it has left. In decoding
@@ -24,10 +24,15 @@ class CpuCells(Cells):
     plain = True
 
     def __init__(
-        self, part: Storage, room: CacheRoom, slots: int, tally: Silent, lanes: Transfers,
+        self,
+        part: Storage,
+        room: CacheRoom,
+        slots: int,
+        counter: NullCounter,
+        lanes: Transfers,
         returns: bool = True,
-    ) -> None:  # fmt: skip
-        super().__init__(part, room, slots, tally)
+    ) -> None:
+        super().__init__(part, room, slots, counter)
         shape = (room.sequences, room.heads, slots, room.dim)
         self.returns = returns  # the answer to the GPU; otherwise who waits for it does that
         self.lanes, self.homes = lanes, [lanes.host(shape, room.dtype) for _ in "kv"]
@@ -38,66 +43,68 @@ class CpuCells(Cells):
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
         """What stays of a prompt, on its way home."""
         self.held = max(counts)
-        with self.tally.op(plainly) as marks:
+        with self.counter.op(plainly) as record:
             for buffer, kept in zip(self.buffers, (keys, values), strict=True):
                 buffer[:, :, : self.held] = kept[:, :, : self.held]
-                marks.writes(kept[:, :, : self.held])
+                record.writes(kept[:, :, : self.held])
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
         """The buffers that it is read in."""
         keys, values = (buffer[:, :, :tokens] for buffer in self.buffers)
         return keys, values
 
-    def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Into the buffer; in decoding they are sent with the queries."""
-        self.held = spot.most
+        self.held = span.most
         if not self.buffers:
             self._new = [keys, values]
             return
-        assert spot.first is not None
-        with self.tally.op("attn") as marks:
+        assert span.first is not None
+        with self.counter.op("attn") as record:
             for buffer, new in zip(self.buffers, (keys, values), strict=True):
-                buffer[:, :, spot.first : spot.first + spot.new] = new
-            marks.writes(keys, values)
+                buffer[:, :, span.first : span.first + span.new] = new
+            record.writes(keys, values)
 
-    def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """A prompt's on the GPU, a new token's on the CPU."""
         if self.buffers:
-            with self.tally.op("attn") as marks:
-                keys, values = (buffer[:, :, : spot.most] for buffer in self.buffers)
-                return attend(marks, queries, keys, values, seen)
-        out = self._on_the_cpu(queries, spot, seen, "attn")()
+            with self.counter.op("attn") as record:
+                keys, values = (buffer[:, :, : span.most] for buffer in self.buffers)
+                return attend(record, queries, keys, values, seen)
+        out = self._on_the_cpu(queries, span, seen, "attn")()
         return out.to(queries.device) if self.returns else out
 
-    def ask(self, queries: Tensor, spot: Spot, seen: Seen) -> Callable[[], Tensor]:
+    def attend_async(self, queries: Tensor, span: SlotRange, seen: Seen) -> Callable[[], Tensor]:
         """Beside what the GPU attends to."""
         if self.buffers:
-            return super().ask(queries, spot, seen)
-        answer = self.lanes.ask(self._on_the_cpu(queries, spot, seen, "attn_cpu"))
+            return super().attend_async(queries, span, seen)
+        answer = self.lanes.submit(self._on_the_cpu(queries, span, seen, "attn_cpu"))
         return lambda: answer().to(queries.device)
 
     def _on_the_cpu(
-        self, queries: Tensor, spot: Spot, seen: Seen, name: str
+        self, queries: Tensor, span: SlotRange, seen: Seen, name: str
     ) -> Callable[[], Tensor]:
         """Queries and new tokens are sent now, the answer is still to be found."""
-        self.tally.copy("send_qkv", "d2h", [queries, *self._new])
+        self.counter.copy("send_qkv", "d2h", [queries, *self._new])
         asked, *new = (numbers.cpu() for numbers in (queries, *self._new))
-        slots = spot.slots.cpu()
-        sequences = torch.arange(len(spot.ends))[:, None]
+        slots = span.slots.cpu()
+        sequences = torch.arange(len(span.ends))[:, None]
         for home, numbers in zip(self.homes, new, strict=True):
             home[sequences, :, slots] = numbers.transpose(1, 2)
         own = seen.cpu() if isinstance(seen, Tensor) else seen
 
         def attended() -> Tensor:
-            with self.tally.op(name, "dram") as marks:
-                keys, values = (home[:, :, : spot.most] for home in self.homes)
-                out = attend(marks, asked, keys, values, own)
-            self.tally.copy("return_out", "h2d", [out])
+            with self.counter.op(name, "dram") as record:
+                keys, values = (home[:, :, : span.most] for home in self.homes)
+                out = attend(record, asked, keys, values, own)
+            self.counter.copy("return_out", "h2d", [out])
             return out
 
         return attended
 
-    def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:
+    def attend_with_scores(
+        self, queries: Tensor, span: SlotRange, seen: Seen
+    ) -> tuple[Tensor, Tensor]:
         """No technique asks for the scores that the CPU keeps."""
         raise NotImplementedError
 
@@ -111,12 +118,12 @@ class LeavingPrompts:
     """Buffers that layers read their prompts in, two in turn, and copies home."""
 
     lanes: Transfers
-    tally: Silent
-    cells: dict[tuple[int, int], CpuCells] = field(default_factory=dict)  # by layer and part
+    counter: NullCounter
+    cells: dict[tuple[int, int], CpuStore] = field(default_factory=dict)  # by layer and part
     buffers: list[list[Tensor]] = field(default_factory=list)
     sent: list[Mark] = field(default_factory=list)  # in the order of layers
 
-    def begin(self, where: Where, step: Pass) -> None:
+    def begin(self, where: LayerContext, step: Pass) -> None:
         """A chunk of the prompt reaches a layer: its buffer, once the layer two before has left."""
         cells = self.cells[where.visit]
         if step.kind != "prefill" or cells.buffers:
@@ -128,7 +135,7 @@ class LeavingPrompts:
             self.sent[turn - 2].wait()
         cells.buffers = self.buffers[turn % 2]
 
-    def end(self, where: Where, step: Pass) -> None:
+    def end(self, where: LayerContext, step: Pass) -> None:
         """The prompt is whole: it leaves."""
         cells = self.cells[where.visit]
         if step.kind != "prefill" or step.length < where.run.prompt:
@@ -137,7 +144,7 @@ class LeavingPrompts:
             (home[:, :, : cells.held], buffer[:, :, : cells.held])
             for home, buffer in zip(cells.homes, cells.buffers, strict=True)
         ]
-        self.tally.copy("store_kv", "d2h", [buffer for _, buffer in pairs])
+        self.counter.copy("store_kv", "d2h", [buffer for _, buffer in pairs])
         self.sent.append(self.lanes.d2h(lambda: copy_all(pairs), self.lanes.mark()))
         cells.buffers = []
 

@@ -5,12 +5,12 @@ from torch import Tensor
 
 from kvsim.techniques.selfdraft import SINK, DraftCache
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.cells import Spot
-from kvsim.validate.parts.eviction import Ring
-from kvsim.validate.parts.selecting import Where
+from kvsim.validate.parts.cells import SlotRange
+from kvsim.validate.parts.eviction import RingCache
+from kvsim.validate.parts.selecting import LayerContext
 
 
-class DraftRing(Ring):
+class DraftRing(RingCache):
     """A ring with as many idle slots as a round has drafts; keys keep their positions.
 
     What a rejected draft has overwritten was older than the window.
@@ -18,7 +18,7 @@ class DraftRing(Ring):
 
     sink = SINK
 
-    def __init__(self, place: Where) -> None:
+    def __init__(self, place: LayerContext) -> None:
         settings = place.parts.selection
         assert isinstance(settings, DraftCache)
         self.window = int(settings.budget) - SINK  # latest tokens that a draft sees
@@ -35,14 +35,14 @@ class DraftRing(Ring):
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """A draft's token joins, and sees sinks and window."""
-        spot, now = self.spot(step), step.positions[:, -1:]
-        self.cells.append(keys, values, spot)
-        held = self.ring(now[:, 0] + 1)[:, : spot.most]
+        span, now = self.slot_range(step), step.positions[:, -1:]
+        self.cells.append(keys, values, span)
+        held = self.ring(now[:, 0] + 1)[:, : span.most]
         slot = torch.arange(held.shape[1], device=held.device)
         seen = (held >= 0) & ((slot < self.sink) | (held > now - self.window))
-        return self.cells.look(queries, spot, seen[:, None, None])
+        return self.cells.attend(queries, span, seen[:, None, None])
 
-    def spot(self, step: Pass) -> Spot:
+    def slot_range(self, step: Pass) -> SlotRange:
         """Where the new tokens of a pass go."""
         ends = tuple(min(n + step.new, self.slots) for n in step.starts)
-        return Spot(self.slot(step.positions), ends, step.new)
+        return SlotRange(self.slot(step.positions), ends, step.new)

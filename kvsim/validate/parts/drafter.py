@@ -36,10 +36,10 @@ class Drafter:
     def observe(self, visit: Visit, queries: Tensor, step: Pass) -> None:
         """A chunk of some prompts has been attended to by queries (sequences, heads, new, dim)."""
 
-    def filled(self, visit: Visit, keys: Tensor, values: Tensor) -> None:
+    def store_prompt(self, visit: Visit, keys: Tensor, values: Tensor) -> None:
         """A layer has read its prompts, (batch, KV heads, longest prompt, dim)."""
 
-    def verified(self, visit: Visit, keys: Tensor, values: Tensor, step: Pass) -> None:
+    def store_verified(self, visit: Visit, keys: Tensor, values: Tensor, step: Pass) -> None:
         """New tokens of a pass that verifies."""
 
     def attend(
@@ -48,7 +48,7 @@ class Drafter:
         """Attention of a draft; none where it reads the layer's own cache."""
         return None
 
-    def left(self, layer: int, hidden: Tensor, step: Pass) -> None:
+    def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
         """A pass has left a layer of the model with these hidden states."""
 
     def begin(self, generation: "Generation") -> None:
@@ -63,7 +63,7 @@ class Drafter:
         """
         return None
 
-    def found(self, generation: "Generation", count: int) -> list[Tensor] | None:
+    def lookup(self, generation: "Generation", count: int) -> list[Tensor] | None:
         """Drafts (batch,) that are no model's; none where one makes them."""
         return None
 

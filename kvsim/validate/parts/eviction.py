@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from kvsim.validate.model.attention import Pass, Seen, visible
-from kvsim.validate.parts.cells import Cells, Spot
-from kvsim.validate.parts.selecting import Selecting
+from kvsim.validate.parts.cells import KvStore, SlotRange
+from kvsim.validate.parts.selecting import LayerCache
 
 Positions = TypeVar("Positions", int, Tensor)
 
 
-class Evicting(Selecting):
+class EvictingCache(LayerCache):
     """A selection that cuts the prompt to ``budget`` tokens."""
 
     in_order = False
@@ -31,20 +31,22 @@ class Evicting(Selecting):
         """Where nothing of any prompt is dropped."""
         return self.cells.plain and self.prompt <= self.budget
 
-    def keep(self, keys: Tensor, values: Tensor, index: Tensor, cells: Cells | None = None) -> None:
+    def keep(
+        self, keys: Tensor, values: Tensor, index: Tensor, cells: KvStore | None = None
+    ) -> None:
         """Store the prompt's tokens ``index`` (batch, KV heads, slots), in other cells if given."""
         into = cells or self.cells
         rows = index[..., None].expand(-1, -1, -1, keys.shape[-1])
         counts = [min(n, index.shape[2]) for n in self.lengths]
-        with self.tally.op("compact") as marks:
+        with self.counter.op("compact") as record:
             kept = [prompt.gather(2, rows) for prompt in (keys, values)]
-            marks.reads(*kept)  # as many of the prompt's
+            record.reads(*kept)  # as many of the prompt's
             if not into.plain:  # packed from here
-                marks.writes(*kept)
+                record.writes(*kept)
         into.fill(kept[0], kept[1], counts, "compact")
 
 
-class Ring(Evicting):
+class RingCache(EvictingCache):
     """A cache of ``budget`` tokens per sequence, of which the first ``sink`` are no ring."""
 
     sink: int
@@ -84,8 +86,8 @@ class Ring(Evicting):
         asking = step.positions[:, None, :, None]
         return (keys <= asking) & ((keys < self.sink) | (keys > asking - self.recent))
 
-    def spot(self, step: Pass) -> Spot:
+    def slot_range(self, step: Pass) -> SlotRange:
         """Where one new token per sequence goes."""
         first = self.slot(step.starts[0]) if step.uniform else None
         ends = tuple(min(n + 1, self.slots) for n in step.starts)
-        return Spot(self.slot(step.positions), ends, 1, first)
+        return SlotRange(self.slot(step.positions), ends, 1, first)

@@ -1,7 +1,7 @@
 """Everything on the GPU."""
 
-from kvsim.validate.parts.placing import Placing
+from kvsim.validate.parts.placing import CachePlacement
 
 
-class Gpu(Placing):
+class Gpu(CachePlacement):
     """What placements do if they do nothing."""

@@ -6,14 +6,14 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.grouped import Grouped as Settings
+from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.quantise import quantise
 from kvsim.validate.kernels.stores import Store
-from kvsim.validate.parts.bytoken import PACKED_AT_ONCE, ByToken, Codec, Host, Plain
+from kvsim.validate.parts.bytoken import PACKED_AT_ONCE, Codec, Host, PerTokenCache, Plain
 from kvsim.validate.parts.cells import CacheRoom, Widths
-from kvsim.validate.tally import Silent
 
 
-class Grouped(ByToken):
+class Grouped(PerTokenCache):
     """Every token's keys and values in groups along the head, each side at its own width.
 
     References
@@ -24,7 +24,12 @@ class Grouped(ByToken):
     differences = PACKED_AT_ONCE
 
     def __init__(
-        self, part: Storage, room: CacheRoom, slots: int, tally: Silent, values: Host | None = None
+        self,
+        part: Storage,
+        room: CacheRoom,
+        slots: int,
+        counter: NullCounter,
+        values: Host | None = None,
     ) -> None:
         assert isinstance(part, Settings)
         if room.dim % part.group:
@@ -33,7 +38,7 @@ class Grouped(ByToken):
                 f"choose a group that does"
             )
         self.settings = part
-        super().__init__(part, room, slots, tally, values)
+        super().__init__(part, room, slots, counter, values)
 
     def codecs(self) -> tuple[Codec, Codec]:
         """By the widths of both sides."""

@@ -11,7 +11,7 @@ from kvsim.techniques.axes import Drafting
 from kvsim.techniques.heads import Head
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.base import Resident
-from kvsim.validate.parts.beside import Beside
+from kvsim.validate.parts.beside import DraftLayers
 from kvsim.validate.parts.drafter import Drafter
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OTHERS_FEWER = "a pass has as many tokens of every sequence as one of them has accepted"
 
 
-class Heads(Drafter):
+class DraftHeads(Drafter):
     """A head with random weights.
 
     Entry n of its cache joins the model's hidden state of token n with the embedding of token
@@ -38,7 +38,7 @@ class Heads(Drafter):
                 f"{part.name}: {run.model.name} has sliding windows, which a head's layer here has "
                 f"not; choose a model that attends to every token"
             )
-        self.beside, hidden = Beside(run, run.decoder.arch.first(1)), run.model.hidden
+        self.beside, hidden = DraftLayers(run, run.decoder.arch.first(1)), run.model.hidden
         self.vocab = self.vocabulary(run.model.vocab)
         self.fuse = self._product(hidden, part.fused * hidden) if part.fused else None
         self.join = self._product(hidden, 2 * hidden)
@@ -61,7 +61,7 @@ class Heads(Drafter):
 
     # hooks
 
-    def left(self, layer: int, hidden: Tensor, step: Pass) -> None:
+    def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
         """A pass has left a layer of the model: note its hidden states (sequences, new, hidden)."""
         if layer not in self.sources(self.run.model.layers):
             return
@@ -73,7 +73,7 @@ class Heads(Drafter):
 
     def begin(self, generation: "Generation") -> None:
         """The head reads the prompt but for its last token, whose successor is a draft's."""
-        self.run.tally.begin("prefill")
+        self.run.counter.begin("prefill")
         if self.run.prompt > 1:
             known = {layer: states[:, :-1] for layer, states in self.states.items()}
             self._pass(generation.padded()[:, 1:], self._fused(known), [0] * self.run.batch)
@@ -85,7 +85,7 @@ class Heads(Drafter):
 
     def propose(self, generation: "Generation", tokens: Tensor, ahead: int) -> Tensor | None:
         """Logits (batch, 1, vocab) after the newest token of every sequence."""
-        self.run.tally.begin("draft")
+        self.run.counter.begin("draft")
         if ahead:
             begins = [n + ahead - 1 for n in generation.cached]
             self.hidden = self._pass(tokens, self.hidden, begins)
@@ -124,28 +124,28 @@ class Heads(Drafter):
 
     def _pass(self, tokens: Tensor, states: Tensor, begins: list[int]) -> Tensor:
         """New entries through the layer, (batch, new, hidden)."""
-        with self.run.tally.op("sample") as marks:
+        with self.run.counter.op("sample") as record:
             embedded = torch.nn.functional.embedding(tokens, self.run.decoder.weights.embedding)
-            marks.reads(embedded)
-            marks.writes(embedded)
+            record.reads(embedded)
+            record.writes(embedded)
         joined = torch.cat([embedded, states], -1)
         return self.beside.through(self._multiply("join_inputs", self.join, joined), begins)
 
     def _head(self, hidden: Tensor) -> Tensor:
         """Logits of the tokens that a draft chooses among."""
         weights = self.run.decoder.weights
-        with self.run.tally.op("sample") as marks:
+        with self.run.counter.op("sample") as record:
             normed = self.beside.weights.norm(hidden)
-            marks.reads(hidden)
-            marks.writes(normed)
+            record.reads(hidden)
+            record.writes(normed)
         matrix = weights.head.weight if self.logits is None else self.logits
         return self._multiply("draft_head", matrix, normed)
 
     def _multiply(self, name: str, matrix: Tensor, numbers: Tensor) -> Tensor:
-        with self.run.tally.op(name) as marks:
+        with self.run.counter.op(name) as record:
             out = numbers @ matrix.T
-            marks.reads(numbers, matrix)
-            marks.writes(out)
+            record.reads(numbers, matrix)
+            record.writes(out)
         return out
 
     def _product(self, rows: int, columns: int) -> Tensor:

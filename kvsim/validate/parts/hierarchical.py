@@ -7,17 +7,17 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.hierarchical import Hierarchical as Settings
+from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Seen
-from kvsim.validate.parts.cells import CacheRoom, Spot
-from kvsim.validate.parts.packed import PackedCells
-from kvsim.validate.parts.sides import Side, check_groups
-from kvsim.validate.tally import Silent
+from kvsim.validate.parts.cells import CacheRoom, SlotRange
+from kvsim.validate.parts.packed import PackedStore
+from kvsim.validate.parts.sides import PackedRing, check_groups
 from kvsim.validate.transfer import to_device
 
 BY_HALVES = "half a buffer is packed at once; the prediction spreads it over the rounds"
 
 
-class Hierarchical(PackedCells):
+class Hierarchical(PackedStore):
     """The buffer holds 2 G tokens, G of them always.
 
     A round adds no more than fit in it; once it is full when the round is over, its first half is
@@ -28,11 +28,11 @@ class Hierarchical(PackedCells):
     .. [1] R. Tiwari et al., "QuantSpec", ICML 2025, section 4.2.
     """
 
-    drafts_wait = True
+    buffers_drafts = True
     differences = MappingProxyType({"quantise": BY_HALVES})
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, tally: Silent) -> None:
-        super().__init__(part, room, slots, tally)
+    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
+        super().__init__(part, room, slots, counter)
         assert isinstance(part, Settings)
         check_groups(part.name, part.group, room.dim)
         self.half = part.residual // 2
@@ -43,7 +43,7 @@ class Hierarchical(PackedCells):
                 f"choose one that is"
             )
         self.k, self.v = (
-            Side(room, slots, 2 * self.half, 4, part.group, by, hierarchical=True)
+            PackedRing(room, slots, 2 * self.half, 4, part.group, by, hierarchical=True)
             for by in ("channel", "token")
         )
         self.drafts_read_upper = False
@@ -56,29 +56,29 @@ class Hierarchical(PackedCells):
         """As many as of keys. [tokens]"""
         return self.packed_keys(tokens)
 
-    def packed_by(self, spot: Spot) -> tuple[int, ...]:
+    def packed_by(self, span: SlotRange) -> tuple[int, ...]:
         """Those before the pass: nothing is packed until its round is over."""
-        return tuple(end - spot.new for end in spot.ends)
+        return tuple(end - span.new for end in span.ends)
 
-    def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """New tokens wait in the buffer until their round is over."""
-        self.add(keys, values, spot)
+        self.add(keys, values, span)
 
-    def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """A draft may read the upper halves alone."""
-        upper = spot.draft and self.drafts_read_upper
-        return self._look(queries, spot, upper=upper).out.to(queries.dtype)
+        upper = span.draft and self.drafts_read_upper
+        return self._attend_packed(queries, span, upper=upper).out.to(queries.dtype)
 
-    def takes(self, tokens: int) -> int:
+    def room_left(self, tokens: int) -> int:
         """What the buffer takes until it has to be packed. [tokens]"""
         return 2 * self.half - (tokens - self.packed_keys(tokens))
 
-    def settle(self, before: list[int], after: list[int]) -> None:
+    def commit(self, before: list[int], after: list[int]) -> None:
         """Pack the first half of full buffers."""
         counts = enumerate(zip(before, after, strict=True))
         full = [i for i, (old, new) in counts if self.packed_keys(new) > self.packed_keys(old)]
         if full:
             begins = to_device([self.packed_keys(n) for n in before], self.room.device)
-            with self.tally.op("quantise") as marks:
+            with self.counter.op("quantise") as record:
                 for side in (self.k, self.v):
-                    side.pack(marks, full, begins, self.half)
+                    side.pack(record, full, begins, self.half)

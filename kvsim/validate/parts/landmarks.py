@@ -5,20 +5,20 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.techniques.landmarks import Landmarks as Settings
+from kvsim.validate.counter import OpRecord
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.model.attention import Pass, attend
-from kvsim.validate.parts.away import Away
+from kvsim.validate.parts.away import HostValues
 from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.bytoken import TokenRows
-from kvsim.validate.parts.cells import Spot
+from kvsim.validate.parts.cells import SlotRange
 from kvsim.validate.parts.lowrank import Lowrank
 from kvsim.validate.parts.paged import in_pages
 from kvsim.validate.parts.portions import begins, ends
-from kvsim.validate.parts.selecting import Selecting, Where
-from kvsim.validate.tally import Marks
+from kvsim.validate.parts.selecting import LayerCache, LayerContext
 
 
-class Landmarks(Selecting):
+class Landmarks(LayerCache):
     """Chosen chunks come from the product of keys and from the host, all other tokens are here.
 
     Chunks that their mean describes worst, and what is generated, are attended to always.
@@ -28,7 +28,7 @@ class Landmarks(Selecting):
     .. [1] H. Sun et al., "ShadowKV", ICML 2025, section 4.2, algorithms 1 and 2.
     """
 
-    def __init__(self, place: Where) -> None:
+    def __init__(self, place: LayerContext) -> None:
         super().__init__(place)
         self.refuse_drafts()
         self.refuse_windows()
@@ -50,7 +50,7 @@ class Landmarks(Selecting):
         shape = (room.sequences, room.heads, self.outliers)
         self.which = torch.zeros(shape, dtype=torch.int32, device=room.device)
         lanes = self.run.placements[self.layer].lanes
-        self.away = self.run.shared("away", lambda: Away(lanes(), "store_kv", "fetch"))
+        self.away = self.run.shared("away", lambda: HostValues(lanes(), "store_kv", "fetch"))
         self.away.add(self, cells.v)
         self.reading = self.run.shared("prompt keys", lambda: [room.zeros(self.prompt)])
 
@@ -69,7 +69,7 @@ class Landmarks(Selecting):
             self.away.send_prompt(self)
         return out
 
-    def prompt_read(self) -> None:
+    def prompt_done(self) -> None:
         """From here on there is room for fetched chunks."""
         if self.away.reading:
             self.reading.clear()
@@ -78,23 +78,23 @@ class Landmarks(Selecting):
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Rank the chunks, bring the best, attend to them and to all that stays."""
-        spot = Spot.behind(step, self.lengths, self._on_device[:, None])
-        self.factors.append(keys, values, spot)
+        span = SlotRange.after_cached(step, self.lengths, self._on_device[:, None])
+        self.factors.append(keys, values, span)
         self.away.send_new(self, [values], step)
         chosen, known = self._choose(queries)
         index, seen = self._tokens(chosen, known)
         fetched = self.away.fetch(self, index, self.chunk)[0]
         restored = self.factors.restored(index)
         stays = self._tokens(self.which, torch.ones_like(self.which, dtype=torch.bool))[1]
-        generated = torch.arange(spot.most, device=index.device) <= spot.slots[:, :, None]
+        generated = torch.arange(span.most, device=index.device) <= span.slots[:, :, None]
         seen = torch.cat([seen, stays, generated.expand(-1, seen.shape[1], -1)], 2)
-        recent = (side.parts[0][:, :, : spot.most] for side in self._recent())
-        with self.tally.op("attn") as marks:
+        recent = (side.parts[0][:, :, : span.most] for side in self._recent())
+        with self.counter.op("attn") as record:
             sides = zip((restored, fetched), self.staying, recent, strict=True)
             k, v = (torch.cat(parts, 2) for parts in sides)
-            out = attend(Marks(), queries, k, v, seen[:, :, None])
-            marks.reads(queries, k, v)
-            marks.writes(out)
+            out = attend(OpRecord(), queries, k, v, seen[:, :, None])
+            record.reads(queries, k, v)
+            record.writes(out)
         return out
 
     def buffers(self) -> Resident:
@@ -111,7 +111,7 @@ class Landmarks(Selecting):
 
     def _summarise(self, keys: Tensor, values: Tensor) -> None:
         """Means of the prompt's chunks; those that are least like theirs are kept as they are."""
-        with self.tally.op("chunk_means") as marks:
+        with self.counter.op("chunk_means") as record:
             pages = in_pages(keys, self._on_device, self.chunk, 0.0).float()
             there = self._there(torch.arange(self.chunks, device=keys.device))[:, None]
             means = pages.sum(3) / there.sum(-1, keepdim=True).clamp(min=1)
@@ -120,21 +120,21 @@ class Landmarks(Selecting):
             self.means.copy_(means)
             self.which.copy_(worst.topk(self.outliers, largest=False).indices)
             index, _ = self._tokens(self.which, torch.ones_like(self.which, dtype=torch.bool))
-            marks.reads(keys, keys)  # for the means, and to compare with them
-            marks.writes(self.means)
+            record.reads(keys, keys)  # for the means, and to compare with them
+            record.writes(self.means)
             for mine, numbers in zip(self.staying, (keys, values), strict=True):
                 mine.copy_(rows_at(numbers, index))
-                marks.reads(mine)
-                marks.writes(mine)
+                record.reads(mine)
+                record.writes(mine)
 
     def _choose(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Chunks that a head of the group gives most, and whether there was such a chunk."""
         grouped = queries.reshape(self.batch, self.means.shape[1], -1, queries.shape[3])
-        with self.tally.op("landmarks") as marks:
+        with self.counter.op("landmarks") as record:
             scores = grouped @ self.means.mT
-            marks.reads(queries, self.means, scores)
-            marks.writes(scores)
-        with self.tally.op("topk") as marks:
+            record.reads(queries, self.means, scores)
+            record.writes(scores)
+        with self.counter.op("topk") as record:
             there = self._there(torch.arange(self.chunks, device=scores.device)).any(-1)
             others = there[:, None].expand(-1, self.means.shape[1], -1)
             others = others.scatter(2, self.which.long(), value=False)
@@ -142,8 +142,8 @@ class Landmarks(Selecting):
                 ~others[:, :, None], -torch.inf
             )
             best = logits.float().log_softmax(-1).amax(2).nan_to_num(-torch.inf).to(scores.dtype)
-            marks.writes(best)
-            marks.reads(best)
+            record.writes(best)
+            record.reads(best)
             chosen = best.topk(self.most, dim=-1).indices
             return chosen, others.gather(2, chosen)
 

@@ -6,15 +6,15 @@ from torch import Tensor
 
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.late_kivi import LateKivi as Settings
+from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.attention import PartialAttention
 from kvsim.validate.kernels.quantise import Levels
-from kvsim.validate.parts.cells import CacheRoom, Spot
-from kvsim.validate.parts.packed import Fetched, PackedCells
-from kvsim.validate.parts.sides import Side, check_groups, check_residual
-from kvsim.validate.tally import Silent
+from kvsim.validate.parts.cells import CacheRoom, SlotRange
+from kvsim.validate.parts.packed import Fetched, PackedStore
+from kvsim.validate.parts.sides import PackedRing, check_groups, check_residual
 
 
-class LateKivi(PackedCells):
+class LateKivi(PackedStore):
     """Packed rows behind rings that have room for a step's own tokens beyond the residual.
 
     References
@@ -22,20 +22,20 @@ class LateKivi(PackedCells):
     .. [1] S. Jie et al., "SpeCache", ICML 2025, section 3.3, and equation 3 for one bit.
     """
 
-    takes_back = False
+    drops_tokens = False
     differences = MappingProxyType(
         {"quantise": "keys are packed a residual at a time; the prediction spreads that evenly"}
     )
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, tally: Silent) -> None:
-        super().__init__(part, room, slots, tally)
+    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
+        super().__init__(part, room, slots, counter)
         assert isinstance(part, Settings)
         self.residual = check_residual("specache", part.residual, part.group)
         check_groups("specache", part.group, room.dim)
         bits, ring = int(part.bits), self.residual + room.fresh
         where: Levels = "centres" if bits == 1 else "ends"
-        self.k = Side(room, slots, ring, bits, part.group, "channel", where)
-        self.v = Side(room, slots, ring, bits, part.group, "token", where)
+        self.k = PackedRing(room, slots, ring, bits, part.group, "channel", where)
+        self.v = PackedRing(room, slots, ring, bits, part.group, "token", where)
 
     def packed_keys(self, tokens: int) -> int:
         """Tokens whose keys are packed: whole blocks of the residual. [tokens]"""
@@ -45,31 +45,36 @@ class LateKivi(PackedCells):
         """All but the residual."""
         return max(tokens - self.residual, 0)
 
-    def packed_by(self, spot: Spot) -> tuple[int, ...]:
+    def packed_by(self, span: SlotRange) -> tuple[int, ...]:
         """The tokens that were there before the step."""
-        return tuple(end - spot.new for end in spot.ends)
+        return tuple(end - span.new for end in span.ends)
 
-    def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """New tokens into the rings; ``pack`` follows when they have attended."""
-        self.add(keys, values, spot)
+        self.add(keys, values, span)
 
-    def look_beside(
-        self, queries: Tensor, spot: Spot, fetched: Fetched | None, scored: bool, name: str = "attn"
+    def attend_with_pairs(
+        self,
+        queries: Tensor,
+        span: SlotRange,
+        fetched: Fetched | None,
+        scored: bool,
+        name: str = "attn",
     ) -> PartialAttention:
         """Attention with the fetched pairs in place of their packed copies."""
-        return self._look(queries, spot, scored, fetched=fetched, name=name)
+        return self._attend_packed(queries, span, scored, fetched=fetched, name=name)
 
-    def pack(self, spot: Spot) -> None:
+    def pack(self, span: SlotRange) -> None:
         """The first new token stays: pack the value it pushes out and the block it completes."""
-        before, position = self.packed_by(spot), spot.slots[:, 0]
+        before, position = self.packed_by(span), span.slots[:, 0]
         full = [i for i, n in enumerate(before) if n >= self.residual]
         if full:
-            with self.tally.op("quantise") as marks:
-                self.v.pack(marks, full, position - self.residual, 1)
+            with self.counter.op("quantise") as record:
+                self.v.pack(record, full, position - self.residual, 1)
         whole = [i for i, n in enumerate(before) if (n + 1) % self.residual == 0]
         if whole:
-            with self.tally.op("quantise") as marks:
-                self.k.pack(marks, whole, position + 1 - self.residual, self.residual)
+            with self.counter.op("quantise") as record:
+                self.k.pack(record, whole, position + 1 - self.residual, self.residual)
 
     def tensors(self) -> dict[str, list[Tensor]]:
         """Packed rows and the residual; what the rings hold beyond it."""

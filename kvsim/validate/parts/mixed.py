@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from kvsim.validate.counter import OpRecord
 from kvsim.validate.kernels.attention import View
 from kvsim.validate.kernels.separable import channelwise, separable
 from kvsim.validate.kernels.stores import Store
 from kvsim.validate.parts.cells import CacheRoom
-from kvsim.validate.tally import Marks
 
 
 class PrecisionRows:
@@ -42,16 +42,27 @@ class PrecisionRows:
     def tensors(self) -> list[Tensor]:
         """Everything that stays in memory."""
         return [
-            self._k_codes, self._v_codes, self._k_scale, self._k_zero, self._factor,
-            self._v_scale, self._v_zero,
-        ]  # fmt: skip
+            self._k_codes,
+            self._v_codes,
+            self._k_scale,
+            self._k_zero,
+            self._factor,
+            self._v_scale,
+            self._v_zero,
+        ]
 
     def counts(self, windows: int) -> Tensor:
         """Rows in use of every sequence (batch,) after so many windows."""
         return self._firsts + windows * self.more
 
     def add(
-        self, marks: Marks, keys: Tensor, values: Tensor, order: Tensor, start: Tensor, time: int
+        self,
+        record: OpRecord,
+        keys: Tensor,
+        values: Tensor,
+        order: Tensor,
+        start: Tensor,
+        time: int,
     ) -> Tensor:
         """Pack a part of some tokens; which one says ``order``, from ``start`` on.
 
@@ -91,9 +102,9 @@ class PrecisionRows:
         self._k_scale[:, :, time : time + 1] = made_k.scale[:1]
         self._k_zero[:, :, time : time + 1] = made_k.zero[:1]
         self._factor[:, :, time : time + 1] = made_v.factor[:1]
-        marks.reads(part_keys, part_values)
-        marks.writes(made_k.codes, made_v.codes, made_v.scale[:, :1], made_v.zero[:, :1])
-        marks.writes(made_k.scale[:1], made_k.zero[:1], made_v.factor[:1])
+        record.reads(part_keys, part_values)
+        record.writes(made_k.codes, made_v.codes, made_v.scale[:, :1], made_v.zero[:, :1])
+        record.writes(made_k.scale[:1], made_k.zero[:1], made_v.factor[:1])
         return counts
 
     def view(

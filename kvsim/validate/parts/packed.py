@@ -8,8 +8,8 @@ from torch import Tensor
 from kvsim.frozen import frozen
 from kvsim.validate.kernels.attention import PartialAttention, View
 from kvsim.validate.model.attention import Seen
-from kvsim.validate.parts.cells import Cells, Spot, lengths_on, look_packed, shares
-from kvsim.validate.parts.sides import Side
+from kvsim.validate.parts.cells import KvStore, SlotRange, attend_packed, lengths_on, shares
+from kvsim.validate.parts.sides import PackedRing
 
 
 @frozen
@@ -21,12 +21,12 @@ class Fetched:
     values: Tensor
 
 
-class PackedCells(Cells):
+class PackedStore(KvStore):
     """Cells of keys and values behind rings; subclasses say how many tokens are packed."""
 
-    k: Side
-    v: Side
-    as_given = False
+    k: PackedRing
+    v: PackedRing
+    keeps_numbers = False
 
     @abstractmethod
     def packed_keys(self, tokens: int) -> int:
@@ -41,34 +41,36 @@ class PackedCells(Cells):
         raise NotImplementedError
 
     @property
-    def reads_room(self) -> bool:
+    def reads_all_slots(self) -> bool:
         """The kernel reads up to each sequence's own end."""
         return False
 
-    def packed_by(self, spot: Spot) -> tuple[int, ...]:
+    def packed_by(self, span: SlotRange) -> tuple[int, ...]:
         """The tokens of every sequence that packed counts of a pass go by."""
-        return spot.ends
+        return span.ends
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
         """Pack what leaves the rings."""
-        with self.tally.op("quantise") as marks:
-            self.k.fill(marks, keys, counts, [self.packed_keys(n) for n in counts])
-            self.v.fill(marks, values, counts, [self.packed_values(n) for n in counts])
+        with self.counter.op("quantise") as record:
+            self.k.fill(record, keys, counts, [self.packed_keys(n) for n in counts])
+            self.v.fill(record, values, counts, [self.packed_values(n) for n in counts])
 
-    def add(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+    def add(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """New tokens into the rings."""
-        with self.tally.op("attn") as marks:
-            self.k.append(keys, spot.slots)
-            self.v.append(values, spot.slots)
-            marks.writes(keys, values)
+        with self.counter.op("attn") as record:
+            self.k.append(keys, span.slots)
+            self.v.append(values, span.slots)
+            record.writes(keys, values)
 
-    def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """Packed rows and rings in one kernel."""
-        return self._look(queries, spot).out.to(queries.dtype)
+        return self._attend_packed(queries, span).out.to(queries.dtype)
 
-    def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:
+    def attend_with_scores(
+        self, queries: Tensor, span: SlotRange, seen: Seen
+    ) -> tuple[Tensor, Tensor]:
         """Scores leave the kernel."""
-        part = self._look(queries, spot, scored=True)
+        part = self._attend_packed(queries, span, scored=True)
         return part.out.to(queries.dtype), shares(part).to(queries.dtype)
 
     def tensors(self) -> dict[str, list[Tensor]]:
@@ -92,22 +94,27 @@ class PackedCells(Cells):
             more = lower[0] if lower else None
             side.store = replace(side.store, codes=codes, lower=more, scale=scale, zero=zero)
 
-    def tails(self) -> list[Tensor]:
+    def gpu_tensors(self) -> list[Tensor]:
         """The latest tokens, which are not packed yet."""
         return [self.k.ring, self.v.ring]
 
-    def _look(
-        self, queries: Tensor, spot: Spot, scored: bool = False, upper: bool = False,
-        fetched: Fetched | None = None, name: str = "attn",
-    ) -> PartialAttention:  # fmt: skip
+    def _attend_packed(
+        self,
+        queries: Tensor,
+        span: SlotRange,
+        scored: bool = False,
+        upper: bool = False,
+        fetched: Fetched | None = None,
+        name: str = "attn",
+    ) -> PartialAttention:
         """Attention, of hierarchical cells over their upper halves alone if asked for."""
-        tokens, ends = self.packed_by(spot), list(spot.ends)
+        tokens, ends = self.packed_by(span), list(span.ends)
         keys, values = (
             [count(n) for n in tokens] for count in (self.packed_keys, self.packed_values)
         )
         device, k, v = self.room.device, self.k, self.v
-        lengths = spot.lengths(device)
-        if spot.room is None:
+        lengths = span.lengths(device)
+        if span.room is None:
             packed = lengths_on(device, keys), lengths_on(device, values)
         else:
             packed = self.packed_there(lengths)
@@ -116,14 +123,22 @@ class PackedCells(Cells):
             lengths,
             k.store.upper_only() if upper else k.store,
             v.store.upper_only() if upper else v.store,
-            *packed, k.ring, v.ring, *pairs,
-        )  # fmt: skip
+            *packed,
+            k.ring,
+            v.ring,
+            *pairs,
+        )
         known = min(fetched.index.shape[2], *tokens) if fetched else 0
-        with self.tally.op(name) as marks:
-            return look_packed(
-                marks, queries, view, spot,
+        with self.counter.op(name) as record:
+            return attend_packed(
+                record,
+                queries,
+                view,
+                span,
                 lambda: [
-                    *k.read(keys, ends, upper), *v.read(values, ends, upper),
+                    *k.read(keys, ends, upper),
+                    *v.read(values, ends, upper),
                     *(pair[:, :, :known] for pair in pairs[1:] if pair is not None),
-                ], scored,
-            )  # fmt: skip
+                ],
+                scored,
+            )

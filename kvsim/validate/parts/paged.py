@@ -7,26 +7,26 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.techniques.chosen import Chosen
+from kvsim.validate.counter import OpRecord
 from kvsim.validate.model.attention import Pass, attend
-from kvsim.validate.parts.cells import Spot
-from kvsim.validate.parts.selecting import Selecting, Where
-from kvsim.validate.tally import Marks
+from kvsim.validate.parts.cells import SlotRange
+from kvsim.validate.parts.selecting import LayerCache, LayerContext
 
 
-class Paged(Selecting):
+class PagedCache(LayerCache):
     """Every KV head attends to its best pages, of which the newest is always one.
 
     Query heads that share a KV head go by the greatest relevance that one of them gives a page.
     """
 
-    def __init__(self, place: Where) -> None:
+    def __init__(self, place: LayerContext) -> None:
         settings = place.parts.selection
         assert isinstance(settings, Chosen)
         self.page = settings.run()
         super().__init__(place)
         self.refuse_drafts()
         self.refuse_windows()
-        if self.rows.values_away:
+        if self.rows.values_on_host:
             raise InputError(
                 f"{settings.name}: its real implementation reads pages on the GPU; run it without "
                 f"values on the host"
@@ -43,7 +43,7 @@ class Paged(Selecting):
         """Note the pages of a prompt (batch, KV heads, tokens, dim)."""
 
     @abstractmethod
-    def update(self, keys: Tensor, spot: Spot) -> None:
+    def update(self, keys: Tensor, span: SlotRange) -> None:
         """A new token (batch, KV heads, 1, dim) belongs to its page."""
 
     @abstractmethod
@@ -57,43 +57,43 @@ class Paged(Selecting):
             self.summarise(self.rows.k.parts[0][:, :, : self.prompt])
         return out
 
-    def filled(self, keys: Tensor, values: Tensor) -> None:
+    def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """Summaries are those of keys that are not packed yet."""
         self.summarise(keys)
-        super().filled(keys, values)
+        super().store_prompt(keys, values)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Store the new token, rank the pages, attend to the best of them."""
-        spot = Spot.behind(step)
-        self.cells.append(keys, values, spot)
-        self.update(keys, spot)
-        chosen = self._choose(queries, spot)
-        if chosen.shape[2] * self.page >= spot.most:
-            return self.cells.look(queries, spot, spot.visible(step))
+        span = SlotRange.after_cached(step)
+        self.cells.append(keys, values, span)
+        self.update(keys, span)
+        chosen = self._choose(queries, span)
+        if chosen.shape[2] * self.page >= span.most:
+            return self.cells.attend(queries, span, span.visible(step))
         within = torch.arange(self.page, device=chosen.device)
         index = (chosen[..., None] * self.page + within).flatten(2)
         seen = (index <= step.positions[:, None])[:, :, None]
         index = index.clamp(max=self.capacity - 1)
-        with self.tally.op("attn") as marks:
-            k, v = (column.gathered(marks, index) for column in (self.rows.k, self.rows.v))
-            out = attend(Marks(), queries, k, v, seen)
-            marks.reads(queries)
-            marks.writes(out)
+        with self.counter.op("attn") as record:
+            k, v = (column.gathered(record, index) for column in (self.rows.k, self.rows.v))
+            out = attend(OpRecord(), queries, k, v, seen)
+            record.reads(queries)
+            record.writes(out)
         return out
 
-    def _choose(self, queries: Tensor, spot: Spot) -> Tensor:
+    def _choose(self, queries: Tensor, span: SlotRange) -> Tensor:
         """The best pages of every KV head, (batch, KV heads, pages)."""
-        pages = -(-spot.most // self.page)
+        pages = -(-span.most // self.page)
         grouped = queries.reshape(self.batch, self.model.kv_heads, -1, queries.shape[3])
         relevance = self.relevance(grouped, pages)
-        with self.tally.op("topk") as marks:
+        with self.counter.op("topk") as record:
             best = relevance.amax(2)
-            newest = (spot.slots[:, -1] // self.page)[:, None, None]
+            newest = (span.slots[:, -1] // self.page)[:, None, None]
             page = torch.arange(pages, device=best.device)
             ranked = best.masked_fill(page > newest, -torch.inf)
             ranked = ranked.masked_fill(page == newest, torch.inf)
-            marks.writes(best)
-            marks.reads(best)
+            record.writes(best)
+            record.reads(best)
             return ranked.topk(min(self.most, pages), dim=-1).indices.sort(-1).values
 
 

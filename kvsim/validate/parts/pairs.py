@@ -12,13 +12,13 @@ from kvsim.validate.kernels.gather import gather
 from kvsim.validate.kernels.topk import softmax_top_k
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.base import Resident
-from kvsim.validate.parts.cells import Spot
+from kvsim.validate.parts.cells import SlotRange
 from kvsim.validate.parts.late_kivi import LateKivi
 from kvsim.validate.parts.packed import Fetched
-from kvsim.validate.parts.selecting import Selecting, Where
+from kvsim.validate.parts.selecting import LayerCache, LayerContext
 
 
-class Pairs(Selecting):
+class Pairs(LayerCache):
     """Speculative prefetch: each step decodes the output token and a guess of the next.
 
     The output token attends to the packed cache with the pairs in place that the guess chose a
@@ -31,7 +31,7 @@ class Pairs(Selecting):
     .. [1] S. Jie et al., "SpeCache", ICML 2025, section 3.3, algorithms 1 to 3.
     """
 
-    def __init__(self, place: Where) -> None:
+    def __init__(self, place: LayerContext) -> None:
         settings = place.parts.selection
         assert isinstance(settings, Settings)
         super().__init__(place)
@@ -57,16 +57,16 @@ class Pairs(Selecting):
         self._before: list[Pairs] = run.shared("pairs", list)
         self._before.append(self)
 
-    def filled(self, keys: Tensor, values: Tensor) -> None:
+    def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """Pack the prompt and store it on the host while the next layer reads it."""
-        super().filled(keys, values)
+        super().store_prompt(keys, values)
         if not self.chosen:
             return
         if mine := self._before.index(self):
             self._before[mine - 1].has_left()  # its copy makes room for this one's
         self._store(slice(0, self.prompt), keys, values)
 
-    def prompt_read(self) -> None:
+    def prompt_done(self) -> None:
         """The last layer's prompt has to have left."""
         self.has_left()
 
@@ -75,18 +75,18 @@ class Pairs(Selecting):
         self.stored.wait()
         self._leaving = ()
 
-    def leaving(self) -> list[Tensor]:
+    def in_flight(self) -> list[Tensor]:
         """Copies of the prompt that are on their way to the host."""
         return list(self._leaving)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Attend with the fetched pairs in place, choose and prefetch the next, store, pack."""
-        spot, stays = Spot.behind(step), step.kind != "between"
+        span, stays = SlotRange.after_cached(step), step.kind != "between"
         self._arrived.wait()
-        self.packed.append(keys, values, spot)
+        self.packed.append(keys, values, span)
         known = Fetched(self.index, *self.fetched) if self.chosen else None
         first = known if self.guesses and stays else None
-        part = self.packed.look_beside(queries, spot, first, scored=self.chosen > 0)
+        part = self.packed.attend_with_pairs(queries, span, first, scored=self.chosen > 0)
         if self.chosen and self.guesses:
             if stays:
                 self._append_home(keys, values, step)
@@ -95,10 +95,12 @@ class Pairs(Selecting):
             self._choose(part, step, eligible=step.positions[:, 0])
             self._arrived.wait()
             known = Fetched(self.index, *self.fetched)
-            part = self.packed.look_beside(queries, spot, known, scored=False, name="attn_again")
+            part = self.packed.attend_with_pairs(
+                queries, span, known, scored=False, name="attn_again"
+            )
             self._append_home(keys, values, step)
         if stays:
-            self.packed.pack(spot)
+            self.packed.pack(span)
         return part.out.to(queries.dtype)
 
     def buffers(self) -> Resident:
@@ -116,11 +118,11 @@ class Pairs(Selecting):
         """Choose the next pairs among the first ``eligible`` (batch,) tokens and fetch them."""
         assert part.scores is not None
         scores, heads = part.scores[..., : step.length], self.model.kv_heads
-        with self.tally.op("topk") as marks:
+        with self.counter.op("topk") as record:
             index = softmax_top_k(scores, heads, self.chosen, eligible.int())
             index = torch.nn.functional.pad(index, (0, self.chosen - index.shape[-1]), value=-1)
-            marks.writes(scores)
-            marks.reads(scores)
+            record.writes(scores)
+            record.reads(scores)
         self.index = index
 
         def fetch() -> None:
@@ -129,7 +131,7 @@ class Pairs(Selecting):
         self._arrived = self.lanes.h2d(fetch, self.lanes.mark(), self.stored)
         many = min(self.chosen, max(step.starts) + step.new - 1)
         moved = [p[:, :, :many] for p in self.fetched]
-        self.tally.copy("prefetch", "h2d", moved, rows=2 * self.batch * heads * many)
+        self.counter.copy("prefetch", "h2d", moved, rows=2 * self.batch * heads * many)
 
     def _append_home(self, keys: Tensor, values: Tensor, step: Pass) -> None:
         """Store the output token on the host."""
@@ -160,4 +162,4 @@ class Pairs(Selecting):
     def _send(self, store: Callable[[], None], *held: Tensor) -> None:
         """Queue a copy to the host; its source is kept until the next one of this layer."""
         self.stored, self._leaving = self.lanes.d2h(store, self.lanes.mark()), held
-        self.tally.copy("store_kv", "d2h", held)
+        self.counter.copy("store_kv", "d2h", held)

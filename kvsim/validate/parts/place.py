@@ -13,15 +13,15 @@ from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Answer
 from kvsim.validate.model.weights import LayerWeights
 from kvsim.validate.parts.base import Resident
-from kvsim.validate.parts.cells import Cells
-from kvsim.validate.parts.cpu_attention import CpuCells, LeavingPrompts
-from kvsim.validate.parts.placing import Placing
+from kvsim.validate.parts.cells import KvStore
+from kvsim.validate.parts.cpu_attention import CpuStore, LeavingPrompts
+from kvsim.validate.parts.placing import CachePlacement
 from kvsim.validate.parts.portions import begins
 from kvsim.validate.parts.recomputing import Recomputing
-from kvsim.validate.parts.selecting import Where
-from kvsim.validate.parts.split import CpuRows, Made, SplitCells
+from kvsim.validate.parts.selecting import LayerContext
+from kvsim.validate.parts.split import CpuRows, Made, TieredStore
 from kvsim.validate.parts.streaming import StreamedWeights
-from kvsim.validate.parts.visiting import Visits, visitor_of
+from kvsim.validate.parts.visiting import PrefetchBuffers, host_rows
 
 if TYPE_CHECKING:
     from kvsim.validate.parts.composed import Composed
@@ -33,7 +33,7 @@ MOVED = ("load_kv", "store_kv", "quantise", "dequantise", "kv", "kv buffers")
 ROUNDED = dict.fromkeys(MOVED, "a share of the cache is rounded to whole KV heads")
 
 
-class Place(Placing):
+class Place(CachePlacement):
     """A share of the rows of every layer, or all values, in host memory.
 
     A row is a KV head of a sequence. By columns, layers serve the parts of the batch one after
@@ -53,9 +53,9 @@ class Place(Placing):
         self._refuse_always(part)
         self.place, lanes = part, self.lanes()
         self.inputs = Recomputing(run, lanes, part) if part.recomputes else None
-        self.visits: dict[tuple[int, int], Visits] = {}  # by layer and part
-        self.own: list[Visits] = []  # those that other placements may share
-        self.leaving = LeavingPrompts(lanes, run.tally)
+        self.visits: dict[tuple[int, int], PrefetchBuffers] = {}  # by layer and part
+        self.own: list[PrefetchBuffers] = []  # those that other placements may share
+        self.leaving = LeavingPrompts(lanes, run.counter)
         self.streamed: StreamedWeights | None = None
         if share := float(part.weights_host):
             self.streamed = run.shared(
@@ -63,36 +63,36 @@ class Place(Placing):
                 lambda: StreamedWeights(run.decoder, lanes, part.tiles, share),
             )
 
-    def cells(self, kind: type[Cells], where: Where, slots: int) -> Cells:
+    def cells(self, kind: type[KvStore], where: LayerContext, slots: int) -> KvStore:
         """Rows or values at home, where the shares say so."""
         place, room, lanes = self.place, self.room(where), self.lanes()
         rows = room.sequences * room.heads
         away, cpu = self._whole("host_share", rows), self._whole("cpu_share", rows)
-        stored, tally = where.parts.storage, self.run.tally
+        stored, counter = where.parts.storage, self.run.counter
         if place.loads or cpu:
             self._refuse(kind, where)
         if place.loads and not float(place.k_host):
-            return kind(stored, room, slots, tally, lanes.host)  # type: ignore[call-arg]
+            return kind(stored, room, slots, counter, lanes.host)  # type: ignore[call-arg]
         if not away and not cpu:
             return super().cells(kind, where, slots)
         if cpu == rows:
-            whole = CpuCells(stored, room, slots, tally, lanes, returns=not self.late)
+            whole = CpuStore(stored, room, slots, counter, lanes, returns=not self.attends_async)
             self.leaving.cells[where.visit] = whole
             return whole
-        attended = CpuRows(cpu, partial(CpuCells, lanes=lanes)) if cpu else None
+        attended = CpuRows(cpu, partial(CpuStore, lanes=lanes)) if cpu else None
 
-        def make(host: Made) -> SplitCells:
-            return SplitCells(kind, stored, room, slots, tally, away, host, attended)
+        def make(host: Made) -> TieredStore:
+            return TieredStore(kind, stored, room, slots, counter, away, host, attended)
 
         split = self._visitor(where, slots, make) if away else make(lanes.host)
-        if isinstance(split.cpu, CpuCells):
+        if isinstance(split.cpu, CpuStore):
             self.leaving.cells[where.visit] = split.cpu
-        if split.away is not None and split.away.tails():
+        if split.away is not None and split.away.gpu_tensors():
             self.differences = {**self.differences, "store_kv": SENT_LATE}
         return split
 
     @property
-    def one_by_one(self) -> bool:
+    def prompts_one_by_one(self) -> bool:
         """Not where rows are on the host: those of all sequences lie side by side, token by token.
 
         So a chunk of all prompts leaves as one copy, and one of a single prompt cannot.
@@ -107,7 +107,7 @@ class Place(Placing):
             self.inputs.ready()
 
     @property
-    def late(self) -> bool:
+    def attends_async(self) -> bool:
         """Whether the CPU has all of attention, and another part of the batch follows.
 
         Streamed weights of the layer before would be gone by the time that it answers.
@@ -117,31 +117,31 @@ class Place(Placing):
 
     def answer(self, attend: Callable[[], Tensor]) -> Tensor | Answer:
         """The GPU goes on with another part while the CPU attends for this one."""
-        if not self.late:
+        if not self.attends_async:
             return attend()
-        answer, device = self.lanes().ask(attend), self.run.decoder.device
+        answer, device = self.lanes().submit(attend), self.run.decoder.device
         return lambda: answer().to(device)
 
-    def reach(self, where: Where) -> None:
+    def layer_reached(self, where: LayerContext) -> None:
         """A part of the next layer's weights comes beside every part of the batch."""
         if self.streamed:
             self.streamed.ahead(where.layer, where.rows.start // where.batch)
 
-    def begin(self, where: Where, step: Pass) -> None:
+    def before_attention(self, where: LayerContext, step: Pass) -> None:
         """Ask for the next layer, wait for this one."""
         if step.kind == "prefill" and begins(step):
-            self.reach(where)
+            self.layer_reached(where)
         if where.visit in self.leaving.cells:
             self.leaving.begin(where, step)
         if where.visit in self.visits:
             self.visits[where.visit].begin(where, step)
 
-    def read(self, where: Where, tensor: Tensor, step: Pass) -> None:
+    def store_inputs(self, where: LayerContext, tensor: Tensor, step: Pass) -> None:
         """Inputs go home where tokens are recomputed from them."""
         if where.visit in self.visits:
             self.visits[where.visit].read(where, tensor, step)
 
-    def end(self, where: Where, step: Pass) -> None:
+    def after_attention(self, where: LayerContext, step: Pass) -> None:
         """Send home what is new."""
         if where.visit in self.leaving.cells:
             self.leaving.end(where, step)
@@ -152,12 +152,12 @@ class Place(Placing):
         """Those that have arrived, where they are streamed."""
         return self.streamed.layer(layer) if self.streamed else None
 
-    def settled(self) -> None:
+    def round_done(self) -> None:
         """The drafts that stay are known."""
         for visits in self.own:
-            visits.settled()
+            visits.round_done()
 
-    def prompt_read(self) -> None:
+    def prompt_done(self) -> None:
         """The CPU attends from here on."""
         if self.leaving.cells:
             self.leaving.over()
@@ -194,13 +194,15 @@ class Place(Placing):
             self.differences = {**self.differences, **ROUNDED}
         return round(asked)
 
-    def _visitor(self, where: Where, slots: int, make: Callable[[Made], SplitCells]) -> SplitCells:
+    def _visitor(
+        self, where: LayerContext, slots: int, make: Callable[[Made], TieredStore]
+    ) -> TieredStore:
         """One more that visits, with those that are stored as it is."""
         lanes, own = self.lanes(), self.own
-        visitor = visitor_of(where, slots, lanes, self.inputs, make)
+        visitor = host_rows(where, slots, lanes, self.inputs, make)
 
-        def first() -> Visits:
-            own.append(Visits(self.run, lanes))
+        def first() -> PrefetchBuffers:
+            own.append(PrefetchBuffers(self.run, lanes))
             return own[-1]
 
         key = tuple((home.shape[1:], home.dtype) for home in visitor.homes)
@@ -208,11 +210,11 @@ class Place(Placing):
         visits.visitors[where.visit] = visitor
         return visitor.cells
 
-    def _refuse(self, kind: type[Cells], where: Where) -> None:
+    def _refuse(self, kind: type[KvStore], where: LayerContext) -> None:
         """Selections that change rows that are away, and storages whose heads cannot part."""
         place, selection, storage = self.place, where.parts.selection, where.parts.storage
         if not float(place.k_host) and not place.cpu_share:
-            if float(place.v_host) != 1 or not kind.values_alone or not selection.chooses:
+            if float(place.v_host) != 1 or not kind.fetches_values or not selection.chooses:
                 raise InputError(
                     "place: values on the host are fetched one by one: all of them, by kcache or "
                     "shadowkv, stored token by token"

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from kvsim.validate.counter import OpRecord
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.base import query_ranges
-from kvsim.validate.tally import Marks
 
 
 class Probes:
@@ -30,7 +30,7 @@ class Probes:
         index = place.clamp(0, step.new - 1)[:, None, :, None].expand_as(mine)
         torch.where(inside, queries.gather(2, index), mine, out=mine)
 
-    def votes(self, marks: Marks, keys: Tensor) -> Tensor:
+    def votes(self, record: OpRecord, keys: Tensor) -> Tensor:
         """Attention that a prompt's tokens (batch, KV heads, tokens, head dim) get from the probes.
 
         Scores leave the chip before and after the softmax. They are summed over the probes, nothing
@@ -49,9 +49,9 @@ class Probes:
             seen = every[:, :, :, some]
             shares = logits.float().masked_fill(~seen, -1e30).softmax(-1).to(keys.dtype) * seen
             votes += shares.float().sum(3).mean(2)
-            marks.reads(logits, shares)
-            marks.writes(logits, shares)
-        marks.reads(self._q, keys)
+            record.reads(logits, shares)
+            record.writes(logits, shares)
+        record.reads(self._q, keys)
         return votes
 
     def seen(self, tokens: int) -> Tensor:

@@ -12,10 +12,10 @@ from kvsim.models.model import LayerShape
 from kvsim.techniques.layers import LayerPass
 from kvsim.techniques.place import Place as Settings
 from kvsim.techniques.recompute import recomputed
+from kvsim.validate.counter import NullCounter, OpRecord
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.selecting import Where
+from kvsim.validate.parts.selecting import LayerContext
 from kvsim.validate.parts.tokenwise import Tokenwise
-from kvsim.validate.tally import Marks, Silent
 from kvsim.validate.transfer import Mark, Transfers, copy_all
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Recomputing:
         self._splits: dict[LayerShape, Array] = {}
         self._turns: tuple[Tensor, Tensor] | None = None
 
-    def add(self, where: Where) -> int:
+    def add(self, where: LayerContext) -> int:
         """One more layer and part; the tokens that every step recomputes."""
         fewest, most = self._span(where.layer)
         stored, run = where.parts.storage.stored, self.run
@@ -68,7 +68,7 @@ class Recomputing:
         splits = self._of(layer)
         return int(splits[min(cached - self._shortest, len(splits) - 1)])
 
-    def read(self, where: Where, tensor: Tensor, step: Pass, turn: int) -> None:
+    def read(self, where: LayerContext, tensor: Tensor, step: Pass, turn: int) -> None:
         """Send home the inputs (sequences, new, hidden) that some step will recompute from."""
         part = slice(step.starts[0], min(step.length, self._span(where.layer)[1]))
         if part.start >= part.stop:
@@ -76,21 +76,26 @@ class Recomputing:
         kind, buffer = self._kinds[where.visit], self.buffers[turn % 2]
         numbers = tensor[:, : part.stop - part.start].transpose(0, 1)
         if kind.stored.packs:
-            with self.run.tally.op("quantise_inputs") as marks:
-                kind.put(marks, numbers, buffer, part)
+            with self.run.counter.op("quantise_inputs") as record:
+                kind.put(record, numbers, buffer, part)
         else:
-            kind.put(Marks(), numbers, buffer, part)
+            kind.put(OpRecord(), numbers, buffer, part)
         pairs = [
             (home[part], new[part])
             for home, new in zip(self.homes[where.visit], buffer, strict=True)
         ]
-        self.run.tally.copy("store_inputs", "d2h", [home for home, _ in pairs])
+        self.run.counter.copy("store_inputs", "d2h", [home for home, _ in pairs])
         self.lanes.d2h(lambda: copy_all(pairs), self.lanes.mark())
 
     def fetch(
-        self, where: Where, turn: int, split: int, note: Silent, after: tuple[Mark, ...],
+        self,
+        where: LayerContext,
+        turn: int,
+        split: int,
+        note: NullCounter,
+        after: tuple[Mark, ...],
         tables: list[Tensor],
-    ) -> list[Mark]:  # fmt: skip
+    ) -> list[Mark]:
         """Queue the copy of inputs, and the recomputation into tables (tokens, rows, dim)."""
         if not split:
             return []
@@ -108,27 +113,32 @@ class Recomputing:
         ]
 
     def _recompute(
-        self, where: Where, buffer: list[Tensor], split: int, tables: list[Tensor], note: Silent
+        self,
+        where: LayerContext,
+        buffer: list[Tensor],
+        split: int,
+        tables: list[Tensor],
+        note: NullCounter,
     ) -> None:
         """Keys and values of the first tokens of every sequence."""
         kind, decoder, part = self._kinds[where.visit], self.run.decoder, slice(0, split)
         if kind.stored.packs:
-            with note.op("dequantise_inputs") as marks:
-                numbers = kind.widened(marks, buffer, part)
+            with note.op("dequantise_inputs") as record:
+                numbers = kind.widened(record, buffer, part)
         else:
             numbers = buffer[0][part]
         x = numbers.view(split, where.batch, self.run.model.hidden).transpose(0, 1)
         turns = None
         if self._turns:
             turns = (self._turns[0][:, :, :split], self._turns[1][:, :, :split])
-        with note.op("recompute") as marks:
+        with note.op("recompute") as record:
             both = decoder.keys_values(where.layer, x, turns)
             matrix = decoder.weights.layers[where.layer].qkv.rows(-self.run.model.kv_width)
-            marks.reads(x, *matrix.tensors())
-            marks.writes(*both)
+            record.reads(x, *matrix.tensors())
+            record.writes(*both)
             if turns:
-                marks.reads(both[0])
-                marks.writes(both[0])
+                record.reads(both[0])
+                record.writes(both[0])
             for table, new in zip(tables, both, strict=True):
                 table[part] = new.flatten(0, 1).transpose(0, 1)
 

@@ -14,7 +14,7 @@ def why_eager(run: "Composed") -> str:
         return "how many drafts stay is asked of the GPU in every round"
     if run.guesses:
         return "a guess goes with every token, and its pairs are fetched beside compute"
-    if any(not placing.replays for placing in run.placements):
+    if any(not placement.replays for placement in run.placements):
         return "copies beside compute wait for rounds before"
     for layer in run.layers:
         if not layer.replays:
@@ -27,21 +27,21 @@ def why_eager(run: "Composed") -> str:
 def branch(run: "Composed", cached: list[int]) -> Hashable:
     """What the round after so many cached tokens has in common with others; none for none."""
     found = {
-        layer.cells.branch([n + 1 for n in layer.held(cached[layer.place.rows])])
+        layer.cells.branch([n + 1 for n in layer.stored_tokens(cached[layer.context.rows])])
         for layer in run.layers
     }
     return None if None in found else frozenset(found)
 
 
-def reads_room(run: "Composed") -> bool:
+def reads_all_slots(run: "Composed") -> bool:
     """Whether attention of some layer reads all slots of its cache."""
-    return any(layer.cells.reads_room for layer in run.layers)
+    return any(layer.cells.reads_all_slots for layer in run.layers)
 
 
-def often(run: "Composed", cached: list[int]) -> Mapping[str, float]:
+def op_shares(run: "Composed", cached: list[int]) -> Mapping[str, float]:
     """How much of ops the round after so many cached tokens does, on average over the layers."""
     found = [
-        layer.cells.often([n + 1 for n in layer.held(cached[layer.place.rows])])
+        layer.cells.op_shares([n + 1 for n in layer.stored_tokens(cached[layer.context.rows])])
         for layer in run.layers
     ]
     return {

@@ -7,26 +7,31 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.axes import Storage
+from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Seen
-from kvsim.validate.parts.bytoken import PACKED_AT_ONCE, ByToken, Host
-from kvsim.validate.parts.cells import CacheRoom, Spot
-from kvsim.validate.tally import Silent
+from kvsim.validate.parts.bytoken import PACKED_AT_ONCE, Host, PerTokenCache
+from kvsim.validate.parts.cells import CacheRoom, SlotRange
 
 READ_TWICE = "rows that are kept in two places are rotated apart: the rotation is read twice"
 SEED = 2504  # of the rotation, which all layers share
 
 
-class Rotated(ByToken):
+class Rotated(PerTokenCache):
     """Base; subclasses say how rotated numbers are encoded."""
 
-    as_given = False
+    keeps_numbers = False
     differences = PACKED_AT_ONCE
-    apart = MappingProxyType(dict.fromkeys(("rotate", "rotate_back"), READ_TWICE))
+    split_differences = MappingProxyType(dict.fromkeys(("rotate", "rotate_back"), READ_TWICE))
 
     def __init__(
-        self, part: Storage, room: CacheRoom, slots: int, tally: Silent, values: Host | None = None
+        self,
+        part: Storage,
+        room: CacheRoom,
+        slots: int,
+        counter: NullCounter,
+        values: Host | None = None,
     ) -> None:
-        super().__init__(part, room, slots, tally, values)
+        super().__init__(part, room, slots, counter, values)
         self.turn = rotation(room.dim).to(room.device, room.dtype)
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
@@ -35,29 +40,31 @@ class Rotated(ByToken):
         turned = self._rotate("rotate", True, keys[:, :, :most], values[:, :, :most])
         super().fill(turned[0], turned[1], counts, plainly)
 
-    def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Rotate new tokens and encode them."""
         turned = self._rotate("rotate", True, keys, values)
-        super().append(turned[0], turned[1], spot)
+        super().append(turned[0], turned[1], span)
 
-    def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """Attention among rotated vectors."""
-        out = super().look(self._rotate("rotate", False, queries)[0], spot, seen)
+        out = super().attend(self._rotate("rotate", False, queries)[0], span, seen)
         return self._rotate("rotate_back", True, out)[0]
 
-    def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:
+    def attend_with_scores(
+        self, queries: Tensor, span: SlotRange, seen: Seen
+    ) -> tuple[Tensor, Tensor]:
         """The same with what each slot got."""
         turned = self._rotate("rotate", False, queries)[0]
-        out, weights = super().look_scored(turned, spot, seen)
+        out, weights = super().attend_with_scores(turned, span, seen)
         return self._rotate("rotate_back", True, out)[0], weights
 
     def _rotate(self, name: str, reads: bool, *vectors: Tensor) -> list[Tensor]:
         """Vectors (..., dim) turned there or back; the rotation itself is read once per step."""
         matrix = self.turn.T if name == "rotate" else self.turn
-        with self.tally.op(name) as marks:
+        with self.counter.op(name) as record:
             turned = [some @ matrix for some in vectors]
-            marks.reads(*vectors, self.turn if reads else None)
-            marks.writes(*turned)
+            record.reads(*vectors, self.turn if reads else None)
+            record.writes(*turned)
         return turned
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.models.model import LayerShape, Model
 from kvsim.techniques.layers import Parts
+from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Pass, Seen, attend, visible
 from kvsim.validate.parts.base import Resident, put, together
-from kvsim.validate.parts.bytoken import ByToken
-from kvsim.validate.parts.cells import Cells, Made, Spot
-from kvsim.validate.tally import Silent
+from kvsim.validate.parts.bytoken import PerTokenCache
+from kvsim.validate.parts.cells import KvStore, Made, SlotRange
 
 if TYPE_CHECKING:
     from kvsim.validate.parts.composed import Composed
@@ -24,7 +24,7 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass
-class Where:
+class LayerContext:
     """Which layer of which run a cache is of."""
 
     run: "Composed"
@@ -50,10 +50,10 @@ class Where:
 
     def shared(self, key: object, make: Callable[[], Made]) -> Made:
         """What layers share for this part of the batch: made when first asked for."""
-        return self.run.common_of(self.rows).get(key, make)
+        return self.run.shared_objects(self.rows).get(key, make)
 
 
-class Selecting:
+class LayerCache:
     """What one layer keeps and reads; subclasses are named as the selection they do.
 
     A selection says how many slots it needs, what stays of the prompt, where new tokens go, and
@@ -66,9 +66,9 @@ class Selecting:
     differences: Mapping[str, str] = NONE
     """Ops and buffers that really differ from what is stated, and why."""
 
-    def __init__(self, place: Where) -> None:
+    def __init__(self, place: LayerContext) -> None:
         run = place.run
-        self.place, self.parts, self.layer = place, place.parts, place.layer
+        self.context, self.parts, self.layer = place, place.parts, place.layer
         self.run = run
         self.lengths, self.batch, self.prompt = place.lengths, place.batch, run.prompt
         self.capacity, self.generate = run.capacity, run.generate
@@ -76,7 +76,7 @@ class Selecting:
         self.model: Model = run.model
         self.device, self.dtype = run.decoder.device, run.decoder.dtype
         self._on_device = torch.tensor(self.lengths, device=self.device)
-        self.cells: Cells = self.make(self.slots)
+        self.cells: KvStore = self.make(self.slots)
         if self.shape.window and not self.cells.plain:
             raise InputError(
                 f"{self.parts.storage.name}: {self.model.name} has sliding windows, which its "
@@ -113,69 +113,69 @@ class Selecting:
         ----------
         held : room for the prompt's keys and values.
         """
-        with self.tally.op("attn") as marks:
+        with self.counter.op("attn") as record:
             for cache, new in zip(held, (keys, values), strict=True):
                 put(cache, new, step)
-            marks.writes(keys, values)
+            record.writes(keys, values)
             k, v = (cache[step.rows, :, : step.length] for cache in held)
-            return attend(marks, queries, k, v, self._seen(step))
+            return attend(record, queries, k, v, self._seen(step))
 
-    def filled(self, keys: Tensor, values: Tensor) -> None:
+    def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """The prompt is read: store what stays of it."""
         self.cells.fill(keys, values, self.lengths)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Store new tokens, attend."""
-        return self.attend_behind(queries, keys, values, step, Spot.behind(step))
+        return self.attend_behind(queries, keys, values, step, SlotRange.after_cached(step))
 
-    def prompt_read(self) -> None:
+    def prompt_done(self) -> None:
         """Every layer has read the prompt."""
 
     def buffers(self) -> Resident:
         """What the selection keeps besides the cells."""
         return {}
 
-    def leaving(self) -> list[Tensor]:
+    def in_flight(self) -> list[Tensor]:
         """Copies of the prompt that are on their way to the host, beside that of the run."""
         return []
 
-    def held(self, tokens: list[int]) -> list[int]:
+    def stored_tokens(self, tokens: list[int]) -> list[int]:
         """Of so many tokens of every sequence, those that the cells hold."""
         return tokens
 
     # what they share
 
     @property
-    def tally(self) -> Silent:
+    def counter(self) -> NullCounter:
         """Where ops are counted."""
-        return self.run.tally
+        return self.run.counter
 
-    def make(self, slots: int) -> Cells:
+    def make(self, slots: int) -> KvStore:
         """The storage's cells where the placement wants them."""
-        return self.run.cells(self.place, slots)
+        return self.run.cells(self.context, slots)
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """A chunk straight into its slots."""
         if len(step.starts) < self.batch:
             held = self.cells.prompt(self.slots)
             return self.attend_from(held, queries, keys, values, step)
-        return self.attend_behind(queries, keys, values, step, Spot.behind(step))
+        return self.attend_behind(queries, keys, values, step, SlotRange.after_cached(step))
 
     def attend_behind(
-        self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, spot: Spot
+        self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, span: SlotRange
     ) -> Tensor:
         """New tokens behind the others, and attention to all."""
         if step.fixed:
-            spot = replace(spot, room=self.cells.slots)
-        self.cells.append(keys, values, spot)
-        return self.cells.look(queries, spot, spot.visible(step, self.shape.window))
+            span = replace(span, room=self.cells.slots)
+        self.cells.append(keys, values, span)
+        return self.cells.attend(queries, span, span.visible(step, self.shape.window))
 
     def resident(self) -> Resident:
         """Every tensor that the layer keeps."""
         return together({"gpu": self.cells.tensors()}, self.buffers())
 
     @property
-    def rows(self) -> ByToken:
+    def rows(self) -> PerTokenCache:
         """The cells, for selections that read or write single rows.
 
         Raises
@@ -183,7 +183,7 @@ class Selecting:
         InputError
             If the storage packs tokens together, or keeps rotated ones.
         """
-        if not isinstance(self.cells, ByToken) or not self.cells.as_given:
+        if not isinstance(self.cells, PerTokenCache) or not self.cells.keeps_numbers:
             chosen, stored = self.parts.selection.name, self.parts.storage.name
             raise InputError(
                 f"{chosen}: no real implementation works on single rows of {stored}; use grouped"
@@ -210,7 +210,7 @@ class Selecting:
         return visible(step, step.length, self.shape.window)
 
 
-def refuse_taking_back(layers: list[Selecting], guesses: bool, drafts: bool) -> None:
+def refuse_taking_back(layers: list[LayerCache], guesses: bool, drafts: bool) -> None:
     """For layers that would have to drop guessed or drafted tokens and cannot.
 
     Raises
@@ -220,13 +220,13 @@ def refuse_taking_back(layers: list[Selecting], guesses: bool, drafts: bool) -> 
     """
     for layer in layers:
         chosen, stored = layer.parts.selection.name, layer.parts.storage.name
-        takes_back = layer.cells.takes_back
-        if guesses and not layer.guesses and not (chosen == "all" and takes_back):
+        drops_tokens = layer.cells.drops_tokens
+        if guesses and not layer.guesses and not (chosen == "all" and drops_tokens):
             raise InputError(
                 f"{chosen} over {stored}: its real implementation cannot drop a guessed token; "
                 f"use specache:speculative=false beside it"
             )
-        if drafts and not takes_back:
+        if drafts and not drops_tokens:
             raise InputError(
                 f"{stored}: no real implementation takes drafts back from its latest tokens"
             )

@@ -67,7 +67,7 @@ class Selfdraft(Drafter):
             ring = self.reads == "streamingllm"
             kind: type[DraftRing | Observed] = DraftRing if ring else Observed
             own = Parts(self.seen, Storage(), Placement(), Drafting())
-            places = [replace(layer.place, parts=own) for layer in self.run.layers]
+            places = [replace(layer.context, parts=own) for layer in self.run.layers]
             self.caches = {place.visit: kind(place) for place in places}
         for layer in self.run.layers:
             if self.reads == "upper" and isinstance(layer.cells, Hierarchical):
@@ -78,16 +78,16 @@ class Selfdraft(Drafter):
         if self.caches:
             self.caches[visit].observe(queries, step)
 
-    def filled(self, visit: Visit, keys: Tensor, values: Tensor) -> None:
+    def store_prompt(self, visit: Visit, keys: Tensor, values: Tensor) -> None:
         """Small caches keep some of the prompts."""
         if self.caches:
             self.caches[visit].cut(keys, values)
 
-    def verified(self, visit: Visit, keys: Tensor, values: Tensor, step: Pass) -> None:
+    def store_verified(self, visit: Visit, keys: Tensor, values: Tensor, step: Pass) -> None:
         """Into the draft cache too."""
         if self.caches:
             cache = self.caches[visit]
-            cache.cells.append(keys, values, cache.spot(step))
+            cache.cells.append(keys, values, cache.slot_range(step))
 
     def attend(
         self, visit: Visit, queries: Tensor, keys: Tensor, values: Tensor, step: Pass

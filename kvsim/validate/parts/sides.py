@@ -6,23 +6,30 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
+from kvsim.validate.counter import OpRecord
 from kvsim.validate.kernels.quantise import Levels, quantise
 from kvsim.validate.kernels.stores import By, Store
 from kvsim.validate.parts.cells import CacheRoom
-from kvsim.validate.tally import Marks
 from kvsim.validate.transfer import to_device
 
 
-class Side:
+class PackedRing:
     """Keys or values of one layer.
 
     Token n is packed in row n, or still in slot ``n % slots`` of the ring.
     """
 
     def __init__(
-        self, room: CacheRoom, rows: int, slots: int, bits: int, group: int, by: By,
-        where: Levels = "ends", hierarchical: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        room: CacheRoom,
+        rows: int,
+        slots: int,
+        bits: int,
+        group: int,
+        by: By,
+        where: Levels = "ends",
+        hierarchical: bool = False,
+    ) -> None:
         self.ring = room.zeros(slots)
         by_token = by == "token"
         # keys are packed by whole groups: a last one that cannot fill has no scales
@@ -38,11 +45,11 @@ class Side:
         """Everything that stays in memory, or so many slots of the ring alone."""
         return [self.ring[:, :, :slots], *_held(self.store)]
 
-    def fill(self, marks: Marks, prompt: Tensor, lengths: list[int], packed: list[int]) -> None:
+    def fill(self, record: OpRecord, prompt: Tensor, lengths: list[int], packed: list[int]) -> None:
         """Pack the first tokens of a prompt (batch, KV heads, tokens, head dim), keep the rest."""
         most = max(packed)
         if most:
-            self._write(marks, prompt[:, :, :most], self._all, torch.zeros_like(self._all))
+            self._write(record, prompt[:, :, :most], self._all, torch.zeros_like(self._all))
         slots = self.ring.shape[2]
         ends = torch.tensor(lengths, device=prompt.device)[:, None] - 1
         latest = ends - (ends - torch.arange(slots, device=prompt.device)) % slots
@@ -54,14 +61,14 @@ class Side:
         slots = positions % self.ring.shape[2]
         self.ring[self._all[:, None], :, slots] = new.transpose(1, 2)
 
-    def pack(self, marks: Marks, sequences: list[int], begins: Tensor, count: int) -> None:
+    def pack(self, record: OpRecord, sequences: list[int], begins: Tensor, count: int) -> None:
         """Move ``count`` tokens of some sequences, from ``begins`` (batch,) on, out of the ring."""
         whole = len(sequences) == len(self._all)
         chosen = self._all if whole else to_device(sequences, self._all.device)
         start = begins if whole else begins[chosen]
         rows = start[:, None] + torch.arange(count, device=start.device)
         numbers = self.ring[chosen[:, None], :, rows % self.ring.shape[2]].transpose(1, 2)
-        self._write(marks, numbers, chosen, start)
+        self._write(record, numbers, chosen, start)
 
     def read(self, packed: list[int], lengths: list[int], upper: bool = False) -> Iterator[Tensor]:
         """What attention reads of a layer with so many packed rows and tokens per sequence."""
@@ -75,13 +82,13 @@ class Side:
             yield store.zero[i, :, :groups]
             yield self.ring[i, :, : length - rows]
 
-    def _write(self, marks: Marks, numbers: Tensor, sequences: Tensor, begins: Tensor) -> None:
+    def _write(self, record: OpRecord, numbers: Tensor, sequences: Tensor, begins: Tensor) -> None:
         into = self.store
         made = quantise(
             numbers, into.bits, into.group, into.by, self._where, into.lower is not None
         )
-        marks.reads(numbers)
-        marks.writes(*_held(made))
+        record.reads(numbers)
+        record.writes(*_held(made))
         whole = len(sequences) == len(self._all)
         alike = whole and not begins.is_cuda and bool((begins == begins[0]).all())
         for target, source in zip(_held(into), _held(made), strict=True):

@@ -37,7 +37,7 @@ class Speculative(Implementation):
         """Tokens that a round may append at most. [tokens]"""
         return self.gamma + 1
 
-    def settled(self, before: list[int], after: list[int]) -> None:
+    def round_done(self, before: list[int], after: list[int]) -> None:
         """A round is over; ``before`` and ``after`` are the cached tokens of every sequence."""
 
     def draft(self, run: "Generation", tokens: Tensor, ahead: int) -> Tensor:
@@ -47,16 +47,16 @@ class Speculative(Implementation):
         """
         return run.forward(tokens, "draft", ahead=ahead)
 
-    def found(self, run: "Generation", count: int) -> list[Tensor] | None:
+    def lookup(self, run: "Generation", count: int) -> list[Tensor] | None:
         """Drafts (batch,) that come from no pass of a model, if they do not."""
         return None
 
-    def round(self, run: "Generation") -> None:
+    def decode_round(self, run: "Generation") -> None:
         """Draft as many tokens as there is room for, verify them together."""
         gamma = min(self.gamma, self.room(run.cached) - 1)
         self.drafted.append(gamma)
         tokens, shares = [run.last], []
-        found = self.found(run, gamma)
+        found = self.lookup(run, gamma)
         if found is not None:
             tokens += found
             shares = [one_hot(token, self.model.vocab).float() for token in found]
@@ -77,7 +77,7 @@ class Speculative(Implementation):
         given.scatter_(1, kept[:, None], extra[:, None])
         before = run.cached
         run.emit(given, (kept + 1).tolist(), logits)
-        self.settled(before, run.cached)
+        self.round_done(before, run.cached)
 
 
 def verify_likeliest(drafts: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

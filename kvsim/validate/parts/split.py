@@ -12,9 +12,9 @@ from torch import Tensor
 
 from kvsim.frozen import frozen
 from kvsim.techniques.axes import Storage
+from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Seen
-from kvsim.validate.parts.cells import CacheRoom, Cells, Spot, Widths, on_the_gpu
-from kvsim.validate.tally import Silent
+from kvsim.validate.parts.cells import CacheRoom, KvStore, SlotRange, Widths, on_the_gpu
 
 Made = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Makes room in host memory."""
@@ -25,7 +25,7 @@ class CpuRows:
     """So many of a layer's rows that the CPU attends to, and what makes their cells."""
 
     rows: int
-    cells: Callable[[Storage, CacheRoom, int, Silent], Cells]
+    cells: Callable[[Storage, CacheRoom, int, NullCounter], KvStore]
 
 
 @frozen
@@ -44,15 +44,15 @@ class BatchRows:
         """Of queries (batch x KV heads, heads of a group, new, dim) those of these rows."""
         return queries[self.part]
 
-    def spot(self, spot: Spot) -> Spot:
+    def span(self, span: SlotRange) -> SlotRange:
         """Where the new tokens of these rows go."""
         rows = self.part.stop - self.part.start
-        if spot.first is None:
-            slots = spot.slots.repeat_interleave(self.heads, 0)[self.part]
+        if span.first is None:
+            slots = span.slots.repeat_interleave(self.heads, 0)[self.part]
         else:
-            slots = spot.slots[:1].expand(rows, -1)
-        ends = [end for end in spot.ends for _ in range(self.heads)][self.part]
-        return replace(spot, slots=slots, ends=tuple(ends))
+            slots = span.slots[:1].expand(rows, -1)
+        ends = [end for end in span.ends for _ in range(self.heads)][self.part]
+        return replace(span, slots=slots, ends=tuple(ends))
 
     def counts(self, counts: list[int]) -> list[int]:
         """Tokens of the sequence of every row."""
@@ -66,7 +66,7 @@ class BatchRows:
         return wide.flatten(0, 1)[self.part][:, None]
 
 
-class SplitCells(Cells):
+class TieredStore(KvStore):
     """The first rows are copied from host memory, the last the CPU attends to; others stay.
 
     Parameters
@@ -77,10 +77,17 @@ class SplitCells(Cells):
     """
 
     def __init__(
-        self, kind: type[Cells], part: Storage, room: CacheRoom, slots: int, tally: Silent,
-        away: int, host: Made, cpu: CpuRows | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(part, room, slots, tally)
+        self,
+        kind: type[KvStore],
+        part: Storage,
+        room: CacheRoom,
+        slots: int,
+        counter: NullCounter,
+        away: int,
+        host: Made,
+        cpu: CpuRows | None = None,
+    ) -> None:
+        super().__init__(part, room, slots, counter)
         count = room.sequences * room.heads
         stay = count - (cpu.rows if cpu else 0)
         self.homes: list[Tensor] = []  # (tokens, rows, width) in host memory
@@ -93,26 +100,29 @@ class SplitCells(Cells):
         def rows_of(part: slice) -> BatchRows:
             return BatchRows(room.sequences, room.heads, part)
 
-        self.groups: list[tuple[BatchRows, Cells]] = []
-        self.away: Cells | None = None
-        self.here: Cells | None = None
-        self.cpu: Cells | None = None
+        self.groups: list[tuple[BatchRows, KvStore]] = []
+        self.away: KvStore | None = None
+        self.here: KvStore | None = None
+        self.cpu: KvStore | None = None
         if away:
             own = replace(room, sequences=away, heads=1, rows=at_home)
-            self.away = kind(part, own, slots, tally)
+            self.away = kind(part, own, slots, counter)
             self.groups.append((rows_of(slice(0, away)), self.away))
         if away < stay:
             here = on_the_gpu(stay - away, 1, room.dim, room.dtype, room.device)
-            self.here = kind(part, here, slots, tally)
+            self.here = kind(part, here, slots, counter)
             self.groups.append((rows_of(slice(away, stay)), self.here))
         if cpu:
             beside = on_the_gpu(cpu.rows, 1, room.dim, room.dtype, room.device)
-            self.cpu = cpu.cells(part, beside, slots, tally)
+            self.cpu = cpu.cells(part, beside, slots, counter)
             self.groups.append((rows_of(slice(stay, count)), self.cpu))
         first = self.groups[0][1]
-        self.plain, self.as_given = first.plain, False
-        self.takes_back = first.takes_back
-        self.differences = {**first.differences, **(first.apart if len(self.groups) > 1 else {})}
+        self.plain, self.keeps_numbers = first.plain, False
+        self.drops_tokens = first.drops_tokens
+        self.differences = {
+            **first.differences,
+            **(first.split_differences if len(self.groups) > 1 else {}),
+        }
         self.ends: tuple[int, ...] = (0,)  # tokens of every row of the first group
         self.begins = 0  # the first slot that the latest pass has written
 
@@ -145,39 +155,41 @@ class SplitCells(Cells):
         keys, values = (torch.cat(side).view(shape) for side in parts)
         return keys, values
 
-    def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """New tokens, some rows here and some there."""
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         for rows, cells in self.groups:
-            cells.append(rows.of(keys), rows.of(values), rows.spot(spot))
-        self.ends = self.groups[0][0].spot(spot).ends
-        self.begins = min(self.ends) - spot.new
+            cells.append(rows.of(keys), rows.of(values), rows.span(span))
+        self.ends = self.groups[0][0].span(span).ends
+        self.begins = min(self.ends) - span.new
 
-    def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """Attention of all rows, side by side; the CPU starts first."""
         shape = queries.shape
         queries = queries.reshape(self.room.sequences * self.room.heads, -1, *shape[2:])
         asked = []
         for rows, cells in reversed(self.groups):
-            own = rows.spot(spot)
-            asked.append(cells.ask(rows.asking(queries), own, rows.seen(seen, own.most)))
+            own = rows.span(span)
+            asked.append(cells.attend_async(rows.asking(queries), own, rows.seen(seen, own.most)))
         outs = [answer() for answer in reversed(asked)]
         return (torch.cat(outs) if len(outs) > 1 else outs[0]).reshape(shape)
 
-    def settle(self, before: list[int], after: list[int]) -> None:
+    def commit(self, before: list[int], after: list[int]) -> None:
         """So many tokens of every sequence stay."""
         for rows, cells in self.groups:
-            cells.settle(rows.counts(before), rows.counts(after))
+            cells.commit(rows.counts(before), rows.counts(after))
         self.ends = tuple(self.groups[0][0].counts(after))
 
-    def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:
+    def attend_with_scores(
+        self, queries: Tensor, span: SlotRange, seen: Seen
+    ) -> tuple[Tensor, Tensor]:
         """No technique asks for the scores of rows that are in host memory."""
         raise NotImplementedError
 
     def tensors(self) -> dict[str, list[Tensor]]:
         """Rows that are always here, and what never leaves of the others."""
         here = self.here.tensors()["kv"] if self.here is not None else []
-        return {"kv": [*here, *(self.away.tails() if self.away is not None else [])]}
+        return {"kv": [*here, *(self.away.gpu_tensors() if self.away is not None else [])]}
 
 
 def visiting(home: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
 from kvsim.frozen import frozen
+from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import LayerWeights, Linear
-from kvsim.validate.tally import Silent
 from kvsim.validate.transfer import Mark, Transfers
 
 NAMES = ("qkv", "out", "up", "down")
@@ -51,7 +51,7 @@ class StreamedWeights:
         self.buffers = [self.homes[0].to(decoder.device, copy=True) for _ in range(2)]
         self._turn = -1  # layers served so far: even ones lie in the first buffer
         self._free = transfers.mark()  # when the other buffer has been used
-        self._coming: list[tuple[Mark, Silent]] = []
+        self._coming: list[tuple[Mark, NullCounter]] = []
         for piece in range(pieces):
             self.ahead(-1, piece)
 
@@ -61,7 +61,7 @@ class StreamedWeights:
         self._free = self.transfers.mark()
         for mark, note in self._coming:
             mark.wait()
-            self.decoder.tally.take(note)
+            self.decoder.counter.merge(note)
         self._coming = []
         return self._view(index, self.buffers[self._turn % 2])
 
@@ -70,7 +70,7 @@ class StreamedWeights:
         home = self.homes[(index + 1) % len(self.homes)]
         start, stop = (home.numel() * i // self.pieces for i in (piece, piece + 1))
         target, source = self.buffers[(self._turn + 1) % 2][start:stop], home[start:stop]
-        note = self.decoder.tally.apart()
+        note = self.decoder.counter.separate()
         note.copy("load_weights", "h2d", [source])
 
         def work() -> None:

@@ -5,10 +5,10 @@ from torch import Tensor
 
 from kvsim.engine.formats import Format
 from kvsim.frozen import frozen
+from kvsim.validate.counter import OpRecord
 from kvsim.validate.kernels.quantise import quantise
 from kvsim.validate.kernels.stores import Store
 from kvsim.validate.parts.split import Made
-from kvsim.validate.tally import Marks
 
 
 @frozen
@@ -34,7 +34,7 @@ class Tokenwise:
         codes = make((tokens, self.width * int(self.stored.bits) // 8), torch.uint8)
         return [codes, *(make((tokens, groups), torch.float16) for _ in "sz")]
 
-    def put(self, marks: Marks, numbers: Tensor, tables: list[Tensor], part: slice) -> None:
+    def put(self, record: OpRecord, numbers: Tensor, tables: list[Tensor], part: slice) -> None:
         """Keep the numbers (tokens, ...) of a range of tokens."""
         flat = numbers.flatten(1)
         made = [flat]
@@ -43,12 +43,12 @@ class Tokenwise:
                 flat[None, None], int(self.stored.bits), int(self.stored.group), "token"
             )
             made = [part[0, 0] for part in (packed.codes, packed.scale, packed.zero)]
-            marks.reads(flat)
-            marks.writes(*made)
+            record.reads(flat)
+            record.writes(*made)
         for table, new in zip(tables, made, strict=True):
             table[part].copy_(new)
 
-    def widened(self, marks: Marks, tables: list[Tensor], part: slice) -> Tensor:
+    def widened(self, record: OpRecord, tables: list[Tensor], part: slice) -> Tensor:
         """A range of tokens as numbers (tokens, width); plain ones are not copied."""
         found = [table[part] for table in tables]
         if not self.stored.packs:
@@ -56,6 +56,6 @@ class Tokenwise:
         codes, scale, zero = (table[None, None] for table in found)
         bits, group = int(self.stored.bits), int(self.stored.group)
         wide = Store(codes, scale, zero, bits, group, "token").numbers()[0, 0].to(self.dtype)
-        marks.reads(*found)
-        marks.writes(wide)
+        record.reads(*found)
+        record.writes(wide)
         return wide

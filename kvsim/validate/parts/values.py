@@ -8,15 +8,15 @@ from torch import Tensor
 from kvsim.techniques.values import TopValues
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.away import Away
+from kvsim.validate.parts.away import HostValues
 from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.bytoken import PACKED_AT_ONCE
-from kvsim.validate.parts.cells import Spot
+from kvsim.validate.parts.cells import SlotRange
 from kvsim.validate.parts.portions import begins, ends
-from kvsim.validate.parts.selecting import Selecting, Where
+from kvsim.validate.parts.selecting import LayerCache, LayerContext
 
 
-class Values(Selecting):
+class Values(LayerCache):
     """The N chosen weights are used as they are, without scaling them to a sum of 1.
 
     Values in host memory are records of a token's whole row, (tokens, batch, KV heads, bytes). The
@@ -29,13 +29,13 @@ class Values(Selecting):
     .. [1] Q. He and Z. Wu, "Efficient LLM inference with KCache", 2024, section 3.
     """
 
-    def __init__(self, place: Where) -> None:
+    def __init__(self, place: LayerContext) -> None:
         settings = place.parts.selection
         assert isinstance(settings, TopValues)
         super().__init__(place)
         self.refuse_drafts()
         self.n = min(int(settings.n), self.capacity)
-        self.away = _AwayValues.of(self) if self.rows.values_away else None
+        self.away = TopHostValues.of(self) if self.rows.values_on_host else None
         if self.away:  # keys are read by an op of its own
             self.differences = {} if self.rows.plain else {"scores": PACKED_AT_ONCE["attn"]}
 
@@ -50,50 +50,50 @@ class Values(Selecting):
             self.away.send_prompt(self)
         return out
 
-    def filled(self, keys: Tensor, values: Tensor) -> None:
+    def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """Packed keys stay, packed values leave."""
         if self.away is None:
-            super().filled(keys, values)
+            super().store_prompt(keys, values)
             return
         stage = self.away.stage(self, first=True)
-        with self.tally.op("quantise") as marks:
-            self.rows.k.fill(marks, keys)
+        with self.counter.op("quantise") as record:
+            self.rows.k.fill(record, keys)
             made = self.rows.v.codec.encode(values)
-            marks.reads(values)
-            marks.writes(*made)
+            record.reads(values)
+            record.writes(*made)
             for mine, new in zip(stage, made, strict=True):
                 mine.copy_(new)
         self.away.send_prompt(self)
 
-    def prompt_read(self) -> None:
+    def prompt_done(self) -> None:
         """From here on, buffers hold fetched values and which they are."""
         if self.away:
-            self.away.prompt_read()
+            self.away.prompt_done()
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Scores over all keys, then the values of the best N."""
-        count, spot, rows = min(self.n, step.length), Spot.behind(step), self.rows
-        own = self._append(keys, values, spot)
-        with self.tally.op("scores" if self.away else "attn") as marks:
-            seen = spot.visible(step, self.shape.window)
-            weights = rows.weights(queries, spot, seen)
-            marks.reads(queries, *rows.k.read(spot.ends))
-            marks.visible(1, step.length, seen)
-        with self.tally.op("topk") as marks:
+        count, span, rows = min(self.n, step.length), SlotRange.after_cached(step), self.rows
+        own = self._append(keys, values, span)
+        with self.counter.op("scores" if self.away else "attn") as record:
+            seen = span.visible(step, self.shape.window)
+            weights = rows.weights(queries, span, seen)
+            record.reads(queries, *rows.k.read(span.ends))
+            record.visible(1, step.length, seen)
+        with self.counter.op("topk") as record:
             best = weights[:, :, 0].topk(count, dim=-1)
             index = self.away.keep(best.indices) if self.away else best.indices
-            marks.writes(weights)
-            marks.reads(weights)
+            record.writes(weights)
+            record.reads(weights)
         if self.away:
             self.away.send_new(self, own, step)
-        with self.tally.op("attn") as marks:
+        with self.counter.op("attn") as record:
             if not self.away and rows.plain:
-                marks.writes(values)
+                record.writes(values)
             chosen = self._chosen(index, own, step)
             out = best.values[:, :, None] @ chosen
             many = min(self.model.queries_per_kv * count, step.length)  # read once per KV head
-            marks.reads(*(part[:, :, :1].expand(-1, -1, many, -1) for part in own), best.values)
-            marks.writes(out)
+            record.reads(*(part[:, :, :1].expand(-1, -1, many, -1) for part in own), best.values)
+            record.writes(out)
         return out
 
     def buffers(self) -> Resident:
@@ -105,20 +105,20 @@ class Values(Selecting):
             held["gpu"] = {"value buffers": self.away.buffers}
         return held
 
-    def _append(self, keys: Tensor, values: Tensor, spot: Spot) -> list[Tensor]:
+    def _append(self, keys: Tensor, values: Tensor, span: SlotRange) -> list[Tensor]:
         """Store the new token; its value as parts of a row, which leaves later if it has to."""
         rows = self.rows
         own = rows.v.codec.encode(values)
         if not rows.plain:
-            with self.tally.op("quantise") as marks:
-                rows.k.write(marks, keys, spot)
-                marks.reads(values)
-                marks.writes(*own)
+            with self.counter.op("quantise") as record:
+                rows.k.write(record, keys, span)
+                record.reads(values)
+                record.writes(*own)
         else:
-            with self.tally.op("scores" if self.away else "attn") as marks:
-                rows.k.write(marks, keys, spot)
+            with self.counter.op("scores" if self.away else "attn") as record:
+                rows.k.write(record, keys, span)
         if self.away is None:
-            rows.v.put(own, spot)
+            rows.v.put(own, span)
         return own
 
     def _chosen(self, index: Tensor, own: list[Tensor], step: Pass) -> Tensor:
@@ -134,11 +134,11 @@ class Values(Selecting):
 
 
 @dataclass
-class _AwayValues(Away):
+class TopHostValues(HostValues):
     """Those of several layers, with the numbers of the chosen tokens."""
 
     @classmethod
-    def of(cls, layer: Values) -> "_AwayValues":
+    def of(cls, layer: Values) -> "TopHostValues":
         """The one of this run."""
         run = layer.run
         lanes = run.placements[layer.layer].lanes
@@ -146,7 +146,7 @@ class _AwayValues(Away):
         found.add(layer, layer.rows.v)
         return found
 
-    def prompt_read(self) -> None:
+    def prompt_done(self) -> None:
         """Room for what is fetched."""
         if not self.reading:
             return
@@ -169,5 +169,5 @@ class _AwayValues(Away):
         home = record[:length]
         whole = self.buffers[0].view(-1)[: home.numel()].view_as(home)
         whole.copy_(home, non_blocking=True)
-        layer.tally.copy("fetch_v", "h2d", [whole], rows=record[0, :, :, 0].numel() * length)
+        layer.counter.copy("fetch_v", "h2d", [whole], rows=record[0, :, :, 0].numel() * length)
         return [rows_at(part, index) for part in column.split(whole)]

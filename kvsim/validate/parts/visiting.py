@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.recomputing import Recomputing
-from kvsim.validate.parts.selecting import Where
-from kvsim.validate.parts.split import Made, SplitCells
+from kvsim.validate.parts.selecting import LayerContext
+from kvsim.validate.parts.split import Made, TieredStore
 from kvsim.validate.parts.tokenwise import Tokenwise
-from kvsim.validate.tally import Silent
 from kvsim.validate.transfer import Mark, Transfers, copy_all
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Visitor:
+class HostRows:
     """The rows of one layer and one part of the batch that live in host memory."""
 
-    where: Where
-    cells: SplitCells
+    where: LayerContext
+    cells: TieredStore
     homes: list[Tensor]  # (rows, ...) each
     packing: Tokenwise | None = None  # of keys and of values, where only homes are packed
     inputs: Recomputing | None = None
@@ -43,15 +43,18 @@ class Visitor:
 class Arrival:
     """What is on its way to a buffer: when it is there, what counts, and which tokens it brings."""
 
-    marks: list[Mark]
-    note: Silent
+    record: list[Mark]
+    note: NullCounter
     part: slice
 
 
-def visitor_of(
-    where: Where, slots: int, lanes: Transfers, inputs: Recomputing | None,
-    make: Callable[[Made], SplitCells],
-) -> Visitor:  # fmt: skip
+def host_rows(
+    where: LayerContext,
+    slots: int,
+    lanes: Transfers,
+    inputs: Recomputing | None,
+    make: Callable[[Made], TieredStore],
+) -> HostRows:
     """One layer and part, whose cells are made with their room in host memory."""
     first, stored = inputs.add(where) if inputs else 0, where.parts.storage
 
@@ -60,21 +63,21 @@ def visitor_of(
 
     if stored.read == stored.stored:
         cells = make(at_home)
-        return Visitor(where, cells, cells.homes, None, inputs, first)
+        return HostRows(where, cells, cells.homes, None, inputs, first)
     cells = make(_nowhere)
     packing = Tokenwise(stored.stored, cells.homes[0][0].numel(), where.run.decoder.dtype)
     sides = [packing.tables(lanes.host, slots - first) for _ in "kv"]
     homes = [table for side in sides for table in side]
-    return Visitor(where, cells, homes, packing, inputs, first)
+    return HostRows(where, cells, homes, packing, inputs, first)
 
 
 @dataclass
-class Visits:
+class PrefetchBuffers:
     """All that is stored alike and so shares buffers, in the order of layers and parts."""
 
     run: "Composed"
     lanes: Transfers
-    visitors: dict[tuple[int, int], Visitor] = field(default_factory=dict)
+    visitors: dict[tuple[int, int], HostRows] = field(default_factory=dict)
     buffers: list[list[Tensor]] = field(default_factory=list)  # as homes
     wide: list[list[Tensor]] = field(default_factory=list)  # where attention reads, if elsewhere
     _turn: int = 0  # visits so far: even ones use the first buffer
@@ -96,7 +99,7 @@ class Visits:
             turns = 2 if any(v.inputs for v in every) else 1
             self.wide = [[zeros(most[0], t) for t in one.cells.homes] for _ in range(turns)]
 
-    def begin(self, where: Where, step: Pass) -> None:
+    def begin(self, where: LayerContext, step: Pass) -> None:
         """Ask for the next visit, wait for this one."""
         visitor = self.visitors[where.visit]
         visitor.cells.visit(self._tables(self._turn))
@@ -109,17 +112,17 @@ class Visits:
         if following is not visitor and not self._verifies_last(step, following):
             self._request(following, self._turn + 1)
         if coming:
-            for mark in coming.marks:
+            for mark in coming.record:
                 mark.wait()
-            self.run.tally.take(coming.note)
+            self.run.counter.merge(coming.note)
             self._widen(visitor, coming.part)
 
-    def read(self, where: Where, tensor: Tensor, step: Pass) -> None:
+    def read(self, where: LayerContext, tensor: Tensor, step: Pass) -> None:
         """A chunk of the prompt has reached a layer as x."""
         if inputs := self.visitors[where.visit].inputs:
             inputs.read(where, tensor, step, self._turn)
 
-    def end(self, where: Where, step: Pass) -> None:
+    def end(self, where: LayerContext, step: Pass) -> None:
         """Send home what is new; the buffer is free when attention and copies are done."""
         visitor, prompt = self.visitors[where.visit], step.kind == "prefill"
         if prompt:
@@ -133,7 +136,7 @@ class Visits:
         if needs and not self._verifies_last(step, following):
             self._request(following, self._turn)
 
-    def settled(self) -> None:
+    def round_done(self) -> None:
         """It is known which drafts stay: the first visitor is asked for."""
         self._request(self._first, self._turn)
 
@@ -148,47 +151,47 @@ class Visits:
         return self.wide[turn % len(self.wide)] if self.wide else self.buffers[turn % 2]
 
     @property
-    def _first(self) -> Visitor:
+    def _first(self) -> HostRows:
         return next(iter(self.visitors.values()))
 
-    def _verifies_last(self, step: Pass, following: Visitor) -> bool:
+    def _verifies_last(self, step: Pass, following: HostRows) -> bool:
         """Whether the next visit waits until it is known which drafts stay."""
         return step.kind == "verify" and following is self._first
 
-    def _after(self, visitor: Visitor) -> Visitor:
+    def _after(self, visitor: HostRows) -> HostRows:
         """The next one, from the last one the first."""
         every = list(self.visitors.values())
         return every[(every.index(visitor) + 1) % len(every)]
 
-    def _request(self, visitor: Visitor, turn: int) -> None:
+    def _request(self, visitor: HostRows, turn: int) -> None:
         """Queue what brings a visitor's tokens to the buffer of a turn."""
-        note, tokens, split = self.run.tally.apart(), visitor.cells.most, 0
+        note, tokens, split = self.run.counter.separate(), visitor.cells.most, 0
         assert visitor.stored is not None
-        after, marks = (*self._free[turn % 2], visitor.stored), []
+        after, record = (*self._free[turn % 2], visitor.stored), []
         if inputs := visitor.inputs:
             split = inputs.split(visitor.where.layer, tokens)
-            marks = inputs.fetch(visitor.where, turn, split, note, after, self._tables(turn))
+            record = inputs.fetch(visitor.where, turn, split, note, after, self._tables(turn))
         pairs = self._pairs(visitor, turn, split, tokens)
         note.copy("load_kv", "h2d", [home for home, _ in pairs])
         brought = [(buffer, home) for home, buffer in pairs]
-        marks.append(self.lanes.h2d(lambda: copy_all(brought), *after))
-        self._coming = Arrival(marks, note, slice(split, tokens))
+        record.append(self.lanes.h2d(lambda: copy_all(brought), *after))
+        self._coming = Arrival(record, note, slice(split, tokens))
 
-    def _store(self, visitor: Visitor) -> None:
+    def _store(self, visitor: HostRows) -> None:
         """Queue the copy home of what this visit has added."""
         part = slice(visitor.cells.begins, visitor.cells.most)
         if visitor.packing:
             tables = _halves(self.buffers[self._turn % 2])
-            with self.run.tally.op("quantise") as marks:
+            with self.run.counter.op("quantise") as record:
                 for some, wide in zip(tables, self._tables(self._turn), strict=True):
-                    visitor.packing.put(marks, wide[part], some, part)
+                    visitor.packing.put(record, wide[part], some, part)
         pairs = self._pairs(visitor, self._turn, part.start, part.stop)
-        self.run.tally.copy("store_kv", "d2h", [home for home, _ in pairs])
+        self.run.counter.copy("store_kv", "d2h", [home for home, _ in pairs])
         visitor.stored = self.lanes.d2h(lambda: copy_all(pairs), self.lanes.mark())
         self._free[self._turn % 2] = (self.lanes.mark(), visitor.stored)
 
     def _pairs(
-        self, visitor: Visitor, turn: int, start: int, stop: int
+        self, visitor: HostRows, turn: int, start: int, stop: int
     ) -> list[tuple[Tensor, Tensor]]:
         """Homes and buffers of what the tokens from start to stop have changed."""
         first, found = visitor.first, []
@@ -200,13 +203,13 @@ class Visits:
                 found.append((home[begin - first : high - first], buffer[begin:high]))
         return found
 
-    def _widen(self, visitor: Visitor, part: slice) -> None:
+    def _widen(self, visitor: HostRows, part: slice) -> None:
         """Loaded tokens to full precision."""
         if visitor.packing and part.start < part.stop:
             tables = _halves(self.buffers[self._turn % 2])
-            with self.run.tally.op("dequantise") as marks:
+            with self.run.counter.op("dequantise") as record:
                 for some, wide in zip(tables, self._tables(self._turn), strict=True):
-                    numbers = visitor.packing.widened(marks, some, part)
+                    numbers = visitor.packing.widened(record, some, part)
                     wide[part].copy_(numbers.view(wide[part].shape))
 
 

@@ -8,23 +8,23 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
+from kvsim.validate.counter import OpRecord
 from kvsim.validate.model.attention import Seen, attend
 from kvsim.validate.model.rope import rotate
-from kvsim.validate.parts.cells import CacheRoom, Cells, Spot
-from kvsim.validate.tally import Marks
+from kvsim.validate.parts.cells import CacheRoom, KvStore, SlotRange
 
 
-class WholeTokens(Cells):
+class WholeTokenRows(KvStore):
     """Base; subclasses say how rows (sequences, tokens, width of all heads) are stored."""
 
-    as_given, by_position = False, True
+    keeps_numbers, by_position = False, True
 
     @abstractmethod
     def learn(self, keys: Tensor) -> None:
         """Look at the prompt's keys (tokens, width) before they are stored."""
 
     @abstractmethod
-    def store(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+    def store(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Store the rows of new tokens."""
 
     @abstractmethod
@@ -45,13 +45,13 @@ class WholeTokens(Cells):
         shape = (self.room.sequences, self.slots, width)
         return torch.zeros(shape, dtype=dtype, device=self.room.device)
 
-    def put(self, table: Tensor, new: Tensor, spot: Spot) -> None:
+    def put(self, table: Tensor, new: Tensor, span: SlotRange) -> None:
         """New tokens' part of a table."""
-        if spot.first is not None:
-            table[:, spot.first : spot.first + spot.new] = new
+        if span.first is not None:
+            table[:, span.first : span.first + span.new] = new
         else:
             sequences = torch.arange(len(table), device=table.device)[:, None]
-            table[sequences, spot.slots] = new
+            table[sequences, span.slots] = new
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
         """The prompt from the first slot on."""
@@ -59,27 +59,29 @@ class WholeTokens(Cells):
         slots = torch.arange(most, device=keys.device).expand(len(keys), -1)
         rows = self._rows(turned(self.room, keys[:, :, :most], slots, back=True))
         self.learn(torch.cat([row[:n] for row, n in zip(rows, counts, strict=True)]))
-        self.store(rows, self._rows(values[:, :, :most]), Spot(slots, tuple(counts), most, 0))
+        self.store(rows, self._rows(values[:, :, :most]), SlotRange(slots, tuple(counts), most, 0))
 
-    def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """New tokens to their slots."""
-        before = turned(self.room, keys, spot.slots, back=True)
-        self.store(self._rows(before), self._rows(values), spot)
+        before = turned(self.room, keys, span.slots, back=True)
+        self.store(self._rows(before), self._rows(values), span)
 
-    def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """Rows are widened, keys turned, on their way."""
-        with self.tally.op("attn") as marks:
-            keys, values = (self._heads(rows) for rows in self.wide(spot.most))
-            slots = torch.arange(spot.most, device=keys.device)[None]
+        with self.counter.op("attn") as record:
+            keys, values = (self._heads(rows) for rows in self.wide(span.most))
+            slots = torch.arange(span.most, device=keys.device)[None]
             keys = turned(self.room, keys, slots, back=False).to(queries.dtype)
-            out = attend(Marks(), queries, keys, values.to(queries.dtype), seen)
-            marks.visible(queries.shape[2], spot.most, seen)
-            read = (table[i, :end] for i, end in enumerate(spot.ends) for table in self.tables())
-            marks.reads(queries, *read)
-            marks.writes(out)
+            out = attend(OpRecord(), queries, keys, values.to(queries.dtype), seen)
+            record.visible(queries.shape[2], span.most, seen)
+            read = (table[i, :end] for i, end in enumerate(span.ends) for table in self.tables())
+            record.reads(queries, *read)
+            record.writes(out)
             return out
 
-    def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:
+    def attend_with_scores(
+        self, queries: Tensor, span: SlotRange, seen: Seen
+    ) -> tuple[Tensor, Tensor]:
         """Selections that ask for scores keep tokens in other slots."""
         raise NotImplementedError
 

@@ -36,7 +36,7 @@ def accepted(run: Generation) -> dict[int, list[int]]:
             room = impl.room(run.cached)
             fitting = [gamma for gamma in GAMMAS if gamma < room]
             impl.gamma = min(fitting, key=lambda gamma: len(found[gamma]), default=1)
-            impl.round(run)
+            impl.decode_round(run)
             if fitting:
                 found[impl.gamma] += [given - 1 for given in run.yielded[-1]]
     finally:

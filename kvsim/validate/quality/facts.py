@@ -17,10 +17,31 @@ from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.quality.forced import Forced
 
 PLACES = (
-    "Amsterdam", "Athens", "Berlin", "Cairo", "Chicago", "Delhi", "Dublin", "Geneva", "Houston",
-    "Lima", "Lisbon", "London", "Madrid", "Mexico", "Milan", "Moscow", "Oslo", "Paris", "Prague",
-    "Rome", "Seattle", "Sydney", "Tokyo", "Vienna",
-)  # fmt: skip
+    "Amsterdam",
+    "Athens",
+    "Berlin",
+    "Cairo",
+    "Chicago",
+    "Delhi",
+    "Dublin",
+    "Geneva",
+    "Houston",
+    "Lima",
+    "Lisbon",
+    "London",
+    "Madrid",
+    "Mexico",
+    "Milan",
+    "Moscow",
+    "Oslo",
+    "Paris",
+    "Prague",
+    "Rome",
+    "Seattle",
+    "Sydney",
+    "Tokyo",
+    "Vienna",
+)
 ASKED = "\nThe secret number of {} is"
 TOLD = ASKED + " {}."
 DIGITS = 5

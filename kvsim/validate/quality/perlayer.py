@@ -34,14 +34,14 @@ class KeptPrompt(Generation):
         assert isinstance(self.impl, Composed)
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        filled = self.impl.filled
+        filled = self.impl.store_prompt
 
         def keep(layer: int, keys: Tensor, values: Tensor) -> None:
             self.keys.append(keys.clone())
             self.values.append(values.clone())
             filled(layer, keys, values)
 
-        self.impl.filled = keep  # type: ignore[method-assign]
+        self.impl.store_prompt = keep  # type: ignore[method-assign]
         with torch.inference_mode():
             self.last_logits = self._prefill()
 
@@ -61,8 +61,8 @@ class Resumed(Forced):
 
     def _prefill(self) -> Tensor:
         for layer, pair in enumerate(zip(self._kept.keys, self._kept.values, strict=True)):
-            self.impl.filled(layer, *(x.clone() for x in pair))
-        self.impl.prompt_read()
+            self.impl.store_prompt(layer, *(x.clone() for x in pair))
+        self.impl.prompt_done()
         return self._kept.last_logits
 
     @property
@@ -127,9 +127,13 @@ def measure_layers(
         for side, pair in enumerate(((bits, WHOLE), (WHOLE, bits))):
             alone[side, b, layer] = losses(pair, range(layer, layer + 1))
     yield LayerLosses(
-        date=date.today().isoformat(), bits=tuple(widths), group=group, alone=alone,
-        uniform=uniform, **about,
-    )  # fmt: skip
+        date=date.today().isoformat(),
+        bits=tuple(widths),
+        group=group,
+        alone=alone,
+        uniform=uniform,
+        **about,
+    )
 
 
 def executed(
@@ -142,9 +146,11 @@ def executed(
 
 
 def _run(
-    kept: KeptPrompt, technique: Technique, texts: list[list[int]],
+    kept: KeptPrompt,
+    technique: Technique,
+    texts: list[list[int]],
     truth: list[Tensor] | None = None,
-) -> Resumed:  # fmt: skip
+) -> Resumed:
     run = Resumed(kept, technique, texts, truth)
     run.complete()
     return run

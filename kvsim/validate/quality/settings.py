@@ -59,8 +59,10 @@ class Settings:
 
 def usual(model: Model, prompt: int) -> list[Technique]:
     """The settings that plans consider, and the widest and narrowest ones beside them."""
-    small, large = (max(g for g in groups if model.head_dim % g == 0 or g == 8)
-                    for groups in ((8, 16, 32), (8, 16, 32, 64, 128)))  # fmt: skip
+    small, large = (
+        max(g for g in groups if model.head_dim % g == 0 or g == 8)
+        for groups in ((8, 16, 32), (8, 16, 32, 64, 128))
+    )
     parts = [max(prompt * share // 8, 2) for share in (1, 2, 4)]
     draft = max(parts[1], 2 * WINDOW)
     return [

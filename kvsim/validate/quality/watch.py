@@ -8,15 +8,15 @@ from torch import Tensor
 
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.base import Technique
+from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.parts.base import Implementation
 from kvsim.validate.parts.cells import CacheRoom
 from kvsim.validate.parts.composed import Composed
 from kvsim.validate.parts.pairs import Pairs
-from kvsim.validate.parts.selecting import Where
+from kvsim.validate.parts.selecting import LayerContext
 from kvsim.validate.parts.weights import by_kv_head, scores
-from kvsim.validate.tally import Silent
 from kvsim.validate.techniques import IMPLEMENTATIONS
 from kvsim.validate.techniques.full import Full
 from kvsim.validate.techniques.zipcache import Zipcache
@@ -70,7 +70,7 @@ class NotingPairs(Pairs):
     over the query heads that share a KV head, as the selection itself averages.
     """
 
-    def __init__(self, place: Where) -> None:
+    def __init__(self, place: LayerContext) -> None:
         super().__init__(place)
         self.noted: list[Tensor] = []  # (samples, 2): pairs, mass
 
@@ -101,8 +101,8 @@ class NotingZipcache(Zipcache):
     Truly salient are those that equation 8 finds with every query as a probe.
     """
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, tally: Silent) -> None:
-        super().__init__(part, room, slots, tally)
+    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
+        super().__init__(part, room, slots, counter)
         self.noted: list[Tensor] = []
         self._queries: list[Tensor] = []  # of the prompt, chunk by chunk
 

@@ -63,9 +63,14 @@ def factors(device: torch.device, small: bool) -> Iterator[Case]:
         group = most - most // 2 - 8  # the last tokens are of a third group
         k = replace(k, codes=k.codes.to(device), scale=scale, zero=zero, group=group, first=first)
         v = replace(
-            v, codes=v.codes.to(device), scale=v.scale.to(device), zero=v.zero.to(device),
-            factor=factor, factor_group=group, first=first,
-        )  # fmt: skip
+            v,
+            codes=v.codes.to(device),
+            scale=v.scale.to(device),
+            zero=v.zero.to(device),
+            factor=factor,
+            factor_group=group,
+            first=first,
+        )
         rows = torch.tensor([most, most - 4], dtype=torch.int32, device=device)
         queries = torch.randn(2, 4, 1, dim, generator=generator).to(device, dtype)
         case = {"head_dim": dim, "bits": bits, "tokens": most, "new": 1, "rows": "with factors"}
@@ -216,6 +221,10 @@ def _off(ours: Tensor, plain: Tensor) -> float:
 
 
 ORACLES = {
-    "attention": attention, "factors": factors, "quantise": quantise, "topk": topk,
-    "gather": gather, "lanes": lanes,
-}  # fmt: skip
+    "attention": attention,
+    "factors": factors,
+    "quantise": quantise,
+    "topk": topk,
+    "gather": gather,
+    "lanes": lanes,
+}

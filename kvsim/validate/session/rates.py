@@ -26,9 +26,11 @@ guides for Ampere and Hopper, section 1.4.1.1, "four warp schedulers"."""
 MOST = 2e9  # moved by one call at most [B]
 BUDGET = 0.5  # of one kernel's runs [s]
 KERNELS: Mapping[str, Callable[[Bench], Iterator[Work]]] = {
-    "packed attention": lowbit.works, "pack and widen": quantise.works, "top-k": topk.works,
+    "packed attention": lowbit.works,
+    "pack and widen": quantise.works,
+    "top-k": topk.works,
     "rows of the host": rows.works,
-}  # fmt: skip
+}
 Numbers = Mapping[str, Any]
 LOOPS: Mapping[str, tuple[Callable[[tuple[int, ...]], int], Callable[[Numbers], float]]] = {
     "runs": (
@@ -81,9 +83,12 @@ def largest(place: Bench) -> Iterator[tuple[str, Work]]:
 
 
 def rate(
-    name: str, work: Work, device: torch.device, peaks: Mapping[str, float],
+    name: str,
+    work: Work,
+    device: torch.device,
+    peaks: Mapping[str, float],
     compiled: Callable[[Launched], tuple[Code, int] | None],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What one case reaches.
 
     Parameters
@@ -105,10 +110,15 @@ def rate(
     whole = sum(n for n in counted if n is not None) if counted and None not in counted else None
     moved = max(map(float, work.op.bytes.values()))
     return {
-        "kernel": name, "case": dict(work.case), "seconds": seconds, "bytes": dict(work.op.bytes),
-        "share_of_bandwidth": max(shares.values(), default=None), "launches": len(launched),
-        "instructions": whole, "instructions_per_byte": None if whole is None else whole / moved,
-    }  # fmt: skip
+        "kernel": name,
+        "case": dict(work.case),
+        "seconds": seconds,
+        "bytes": dict(work.op.bytes),
+        "share_of_bandwidth": max(shares.values(), default=None),
+        "launches": len(launched),
+        "instructions": whole,
+        "instructions_per_byte": None if whole is None else whole / moved,
+    }
 
 
 def of_issue(row: dict[str, Any], issue: float) -> dict[str, Any]:

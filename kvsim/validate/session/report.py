@@ -17,9 +17,10 @@ PARTS = {
 }
 """Files, and the kinds of units in them."""
 COPIED = {
-    "profile.toml": "profile.toml", "profile.stack.toml": "stack.toml",
+    "profile.toml": "profile.toml",
+    "profile.stack.toml": "stack.toml",
     "profile.samples.jsonl": "samples.jsonl",
-}  # fmt: skip
+}
 LIMIT = 16 * 2**20  # of all files together [B]
 
 

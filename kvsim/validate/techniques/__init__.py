@@ -13,12 +13,12 @@ from typing import Any
 from kvsim.errors import unknown
 from kvsim.techniques import TECHNIQUES
 from kvsim.techniques.base import Technique
+from kvsim.validate.counter import size
 from kvsim.validate.homes import check_host_memory, lines, planned
 from kvsim.validate.model.decoder import Decoder, rehearsal
 from kvsim.validate.parts.base import Implementation, SmallRun
 from kvsim.validate.parts.composed import Composed
 from kvsim.validate.parts.registry import find_class
-from kvsim.validate.tally import size
 
 
 def _found() -> dict[str, type[Implementation]]:

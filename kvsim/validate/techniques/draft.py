@@ -11,7 +11,7 @@ from kvsim.techniques.axes import Drafting
 from kvsim.techniques.papers.draft import Draft as Settings
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.parts.base import Resident, SmallRun
-from kvsim.validate.parts.beside import Beside
+from kvsim.validate.parts.beside import DraftLayers
 from kvsim.validate.parts.drafter import Drafter
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ class Draft(Drafter):
         assert isinstance(part, Settings)
         if part.weights != "fp16" or part.tp > 1:
             raise InputError("draft: its real implementation has fp16 weights on one GPU")
-        self.beside = Beside(run, load_architecture(part.model))
+        self.beside = DraftLayers(run, load_architecture(part.model))
 
     def begin(self, generation: "Generation") -> None:
         """The draft model reads the prompt too, whose logits are not needed."""
-        self.run.tally.begin("prefill")
+        self.run.counter.begin("prefill")
         hidden = self._pass(generation.padded(), [0] * generation.batch)
         rows, last = torch.arange(generation.batch), torch.tensor(self.run.lengths) - 1
         self.beside.decoder.head(hidden[rows, last])
@@ -69,7 +69,7 @@ class Draft(Drafter):
             done = torch.tensor(generation.done, device=tokens.device)
             before = generation.tokens.gather(1, (done - 2).clamp(min=0)[:, None])
             new, begins = torch.cat([before, tokens], 1), [n - 1 for n in begins]
-        self.run.tally.begin("draft")
+        self.run.counter.begin("draft")
         return self.beside.decoder.head(self._pass(new, begins)[:, -1:])
 
     def resident(self) -> Resident:

@@ -9,14 +9,14 @@ from kvsim.errors import InputError
 from kvsim.techniques.papers.duoattention import Duoattention as Settings
 from kvsim.validate.model.attention import Pass, attend, visible
 from kvsim.validate.parts.base import Resident, SmallRun, together
-from kvsim.validate.parts.cells import Spot
-from kvsim.validate.parts.eviction import Ring
-from kvsim.validate.parts.selecting import Where
+from kvsim.validate.parts.cells import SlotRange
+from kvsim.validate.parts.eviction import RingCache
+from kvsim.validate.parts.selecting import LayerContext
 
 Three = tuple[Tensor, Tensor, Tensor]
 
 
-class Duoattention(Ring):
+class Duoattention(RingCache):
     """The first KV heads retrieve; ``cells`` are those of the others, whose tokens do not move.
 
     References
@@ -30,7 +30,7 @@ class Duoattention(Ring):
         text = f"retrieval={1 / run.kv_heads:.12g},sink=4,recent={2 * max(1, run.prompt // 4)}"
         return [text] if run.kv_heads > 1 else []
 
-    def __init__(self, place: Where) -> None:
+    def __init__(self, place: LayerContext) -> None:
         settings, heads = place.parts.selection, place.run.model.kv_heads
         assert isinstance(settings, Settings)
         kept = float(settings.retrieval) * heads
@@ -42,18 +42,18 @@ class Duoattention(Ring):
         self.sink, self.recent = int(settings.sink), int(settings.recent)
         super().__init__(replace(place, heads=heads - self.many))
         self.refuse_windows()
-        self.differences = self.cells.apart
+        self.differences = self.cells.split_differences
         self.whole = self.run.cells(replace(place, heads=self.many), self.capacity)
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Streaming heads see sinks and window, as they will in decoding."""
         outs, seen = [], (visible(step, step.length), self.near(step))
         for numbers, where in zip(self._kinds(queries, keys, values), seen, strict=True):
-            with self.tally.op("attn") as marks:
-                outs.append(attend(marks, *numbers, where))
+            with self.counter.op("attn") as record:
+                outs.append(attend(record, *numbers, where))
         return torch.cat(outs, 1)
 
-    def filled(self, keys: Tensor, values: Tensor) -> None:
+    def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """Retrieval heads keep all, the others their part."""
         every = torch.arange(self.prompt, device=keys.device).expand(self.batch, 1, -1)
         held = self.ring(self._on_device).clamp_min(0)[:, None, : self.prompt]
@@ -66,17 +66,17 @@ class Duoattention(Ring):
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """A streaming head's new token takes the place of its oldest."""
-        return self.attend_behind(queries, keys, values, step, self.spot(step))
+        return self.attend_behind(queries, keys, values, step, self.slot_range(step))
 
     def attend_behind(
-        self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, spot: Spot
+        self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, span: SlotRange
     ) -> Tensor:
         """Both kinds of heads, each over its own cells."""
-        outs, places = [], ((self.whole, Spot.behind(step)), (self.cells, spot))
+        outs, places = [], ((self.whole, SlotRange.after_cached(step)), (self.cells, span))
         kinds = self._kinds(queries, keys, values)
         for (asking, k, v), (cells, where) in zip(kinds, places, strict=True):
             cells.append(k, v, where)
-            outs.append(cells.look(asking, where, visible(step, where.most)))
+            outs.append(cells.attend(asking, where, visible(step, where.most)))
         return torch.cat(outs, 1)
 
     def resident(self) -> Resident:

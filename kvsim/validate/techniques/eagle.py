@@ -2,10 +2,10 @@
 
 from kvsim.techniques.papers.eagle import Eagle as Settings
 from kvsim.validate.parts.base import SmallRun
-from kvsim.validate.parts.heads import Heads
+from kvsim.validate.parts.heads import DraftHeads
 
 
-class Eagle(Heads):
+class Eagle(DraftHeads):
     """Chains of drafts over a part of the vocabulary.
 
     References

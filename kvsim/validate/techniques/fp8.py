@@ -5,13 +5,13 @@ from torch import Tensor
 
 from kvsim.validate.kernels.stores import Store
 from kvsim.validate.parts.base import SmallRun
-from kvsim.validate.parts.bytoken import PACKED_AT_ONCE, ByToken, Codec, Coded
+from kvsim.validate.parts.bytoken import PACKED_AT_ONCE, Codec, EncodedRows, PerTokenCache
 from kvsim.validate.parts.cells import Widths
 
 FORMAT = torch.float8_e4m3fn
 
 
-class Fp8(ByToken):
+class Fp8(PerTokenCache):
     """Four bits of exponent and three of mantissa.
 
     References
@@ -40,4 +40,4 @@ class _Narrow(Codec):
         return [numbers.float().clamp(-most, most).to(FORMAT).view(torch.uint8)]
 
     def store(self, parts: list[Tensor]) -> Store:
-        return Coded.of(parts, 8, lambda parts: parts[0].contiguous().view(FORMAT).float())
+        return EncodedRows.of(parts, 8, lambda parts: parts[0].contiguous().view(FORMAT).float())

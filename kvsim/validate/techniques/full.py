@@ -12,7 +12,7 @@ from kvsim.validate.parts.base import Implementation, Resident, put
 class Full(Implementation):
     """One cache, allocated for the whole generation."""
 
-    eager = ""
+    eager_reason = ""
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
@@ -23,7 +23,7 @@ class Full(Implementation):
 
     def prompt_tiles(self, layer: int, most: int) -> list[slice]:
         """As many whole prompts as that, or one in chunks."""
-        return self.prompts_apart(slice(0, self.batch), most)
+        return self.whole_prompt_tiles(slice(0, self.batch), most)
 
     def prefill(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
@@ -35,16 +35,16 @@ class Full(Implementation):
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
         """Append and attend to everything."""
-        with self.tally.op("attn") as marks:
+        with self.counter.op("attn") as record:
             put(self.k[layer], keys, step)
             put(self.v[layer], values, step)
-            marks.writes(keys, values)
+            record.writes(keys, values)
             most = self.capacity if step.fixed else step.length
             cached_keys, cached_values = (
                 c[step.rows, :, :most] for c in (self.k[layer], self.v[layer])
             )
             seen = visible(step, most, self.shapes[layer].window)
-            return attend(marks, queries, cached_keys, cached_values, seen)
+            return attend(record, queries, cached_keys, cached_values, seen)
 
     def resident(self) -> Resident:
         """Keys and values of every layer, at full length."""

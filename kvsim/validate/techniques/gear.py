@@ -11,19 +11,19 @@ from kvsim.errors import InputError
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.papers.gear import LOOPS
 from kvsim.techniques.papers.gear import Gear as Settings
+from kvsim.validate.counter import NullCounter, OpRecord
 from kvsim.validate.model.attention import Seen
 from kvsim.validate.parts.base import SmallRun
-from kvsim.validate.parts.cells import CacheRoom, Spot
-from kvsim.validate.parts.packed import PackedCells
-from kvsim.validate.parts.sides import Side, check_groups, check_residual
-from kvsim.validate.tally import Marks, Silent
+from kvsim.validate.parts.cells import CacheRoom, SlotRange
+from kvsim.validate.parts.packed import PackedStore
+from kvsim.validate.parts.sides import PackedRing, check_groups, check_residual
 
 BLOCKS = "values are packed by whole blocks too; the prediction packs them one by one, as KIVI does"
 WHOLE = "factors are found block by block; the prediction spreads that evenly"
 SEED = 2403  # of the vectors that iterations begin with
 
 
-class Gear(PackedCells):
+class Gear(PackedStore):
     """Keys and values in blocks of a residual; the prompt is one block.
 
     Scores are corrected before the softmax and outputs behind it, by two thin products each.
@@ -33,7 +33,7 @@ class Gear(PackedCells):
     .. [1] H. Kang et al., "GEAR", 2024, section 3, algorithm 2: power iteration.
     """
 
-    takes_back, by_position = False, True
+    drops_tokens, by_position = False, True
     differences = MappingProxyType({"attn": BLOCKS, "quantise": BLOCKS, "power_iteration": WHOLE})
 
     @classmethod
@@ -41,8 +41,8 @@ class Gear(PackedCells):
         """Groups that fit the head."""
         return [f"group={run.group},residual={run.group}"]
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, tally: Silent) -> None:
-        super().__init__(part, room, slots, tally)
+    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
+        super().__init__(part, room, slots, counter)
         assert isinstance(part, Settings)
         if float(part.outliers):
             raise InputError("gear: its real implementation keeps no outliers; set outliers=0")
@@ -52,11 +52,11 @@ class Gear(PackedCells):
                 f"gear: rank={part.rank} is more than a block's error of {part.residual} tokens "
                 f"x {room.dim} numbers can have; choose at most {most}"
             )
-        self.every = {"power_iteration": self.residual}
+        self.op_periods = {"power_iteration": self.residual}
         check_groups("gear", part.group, room.dim)
         self.rank, bits = part.rank, int(part.bits)
-        self.k = Side(room, slots, self.residual, bits, part.group, "channel")
-        self.v = Side(room, slots, self.residual, bits, part.group, "token")
+        self.k = PackedRing(room, slots, self.residual, bits, part.group, "channel")
+        self.v = PackedRing(room, slots, self.residual, bits, part.group, "token")
         more = slots - max(room.prompts)  # tokens behind every prompt
         blocks = 1 + max((n + more) // self.residual - n // self.residual for n in room.prompts)
         if max(room.prompts) < self.residual:
@@ -81,31 +81,33 @@ class Gear(PackedCells):
         for some, packed in self._alike(self.first):
             self._correct(some, 0, 0, keys[some, :, :packed], values[some, :, :packed])
 
-    def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """New tokens into the rings; a block that they complete is packed."""
-        self.add(keys, values, spot)
-        for some, end in self._alike(list(spot.ends)):
+        self.add(keys, values, span)
+        for some, end in self._alike(list(span.ends)):
             if end % self.residual:
                 continue
             start = end - self.residual
             inside = torch.arange(start, end, device=self.room.device) % self.residual
             block = [side.ring[some][:, :, inside] for side in (self.k, self.v)]
-            rows = range(len(spot.ends))[some]
-            begins = torch.full((len(spot.ends),), start, device=self.room.device)
-            with self.tally.op("quantise") as marks:
+            rows = range(len(span.ends))[some]
+            begins = torch.full((len(span.ends),), start, device=self.room.device)
+            with self.counter.op("quantise") as record:
                 for side in (self.k, self.v):
-                    side.pack(marks, list(rows), begins, self.residual)
+                    side.pack(record, list(rows), begins, self.residual)
             first = self.first[rows[0]]
             number = (first > 0) + (start - first) // self.residual
             self._correct(some, number, start, *block)
 
-    def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """Scores, their corrections, outputs and theirs."""
-        return self._weigh(queries, spot)[0]
+        return self._weigh(queries, span)[0]
 
-    def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:
+    def attend_with_scores(
+        self, queries: Tensor, span: SlotRange, seen: Seen
+    ) -> tuple[Tensor, Tensor]:
         """The same with the corrected shares of the one query."""
-        return self._weigh(queries, spot)
+        return self._weigh(queries, span)
 
     def tensors(self) -> dict[str, list[Tensor]]:
         """KIVI's cache and the factors."""
@@ -124,37 +126,37 @@ class Gear(PackedCells):
         count, dim = block[0].shape[2], self.room.dim
         if not self.rank or not count:
             return
-        with self.tally.op("power_iteration") as marks:
+        with self.counter.op("power_iteration") as record:
             for i, (side, numbers) in enumerate(zip((self.k, self.v), block, strict=True)):
                 packed = side.store.sequences(some).numbers(start, start + count)
                 error = numbers - packed.to(numbers.dtype)
-                marks.writes(error)
-                rows, channels = _power_iteration(marks, error, self.rank)
+                record.writes(error)
+                rows, channels = _power_iteration(record, error, self.rank)
                 self.rows[i][some, :, start : start + count] = rows
                 self.channels[i][some, :, number * dim : (number + 1) * dim] = channels
 
-    def _weigh(self, queries: Tensor, spot: Spot) -> tuple[Tensor, Tensor]:
+    def _weigh(self, queries: Tensor, span: SlotRange) -> tuple[Tensor, Tensor]:
         """Attention and what each slot got, (sequences, heads, new, slots)."""
-        outs, weights = torch.zeros_like(queries), queries.new_zeros(*queries.shape[:3], spot.most)
-        for some, end in self._alike(list(spot.ends)):
+        outs, weights = torch.zeros_like(queries), queries.new_zeros(*queries.shape[:3], span.most)
+        for some, end in self._alike(list(span.ends)):
             asked = queries[some]
             grouped = asked.reshape(len(asked), self.room.heads, -1, self.room.dim)
-            with self.tally.op("attn") as marks:
+            with self.counter.op("attn") as record:
                 keys, values = (self._numbers(side, some, end) for side in (self.k, self.v))
                 logits = grouped @ keys.transpose(2, 3)
-                marks.visible(spot.new, end, "all")
+                record.visible(span.new, end, "all")
             self._thin(logits, grouped, some, end, keys=True)
-            with self.tally.op("attn") as marks:
+            with self.counter.op("attn") as record:
                 shares = (logits.float() / self.room.dim**0.5).softmax(-1).to(queries.dtype)
                 out = shares @ values
-                marks.visible(spot.new, end, "all")
+                record.visible(span.new, end, "all")
             self._thin(out, shares, some, end, keys=False)
             outs[some] = out.view_as(asked)
             weights[some, :, :, :end] = shares.view(*asked.shape[:3], end)
-        ends, packed = list(spot.ends), [self.packed_keys(n) for n in spot.ends]
-        with self.tally.op("attn") as marks:
-            marks.reads(queries, *self.k.read(packed, ends), *self.v.read(packed, ends))
-            marks.writes(outs)
+        ends, packed = list(span.ends), [self.packed_keys(n) for n in span.ends]
+        with self.counter.op("attn") as record:
+            record.reads(queries, *self.k.read(packed, ends), *self.v.read(packed, ends))
+            record.writes(outs)
         return outs, weights
 
     def _thin(self, found: Tensor, given: Tensor, some: slice, end: int, keys: bool) -> None:
@@ -165,10 +167,10 @@ class Gear(PackedCells):
         first = self.first[some.start]
         borders = [*([0] if first else []), *range(first, packed + 1, self.residual)]
         side = 0 if keys else 1
-        with self.tally.op("correct") as marks:
+        with self.counter.op("correct") as record:
             rows = self.rows[side][some, :, :packed]
             channels = self.channels[side][some]
-            marks.reads(rows)
+            record.reads(rows)
             for number, (start, stop) in enumerate(pairwise(borders)):
                 own = channels[:, :, number * dim : (number + 1) * dim]
                 if keys:
@@ -177,19 +179,19 @@ class Gear(PackedCells):
                 else:
                     added = (given[..., start:stop] @ rows[:, :, start:stop]) @ own.transpose(2, 3)
                     found += added
-                marks.reads(own)
+                record.reads(own)
             changed = found[..., :packed] if keys else found
-            marks.reads(changed)
-            marks.writes(changed)
+            record.reads(changed)
+            record.writes(changed)
 
-    def _numbers(self, side: Side, some: slice, end: int) -> Tensor:
+    def _numbers(self, side: PackedRing, some: slice, end: int) -> Tensor:
         """Widened rows and the ring behind them, (sequences, KV heads, tokens, dim)."""
         packed = self.packed_keys(end)
         wide = side.store.sequences(some).numbers(0, packed).to(self.room.dtype)
         return torch.cat([wide, side.ring[some, :, : end - packed]], 2)
 
 
-def _power_iteration(marks: Marks, error: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def _power_iteration(record: OpRecord, error: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Factors (..., tokens, rank) and (..., dim, rank) whose product is close to an error."""
     generator = torch.Generator().manual_seed(SEED)
     begin = torch.randn(error.shape[-1], rank, generator=generator).to(error.device)
@@ -201,5 +203,5 @@ def _power_iteration(marks: Marks, error: Tensor, rank: int) -> tuple[Tensor, Te
         rows = wide @ channels
         rows = torch.linalg.qr(rows).Q if last else rows
         channels = wide.transpose(2, 3) @ rows
-        marks.reads(error, error)
+        record.reads(error, error)
     return rows.to(error.dtype), channels.to(error.dtype)

@@ -9,13 +9,13 @@ from kvsim.techniques.papers.h2o import H2o as Settings
 from kvsim.validate.model.attention import Pass, visible
 from kvsim.validate.parts.adding import attend_and_add
 from kvsim.validate.parts.base import Resident, SmallRun, put
-from kvsim.validate.parts.bytoken import ByToken
-from kvsim.validate.parts.eviction import Ring
-from kvsim.validate.parts.selecting import Where
+from kvsim.validate.parts.bytoken import PerTokenCache
+from kvsim.validate.parts.eviction import RingCache
+from kvsim.validate.parts.selecting import LayerContext
 from kvsim.validate.parts.weights import by_kv_head
 
 
-class H2o(Ring):
+class H2o(RingCache):
     """Slots of heavy hitters and a ring of recent tokens, chosen by every KV head for itself.
 
     When a token comes in, the one that leaves the ring takes the place of the heavy hitter with
@@ -36,7 +36,7 @@ class H2o(Ring):
         part = max(1, run.prompt // 4)
         return [f"heavy={part},recent={part}"]
 
-    def __init__(self, place: Where) -> None:
+    def __init__(self, place: LayerContext) -> None:
         settings = place.parts.selection
         assert isinstance(settings, Settings)
         self.sink, self.recent = int(settings.heavy), int(settings.recent)
@@ -51,10 +51,10 @@ class H2o(Ring):
         if not self.ranked:
             return super().prefill(queries, keys, values, step)
         held = self.cells.prompt(self.slots)
-        with self.tally.op("attn") as marks:
+        with self.counter.op("attn") as record:
             for cache, new in zip(held, (keys, values), strict=True):
                 put(cache, new, step)
-            marks.writes(keys, values)
+            record.writes(keys, values)
         k, v = (cache[step.rows, :, : step.length] for cache in held)
         return self._attend(queries, k, v, self.sums, step)
 
@@ -66,22 +66,22 @@ class H2o(Ring):
             self._prompt_sums = self._sums(self.prompt)
         return self._attend(queries, keys, values, self._prompt_sums, step)
 
-    def filled(self, keys: Tensor, values: Tensor) -> None:
+    def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """The heaviest of a sequence's older tokens, and its latest."""
         sums, self._prompt_sums = self._prompt_sums, None
         if sums is None or self.prompt <= self.budget:
-            super().filled(keys, values)
+            super().store_prompt(keys, values)
             if sums is not None:
                 self.sums[:, :, : self.prompt] = sums
             return
         lengths = self._on_device
         tokens = torch.arange(self.prompt, device=keys.device)
-        with self.tally.op("select") as marks:
+        with self.counter.op("select") as record:
             by_head = by_kv_head(sums, keys.shape[1])
             old = tokens < (lengths - self.recent)[:, None]
             ranked = by_head.masked_fill(~old[:, None], -torch.inf)
             heavy = ranked.topk(self.sink, dim=-1).indices
-            marks.reads(by_head)
+            record.reads(by_head)
         held = self.ring(lengths)[:, None].clamp_min(0).repeat(1, keys.shape[1], 1)
         crowded = (lengths > self.budget)[:, None, None]
         held[:, :, : self.sink] = torch.where(crowded, heavy, held[:, :, : self.sink])
@@ -93,21 +93,21 @@ class H2o(Ring):
         """Evict where the cache is full, append, attend, add up the scores."""
         if not self.ranked:
             return super().attend(queries, keys, values, step)
-        spot = self.spot(step)
+        span = self.slot_range(step)
         if step.length > self.budget:
             full = step.positions[:, 0] >= self.budget
             if self.sink:
-                self._graduate(spot.slots[:, 0], full)
+                self._graduate(span.slots[:, 0], full)
             sequences = torch.arange(self.batch, device=full.device)
-            self.sums[sequences, :, spot.slots[:, 0]] = 0.0
-        self.cells.append(keys, values, spot)
-        seen = visible(step, torch.arange(spot.most, device=queries.device))
-        out, weights = self.cells.look_scored(queries, spot, seen)
-        with self.tally.op("scores") as marks:
-            sums = self.sums[:, :, : spot.most]
+            self.sums[sequences, :, span.slots[:, 0]] = 0.0
+        self.cells.append(keys, values, span)
+        seen = visible(step, torch.arange(span.most, device=queries.device))
+        out, weights = self.cells.attend_with_scores(queries, span, seen)
+        with self.counter.op("scores") as record:
+            sums = self.sums[:, :, : span.most]
             sums += weights.sum(2, dtype=torch.float32)
-            marks.reads(weights, sums)
-            marks.writes(weights, sums)
+            record.reads(weights, sums)
+            record.writes(weights, sums)
         return out
 
     def buffers(self) -> Resident:
@@ -128,7 +128,7 @@ class H2o(Ring):
         counts = step.positions < self._on_device[step.rows, None]
         room = len(queries) * step.new * self.model.ffn // 4
         sums = sums[step.rows, :, : step.length]
-        return attend_and_add(self.tally, queries, keys, values, sums, step, counts, room)
+        return attend_and_add(self.counter, queries, keys, values, sums, step, counts, room)
 
     def _graduate(self, slots: Tensor, full: Tensor) -> None:
         """What leaves the ring takes the slot of the lowest heavy hitter, or is dropped.
@@ -136,17 +136,17 @@ class H2o(Ring):
         ``slots`` (batch,) are where the ring is written next; only ``full`` sequences evict.
         """
         sums, kv_heads = self.sums, self.model.kv_heads
-        with self.tally.op("lowest") as marks:
+        with self.counter.op("lowest") as record:
             leaving = slots[:, None, None].expand(-1, self.model.heads, 1)
             own = sums.gather(2, leaving)
             lowest = by_kv_head(sums[:, :, : self.sink], kv_heads).min(-1)
             better = lowest.values < by_kv_head(own, kv_heads)[..., 0]
             place = torch.where(better & full[:, None], lowest.indices, slots[:, None])
-            marks.reads(sums[:, :, : self.sink], own)
-        with self.tally.op("graduate") as marks:
+            record.reads(sums[:, :, : self.sink], own)
+        with self.counter.op("graduate") as record:
             target = place[:, :, None]
             source = slots[:, None, None].expand(-1, kv_heads, 1)
-            assert isinstance(self.cells, ByToken)
+            assert isinstance(self.cells, PerTokenCache)
             for column in (self.cells.k, self.cells.v):
-                column.move(marks, source, target)
+                column.move(record, source, target)
             sums.scatter_(2, target.repeat_interleave(self.model.queries_per_kv, 1), own)

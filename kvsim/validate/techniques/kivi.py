@@ -9,14 +9,14 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.papers.kivi import Kivi as Settings
+from kvsim.validate.counter import NullCounter
 from kvsim.validate.parts.base import SmallRun
-from kvsim.validate.parts.cells import CacheRoom, Spot
-from kvsim.validate.parts.packed import PackedCells
-from kvsim.validate.parts.sides import Side, check_groups, check_residual
-from kvsim.validate.tally import Silent
+from kvsim.validate.parts.cells import CacheRoom, SlotRange
+from kvsim.validate.parts.packed import PackedStore
+from kvsim.validate.parts.sides import PackedRing, check_groups, check_residual
 
 
-class Kivi(PackedCells):
+class Kivi(PackedStore):
     """Asymmetric groups with a residual that rolls over.
 
     A new token joins the residual, full blocks of keys and surplus values are packed, and then it
@@ -27,7 +27,7 @@ class Kivi(PackedCells):
     .. [1] Z. Liu et al., "KIVI", ICML 2024, algorithm 1.
     """
 
-    takes_back, replays = False, True
+    drops_tokens, replays = False, True
     differences = MappingProxyType(
         {"quantise": "keys are packed by whole residuals; the prediction spreads that evenly"}
     )
@@ -37,16 +37,16 @@ class Kivi(PackedCells):
         """Groups that fit the head."""
         return [f"group={run.group},residual={run.group}"]
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, tally: Silent) -> None:
-        super().__init__(part, room, slots, tally)
+    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
+        super().__init__(part, room, slots, counter)
         assert isinstance(part, Settings)
         self.residual = check_residual("kivi", part.residual, part.group)
         if part.bits == 16:
             raise InputError("kivi: bits=16 packs nothing; choose fewer bits, or technique full")
         check_groups("kivi", part.group, room.dim)
         bits = int(part.bits)
-        self.k = Side(room, slots, self.residual, bits, part.group, "channel")
-        self.v = Side(room, slots, self.residual, bits, part.group, "token")
+        self.k = PackedRing(room, slots, self.residual, bits, part.group, "channel")
+        self.v = PackedRing(room, slots, self.residual, bits, part.group, "token")
 
     def packed_keys(self, tokens: int) -> int:
         """Tokens whose keys are packed: whole blocks of the residual. [tokens]"""
@@ -61,7 +61,7 @@ class Kivi(PackedCells):
         keys = lengths // self.residual * self.residual
         return keys, (lengths - self.residual).clamp(min=0)
 
-    def often(self, ends: list[int]) -> Mapping[str, float]:
+    def op_shares(self, ends: list[int]) -> Mapping[str, float]:
         """Packing of a value that leaves the residual, and of a block of keys where it is full."""
         part = self.part.stored
         keys, values = part.packing(self.room.dim, 0), part.packing(0, self.room.dim)
@@ -77,15 +77,15 @@ class Kivi(PackedCells):
         alike = all(all(some) or not any(some) for some in packs)
         return tuple(some[0] for some in packs) if alike else None
 
-    def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """The value that leaves the residual, the new token, and a block of keys it completes."""
-        last = spot.slots[:, 0]
-        full = [i for i, n in enumerate(spot.ends) if n > self.residual]
+        last = span.slots[:, 0]
+        full = [i for i, n in enumerate(span.ends) if n > self.residual]
         if full:
-            with self.tally.op("quantise") as marks:
-                self.v.pack(marks, full, last - self.residual, 1)
-        self.add(keys, values, spot)
-        whole = [i for i, n in enumerate(spot.ends) if n % self.residual == 0]
+            with self.counter.op("quantise") as record:
+                self.v.pack(record, full, last - self.residual, 1)
+        self.add(keys, values, span)
+        whole = [i for i, n in enumerate(span.ends) if n % self.residual == 0]
         if whole:
-            with self.tally.op("quantise") as marks:
-                self.k.pack(marks, whole, last + 1 - self.residual, self.residual)
+            with self.counter.op("quantise") as record:
+                self.k.pack(record, whole, last + 1 - self.residual, self.residual)

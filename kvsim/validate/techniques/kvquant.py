@@ -5,17 +5,17 @@ from torch import Tensor
 
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.papers.kvquant import Kvquant as Settings
+from kvsim.validate.counter import NullCounter
 from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.bytoken import PACKED_AT_ONCE
-from kvsim.validate.parts.cells import CacheRoom, Spot
+from kvsim.validate.parts.cells import CacheRoom, SlotRange
 from kvsim.validate.parts.normal import from_levels, ranges, to_levels
-from kvsim.validate.parts.wholetoken import WholeTokens
-from kvsim.validate.tally import Silent
+from kvsim.validate.parts.wholetoken import WholeTokenRows
 
 WHOLE = "every token has the same whole number of outliers; the prediction takes the exact share"
 
 
-class Kvquant(WholeTokens):
+class Kvquant(WholeTokenRows):
     """Levels of normal numbers, with each channel's mean and deviation in the prompt for keys.
 
     No calibration set is at hand that would give other levels. The first token is packed like the
@@ -33,9 +33,9 @@ class Kvquant(WholeTokens):
         """A whole number of outliers."""
         return ["bits=4,outliers=0.0625"]
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, tally: Silent) -> None:
+    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
         assert isinstance(part, Settings)
-        super().__init__(part, room, slots, tally)
+        super().__init__(part, room, slots, counter)
         self.bits, share = int(part.bits), float(part.outliers) * self.width
         self.many = round(share)
         if share != self.many:
@@ -52,24 +52,24 @@ class Kvquant(WholeTokens):
         spread = keys.float().std(0, correction=0)
         self.channels = torch.stack([keys.float().mean(0), spread.clamp(min=1e-6)])
 
-    def store(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+    def store(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Find the outliers, pack the rest; both as (sequences, tokens, width)."""
-        with self.tally.op("outliers") as marks:
+        with self.counter.op("outliers") as record:
             even = (keys - self.channels[0]) / self.channels[1]
             away = values.float() - values.float().mean(-1, True)
             far, far_values = (x.abs().topk(self.many).indices for x in (even, away))
             spread = ranges(values.float(), far_values).half()
             found = keys.gather(-1, far), far, values.gather(-1, far_values), far_values
             made = [new.to(old.dtype) for new, old in zip(found, self.apart_from, strict=True)]
-            marks.reads(keys, values)
-            marks.writes(*made, spread)
-        with self.tally.op("quantise") as marks:
+            record.reads(keys, values)
+            record.writes(*made, spread)
+        with self.counter.op("quantise") as record:
             close = (values - spread[..., :1]) / spread[..., 1:].float().clamp(min=1e-6)
             codes = to_levels(even, self.bits), to_levels(close, self.bits)
-            marks.reads(keys, values)
-            marks.writes(*codes)
+            record.reads(keys, values)
+            record.writes(*codes)
         for table, new in zip(self.tables(), (*codes, *made, spread), strict=True):
-            self.put(table, new, spot)
+            self.put(table, new, span)
 
     def tables(self) -> list[Tensor]:
         """Everything of a token, (sequences, slots, ...)."""

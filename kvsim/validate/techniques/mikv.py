@@ -9,18 +9,18 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.papers.mikv import Mikv as Settings
+from kvsim.validate.counter import NullCounter, uncounted
 from kvsim.validate.kernels.attention import PartialAttention, View, attend, merge
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.parts.adding import attend_and_add
 from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.bytoken import TokenRows
-from kvsim.validate.parts.cells import CacheRoom, Cells, Spot, count_pairs, lengths_on
+from kvsim.validate.parts.cells import CacheRoom, KvStore, SlotRange, count_pairs, lengths_on
 from kvsim.validate.parts.grouped import codec
 from kvsim.validate.parts.portions import begins
 from kvsim.validate.parts.sides import check_groups
 from kvsim.validate.parts.weights import by_kv_head
-from kvsim.validate.tally import Silent, uncounted
 from kvsim.validate.transfer import to_device
 
 WHOLE = (
@@ -45,7 +45,7 @@ class Precision:
         )
 
 
-class Mikv(Cells):
+class Mikv(KvStore):
     """Two precisions by the attention that tokens were given, head by head.
 
     A new token comes in at high precision. Where the share of such tokens would grow too large,
@@ -56,7 +56,7 @@ class Mikv(Cells):
     .. [1] J. Y. Yang et al., "No token left behind", 2024, section 3: balanced channels in 3.2.
     """
 
-    takes_back, as_given, by_position = False, False, True
+    drops_tokens, keeps_numbers, by_position = False, False, True
     differences = MappingProxyType(
         {"attn": WHOLE, "kv": WHOLE, "quantise": PUSHED, "lowest": COMPARED, "indices": ORDERED}
     )
@@ -66,9 +66,9 @@ class Mikv(Cells):
         """Half of the tokens at high precision."""
         return [f"salient=0.5,group={run.group}"]
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, tally: Silent) -> None:
+    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
         assert isinstance(part, Settings)
-        super().__init__(part, room, slots, tally)
+        super().__init__(part, room, slots, counter)
         if part.exact:
             raise InputError("mikv: high=16 and low=16 pack nothing; choose fewer bits, or full")
         check_groups("mikv", part.group, room.dim)
@@ -95,29 +95,29 @@ class Mikv(Cells):
             self._widest = self.room.zeros(1)
         lengths = lengths_on(queries.device, self.room.prompts)[step.rows]
         counts = step.positions < lengths[:, None]
-        with self.tally.op("balance") as marks:
+        with self.counter.op("balance") as record:
             own = (queries.abs() * counts[:, None, :, None]).amax(2)
             grouped = own.view(batch, self.room.heads, -1, dim).amax(2, keepdim=True)
             widest = self._widest[step.rows]
             torch.maximum(widest, grouped, out=widest)
-            marks.reads(queries)
+            record.reads(queries)
         sums = self.sums[step.rows, :, : step.length]
         room = queries.numel()  # as many scores at once as queries have numbers
-        return attend_and_add(self.tally, queries, keys, values, sums, step, counts, room)
+        return attend_and_add(self.counter, queries, keys, values, sums, step, counts, room)
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
         """Rank the prompt's tokens, pack both precisions."""
         most, device = max(counts), keys.device
         keys, values = keys[:, :, :most], values[:, :, :most]
         there = torch.arange(most, device=device) < lengths_on(device, counts)[:, None]
-        with self.tally.op("balance") as marks:
+        with self.counter.op("balance") as record:
             widest = (keys.abs() * there[:, None, :, None]).amax(2, keepdim=True)
             ratio = self._widest.float() / widest.float().clamp(min=1e-6)
             self.balancer = ratio.sqrt().clamp(1e-3, 1e3).to(keys.dtype)
-            marks.reads(keys)
-        with self.tally.op("rank") as marks:
+            record.reads(keys)
+        with self.counter.op("rank") as record:
             given = by_kv_head(self.sums[:, :, :most], self.room.heads)
-            marks.reads(given)
+            record.reads(given)
             given = given.masked_fill(~there[:, None], -torch.inf)
             order = given.argsort(dim=-1, descending=True, stable=True)
         high = [self.many(n) for n in counts]
@@ -128,10 +128,10 @@ class Mikv(Cells):
             place = place.clamp(max=most - 1)[:, None].expand(-1, self.room.heads, -1)
             self._put(pool, slice(0, rows), keys, values, order.gather(2, place.long()))
 
-    def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """A new token at high precision; the least given is pushed down where one has to be."""
-        before = [end - 1 for end in spot.ends]
-        now = [self.many(end) for end in spot.ends]
+        before = [end - 1 for end in span.ends]
+        now = [self.many(end) for end in span.ends]
         grows = [i for i, n in enumerate(before) if now[i] > self.many(n)]
         pushes = [i for i, n in enumerate(before) if 0 < now[i] == self.many(n)]
         straight = [i for i in range(len(before)) if not now[i]]
@@ -146,45 +146,47 @@ class Mikv(Cells):
             else:
                 low = [before[i] - now[i] for i in some]
                 rows = self._push_down(chosen, [now[i] for i in some], low)
-            token = spot.slots[chosen].view(-1, 1, 1).expand_as(rows)
-            with self.tally.op("quantise") as marks:
+            token = span.slots[chosen].view(-1, 1, 1).expand_as(rows)
+            with self.counter.op("quantise") as record:
                 numbers = keys[chosen] * self.balancer[chosen], values[chosen]
-                marks.reads(keys[chosen], values[chosen])
+                record.reads(keys[chosen], values[chosen])
                 for column, new in zip((pool.k, pool.v), numbers, strict=True):
                     made = column.codec.encode(new)
-                    marks.writes(*made)
+                    record.writes(*made)
                     _write(column.parts, chosen, rows, made)
                 _write([pool.tokens[..., None]], chosen, rows, [token.int()[..., None]])
 
-    def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """Both precisions by balanced queries; what they give is added up."""
         batch, _, new, dim = queries.shape
-        with self.tally.op("balance") as marks:
+        with self.counter.op("balance") as record:
             grouped = queries.view(batch, self.room.heads, -1, new, dim)
             asking = (grouped / self.balancer[:, :, None]).view_as(queries)
-            marks.reads(queries)
-            marks.writes(asking)
-        high = [self.many(end) for end in spot.ends]
-        low = [end - n for end, n in zip(spot.ends, high, strict=True)]
+            record.reads(queries)
+            record.writes(asking)
+        high = [self.many(end) for end in span.ends]
+        low = [end - n for end, n in zip(span.ends, high, strict=True)]
         parts: list[tuple[Precision, list[int], PartialAttention]] = []
-        with self.tally.op("attn") as marks:
+        with self.counter.op("attn") as record:
             for pool, ends in ((self.high, high), (self.low, low)):
                 if max(ends):
                     there = lengths_on(queries.device, ends)
                     view = View(there, pool.k.store(), pool.v.store(), there, there, most=max(ends))
                     parts.append((pool, ends, attend(asking, view, scored=True)))
             out = merge([part for *_, part in parts]).to(queries.dtype)
-            if marks.counting:
+            if record.counting:
                 with uncounted():
                     for pool, ends, _ in parts:
-                        marks.reads(*pool.k.read(tuple(ends)), *pool.v.read(tuple(ends)))
-                    marks.reads(asking)
-                    marks.writes(out)
-                    count_pairs(marks, queries, spot, queries.is_cuda)
-        self._add(parts, spot.most)
+                        record.reads(*pool.k.read(tuple(ends)), *pool.v.read(tuple(ends)))
+                    record.reads(asking)
+                    record.writes(out)
+                    count_pairs(record, queries, span, queries.is_cuda)
+        self._add(parts, span.most)
         return out
 
-    def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:
+    def attend_with_scores(
+        self, queries: Tensor, span: SlotRange, seen: Seen
+    ) -> tuple[Tensor, Tensor]:
         """Selections that ask for scores keep tokens in other slots."""
         raise NotImplementedError
 
@@ -204,12 +206,12 @@ class Mikv(Cells):
         """Pack the tokens (sequences, KV heads, rows) of a prompt."""
         if not token.shape[2]:
             return
-        with self.tally.op("quantise") as marks:
+        with self.counter.op("quantise") as record:
             for column, numbers in ((pool.k, keys), (pool.v, values)):
                 own = rows_at(numbers, token)
-                marks.reads(own)
+                record.reads(own)
                 made = column.codec.encode(own * self.balancer if column is pool.k else own)
-                marks.writes(*made)
+                record.writes(*made)
                 for mine, new in zip(column.parts, made, strict=True):
                     mine[:, :, rows] = new
             pool.tokens[:, :, rows] = token
@@ -222,23 +224,23 @@ class Mikv(Cells):
         The row that is free now, (sequences, KV heads, 1).
         """
         most = max(high)
-        with self.tally.op("lowest") as marks:
+        with self.counter.op("lowest") as record:
             tokens = self.high.tokens[chosen][:, :, :most].long()
             group = self.sums.shape[1] // self.room.heads
             given = self.sums[chosen].gather(2, tokens.repeat_interleave(group, 1))
-            marks.reads(given)
+            record.reads(given)
             there = (
                 torch.arange(most, device=tokens.device) < to_device(high, tokens.device)[:, None]
             )
             ranked = by_kv_head(given, self.room.heads).masked_fill(~there[:, None], torch.inf)
             rows = ranked.argmin(-1, keepdim=True)
         into = self._rows(low)
-        with self.tally.op("quantise") as marks:
+        with self.counter.op("quantise") as record:
             for source, target in ((self.high.k, self.low.k), (self.high.v, self.low.v)):
                 old = [rows_at(part[chosen], rows) for part in source.parts]
                 made = target.codec.encode(source.widened(old))
-                marks.reads(*old)
-                marks.writes(*made)
+                record.reads(*old)
+                record.writes(*made)
                 _write(target.parts, chosen, into, made)
             moved = tokens.gather(2, rows).int()
             _write([self.low.tokens[..., None]], chosen, into, [moved[..., None]])
@@ -247,7 +249,7 @@ class Mikv(Cells):
     def _add(self, parts: list[tuple[Precision, list[int], PartialAttention]], most: int) -> None:
         """Add what tokens were given to their sums, wherever they are."""
         lse = torch.stack([part.lse[..., -1] for *_, part in parts]).logsumexp(0)
-        with self.tally.op("scores") as marks:
+        with self.counter.op("scores") as record:
             for pool, ends, part in parts:
                 assert part.scores is not None
                 rows = max(ends)
@@ -259,10 +261,10 @@ class Mikv(Cells):
                 group = self.sums.shape[1] // self.room.heads
                 token = pool.tokens[:, :, :rows].long().repeat_interleave(group, 1)
                 self.sums.scatter_add_(2, token, weights.float())
-                marks.reads(weights)
-                marks.writes(weights)
-            marks.reads(self.sums[:, :, :most])
-            marks.writes(self.sums[:, :, :most])
+                record.reads(weights)
+                record.writes(weights)
+            record.reads(self.sums[:, :, :most])
+            record.writes(self.sums[:, :, :most])
 
     def _rows(self, rows: Sequence[int]) -> Tensor:
         """The same row of every KV head, (sequences, KV heads, 1)."""

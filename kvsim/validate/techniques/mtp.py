@@ -1,10 +1,10 @@
 """Multi-token prediction: a module that shares the model's embedding and head."""
 
 from kvsim.validate.parts.base import SmallRun
-from kvsim.validate.parts.heads import Heads
+from kvsim.validate.parts.heads import DraftHeads
 
 
-class Mtp(Heads):
+class Mtp(DraftHeads):
     """Drafts from the model's last hidden states.
 
     References

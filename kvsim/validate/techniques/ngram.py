@@ -28,7 +28,7 @@ class Ngram(Drafter):
         """Acceptance is counted, whatever is said here."""
         return ["gamma=2,acceptance=0.5"]
 
-    def found(self, generation: "Generation", count: int) -> list[Tensor] | None:
+    def lookup(self, generation: "Generation", count: int) -> list[Tensor] | None:
         """Search on the host."""
         written = generation.tokens.tolist()
         texts = [

@@ -5,12 +5,12 @@ from torch import Tensor
 
 from kvsim.techniques.papers.quest import Quest as Settings
 from kvsim.validate.parts.base import Resident, SmallRun
-from kvsim.validate.parts.cells import Spot
-from kvsim.validate.parts.paged import Paged, in_pages
-from kvsim.validate.parts.selecting import Where
+from kvsim.validate.parts.cells import SlotRange
+from kvsim.validate.parts.paged import PagedCache, in_pages
+from kvsim.validate.parts.selecting import LayerContext
 
 
-class Quest(Paged):
+class Quest(PagedCache):
     """A page's least and greatest key bound the product of any of its keys with a query.
 
     References
@@ -23,7 +23,7 @@ class Quest(Paged):
         """Half of the prompt in pages of 4, all of it in the first layer."""
         return [f"budget={4 * max(1, run.prompt // 8)},page=4,dense=1"]
 
-    def __init__(self, place: Where) -> None:
+    def __init__(self, place: LayerContext) -> None:
         super().__init__(place)
         self.low, self.high = (self.rows.room.zeros(self.pages) for _ in "lh")
 
@@ -35,34 +35,34 @@ class Quest(Paged):
 
     def summarise(self, keys: Tensor) -> None:
         """Bounds of a prompt's pages; rows beyond a sequence's end count for none."""
-        with self.tally.op("page_bounds") as marks:
+        with self.counter.op("page_bounds") as record:
             ends = self._on_device
             low, high = (in_pages(keys, ends, self.page, n) for n in (torch.inf, -torch.inf))
             pages = low.shape[2]
             self.low[:, :, :pages], self.high[:, :, :pages] = low.amin(3), high.amax(3)
-            marks.reads(keys)
-            marks.writes(self.low[:, :, :pages], self.high[:, :, :pages])
+            record.reads(keys)
+            record.writes(self.low[:, :, :pages], self.high[:, :, :pages])
 
-    def update(self, keys: Tensor, spot: Spot) -> None:
+    def update(self, keys: Tensor, span: SlotRange) -> None:
         """The new token's key is within the bounds of its page."""
-        with self.tally.op("page_bounds") as marks:
-            pages, fresh = spot.slots // self.page, spot.slots % self.page == 0
+        with self.counter.op("page_bounds") as record:
+            pages, fresh = span.slots // self.page, span.slots % self.page == 0
             sequences = torch.arange(self.batch, device=keys.device)[:, None]
             new, first = keys.transpose(1, 2), fresh[..., None, None]
-            marks.reads(keys)
+            record.reads(keys)
             for bounds, joined in ((self.low, torch.minimum), (self.high, torch.maximum)):
                 old = bounds[sequences, :, pages]
                 bounds[sequences, :, pages] = torch.where(first, new, joined(old, new))
-                marks.reads(old)
-                marks.writes(new)
+                record.reads(old)
+                record.writes(new)
 
     def relevance(self, queries: Tensor, pages: int) -> Tensor:
         """Channel by channel the greater of a query's products with both bounds."""
-        with self.tally.op("bounds") as marks:
+        with self.counter.op("bounds") as record:
             positive, low, high = queries.relu(), self.low[:, :, :pages], self.high[:, :, :pages]
             bounds = positive @ high.mT + (queries - positive) @ low.mT
-            marks.reads(queries, low, high, bounds)
-            marks.writes(bounds)
+            record.reads(queries, low, high, bounds)
+            record.writes(bounds)
         return bounds
 
     def buffers(self) -> Resident:

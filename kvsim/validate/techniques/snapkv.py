@@ -7,15 +7,15 @@ from torch import Tensor
 from kvsim.techniques.papers.snapkv import Snapkv as Settings
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.base import SmallRun
-from kvsim.validate.parts.cells import Spot
-from kvsim.validate.parts.eviction import Evicting
-from kvsim.validate.parts.selecting import Where
+from kvsim.validate.parts.cells import SlotRange
+from kvsim.validate.parts.eviction import EvictingCache
+from kvsim.validate.parts.selecting import LayerContext
 from kvsim.validate.parts.weights import by_kv_head, scores
 
 POOL = 5  # neighbouring tokens whose scores are averaged, so that what is kept hangs together
 
 
-class Snapkv(Evicting):
+class Snapkv(EvictingCache):
     """The prompt's kept tokens in their order, and behind them all that is generated.
 
     Kept are the observing queries' own tokens and those with the highest scores, by KV head.
@@ -32,7 +32,7 @@ class Snapkv(Evicting):
         """Half of the prompt stays."""
         return [f"budget={2 * max(1, run.prompt // 4)},window=8"]
 
-    def __init__(self, place: Where) -> None:
+    def __init__(self, place: LayerContext) -> None:
         settings = place.parts.selection
         assert isinstance(settings, Settings)
         self._budget, self.window = int(settings.budget), int(settings.window)
@@ -50,17 +50,17 @@ class Snapkv(Evicting):
     @property
     def slots(self) -> int:
         """What stays of the prompt, and all that follows."""
-        return min(self.budget, self.place.run.prompt) + self.place.run.beyond
+        return min(self.budget, self.context.run.prompt) + self.context.run.beyond
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """In full; the last queries are kept."""
         self.observe(queries, step)
         return super().attend_prompt(queries, keys, values, step)
 
-    def filled(self, keys: Tensor, values: Tensor) -> None:
+    def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """Score all tokens by the last queries, keep the best."""
         if self._queries is None:
-            super().filled(keys, values)
+            super().store_prompt(keys, values)
         else:
             self.cut(keys, values)
 
@@ -72,13 +72,15 @@ class Snapkv(Evicting):
             return
         lengths = self._on_device[:, None]
         tokens, asking = torch.arange(self.prompt, device=keys.device), self._asking(keys.device)
-        with self.tally.op("observe") as marks:
+        with self.counter.op("observe") as record:
             seen = (tokens <= asking[..., None])[:, None]
             weights = scores(self._queries, keys, seen).to(keys.dtype)
-            marks.reads(self._queries, keys, weights, weights)  # softmax, then the sum over queries
-            marks.writes(weights, weights)
+            record.reads(
+                self._queries, keys, weights, weights
+            )  # softmax, then the sum over queries
+            record.writes(weights, weights)
             total = by_kv_head(weights.float(), keys.shape[1]).sum(2)
-        with self.tally.op("select") as marks:
+        with self.counter.op("select") as record:
             own = tokens >= lengths - min(self.window, self.budget)
             prefix = total.masked_fill(own[:, None], 0.0)
             pooled = F.avg_pool1d(prefix, POOL, 1, POOL // 2, count_include_pad=False).to(
@@ -87,8 +89,8 @@ class Snapkv(Evicting):
             ranked = pooled.masked_fill(own[:, None], torch.inf)
             ranked = ranked.masked_fill((tokens >= lengths)[:, None], -torch.inf)
             index = ranked.topk(self.budget, dim=-1).indices.sort(-1).values
-            marks.reads(pooled)
-            marks.writes(pooled)
+            record.reads(pooled)
+            record.writes(pooled)
         first = torch.arange(self.budget, device=keys.device)
         index = torch.where((lengths > self.budget)[:, None], index, first)
         self._queries = None
@@ -96,15 +98,15 @@ class Snapkv(Evicting):
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Generated tokens follow what is kept."""
-        return self.attend_behind(queries, keys, values, step, self.spot(step))
+        return self.attend_behind(queries, keys, values, step, self.slot_range(step))
 
-    def held(self, tokens: list[int]) -> list[int]:
+    def stored_tokens(self, tokens: list[int]) -> list[int]:
         """All but those that were cut from the prompts."""
         return [n - away for n, away in zip(tokens, self.evicted, strict=True)]
 
-    def spot(self, step: Pass) -> Spot:
+    def slot_range(self, step: Pass) -> SlotRange:
         """Behind what is kept of every prompt."""
-        return Spot.behind(step, self.evicted, self._moved)
+        return SlotRange.after_cached(step, self.evicted, self._moved)
 
     def _asking(self, device: torch.device) -> Tensor:
         """Positions of the observing queries, (batch, window); below 0 for short prompts."""

@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.papers.streamingllm import Streamingllm as Settings
+from kvsim.validate.counter import OpRecord
 from kvsim.validate.model.attention import Pass, visible
 from kvsim.validate.model.rope import rotate
 from kvsim.validate.parts.base import Resident, SmallRun
-from kvsim.validate.parts.cells import Spot
-from kvsim.validate.parts.eviction import Ring
-from kvsim.validate.parts.selecting import Where
-from kvsim.validate.tally import Marks
+from kvsim.validate.parts.cells import SlotRange
+from kvsim.validate.parts.eviction import RingCache
+from kvsim.validate.parts.selecting import LayerContext
 
 
-class Streamingllm(Ring):
+class Streamingllm(RingCache):
     """Recent tokens keep their distance to the query; sinks move along with it.
 
     A key at position i turned by j more is the key at position i + j, so only the sinks are turned
@@ -33,7 +33,7 @@ class Streamingllm(Ring):
         """Half of the prompt stays."""
         return [f"sink=4,recent={2 * max(1, run.prompt // 4)}"]
 
-    def __init__(self, place: Where) -> None:
+    def __init__(self, place: LayerContext) -> None:
         settings = place.parts.selection
         assert isinstance(settings, Settings)
         self.sink, self.recent = int(settings.sink), int(settings.recent)
@@ -45,10 +45,10 @@ class Streamingllm(Ring):
             self._turning.layers.append(self)
             self.sinks = torch.zeros_like(self.keys_of_sinks())
 
-    def filled(self, keys: Tensor, values: Tensor) -> None:
+    def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """The first tokens and the latest of every sequence."""
         if self.prompt <= self.budget:
-            super().filled(keys, values)
+            super().store_prompt(keys, values)
         else:
             held = self.ring(self._on_device).clamp_min(0)
             self.keep(keys, values, held[:, None].expand(-1, keys.shape[1], -1))
@@ -59,14 +59,14 @@ class Streamingllm(Ring):
         """Replace the oldest recent token, turn the sinks, attend to the whole cache."""
         if self._turning is not None and step.length > self.budget:
             self._turning.turn(self, step)
-        spot = self.spot(step)
-        self.cells.append(keys, values, spot)
+        span = self.slot_range(step)
+        self.cells.append(keys, values, span)
         if self._turning is not None and not self.cells.plain and min(step.starts) < self.sink:
             self._remember(keys, step)
-        held: int | Tensor = spot.most
+        held: int | Tensor = span.most
         if self.shape.window:
-            held = self.ring(step.positions[:, 0] + 1)[:, : spot.most]
-        return self.cells.look(queries, spot, visible(step, held, self.shape.window))
+            held = self.ring(step.positions[:, 0] + 1)[:, : span.most]
+        return self.cells.attend(queries, span, visible(step, held, self.shape.window))
 
     def buffers(self) -> Resident:
         """The sinks' keys once more."""
@@ -78,13 +78,13 @@ class Streamingllm(Ring):
             return self.rows.k.parts[0][:, :, : self.sink]
         return self.cells.room.zeros(self.sink)
 
-    def turn(self, marks: Marks, cos: Tensor, sin: Tensor) -> None:
+    def turn(self, record: OpRecord, cos: Tensor, sin: Tensor) -> None:
         """The sinks' keys as far from where they were as the tables say."""
         slots = torch.arange(self.sink, device=self.device).expand(self.batch, -1)
-        spot = Spot(slots, (self.sink,) * self.batch, self.sink, 0)
-        self.rows.k.write(Marks(), rotate(self.sinks, cos, sin), spot)
-        marks.reads(self.sinks)
-        marks.writes(*(part[:, :, : self.sink] for part in self.rows.k.parts))
+        span = SlotRange(slots, (self.sink,) * self.batch, self.sink, 0)
+        self.rows.k.write(OpRecord(), rotate(self.sinks, cos, sin), span)
+        record.reads(self.sinks)
+        record.writes(*(part[:, :, : self.sink] for part in self.rows.k.parts))
 
     def _remember(self, keys: Tensor, step: Pass) -> None:
         """A new token that is a sink: its key in full precision, beside the packed one."""
@@ -108,7 +108,7 @@ class Turning:
         """Move sinks as far as tokens have been evicted, this step's one included."""
         if asking is not self.layers[0]:
             return
-        with asking.tally.op("turn") as marks:
+        with asking.counter.op("turn") as record:
             if min(step.starts) <= asking.budget:  # some sequence evicts for the first time
                 fresh = (step.positions <= asking.budget)[..., None, None]
                 for layer in self.layers if asking.cells.plain else ():
@@ -116,4 +116,4 @@ class Turning:
             away = (step.positions + 1 - asking.budget).clamp_min(0)
             cos, sin = (table[away].unsqueeze(1) for table in self.table)
             for layer in self.layers:
-                layer.turn(marks, cos, sin)
+                layer.turn(record, cos, sin)

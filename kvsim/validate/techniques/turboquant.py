@@ -6,14 +6,14 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.papers.turboquant import Turboquant as Settings
+from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.stores import Store
 from kvsim.validate.parts.base import SmallRun
-from kvsim.validate.parts.bytoken import Codec, Coded, Host, Plain
+from kvsim.validate.parts.bytoken import Codec, EncodedRows, Host, Plain
 from kvsim.validate.parts.cells import CacheRoom, Widths
 from kvsim.validate.parts.normal import from_levels, to_levels
 from kvsim.validate.parts.rotated import Rotated
 from kvsim.validate.parts.sides import check_groups
-from kvsim.validate.tally import Silent
 
 
 class Turboquant(Rotated):
@@ -32,14 +32,19 @@ class Turboquant(Rotated):
         return [f"bits=4,group={run.group}"]
 
     def __init__(
-        self, part: Storage, room: CacheRoom, slots: int, tally: Silent, values: Host | None = None
+        self,
+        part: Storage,
+        room: CacheRoom,
+        slots: int,
+        counter: NullCounter,
+        values: Host | None = None,
     ) -> None:
         assert isinstance(part, Settings)
         if part.exact:
             raise InputError("turboquant: bits=16 packs nothing; choose fewer, or technique full")
         check_groups("turboquant", part.group, room.dim)
         self.settings = part
-        super().__init__(part, room, slots, tally, values)
+        super().__init__(part, room, slots, counter, values)
 
     def codecs(self) -> tuple[Codec, Codec]:
         """Both sides by their widths."""
@@ -71,7 +76,7 @@ class Levels(Codec):
 
     def store(self, parts: list[Tensor]) -> Store:
         """As rows that are looked up in the table."""
-        return Coded.of(parts, self.bits, self.widen)
+        return EncodedRows.of(parts, self.bits, self.widen)
 
     def widen(self, parts: list[Tensor]) -> Tensor:
         """Levels times norms, in fp32."""

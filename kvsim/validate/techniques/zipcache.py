@@ -8,19 +8,19 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.axes import Storage
 from kvsim.techniques.papers.zipcache import Zipcache as Settings
+from kvsim.validate.counter import NullCounter, OpRecord, uncounted
 from kvsim.validate.kernels.attention import PartialAttention, attend, merge
 from kvsim.validate.kernels.packing import WIDTHS
 from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.parts.base import SmallRun
-from kvsim.validate.parts.cells import CacheRoom, Cells, Spot, count_pairs
+from kvsim.validate.parts.cells import CacheRoom, KvStore, SlotRange, count_pairs
 from kvsim.validate.parts.mixed import PrecisionRows
 from kvsim.validate.parts.probes import Probing
-from kvsim.validate.tally import Marks, Silent, uncounted
 
 DRAWN = "probing steps are drawn; the prediction takes their mean"
 
 
-class Zipcache(Cells):
+class Zipcache(KvStore):
     """Mixed precision by normalised attention of probes, window by window.
 
     A token's rows are in the order of their saliency: attention asks for no other. Every KV head
@@ -32,7 +32,7 @@ class Zipcache(Cells):
        window is packed by itself, as algorithm 3 has it.
     """
 
-    takes_back, as_given, by_position = False, False, True
+    drops_tokens, keeps_numbers, by_position = False, False, True
     differences = MappingProxyType(
         {
             "quantise": "a window is packed at once; the prediction spreads that evenly",
@@ -46,9 +46,9 @@ class Zipcache(Cells):
         """Those of the paper."""
         return [""]
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, tally: Silent) -> None:
+    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
         assert isinstance(part, Settings)
-        super().__init__(part, room, slots, tally)
+        super().__init__(part, room, slots, counter)
         for bits in (part.high, part.low):
             if bits not in WIDTHS:
                 raise InputError(
@@ -81,27 +81,27 @@ class Zipcache(Cells):
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
         """Rank a prompt by the attention of the probes (equation 8), and pack it."""
         tokens = keys.shape[2]
-        with self.tally.op("probe") as marks:
+        with self.counter.op("probe") as record:
             seen = self.probing.prompt.seen(tokens).sum(1)
-            saliency = self.probing.prompt.votes(marks, keys) / seen.clamp(min=1)[:, None]
-            marks.writes(saliency)
+            saliency = self.probing.prompt.votes(record, keys) / seen.clamp(min=1)[:, None]
+            record.writes(saliency)
         beyond = torch.arange(tokens, device=keys.device) >= self._ends
         self.pack(keys, values, saliency.masked_fill(beyond[:, None], -1.0), 0)
 
-    def append(self, keys: Tensor, values: Tensor, spot: Spot) -> None:
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """A new token to its place in the window."""
-        self._token = spot.ends[0] - 1 - self.room.prompts[0]
-        with self.tally.op("attn") as marks:
+        self._token = span.ends[0] - 1 - self.room.prompts[0]
+        with self.counter.op("attn") as record:
             slot = self._slots()[:, self._token % self.window]
             sequences = torch.arange(len(slot), device=slot.device)
             self.k[sequences, :, slot], self.v[sequences, :, slot] = keys[:, :, 0], values[:, :, 0]
-            marks.writes(keys, values)
+            record.writes(keys, values)
 
-    def look(self, queries: Tensor, spot: Spot, seen: Seen) -> Tensor:
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """Packed rows and window; at times probe; pack the window when it is full."""
         fresh, probing = self._token % self.window + 1, self.probing.probes(self._token)
-        with self.tally.op("attn") as marks:
-            parts = self._look(marks, queries, spot, fresh, probing)
+        with self.counter.op("attn") as record:
+            parts = self._attend_packed(record, queries, span, fresh, probing)
             out = merge(parts).to(queries.dtype)
         if probing:
             self._probe(parts, fresh)
@@ -109,7 +109,9 @@ class Zipcache(Cells):
             self._compress()
         return out
 
-    def look_scored(self, queries: Tensor, spot: Spot, seen: Seen) -> tuple[Tensor, Tensor]:
+    def attend_with_scores(
+        self, queries: Tensor, span: SlotRange, seen: Seen
+    ) -> tuple[Tensor, Tensor]:
         """Selections that ask for scores keep tokens in other slots."""
         raise NotImplementedError
 
@@ -125,13 +127,13 @@ class Zipcache(Cells):
         ----------
         time : 0 for the prompt, then the number of the window.
         """
-        with self.tally.op("saliency") as marks:
-            marks.reads(saliency)
+        with self.counter.op("saliency") as record:
+            record.reads(saliency)
             order = saliency.argsort(dim=-1, descending=True, stable=True)
-        with self.tally.op("quantise") as marks:
+        with self.counter.op("quantise") as record:
             start = torch.zeros(len(keys), dtype=torch.long, device=keys.device)
             for part in (self.high, self.low):
-                start = start + part.add(marks, keys, values, order, start, time)
+                start = start + part.add(record, keys, values, order, start, time)
 
     @property
     def packed(self) -> int:
@@ -146,8 +148,8 @@ class Zipcache(Cells):
         """Slot of every token of the window, (batch, window): it continues the low rows."""
         return (self.low.counts(self.packed)[:, None] + self._places) % self.window
 
-    def _look(
-        self, marks: Marks, queries: Tensor, spot: Spot, fresh: int, probing: bool
+    def _attend_packed(
+        self, record: OpRecord, queries: Tensor, span: SlotRange, fresh: int, probing: bool
     ) -> list[PartialAttention]:
         """Salient rows; then the others with the window, and its scores where they are needed."""
         parts = []
@@ -155,19 +157,19 @@ class Zipcache(Cells):
             parts.append(attend(queries, self.high.view(self.packed)))
         low = self.low.view(self.packed, fresh, self.k, self.v)
         parts.append(attend(queries, low, scored=probing))
-        if marks.counting:
+        if record.counting:
             with uncounted():
-                marks.reads(queries, *self.high.read(self.packed), *self.low.read(self.packed))
-                marks.reads(self.k[:, :, :fresh], self.v[:, :, :fresh])
-                marks.writes(parts[-1].out.to(queries.dtype))
-                count_pairs(marks, queries, spot, queries.is_cuda)
+                record.reads(queries, *self.high.read(self.packed), *self.low.read(self.packed))
+                record.reads(self.k[:, :, :fresh], self.v[:, :, :fresh])
+                record.writes(parts[-1].out.to(queries.dtype))
+                count_pairs(record, queries, span, queries.is_cuda)
         return parts
 
     def _probe(self, parts: list[PartialAttention], fresh: int) -> None:
         """Add up the attention that the window's tokens get from this step's query."""
         scores = parts[-1].scores
         assert scores is not None
-        with self.tally.op("probe") as marks:
+        with self.counter.op("probe") as record:
             first = self.low.counts(self.packed)[:, None] + self._places[:fresh]
             index = first[:, None].expand(-1, scores.shape[1], -1)
             scores = scores.gather(2, index)
@@ -175,8 +177,8 @@ class Zipcache(Cells):
             shares = (scores.float() - lse[..., None]).exp()
             grouped = shares.view(len(shares), self.room.heads, -1, fresh)
             self.saliency[..., :fresh] += grouped.mean(2)
-            marks.writes(scores)
-            marks.reads(scores)
+            record.writes(scores)
+            record.reads(scores)
 
     def _compress(self) -> None:
         """Pack a full window by its saliency, normalised by the probes that saw each token."""

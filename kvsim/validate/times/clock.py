@@ -9,7 +9,7 @@ import torch
 
 from kvsim.engine.spans import OpSpan
 from kvsim.graph import Channel
-from kvsim.validate.tally import Kind, Marks, Silent
+from kvsim.validate.counter import Kind, NullCounter, OpRecord
 
 Elapsed = Callable[[], float]
 CYCLES = 2e9  # of a GPU's clock; none is much faster [1/s]
@@ -41,7 +41,7 @@ class TimedPass:
         ]
 
 
-class Clock(Silent):
+class Clock(NullCounter):
     """Times every op that compute runs, and notes when ops and copies begin and end.
 
     On a GPU by events on the current stream. On a CPU an op takes what its thread computes, but
@@ -65,13 +65,13 @@ class Clock(Silent):
         self.passes.append(TimedPass(kind, self._look()))
 
     @contextmanager
-    def op(self, name: str, memory: Channel = "hbm") -> Iterator[Marks]:
+    def op(self, name: str, memory: Channel = "hbm") -> Iterator[OpRecord]:
         """Time what runs inside under that name."""
         with self._noted("gpu" if memory == "hbm" else "cpu", name):
             if self._busy is not None:
                 keep_busy(BEHIND * self._busy.get(name, UNKNOWN_HOST))
             begin, stop = perf_counter(), self._span()
-            yield Marks()
+            yield OpRecord()
             now = self.passes[-1]
             now.ops.setdefault(name, []).append(stop())
             now.hosts[name] = now.hosts.get(name, 0.0) + perf_counter() - begin

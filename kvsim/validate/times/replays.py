@@ -26,14 +26,14 @@ class Replay:
     """What one replayed round does."""
 
     decoded: int  # tokens before it, as far as attention reads [tokens]
-    often: Mapping[str, float]  # how much of an op it does; 1 for those that are not named
+    op_shares: Mapping[str, float]  # how much of an op it does; 1 for those that are not named
 
     @classmethod
     def of(cls, run: Generation) -> "Replay":
         """The round that a generation does next."""
         impl = run.impl
-        decoded = run.generate if impl.reads_room else run.done[0]
-        return cls(decoded - 1, impl.often(run.cached))
+        decoded = run.generate if impl.reads_all_slots else run.done[0]
+        return cls(decoded - 1, impl.op_shares(run.cached))
 
 
 def replayed_seconds(
@@ -45,7 +45,7 @@ def replayed_seconds(
 
 def _seconds(d: Deployment, technique: Technique, work: RandomPrompts, replay: Replay) -> float:
     def duration(op: Op, deployment: Deployment) -> Number:
-        return seconds(op, deployment) * replay.often.get(op.name, 1.0)
+        return seconds(op, deployment) * replay.op_shares.get(op.name, 1.0)
 
     point = decode_point(work.batch, work.prompt, work.generate, float(replay.decoded))
     (step,) = technique.cycle(d, point).steps

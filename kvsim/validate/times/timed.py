@@ -11,12 +11,12 @@ from torch import Tensor
 
 from kvsim.frozen import frozen
 from kvsim.techniques.base import Technique
+from kvsim.validate.counter import NullCounter, size
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.counts.compare import as_run
 from kvsim.validate.graphs import ReplayedRounds
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Generation
-from kvsim.validate.tally import Silent, size
 from kvsim.validate.times.clock import Clock, TimedPass, computing_clock
 from kvsim.validate.times.compared import ISSUED
 from kvsim.validate.times.live import Live
@@ -65,7 +65,7 @@ def run_timed(
     clock = Clock(decoder.device, busy)
     prompts = work.prompts(decoder.arch.model.vocab)
     run = Generation(
-        replace(decoder, tally=clock) if by_op else decoder, technique, prompts, work.generate
+        replace(decoder, counter=clock) if by_op else decoder, technique, prompts, work.generate
     )
     rounds, computing = [], []
     own = computing_clock() if decoder.device.type == "cpu" else perf_counter
@@ -81,7 +81,7 @@ def run_timed(
             if replaying:
                 replaying.round()
             else:
-                run.impl.round(run)
+                run.impl.decode_round(run)
             computing.append(own() - own_begin)  # before waiting for a GPU
             rounds.append(_now(decoder.device) - begin)
         resident = sum(n for tier in run.impl.resident_bytes().values() for n in tier.values())
@@ -137,14 +137,14 @@ def run_counted(decoder: Decoder, technique: Technique, work: RandomPrompts) -> 
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
-        Generation(replace(decoder, tally=copies), technique, prompts, work.generate).complete()
+        Generation(replace(decoder, counter=copies), technique, prompts, work.generate).complete()
     peak = live.peak
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device) - before
     return Counted(device.type == "cuda", peak, copies.bytes)
 
 
-class Copied(Silent):
+class Copied(NullCounter):
     """Counts what copies move, and nothing else."""
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ class Count:
             self.move(channel, moved)
 
 
-class Marks:
+class OpRecord:
     """What an op says about itself while it runs; does nothing unless counted."""
 
     counting = False  # whether it is worth finding out what to say
@@ -68,21 +68,21 @@ class Marks:
         """FLOPs of a kernel that torch has no formula for."""
 
 
-class Silent:
+class NullCounter:
     """The interface of a count that counts nothing."""
 
     def begin(self, kind: Kind) -> None:
         """A forward pass starts."""
 
     @contextmanager
-    def op(self, name: str, memory: Channel = "hbm") -> Iterator[Marks]:
+    def op(self, name: str, memory: Channel = "hbm") -> Iterator[OpRecord]:
         """Run one op of a layer under its name in ``kvsim/techniques``.
 
         Parameters
         ----------
         memory : the memory of the device that runs it.
         """
-        yield Marks()
+        yield OpRecord()
 
     def copy(
         self, name: str, stream: Literal["h2d", "d2h"], tensors: Sequence[Tensor], rows: int = 0
@@ -94,15 +94,15 @@ class Silent:
         """Work of a lane runs, on the thread or stream that stands for it."""
         yield
 
-    def apart(self) -> "Silent":
-        """A count of its own for work that a later pass will use; see ``take``."""
+    def separate(self) -> "NullCounter":
+        """A count of its own for work that a later pass will use; see ``merge``."""
         return self
 
-    def take(self, note: "Silent") -> None:
+    def merge(self, note: "NullCounter") -> None:
         """What was counted apart belongs to this pass."""
 
 
-SILENT = Silent()
+NULL_COUNTER = NullCounter()
 
 
 def uncounted() -> AbstractContextManager[None]:
@@ -118,7 +118,7 @@ class CountedPass:
     ops: dict[str, Count] = field(default_factory=dict)
 
 
-class Tally(Silent):
+class OpCounter(NullCounter):
     """Counts every op; safe to call from the threads that stand for streams on a CPU."""
 
     def __init__(self) -> None:
@@ -130,16 +130,16 @@ class Tally(Silent):
         self.passes.append(CountedPass(kind))
 
     @contextmanager
-    def op(self, name: str, memory: Channel = "hbm") -> Iterator[Marks]:
+    def op(self, name: str, memory: Channel = "hbm") -> Iterator[OpRecord]:
         """Count what runs inside under that name."""
-        marks = _Counted()
+        record = _CountedRecord()
         with Watch() as watch:
-            yield marks
+            yield record
         with self._lock:
             count = self._count(name)
-            count.flops += int((watch.flops + marks.unseen) * marks.share)
+            count.flops += int((watch.flops + record.unseen) * record.share)
             count.launches += watch.kernels
-            count.move(memory, marks.moved)
+            count.move(memory, record.moved)
 
     def copy(
         self, name: str, stream: Literal["h2d", "d2h"], tensors: Sequence[Tensor], rows: int = 0
@@ -153,15 +153,15 @@ class Tally(Silent):
             count.rows += rows
             count.launches += len(tensors)
 
-    def apart(self) -> "Tally":
+    def separate(self) -> "OpCounter":
         """A count of its own."""
-        note = Tally()
+        note = OpCounter()
         note.begin("decode")
         return note
 
-    def take(self, note: Silent) -> None:
+    def merge(self, note: NullCounter) -> None:
         """Add what was counted apart to this pass."""
-        assert isinstance(note, Tally)
+        assert isinstance(note, OpCounter)
         for name, more in note.passes[0].ops.items():
             with self._lock:
                 self._count(name).add(more)
@@ -170,7 +170,7 @@ class Tally(Silent):
         return self.passes[-1].ops.setdefault(name, Count())
 
 
-class _Counted(Marks):
+class _CountedRecord(OpRecord):
     counting = True
 
     def __init__(self) -> None:
