@@ -41,7 +41,9 @@ def _compile_init(cls: type, values: tuple[Field[Any], ...]) -> Any:
     """Compile the ``__init__`` that writes the fields' values into the instance's dictionary."""
     factory = _Factory()
     names: dict[str, Any] = {"_factory": factory}
-    parameters, keywords, lines = [], [], ["values = self.__dict__"]
+    parameters: list[str] = []
+    keywords: list[str] = []
+    lines = ["values = self.__dict__"]
     for f in values:
         default, value = "", f.name
         if f.default is not MISSING:

@@ -44,7 +44,7 @@ def test_constructor_takes_positions_keywords_and_defaults() -> None:
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'rows'"):
         Shape()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="positional"):
-        Shape(1, 2, [], "", 1.0)  # type: ignore[misc]
+        Shape(1, 2, [], "", 1.0)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="not a square"):
         Square(1, 2)
 
@@ -73,5 +73,5 @@ def test_copies_and_cached_properties_work() -> None:
 def test_a_plan_and_a_prediction_cannot_be_changed() -> None:
     deployment = kvsim.plan("llama2-7b", "a6000").plan.choice.deployment
     with pytest.raises(FrozenInstanceError, match="cannot assign to field 'tp' of Deployment"):
-        deployment.tp = 8
+        deployment.tp = 8  # type: ignore[misc]
     assert deployment.tp == deployment.gpus == 1
