@@ -1,6 +1,5 @@
 """The functions that Python users call give what the command line gives."""
 
-import json
 import subprocess
 import sys
 
@@ -9,6 +8,7 @@ import pytest
 import kvsim
 from kvsim.errors import InfeasibleError, InputError
 from tests.support.commands import run
+from tests.support.envelope import answer_in
 
 CASE = ("llama3.1-8b", "h100")
 
@@ -24,8 +24,8 @@ def test_nothing_is_imported_before_it_is_used() -> None:
 
 def test_predict_is_the_command() -> None:
     found = kvsim.predict(*CASE, ["full", "kivi:bits=4"], batch=[1, 8], prompt="8k")
-    again = json.loads(run(*found.command.split()[1:], "--json").out)
-    assert list(found.rows) == again and len(again) == 4
+    again = answer_in(run(*found.command.split()[1:], "--json").out)
+    assert found.envelope()["rows"] == again["rows"] and len(again["rows"]) == 4
     assert len(repr(found).splitlines()) <= 10
     assert found.answer.verdict in found._repr_html_().replace("&#x27;", "'")
     frame = found.frame()
@@ -35,7 +35,7 @@ def test_predict_is_the_command() -> None:
 
 def test_plan_is_the_command() -> None:
     found = kvsim.plan(*CASE, prompt=4096, tpot="50ms", only=["full", "offload"])
-    again = json.loads(run(*found.command.split()[1:], "--json").out)
+    again = answer_in(run(*found.command.split()[1:], "--json").out)
     for part in ("choice", "predicted", "answer", "limits"):
         assert found.row[part] == again[part]
     assert found.plan.limits.tpot == 0.05 and found.frame()["standing"][0] == "choice"
@@ -52,8 +52,8 @@ def test_sweep_is_a_grid_of_predictions() -> None:
 
 def test_simulate_is_the_command() -> None:
     found = kvsim.simulate("sample:chat", *CASE, ttft="2s", tpot="100ms")
-    again = json.loads(run(*found.command.split()[1:], "--json").out)
-    assert list(found.rows) == again
+    again = answer_in(run(*found.command.split()[1:], "--json").out)
+    assert list(found.rows) == again["rows"]
     assert "of requests meet TTFT 2s and TPOT 100ms" in found.answer.verdict
     assert len(found.figures()) >= 7
 

@@ -113,9 +113,9 @@ def calibrate(
             base = stack or operators.start(engine)
             row = operators.calibrate_load_tests(from_serving, engine, base, out)
         if json:
-            from kvsim.report.json import print_json
+            from kvsim.report.json import envelope, print_json
 
-            print_json(row)
+            print_json(envelope(command_line(), row))
         else:
             operators.show(row, str(out))
         return
@@ -150,11 +150,10 @@ def calibrate(
     first = count("--fit-first", fit_first)
     print(f"kvsim: fitting to the first {first} of {len(run.requests)} requests", file=sys.stderr)
     found = report.calibrated(run, kind, where, rules, first, stack, out, command_line())
-    answer = found.row
     if page is not None:
         found.write(page)
         say_written(page)
     if json:
-        print_json(answer)
+        print_json(found.envelope())
     else:
         report.show_fit(found, str(out))

@@ -231,9 +231,9 @@ def capacity(
         capacity_page.write_page(Path(report), shown, answer, command_line())
         say_written(Path(report))
     if json:
-        from json import dumps
+        from kvsim.report.json import print_json
 
-        typer.echo(dumps(shown, indent=2, allow_nan=False))
+        print_json(answers.envelope(answer, shown, command_line()))
     else:
         capacity_tables.show(shown)
         for replica in shown["fleet"]:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from kvsim.cli.options import JsonOption
+from kvsim.cli.options import JsonOption, command_line
 
 
 def doctor(
@@ -22,17 +22,17 @@ def doctor(
     The exit code is 1 if there is any.
     """
     from kvsim.doctor import examine
+    from kvsim.report.json import envelope, print_json
     from kvsim.report.screen import Screen
 
     found = examine(file)
+    count = len(found.faults)
+    verdict = "no fault" if not count else f"{count} fault{'s' if count > 1 else ''}"
     if json:
-        from json import dumps
-
-        fields = {"file": file, "kind": found.kind, "faults": found.faults, "notes": found.notes}
-        typer.echo(dumps(fields, indent=2))
+        fields = {"file": file, "kind": found.kind, "faults": found.faults}
+        told = f"{file}: {found.kind}, {verdict}"
+        print_json(envelope(command_line(), fields, verdict=told, notes=found.notes))
     else:
-        count = len(found.faults)
-        verdict = "no fault" if not count else f"{count} fault{'s' if count > 1 else ''}"
         out = Screen()
         out.say(f"{file}: {found.kind}, {verdict}")
         out.items([fault.removeprefix(f"{file}: ") for fault in found.faults])

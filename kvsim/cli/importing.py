@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvsim.cli.arguments import option, seconds
+from kvsim.cli.options import command_line
 from kvsim.cli.traceoptions import at_least
 from kvsim.errors import InputError
 
@@ -42,7 +43,7 @@ def import_(
     write(out, found)
     for note in notes:
         typer.echo(f"kvsim: {note}", err=True)
-    traces.show(traces.described(str(out), found), json)
+    traces.show(traces.described(str(out), found), json, command_line())
 
 
 def _imported(

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from kvsim.cli.options import JsonOption
+from kvsim.cli.options import JsonOption, command_line
 
 Name = Annotated[str, typer.Argument(metavar="[NAME]", help="One entry in full, with its sources.")]
 
@@ -32,4 +32,4 @@ def stacks(name: Name = "", json: JsonOption = False) -> None:
 def _show(kind: str, name: str, json: bool) -> None:
     from kvsim.report import lists
 
-    lists.show(kind, name, json)
+    lists.show(kind, name, json, command_line())

@@ -22,7 +22,7 @@ def calibrate_machine(
     from kvsim.files import held, replacing_all, write_draft
     from kvsim.machines.profiles import load_hardware, load_stack
     from kvsim.report import calibrate as report
-    from kvsim.report.json import print_json
+    from kvsim.report.json import envelope, print_json
 
     check_place(out)
     try:
@@ -66,7 +66,9 @@ def calibrate_machine(
         calibrate_page.write_machine(page, answer, command_line())
         say_written(page)
     if json:
-        print_json(answer)
+        notes = answer.pop("notes")
+        told = report.answered(answer).verdict
+        print_json(envelope(command_line(), answer, verdict=told, notes=notes))
     else:
         report.show(answer)
 

@@ -175,18 +175,20 @@ def _for_equal(
     from kvsim.planner.plan import plan_among
     from kvsim.report import names
     from kvsim.report import plan as shown
-    from kvsim.report.json import print_json
+    from kvsim.report.json import envelope, print_json
 
     try:
         result = plan_among(asked)
     except NoPlanError as none:
         from kvsim.report import plan_none
+        from kvsim.report.plan_answer import unanswered
 
         if report is not None:
             plan_none.unplanned(none, asked[0].deployment, command_line()).write(report)
             say_written(report)
         if json:
-            print_json(plan_none.no_plan(none))
+            told = unanswered(none).verdict
+            print_json(envelope(command_line(), plan_none.no_plan(none), verdict=told))
         raise
     found = shown.planned(result, command_line())
     answer, heading = found.row, names.deployment(result.choice.deployment)
@@ -208,7 +210,7 @@ def _for_equal(
     if "explain" in more:
         answer["flips"] = plan_more.flips(result)
     if json:
-        print_json(answer)
+        print_json(found.envelope())
         return
     shown.show(heading, answer)
     if "pareto" in more:
@@ -262,7 +264,7 @@ def _for_trace(
         share = limits.gpu_memory / where.hardware.gpu_memory
         answer["settings"] = settings(wanted, serve_costs(lanes[0], share))
     if json:
-        print_json(answer)
+        print_json(plan_trace.envelope(result, answer, command_line()))
     else:
         plan_trace.show(heading, trace, answer)
         show(answer.get("settings", []))

@@ -75,7 +75,7 @@ def predict(
         result.write(page)
         say_written(page)
     if json:
-        print_json(result.rows)
+        print_json(result.envelope())
     elif csv:
         typer.echo(report.csv(result.rows), nl=False)
     else:

@@ -5,6 +5,7 @@ from pathlib import Path
 import typer
 
 from kvsim.cli.arguments import number, run_sizes
+from kvsim.cli.options import command_line
 from kvsim.errors import InputError
 from kvsim.files import check_target
 from kvsim.techniques import parse
@@ -40,7 +41,7 @@ def measure_quality(
     from kvsim.machines.deployment import Deployment
     from kvsim.machines.profiles import load_hardware, load_stack
     from kvsim.report import validate_quality as report
-    from kvsim.report.json import print_json
+    from kvsim.report.json import envelope, print_json
     from kvsim.traces import attentionfile
     from kvsim.validate.machine import find_device
     from kvsim.validate.model.checkpoint import open_weights
@@ -78,7 +79,7 @@ def measure_quality(
         if out is not None:
             attentionfile.write(Path(out), step)
         if json:
-            print_json(attentionfile.record(step))
+            print_json(envelope(command_line(), attentionfile.record(step)))
         else:
             report.print_trace(step)
 
@@ -103,7 +104,7 @@ def measure_per_layer(
     from kvsim.planner.bits import assign
     from kvsim.quality.layers import write
     from kvsim.quality.unfinished import Unfinished
-    from kvsim.report.json import print_json
+    from kvsim.report.json import envelope, print_json
     from kvsim.report.validate_layers import Executed, print_layers, record
     from kvsim.techniques import parse
     from kvsim.validate.machine import find_device
@@ -140,6 +141,6 @@ def measure_per_layer(
             (measured,) = executed(decoder, reading, texts, [parse(step.notation(widths))])
             plan = Executed(wanted, widths, measured)
         if json:
-            print_json(record(step, plan))
+            print_json(envelope(command_line(), record(step, plan)))
         else:
             print_layers(step, plan)

@@ -26,7 +26,8 @@ def reproduce(
     from kvsim.evidence.scores import score
     from kvsim.report import reproduce as shown
     from kvsim.report import reproduce_page
-    from kvsim.report.json import print_json
+    from kvsim.report.evidence import newest_measurement
+    from kvsim.report.json import envelope, print_json
 
     for name, target in (("--report", report), ("--fit", fit)):
         if target:
@@ -43,6 +44,9 @@ def reproduce(
         reproduce_page.write_page(Path(report), source, found, predicted, command_line())
         say_written(Path(report))
     if json:
-        print_json(shown.answer(found, predicted, scores))
+        fields = shown.answer(found, predicted, scores)
+        data = newest_measurement(row.deployment() for row in found)
+        verdict = fields["answer"]["verdict"]
+        print_json(envelope(command_line(), fields, verdict=verdict, data=data))
     else:
         shown.print_answer(found, predicted, scores)

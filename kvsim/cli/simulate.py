@@ -163,7 +163,8 @@ def simulate(
     """Replay a request trace under continuous batching."""
     from kvsim.report import names, simulate_page
     from kvsim.report import simulate as tables
-    from kvsim.report.json import print_json
+    from kvsim.report.evidence import newest_measurement
+    from kvsim.report.json import envelope, print_json
     from kvsim.report.simulate_answer import Simulations, answered
     from kvsim.serving.costs import StepCosts
     from kvsim.serving.outcome import Targets
@@ -268,10 +269,15 @@ def simulate(
     if report is not None:
         simulate_page.write_page(Path(report), names.deployment(where), trace, simulated)
         say_written(Path(report))
-    if json and len(runs) > len(kinds):
-        print_json({"answer": answer.row(), "runs": shown})
-    elif json:
-        print_json(shown if compare else shown[0] | {"answer": answer.row()})
+    if json:
+        own = {"runs": shown} if len(runs) > len(kinds) else {"rows": shown}
+        fields = (own if several else shown[0]) | {"answer": answer.row()}
+        print_json(
+            envelope(
+                command_line(), fields, verdict=answer.verdict, notes=list(found.notes),
+                evidence=answer.evidence, data=newest_measurement([where]),
+            )
+        )  # fmt: skip
     else:
         tables.show(simulated, trace, checked=check)
 

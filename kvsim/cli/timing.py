@@ -54,7 +54,7 @@ def validate_times(
     from kvsim.files.kinds import PROFILE
     from kvsim.report import validate_times as report
     from kvsim.report import validate_times_page
-    from kvsim.report.json import print_json
+    from kvsim.report.json import envelope, print_json
     from kvsim.validate.machine import find_device
     from kvsim.validate.micro import device as devices
     from kvsim.validate.techniques import check_known
@@ -98,7 +98,8 @@ def validate_times(
         validate_times_page.write_page(report_to, answer, command_line())
         say_written(report_to)
     if json:
-        print_json(answer)
+        verdict = report.answered(answer).verdict
+        print_json(envelope(command_line(), answer, verdict=verdict, notes=answer["suspicious"]))
     else:
         report.show(answer)
     if max_error is not None and not summary.median <= max_error:

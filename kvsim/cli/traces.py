@@ -68,7 +68,7 @@ def inspect(
 
         traces_page.write_page(report, row, trace.requests, command_line())
         say_written(report)
-    traces.show(row, json)
+    traces.show(row, json, command_line())
 
 
 @app.command()
@@ -159,7 +159,7 @@ def generate(
     write(out, drawn)
     row = traces.described(str(out), drawn)
     _tell(source.notes if source else ())
-    traces.show(row, json, traces.row(source) if source else None)
+    traces.show(row, json, command_line(), traces.row(source) if source else None)
 
 
 def _tell(notes: tuple[str, ...]) -> None:

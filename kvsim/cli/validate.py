@@ -83,7 +83,7 @@ def validate(
     """
     from kvsim.machines.deployment import Deployment
     from kvsim.machines.profiles import load_hardware, load_stack
-    from kvsim.report.json import print_json
+    from kvsim.report.json import envelope, print_json
     from kvsim.techniques import parse
 
     if plan is not None:
@@ -186,7 +186,8 @@ def validate(
             "left_out": [{"technique": str(f.technique), "reason": f.reason} for f in failed],
             "passed": passed, "answer": shown.answered(found).row(),
         }  # fmt: skip
-        print_json(answer)
+        verdict = shown.answered(found).verdict
+        print_json(envelope(command_line(), answer, verdict=verdict))
     else:
         shown.print_outcomes(title, found)
     if not passed:

@@ -5,6 +5,7 @@ from shlex import quote
 import typer
 
 from kvsim.cli.arguments import run_sizes
+from kvsim.cli.options import command_line
 from kvsim.cli.quality import needs_torch
 from kvsim.errors import InputError
 
@@ -43,7 +44,7 @@ def validate_plan(
     from kvsim.machines.deployment import Deployment
     from kvsim.machines.profiles import load_hardware
     from kvsim.report import validate_plan as report
-    from kvsim.report.json import print_json
+    from kvsim.report.json import envelope, print_json
     from kvsim.validate.counts.check import SLACK, RandomPrompts, check_workload, rehearse
     from kvsim.validate.machine import find_device
     from kvsim.validate.micro import device as devices
@@ -104,7 +105,8 @@ def validate_plan(
     )
     outcome = report.PlanRun(plan, title, work, loss, found, left_out)
     if json:
-        print_json(report.record(outcome))
+        fields = report.record(outcome)
+        print_json(envelope(command_line(), fields, verdict=fields["answer"]["verdict"]))
     else:
         report.show(outcome)
     if outcome.holds is False:

@@ -3,12 +3,15 @@
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
+from shlex import quote
 
 from kvsim.evidence.machine.datasheet import shortfalls, stated
 from kvsim.evidence.machine.fit import Calibration
 from kvsim.evidence.machine.profile import Machine
 from kvsim.evidence.machine.solve import Known
 from kvsim.machines.hardware import Hardware
+from kvsim.report import units
+from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row
 from kvsim.report.screen import Screen
 from kvsim.report.table import Column, Table, words
@@ -50,6 +53,24 @@ def row(
         "notes": list(machine.notes),
         "suspicious": [*suspicions, *shortfalls(found.hardware, sheet)],
     }
+
+
+def answered(answer: Row) -> Answer:
+    """What was measured, in words."""
+    known = [n for n in answer["numbers"] if n["verdict"] == "identified"]
+    beside = [n for n in answer["numbers"] if n["datasheet"]]
+    said = verdict(
+        [
+            f"{answer['device']} was measured: {len(known)} of {len(answer['numbers'])} numbers "
+            f"are identified by {answer['samples']:,} samples.",
+            *[f"Suspicious: {text}." for text in answer["suspicious"][:1]],
+        ],
+        [
+            f"{n['key']} reaches {units.percent(n['value'] / n['datasheet'])} of the data sheet."
+            for n in beside[:2]
+        ],
+    )
+    return Answer(said, settings=[f"Use it with --gpu {quote(str(answer['out']))}."])
 
 
 def number_table(answer: Row) -> Table:

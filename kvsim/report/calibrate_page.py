@@ -1,14 +1,12 @@
 """The pages of ``kvsim calibrate``: errors of a fitted run, numbers of a measured machine."""
 
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.report import page, units
-from kvsim.report.answer import Answer, verdict
-from kvsim.report.calibrate import number_table
+from kvsim.report import page
+from kvsim.report.calibrate import answered, number_table
 from kvsim.report.charts import LOG, finished
 from kvsim.report.colours import PALETTE, PATTERNS
 from kvsim.report.json import Row
@@ -55,25 +53,13 @@ def _waits(quantiles: Row) -> "Figure":
 
 def write_machine(path: Path, answer: Row, command: str) -> None:
     """The page of a measured machine."""
-    known = [n for n in answer["numbers"] if n["verdict"] == "identified"]
     beside = [n for n in answer["numbers"] if n["datasheet"]]
-    said = verdict(
-        [
-            f"{answer['device']} was measured: {len(known)} of {len(answer['numbers'])} numbers "
-            f"are identified by {answer['samples']:,} samples.",
-            *[f"Suspicious: {text}." for text in answer["suspicious"][:1]],
-        ],
-        [
-            f"{n['key']} reaches {units.percent(n['value'] / n['datasheet'])} of the data sheet."
-            for n in beside[:2]
-        ],
-    )
     pictures = [("Measured, of the data sheet", _beside(beside))] if beside else []
     page.write(
         path,
         page.Page(
             f"{answer['device']}: {answer['samples']:,} samples",
-            Answer(said, settings=[f"Use it with --gpu {quote(str(answer['out']))}."]),
+            answered(answer),
             [number_table(answer)], pictures, notes=answer["notes"], command=command,
         ),
     )  # fmt: skip

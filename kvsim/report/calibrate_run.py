@@ -64,6 +64,11 @@ class CalibratedRun(Result):
         return calibrate_page.of_run(self.row, self.quantiles)
 
     @property
+    def fields(self) -> Row:
+        """The command's own fields as ``--json`` has them."""
+        return self.row
+
+    @property
     def title(self) -> str:
         """The stack that was fitted, and the run it was fitted to."""
         return f"{self.row['stack']} fitted to a run of {self.row['model']} on {self.row['gpu']}"

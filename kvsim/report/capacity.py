@@ -11,7 +11,7 @@ from kvsim.planner.fleet.answer import CapacityAnswer
 from kvsim.planner.fleet.comparisons import OtherFleet, break_even_price
 from kvsim.planner.fleet.offers import SURE, Configuration
 from kvsim.planner.fleet.schedules import scheduled_cost
-from kvsim.report import evidence
+from kvsim.report import evidence, json
 from kvsim.report.capacity_times import class_rows, target_row, times_row
 from kvsim.report.capacity_verdict import fleet_in_words, in_words, names, per_million
 from kvsim.report.json import Row, number
@@ -74,6 +74,15 @@ def row(answer: CapacityAnswer, trace: str) -> Row:
         },
         "basis": basis(deployment),
     }
+
+
+def envelope(answer: CapacityAnswer, row: Row, command: str) -> Row:
+    """The answer as ``--json`` prints it."""
+    some = [answer.market.configurations[j].costs.deployment for j in answer.used]
+    return json.envelope(
+        command, row, verdict=row["answer"], notes=row["assumed"],
+        evidence=[row["certainty"]["source"]], data=evidence.newest_measurement(some),
+    )  # fmt: skip
 
 
 def _power(answer: CapacityAnswer) -> float | None:

@@ -1,5 +1,6 @@
 """What was measured on a card, in words: which rows a result may lean on, and which it may not."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -18,6 +19,7 @@ from kvsim.report.json import Row
 from kvsim.techniques.base import Technique
 
 ASSUMED = "assumed"
+DATE = re.compile(r"20\d\d-\d\d-\d\d")
 TIME_KINDS = set(KINDS) - {"memory"}
 LISTED = 3  # engines and techniques whose errors on a card are told
 HOST = {
@@ -27,6 +29,21 @@ HOST = {
 }
 PROMPT = 1024  # tokens of a request that shows whether a technique keeps anything on the host
 TIMES = ("_tok_s", "_s", "_ms", "speedup")
+
+
+def newest_measurement(deployments: Iterable[Deployment]) -> str | None:
+    """The date of the newest measurement that hardware profiles and stacks state.
+
+    Returns
+    -------
+    As 2026-11-22; None where all of their numbers are data sheets'. Dates of prices do not count.
+    """
+    dates: list[str] = []
+    for machine, stack in {id(d): (d.hardware, d.stack) for d in deployments}.values():
+        dates += [machine.date, stack.date, *DATE.findall(f"{stack.source} {stack.fit}")]
+        for key, source in machine.sources.items():
+            dates += [] if key.startswith("price") else DATE.findall(source)
+    return max(filter(None, dates), default=None)
 
 
 @cache

@@ -1,9 +1,22 @@
-"""JSON on standard output, and nothing else there."""
+"""What ``--json`` prints: one envelope for all commands, on standard output and nothing else there.
+
+``schema/answer.schema.json`` beside this file says what every answer has, and what each command
+adds to it.
+"""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from kvsim import __version__
+
+SCHEMA = 1
+"""Version of the envelope: it is raised when a key goes, or when its meaning changes."""
+
+COMMON = ("kvsim", "schema", "command", "data", "verdict", "notes", "evidence")
+"""Keys that every answer has, before those of its command."""
 
 Row = dict[str, Any]
 """A result under its contract names: text, numbers, lists and rows, as JSON has them."""
@@ -17,6 +30,44 @@ def number(value: Any) -> float | int | None:
     return int(scalar) if scalar.is_integer() else scalar
 
 
-def print_json(value: Any) -> None:
-    """Print a result for programs; what is not finite would be an error."""
+def envelope(
+    command: str,
+    fields: Row | Sequence[Row],
+    *,
+    verdict: str | None = None,
+    notes: Sequence[str] = (),
+    evidence: Sequence[str] = (),
+    data: str | None = None,
+) -> Row:
+    """The answer of a command as ``--json`` prints it.
+
+    Parameters
+    ----------
+    command
+        The command line that gives it.
+    fields
+        The command's own fields, none of them under a common name; a list becomes ``rows``.
+    verdict
+        The answer in a sentence or two; None where a command lists what is known.
+    notes
+        What a reader should know before using the numbers.
+    evidence
+        What was measured that bears on them.
+    data
+        Date of the newest measurement that the answer stands on, as 2026-11-22; None if none.
+
+    Raises
+    ------
+    ValueError
+        If a field has a common name.
+    """
+    own = fields if isinstance(fields, dict) else {"rows": list(fields)}
+    if taken := own.keys() & set(COMMON):
+        raise ValueError(f"fields of {command} under common names: {', '.join(sorted(taken))}")
+    common = (__version__, SCHEMA, command, data, verdict, list(notes), list(evidence))
+    return dict(zip(COMMON, common, strict=True)) | own
+
+
+def print_json(value: Row) -> None:
+    """Print an envelope; a number that is not finite is an error."""
     print(json.dumps(value, indent=2, allow_nan=False))

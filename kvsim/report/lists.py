@@ -9,7 +9,7 @@ from kvsim.machines.profiles import hardware_names, load_hardware, load_stack, s
 from kvsim.models.configs import catalogue_entry, load_model, model_names
 from kvsim.report import units
 from kvsim.report.evidence import on_any
-from kvsim.report.json import Row, print_json
+from kvsim.report.json import Row, envelope, print_json
 from kvsim.report.names import params, spec
 from kvsim.report.screen import Screen
 from kvsim.report.table import Column, Table, words
@@ -155,7 +155,7 @@ LISTS = {
 }
 
 
-def show(kind: str, name: str, json: bool) -> None:
+def show(kind: str, name: str, json: bool, command: str) -> None:
     """A list, or one entry of it in full.
 
     Raises
@@ -166,9 +166,13 @@ def show(kind: str, name: str, json: bool) -> None:
     rows, columns, title = LISTS[kind][0](), LISTS[kind][1], LISTS[kind][2]
     if name:
         row = _entry(kind, name, rows)
-        print_json(row) if json else _show_one(kind, row, name)
+        if json:
+            notes = row.pop("notes", ())
+            print_json(envelope(command, row, notes=notes))
+        else:
+            _show_one(kind, row, name)
     elif json:
-        print_json(rows)
+        print_json(envelope(command, rows))
     else:
         below = settings if kind == "techniques" else lambda row: ""
         Screen().table(Table(columns, rows, title, below))

@@ -10,6 +10,7 @@ from kvsim.planner.outlook import LABELS
 from kvsim.planner.plan import ChosenPlan
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
+from kvsim.report import evidence
 from kvsim.report.answer import Answer, show_rest, show_verdict
 from kvsim.report.grounds import NOT_MODELLED, grounds, noted
 from kvsim.report.json import Row, number
@@ -46,6 +47,22 @@ class Planned(Result):
     def title(self) -> str:
         """What the plan is for, in words."""
         return asked(deployment(self.plan.choice.deployment), self.row)
+
+    @property
+    def fields(self) -> Row:
+        """The command's own fields as ``--json`` has them."""
+        return self.row
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know before using the plan."""
+        told = dict.fromkeys(note for _, row in entries(self.row) for note in row["notes"])
+        return [*told, *self.remarks]
+
+    @property
+    def data(self) -> str | None:
+        """Date of the newest measurement that the plan stands on."""
+        return evidence.newest_measurement([self.plan.choice.deployment])
 
     @property
     def tables(self) -> list[Table]:

@@ -13,7 +13,7 @@ from kvsim.planner.carry import ATTAINED
 from kvsim.planner.rivals import EQUAL, worse
 from kvsim.planner.trace import TracePlan
 from kvsim.planner.verify import Simulated
-from kvsim.report import evidence, page, units
+from kvsim.report import evidence, json, page, units
 from kvsim.report.answer import Answer, show_rest, show_verdict, verdict
 from kvsim.report.charts import LOG, finished
 from kvsim.report.colours import mark
@@ -60,6 +60,15 @@ def row(result: TracePlan) -> Row:
         },
         "basis": basis(choice.lanes[0].deployment),
     }
+
+
+def envelope(result: TracePlan, row: Row, command: str) -> Row:
+    """The plan as ``--json`` prints it."""
+    said = row["answer"]
+    return json.envelope(
+        command, row, verdict=said["verdict"], notes=outlook(row), evidence=said["evidence"],
+        data=evidence.newest_measurement([result.choice.lanes[0].deployment]),
+    )  # fmt: skip
 
 
 def _lanes(s: Simulated) -> Row:

@@ -52,6 +52,16 @@ class Predictions(Result):
         return title(self.rows)
 
     @property
+    def notes(self) -> list[str]:
+        """What a reader should know before using the rows."""
+        return list(dict.fromkeys(note for row in self.rows for note in row["notes"]))
+
+    @property
+    def data(self) -> str | None:
+        """Date of the newest measurement that the rows stand on."""
+        return evidence.newest_measurement(p.deployment for p in self.found)
+
+    @property
     def tables(self) -> list[Table]:
         """The one that the terminal shows."""
         return [table(self.rows)]

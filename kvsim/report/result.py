@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.errors import require
 from kvsim.frozen import frozen
 from kvsim.report.answer import Answer
-from kvsim.report.json import Row
+from kvsim.report.json import Row, envelope
 from kvsim.report.screen import fitted
 from kvsim.report.table import Table
 
@@ -50,6 +50,28 @@ class Result:
     def remarks(self) -> list[str]:
         """What the page says under the pictures."""
         return []
+
+    @property
+    def fields(self) -> Row:
+        """The command's own fields as ``--json`` has them."""
+        return {"rows": list(self.rows), "answer": self.answer.row()}
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know before using the numbers."""
+        return []
+
+    @property
+    def data(self) -> str | None:
+        """Date of the newest measurement that the answer stands on."""
+        return None
+
+    def envelope(self) -> Row:
+        """All of it as ``--json`` prints it."""
+        return envelope(
+            self.command, self.fields, verdict=self.answer.verdict, notes=self.notes,
+            evidence=self.answer.evidence, data=self.data,
+        )  # fmt: skip
 
     def frame(self) -> "DataFrame":
         """The rows as a data frame; nested values are left out, settings are text.

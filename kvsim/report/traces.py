@@ -5,7 +5,7 @@ from typing import Any
 
 from kvsim.report import units
 from kvsim.report.answer import Answer, show_verdict, verdict
-from kvsim.report.json import Row, print_json
+from kvsim.report.json import Row, envelope, print_json
 from kvsim.report.screen import Screen
 from kvsim.report.table import Table, of_cells
 from kvsim.report.units import short
@@ -79,11 +79,14 @@ def answered(row: Row) -> Answer:
     )
 
 
-def show(row: Row, json: bool, source: Row | None = None) -> None:
+def show(row: Row, json: bool, command: str, source: Row | None = None) -> None:
     """Print statistics; beside those of the trace they were fitted to, if there is one."""
     shown = [row, *([source] if source else [])]
     if json:
-        print_json(row | ({"like": source} if source else {}))
+        own = {key: value for key, value in row.items() if key != "notes"}
+        own |= {"like": source} if source else {}
+        verdict, notes = answered(row).verdict, row.get("notes", ())
+        print_json(envelope(command, own, verdict=verdict, notes=notes))
         return
     out = Screen()
     out.title(_title(row))

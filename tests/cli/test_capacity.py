@@ -17,6 +17,7 @@ from kvsim.report import capacity_tables, capacity_verdict
 from kvsim.report.answer import WORDS
 from kvsim.report.capacity_times import slower
 from tests.support.commands import check, line, replaced, run
+from tests.support.envelope import answer_in
 
 COMMAND = (
     "capacity", "--trace", "sample:chat", "--model", "llama3-8b", "--gpus", "l40s,h100",
@@ -33,7 +34,7 @@ def ran() -> tuple[dict[str, Any], str]:
         some = ("--percentile", "95", "--json", "--report", str(page))
         result = run(*COMMAND, *TARGETS, *some)
         assert result.code == 0, result
-        return dict(json.loads(result.out)), page.read_text()
+        return dict(answer_in(result.out)), page.read_text()
 
 
 def answer() -> dict[str, Any]:
@@ -74,7 +75,7 @@ def test_other_loads_limits_and_prices_stand_beside_it() -> None:
 def test_any_replica_may_be_lost() -> None:
     """Also by the fleets it is compared with: one replica is not enough, however fast it is."""
     some = replaced((*COMMAND, *TARGETS), "--only", "full", "--percentile", "95")
-    found = json.loads(run(*some, "--failures", "1", "--json").out)
+    found = answer_in(run(*some, "--failures", "1", "--json").out)
     assert sum(r["replicas"] for r in found["fleet"]) >= 2
     assert all(times["met"] for times in found["after_loss"].values())
     assert found["after_loss"]
@@ -97,7 +98,7 @@ def test_host_memory_for_prefixes_is_tried_where_the_trace_names_them(tmp_path: 
         (*COMMAND, *TARGETS), "--trace", str(place), "--gpus", "l40s", "--only", "full",
         "--percentile", "90", "--ttft", "4s", "--pools", "yes",
     )  # fmt: skip
-    found = json.loads(run(*some, "--json").out)
+    found = answer_in(run(*some, "--json").out)
     names = [x["name"] for x in found["considered"]]
     assert {"l40s full", "l40s full + 128 GiB host cache"} <= set(names)
     assert any("prefill" in name for name in names)
@@ -135,7 +136,7 @@ def test_terminal_is_narrow(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_targets_that_nothing_meets_still_have_an_answer() -> None:
     result = run(*replaced(COMMAND, "--only", "full", "--ttft", "5ms", "--tpot", "100ms", "--json"))
-    found = json.loads(result.out)
+    found = answer_in(result.out)
     assert result.code == 1
     assert not found["met"] and found["fleet"]
     assert found["planned_for"]["ttft_s"] > 0.005
@@ -158,7 +159,7 @@ def test_those_who_wait_longer_are_said_first() -> None:
 def test_targets_of_longer_prompts_are_met_by_each_class() -> None:
     classes = ("--class-targets", "300=3s/100ms,800=none/200ms")
     result = run(*replaced(COMMAND, *TARGETS, "--only", "full", *classes, "--json"))
-    rows = json.loads(result.out)["class_targets"]
+    rows = answer_in(result.out)["class_targets"]
     assert result.code == 0
     assert [(r["prompt_above"], r["targets"]["ttft_s"]) for r in rows] == [
         (0, rows[0]["targets"]["ttft_s"]), (300, 3.0), (800, None),
@@ -174,7 +175,7 @@ def test_limits_that_leave_too_little_still_have_an_answer() -> None:
     result = run(
         *replaced(COMMAND, *TARGETS, "--only", "full", "--rate", "8", "--max-gpus", "1", "--json")
     )
-    found = json.loads(result.out)
+    found = answer_in(result.out)
     assert result.code == 1
     assert 0 < found["planned_for"]["load"] < 1
     assert sum(r["replicas"] for r in found["fleet"]) == 1
@@ -188,7 +189,7 @@ def test_no_limit_is_blamed_for_targets_that_nothing_meets() -> None:
     )  # fmt: skip
     limited = run(*asked)
     assert limited.code == 1
-    assert json.loads(limited.out)["planned_for"]["load"] == 1
+    assert answer_in(limited.out)["planned_for"]["load"] == 1
     check(limited.err, "cannot be met")
 
 
@@ -255,7 +256,7 @@ def test_kinds_in_a_schedule_cost_what_the_fleet_does() -> None:
     some = ("--only", "full", "--tp", "1", "--gpus", "l40s", "--rate", "2", "--percentile", "95")
     more = ("--schedule", "--windows", "3", "--start-up", "10s", "--spread", "0.1", "--json")
     result = run(*replaced((*COMMAND, *TARGETS), *some[:6]), *some[6:], *more)
-    found = json.loads(result.out)
+    found = answer_in(result.out)
     assert found["usd_per_hour"] == pytest.approx(sum(r["usd_per_hour"] for r in found["fleet"]))
     assert not found["prices"]  # GPUs are not paid all the time
 

@@ -16,6 +16,7 @@ from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
 from tests.support.commands import run
+from tests.support.envelope import answer_in
 
 WHERE = ("capacity", "--trace", "sample:chat", "--gpus", "h100", "--ttft", "2s", "--tpot", "100ms")
 
@@ -67,7 +68,7 @@ def test_a_replica_has_the_gpus_and_memories_of_all_its_ranks() -> None:
 
 
 def test_the_command_prices_proves_and_emits_stages() -> None:
-    found = json.loads(run(*WHERE, "--model", "llama3-8b", "--tp", "1", "--pp", "2", "--only",
+    found = answer_in(run(*WHERE, "--model", "llama3-8b", "--tp", "1", "--pp", "2", "--only",
                            "full", "--emit", "vllm", "--json").out)  # fmt: skip
     (replica,) = found["fleet"]
     assert (replica["tp"], replica["pp"]) == (1, 2) and "dp" not in replica

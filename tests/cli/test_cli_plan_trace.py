@@ -1,11 +1,11 @@
 """``kvsim plan --trace`` through the command line."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.support.commands import replaced, run
+from tests.support.envelope import answer_in
 
 BASE = ("plan", "--model", "llama3-8b", "--gpu", "a6000", "--trace", "sample:chat")
 
@@ -25,14 +25,14 @@ def test_a_trace_gets_a_plan_whose_figures_are_simulated(tmp_path: Path) -> None
 def test_the_plan_is_what_simulate_says_of_it() -> None:
     done = run(*BASE, "--json", "--rate", "2", "--ttft", "none", "--tpot", "none")
     assert done.code == 0, done.err
-    answer = json.loads(done.out)
+    answer = answer_in(done.out)
     choice, said = answer["choice"], answer["simulated"]
     again = run(
         "simulate", "--model", "llama3-8b", "--gpu", "a6000", "--trace", "sample:chat",
         "--rate", "2", "--technique", choice["technique"],
         "--max-seqs", str(choice["max_seqs"]), "--json",
     )  # fmt: skip
-    simulated = json.loads(again.out)
+    simulated = answer_in(again.out)
     for key in ("ttft_s", "tpot_s", "latency_s", "goodput_per_s", "finished"):
         assert simulated[key] == said[key], key
 

@@ -1,6 +1,5 @@
 """``kvsim reproduce``: its fields, its tables, its files, and what it refuses."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from kvsim.evidence.published import COLUMNS, papers
 from kvsim.machines.profiles import load_stack
 from tests.support.commands import WIDTH, run
+from tests.support.envelope import answer_in, own_fields
 
 HEADER = ",".join(COLUMNS)
 MINE = "mine,1,llama2-7b,a6000,{},full,,{},2048,128,decode_tok_s,{},{},"
@@ -16,8 +16,8 @@ MINE = "mine,1,llama2-7b,a6000,{},full,,{},2048,128,decode_tok_s,{},{},"
 def test_json_holds_rows_and_tables() -> None:
     result = run("reproduce", "kcache", "--json")
     assert (result.code, result.err) == (0, "")
-    answer = json.loads(result.out)
-    assert {"answer", "rows", "tables", "mechanisms"} == set(answer)
+    answer = answer_in(result.out)
+    assert {"answer", "rows", "tables", "mechanisms"} == set(own_fields(answer))
     assert "26 rows that nothing was fitted to" in answer["answer"]["verdict"]
     row = answer["rows"][0]
     assert {"published", "predicted", "error", "basis", "use", "technique"} <= set(row)

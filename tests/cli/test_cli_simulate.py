@@ -1,12 +1,12 @@
 """``kvsim simulate`` through the command line."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.support.commands import run
+from tests.support.envelope import answer_in
 
 BASE = ("simulate", "--model", "llama3.1-8b", "--gpu", "h100")
 
@@ -15,7 +15,7 @@ def test_a_sample_is_served_and_checked(tmp_path: Path) -> None:
     out = tmp_path / "requests.parquet"
     done = run(*BASE, "--trace", "sample:chat", "--check", "--json", "--out", str(out))
     assert done.code == 0, done.err
-    answer = json.loads(done.out)
+    answer = answer_in(done.out)
     assert answer["finished"] + answer["refused"] == answer["requests"] == 500
     assert answer["ttft_s"]["p50"] <= answer["ttft_s"]["p99"]
     assert answer["basis"]["kind"] == "carried over"

@@ -1,6 +1,5 @@
 """``kvsim simulate`` on traces of all kinds: read with options, bad, too large, with prefixes."""
 
-import json
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from kvsim.traces.attentionfile import write
 from kvsim.traces.read import load
 from tests.support.bad_traces import BAD_FILES, BAD_ROWS, azure
 from tests.support.commands import run
+from tests.support.envelope import answer_in, own_fields
 from tests.support.places import SHARED
 
 TRACES = SHARED / "traces"
@@ -42,7 +42,7 @@ def test_a_trace_of_any_layout_is_read_as_kvsim_traces_reads_it(trace: Path) -> 
     done = run(*BASE, str(trace), *named, "--skip-bad", "--sort", "--json")
     assert done.code == 0, done.err
     assert "left out 1 rows [least]" in done.err
-    assert json.loads(done.out)["requests"] == 4
+    assert answer_in(done.out)["requests"] == 4
     for options, words in [
         (named, "line 3|asked|[rule: least]"),
         ((*named, "--skip-bad"), "--sort"),
@@ -72,7 +72,7 @@ def test_requests_larger_than_the_cache_are_refused_and_named(tmp_path: Path) ->
     assert done.code == 0, done.err
     assert "2 refused" in done.out
     assert "number 3, 4)" in done.out
-    answer = json.loads(run(*BASE, str(path), "--blocks", "100", "--json").out)
+    answer = answer_in(run(*BASE, str(path), "--blocks", "100", "--json").out)
     assert (answer["finished"], answer["refused"], answer["refused_rows"]) == (4, 2, [3, 4])
 
 
@@ -111,7 +111,7 @@ def test_auto_keeps_the_best_way_to_load_prefixes() -> None:
              "--prefix-caching", "--host-cache", "150", "--json")  # fmt: skip
 
     def played(way: str) -> Any:
-        return json.loads(run(*where, *(("--prefix-load", way) if way else ())).out)
+        return own_fields(answer_in(run(*where, *(("--prefix-load", way) if way else ())).out))
 
     each = {way: played(way)["ttft_s"]["mean"] for way in LOADS}
     best = played("auto")
@@ -134,19 +134,19 @@ def test_accepted_drafts_come_from_a_trace_at_their_mean_or_drawn(tmp_path: Path
     path = tmp_path / "attention.json"
     write(path, measurement())
     common = (*BASE, "sample:chat", "--technique", "quantspec:gamma=3", "--json")
-    published = json.loads(run(*common).out)
-    mean = json.loads(run(*common, "--acceptance", str(path)).out)
+    published = answer_in(run(*common).out)
+    mean = answer_in(run(*common, "--acceptance", str(path)).out)
     accepted = sum(REACHED[2]) / 3
     assert f"acceptance={accepted:.6g}"[:18] in mean["technique"]
     assert mean["output_tok_s"] != published["output_tok_s"]
     drawn = [
-        json.loads(run(*common, "--acceptance", str(path), "--draw-acceptance", seed).out)
+        answer_in(run(*common, "--acceptance", str(path), "--draw-acceptance", seed).out)
         for seed in ("1", "1", "2")
     ]
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[0]["tpot_s"]["mean"] == pytest.approx(mean["tpot_s"]["mean"], rel=0.1)
     plain = run(*BASE, "sample:chat", "--acceptance", str(path), "--json")
-    assert json.loads(plain.out)["technique"] == "full"
+    assert answer_in(plain.out)["technique"] == "full"
     for spec, words in [
         ("quantspec:acceptance=0.5", "leave out one"),
         ("quantspec:gamma=9", "gamma 9 was not measured"),
@@ -175,14 +175,14 @@ def test_sessions_and_clients_that_hang_up(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("t,i,o,s\n0,900,400,1\n0.1,900,40,1\n0.2,900,40,2\n")
     names = "arrival=t,prompt=i,generate=o"
-    plain = json.loads(run(*BASE, str(path), "--columns", names, "--json").out)
+    plain = answer_in(run(*BASE, str(path), "--columns", names, "--json").out)
     turns = (str(path), "--columns", f"{names},session=s")
-    after = json.loads(run(*BASE, *turns, "--json", "--check").out)
+    after = answer_in(run(*BASE, *turns, "--json", "--check").out)
     assert after["duration_s"] > 1.05 * plain["duration_s"]
     short = run(*BASE, *turns, "--abort-after", "300ms", "--check")
     assert "2 aborted, with the turns that would have followed them." in short.out
     apart = ("--replicas", "2", "--prefill-replicas", "1")
-    parted = json.loads(run(*BASE, *turns, *apart, "--json", "--check").out)
+    parted = answer_in(run(*BASE, *turns, *apart, "--json", "--check").out)
     assert parted["duration_s"] > 1.05 * plain["duration_s"]
     short = run(*BASE, *turns, *apart, "--abort-after", "300ms", "--check")
     assert "aborted, with the turns that would have followed them." in short.out

@@ -28,6 +28,7 @@ from kvsim.traces.statistics import describe, leading_hits, ranks
 from kvsim.traces.write import write
 from tests.support.bad_traces import azure
 from tests.support.commands import interruptible, line, run
+from tests.support.envelope import answer_in, own_fields
 from tests.support.places import SHARED
 from tests.support.traces import TRACE_FILES
 
@@ -37,7 +38,7 @@ TRACES = SHARED / "traces"
 def answer(*arguments: str) -> Any:
     result = run(*arguments, "--json")
     assert result.code == 0, result
-    return json.loads(result.out)
+    return answer_in(result.out)
 
 
 def seen_before(rows: list[list[int]]) -> list[int]:
@@ -180,7 +181,7 @@ def test_inspect_says_what_was_left_out(tmp_path: Path) -> None:
     path = tmp_path / "in.csv"
     path.write_bytes(azure("2023-11-16 18:15:41.7,0,0", "x"))
     result = run("traces", "inspect", str(path), "--skip-bad", "--json")
-    assert json.loads(result.out)["left_out"] == {"columns": 1, "least": 1}
+    assert answer_in(result.out)["left_out"] == {"columns": 1, "least": 1}
     assert result.err.count("left out 1 rows") == 2
     table = run("traces", "inspect", str(path), "--skip-bad").out
     assert "requests" in table and max(map(len, table.splitlines())) <= 100
@@ -193,7 +194,7 @@ def test_generate_is_deterministic(name: str, tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         out = tmp_path / folder / name
         options = ["--like", "sample:chat", "--seed", seed]
-        told.append(answer("traces", "generate", str(out), *options) | {"trace": ""})
+        told.append(own_fields(answer("traces", "generate", str(out), *options)) | {"trace": ""})
     first, again, other = ((tmp_path / folder / name).read_bytes() for folder in "123")
     assert first == again != other
     assert told[0] == told[1] != told[2]

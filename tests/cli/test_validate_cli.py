@@ -13,6 +13,7 @@ from kvsim.validate import machine
 from kvsim.validate.counts import check
 from tests.support.commands import WIDTH, run
 from tests.support.decoders import oracle
+from tests.support.envelope import answer_in
 
 SMALL = ("--batch", "2", "--prompt", "40", "--generate", "6")
 TECHNIQUES = ("full", "kvpr:split=7", "specache:group=8,residual=8,k=4", "h2o:heavy=6,recent=6")
@@ -43,7 +44,7 @@ def copied(checkpoint: Path, folder: Path, change: Callable[[dict[str, Any]], ob
 def test_json_is_alone_on_standard_output_and_progress_beside_it(checkpoint: Path) -> None:
     done = run("validate", "--model", str(checkpoint), *SMALL, *ASKED, "--json")
     assert done.code == 0, done.err
-    answer = json.loads(done.out)
+    answer = answer_in(done.out)
     assert answer["passed"] is True and answer["device"] == "cpu"
     assert answer["weights"] == str(checkpoint)
     assert [t["technique"].partition(":")[0] for t in answer["techniques"]] == [
@@ -81,7 +82,7 @@ def test_all_techniques_that_a_model_allows(tmp_path: Path) -> None:
     oracle("mistral").save_pretrained(tmp_path)
     done = run("validate", "--model", str(tmp_path), "--layers", "1", *SMALL, "--json")
     assert done.code == 0, done.err
-    names = {t["technique"].partition(":")[0] for t in json.loads(done.out)["techniques"]}
+    names = {t["technique"].partition(":")[0] for t in answer_in(done.out)["techniques"]}
     assert names >= {"full", "offload", "kvpr", "kcache", "streamingllm"}
     left_out = [line for line in done.err.splitlines() if line.startswith("left out: ")]
     packed, choosing = {"specache", "zipcache", "quantspec", "kivi", "fp8"}, {"h2o", "snapkv"}

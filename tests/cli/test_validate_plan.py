@@ -15,6 +15,7 @@ from kvsim.validate.planned import MeasuredLoss, measure_loss
 from kvsim.validate.quality.settings import Reading
 from tests.support.commands import run
 from tests.support.decoders import CONFIGS, decoder, prompts
+from tests.support.envelope import answer_in
 
 MIXED = "0-0: full; 1-2: kivi:bits=2,group=16,residual=16"
 WORK = {"batch": 2, "prompt": 40, "generate": 6}
@@ -41,7 +42,7 @@ def plan(folder: Path, **changes: Any) -> str:
 def test_a_mixed_plan_is_run_beside_full_kv(tmp_path: Path) -> None:
     result = run("validate", "--plan", plan(tmp_path), "--json")
     assert result.code == 0, result.err
-    found = json.loads(result.out)
+    found = answer_in(result.out)
     assert found["technique"] == str(parse(MIXED))
     assert {m["name"]: m["measured"] > 0 for m in found["times"]} == dict.fromkeys(
         ("ttft_s", "tpot_s", "speedup", "resident_B"), True

@@ -12,6 +12,7 @@ from kvsim.machines.profiles import hardware_names, stack_names
 from kvsim.models.configs import model_names
 from tests.support.bad_traces import BAD_ROWS, azure
 from tests.support.commands import BAD, check, line, run
+from tests.support.envelope import answer_in
 from tests.support.places import ROOT
 
 PROFILES = ROOT / "kvsim/hwprofiles"
@@ -108,7 +109,7 @@ def test_the_command_says_the_verdict_first(tmp_path: Path) -> None:
     path.write_text("extends = 3\n")
     bad = run("doctor", str(path), "--json")
     assert bad.code == 1
-    assert json.loads(bad.out)["kind"] == "software stack"
+    assert answer_in(bad.out)["kind"] == "software stack"
     check(line("doctor", str(tmp_path / "none.toml"), code=BAD), "no such file")
 
 

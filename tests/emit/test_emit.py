@@ -1,6 +1,5 @@
 """Settings to paste: only flags of the list, and what no engine has is said."""
 
-import json
 import re
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from kvsim.machines.parallel import Parallelism
 from kvsim.planner.engines import ENGINES
 from kvsim.techniques import TECHNIQUES, parse
 from tests.support.commands import check, line, run
+from tests.support.envelope import answer_in
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z_-]+")
 RUN_BY = {
@@ -271,7 +271,7 @@ def test_a_flag_outside_the_list_is_refused() -> None:
 
 def test_a_plan_ends_with_its_settings() -> None:
     asked = ("plan", "--model", "llama3-8b", "--gpu", "l40s", "--only", "full", "--emit", "vllm")
-    found = json.loads(run(*asked, "--json").out)
+    found = answer_in(run(*asked, "--json").out)
     text = found["settings"][0]["text"]
     assert f"--max-num-seqs {found['choice']['batch']}" in text
     assert text in run(*asked).out

@@ -1,6 +1,5 @@
 """Rows read strictly, predicted by the same engine, scored, and fitted into a stack file."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from kvsim.evidence.scores import error, score
 from kvsim.machines.profiles import load_stack, number_of, with_numbers
 from kvsim.report import reproduce as reproduction
 from tests.support.commands import run
+from tests.support.envelope import answer_in
 
 HEADER = ",".join(COLUMNS)
 LINE = "own,1,llama2-7b,a6000,fused,kivi,bits=4;group=64,8,2048,128,decode_tok_s,200,check,"
@@ -197,6 +197,6 @@ def test_no_table_is_worse_than_the_page_of_errors_says() -> None:
 
 
 def test_errors_are_told_by_mechanism() -> None:
-    found = json.loads(run("reproduce", "specache", "--json").out)["mechanisms"]
+    found = answer_in(run("reproduce", "specache", "--json").out)["mechanisms"]
     assert {row["of"] for row in found} == {"context", "heads", "technique"}
     assert all(0 <= row["mean"] <= row["worst"] and row["rows"] > 0 for row in found)

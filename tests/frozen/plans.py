@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kvsim.report.json import COMMON
 from tests.frozen.keeping import renewed
 from tests.support.commands import run
 
@@ -68,7 +69,8 @@ def answered(name: str) -> dict[str, Any]:
     ended = run(*QUESTIONS[name], "--json")
     if ended.code:
         return {"code": ended.code, "says": ended.err}
-    return {"code": 0, "answer": _numbers(json.loads(ended.out))}
+    own = {k: v for k, v in json.loads(ended.out).items() if k not in COMMON}
+    return {"code": 0, "answer": _numbers(own)}
 
 
 def _numbers(value: Any) -> Any:

@@ -1,6 +1,5 @@
 """Why something lost, who runs the choice, and which deployment wins: short and true."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +22,7 @@ from kvsim.report.names import settings
 from kvsim.report.plan_more import apart
 from kvsim.techniques import parse
 from tests.support.commands import run
+from tests.support.envelope import answer_in
 
 D = Deployment(load_model("llama3-8b"), load_hardware("h100"), load_stack("vllm"))
 
@@ -150,9 +150,9 @@ def test_kcaches_first_layers_and_specaches_pairs_are_found_from_their_tables() 
     """KCache keeps its first layer's values on the GPU unless much may be lost; k is 64, not 16."""
     point = ("plan", "--model", "llama2-7b", "--gpu", "a6000", "--prompt", "1536", "--json",
              "--generate", "64", "--without", "full")  # fmt: skip
-    mild = json.loads(run(*point, "--only", "kcache", "--max-loss", "0.2").out)
+    mild = answer_in(run(*point, "--only", "kcache", "--max-loss", "0.2").out)
     assert mild["choice"]["params"] == {"n": 32, "gpu_layers": 1}
-    pairs = json.loads(run(*point, "--only", "specache", "--max-loss", "0.05").out)
+    pairs = answer_in(run(*point, "--only", "specache", "--max-loss", "0.05").out)
     assert pairs["choice"]["params"]["k"] == 64
 
 

@@ -1,6 +1,5 @@
 """What is said of a fleet's likelihood and of the fleet that is 95 % certain is one statement."""
 
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -30,6 +29,7 @@ from kvsim.planner.fleet.search import (
     SlowedPlay,
 )
 from tests.support.commands import run
+from tests.support.envelope import answer_in
 
 COMMAND = (
     "capacity", "--trace", "sample:chat", "--model", "qwen2.5-7b", "--tp", "1",
@@ -154,7 +154,7 @@ def test_no_comparison_is_cheaper_than_the_answer() -> None:
         "--ttft", "none", "--tpot", "60ms", "--rate", "4", "--lossy", "--only",
         "full,pyramidkv,snapkv", "--json",
     )  # fmt: skip
-    found = json.loads(run(*asked).out)
+    found = answer_in(run(*asked).out)
     prices = {x["name"]: x["usd_per_hour"] for x in found["alternatives"]}
     assert min(prices.values()) == found["usd_per_hour"] < prices["full KV"]
     assert found["simulated"]["met"] and found["usd_per_hour"] == pytest.approx(

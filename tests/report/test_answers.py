@@ -1,6 +1,5 @@
 """Answers in words: short, with the figures of the JSON, and right about what limits them."""
 
-import json
 import re
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import kvsim
 from kvsim.report.answer import WORDS, Answer, verdict
 from kvsim.report.units import rate
 from tests.support.commands import run
+from tests.support.envelope import answer_in
 
 A10 = ("--model", "llama3.1-8b", "--gpu", "a10", "--prompt", "8192")
 
@@ -75,7 +75,7 @@ def test_a_technique_that_cannot_run_is_left_out_and_named() -> None:
 
 def test_a_plan_says_what_to_run_and_its_json_says_the_same() -> None:
     result = run("plan", "--model", "llama2-7b", "--gpu", "a6000", "--json")
-    answer = json.loads(result.out)
+    answer = answer_in(result.out)
     told, row = answer["answer"]["verdict"], answer["predicted"]
     assert told.startswith("Run full KV on a6000 with fp16 weights")
     assert len(told.split()) <= WORDS
@@ -95,7 +95,7 @@ def test_where_one_token_is_generated_prefill_is_compared(sizes: tuple[str, str]
                "full,offload,eagle" if batch == "1" else "full,fp8",
                "--batch", batch, "--prompt", prompt, "--generate", "1")  # fmt: skip
     told = said(*command)
-    rows = json.loads(run(*command, "--json").out)
+    rows = answer_in(run(*command, "--json").out)["rows"]
     best = max(rows, key=lambda row: row["output_tok_s"])
     assert {row["decode_tok_s"] for row in rows} == {None}
     if len(prompt) + len(batch) < 8:
@@ -120,7 +120,7 @@ def test_where_there_is_no_plan_the_page_has_what_meets_all_limits(tmp_path: Pat
                 "--report", str(page), "--json")  # fmt: skip
     text = re.sub("</?span[^>]*>", "", page.read_text(encoding="utf-8"))
     assert found.code == 1 and "No plan meets the limits." in text
-    advised = [a for a in json.loads(found.out)["advice"] if a["predicted"]]
+    advised = [a for a in answer_in(found.out)["advice"] if a["predicted"]]
     assert advised and all(f'<td class="text">{a["option"]}' in text for a in advised)
     assert all(repr(float(a["predicted"]["ttft_s"])) in text for a in advised)
 

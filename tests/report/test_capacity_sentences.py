@@ -1,6 +1,5 @@
 """Sentences of ``kvsim capacity`` that depend on what was asked, and on where the limit is."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from kvsim.report import capacity_page
 from kvsim.report import capacity_tables as tables
 from tests.support.commands import run
+from tests.support.envelope import answer_in
 
 
 def sure(both: float, upto: float, tpot: float | None = 2.0) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def test_one_request_has_no_rate_and_takes_the_cheapest_replica(tmp_path: Path) 
         "capacity", "--trace", str(trace), "--model", "llama3-8b", "--gpus", "l4,l40s", "--ttft",
         "1s", "--tpot", "60ms", "--only", "full", "--json",
     )  # fmt: skip
-    found = json.loads(run(*asked).out)
+    found = answer_in(run(*asked).out)
     assert [(r["gpu"], r["tp"], r["replicas"]) for r in found["fleet"]] == [("l4", 1, 1)]
     assert found["rate_per_s"] is None and "requests per second" not in found["answer"]
     assert tables.asked(found).startswith(f"llama3-8b, {trace}: 1 request; TTFT p99")
@@ -94,5 +94,5 @@ def test_a_trace_that_is_soon_over_is_said_to_be() -> None:
         "capacity", "--trace", "sample:chat", "--model", "llama3-8b", "--gpus", "h100", "--ttft",
         "3s", "--tpot", "100ms", "--tp", "1", "--only", "full", "--rate", "10", "--json",
     )  # fmt: skip
-    said = json.loads(run(*asked).out)["assumed"]
+    said = answer_in(run(*asked).out)["assumed"]
     assert any("The trace is over in 25.6 s: queues that grow for longer" in x for x in said)

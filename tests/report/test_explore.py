@@ -8,6 +8,7 @@ import pytest
 
 from tests.support import browser, devtools
 from tests.support.commands import run
+from tests.support.envelope import answer_in
 
 CASE = ("--model", "llama3.1-8b", "--gpu", "h100")
 
@@ -29,10 +30,10 @@ def grid(page: Path) -> dict:  # type: ignore[type-arg]
 def test_the_grid_is_what_predict_says(page: Path) -> None:
     found = grid(page)
     (kivi,) = [v for v in found["variants"] if v["name"] == "kivi" and v["knobs"] == {"bits": 4}]
-    rows = json.loads(
+    rows = answer_in(
         run("predict", *CASE, "--technique", "kivi:bits=4", "--batch", "8", "--prompt", "4096",
             "--json").out
-    )  # fmt: skip
+    )["rows"]  # fmt: skip
     place = found["prompts"].index(4096), found["batches"].index(8)
     table = kivi["links"][0]
     for key, name in (("tpot", "tpot_s"), ("ttft", "ttft_s"), ("gpu", "gpu_bytes")):

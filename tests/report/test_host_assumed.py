@@ -1,6 +1,5 @@
 """Every answer that rests on the host says what is assumed of it, and JSON too."""
 
-import json
 from html import unescape
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from kvsim.planner.admit import Admission
 from kvsim.sweeps import answers
 from tests.support.commands import run
+from tests.support.envelope import answer_in
 
 SAID = "host memory size, of a6000's host"
 ON = ("--model", "llama2-7b")
@@ -55,7 +55,7 @@ def test_the_host_is_named_where_an_answer_rests_on_it(
         said = " ".join(found.out.split())
         assert (SAID in said) is (technique == "offload"), more
         if more:
-            json.loads(found.out)
+            answer_in(found.out)
 
 
 SWEEPS = {

@@ -1,6 +1,5 @@
 """Pages: self-contained, with the numbers of the JSON, and as browsers show them."""
 
-import json
 import re
 import subprocess
 from base64 import b64decode
@@ -17,6 +16,7 @@ from kvsim.report.colours import ORDER, PALETTE, mark, mark_at
 from kvsim.techniques import TECHNIQUES
 from tests.support import browser
 from tests.support.commands import run
+from tests.support.envelope import answer_in
 
 PREDICT = ("predict", "--model", "llama3.1-8b", "--gpu", "h100", "--technique",
            "full,offload,quantspec", "--batch", "1,8", "--prompt", "8k")  # fmt: skip
@@ -77,7 +77,7 @@ def test_colours_stand_out_on_light_and_on_dark(colour: str) -> None:
 
 def test_cells_hold_the_numbers_of_the_json(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    rows = json.loads(run(*PREDICT, "--json").out)
+    rows = answer_in(run(*PREDICT, "--json").out)["rows"]
     keys = ("batch", "ttft_s", "tpot_s", "decode_tok_s", "output_tok_s", "gpu_bytes", "host_bytes",
             "max_batch")  # fmt: skip
     assert Cells(text).values == [row[key] for row in rows for key in keys]
