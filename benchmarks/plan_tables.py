@@ -26,12 +26,10 @@ from kvsim.planner.outlook import PAYS, faster
 from kvsim.planner.plan import ChosenPlan, make_plan
 from kvsim.planner.workload import GIB, TPOT, TTFT, PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
-from kvsim.techniques.base import Technique
+from kvsim.techniques.axes.base import Term
 from kvsim.techniques.papers.fastdecode import Fastdecode
-from kvsim.techniques.papers.kvpr import Kvpr
-from kvsim.techniques.place import Place
-from kvsim.techniques.ranges import Layers
-from kvsim.techniques.terms import Term
+from kvsim.techniques.papers.kvpr import Kvpr, Place
+from kvsim.techniques.technique import Layers, Technique
 
 SETTINGS = 10_000  # of each scenario
 TOGETHER = 50  # that differ in shares of the cache alone

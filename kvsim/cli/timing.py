@@ -15,7 +15,7 @@ from kvsim.errors import InputError
 
 if TYPE_CHECKING:
     from kvsim.machines.hardware import Hardware, Stack
-    from kvsim.techniques.base import Technique
+    from kvsim.techniques.technique import Technique
 
 
 def stack_beside(gpu: str) -> "Stack":

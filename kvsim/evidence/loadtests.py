@@ -28,7 +28,7 @@ from kvsim.models.configs import load_model
 from kvsim.prediction.memory import prefill_point
 from kvsim.prediction.pool import pool
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 FREE = (
     Parameter("time.step_s", 2e-4, 0.0, 20e-3),

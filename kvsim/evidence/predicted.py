@@ -25,11 +25,10 @@ from kvsim.models.model import LayerShape, Model
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, largest_batch, prefill_point
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
-from kvsim.techniques.layers import LayerPass
-from kvsim.techniques.place import Place
-from kvsim.techniques.recompute import recomputed
-from kvsim.techniques.residency import layer_cache
+from kvsim.techniques.axes.base import LayerPass
+from kvsim.techniques.memory import layer_cache
+from kvsim.techniques.papers.kvpr import Place, choose_split
+from kvsim.techniques.technique import Technique
 
 
 @frozen
@@ -154,7 +153,7 @@ def _split(row: PublishedRow, deployment: Deployment) -> float:
     p = decode_point(float(row.batch or 1), row.prompt, row.generate, row.generate - 1.0)
     assert isinstance(parts.placement, Place)
     at = LayerPass(deployment, p, LayerShape(), parts)
-    return float(np.ravel(recomputed(parts.placement, at))[0])
+    return float(np.ravel(choose_split(parts.placement, at))[0])
 
 
 METRICS: dict[str, Callable[[PublishedRow, Deployment], float]] = {

@@ -14,7 +14,7 @@ from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome
 from kvsim.serving.rules import Rules
 from kvsim.serving.simulate import simulate
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 FREE = (
     Parameter("kernel.gemm.memory", 0.85, 0.4, 1.0),

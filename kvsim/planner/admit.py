@@ -22,7 +22,7 @@ from kvsim.quality.acceptance import (
 from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.measured import QualityRun
 from kvsim.techniques import TECHNIQUES, parse
-from kvsim.techniques.base import Technique, compose
+from kvsim.techniques.technique import Technique, compose
 
 if TYPE_CHECKING:
     from kvsim.traces.attention import Acceptance

@@ -12,7 +12,7 @@ from kvsim.quality.evidence import Evidence
 from kvsim.quality.layers import LayerLosses, Widths
 from kvsim.quality.settings import PERPLEXITY
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 GAP = 1e-6  # relative
 SECONDS = 20.0

@@ -2,7 +2,7 @@
 
 from kvsim.evidence.ledger import typical_error
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 PLACES = {"full", "offload", "kvpr", "flexgen", "fastdecode", "place"}
 """Techniques that move the same ops to other places: only full KV's error is between them."""

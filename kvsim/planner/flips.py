@@ -11,7 +11,7 @@ from kvsim.planner.mixed import with_mixes
 from kvsim.planner.options import Options, settled
 from kvsim.planner.outlook import faster
 from kvsim.planner.question import Question, Search, rank, spoken
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 FACTORS = (2.0, 4.0, 8.0, 0.5, 0.25, 0.125)
 ROUNDED = 1e-6  # of a TPOT or a throughput: what differs by less is equal

@@ -12,7 +12,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
 from kvsim.planner.planes import Stretches
 from kvsim.planner.shares import Shares, placed
-from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.axes.base import LayerPass
 from kvsim.techniques.steps import layer_ops, part_of
 
 

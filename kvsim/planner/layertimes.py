@@ -6,7 +6,7 @@ from kvsim.engine.roofline import seconds
 from kvsim.engine.timeline import least
 from kvsim.graph import Array, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.axes.base import LayerPass
 from kvsim.techniques.steps import Known, layer_ops
 
 STREAMS = ("gpu", "h2d", "d2h", "cpu")

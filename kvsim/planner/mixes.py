@@ -12,14 +12,12 @@ from kvsim.planner.placement import Coefficients
 from kvsim.planner.programme import Programme
 from kvsim.planner.shares import ROUNDING, Option, Shares
 from kvsim.planner.solving import Mix
-from kvsim.techniques.base import Technique
+from kvsim.techniques.axes.base import Term
 from kvsim.techniques.papers.fastdecode import Fastdecode
 from kvsim.techniques.papers.full import Full
-from kvsim.techniques.papers.kvpr import Kvpr
+from kvsim.techniques.papers.kvpr import Kvpr, Place
 from kvsim.techniques.papers.offload import Offload
-from kvsim.techniques.place import Place
-from kvsim.techniques.ranges import Layers
-from kvsim.techniques.terms import Term
+from kvsim.techniques.technique import Layers, Technique
 
 MOVES = (8, 2, 1)  # layers that move from one use to another
 LEAST = 1e-6  # a share below this is none

@@ -14,7 +14,7 @@ from kvsim.planner.workload import Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import MOST_SEQUENCES
 from kvsim.quality.evidence import Evidence
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 CONTEXTS = 4  # points of the sum over the generated tokens; the choice is replayed with all
 GROWTH = 1.35  # ratio of neighbouring batches before refinement

@@ -18,7 +18,7 @@ from kvsim.planner.question import Question, Search, gain, rank, spoken
 from kvsim.planner.shares import ALONE
 from kvsim.planner.workload import GIB
 from kvsim.quality.evidence import KNOWN_BAD
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 MORE = 1.1  # times a bandwidth or a time
 REACH = 1.25  # techniques this far behind may win where something changes by a tenth

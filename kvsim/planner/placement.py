@@ -34,8 +34,8 @@ from kvsim.prediction.memory import (
     served_buffers,
     tier_bytes,
 )
-from kvsim.techniques.layers import LayerPass
-from kvsim.techniques.residency import layer_buffers
+from kvsim.techniques.axes.base import LayerPass
+from kvsim.techniques.memory import layer_buffers
 from kvsim.techniques.steps import part_of
 
 EDGE = 1e-4  # of the way to a box's middle, where buffers are those inside it

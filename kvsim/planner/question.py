@@ -13,8 +13,8 @@ from kvsim.planner.error import between
 from kvsim.planner.options import Options, batches_between, measures, settled, tabulate
 from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
-from kvsim.techniques.base import Technique
-from kvsim.techniques.place import Place
+from kvsim.techniques.papers.kvpr import Place
+from kvsim.techniques.technique import Technique
 
 OBJECTIVES = ("throughput", "latency", "cost")
 FAR = 1.0  # behind the best: batches of what is slower need not be finer

@@ -11,8 +11,8 @@ from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
 from kvsim.techniques import compose
-from kvsim.techniques.base import Technique
-from kvsim.techniques.place import Place
+from kvsim.techniques.papers.kvpr import Place
+from kvsim.techniques.technique import Technique
 
 EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the boxes that a share is within
 CPU_EDGES = (0.0, 0.25, 0.5, 1.0)  # of the boxes of a share that the CPU attends to

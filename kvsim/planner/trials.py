@@ -22,9 +22,8 @@ from kvsim.planner.options import CONTEXTS, measures
 from kvsim.planner.question import Question
 from kvsim.planner.shares import ROUNDING, Shares
 from kvsim.prediction.generate import Prediction
-from kvsim.techniques.base import Technique
-from kvsim.techniques.place import Place
-from kvsim.techniques.ranges import Layers
+from kvsim.techniques.papers.kvpr import Place
+from kvsim.techniques.technique import Layers, Technique
 
 HOST, SPLIT, CPU, STREAMED = range(4)  # columns of a use's shares
 DIGITS = 6  # of a share

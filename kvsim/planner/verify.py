@@ -12,7 +12,7 @@ from kvsim.serving.costs import StepCosts
 from kvsim.serving.lanes import Lane, simulate_lanes
 from kvsim.serving.outcome import QUANTILES, Outcome, Targets
 from kvsim.serving.simulate import simulate
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.traces.requests import Requests
 
 SEARCHED = 6  # batches tried where the TPOT target asks for a smaller one

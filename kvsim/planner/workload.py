@@ -8,7 +8,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import largest_batch
 from kvsim.prediction.service import Service
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 GIB = 2.0**30
 TTFT, TPOT = 2.0, 0.1  # what an interactive service is asked for unless the user says [s]

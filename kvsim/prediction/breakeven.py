@@ -10,7 +10,7 @@ from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Link
 from kvsim.prediction.generate import Prediction
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 CONTEXTS = 4  # points of the sum over the generated tokens
 PROMPTS = tuple(256 * 2**i for i in range(12))

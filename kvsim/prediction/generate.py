@@ -28,7 +28,7 @@ from kvsim.prediction.memory import (
     prefill_point,
     tier_bytes,
 )
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 CHUNK = 2**14  # operating points evaluated at once: intermediate arrays stay in the CPU's cache
 

@@ -6,7 +6,7 @@ from kvsim.graph import Array, Buffers, Number, Point, Tier
 from kvsim.limits import RANGES
 from kvsim.machines.deployment import Deployment
 from kvsim.search import last_within
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 TIERS: tuple[Tier, ...] = ("gpu", "host")
 MOST_SEQUENCES = int(RANGES["--batch"].most)

@@ -13,7 +13,7 @@ from kvsim.prediction.memory import (
     tier_bytes,
     weights_bytes,
 )
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 BLOCK_TOKENS = 16
 LONGEST = 2**24  # prompt beyond which no question is expected [tokens]

@@ -15,7 +15,7 @@ from kvsim.models.model import Model
 from kvsim.quality.measured import QualityRun, shipped
 from kvsim.quality.published import Row, published_by_kind
 from kvsim.quality.settings import Harshness, harshness
-from kvsim.techniques.base import Technique, compose
+from kvsim.techniques.technique import Technique, compose
 
 Kind = Literal["lossless", "measured", "expected", "published", "published elsewhere", "none"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -8,7 +8,7 @@ from kvsim.files import check_type, read_json
 from kvsim.files.kinds import PLAN
 from kvsim.frozen import frozen
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 
 @frozen

@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 
 from kvsim.frozen import frozen
-from kvsim.techniques.base import Technique
-from kvsim.techniques.terms import Part
+from kvsim.techniques.axes.base import Part
+from kvsim.techniques.technique import Technique
 
 PERPLEXITY = "relative perplexity"
 FACTS = "of the planted facts"

@@ -10,7 +10,7 @@ from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.settings import FACTS, PERPLEXITY
 from kvsim.report import units
 from kvsim.report.names import label
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 KNOWN_BY = {
     "measured": "as measured on this model",

@@ -11,7 +11,7 @@ from kvsim.report import units
 from kvsim.report.charts import finished
 from kvsim.report.colours import mark
 from kvsim.report.names import distinct, label, params
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

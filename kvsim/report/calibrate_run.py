@@ -23,7 +23,7 @@ from kvsim.report.result import Result
 from kvsim.report.screen import Screen
 from kvsim.report.table import Column, Table, words
 from kvsim.serving.rules import Rules
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

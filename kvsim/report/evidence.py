@@ -16,7 +16,7 @@ from kvsim.machines.profiles import load_hardware
 from kvsim.prediction.generate import Prediction
 from kvsim.report import units
 from kvsim.report.json import Row
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 ASSUMED = "assumed"
 DATE = re.compile(r"20\d\d-\d\d-\d\d")

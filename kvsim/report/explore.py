@@ -17,7 +17,7 @@ from kvsim.report import page
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.colours import mark
 from kvsim.report.json import Row
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PROMPTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)

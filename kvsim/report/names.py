@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from kvsim.machines.deployment import Deployment
 from kvsim.report.json import Row
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
-from kvsim.techniques.settings import plain
-from kvsim.techniques.terms import Term
+from kvsim.techniques.axes.base import Term
+from kvsim.techniques.axes.settings import plain
+from kvsim.techniques.technique import Technique
 
 MIXED = "mixed layers"
 NAME_END = re.compile("[ :]")  # of a technique, before its settings

@@ -25,7 +25,7 @@ from kvsim.report.quantities import legend
 from kvsim.report.result import Result, flat
 from kvsim.report.screen import Screen
 from kvsim.report.table import Column, Table, of, words
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

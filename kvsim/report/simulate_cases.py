@@ -7,7 +7,7 @@ from kvsim.report.answer import verdict
 from kvsim.report.json import Row
 from kvsim.report.names import NAME_END, short_names
 from kvsim.report.table import Column, words
-from kvsim.techniques.settings import plain
+from kvsim.techniques.axes.settings import plain
 
 HEADINGS = {
     "req_s": "offered req/s",

@@ -16,7 +16,7 @@ from kvsim.report.colours import mark
 from kvsim.report.json import Row
 from kvsim.report.result import Result
 from kvsim.report.table import Table, of, words
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -11,7 +11,7 @@ from kvsim.serving.passes import Passes
 from kvsim.serving.room import Room
 from kvsim.serving.rules import Rules
 from kvsim.serving.tables import Nodes, Tables, make_nodes, make_tables, refine
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 GOOD = 2e-3  # error of rounds and prompts at which the tables are fine enough
 DENSITY = 8  # nodes per octave to begin with

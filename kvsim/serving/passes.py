@@ -14,7 +14,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array, Group, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 
 @frozen

@@ -19,7 +19,7 @@ from kvsim.prediction.memory import (
     weights_bytes,
 )
 from kvsim.serving.rules import Rules
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 Bytes = NDArray[np.int64]
 Phase = Callable[[float, Array], Point]

@@ -7,7 +7,7 @@ from kvsim.graph import Array
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.records import Integers
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.traces.attention import Acceptance, AttentionTrace
 
 

@@ -10,8 +10,8 @@ from kvsim.files import read_text
 from kvsim.files.kinds import Kind
 from kvsim.frozen import frozen
 from kvsim.techniques import TECHNIQUES
+from kvsim.techniques.axes.base import Term
 from kvsim.techniques.registry import terms
-from kvsim.techniques.terms import Term
 
 PLUGIN = Kind("plugin", "a Python file with techniques", 1_000_000, 8)
 

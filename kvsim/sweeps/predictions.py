@@ -10,7 +10,7 @@ from kvsim.prediction.generate import round_seconds
 from kvsim.prediction.memory import phases, prefill_point, tier_bytes
 from kvsim.sweeps.cases import Case, Columns, nothing
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 AT_ONCE = 2**13  # points evaluated together: intermediate arrays stay in the CPU's cache
 

@@ -4,9 +4,9 @@ One file per paper; :data:`TECHNIQUES` holds them by name. May import the engine
 below it.
 """
 
-from kvsim.techniques.base import Technique, compose
 from kvsim.techniques.notation import parse, parse_several
 from kvsim.techniques.registry import presets
+from kvsim.techniques.technique import Technique, compose
 
 TECHNIQUES = presets()
 

@@ -17,10 +17,9 @@ from kvsim.errors import InputError, unknown
 from kvsim.files import read_json
 from kvsim.files.kinds import PLAN
 from kvsim.frozen import frozen
-from kvsim.techniques.base import Technique
-from kvsim.techniques.ranges import Layers
+from kvsim.techniques.axes.base import Term
 from kvsim.techniques.registry import terms
-from kvsim.techniques.terms import Term
+from kvsim.techniques.technique import Layers, Technique
 
 BARE = ("grouped", "place")  # terms whose settings may stand without their name
 RANGE = re.compile(r"\s*+(\d++)\s*+(?:(-)\s*+(\d*+)\s*+)?:(?!\w*=)")
@@ -196,7 +195,7 @@ def _settings(piece: _Piece, name: str) -> dict[str, Any]:
 
 def _check(item: _Piece, kind: type[Term], key: str, value: Any) -> None:
     """Refuse a value where it stands."""
-    from kvsim.techniques.settings import check
+    from kvsim.techniques.axes.settings import check
 
     about = next(f.metadata for f in fields(kind) if f.name == key)
     try:

@@ -1,35 +1,44 @@
-"""Every name of the notation, found in the files of this folder.
+"""Every name of the notation.
 
-A file ``some_name.py``, here or in ``papers``, holds the term ``some-name``; other files hold what
-terms share.
+The techniques are the classes of ``papers/``, one file each with the pieces that are its own;
+pieces that several papers share are named here.
 """
 
-from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from inspect import isclass
 from pkgutil import iter_modules
 
-from kvsim.techniques.terms import Term
+from kvsim.techniques import papers
+from kvsim.techniques.axes.base import Term
+from kvsim.techniques.axes.drafting import Selfdraft
+from kvsim.techniques.axes.storage import Grouped
+
+SHARED: tuple[type[Term], ...] = (Grouped, Selfdraft)
 
 
 @cache
 def terms() -> dict[str, type[Term]]:
-    """Terms by name: first full, then the others in alphabetical order."""
-    found = {kind.name: kind for kind in _terms()}
+    """Return every term by its name: first full, then the others in alphabetical order."""
+    found = {kind.name: kind for kind in (*SHARED, *_of_papers())}
     return {name: found[name] for name in sorted(found, key=lambda n: (n != "full", n))}
 
 
 def presets() -> dict[str, type[Term]]:
-    """Terms that are a paper's technique, rather than pieces of one."""
+    """Return the terms that are a paper's technique, rather than pieces of one."""
     return {name: kind for name, kind in terms().items() if kind.preset}
 
 
-def _terms() -> Iterator[type[Term]]:
-    for package in ("kvsim.techniques", "kvsim.techniques.papers"):
-        for module in iter_modules(import_module(package).__path__):
-            name = module.name.replace("_", "-")
-            for kind in vars(import_module(f"{package}.{module.name}")).values():
-                public = isclass(kind) and not kind.__name__.startswith("_")
-                if public and issubclass(kind, Term) and getattr(kind, "name", "") == name:
-                    yield kind
+def _of_papers() -> list[type[Term]]:
+    """The public terms that a paper's file defines; a base has no name of its own."""
+    modules = (import_module(f"{papers.__name__}.{m.name}") for m in iter_modules(papers.__path__))
+    return [
+        kind
+        for module in modules
+        for kind in vars(module).values()
+        if isclass(kind)
+        and issubclass(kind, Term)
+        and kind.__module__ == module.__name__
+        and not kind.__name__.startswith("_")
+        and "name" in vars(kind)
+    ]

@@ -1,20 +1,139 @@
 """Passes through the model: the ops of its layers, one after another."""
 
-from dataclasses import replace
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, replace
+from functools import cache
+from importlib.resources import files
+from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
 from kvsim.engine import indexer, ops, recurrence
 from kvsim.engine.closing import closing
-from kvsim.graph import Group, Op, Point, Step
+from kvsim.graph import Group, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
-from kvsim.techniques.launches import dispatched, of_layer
-from kvsim.techniques.layers import LayerPass, Parts
-from kvsim.techniques.layout import Layout
+from kvsim.techniques.axes.base import LayerPass, Parts
 
+Shapes = tuple[LayerShape, ...]
+Layout = list[tuple[Shapes, int, Parts]]
+"""Blocks of layers, how often each repeats, and what its layers do."""
+Counted = list[tuple[LayerShape, int, Parts]]
+"""Shapes of layers, how many there are, and what they do."""
+ALONE = 4096  # tokens that one program ranks alone, in ``validate/kernels/topk_triton.py``
+MODEL = "model"
+"""The part of what every technique does in the same way."""
+Pass = Literal["prefill", "draft", "decode"]
 Known = dict[tuple[object, ...], list[Op]]
 """Ops around attention by what they depend on in one pass."""
+
+
+def laid_out(
+    deployment: Deployment, ranges: Sequence[tuple[int, int | None]], parts: Sequence[Parts]
+) -> Layout:
+    """The layout of a model whose ranges of layers (first, last or None) consist of ``parts``."""
+    found: Layout = []
+    rest = list(deployment.shard.layout)
+    segments = [*_segments(deployment, ranges, parts)]
+    firsts = [*(first for first, _ in segments), deployment.model.layers]
+    for (first, following), (_, own) in zip(pairwise(firsts), segments, strict=True):
+        before, rest = split_layout(rest, following - first)
+        found += [(*block, own) for block in before]
+    return found
+
+
+def counted(layout: Layout) -> Counted:
+    """How many layers of each shape do the same."""
+    found: dict[tuple[int, LayerShape], tuple[int, Parts]] = {}
+    for shapes, count, parts in layout:
+        for shape in shapes:
+            others, _ = found.get((id(parts), shape), (0, parts))
+            found[id(parts), shape] = others + count, parts
+    return [(shape, *some) for (_, shape), some in found.items()]
+
+
+def _segments(
+    deployment: Deployment, ranges: Sequence[tuple[int, int | None]], parts: Sequence[Parts]
+) -> Iterator[tuple[int, Parts]]:
+    """First layers from which on something else is done, and what."""
+    latest: Parts | None = None
+    for (first, last), own in zip(ranges, parts, strict=True):
+        end = deployment.model.layers if last is None else min(last + 1, deployment.model.layers)
+        for begin in [first, *sorted(b for b in own.breaks(deployment) if first < b < end)]:
+            now = own.at(begin, deployment)
+            if latest is None or not alike(latest, now):
+                yield begin, now
+                latest = now
+
+
+def split_layout(
+    layout: list[tuple[Shapes, int]], first: int
+) -> tuple[list[tuple[Shapes, int]], list[tuple[Shapes, int]]]:
+    """The layout of the first layers, and that of the others."""
+    before: list[tuple[Shapes, int]] = []
+    after: list[tuple[Shapes, int]] = []
+    for shapes, count in layout:
+        whole, part = divmod(min(first, count * len(shapes)), len(shapes))
+        first -= whole * len(shapes) + part
+        before += [(shapes, whole)] if whole else []
+        before += [(shapes[:part], 1)] if part else []
+        after += [(shapes[part:], 1)] if part else []
+        left = count - whole - (1 if part else 0)
+        after += [(shapes, left)] if left else []
+    return before, after
+
+
+def alike(one: Parts, other: Parts) -> bool:
+    """Whether two layers do the same, settings that are arrays included."""
+    if one is other:
+        return True
+    pairs = zip(one.every(), other.every(), strict=True)
+    return one.mlp == other.mlp and all(
+        a.name == b.name
+        and all(np.array_equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+        for a, b in pairs
+    )
+
+
+def dispatched(
+    ops: Iterable[Op], parts: Iterable[str], kind: Pass, tokens: Number = 0.0
+) -> tuple[Op, ...]:
+    """Ops with the kernels that the implementations of these parts issue for each of them.
+
+    Parameters
+    ----------
+    tokens : cached per sequence after the pass. [tokens]
+    """
+    known, names = _kernels(), (MODEL, *parts)
+    found = []
+    for op in ops:
+        rows = [known[key] for name in names if (key := (kind, name, op.name)) in known]
+        kernels: Number = sum(few for few, _ in rows)
+        if more := sum(more for _, more in rows):
+            kernels = kernels + more * (np.asarray(tokens) > ALONE)
+        found.append(replace(op, launches=kernels * op.launches) if np.any(kernels) else op)
+    return tuple(found)
+
+
+def of_layer(at: LayerPass, ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """A layer's ops as the stack issues them."""
+    if not at.d.stack.time.counted_launches:
+        return ops
+    kind: Pass = "prefill" if at.p.prefill else "decode" if at.parts.keeps else "draft"
+    names = (name for part in at.parts.every() for name in part.kernels)
+    return dispatched(ops, names, kind, at.p.length)
+
+
+@cache
+def _kernels() -> dict[tuple[str, str, str], tuple[int, int]]:
+    text = (files("kvsim.techniques") / "launches.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines())
+    return {
+        (row["pass"], row["part"], row["op"]): (int(row["kernels"]), int(row["more"] or 0))
+        for row in rows
+    }
 
 
 def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:

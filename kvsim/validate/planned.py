@@ -10,7 +10,7 @@ from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.generate import Prediction
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.counts.expected import resident_bytes
 from kvsim.validate.model.decoder import Decoder

@@ -26,7 +26,7 @@ from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import prefill_point
 from kvsim.techniques import parse
-from kvsim.techniques.recompute import optimal_split
+from kvsim.techniques.papers.kvpr import optimal_split
 
 GIB = 2.0**30
 

@@ -19,7 +19,7 @@ from kvsim.machines.hardware import Kernel, Link
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.techniques import TECHNIQUES, parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from tests.support import scalar
 from tests.support.sampled import some
 

@@ -20,7 +20,7 @@ from kvsim.planner.shares import Shares
 from kvsim.planner.trials import STREAMED, Scored, Together, Trials
 from kvsim.planner.workload import GIB, PlanLimits, Workload
 from kvsim.techniques import compose
-from kvsim.techniques.place import Place
+from kvsim.techniques.papers.kvpr import Place
 from tests.support.steps import deployment
 
 D = deployment("llama3.1-8b", "fused", "l4")

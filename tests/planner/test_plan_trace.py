@@ -30,8 +30,8 @@ from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import faults
 from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
-from kvsim.techniques.terms import Term
+from kvsim.techniques.axes.base import Term
+from kvsim.techniques.technique import Technique
 from kvsim.traces.read import load
 from kvsim.traces.requests import Requests
 from tests.support.places import SHARED

@@ -29,7 +29,7 @@ from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import MOST_SEQUENCES
 from kvsim.report import plan as rows
 from kvsim.techniques import candidates, parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 NAMES = ("gpu_memory", "host_memory", "ttft", "tpot", "loss", "assumed")
 SLACK = 1e-9  # relative

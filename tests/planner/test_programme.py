@@ -27,8 +27,7 @@ from kvsim.planner.solving import Mix, best_first, lower_bound, solve
 from kvsim.planner.tangents import tightened
 from kvsim.planner.workload import GIB, PlanLimits, Workload
 from kvsim.techniques import compose
-from kvsim.techniques.base import Technique
-from kvsim.techniques.ranges import Layers
+from kvsim.techniques.technique import Layers, Technique
 from tests.support.mixes import bound_over_replay, touched
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -22,7 +22,7 @@ from kvsim.planner.solving import solver
 from kvsim.planner.tangents import INSIDE, tangent
 from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.memory import decode_point, prefill_point
-from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.axes.base import LayerPass
 from kvsim.techniques.steps import part_of
 from tests.planner.test_assigning import least, some_counts
 from tests.planner.test_fleet_programme import DEMAND, OFFERS

@@ -23,7 +23,7 @@ from kvsim.planner.programme import Programme, Streaming, build
 from kvsim.planner.question import Question
 from kvsim.planner.shares import ALONE, Shares, placed
 from kvsim.planner.workload import PlanLimits, Workload
-from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.axes.base import LayerPass
 from kvsim.techniques.steps import layer_ops
 from tests.support.mixes import bound_over_replay
 

@@ -16,7 +16,7 @@ from kvsim.prediction.generate import Prediction, one
 from kvsim.prediction.pool import pool
 from kvsim.prediction.service import Service
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 WHERE = Deployment(load_model("llama3.1-8b"), load_hardware("a6000"), load_stack("fused"))
 FULL = parse("full")

@@ -13,7 +13,7 @@ from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import served_buffers
 from kvsim.prediction.service import Service
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 
 def deployment(model: str = "llama3.1-8b", gpu: str = "a6000") -> Deployment:

@@ -21,7 +21,7 @@ from kvsim.quality import unfinished
 from kvsim.quality.layers import LayerLosses, load, write
 from kvsim.quality.unfinished import Unfinished
 from kvsim.techniques import Technique, parse
-from kvsim.techniques.terms import Term
+from kvsim.techniques.axes.base import Term
 from kvsim.traces.shipped import measured
 from kvsim.validate.quality.forced import Forced
 from kvsim.validate.quality.perlayer import executed, measure_layers, packed

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.parts.base import Implementation, Resident

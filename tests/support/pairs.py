@@ -15,7 +15,7 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.memory import prefill_point
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from tests.support import scalar
 
 AXES = {

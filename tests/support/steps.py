@@ -15,7 +15,7 @@ from kvsim.machines.profiles import load_hardware, load_stack, stack_names
 from kvsim.models.configs import load_model
 from kvsim.models.model import LayerShape
 from kvsim.prediction.memory import TIERS, prefill_point
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 EXACT = 1e-12  # relative
 CLEAN = ("ideal", "fused")

@@ -162,21 +162,8 @@ def test_acceptance_by_position_gives_tokens_per_round() -> None:
 
 
 @pytest.mark.parametrize("name", TECHNIQUES)
-def test_presets_are_small_files(name: str) -> None:
+def test_a_technique_is_called_as_it_is_written(name: str) -> None:
     assert parse(name).name == name
-    new = (
-        "quest",
-        "pyramidkv",
-        "duoattention",
-        "shadowkv",
-        "turboquant",
-        "kvquant",
-        "eagle",
-        "mtp",
-    )
-    path = Path(__file__).parents[2] / "kvsim" / "techniques" / f"{name.replace('-', '_')}.py"
-    if name in (*new, "mtp", "draft", "ngram"):
-        assert len(path.read_text().splitlines()) <= 90
 
 
 @pytest.mark.parametrize(

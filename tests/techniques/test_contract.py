@@ -19,7 +19,7 @@ from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import TIERS, decode_point, prefill_point
 from kvsim.techniques import TECHNIQUES, parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from tests.support import scalar
 from tests.support.sampled import some
 

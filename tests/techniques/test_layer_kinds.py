@@ -18,7 +18,7 @@ from kvsim.serving.passes import Passes
 from kvsim.serving.room import Room
 from kvsim.serving.rules import Rules
 from kvsim.techniques import TECHNIQUES, parse
-from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.axes.base import LayerPass
 from kvsim.techniques.steps import layer_ops
 
 EVERYWHERE = ("full", "offload", "snapkv", "kivi", "fp8", "h2o", "flexgen", "mtp")

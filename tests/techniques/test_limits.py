@@ -13,8 +13,7 @@ from kvsim.graph import Number, Op, Point
 from kvsim.models.model import LayerShape
 from kvsim.prediction.generate import round_seconds
 from kvsim.techniques import compose, parse
-from kvsim.techniques.axes import Storage
-from kvsim.techniques.layers import LayerPass
+from kvsim.techniques.axes.base import LayerPass, Storage
 from kvsim.techniques.papers.kivi import Kivi
 from tests.support.steps import (
     AS_STATED,

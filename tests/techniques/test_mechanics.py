@@ -6,10 +6,10 @@ import pytest
 
 from kvsim.graph import Point
 from kvsim.prediction.memory import prefill_point
-from kvsim.techniques import base, parse
-from kvsim.techniques.landmarks import Landmarks
-from kvsim.techniques.layers import LayerPass
-from kvsim.techniques.selfdraft import SINK
+from kvsim.techniques import parse, technique
+from kvsim.techniques.axes.base import LayerPass
+from kvsim.techniques.axes.drafting import SINK
+from kvsim.techniques.papers.shadowkv import Landmarks
 from tests.support.arithmetic import B, decoding, deployment, last_layer, moved, number
 
 
@@ -80,7 +80,7 @@ def test_a_prompt_has_a_landmark_for_each_chunk_that_it_begins(prompt: int, page
 def test_a_technique_forgets_what_it_knew_of_a_deployment_once_it_is_too_much(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(base, "MOST_KNOWN", 2)
+    monkeypatch.setattr(technique, "MOST_KNOWN", 2)
     t, d, asked = parse("full"), deployment("llama2-7b"), []
 
     def ask(what: str) -> str:

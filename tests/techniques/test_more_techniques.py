@@ -16,8 +16,8 @@ from kvsim.machines.profiles import load_stack, with_numbers
 from kvsim.models.model import LayerShape
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques import parse
-from kvsim.techniques.layers import LayerPass
-from kvsim.techniques.residency import layer_cache
+from kvsim.techniques.axes.base import LayerPass
+from kvsim.techniques.memory import layer_cache
 from tests.support.arithmetic import B, deployment, last_layer, moved, number
 from tests.support.steps import (
     AS_STATED,

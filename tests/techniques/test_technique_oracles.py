@@ -21,10 +21,8 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.memory import prefill_point
 from kvsim.techniques import compose, parse
-from kvsim.techniques.layers import LayerPass
-from kvsim.techniques.papers.kvpr import Kvpr
-from kvsim.techniques.place import Place
-from kvsim.techniques.recompute import recomputed
+from kvsim.techniques.axes.base import LayerPass
+from kvsim.techniques.papers.kvpr import Kvpr, Place, choose_split
 from tests.support.arithmetic import (
     B,
     S,
@@ -157,7 +155,7 @@ def test_kvpr_balances_gpu_and_link(model: str, batch: int) -> None:
     (parts,) = parse("kvpr").parts
     assert isinstance(parts.placement, Place)
     at = LayerPass(d, p, d.model.layout[0][0][0], parts)
-    chosen = number(recomputed(parts.placement, at))
+    chosen = number(choose_split(parts.placement, at))
     assert longest(chosen) == min(longest(float(split)) for split in range(0, 1001))
     assert (chosen < 1000) is (model != "opt-6.7b")  # there the link is the longer one throughout
 

@@ -13,8 +13,8 @@ from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
-from kvsim.techniques.layers import LayerPass
-from kvsim.techniques.place import Place
+from kvsim.techniques.axes.base import LayerPass
+from kvsim.techniques.papers.kvpr import Place
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Generation
 from tests.support.decoders import decoder, prompts
@@ -105,7 +105,7 @@ def test_a_split_that_grows_with_the_context(settings: str, model: str, monkeypa
     def half(place: Place, at: LayerPass) -> Number:
         return np.floor(at.p.context / 2)
 
-    monkeypatch.setattr("kvsim.validate.parts.recomputing.recomputed", half)
+    monkeypatch.setattr("kvsim.validate.parts.recomputing.choose_split", half)
     lengths = (30, 12, 12, 11)
     given = prompts(*lengths)
     run = Generation(on_a_machine(model), parse(f"kvpr:{settings}"), given, GENERATE, keep=True)

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks.launches import DIFFER, every, launches
-from kvsim.techniques import launches as stated
+from kvsim.techniques import steps
 from kvsim.validate.kernels import topk_triton
 
 FEW = 30  # kernels of a pass besides those of its layers
@@ -29,7 +29,7 @@ def test_stated_kernels_are_those_dispatched(text: str) -> None:
 def test_long_contexts_are_ranked_by_more_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "specache:k=16"
     few = launches(text)["decode"]
-    for module in (stated, topk_triton):  # as if the small run's context were a long one
+    for module in (steps, topk_triton):  # as if the small run's context were a long one
         monkeypatch.setattr(module, "ALONE", 64)
     many = launches(text)["decode"]
     assert many.stated[0] == few.stated[0] + 6

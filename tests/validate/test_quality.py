@@ -11,7 +11,7 @@ from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.traces import attentionfile
 from kvsim.traces.attention import GAMMAS, AttentionTrace, Retrieval
 from kvsim.validate.parts.pairs import Pairs

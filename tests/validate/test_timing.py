@@ -18,7 +18,7 @@ from kvsim.prediction.memory import decode_point  # noqa: E402
 from kvsim.report import validate_times as report  # noqa: E402
 from kvsim.report import validate_times_page as pages  # noqa: E402
 from kvsim.techniques import parse  # noqa: E402
-from kvsim.techniques.base import Technique  # noqa: E402
+from kvsim.techniques.technique import Technique  # noqa: E402
 from kvsim.validate.counts.check import SLACK, RandomPrompts  # noqa: E402
 from kvsim.validate.counts.expected import copied_bytes, peak_bytes  # noqa: E402
 from kvsim.validate.micro import techniques  # noqa: E402

@@ -6,13 +6,11 @@ from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Point, Step
 from kvsim.machines.deployment import WEIGHTS, Deployment
 from kvsim.models.configs import load_model
-from kvsim.techniques.axes import Drafting, Placement, Selection, Storage
-from kvsim.techniques.heads import Rounds
-from kvsim.techniques.layers import Parts
-from kvsim.techniques.layout import counted, laid_out
-from kvsim.techniques.residency import resident
-from kvsim.techniques.settings import param
-from kvsim.techniques.steps import forward
+from kvsim.techniques.axes.base import Drafting, Parts, Placement, Selection, Storage
+from kvsim.techniques.axes.drafting import Rounds
+from kvsim.techniques.axes.settings import param
+from kvsim.techniques.memory import resident
+from kvsim.techniques.steps import counted, forward, laid_out
 
 
 @frozen

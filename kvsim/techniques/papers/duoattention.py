@@ -7,9 +7,8 @@ import numpy as np
 from kvsim.engine import attention, ops
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
-from kvsim.techniques.axes import Selection
-from kvsim.techniques.layers import LayerPass
-from kvsim.techniques.settings import param
+from kvsim.techniques.axes.base import LayerPass, Selection
+from kvsim.techniques.axes.settings import param
 
 
 @frozen

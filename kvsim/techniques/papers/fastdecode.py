@@ -3,9 +3,9 @@
 from typing import ClassVar
 
 from kvsim.frozen import frozen
-from kvsim.techniques.place import Place
-from kvsim.techniques.settings import param
-from kvsim.techniques.terms import Part, Term
+from kvsim.techniques.axes.base import Part, Term
+from kvsim.techniques.axes.placement import HostPlacement
+from kvsim.techniques.axes.settings import param
 
 
 @frozen
@@ -26,4 +26,4 @@ class Fastdecode(Term):
 
     def says(self) -> tuple[Part, ...]:
         """All of the cache with the CPU."""
-        return (Place(cpu_share=1, parts=self.parts),)
+        return (HostPlacement(cpu_share=1, parts=self.parts),)

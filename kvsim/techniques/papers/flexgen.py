@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.papers.offload import packed_on_host
-from kvsim.techniques.place import Place
-from kvsim.techniques.settings import param
-from kvsim.techniques.terms import Part, Term
+from kvsim.techniques.axes.base import Part, Term
+from kvsim.techniques.axes.placement import HostPlacement
+from kvsim.techniques.axes.settings import param
+from kvsim.techniques.axes.storage import packed_on_host
 
 
 @frozen
@@ -34,7 +34,7 @@ class Flexgen(Term):
         cache, weights, states = (
             1.0 - share / 100 for share in (self.cache_gpu, self.weights_gpu, self.states_gpu)
         )
-        place = Place(cache, weights_host=weights, states_host=states, parts=self.parts)
+        place = HostPlacement(cache, weights_host=weights, states_host=states, parts=self.parts)
         return (place, *packed_on_host(self.bits))
 
     def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:

@@ -4,8 +4,7 @@ from kvsim.engine.formats import Format
 from kvsim.frozen import frozen
 from kvsim.graph import Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes import Storage
-from kvsim.techniques.layers import LayerPass, Parts, pack
+from kvsim.techniques.axes.base import LayerPass, Parts, Storage, pack
 
 FP8 = Format(bits=8)
 

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from kvsim.frozen import frozen
-from kvsim.techniques.terms import Part, Term
+from kvsim.techniques.axes.base import Part, Term
 
 
 @frozen

@@ -10,10 +10,8 @@ from kvsim.engine.formats import Format, kivi
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes import Storage
-from kvsim.techniques.layers import LayerPass, pack, resident_kv
-from kvsim.techniques.settings import param
-from kvsim.techniques.terms import Term
+from kvsim.techniques.axes.base import LayerPass, Storage, Term, pack, resident_kv
+from kvsim.techniques.axes.settings import param
 
 LOOPS = 3  # of the power iteration, in the released code
 QR = 4  # orthonormalisations: of both factors, in the last loop, for K and for V

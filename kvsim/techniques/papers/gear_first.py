@@ -8,10 +8,10 @@ from kvsim.engine.formats import Format
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.layers import LayerPass, resident_kv
+from kvsim.techniques.axes.base import LayerPass, resident_kv
+from kvsim.techniques.axes.settings import param
+from kvsim.techniques.axes.storage import WholeStorage
 from kvsim.techniques.papers.gear import LOOPS, PRODUCTS, QR
-from kvsim.techniques.settings import param
-from kvsim.techniques.storage import WholeStorage
 
 SINGLE = 4.0  # bytes of an fp32 number [B]
 POSITION = 8.0  # bytes of an int64 position [B]

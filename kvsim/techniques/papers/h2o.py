@@ -9,10 +9,9 @@ from kvsim.engine.buffers import merge, scale
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.eviction import Bounded, compact, score_matrix, score_upkeep
-from kvsim.techniques.layers import LayerPass
-from kvsim.techniques.settings import param
-from kvsim.techniques.terms import Term
+from kvsim.techniques.axes.base import LayerPass, Term
+from kvsim.techniques.axes.selection import Bounded, compact, score_matrix, score_upkeep
+from kvsim.techniques.axes.settings import param
 
 HALVES = np.array([0.05, 0.1, 0.2])[:, None, None]  # of a context: what is heavy, what is recent
 

@@ -10,10 +10,8 @@ from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
-from kvsim.techniques.axes import Selection
-from kvsim.techniques.layers import LayerPass, Parts
-from kvsim.techniques.settings import is_share, param
-from kvsim.techniques.terms import ROUNDING, Term
+from kvsim.techniques.axes.base import ROUNDING, LayerPass, Parts, Selection, Term
+from kvsim.techniques.axes.settings import is_share, param
 
 HALVES = np.array([0.0625, 0.125])[:, None, None]  # of a context: what is local, what is chosen
 

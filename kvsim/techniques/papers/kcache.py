@@ -5,13 +5,95 @@ from typing import ClassVar
 
 import numpy as np
 
+from kvsim.engine import ops
 from kvsim.frozen import frozen
-from kvsim.graph import Number
+from kvsim.graph import Buffers, Channel, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.place import Place
-from kvsim.techniques.settings import param
-from kvsim.techniques.terms import Part, Term
-from kvsim.techniques.values import TopValues
+from kvsim.techniques.axes.base import LayerPass, Part, Parts, Selection, Term, attend
+from kvsim.techniques.axes.placement import HostPlacement
+from kvsim.techniques.axes.settings import param
+
+
+@frozen
+class TopValues(Selection):
+    """The best N values per batch entry and query head, wherever they live.
+
+    References
+    ----------
+    .. [1] Q. He and Z. Wu, "Efficient LLM inference with KCache", 2024, section 3.
+    """
+
+    name = "values"
+    borrows = False
+    preset = False
+    chooses = True
+
+    n: Number = param(128, "values read per query head", low=1, high=1e7)
+
+    def refuses(self, deployment: Deployment, beside: Parts) -> str:
+        """A latent cache has no separate values; keys are all read where they are."""
+        if deployment.shard.latent:
+            return "keys and values share one latent (MLA)"
+        place = beside.placement
+        if np.any(np.asarray(place.k_host) > 0) or place.recomputes or np.any(place.on_cpu):
+            return "top values need every key on the GPU: only values can be on the host"
+        return ""
+
+    def attend(self, at: LayerPass) -> list[Op]:
+        """Scores over all keys, then the values of the best N."""
+        d, p, m = at.d, at.p, at.d.shard
+        place, storage = at.placement, at.storage
+        away = bool(np.any(np.asarray(place.v_host) > 0))
+        _, v_number = storage.number(at)
+        new_values = place.v_host * v_number * m.v_width
+        waits = ("quantise",) if storage.stored.packs else ("qkv",)
+        arrive = storage.arrive(at)
+        if p.prefill:
+            store = ops.copy("store_v", "d2h", new_values * p.tokens, after=waits)
+            return [*arrive, *([store] if away else []), *attend(at), *storage.after(at),
+                    *at.drafting.after_prompt(at)]  # fmt: skip
+        length = at.cached
+        chosen = np.minimum(self.n, length)
+        scores = p.tokens * m.heads * length
+        rows = p.batch * np.minimum(p.new * m.heads * chosen, m.kv_heads * length)
+        size = v_number * rows * m.head_dim
+        weights = ops.HALF * p.tokens * m.heads * chosen
+        if not away:
+            shared = v_number * p.batch * m.v_width * chosen  # if a group chose alike
+            more = size - shared + weights
+            select = ops.top_k("topk", scores)
+            return [*arrive, *attend(at, values=chosen, extra_bytes=more), select,
+                    *storage.after(at)]  # fmt: skip
+        flops = 2.0 * p.tokens * m.heads * m.head_dim * chosen
+        out = ops.HALF * p.tokens * m.heads * m.head_dim
+        without = ops.HALF * m.v_width * p.tokens + out  # no values are written, nor an output
+        weighted: dict[Channel, Number] = {"hbm": size + weights + out}
+        fetched = place.v_host * size
+        return [
+            *ops.runtime(d),
+            *arrive,
+            *attend(at, name="scores", values=0.0, extra_bytes=-without),
+            ops.top_k("topk", scores, sync=d.stack.selection.gather_sync),
+            ops.copy("fetch_v", "h2d", fetched, rows=place.v_host * rows, after=("topk",)),
+            ops.copy("store_v", "d2h", new_values * at.staying, after=waits),
+            Op("attn", "gpu", storage.read.kernel, flops, weighted, after=("fetch_v",)),
+            *storage.after(at),
+        ]
+
+    def once(self, at: LayerPass) -> Buffers:
+        """Fetched values and their indices, or a layer's values on their way out in prefill."""
+        m, p, share = at.d.shard, at.p, at.placement.v_host
+        if not np.any(np.asarray(share) > 0):
+            return {}
+        _, v_number = at.storage.number(at)
+        if p.prefill:  # as they are stored, one layer's while the next one's leave
+            return {"gpu": {"value buffers": share * 2 * v_number * m.v_width * p.tokens}}
+        rows = share * p.tokens * m.heads * np.minimum(self.n, p.max_length)
+        return {
+            "gpu": {
+                "value buffers": rows * (v_number * m.head_dim + at.d.stack.selection.index_bytes)
+            }
+        }
 
 
 @frozen
@@ -32,7 +114,7 @@ class Kcache(Term):
 
     def says(self) -> tuple[Part, ...]:
         """Values of the best tokens, which live on the host."""
-        return TopValues(self.n), Place(values_host=1, gpu_layers=self.gpu_layers)
+        return TopValues(self.n), HostPlacement(values_host=1, gpu_layers=self.gpu_layers)
 
     def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
         """The paper's N, with and without one layer on the GPU."""

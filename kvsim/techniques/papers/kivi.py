@@ -7,10 +7,8 @@ from kvsim.engine.formats import Format, kivi
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes import Storage
-from kvsim.techniques.layers import LayerPass, pack
-from kvsim.techniques.settings import param
-from kvsim.techniques.terms import Term
+from kvsim.techniques.axes.base import LayerPass, Storage, Term, pack
+from kvsim.techniques.axes.settings import param
 
 
 @frozen

@@ -7,10 +7,8 @@ from kvsim.engine.formats import UNGROUPED, Format
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes import Storage
-from kvsim.techniques.layers import LayerPass, pack, resident_kv
-from kvsim.techniques.settings import param
-from kvsim.techniques.terms import Term
+from kvsim.techniques.axes.base import LayerPass, Storage, Term, pack, resident_kv
+from kvsim.techniques.axes.settings import param
 
 OUTLIER = 4.0  # fp16 value and 16-bit position of an outlier: 0.32 bits per number at 1 % [B]
 TOKEN = 4.0  # scale and offset of one token's values [B]

@@ -8,10 +8,9 @@ import numpy as np
 from kvsim.frozen import frozen
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.acceptance import Acceptance, acceptance_param
-from kvsim.techniques.selfdraft import Selfdraft
-from kvsim.techniques.settings import param
-from kvsim.techniques.terms import Part, Term
+from kvsim.techniques.axes.base import Part, Term
+from kvsim.techniques.axes.drafting import Acceptance, Selfdraft, acceptance_param
+from kvsim.techniques.axes.settings import param
 
 
 @frozen

@@ -10,11 +10,10 @@ from kvsim.engine.formats import Format, averaged, bytes_per_number, mixed_bits
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.eviction import score_matrix, score_upkeep
-from kvsim.techniques.layers import LayerPass, Parts
-from kvsim.techniques.settings import param
-from kvsim.techniques.storage import WholeStorage
-from kvsim.techniques.terms import Term
+from kvsim.techniques.axes.base import LayerPass, Parts, Term
+from kvsim.techniques.axes.selection import score_matrix, score_upkeep
+from kvsim.techniques.axes.settings import param
+from kvsim.techniques.axes.storage import WholeStorage
 
 
 @frozen

@@ -5,9 +5,9 @@ from dataclasses import replace
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
-from kvsim.techniques.acceptance import acceptance_param
-from kvsim.techniques.heads import Head
-from kvsim.techniques.settings import param
+from kvsim.techniques.axes.drafting import acceptance_param
+from kvsim.techniques.axes.settings import param
+from kvsim.techniques.papers.eagle import Head
 
 
 @frozen

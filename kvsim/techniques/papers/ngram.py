@@ -1,7 +1,7 @@
 """Drafts looked up in the text: what followed the last tokens where they stood before."""
 
 from kvsim.frozen import frozen
-from kvsim.techniques.heads import Rounds
+from kvsim.techniques.axes.drafting import Rounds
 
 
 @frozen

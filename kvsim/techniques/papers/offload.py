@@ -8,15 +8,10 @@ import numpy as np
 from kvsim.frozen import frozen
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.grouped import Grouped
-from kvsim.techniques.place import ROW_OR_COLUMN, Place
-from kvsim.techniques.settings import param
-from kvsim.techniques.terms import Part, Term
-
-
-def packed_on_host(bits: float) -> tuple[Part, ...]:
-    """Storage in groups on the host, if it packs at all."""
-    return () if bits == 16 else (Grouped(bits, host=True),)
+from kvsim.techniques.axes.base import Part, Term
+from kvsim.techniques.axes.placement import ROW_OR_COLUMN, HostPlacement
+from kvsim.techniques.axes.settings import param
+from kvsim.techniques.axes.storage import packed_on_host
 
 
 @frozen
@@ -42,7 +37,7 @@ class Offload(Term):
     def says(self) -> tuple[Part, ...]:
         """A share of the cache on the host; by columns all weights."""
         column = self.schedule == "column"
-        place = Place(
+        place = HostPlacement(
             self.host_share, weights_host=1.0 if column else 0, parts=self.parts if column else 1
         )
         return (place, *packed_on_host(self.bits))

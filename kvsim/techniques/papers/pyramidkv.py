@@ -8,9 +8,9 @@ import numpy as np
 from kvsim.frozen import frozen
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
+from kvsim.techniques.axes.base import Term
+from kvsim.techniques.axes.settings import param
 from kvsim.techniques.papers.snapkv import PARTS, Snapkv
-from kvsim.techniques.settings import param
-from kvsim.techniques.terms import Term
 
 WHOLE = 1 - 1e-9  # a share that is all of any prompt
 

@@ -1,15 +1,84 @@
 """QuantSpec: drafts read the upper four bits of the cache, verification all eight."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import ClassVar
 
+from kvsim.engine import ops
+from kvsim.engine.formats import Format
 from kvsim.frozen import frozen
+from kvsim.graph import Buffers, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.acceptance import Acceptance, acceptance_param
-from kvsim.techniques.hierarchical import Hierarchical
-from kvsim.techniques.selfdraft import Selfdraft
-from kvsim.techniques.settings import param
-from kvsim.techniques.terms import Part, Term
+from kvsim.techniques.axes.base import LayerPass, Part, Storage, Term, pack
+from kvsim.techniques.axes.drafting import Acceptance, Selfdraft, acceptance_param
+from kvsim.techniques.axes.settings import param
+
+
+@frozen
+class Hierarchical(Storage):
+    """Upper and lower four bits with one set of scales, behind a double full-precision buffer.
+
+    Tokens are packed in blocks of half the buffer, whose halves swap roles when one is packed.
+
+    References
+    ----------
+    .. [1] R. Tiwari et al., "QuantSpec: self-speculative decoding with hierarchical quantized KV
+       cache", ICML 2025, section 4.2.
+    """
+
+    name = "hierarchical"
+    preset = False
+
+    group: int = param(128, "numbers that share a scale", low=8, high=1024)
+    residual: int = param(256, "full-precision buffer [tokens]", low=2, high=1e5)
+
+    @property
+    def stored(self) -> Format:
+        """Both halves; those of the buffer roll over together."""
+        half = self.residual // 2
+        tails = {"k_tail": half, "v_tail": half, "k_block": half, "v_block": half}
+        return Format(8, self.group, **tails, late=True)
+
+    @property
+    def upper(self) -> "_UpperHalf":
+        """The upper four bits."""
+        return _UpperHalf(self.group, self.residual)
+
+    @property
+    def by_token(self) -> bool:
+        """Keys of a group of tokens share their scales."""
+        return False
+
+    def arrive(self, at: LayerPass) -> list[Op]:
+        """What stays of a round is packed once it fills half the buffer."""
+        if at.p.prefill:
+            return []
+        every = self.residual / 2 / (1.0 + at.drafting.accepted)  # rounds per packing
+        return ops.quantise(at.d, at.staying, self.stored, every=every)
+
+    def after(self, at: LayerPass) -> list[Op]:
+        """The prompt is packed once it has been attended to."""
+        return pack(at) if at.p.prefill else []
+
+    def once(self, at: LayerPass) -> Buffers:
+        """One layer's whole prompt until it is packed."""
+        return ops.prompt_kv(at.d, at.p)
+
+
+@frozen
+class _UpperHalf(Hierarchical):
+    """The upper halves alone, which a draft reads and never packs."""
+
+    name = "upper"
+
+    @property
+    def stored(self) -> Format:
+        """The format of the upper halves: four bits."""
+        return replace(super().stored, bits=4)
+
+    def arrive(self, at: LayerPass) -> list[Op]:
+        """A draft's tokens stay in the buffer."""
+        return []
 
 
 @frozen

@@ -9,11 +9,9 @@ from kvsim.engine import ops
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes import Selection
-from kvsim.techniques.chosen import Chosen
-from kvsim.techniques.layers import LayerPass
-from kvsim.techniques.settings import param
-from kvsim.techniques.terms import Term
+from kvsim.techniques.axes.base import LayerPass, Selection, Term
+from kvsim.techniques.axes.selection import Chosen
+from kvsim.techniques.axes.settings import param
 
 PARTS = np.array([0.0625, 0.125, 0.25])[:, None, None]  # of a context that plans look at
 

@@ -2,13 +2,173 @@
 
 from typing import ClassVar
 
+import numpy as np
+
+from kvsim.engine import ops
 from kvsim.frozen import frozen
-from kvsim.graph import Number
-from kvsim.techniques.landmarks import Landmarks
-from kvsim.techniques.lowrank import Lowrank
-from kvsim.techniques.place import Place
-from kvsim.techniques.settings import param
-from kvsim.techniques.terms import Part, Term
+from kvsim.graph import Buffers, Number, Op
+from kvsim.machines.deployment import Deployment
+from kvsim.techniques.axes.base import LayerPass, Part, Parts, Storage, Term
+from kvsim.techniques.axes.placement import HostPlacement
+from kvsim.techniques.axes.selection import Chosen
+from kvsim.techniques.axes.settings import param
+
+SINGLE = 4.0  # bytes of an fp32 number [B]
+
+
+@frozen
+class Landmarks(Chosen):
+    """The best chunks by the mean of their keys; chunks that their mean describes badly stay.
+
+    References
+    ----------
+    .. [1] H. Sun et al., "ShadowKV", ICML 2025, section 4.2, algorithms 1 and 2.
+    """
+
+    name = "landmarks"
+    preset = False
+
+    budget: Number = param(1024, "tokens attended to [tokens]", low=1, high=1e7, share=True)
+    chunk: int = param(8, "tokens of a chunk", low=1, high=1e4)
+    outliers: int = param(48, "chunks that always stay on the GPU", high=1e5)
+
+    def tokens(self, at: LayerPass) -> Number:
+        """Chosen chunks, outliers, and what was generated since the prompt."""
+        return self.away(at) + self._stay(_prompt(at)) + _generated(at)
+
+    def away(self, at: LayerPass) -> Number:
+        """Whole chunks within the budget: outliers, and what is generated, stay on the GPU."""
+        most = np.maximum(np.floor(self.budget / self.chunk), 1.0)
+        outliers = np.minimum(self.outliers, self.pages(at))
+        return self.chunk * np.minimum(most, self.pages(at) - outliers)
+
+    def run(self) -> int:
+        """Tokens that lie side by side and are fetched together: a chunk. [tokens]"""
+        return self.chunk
+
+    def pages(self, at: LayerPass) -> Number:
+        """Chunks of the prompt."""
+        return np.ceil(_prompt(at) / self.chunk)
+
+    def _stay(self, tokens: Number) -> Number:
+        """Those of so many tokens of the prompt that are outliers. [tokens]"""
+        return self.chunk * np.minimum(self.outliers, np.ceil(tokens / self.chunk))
+
+    def _means(self, at: LayerPass, tokens: Number) -> Number:
+        return ops.HALF * at.d.shard.k_width * at.p.batch * np.ceil(tokens / self.chunk)
+
+    def estimate(self, at: LayerPass) -> list[Op]:
+        """Queries against every landmark; scores are written, then compared."""
+        m, p = at.d.shard, at.p
+        flops = 2.0 * p.tokens * m.heads * m.head_dim * self.pages(at)
+        asked = ops.HALF * p.tokens * m.heads * m.head_dim
+        moved = self._means(at, _prompt(at)) + asked + 4.0 * p.tokens * m.heads * self.pages(at)
+        return [Op("landmarks", kernel="attention", flops=flops, bytes={"hbm": moved}, size=p.new)]
+
+    def summarise(self, at: LayerPass) -> list[Op]:
+        """Means of the prompt's chunks, how well each describes its own, and copies of outliers."""
+        m, p = at.d.shard, at.p
+        if not p.prefill:
+            return []
+        moved = 2 * ops.HALF * m.k_width * p.tokens + self._means(at, p.new)
+        copied = 2 * ops.kv_bytes(m, p.batch * self._stay(p.new))
+        return [Op("chunk_means", bytes={"hbm": moved + copied})]
+
+    def ready(self, at: LayerPass) -> list[Op]:
+        """Keys that are kept as a product are multiplied out for the chosen tokens."""
+        return at.storage.restore(at, self.away(at))
+
+    def resident(self, at: LayerPass) -> Buffers:
+        """Landmarks and outlier chunks; values of generated tokens beside those on the host."""
+        m, p, prompt = at.d.shard, at.p, _prompt(at)
+        recent = at.placement.v_host * ops.HALF * m.v_width * p.batch * _generated(at)
+        which = at.d.stack.selection.index_bytes * p.batch * m.cached_heads
+        stay = self._stay(prompt)
+        outliers = ops.kv_bytes(m, p.batch * stay) + which * stay / self.chunk
+        means = self._means(at, prompt)
+        return {"gpu": {"landmarks": means, "outlier chunks": outliers, "generated values": recent}}
+
+
+def _prompt(at: LayerPass) -> Number:
+    """Cached tokens of the prompt. [tokens]"""
+    return np.minimum(at.kept, at.p.prompt)
+
+
+def _generated(at: LayerPass) -> Number:
+    """Tokens since the prompt, this pass's included. [tokens]"""
+    return np.maximum(at.p.length - at.p.prompt, 0.0)
+
+
+@frozen
+class Lowrank(Storage):
+    """Keys before their positions as a product of two thin matrices, values in fp16.
+
+    The decomposition of the prompt takes 6 s w^2 + 20 w^3 operations for s tokens of width w.
+
+    References
+    ----------
+    .. [1] H. Sun et al., "ShadowKV", ICML 2025, section 3.1.
+    .. [2] G. Golub and C. Van Loan, "Matrix computations", figure 8.6.1: R-SVD.
+    """
+
+    name = "lowrank"
+    preset = False
+
+    rank: int = param(160, "rank of the prompt's keys", low=1, high=4096)
+
+    @property
+    def exact(self) -> bool:
+        """The product approximates the keys."""
+        return False
+
+    def refuses(self, deployment: Deployment, beside: Parts) -> str:
+        """A product pays if it is smaller, and if few tokens are multiplied out."""
+        m = deployment.shard
+        if self.rank >= m.k_width:
+            return f"rank {self.rank} is no less than the {m.k_width} numbers of a token's keys"
+        if not beside.selection.chooses:
+            return f"{self.name} multiplies out the keys that are read; choose pages of them"
+        return ""
+
+    def _left(self, at: LayerPass, tokens: Number) -> Number:
+        """A row per token of the prompt. [B]"""
+        return ops.HALF * self.rank * at.p.batch * np.minimum(tokens, at.p.prompt)
+
+    def _right(self, at: LayerPass) -> Number:
+        """A column per number of a token's keys, for every sequence. [B]"""
+        return ops.HALF * self.rank * at.d.shard.k_width * at.p.batch
+
+    def after(self, at: LayerPass) -> list[Op]:
+        """The prompt's keys are decomposed."""
+        if not at.p.prefill:
+            return []
+        m, p = at.d.shard, at.p
+        flops = p.batch * (6.0 * p.new * m.k_width**2 + 20.0 * m.k_width**3)
+        made = self._left(at, p.new) + self._right(at)
+        moved = (ops.HALF + 2 * SINGLE) * m.k_width * p.tokens + made
+        return [Op("svd", kernel="gemm", flops=flops, bytes={"hbm": moved}, dtype="fp32")]
+
+    def restore(self, at: LayerPass, tokens: Number) -> list[Op]:
+        """Keys of so many tokens per KV head, with their positions."""
+        m, p = at.d.shard, at.p
+        keys = p.batch * m.cached_heads * tokens
+        moved = ops.HALF * keys * (self.rank + m.head_dim) + self._right(at)
+        flops = 2.0 * keys * self.rank * m.head_dim
+        return [Op("restore_keys", kernel="gemm", flops=flops, bytes={"hbm": moved}, size=tokens)]
+
+    def sides(self, at: LayerPass) -> tuple[Number, Number]:
+        """Factors in place of the prompt's keys; generated keys and all values as they are."""
+        m, p, overhead = at.d.shard, at.p, at.d.stack.cache.overhead
+        generated = np.maximum(at.kept - p.prompt, 0.0)
+        keys = (
+            self._left(at, at.kept) + self._right(at) + ops.HALF * m.k_width * p.batch * generated
+        )
+        return overhead * keys, overhead * ops.HALF * m.v_width * p.batch * at.kept
+
+    def once(self, at: LayerPass) -> Buffers:
+        """One layer's keys while the prompt is read."""
+        read = ops.HALF * at.d.shard.k_width * at.p.tokens if at.p.prefill else 0.0
+        return {"gpu": {"prompt keys": read}}
 
 
 @frozen
@@ -31,4 +191,4 @@ class Shadowkv(Term):
     def says(self) -> tuple[Part, ...]:
         """Its own selection and keys, and values on the host."""
         landmarks = Landmarks(self.budget, self.chunk, self.outliers)
-        return landmarks, Lowrank(self.rank), Place(values_host=1)
+        return landmarks, Lowrank(self.rank), HostPlacement(values_host=1)

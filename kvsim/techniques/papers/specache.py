@@ -1,17 +1,171 @@
 """SpeCache: a packed cache on the GPU, the best tokens in fp16 fetched one step ahead."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
+from kvsim.engine import ops
+from kvsim.engine.buffers import sequences_alive
+from kvsim.engine.formats import Format, kivi
 from kvsim.frozen import frozen
-from kvsim.graph import Number
+from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.late_kivi import LateKivi
-from kvsim.techniques.pairs import Pairs
-from kvsim.techniques.settings import param
-from kvsim.techniques.terms import Part, Term
+from kvsim.techniques.axes.base import LayerPass, Part, Parts, Selection, Storage, Term, attend
+from kvsim.techniques.axes.settings import param
+
+
+@frozen
+class Pairs(Selection):
+    """The best k keys and values per KV head in full precision, prefetched one step ahead.
+
+    References
+    ----------
+    .. [1] S. Jie et al., "SpeCache", ICML 2025, section 3.3, algorithms 1 to 3.
+    """
+
+    name = "pairs"
+    borrows = False
+    preset = False
+    first: ClassVar[bool] = False  # the pass before the first step
+
+    k: Number = param(64, "pairs prefetched per KV head", high=1e7)
+    speculative: bool = param(True, "prefetch one step ahead", choices=(True, False))
+
+    @property
+    def queries(self) -> int:
+        """The output token and the speculative one."""
+        return 2 if self.speculative else 1
+
+    @property
+    def exact(self) -> bool:
+        """Every token is read, in the storage's format."""
+        return True
+
+    def refuses(self, deployment: Deployment, beside: Parts) -> str:
+        """It has its own copy on the host, of a cache that is packed on the GPU."""
+        place, storage = beside.placement, beside.storage
+        if not storage.stored.packs or not storage.read.packs:
+            return f"{self.name} fetches in fp16 what the GPU has packed, and {storage.name} is not"
+        if storage.upper is not None:
+            return f"{self.name} packs tokens one by one, and {storage.name} in halves of a buffer"
+        if np.any(np.asarray(place.v_host) + place.on_cpu > 0):
+            return f"{self.name} keeps its own copy on the host; the packed cache stays on the GPU"
+        if beside.drafting.drafts and self.speculative:
+            return "its speculative token and drafts would both guess the next token; keep one"
+        return ""
+
+    def attend(self, at: LayerPass) -> list[Op]:
+        """Packed attention with the fetched pairs in place of their packed copies."""
+        d, p, m, storage = at.d, at.p, at.d.shard, at.storage
+        # the speculative token's keys and values are dropped
+        kept = p.batch if self.speculative and not p.prefill else at.staying
+        host_copy = ops.kv_bytes(m, kept) * (np.asarray(self.k) > 0)
+        store = ops.copy("store_kv", "d2h", host_copy, launches=2, after=("qkv",))
+        if p.prefill:
+            packed = [*_pack_prompt(at), *storage.after(at), *at.drafting.after_prompt(at)]
+            return [store, *attend(at), *packed]
+        length = at.cached
+        chosen = np.minimum(self.k, length - 1)  # all but the query that chooses
+        scores = p.batch * m.heads * length * (chosen > 0)
+        size = ops.kv_bytes(m, p.batch * chosen)
+        rows = 2 * p.batch * m.cached_heads * chosen
+        known = self.speculative and not self.first  # pairs that are in place, chosen before
+        held = ops.kv_bytes(m, p.batch * np.minimum(self.k, length - p.new))
+        look = attend(at, ("prefetch@step-1",) if known else (), extra_bytes=held if known else 0.0)
+        fetch = ops.copy("prefetch", "h2d", size, rows=rows, after=("topk",))
+        chooses = [*look, ops.top_k("topk", scores, sync=d.stack.selection.gather_sync), fetch]
+        if self.first:  # what it adds to the cache is dropped
+            return chooses
+        packed = ops.quantise(d, kept, storage.stored)
+        found = [*packed, *chooses, store, *storage.after(at)]
+        return found if self.speculative else [*found, *self._again(at, chosen)]
+
+    def _again(self, at: LayerPass, chosen: Number) -> list[Op]:
+        """Attention recalculated with the pairs in place (section 4.5)."""
+        p, m, after = at.p, at.d.shard, ("prefetch",)
+        pairs = ops.kv_bytes(m, p.batch * chosen)
+        if not at.d.stack.attention.score_bytes:  # all of it; the new token is written already
+            more = pairs - ops.kv_bytes(m, p.tokens)
+            return attend(at, after, name="attn_again", extra_bytes=more)
+        flops = 2.0 * p.tokens * m.heads * (m.head_dim + m.v_width / m.cached_heads) * chosen
+        return [Op("attn_again", "gpu", "attention", flops, {"hbm": pairs}, after=after)]
+
+    def between(self, parts: Parts) -> Parts | None:
+        """Pre-decoding: one step whose scores choose the first prefetch."""
+        if not self.speculative:
+            return None
+        return replace(parts, selection=_Predecoding(self.k, self.speculative))
+
+    def resident(self, at: LayerPass) -> Buffers:
+        """Fetched pairs on the GPU, all pairs in fp16 on the host.
+
+        Table 1 counts the cache and the pairs. A cache that is written in place has room for a
+        step's own tokens too; one that is concatenated has them in the layer at hand alone.
+        """
+        d, p, m = at.d, at.p, at.d.shard
+        own = self.queries * (d.stack.cache.append_passes == 0)
+        chosen = np.minimum(self.k, p.max_length)
+        whole = d.stack.cache.overhead * p.batch * ops.kv_bytes(m, at.cached)
+        return {
+            "gpu": {
+                "fetched pairs": ops.kv_bytes(m, p.batch * chosen),
+                "new tokens": ops.kv_bytes(m, p.batch * own),
+                "indices": d.stack.selection.index_bytes * p.batch * m.cached_heads * chosen,
+            },
+            "host": {"kv": whole * (np.asarray(self.k) > 0)},
+        }
+
+    def once(self, at: LayerPass) -> Buffers:
+        """In prefill two layers' fp16 pairs, one computed while the other leaves."""
+        leaving = sequences_alive(at.d, at.p) * at.p.new * (np.asarray(self.k) > 0)
+        pairs = 2 * ops.kv_bytes(at.d.shard, leaving) if at.p.prefill else 0.0
+        return {"gpu": {"kv on the way out": pairs}}
+
+
+@frozen
+class _Predecoding(Pairs):
+    """The pass between prompt and first step: no pairs are in place yet, nothing is kept."""
+
+    first: ClassVar[bool] = True
+
+    @property
+    def queries(self) -> int:
+        """The first output token alone."""
+        return 1
+
+
+def _pack_prompt(at: LayerPass) -> list[Op]:
+    stored = at.storage.stored
+    return ops.pack_prompt(at.d, at.p.batch, at.p.length, stored, at.p.context)
+
+
+@frozen
+class LateKivi(Storage):
+    """KIVI's layout, packed after attention so that a step's own tokens are attended to in fp16.
+
+    References
+    ----------
+    .. [1] S. Jie et al., "SpeCache", ICML 2025, section 3.3, algorithms 1 to 3.
+    """
+
+    name = "late-kivi"
+    preset = False
+
+    bits: float = param(2, "bits per cached number", choices=(1, 2, 4, 8))
+    group: int = param(64, "numbers that share a scale", low=8, high=1024)
+    residual: int = param(64, "latest tokens kept in fp16", high=1e6)
+
+    @property
+    def stored(self) -> Format:
+        """Packed groups and an fp16 residual."""
+        return kivi(self.bits, self.group, self.residual, late=True)
+
+    @property
+    def by_token(self) -> bool:
+        """Keys of a group of tokens share their scales."""
+        return False
 
 
 @frozen

@@ -8,10 +8,9 @@ from kvsim.engine import ops
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.eviction import Bounded, compact
-from kvsim.techniques.layers import LayerPass
-from kvsim.techniques.settings import param
-from kvsim.techniques.terms import Term
+from kvsim.techniques.axes.base import LayerPass, Term
+from kvsim.techniques.axes.selection import Bounded, compact
+from kvsim.techniques.axes.settings import param
 
 PARTS = np.array([0.125, 0.25, 0.5])[:, None, None]  # of a context that plans look at
 

@@ -9,10 +9,8 @@ from kvsim.engine.formats import FP16, Format
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes import Storage
-from kvsim.techniques.layers import LayerPass, pack
-from kvsim.techniques.settings import param
-from kvsim.techniques.terms import Term
+from kvsim.techniques.axes.base import LayerPass, Storage, Term, pack
+from kvsim.techniques.axes.settings import param
 
 
 @frozen

@@ -9,10 +9,9 @@ from kvsim.engine.formats import Format, averaged, mixed_bits, separable_paramet
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Channel, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.layers import LayerPass
-from kvsim.techniques.settings import param
-from kvsim.techniques.storage import WholeStorage
-from kvsim.techniques.terms import Term
+from kvsim.techniques.axes.base import LayerPass, Term
+from kvsim.techniques.axes.settings import param
+from kvsim.techniques.axes.storage import WholeStorage
 
 
 @frozen

@@ -9,7 +9,7 @@ from kvsim.engine.timeline import working
 from kvsim.graph import Step
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point, phases, prefill_point
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.validate.counts.check import RandomPrompts
 
 BEFORE = ("weights", "embedding", "context")  # there before the run

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvsim.techniques.launches import ALONE
+from kvsim.techniques.steps import ALONE
 from kvsim.validate.kernels import topk_split_triton
 from kvsim.validate.kernels.language import jit, launch, next_power_of_2, tl
 

@@ -20,7 +20,7 @@ from kvsim.graph import Number, Op, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.prediction.memory import decode_point, prefill_point
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.validate.counts.check import SLACK, RandomPrompts, representative
 from kvsim.validate.machine import refusals
 from kvsim.validate.micro.place import Bench

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvsim.techniques.selfdraft import SINK, DraftCache
+from kvsim.techniques.axes.drafting import SINK, DraftCache
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.cells import SlotRange
 from kvsim.validate.parts.eviction import RingCache

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from kvsim.techniques.axes import Drafting
+from kvsim.techniques.axes.base import Drafting
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.weights import LayerWeights
 from kvsim.validate.parts.base import Resident

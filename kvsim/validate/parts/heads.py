@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes import Drafting
-from kvsim.techniques.heads import Head
+from kvsim.techniques.axes.base import Drafting
+from kvsim.techniques.papers.eagle import Head
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.beside import DraftLayers

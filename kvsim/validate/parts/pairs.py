@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.pairs import Pairs as Settings
+from kvsim.techniques.papers.specache import Pairs as Settings
 from kvsim.validate.kernels.attention import PartialAttention
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.kernels.topk import softmax_top_k

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes import Placement
-from kvsim.techniques.place import Place as Settings
+from kvsim.techniques.axes.base import Placement
+from kvsim.techniques.axes.placement import HostPlacement as Settings
+from kvsim.techniques.papers.kvpr import Place as Kvpr
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Answer
 from kvsim.validate.model.weights import LayerWeights

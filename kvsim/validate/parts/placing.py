@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from kvsim.techniques.axes import Placement
+from kvsim.techniques.axes.base import Placement
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Answer
 from kvsim.validate.model.weights import LayerWeights

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.base import Technique
-from kvsim.techniques.layers import Parts
+from kvsim.techniques.axes.base import Parts
+from kvsim.techniques.technique import Technique
 from kvsim.validate.model.attention import Pass
 
 

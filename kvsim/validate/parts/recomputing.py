@@ -156,7 +156,7 @@ class Recomputing:
             p = Point(each, cached, 1.0, float(run.prompt), float(run.capacity))
             at = LayerPass(run.deployment, p, shape, run.parts[layer])
             known = min(run.lengths)  # beyond, a shorter prompt has no inputs
-            splits = np.broadcast_to(np.asarray(recomputed(self.place, at)), cached.shape)
+            splits = np.broadcast_to(np.asarray(choose_split(self.place, at)), cached.shape)
             self._splits[shape] = np.minimum(splits, known)
         return self._splits[shape]
 

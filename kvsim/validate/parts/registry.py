@@ -6,7 +6,7 @@ from inspect import isclass
 from typing import TypeVar
 
 from kvsim.errors import InputError
-from kvsim.techniques.terms import Part
+from kvsim.techniques.axes.base import Part
 
 Piece = TypeVar("Piece")
 FOLDERS = "kvsim.validate.techniques", "kvsim.validate.parts"

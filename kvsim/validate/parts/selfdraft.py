@@ -7,11 +7,10 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.models.model import LayerShape
-from kvsim.techniques.axes import Drafting, Placement, Selection, Storage
-from kvsim.techniques.layers import Parts
+from kvsim.techniques.axes.base import Drafting, Parts, Placement, Selection, Storage
+from kvsim.techniques.axes.drafting import SINK, WINDOW, DraftCache
+from kvsim.techniques.axes.drafting import Selfdraft as Settings
 from kvsim.techniques.papers.snapkv import Snapkv as Observing
-from kvsim.techniques.selfdraft import SINK, WINDOW, DraftCache
-from kvsim.techniques.selfdraft import Selfdraft as Settings
 from kvsim.validate.kernels.weights import int4_matrix
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.weights import LayerWeights, Linear, Matrix

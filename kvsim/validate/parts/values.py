@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvsim.techniques.values import TopValues
+from kvsim.techniques.papers.kcache import TopValues
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.away import HostValues

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.traces.attention import GAMMAS, Acceptance
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.parts.speculation import Speculative

@@ -12,7 +12,7 @@ from random import Random
 from torch import Tensor
 
 from kvsim.frozen import frozen
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.quality.forced import Forced
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.parts.base import Implementation
 from kvsim.validate.run import Generation

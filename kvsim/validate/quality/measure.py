@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvsim.quality.settings import family
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.traces.attention import AttentionTrace, Prefetch, Quality, Retrieval, Saliency, TopK
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.quality.acceptance import DIGITS, measure_acceptance, named

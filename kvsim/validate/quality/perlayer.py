@@ -11,7 +11,7 @@ from kvsim.graph import Array
 from kvsim.quality.layers import LayerLosses
 from kvsim.quality.unfinished import Unfinished
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.parts.composed import Composed
 from kvsim.validate.quality.forced import Forced

@@ -7,8 +7,8 @@ from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import Model
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
-from kvsim.techniques.selfdraft import WINDOW
+from kvsim.techniques.axes.drafting import WINDOW
+from kvsim.techniques.technique import Technique
 from kvsim.traces.attention import GAMMAS
 from kvsim.validate.counts.check import RandomPrompts, rehearse
 from kvsim.validate.machine import check_memory

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes import Drafting
+from kvsim.techniques.axes.base import Drafting
 from kvsim.techniques.papers.draft import Draft as Settings
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.parts.base import Resident, SmallRun

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.validate.model.attention import Pass, attend, visible
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.parts.base import Implementation, Resident, put

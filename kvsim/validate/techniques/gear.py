@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes import Storage
+from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.gear import LOOPS
 from kvsim.techniques.papers.gear import Gear as Settings
 from kvsim.validate.counter import NullCounter, OpRecord

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes import Storage
+from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.kivi import Kivi as Settings
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.parts.base import SmallRun

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvsim.techniques.axes import Storage
+from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.kvquant import Kvquant as Settings
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.parts.base import SmallRun

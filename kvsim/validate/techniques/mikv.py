@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes import Storage
+from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.mikv import Mikv as Settings
 from kvsim.validate.counter import NullCounter, uncounted
 from kvsim.validate.kernels.attention import PartialAttention, View, attend, merge

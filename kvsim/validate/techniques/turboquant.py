@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes import Storage
+from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.turboquant import Turboquant as Settings
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.stores import Store

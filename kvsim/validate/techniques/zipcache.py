@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes import Storage
+from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.zipcache import Zipcache as Settings
 from kvsim.validate.counter import NullCounter, OpRecord, uncounted
 from kvsim.validate.kernels.attention import PartialAttention, attend, merge

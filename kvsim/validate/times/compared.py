@@ -6,7 +6,7 @@ import numpy as np
 
 from kvsim.engine.spans import OpSpan, beside
 from kvsim.frozen import frozen
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 
 ISSUED = "they were issued kernel by kernel"
 

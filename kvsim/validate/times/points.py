@@ -17,7 +17,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware, Stack
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, prefill_point
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.validate.counts.check import SLACK, RandomPrompts, representative
 from kvsim.validate.counts.expected import (
     computing_seconds,

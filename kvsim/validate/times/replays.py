@@ -16,7 +16,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.run import Generation
 

@@ -4,7 +4,8 @@ It states the ops of a step and what stays resident; everything a prediction, a 
 plan needs of it follows from that through the hooks here.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import lcm
@@ -14,23 +15,208 @@ import numpy as np
 
 from kvsim.engine.buffers import merge
 from kvsim.engine.spread import piped
+from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Cycle, Op, Point, Step
 from kvsim.machines.deployment import Deployment
+from kvsim.models.kinds import Mixer
 from kvsim.models.model import LayerShape
-from kvsim.techniques.acting import left_alone, unborrowed, unspread
-from kvsim.techniques.axes import Drafting
-from kvsim.techniques.layers import LayerPass, Parts
-from kvsim.techniques.layout import Layout, counted, laid_out
-from kvsim.techniques.ranges import Layers, parts_by_range, parts_of, scalar_rows, uncovered
-from kvsim.techniques.residency import resident
-from kvsim.techniques.steps import forward, joined, mixing, part_of
-from kvsim.techniques.terms import Term
+from kvsim.techniques.axes.base import (
+    Drafting,
+    LayerPass,
+    Part,
+    Parts,
+    Placement,
+    Selection,
+    Storage,
+    Term,
+)
+from kvsim.techniques.axes.settings import plain
+from kvsim.techniques.memory import resident
+from kvsim.techniques.steps import (
+    Layout,
+    alike,
+    counted,
+    forward,
+    joined,
+    laid_out,
+    mixing,
+    part_of,
+)
 
+PLAIN: dict[str, Part] = {
+    "selection": Selection(),
+    "storage": Storage(),
+    "placement": Placement(),
+    "drafting": Drafting(),
+}
+AXIS_WORDS = {
+    "selection": "which tokens are kept or read",
+    "storage": "how numbers are stored",
+    "placement": "where the cache lives",
+    "drafting": "who drafts",
+}
+UNCHANGED = ("all", "fp16", "gpu")  # parts that change nothing
+LEFT: dict[Mixer, str] = {
+    "recurrent": "have a state of constant size, which stays as it is",
+    "shared": "attend to an earlier layer's cache, as that keeps it",
+    "none": "mix no tokens",
+}
 AnyTerm = TypeVar("AnyTerm", bound=Term)
 Found = TypeVar("Found")
-
 MOST_KNOWN = 64  # answers that a technique keeps of a deployment
+
+
+@frozen
+class Layers:
+    """The terms of a range of layers, counted from 0; without a last one, up to the model's."""
+
+    terms: tuple[Term, ...]
+    first: int = 0
+    last: int | None = None
+
+    def __str__(self) -> str:
+        """As the notation writes it."""
+        return self.written(map(str, self.terms))
+
+    def written(self, terms: Iterable[str]) -> str:
+        """The range, if it is not all layers, and its terms."""
+        text = " + ".join(terms)
+        if self.first == 0 and self.last is None:
+            return text
+        last = "" if self.last is None else self.last
+        return (
+            f"{self.first}: {text}" if self.first == self.last else f"{self.first}-{last}: {text}"
+        )
+
+
+def parts_by_range(ranges: Iterable[Layers], whole: Iterable[Term]) -> tuple[Parts, ...]:
+    """The parts of each range of layers; those with the very same terms are made once.
+
+    Parameters
+    ----------
+    whole : terms of all ranges.
+    """
+    keys = [(tuple(map(id, some.terms)), some.terms) for some in ranges]
+    made = {key: parts_of((*terms, *whole)) for key, terms in dict(keys).items()}
+    return tuple(made[key] for key, _ in keys)
+
+
+def parts_of(terms: Iterable[Term]) -> Parts:
+    """One part of each axis, the defaults where no term says anything.
+
+    Raises
+    ------
+    InputError
+        If two terms set the same axis.
+    """
+    found: dict[str, tuple[Part, Term]] = {}
+    for term in terms:
+        for part in term.says():
+            if part.axis in found and found[part.axis][1] is not term:
+                other = found[part.axis][1]
+                raise InputError(
+                    f"{other.name} and {term.name} both set {AXIS_WORDS[part.axis]}; keep one"
+                )
+            found[part.axis] = part, term
+    chosen: dict[str, Any] = {axis: part for axis, (part, _) in found.items()}
+    return Parts(**(PLAIN | chosen))
+
+
+def scalar_rows(
+    layers: tuple[Layers, ...], whole: tuple[Term, ...]
+) -> list[tuple[tuple[Layers, ...], tuple[Term, ...]]]:
+    """Ranges and terms with scalar settings for each row of array-valued ones; none without."""
+    terms = [term for some in layers for term in some.terms] + list(whole)
+    arrays = [v for t in terms for v in t.settings.values() if isinstance(v, np.ndarray)]
+    return [
+        (
+            tuple(replace(some, terms=_row(some.terms, i)) for some in layers),
+            _row(whole, i),
+        )
+        for i in range(max((np.size(v) for v in arrays), default=0))
+    ]
+
+
+def _row(terms: tuple[Term, ...], row: int) -> tuple[Term, ...]:
+    return tuple(
+        replace(
+            t,
+            **{
+                k: plain(np.ravel(v)[row if np.size(v) > 1 else 0])
+                for k, v in t.settings.items()
+                if isinstance(v, np.ndarray)
+            },
+        )
+        for t in terms
+    )
+
+
+def uncovered(ranges: tuple[Layers, ...], layers: int) -> str:
+    """Which of a model's layers no range covers or does not exist, or nothing."""
+    expected = 0
+    for some in ranges:
+        if some.first != expected:
+            return f"layers {expected} to {some.first - 1} have no technique"
+        if some.last is None:
+            return "" if some.first < layers else f"the model has {layers} layers"
+        expected = some.last + 1
+    if expected != layers:
+        return f"it says what {expected} layers do, and the model has {layers}"
+    return ""
+
+
+def unspread(deployment: Deployment, technique: "Technique") -> str:
+    """Why a technique cannot run on several ranks or stages; nothing if it can."""
+    if deployment.alone:
+        return ""
+    far = Point(1.0, 2.0**16, 1.0, 2.0**16, 2.0**17)  # where all that goes to the host has gone
+    host = technique.resident(deployment, far).get("host", {})
+    if technique.mixes and not any(np.any(np.asarray(size) > 0) for size in host.values()):
+        return ""
+    return (
+        "copies of attention (--dp) and stages (--pp) are modelled only for techniques that keep "
+        "the cache on the GPU and draft nothing"
+    )
+
+
+def unborrowed(deployment: Deployment, layout: Layout) -> str:
+    """Why layers that share a cache, or choose by an indexer, cannot run; nothing if they can."""
+    m = deployment.model
+    every = [parts for shapes, count, parts in layout for _ in range(count * len(shapes))]
+    for index, owner in m.owners.items():
+        if not alike(every[index], every[owner]):
+            return f"layer {index} shares layer {owner}'s cache and cannot be treated differently"
+    for *_, parts in layout:
+        name = parts.selection.name
+        if m.owners and not parts.selection.borrows:
+            return f"{name} chooses anew in every layer, and some share an earlier one's cache"
+        if m.indexer and not parts.selection.borrows:
+            return f"{name} chooses what is read, and the model's indexer does so already"
+    return ""
+
+
+def left_alone(deployment: Deployment, layers: Sequence[Parts]) -> list[str]:
+    """What a reader should know about layers without a cache of their own."""
+    m = deployment.model
+    kinds = Counter(shape.mixer for shape in m.shapes())
+    acts = any(part.name not in UNCHANGED for parts in layers for part in parts.every()[:3])
+    found = []
+    if acts and kinds["attention"] < m.layers:
+        others = [f"{kinds[kind]} {LEFT[kind]}" for kind in LEFT if kinds[kind]]
+        found.append(f"acts on {kinds['attention']} of {m.layers} layers: {'; '.join(others)}")
+    if kinds["recurrent"]:
+        found.append(
+            f"states: no run of such kernels stands behind stack {deployment.stack.name}; "
+            f"they are taken to reach the shares of peak of its attention"
+        )
+    if m.indexer:
+        alike = f", all of it on each of {deployment.tp} GPUs" if deployment.tp > 1 else ""
+        found.append(
+            f"sparse attention: a query reads at most {m.indexer.tokens} tokens; an indexer reads "
+            f"{m.indexer.key_bytes:g} bytes of every cached token to choose them{alike}"
+        )
+    return found
 
 
 @frozen

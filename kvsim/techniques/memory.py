@@ -16,9 +16,8 @@ from kvsim.engine.buffers import (
 from kvsim.graph import Buffers, Number, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
-from kvsim.techniques.layers import LayerPass
-from kvsim.techniques.layout import Counted
-from kvsim.techniques.steps import part_of
+from kvsim.techniques.axes.base import LayerPass
+from kvsim.techniques.steps import Counted, part_of
 
 
 def resident(deployment: Deployment, point: Point, layers: Counted) -> Buffers:

@@ -1,15 +1,28 @@
-"""Numbers in groups that share a scale and a zero point, everywhere or on the host alone."""
+"""Storages that several techniques share: groups of a token's numbers, and caches in one piece."""
 
 from kvsim.engine import ops
 from kvsim.engine.formats import FP16, Format
 from kvsim.frozen import frozen
-from kvsim.graph import Buffers, Op
-from kvsim.techniques.axes import Storage
-from kvsim.techniques.layers import LayerPass, pack
-from kvsim.techniques.settings import param
+from kvsim.graph import Buffers, Number, Op
+from kvsim.techniques.axes.base import LayerPass, Part, Storage, pack
+from kvsim.techniques.axes.settings import param
 
 GROUP = 64  # numbers that share a scale (FlexGen, section 4.4)
 BITS = (1, 2, 3, 4, 8, 16)
+
+
+@frozen
+class WholeStorage(Storage):
+    """A storage that states its cache as one buffer ``kv`` with no tail in full precision."""
+
+    def sides(self, at: LayerPass) -> tuple[Number, Number]:
+        """Half of the packed numbers are keys', half are values'."""
+        half = self.resident(at)["kv"] / 2
+        return half, half
+
+    def tail(self, at: LayerPass) -> Number:
+        """Fresh tokens are counted with the others, or as a buffer of their own."""
+        return 0.0
 
 
 @frozen
@@ -52,3 +65,8 @@ class Grouped(Storage):
     def once(self, at: LayerPass) -> Buffers:
         """One layer's whole prompt until it is packed."""
         return {} if self.host or self.exact else ops.prompt_kv(at.d, at.p)
+
+
+def packed_on_host(bits: float) -> tuple[Part, ...]:
+    """Storage in groups on the host, if it packs at all."""
+    return () if bits == 16 else (Grouped(bits, host=True),)

@@ -1,29 +1,141 @@
-"""The model drafts for itself, over a narrower cache or with narrower weights."""
+"""Drafting that several techniques share: rounds, acceptance, a model that drafts itself."""
 
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import SCORE_MEMORY
+from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.machines.deployment import WEIGHTS, Deployment, WeightFormat
-from kvsim.techniques.acceptance import (
-    Acceptance,
-    acceptance_param,
-    accepted_drafts,
-    assumed_acceptance,
-)
-from kvsim.techniques.axes import Drafting, Selection, Storage
-from kvsim.techniques.eviction import gather_kept, kept_tokens, observe, select
-from kvsim.techniques.layers import LayerPass, Parts
-from kvsim.techniques.settings import param
+from kvsim.techniques.axes.base import Drafting, LayerPass, Parts, Selection, Storage
+from kvsim.techniques.axes.selection import gather_kept, kept_tokens, observe, select
+from kvsim.techniques.axes.settings import param
 
+# Accepted over drafted tokens at each gamma, means over the four model and dataset pairs that
+# the QuantSpec paper measured at 8k context (table 6). Other models and texts differ: the
+# acceptance of a prediction is an input, and these are its defaults.
+PUBLISHED = {
+    "quantspec": {1: 0.9456, 2: 0.9398, 4: 0.9041, 6: 0.8454},
+    "streamingllm": {1: 0.8683, 2: 0.8213, 3: 0.7732},
+    "snapkv": {1: 0.8119, 2: 0.7536, 3: 0.7141},
+    "mtp": {1: 0.875},  # DeepSeek-V3 technical report, section 5.4.3: 85 to 90 %
+}
+Acceptance = float | str
 SINK = 4  # first tokens that a StreamingLLM draft keeps
 WINDOW = 32  # SnapKV's observing queries
 GATHERED = 2.5  # copies of the chosen tokens alive at once: gathered, reordered, one part joined
 READS = ("upper", "streamingllm", "snapkv", "all")
+
+
+def acceptance_param(default: Acceptance = "auto") -> Any:
+    """The setting: accepted over drafted tokens, or shares of rounds by position, as 0.8/0.6."""
+    return param(
+        default, "accepted over drafted tokens, or by position as 0.8/0.6/0.5",
+        high=1, choices=("auto",), whole=False, also=is_shares,
+    )  # fmt: skip
+
+
+def is_shares(text: str) -> bool:
+    """Whether a text lists shares of rounds that accept at least 1, 2, ... drafts."""
+    try:
+        shares = [float(item) for item in text.split("/")]
+    except ValueError:
+        return False
+    falling = all(a >= b for a, b in pairwise(shares))
+    return all(0 <= share <= 1 for share in shares) and falling
+
+
+def accepted_drafts(name: str, given: Acceptance, gamma: int, published: str = "") -> float:
+    """Drafts accepted per round, on average.
+
+    Published rates are interpolated in gamma and held constant outside their range.
+
+    Raises
+    ------
+    InputError
+        If nothing is published for such drafts, or shares are given for fewer than gamma.
+    """
+    if not gamma:
+        return 0.0
+    if not isinstance(given, str):
+        return gamma * given
+    if given == "auto":
+        if published not in PUBLISHED:
+            raise InputError(
+                f"{name}: no acceptance is published for such drafts; set acceptance=SHARE, "
+                f"accepted over drafted tokens"
+            )
+        known = PUBLISHED[published]
+        return gamma * float(np.interp(gamma, list(known), list(known.values())))
+    shares = [float(item) for item in given.split("/")]
+    if len(shares) < gamma:
+        raise InputError(
+            f"{name}: acceptance={given} has {len(shares)} positions and gamma is {gamma}; "
+            f"give a share for each"
+        )
+    return sum(shares[:gamma])
+
+
+def assumed_acceptance(given: Acceptance, accepted: float, gamma: int) -> str:
+    """Says where an acceptance comes from that the user has not given."""
+    if given != "auto" or not gamma:
+        return ""
+    rate = accepted / gamma
+    return f"an acceptance of {rate:.2f}, the published mean for Llama-2-7B at 8k context"
+
+
+@frozen
+class Rounds(Drafting):
+    """Drafting whose acceptance the user gives, or a paper published for that many drafts."""
+
+    name = "rounds"
+
+    gamma: int = param(4, "tokens drafted per round", high=16)
+    acceptance: Acceptance = acceptance_param()
+
+    @property
+    def drafts(self) -> int:
+        """Tokens drafted per round: gamma."""
+        return self.gamma
+
+    @property
+    def _unknown(self) -> bool:
+        published = self.gamma in PUBLISHED.get(self.name, {})
+        return self.gamma > 0 and self.acceptance == "auto" and not published
+
+    @property
+    def accepted(self) -> float:
+        """Of gamma drafts; none where nothing is known, and then it is refused."""
+        if self._unknown:
+            return 0.0
+        return accepted_drafts(self.name, self.acceptance, self.gamma, self.name)
+
+    @property
+    def assumes(self) -> str:
+        """An acceptance that was measured elsewhere."""
+        if self.acceptance != "auto" or not self.gamma:
+            return ""
+        known = "nothing published" if self._unknown else f"{self.accepted / self.gamma:.2f}"
+        return f"an acceptance ({known})"
+
+    @property
+    def room(self) -> int:
+        """A round's drafts are verified in them."""
+        return self.gamma
+
+    def refuses(self, deployment: Deployment, beside: Parts) -> str:
+        """Nothing is taken for granted about how many drafts are accepted."""
+        if self._unknown:
+            return (
+                f"no acceptance is published for {self.gamma} such drafts; set acceptance=SHARE, "
+                f"accepted over drafted tokens, or shares by position as 0.8/0.6"
+            )
+        return can_roll_back(beside.selection) if self.gamma else ""
 
 
 @frozen

@@ -1,0 +1,1 @@
+"""The four axes of a technique and the pieces that several papers share; see ``base``."""

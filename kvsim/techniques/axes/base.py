@@ -1,0 +1,692 @@
+"""The four axes of a technique: what a paper may say, and what it is asked.
+
+*Selection* says which cached tokens stay and which of them a query reads, *storage* how keys and
+values are stored, *placement* where they live and how they come to where attention runs, and
+*drafting* who proposes tokens. A :class:`Term` is a name of the notation with its settings; it
+sets one axis (a :class:`Part`) or several. Selection, storage and placement may differ by layer;
+drafting is the whole model's. Whatever a technique does not set has defaults that change nothing.
+
+A part is asked about a :class:`LayerPass`, ``at``: one pass through one layer of a model on a
+machine. Its numbers may be arrays that broadcast against each other (batch, context, settings).
+Hooks return ops in the order in which a layer issues them, or bytes that stay resident.
+"""
+
+from collections.abc import Iterable
+from dataclasses import field, fields, replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from kvsim.engine import attention, ops
+from kvsim.engine.formats import FP16, Format
+from kvsim.frozen import frozen
+from kvsim.graph import Buffers, Number, Op, Point, Step
+from kvsim.machines.deployment import Deployment, WeightFormat
+from kvsim.models.model import LayerShape
+from kvsim.techniques.axes.settings import check, is_share, plain
+
+Axis = Literal["selection", "storage", "placement", "drafting"]
+ROUNDING = 1e-6  # of a token: a tenth of 4100 tokens is 410 of them
+AXES: tuple[Axis, ...] = ("selection", "storage", "placement", "drafting")
+Evicts = Literal["never", "after the prompt", "always"]
+
+
+@frozen
+class Parts:
+    """One part of each axis: what a layer does."""
+
+    selection: "Selection"
+    storage: "Storage"
+    placement: "Placement"
+    drafting: "Drafting"
+    mlp: WeightFormat | None = None  # of a draft pass, where its MLPs are narrower
+    keeps: bool = True  # whether what the pass adds stays: drafts' tokens do not
+
+    def for_prompt(self, prompt: Number) -> "Parts":
+        """The same for prompts of known lengths: shares of them are whole numbers of tokens."""
+        if not (self.selection.shares or self.drafting.shares):
+            return self
+        chosen, drafting = self.selection.for_prompt(prompt), self.drafting.for_prompt(prompt)
+        return replace(self, selection=chosen, drafting=drafting)
+
+    def at(self, index: int, deployment: Deployment) -> "Parts":
+        """What one layer does."""
+        own = {part.axis: part.at(index, deployment) for part in self.every()[:3]}
+        same = all(own[part.axis] is part for part in self.every()[:3])
+        return self if same else replace(self, **own)  # type: ignore[arg-type]
+
+    def every(self) -> "tuple[Part, ...]":
+        """The parts in the order of the axes."""
+        return self.selection, self.storage, self.placement, self.drafting
+
+    def breaks(self, deployment: Deployment) -> set[int]:
+        """First layers from which on some part says something else."""
+        return {first for part in self.every() for first in part.breaks(deployment)}
+
+
+@frozen
+class LayerPass:
+    """One pass through one layer: all that its ops and its bytes depend on."""
+
+    d: Deployment
+    p: Point  # of one part of the batch in ops, of the whole batch in what stays resident
+    shape: LayerShape
+    parts: Parts
+    part: Point | None = None  # of one part of the batch, where p is of the whole
+    known: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # found so far
+
+    @property
+    def selection(self) -> "Selection":
+        """Which tokens stay and are read, budgets in tokens."""
+        own = self.parts.selection
+        return own.for_prompt(self.p.prompt) if own.shares else own
+
+    @property
+    def storage(self) -> "Storage":
+        """How they are stored."""
+        return self.parts.storage
+
+    @property
+    def placement(self) -> "Placement":
+        """The part that says where the cached tokens live."""
+        return self.parts.placement
+
+    @property
+    def drafting(self) -> "Drafting":
+        """The part that says who drafts, and how many tokens."""
+        own = self.parts.drafting
+        return own.for_prompt(self.p.prompt) if own.shares else own
+
+    @property
+    def pieces(self) -> "tuple[Part, ...]":
+        """The parts in the order of the axes, budgets in tokens."""
+        return self.selection, self.storage, self.placement, self.drafting
+
+    @property
+    def cached(self) -> Number:
+        """Tokens per sequence that the layer would keep without selection. [tokens]"""
+        return attention.cached(self.d, self.p, self.shape)
+
+    @property
+    def kept(self) -> Number:
+        """Tokens per sequence that it keeps after the pass. [tokens]"""
+        if "kept" not in self.known:
+            self.known["kept"] = self.selection.kept(self)
+        found: Number = self.known["kept"]
+        return found
+
+    @property
+    def of_prompt(self) -> Number:
+        """Tokens of the prompt that stay once it is read. [tokens]"""
+        if self.selection.evicts == "never":
+            return self.p.prompt
+        return np.minimum(self.p.prompt, self.selection.prompt_kept(self))
+
+    @property
+    def staying(self) -> Number:
+        """New tokens of the batch that stay: rejected drafts do not. [tokens]"""
+        if not self.parts.keeps:
+            return 0.0
+        if self.p.prefill or not self.drafting.drafts:
+            return self.p.tokens
+        return self.p.batch * (1.0 + self.drafting.accepted)
+
+    def alone(self) -> "LayerPass":
+        """The same of a layer without a window."""
+        return LayerPass(self.d, self.p, LayerShape(), self.parts, self.part)
+
+    def then(self, point: Point) -> "LayerPass":
+        """The same layer in another pass."""
+        return replace(self, p=point, part=None, known={})
+
+
+def resident_kv(at: LayerPass, stored: Format) -> Number:
+    """Memory of one layer's kept tokens in a format. [B]"""
+    m = at.d.shard
+    size = stored.resident(m.k_width, m.v_width, at.kept)
+    return at.d.stack.cache.overhead * at.p.batch * size
+
+
+def attend(
+    at: LayerPass, after: tuple[str, ...] = (), *, share: float = 1.0, **more: Any
+) -> list[Op]:
+    """Attention of the new tokens over a share of what the selection reads, as it is stored."""
+    p, extra = at.p, more.pop("extra_bytes", 0.0)
+    limit = None if p.prefill else at.selection.limit(at)
+    if share < 1.0:
+        length = at.cached
+        limit = share * (length if limit is None else np.minimum(length, limit))
+    extra = extra + share * (at.storage.extra_bytes(at) + at.selection.extra_bytes(at))
+    extra = extra + at.drafting.extra_bytes(at) * at.shape.keeps
+    behind = _behind(at, limit)
+    if limit is not None and behind is not None:  # what the first of the new tokens sees
+        limit = limit - (p.new - 1) * (np.asarray(behind) > 0)
+    found = attention.ops(
+        at.d, p, at.shape, stored=at.storage.read, limit=limit, extra_bytes=extra,
+        scored=at.selection.scored or at.storage.scored, after=after, **more,
+    )  # fmt: skip
+    return found if behind is None else [_with(op, at, behind) for op in found]
+
+
+def _behind(at: LayerPass, limit: Number | None) -> Number | None:
+    """Pairs per head and sequence of several new tokens with each other, behind a cut prompt.
+
+    Other limits are what each query sees; this one is what the last of them sees.
+    """
+    if at.p.prefill or at.selection.evicts != "after the prompt" or not np.any(at.p.new > 1):
+        return None
+    own = at.p.new * (at.p.new - 1) / 2
+    return own * (np.asarray(limit) < at.cached)
+
+
+def _with(op: Op, at: LayerPass, pairs: Number) -> Op:
+    """Attention with the products of these pairs too."""
+    if op.kernel not in ("attention", "attention-fp8", "lowbit") or at.d.shard.latent:
+        return op
+    m = at.d.shard
+    return replace(op, flops=op.flops + 4.0 * at.p.batch * m.heads * m.head_dim * pairs)
+
+
+def pack(at: LayerPass) -> list[Op]:
+    """Packing of what a pass adds: of the prompt what stays, later every token that does."""
+    stored = at.storage.stored
+    if at.p.prefill:
+        kept = at.selection.prompt_kept(at)
+        before = np.minimum(kept, at.p.context)  # packed by earlier passes over the prompt
+        return ops.pack_prompt(at.d, at.p.batch, kept, stored, before)
+    return ops.quantise(at.d, at.staying, stored)
+
+
+@frozen
+class Term:
+    """One name with its settings.
+
+    Numeric settings may be arrays that broadcast with a point's batch and context; those that
+    change the structure of a step (bits, layers, schedules) are scalars.
+    """
+
+    name: ClassVar[str]
+    preset: ClassVar[bool] = True  # a paper's technique rather than a piece of one
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            check(self.name, f.name, getattr(self, f.name), f.metadata)
+
+    def says(self) -> "tuple[Part, ...]":
+        """Its parts, at most one per axis."""
+        raise NotImplementedError
+
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> "Iterable[Term]":
+        """Settings worth considering for a workload; array-valued ones along the first axis."""
+        return [self]
+
+    def options_of_shares(
+        self, deployment: Deployment, prompt: int, generate: int
+    ) -> "Iterable[Term]":
+        """Settings worth considering for requests of many lengths: budgets are shares of each.
+
+        Parameters
+        ----------
+        prompt, generate : the requests' means, for what is no budget. [tokens]
+        """
+        return self.options(deployment, prompt, generate)
+
+    def notes(self, at: "LayerPass") -> tuple[str, ...]:
+        """What a reader of a plan should know about these settings there."""
+        return tuple(note for part in self.says() for note in part.notes(at))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The values of all parameters by their names."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def __str__(self) -> str:
+        """Read back by ``kvsim.techniques.parse``."""
+        given = ",".join(f"{k}={plain(v)}" for k, v in self.settings.items())
+        return f"{self.name}:{given}" if given else self.name
+
+
+@frozen
+class Part(Term):
+    """A term that says something on one axis alone."""
+
+    axis: ClassVar[Axis]
+
+    def says(self) -> "tuple[Part, ...]":
+        """The part itself: it says something on its own axis alone."""
+        return (self,)
+
+    @cached_property
+    def shares(self) -> tuple[str, ...]:
+        """The settings that are a share of each prompt, in place of a number of tokens."""
+        could = (f.name for f in fields(self) if f.metadata.get("share"))
+        return tuple(name for name in could if np.any(is_share(getattr(self, name))))
+
+    def for_prompt(self, prompt: Number) -> Self:
+        """The same for prompts of known lengths: shares of them are whole numbers of tokens."""
+        tokens: dict[str, Any] = {}
+        for name in self.shares:
+            own = np.asarray(getattr(self, name), dtype=float)
+            tokens[name] = np.where(
+                is_share(own), np.maximum(np.ceil(own * prompt - ROUNDING), 1.0), own
+            )
+        return replace(self, **tokens) if tokens else self
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The names under which ``launches.csv`` lists what it issues."""
+        return (self.name,)
+
+    @property
+    def exact(self) -> bool:
+        """Whether tokens are those of full-precision KV, up to rounding."""
+        return False
+
+    def breaks(self, deployment: Deployment) -> tuple[int, ...]:
+        """First layers, after layer 0, from which on it says something else."""
+        return ()
+
+    def at(self, index: int, deployment: Deployment) -> Self:
+        """What it says of one layer."""
+        return self
+
+    def refuses(self, deployment: Deployment, beside: "Parts") -> str:
+        """Why it cannot run there, or beside the parts of the other axes; nothing if it can."""
+        return ""
+
+    def once(self, at: "LayerPass") -> Buffers:
+        """Buffers that all layers use in turn. [B]"""
+        return {}
+
+    def scratch(self, at: "LayerPass") -> Any:
+        """Copies of one layer's cache that are alive during attention only. [B]"""
+        return 0.0
+
+    def notes(self, at: "LayerPass") -> tuple[str, ...]:
+        """Nothing, where the part says nothing more."""
+        return ()
+
+
+@frozen
+class Selection(Part):
+    """Which cached tokens stay, and which of them a query reads."""
+
+    name = "all"
+    axis: ClassVar[Axis] = "selection"
+    evicts: ClassVar[Evicts] = "never"
+    per_head: ClassVar[bool] = False  # heads keep different tokens
+    chooses: ClassVar[bool] = False  # what is read is known only when the query is
+    borrows: ClassVar[bool] = True  # whether layers may attend to an earlier one's cache
+
+    @property
+    def queries(self) -> int:
+        """Query tokens of a decoding pass that yields one token."""
+        return 1
+
+    @property
+    def exact(self) -> bool:
+        """Whether a query reads every token."""
+        return type(self) is Selection
+
+    def refuses(self, deployment: Deployment, beside: Parts) -> str:
+        """Tokens that leave one by one have to be stored one by one."""
+        if self.evicts == "always" and not beside.storage.by_token:
+            return f"{self.name} drops single tokens, and {beside.storage.name} packs them together"
+        return ""
+
+    def kept(self, at: LayerPass) -> Number:
+        """Cached tokens per sequence that stay after the pass. [tokens]"""
+        return at.cached
+
+    def prompt_kept(self, at: LayerPass) -> Number:
+        """Tokens of the prompt that stay once it is read. [tokens]"""
+        return at.p.length
+
+    def limit(self, at: LayerPass) -> Number | None:
+        """Tokens that a query of a decoding pass sees at most; None for all. [tokens]"""
+        return None
+
+    @property
+    def scored(self) -> bool:
+        """Whether the prompt's attention scores are needed, and so leave the chip."""
+        return False
+
+    def extra_bytes(self, at: LayerPass) -> Number:
+        """What attention reads beyond the tokens that a query sees. [B]"""
+        return 0.0
+
+    def before(self, at: LayerPass) -> list[Op]:
+        """Ops before attention in decoding."""
+        return []
+
+    def after(self, at: LayerPass) -> list[Op]:
+        """Ops after attention: upkeep in decoding, the choice of what stays in prefill."""
+        return []
+
+    def attend(self, at: LayerPass) -> list[Op]:
+        """Ops between the projections of one layer."""
+        storage, place, drafting = at.storage, at.placement, at.drafting
+        if not at.p.prefill:
+            return [
+                *place.runtime(at), *place.fetch(at), *storage.arrive(at), *place.store(at),
+                *self.before(at), *place.attend(at), *storage.after(at), *self.after(at),
+            ]  # fmt: skip
+        if self.evicts == "never":
+            return [
+                *place.runtime(at), *storage.arrive(at), *place.store(at),
+                *attend(at, place.waits(at)), *place.finish(at),
+                *storage.after(at), *self.after(at), *drafting.after_prompt(at),
+            ]  # fmt: skip
+        return [  # only what stays is packed and sent away
+            *place.runtime(at), *attend(at), *self.after(at),
+            *storage.arrive(at), *place.store(at), *place.finish(at),
+            *storage.after(at), *drafting.after_prompt(at),
+        ]  # fmt: skip
+
+    def borrow(self, at: LayerPass) -> list[Op]:
+        """Ops of a layer that attends to the cache of an earlier one, as that keeps it.
+
+        Nothing is packed, dropped or sent home; what lives on the host is fetched once more.
+        """
+        place = at.placement
+        if at.p.prefill:
+            return attend(at)
+        return [*place.runtime(at), *place.fetch(at), *self.before(at), *place.attend(at)]
+
+    def resident(self, at: LayerPass) -> Buffers:
+        """What one layer keeps besides the cache: scores, bounds of pages, copies. [B]"""
+        return {}
+
+    def between(self, parts: Parts) -> Parts | None:
+        """An extra pass between the prompt and the first decoding round, if there is one."""
+        return None
+
+
+@frozen
+class Storage(Part):
+    """How keys and values are stored: format, packing, and what attention does about it."""
+
+    name = "fp16"
+    axis: ClassVar[Axis] = "storage"
+
+    @property
+    def stored(self) -> Format:
+        """Format of cached numbers where they live."""
+        return FP16
+
+    @property
+    def read(self) -> Format:
+        """Format that the GPU's attention reads; fp16 if numbers are widened on their way to it."""
+        return self.stored
+
+    @property
+    def upper(self) -> "Storage | None":
+        """The same cache read at half its bits, where it is stored in halves."""
+        return None
+
+    def notes(self, at: LayerPass) -> tuple[str, ...]:
+        """Which kernels a low-bit answer stands for."""
+        stack, said = at.d.stack, f"low-bit cache: stack {at.d.stack.name} stands for"
+        if self.read != self.stored:
+            share = stack.kernel("quantise").memory
+            return (
+                f"{said} kernels that widen what arrives from the host, before attention, at "
+                f"{share:.0%} of the memory bandwidth",
+            )
+        if self.read.kernel != "lowbit":
+            return ()
+        if stack.packed_cache.unpack_bytes:
+            return (
+                f"{said} software that unpacks a layer to fp16 before attention and moves "
+                f"{stack.packed_cache.unpack_bytes:g} bytes per number for it",
+            )
+        if stack.packed_cache.unpack_ops:
+            each = f"{stack.packed_cache.unpack_ops:g} vector operations per number"
+            return (
+                f"{said} attention kernels tuned to unpack in registers with {each}; kernels that "
+                f"are not lose on cards with much bandwidth",
+            )
+        passes = (
+            f" in {stack.packed_cache.passes:g} passes" if stack.packed_cache.passes > 1 else ""
+        )
+        return (
+            f"{said} attention kernels that read a packed cache{passes} at "
+            f"{stack.kernel('lowbit').memory:.0%} of the memory bandwidth, which hides the "
+            f"arithmetic of unpacking",
+        )
+
+    @property
+    def by_token(self) -> bool:
+        """Whether one token's numbers can be dropped, moved or fetched alone."""
+        return True
+
+    @property
+    def scored(self) -> bool:
+        """Whether the prompt's attention scores are needed, and so leave the chip."""
+        return False
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing is packed."""
+        return not self.stored.packs
+
+    def arrive(self, at: LayerPass) -> list[Op]:
+        """Ops before attention: packing of the tokens that the pass adds."""
+        return []
+
+    def after(self, at: LayerPass) -> list[Op]:
+        """Ops after attention: nothing where tokens are packed as they come."""
+        return []
+
+    def restore(self, at: LayerPass, tokens: Number) -> list[Op]:
+        """What makes keys of so many chosen tokens per KV head readable."""
+        return []
+
+    def extra_bytes(self, at: LayerPass) -> Number:
+        """What attention reads besides, or instead of, numbers in the format it reads. [B]"""
+        return 0.0
+
+    def number(self, at: LayerPass) -> tuple[Number, Number]:
+        """Average size of a stored number of a key, and of a value. [B]"""
+        return self.stored.k_number, self.stored.v_number
+
+    def moved(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
+        """Bytes of keys and of values of so many cached tokens per sequence, as stored. [B]"""
+        m, stored = at.d.shard, self.stored
+        k, v = stored.packed_sides(m.k_width, m.v_width, tokens)
+        return at.p.batch * k * stored.k_number, at.p.batch * v * stored.v_number
+
+    def sides(self, at: LayerPass) -> tuple[Number, Number]:
+        """Keys and values that one layer keeps if all of it is on the GPU, tails left out. [B]"""
+        return _sides(at, self.read)
+
+    def tail(self, at: LayerPass) -> Number:
+        """What stays on the GPU in full precision wherever the rest is. [B]"""
+        m, size = at.d.shard, at.d.stack.cache.overhead * at.p.batch
+        return size * self.read.tail_bytes(m.k_width, m.v_width)
+
+    def home(self, at: LayerPass) -> tuple[Number, Number]:
+        """Keys and values in host memory if all that can move is there. [B]"""
+        return self.sides(at) if self.read == self.stored else _sides(at, self.stored)
+
+    def resident(self, at: LayerPass) -> dict[str, Number]:
+        """What one layer keeps on the GPU if all of it is there; ``kv`` is the cache. [B]"""
+        return {"kv": sum(self.sides(at), self.tail(at))}
+
+
+def _sides(at: LayerPass, stored: Format) -> tuple[Number, Number]:
+    m, size = at.d.shard, at.d.stack.cache.overhead * at.p.batch
+    k, v = stored.resident_sides(m.k_width, m.v_width, at.kept)
+    return size * k, size * v
+
+
+@frozen
+class Placement(Part):
+    """Where cached tokens, weights and hidden states live; the defaults keep all on the GPU."""
+
+    name = "gpu"
+    axis: ClassVar[Axis] = "placement"
+
+    @property
+    def exact(self) -> bool:
+        """Moving numbers does not change them."""
+        return True
+
+    @property
+    def k_host(self) -> Number:
+        """Share of the cached keys that lives in host memory and is copied to the GPU."""
+        return 0.0
+
+    @property
+    def v_host(self) -> Number:
+        """Share of the cached values that lives in host memory and is copied to the GPU."""
+        return 0.0
+
+    @property
+    def on_cpu(self) -> Number:
+        """Share of the cached tokens that the CPU attends to."""
+        return 0.0
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether some keys and values are recomputed from layer inputs."""
+        return False
+
+    @property
+    def streams(self) -> bool:
+        """Whether copies run ahead of layers, or the CPU attends."""
+        return False
+
+    def weights_alone(self) -> "Placement":
+        """The same for weights and hidden states, with caches on the GPU."""
+        return self
+
+    @property
+    def tiles(self) -> int:
+        """Parts of the batch that pass through a layer one after another."""
+        return 1
+
+    def runtime(self, at: LayerPass) -> list[Op]:
+        """Fixed time of the software that moves caches."""
+        return []
+
+    def fetch(self, at: LayerPass) -> list[Op]:
+        """What brings the cache to the GPU in decoding."""
+        return []
+
+    def store(self, at: LayerPass) -> list[Op]:
+        """What sends new tokens home."""
+        return []
+
+    def waits(self, at: LayerPass) -> tuple[str, ...]:
+        """Ops that attention waits for."""
+        return ()
+
+    def attend(self, at: LayerPass) -> list[Op]:
+        """Attention of a decoding pass."""
+        return attend(at)
+
+    def finish(self, at: LayerPass) -> list[Op]:
+        """What else is sent home once the prompt has been attended to."""
+        return []
+
+    def ahead(self, at: LayerPass) -> list[Op]:
+        """Copies of weights and hidden states, which start before the layer does."""
+        return []
+
+    def weights_wait(self) -> tuple[str, ...]:
+        """Ops that the layer's first product waits for."""
+        return ()
+
+    def output_wait(self, at: LayerPass) -> tuple[str, ...]:
+        """Ops that the output projection waits for."""
+        return ()
+
+    def cache(self, at: LayerPass) -> Buffers:
+        """What one layer's storage keeps, by tier. [B]"""
+        return {"gpu": at.storage.resident(at)}
+
+    def drafts(self, at: LayerPass) -> Buffers:
+        """Room for a round's drafts in the layer's own cache. [B]"""
+        return {"gpu": {"kv": sum(drafted(at))}} if at.drafting.room else {}
+
+    def weights(self, size: float) -> Buffers:
+        """Weights of one layer of that size, by tier. [B]"""
+        return {"gpu": {"weights": size}}
+
+
+def drafted(at: LayerPass) -> tuple[Number, Number]:
+    """Keys and values of the drafts that a layer's own cache has room for. [B]"""
+    tokens = at.p.batch * at.drafting.room
+    k, v = at.storage.number(at)
+    return tokens * at.d.shard.k_width * k, tokens * at.d.shard.v_width * v
+
+
+@frozen
+class Drafting(Part):
+    """Who proposes tokens that one pass of the model then verifies; by default nothing does."""
+
+    name = "none"
+    axis: ClassVar[Axis] = "drafting"
+
+    @property
+    def exact(self) -> bool:
+        """Verified tokens are the model's own."""
+        return True
+
+    @property
+    def drafts(self) -> int:
+        """Tokens proposed per round."""
+        return 0
+
+    @property
+    def accepted(self) -> float:
+        """Drafts accepted per round, on average."""
+        return 0.0
+
+    @property
+    def assumes(self) -> str:
+        """What its speed rests on that the user has not said, if anything."""
+        return ""
+
+    def with_rounds(self, drafts: int | None = None, acceptance: float | None = None) -> Self:
+        """The same with other drafts per round, or another acceptance (accepted over drafted)."""
+        return self
+
+    def own_pass(self, point: Point, parts: Parts) -> Parts | None:
+        """How the model's own layers make a draft at that point; None if others make it."""
+        return None
+
+    def steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
+        """The draft passes of a round that are not the model's own."""
+        return ()
+
+    def prompt_steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
+        """What else reads the prompt."""
+        return ()
+
+    def after_prompt(self, at: LayerPass) -> list[Op]:
+        """What a layer does for the drafts once it has read the prompt."""
+        return []
+
+    def extra_bytes(self, at: LayerPass) -> Number:
+        """What verification moves for the drafts within the attention kernel. [B]"""
+        return 0.0
+
+    @property
+    def room(self) -> int:
+        """Tokens for which the layers' own caches need more room. [tokens]"""
+        return 0
+
+    def resident(self, at: LayerPass) -> Buffers:
+        """What a layer keeps for the drafts beside its cache. [B]"""
+        return {}
+
+    def beside_weights(self, at: LayerPass) -> Buffers:
+        """Weights that a layer has for the drafts beside its own. [B]"""
+        return {}
+
+    def beside(self, deployment: Deployment, point: Point) -> Buffers:
+        """What is kept for the drafts outside the model's layers: another model. [B]"""
+        return {}

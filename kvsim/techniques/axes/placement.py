@@ -1,0 +1,329 @@
+"""Where caches, weights and hidden states live: shares of them on the host.
+
+One family, of which full, offload, FlexGen, FastDecode, KCache and KVPR are corners. Of a layer's
+cached tokens one share stays on the GPU, one is copied to it in every step, and one is attended to
+by the CPU. Copies for the next layer that loads run beside the compute of this one, through two
+buffers. KVPR's recomputation of a part of the copied share is in ``papers.kvpr``.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+
+from kvsim.engine import ops
+from kvsim.engine.buffers import layer_weights
+from kvsim.frozen import frozen
+from kvsim.graph import Buffers, Channel, Number, Op
+from kvsim.machines.deployment import Deployment
+from kvsim.techniques.axes.base import LayerPass, Parts, Placement, attend, drafted, resident_kv
+from kvsim.techniques.axes.settings import param
+
+copy_pinned = partial(ops.copy, kernel="copy")
+FREE = "attn@-2"  # a buffer is free when attention two loads earlier has read it
+ROW_OR_COLUMN = ("row", "column")
+
+
+@frozen
+class HostPlacement(Placement):
+    """Shares of each layer's cache, weights and hidden states that live on the host.
+
+    By rows (``parts`` 1) the batch passes through all layers at once; by columns each layer serves
+    the parts of the batch in turn, and its streamed weights arrive spread evenly over them.
+
+    References
+    ----------
+    .. [1] Y. Sheng et al., "FlexGen: high-throughput generative inference of large language
+       models with a single GPU", ICML 2023, sections 3.2 and 4.2, https://arxiv.org/abs/2303.06865
+    .. [2] J. He and J. Zhai, "FastDecode", section 4, https://arxiv.org/abs/2403.11421
+    """
+
+    name = "place"
+    preset = False
+
+    host_share: Number = param(0, "share of cached tokens on the host", high=1, whole=False)
+    split: Number | str = param(
+        0, "tokens of the host's that are recomputed", high=1e7, choices=("auto",)
+    )
+    cpu_share: Number = param(
+        0, "share of cached tokens that the CPU attends to", high=1, whole=False
+    )
+    values_host: Number = param(0, "share of cached values on the host", high=1, whole=False)
+    weights_host: Number = param(0, "share of the weights on the host", high=1, whole=False)
+    states_host: float = param(0, "share of the hidden states on the host", high=1, whole=False)
+    parts: int = param(1, "parts of the batch by columns", low=1, high=1024)
+    gpu_layers: int = param(0, "first layers whose cache stays on the GPU", high=1000)
+
+    @property
+    def k_host(self) -> Number:
+        """Share of the cached keys that is copied or recomputed."""
+        return self.host_share
+
+    @property
+    def v_host(self) -> Number:
+        """Share of the cached values that is copied or recomputed."""
+        if not positive(self.values_host):
+            return self.host_share
+        return np.maximum(self.host_share, self.values_host)
+
+    @property
+    def on_cpu(self) -> Number:
+        """Share of the cached tokens that the CPU attends to."""
+        return self.cpu_share
+
+    @property
+    def loads(self) -> bool:
+        """Whether every step copies a part of the cache to the GPU."""
+        return positive(self.host_share) or positive(self.values_host)
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """A cache in two places takes kernels for each; the CPU has its own."""
+        parted = {"parted cache": self.host_share, "parted weights": self.weights_host}
+        found = [name for name, x in parted.items() if positive(x) and not np.all(x == 1)]
+        return ("cpu cache" if positive(self.cpu_share) else self.name, *found)
+
+    @property
+    def tiles(self) -> int:
+        """Parts of the batch."""
+        return self.parts
+
+    @property
+    def streams(self) -> bool:
+        """All but values, which are fetched when they are chosen."""
+        moves = (self.host_share, self.cpu_share, self.weights_host, self.states_host)
+        return any(map(positive, moves))
+
+    def breaks(self, deployment: Deployment) -> tuple[int, ...]:
+        """The first layer whose cache leaves the GPU."""
+        first = self._first(deployment)
+        return (first,) if first else ()
+
+    def at(self, index: int, deployment: Deployment) -> Self:
+        """The first layers keep their cache; their weights are placed like all."""
+        if index >= self._first(deployment):
+            return self
+        return self.weights_alone()
+
+    def weights_alone(self) -> Self:
+        """The same with every cache on the GPU."""
+        return replace(self, host_share=0, values_host=0, split=0, cpu_share=0, gpu_layers=0)
+
+    def _first(self, deployment: Deployment) -> int:
+        """Index of the first layer that is offloaded; some runtimes never offload the first."""
+        resident = deployment.stack.offload.resident_layers if positive(self.host_share) else 0
+        return max(self.gpu_layers, resident)
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether the shares of the cached tokens add up to more than all of them."""
+        return bool(np.any(np.asarray(self.host_share) + self.cpu_share > 1 + 1e-12))
+
+    def refuses(self, deployment: Deployment, beside: Parts) -> str:
+        """Shares that exceed the whole, and what the CPU cannot do."""
+        if self.exceeds:
+            return f"host_share and cpu_share={self.cpu_share} of a layer's tokens exceed 1"
+        selection, storage = beside.selection, beside.storage
+        if not positive(self.cpu_share):
+            return ""
+        if deployment.shard.latent:
+            return "no CPU attention for a latent cache (MLA)"
+        if storage.stored.packs:
+            return f"the CPU attends to fp16 alone, not to {storage.name}"
+        if selection.evicts == "always" and selection.scored:
+            return f"{selection.name} ranks tokens by scores, which the CPU's attention keeps"
+        return ""
+
+    # ops of a layer
+
+    def runtime(self, at: LayerPass) -> list[Op]:
+        """Fixed time of a layer that keeps some share of its cache on the host."""
+        if positive(self.cpu_share) and not at.p.prefill:
+            return ops.runtime(at.d)
+        return ops.runtime(at.d, self.v_host) if self.loads else []
+
+    def load(self, at: LayerPass, tokens: Number | None = None) -> Op:
+        """Copy of the host's share, or of so many tokens per sequence, to the GPU."""
+        if tokens is None:
+            k, v = at.storage.moved(at, tokens_before(at))
+            size = self.k_host * k + self.v_host * v
+        else:
+            size = sum(at.storage.moved(at, tokens), 0.0)
+        return ops.copy("load_kv", "h2d", size, launches=2, after=(FREE,), ahead=True)
+
+    def fetch(self, at: LayerPass) -> list[Op]:
+        """The host's share of the cache is copied to the GPU, and widened where it is packed."""
+        if not self.loads:
+            return []
+        widened: list[Op] = []
+        if at.storage.read != at.storage.stored:
+            tokens = at.p.batch * self.v_host * tokens_before(at)
+            widened = ops.quantise(at.d, tokens, at.storage.stored, "dequantise")
+        return [self.load(at), *(replace(op, after=("load_kv",)) for op in widened)]
+
+    def store(self, at: LayerPass) -> list[Op]:
+        """New tokens go home."""
+        d, p, m = at.d, at.p, at.d.shard
+        cpu = self.cpu_share if p.prefill else 0.0  # in decoding sent along with the queries
+        if not self.loads and not positive(cpu):
+            return []
+        drafting = at.drafting.drafts or not at.parts.keeps
+        new = p.tokens if drafting else at.staying  # sent before it is known which drafts stay
+        if p.prefill and at.selection.evicts != "never":
+            new = p.batch * np.minimum(p.new, at.selection.prompt_kept(at))
+        stored = p.batch * at.kept if d.stack.offload.store_layer else new
+        k, v = at.storage.number(at)
+        size = stored * (self.k_host * m.k_width * k + self.v_host * m.v_width * v)
+        size = size * self.sent_share(at) + cpu * ops.kv_bytes(m, new)
+        after = ("qkv",)
+        if at.storage.stored.packs:
+            after = ("quantise",)
+        elif p.prefill and at.selection.evicts != "never":
+            after = ("compact",)
+        sync = d.stack.offload.blocking_store and not p.prefill
+        return [ops.copy("store_kv", "d2h", size, launches=2, after=after, sync=sync)]
+
+    def sent_share(self, at: LayerPass) -> Number:
+        """Share of the new keys and values for the host that are sent there at all."""
+        return 1.0
+
+    def waits(self, at: LayerPass) -> tuple[str, ...]:
+        """The loaded tokens; where the whole layer is stored, it is before attention."""
+        if not self.loads:
+            return ()
+        loaded = () if at.p.prefill else ("load_kv",)
+        return (*loaded, "store_kv") if at.d.stack.offload.store_layer else loaded
+
+    def attend(self, at: LayerPass) -> list[Op]:
+        """On the GPU, on the CPU, or each over the KV heads of its share."""
+        share, p, m = self.cpu_share, at.p, at.d.shard
+        here = attend(at, self.waits(at))
+        if not positive(share):
+            return here
+        queries = ops.HALF * p.tokens * m.heads * m.head_dim
+        whole = next(op for op in here if op.name == "attn")
+        kept = ops.kv_bytes(m, p.batch * at.kept)
+        read: dict[Channel, Number] = {"dram": share * (kept + 2 * queries)}
+        alone = bool(np.all(share == 1))
+        name = "attn" if alone else "attn_cpu"
+        sent = share * (queries + ops.kv_bytes(m, p.tokens) * at.shape.keeps)
+        return [
+            ops.copy("send_qkv", "d2h", sent, after=("qkv",)),
+            *([] if alone else [_scale_op(op, 1 - share) for op in here]),
+            Op(name, "cpu", "cpu", share * whole.flops, read, after=("send_qkv",)),
+            ops.copy("return_out", "h2d", share * queries, after=(name,)),
+        ]
+
+    def output_wait(self, at: LayerPass) -> tuple[str, ...]:
+        """Where the CPU attends, its answer."""
+        if not positive(self.cpu_share) or at.p.prefill:
+            return ()
+        # while the CPU attends for one part of the batch, the GPU goes on with the one before
+        return ("return_out@-1" if self.parts > 1 else "return_out",)
+
+    def ahead(self, at: LayerPass) -> list[Op]:
+        """Copies of weights and hidden states, where those live on the host."""
+        found, d = [], at.d
+        if positive(self.weights_host):
+            size = self.weights_host * layer_weights(d, at.shape) / self.parts
+            found.append(copy_pinned("load_weights", "h2d", size, after=(FREE,), ahead=True))
+        if self.states_host:
+            states = self.states_host * ops.HALF * at.p.tokens * d.shard.hidden
+            found.append(copy_pinned("load_states", "h2d", states, ahead=True))
+            found.append(copy_pinned("store_states", "d2h", states))
+        return found
+
+    def weights_wait(self) -> tuple[str, ...]:
+        """The copy of streamed weights, where any are streamed."""
+        return ("load_weights",) if positive(self.weights_host) else ()
+
+    # what is resident where
+
+    def cache(self, at: LayerPass) -> Buffers:
+        """Each share where it lives."""
+        whole = at.storage.resident(at)
+        if not self.loads and not positive(self.cpu_share):
+            return {"gpu": whole}
+        here, home = at.storage.sides(at), at.storage.home(at)
+        stay = 1 - self.k_host - self.cpu_share, 1 - self.v_host - self.cpu_share
+        gpu = whole | {"kv": stay[0] * here[0] + stay[1] * here[1] + at.storage.tail(at)}
+        host = self.loaded_cache(at, home)
+        return {"gpu": gpu, "host": host | {"kv": host["kv"] + self.cpu_share * sum(home)}}
+
+    def loaded_cache(self, at: LayerPass, home: tuple[Number, Number]) -> dict[str, Number]:
+        """What the host holds of one layer for copies to the GPU. [B]
+
+        Parameters
+        ----------
+        home : all keys and all values in the host's format. [B]
+        """
+        return {"kv": self.k_host * home[0] + self.v_host * home[1]}
+
+    def drafts(self, at: LayerPass) -> Buffers:
+        """Each share where it lives."""
+        if not at.drafting.room:
+            return {}
+        k, v = drafted(at)
+        gpu = (1 - self.k_host - self.cpu_share) * k + (1 - self.v_host - self.cpu_share) * v
+        if not self.loads and not positive(self.cpu_share):
+            return {"gpu": {"kv": gpu}}
+        return {"gpu": {"kv": gpu}, "host": {"kv": k + v - gpu}}
+
+    def once(self, at: LayerPass) -> Buffers:
+        """Two buffers for copies from the host, and a column's hidden states."""
+        d, p = at.d, at.p
+        gpu: dict[str, Number] = {}
+        if self.loads and not at.selection.chooses:
+            gpu["kv buffers"] = 2 * self.load_buffer(at)
+        if positive(self.cpu_share):  # of a prompt two layers, one computed while the other leaves
+            leaving = 2 * ops.kv_bytes(d.shard, p.tokens) if p.prefill else 0.0
+            gpu["kv on the way out"] = self.cpu_share * leaving
+        if positive(self.weights_host):
+            largest = max(layer_weights(d, s) for block, _ in d.shard.layout for s in block)
+            gpu["weight buffers"] = 2 * self.weights_host * largest
+        others = self.parts if self.parts > 1 and not positive(self.cpu_share) else 0
+        states = others * ops.HALF * p.tokens * d.shard.hidden
+        if not others:
+            return {"gpu": gpu}
+        gpu["hidden states"] = (1 - self.states_host) * states
+        return {"gpu": gpu, "host": {"hidden states": self.states_host * states}}
+
+    def load_buffer(self, at: LayerPass) -> Number:
+        """GPU memory that one layer's copy from the host fills. [B]"""
+        k, v = at.storage.home(at)
+        return self.drafted_on_host(at) + self.k_host * k + self.v_host * v
+
+    def drafted_on_host(self, at: LayerPass) -> Number:
+        """The host's share of a round's drafts in one layer. [B]"""
+        k, v = drafted(at)
+        return self.k_host * k + self.v_host * v
+
+    def scratch(self, at: LayerPass) -> Number:
+        """A packed layer is widened to fp16 for attention."""
+        if self.loads and at.storage.read != at.storage.stored and not at.p.prefill:
+            return resident_kv(at, at.storage.read)
+        return 0.0
+
+    def weights(self, size: float) -> Buffers:
+        """Weights on both sides."""
+        if not positive(self.weights_host):
+            return {"gpu": {"weights": size}}
+        host = self.weights_host * size
+        return {"gpu": {"weights": size - host}, "host": {"weights": host}}
+
+
+def tokens_before(at: LayerPass) -> Number:
+    """Cached tokens per sequence before the pass. [tokens]"""
+    return at.kept if at.d.stack.cache.static else np.maximum(at.kept - at.p.new, 0.0)
+
+
+def positive(share: Any) -> bool:
+    """Whether a share, or any of an array of them, is above 0."""
+    return bool(np.any(share > 0) if isinstance(share, np.ndarray) else share > 0)
+
+
+def _scale_op(op: Op, share: Number) -> Op:
+    """A share of an op's work."""
+    moved: dict[Channel, Number] = {channel: share * n for channel, n in op.bytes.items()}
+    return replace(op, flops=share * op.flops, bytes=moved)
