@@ -20,7 +20,7 @@ from kvsim.emit.writing import (
     write_yaml,
 )
 from kvsim.errors import unknown
-from kvsim.techniques.terms import Term
+from kvsim.techniques.axes.base import Term
 
 WIDTH = 100  # of comments [characters]
 DRAFT_MODEL = "DRAFT_MODEL"

@@ -17,8 +17,8 @@ from kvsim.prediction.memory import (
     weights_bytes,
 )
 from kvsim.serving.rules import Rules
-from kvsim.techniques.base import Technique
-from kvsim.techniques.terms import Term
+from kvsim.techniques.axes.base import Term
+from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:  # numba, which only simulated replicas need
     from kvsim.prediction.generate import Prediction

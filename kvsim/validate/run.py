@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.graph import Tier
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import Kind
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder

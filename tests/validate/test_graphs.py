@@ -15,7 +15,7 @@ from kvsim.engine.timeline import steady
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import OpCounter
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.graphs import ReplayedRounds

@@ -11,7 +11,7 @@ from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import Model
 from kvsim.techniques import parse
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import OpCounter
 from kvsim.validate.counts.compare import Comparison, compare
 from kvsim.validate.machine import check_memory, refusals

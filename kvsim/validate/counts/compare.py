@@ -14,7 +14,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Channel, Number, Step, Tier
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point, phases, prefill_point
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import OpCounter
 from kvsim.validate.run import Generation
 

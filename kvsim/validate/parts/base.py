@@ -44,7 +44,7 @@ from torch import Tensor
 
 from kvsim.frozen import frozen
 from kvsim.graph import Tier
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import Kind, NullCounter, size
 from kvsim.validate.kernels.ranges import NUMBERS, ranges
 from kvsim.validate.model.attention import Pass, attend, visible

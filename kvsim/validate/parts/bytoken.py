@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvsim.frozen import frozen
-from kvsim.techniques.axes import Storage
+from kvsim.techniques.axes.base import Storage
 from kvsim.validate.counter import NullCounter, OpRecord
 from kvsim.validate.kernels.attention import View, unpacks
 from kvsim.validate.kernels.gather import rows_at

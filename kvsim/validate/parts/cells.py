@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvsim.frozen import frozen
-from kvsim.techniques.axes import Storage
+from kvsim.techniques.axes.base import Storage
 from kvsim.validate.counter import NullCounter, OpRecord, uncounted
 from kvsim.validate.kernels.attention import PartialAttention, View, attend
 from kvsim.validate.model.attention import Pass, Seen, visible

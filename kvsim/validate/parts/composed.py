@@ -9,10 +9,8 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.graph import Tier
-from kvsim.techniques.axes import Placement
-from kvsim.techniques.base import Technique
-from kvsim.techniques.layers import Parts
-from kvsim.techniques.terms import Part
+from kvsim.techniques.axes.base import Part, Parts, Placement
+from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import Kind, size
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Answer, Decoder

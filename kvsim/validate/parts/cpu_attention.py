@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvsim.techniques.axes import Storage
+from kvsim.techniques.axes.base import Storage
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Pass, Seen, attend
 from kvsim.validate.parts.cells import CacheRoom, KvStore, SlotRange

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes import Storage
-from kvsim.techniques.grouped import Grouped as Settings
+from kvsim.techniques.axes.base import Storage
+from kvsim.techniques.axes.storage import Grouped as Settings
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.quantise import quantise
 from kvsim.validate.kernels.stores import Store

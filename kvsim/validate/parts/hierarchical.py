@@ -5,8 +5,8 @@ from types import MappingProxyType
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes import Storage
-from kvsim.techniques.hierarchical import Hierarchical as Settings
+from kvsim.techniques.axes.base import Storage
+from kvsim.techniques.papers.quantspec import Hierarchical as Settings
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Seen
 from kvsim.validate.parts.cells import CacheRoom, SlotRange

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.landmarks import Landmarks as Settings
+from kvsim.techniques.papers.shadowkv import Landmarks as Settings
 from kvsim.validate.counter import OpRecord
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.model.attention import Pass, attend

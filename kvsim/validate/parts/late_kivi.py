@@ -4,8 +4,8 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from kvsim.techniques.axes import Storage
-from kvsim.techniques.late_kivi import LateKivi as Settings
+from kvsim.techniques.axes.base import Storage
+from kvsim.techniques.papers.specache import LateKivi as Settings
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.attention import PartialAttention
 from kvsim.validate.kernels.quantise import Levels

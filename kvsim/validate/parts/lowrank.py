@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes import Storage
-from kvsim.techniques.lowrank import Lowrank as Settings
+from kvsim.techniques.axes.base import Storage
+from kvsim.techniques.papers.shadowkv import Lowrank as Settings
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.model.attention import Seen

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.chosen import Chosen
+from kvsim.techniques.axes.selection import Chosen
 from kvsim.validate.counter import OpRecord
 from kvsim.validate.model.attention import Pass, attend
 from kvsim.validate.parts.cells import SlotRange

@@ -53,7 +53,9 @@ class Place(CachePlacement):
         assert isinstance(part, Settings)
         self._refuse_always(part)
         self.place, lanes = part, self.lanes()
-        self.inputs = Recomputing(run, lanes, part) if part.recomputes else None
+        self.inputs: Recomputing | None = None
+        if isinstance(part, Kvpr) and part.recomputes:
+            self.inputs = Recomputing(run, lanes, part)
         self.visits: dict[tuple[int, int], PrefetchBuffers] = {}  # by layer and part
         self.own: list[PrefetchBuffers] = []  # those that other placements may share
         self.leaving = LeavingPrompts(lanes, run.counter)

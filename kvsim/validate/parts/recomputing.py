@@ -9,9 +9,9 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.graph import Array, Point
 from kvsim.models.model import LayerShape
-from kvsim.techniques.layers import LayerPass
-from kvsim.techniques.place import Place as Settings
-from kvsim.techniques.recompute import recomputed
+from kvsim.techniques.axes.base import LayerPass
+from kvsim.techniques.papers.kvpr import Place as Settings
+from kvsim.techniques.papers.kvpr import choose_split
 from kvsim.validate.counter import NullCounter, OpRecord
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.selecting import LayerContext

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from kvsim.techniques.axes import Storage
+from kvsim.techniques.axes.base import Storage
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Seen
 from kvsim.validate.parts.bytoken import PACKED_AT_ONCE, Host, PerTokenCache

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.models.model import LayerShape, Model
-from kvsim.techniques.layers import Parts
+from kvsim.techniques.axes.base import Parts
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Pass, Seen, attend, visible
 from kvsim.validate.parts.base import Resident, put, together

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvsim.frozen import frozen
-from kvsim.techniques.axes import Storage
+from kvsim.techniques.axes.base import Storage
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Seen
 from kvsim.validate.parts.cells import CacheRoom, KvStore, SlotRange, Widths, on_the_gpu

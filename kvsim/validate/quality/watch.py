@@ -6,8 +6,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from kvsim.techniques.axes import Storage
-from kvsim.techniques.base import Technique
+from kvsim.techniques.axes.base import Storage
+from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.model.decoder import Decoder

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvsim.errors import unknown
 from kvsim.techniques import TECHNIQUES
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import size
 from kvsim.validate.homes import check_host_memory, lines, planned
 from kvsim.validate.model.decoder import Decoder, rehearsal

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvsim.frozen import frozen
-from kvsim.techniques.base import Technique
+from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import NullCounter, size
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.counts.compare import as_run
