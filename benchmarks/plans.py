@@ -24,10 +24,10 @@ from itertools import permutations, product
 import numpy as np
 
 from kvsim.errors import InfeasibleError, InputError
-from kvsim.limits import ENGINE_SHARE
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import hardware_names, load_hardware, load_stack
 from kvsim.models.configs import load_model
+from kvsim.options import ENGINE_SHARE
 from kvsim.planner.advice import NoPlanError
 from kvsim.planner.mixes import Arrangement, Use
 from kvsim.planner.placement import Coefficients

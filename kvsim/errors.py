@@ -28,7 +28,7 @@ def brief(problem: BaseException, most: int) -> str:
     return next(iter(str(problem).splitlines()), type(problem).__name__)[:most]
 
 
-def lacking(package: str | None) -> InputError | None:
+def missing_dependency(package: str | None) -> InputError | None:
     """What to install if a package is missing that is only used in some places."""
     name = (package or "").partition(".")[0]
     if name not in EXTRAS:
@@ -46,7 +46,7 @@ def require(*packages: str) -> None:
         Naming the first package and what to install.
     """
     for package in packages:
-        problem = lacking(package)
+        problem = missing_dependency(package)
         if problem is not None and find_spec(package) is None:
             raise problem
 

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from kvsim import __version__
-from kvsim.cli.ends import ended
+from kvsim.cli.ends import run_command
+from kvsim.console import run_on_command_line
 
 COMMANDS = {
     "plan": "plan",
@@ -31,7 +32,7 @@ COMMANDS = {
 }
 """Every command by name, and its module in ``kvsim.cli``, in the order of the help."""
 
-YOUNG = 400_000
+GC_THRESHOLD = 400_000
 """Objects made between two searches for garbage: commands are short and make few cycles, and
 Python's 700 cost them 5 % of their time, 50,000 still 3 %."""
 
@@ -53,6 +54,8 @@ def _general(
 
 def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
     """The commands as one application; only the modules of those named are imported."""
+    from kvsim.cli.command import CheckedCommand
+
     app = typer.Typer(
         name="kvsim",
         add_completion=True,
@@ -66,18 +69,20 @@ def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
         if isinstance(getattr(module, "app", None), typer.Typer):
             app.add_typer(module.app, name=name)
         else:
-            app.command(name)(getattr(module, name))
+            function = getattr(module, name)
+            made = hasattr(function, "__signature__")
+            app.command(name, cls=CheckedCommand if made else None)(function)
     return app
 
 
 def main() -> None:
     """Run the command line; every error is one line on standard error."""
-    gc.set_threshold(YOUNG)
+    gc.set_threshold(GC_THRESHOLD)
     # a plan's matrices are small: threads that NumPy's library starts for large ones would only
     # spin; PyTorch has its own
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     arguments = sys.argv[1:] or ["--help"]
-    sys.exit(ended(lambda: _run(arguments)))
+    sys.exit(run_command(lambda: _run(arguments)))
 
 
 def _run(arguments: list[str]) -> object:
@@ -85,7 +90,8 @@ def _run(arguments: list[str]) -> object:
     from kvsim.cli.effects import checked
 
     app = application(arguments[:1] if arguments[0] in COMMANDS else COMMANDS)
-    return checked(app)(arguments, prog_name="kvsim", standalone_mode=False)
+    with run_on_command_line():
+        return checked(app)(arguments, prog_name="kvsim", standalone_mode=False)
 
 
 if __name__ == "__main__":

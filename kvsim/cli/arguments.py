@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from kvsim import limits
+from kvsim import options as limits
 from kvsim.errors import InputError
 
 MOST = 1e9  # of any number that a user gives
@@ -15,6 +15,12 @@ TIME = re.compile(r"\s*+([0-9.]++(?:[eE][+-]?[0-9]++)?)\s*+(?:(us|ms|s|min)\s*+)
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 TOKENS = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)([kKmM])\s*")
 THOUSANDS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}  # as vLLM reads them
+
+
+def _check(name: str, value: float, got: str = "") -> float:
+    if name in limits.RANGES:
+        limits.RANGES[name].check(name, value, got)
+    return value
 
 
 def option(
@@ -31,7 +37,7 @@ def number(name: str, text: str, share: bool = False) -> float:
     except ValueError:
         value = float("nan")
     if name in limits.RANGES and value == value:
-        return limits.check(name, value, repr(text))
+        return _check(name, value, repr(text))
     if not (0 <= value <= 1 if share else 0 < value <= MOST):
         expected = "a number from 0 to 1" if share else f"a number above 0, at most {MOST:g}"
         raise InputError(f"{name}: got {text[:40]!r}; expected {expected}")
@@ -64,7 +70,7 @@ def seconds(name: str, text: str, most_bare: float) -> float:
             f"{name}: got {text[:40]!r}; expected a time above 0 with its unit, as 500ms or 2s, or "
             f"none for no limit"
         )
-    return limits.check(name, value, repr(text))
+    return _check(name, value, repr(text))
 
 
 def _positive(text: str) -> float:
@@ -82,7 +88,7 @@ def tokens(name: str, text: str) -> int:
     value = float(found[1]) * THOUSANDS[found[2]]
     if not value.is_integer() or value > MOST:
         raise InputError(f"{name}: {text[:40]!r} is {value:.15g} tokens; expected a whole number")
-    return int(limits.check(name, value))
+    return int(_check(name, value))
 
 
 def token_counts(name: str, text: str) -> list[int]:
@@ -109,7 +115,7 @@ def count(name: str, text: str, alternative: str = "") -> int:
     """The one whole number that an option was given."""
     if not WHOLE.fullmatch(text):
         raise InputError(f"{name}: got {text[:40]!r}; expected one whole number{alternative}")
-    return int(limits.check(name, int(text)))
+    return int(_check(name, int(text)))
 
 
 def counts(name: str, text: str) -> list[int]:
@@ -119,7 +125,7 @@ def counts(name: str, text: str) -> list[int]:
         raise InputError(
             f"{name}: got {text[:40]!r}; expected whole numbers separated by commas, as 1,8"
         )
-    return [int(limits.check(name, int(item))) for item in items]
+    return [int(_check(name, int(item))) for item in items]
 
 
 def either(text: str | None, usual: str) -> str:

@@ -48,8 +48,8 @@ from kvsim.cli.options import (
     say_written,
 )
 from kvsim.errors import InfeasibleError, InputError
-from kvsim.limits import ENGINE_SHARE
 from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
+from kvsim.options import ENGINE_SHARE
 
 if TYPE_CHECKING:
     from kvsim.planner.fleet.offers import Schedule

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from typer.core import TyperCommand
+
 from kvsim.cli.help import GroupedCommand
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
@@ -114,7 +116,7 @@ def misgiven(order: Sequence[Any], values: Mapping[str, Any]) -> str:
     return ""
 
 
-class CheckedCommand(GroupedCommand):
+class RuleCommand(GroupedCommand):
     """A command that refuses options without effect, given twice, or without a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -135,7 +137,8 @@ class CheckedCommand(GroupedCommand):
 def checked(app: Any) -> Any:
     """An application whose commands all are checked."""
     for command in app.registered_commands:
-        command.cls = CheckedCommand
+        if command.cls is None or command.cls is TyperCommand:
+            command.cls = RuleCommand
     for group in app.registered_groups:
         checked(group.typer_instance)
     return app

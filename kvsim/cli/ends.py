@@ -11,12 +11,12 @@ from types import FrameType
 
 import typer
 
-from kvsim.errors import InfeasibleError, InputError, lacking
+from kvsim.errors import InfeasibleError, InputError, missing_dependency
 from kvsim.files.drafts import remove_own
 from kvsim.files.ledger import Ledger, ledger
 
 DONE, LIMIT, BAD, FAULT = 0, 1, 2, 70
-LINE = 1000  # longest message that anyone would read
+MAX_MESSAGE = 1000  # longest message that anyone would read
 NO_MEMORY = "memory ran out; expected a smaller request: fewer points, requests or replicas"
 
 
@@ -28,7 +28,7 @@ class Stopped(BaseException):
         self.number = number
 
 
-def ended(work: Callable[[], object]) -> int:
+def run_command(work: Callable[[], object]) -> int:
     """Do a command's work, say what went wrong in one line, and return the exit code.
 
     Codes are 0 for done, 1 for a limit that is not met, 2 for bad input, 70 for a fault of kvsim
@@ -67,7 +67,10 @@ def _code_of(problem: BaseException, kept: Ledger) -> int:
         return _say(str(problem), LIMIT)
     if isinstance(problem, InputError):
         return _say(str(problem), BAD)
-    if isinstance(problem, ModuleNotFoundError) and (mend := lacking(problem.name)) is not None:
+    if (
+        isinstance(problem, ModuleNotFoundError)
+        and (mend := missing_dependency(problem.name)) is not None
+    ):
         return _say(str(mend), BAD)
     if isinstance(problem, BrokenPipeError):  # the reader of our output has what it wanted
         return _silence(128 + signal.SIGPIPE)
@@ -113,8 +116,8 @@ def _fault(problem: BaseException) -> int:
 def _say(message: str, code: int) -> int:
     line = " ".join(message.split())
     printable = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
-    if len(printable) > LINE:
-        printable = f"{printable[: LINE // 2]} ... {printable[-LINE // 2 :]}"
+    if len(printable) > MAX_MESSAGE:
+        printable = f"{printable[: MAX_MESSAGE // 2]} ... {printable[-MAX_MESSAGE // 2 :]}"
     with suppress(OSError):  # that stream may be closed as well
         typer.echo(f"kvsim: {printable}", err=True)
     return code

@@ -1,35 +1,33 @@
 """`kvsim models`, `gpus`, `techniques` and `stacks`."""
 
-from typing import Annotated
-
-import typer
-
-from kvsim.cli.options import JsonOption, command_line
-
-Name = Annotated[str, typer.Argument(metavar="[NAME]", help="One entry in full, with its sources.")]
+from kvsim.cli.command import Call, command
 
 
-def models(name: Name = "", json: JsonOption = False) -> None:
+@command("models")
+def models(call: Call) -> None:
     """List the model catalogue, or show one model."""
-    _show("models", name, json)
+    _show("models", call)
 
 
-def gpus(name: Name = "", json: JsonOption = False) -> None:
+@command("gpus")
+def gpus(call: Call) -> None:
     """List the hardware profiles, or show one with its sources."""
-    _show("gpus", name, json)
+    _show("gpus", call)
 
 
-def techniques(name: Name = "", json: JsonOption = False) -> None:
+@command("techniques")
+def techniques(call: Call) -> None:
     """List the techniques, or show one with its settings and paper."""
-    _show("techniques", name, json)
+    _show("techniques", call)
 
 
-def stacks(name: Name = "", json: JsonOption = False) -> None:
+@command("stacks")
+def stacks(call: Call) -> None:
     """List the software stacks, or show one with its known error."""
-    _show("stacks", name, json)
+    _show("stacks", call)
 
 
-def _show(kind: str, name: str, json: bool) -> None:
+def _show(kind: str, call: Call) -> None:
     from kvsim.report import lists
 
-    lists.show(kind, name, json, command_line())
+    lists.show(kind, call.options.get("name", ""), call.json, call.line)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from kvsim.cli.arguments import count, counts, either, gib, seconds, tokens, words
 from kvsim.cli.options import deployment
 from kvsim.errors import InputError
-from kvsim.limits import ENGINE_SHARE
 from kvsim.machines.hardware import RELEASED
+from kvsim.options import ENGINE_SHARE
 
 if TYPE_CHECKING:
     from kvsim.machines.deployment import Deployment

@@ -16,8 +16,8 @@ from kvsim.engine.timeline import makespan, steady
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Number, Point, Step, Tier
-from kvsim.limits import RANGES
 from kvsim.machines.deployment import Deployment
+from kvsim.options import RANGES
 from kvsim.prediction.memory import (
     TIERS,
     ZERO,

@@ -3,8 +3,8 @@
 import numpy as np
 
 from kvsim.graph import Array, Buffers, Number, Point, Tier
-from kvsim.limits import RANGES
 from kvsim.machines.deployment import Deployment
+from kvsim.options import RANGES
 from kvsim.search import last_within
 from kvsim.techniques.technique import Technique
 

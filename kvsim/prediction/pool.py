@@ -4,8 +4,8 @@ import numpy as np
 
 from kvsim.frozen import frozen
 from kvsim.graph import Point
-from kvsim.limits import ENGINE_SHARE
 from kvsim.machines.deployment import Deployment
+from kvsim.options import ENGINE_SHARE
 from kvsim.prediction.memory import (
     decode_point,
     left_for_caches,

@@ -155,27 +155,29 @@ LISTS = {
 }
 
 
-def show(kind: str, name: str, json: bool, command: str) -> None:
-    """A list, or one entry of it in full.
+def find(kind: str, name: str) -> Row | list[Row]:
+    """The entries of a list, or the one of a name.
 
     Raises
     ------
     InputError
         If there is no entry of that name.
     """
-    rows, columns, title = LISTS[kind][0](), LISTS[kind][1], LISTS[kind][2]
-    if name:
-        row = _entry(kind, name, rows)
-        if json:
-            notes = row.pop("notes", ())
-            print_json(envelope(command, row, notes=notes))
-        else:
-            _show_one(kind, row, name)
-    elif json:
-        print_json(envelope(command, rows))
+    rows = LISTS[kind][0]()
+    return _entry(kind, name, rows) if name else rows
+
+
+def show(kind: str, name: str, json: bool, command: str) -> None:
+    """Print a list, or one entry of it in full."""
+    found = find(kind, name)
+    if json:
+        notes = found.pop("notes", ()) if isinstance(found, dict) else ()
+        print_json(envelope(command, found, notes=notes))
+    elif isinstance(found, dict):
+        _show_one(kind, found, name)
     else:
         below = settings if kind == "techniques" else lambda row: ""
-        Screen().table(Table(columns, rows, title, below))
+        Screen().table(Table(LISTS[kind][1], found, LISTS[kind][2], below))
 
 
 def _entry(kind: str, name: str, rows: Sequence[Row]) -> Row:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Number, Point, Tier
-from kvsim.limits import ENGINE_SHARE
 from kvsim.machines.deployment import Deployment
+from kvsim.options import ENGINE_SHARE
 from kvsim.prediction.memory import (
     decode_point,
     left_for_caches,

@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from math import inf, isfinite, isnan
 
-from kvsim import limits
+from kvsim import options
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
@@ -80,7 +80,7 @@ class Rules:
             elif f.name != "prefix_caching" and not (f.name == "cache_block" and value == 0):
                 if isinstance(value, bool) or not isinstance(value, int):
                     raise InputError(f"{option}: got {value!r}; expected a whole number")
-                limits.check(option, value)
+                options.check_range(option, value)
         self._refuse_what_does_nothing()
 
     def _refuse_what_does_nothing(self) -> None:

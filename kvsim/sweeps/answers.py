@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import InfeasibleError, InputError
-from kvsim.limits import ENGINE_SHARE
+from kvsim.options import ENGINE_SHARE
 from kvsim.planner.admit import Admission
 from kvsim.planner.fleet.answer import make_capacity
 from kvsim.planner.fleet.comparisons import CapacityQuestion

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvsim.cli.ends import Stopped, ended
+from kvsim.cli.ends import Stopped, run_command
 from kvsim.files import replacing, writing
 from kvsim.files.drafts import create_draft
 
@@ -23,6 +23,6 @@ def test_a_signal_just_after_a_draft_is_made_leaves_none(
             draft.write_text("never")
 
     monkeypatch.setattr(writing, "create_draft", interrupted)
-    assert ended(work) in (130, 143)
+    assert run_command(work) in (130, 143)
     assert list(tmp_path.iterdir()) == []
     assert "nothing was written" in capsys.readouterr().err

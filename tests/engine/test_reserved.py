@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvsim.limits import ENGINE_SHARE
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack, with_numbers
 from kvsim.models.configs import load_model
+from kvsim.options import ENGINE_SHARE
 from kvsim.prediction.memory import (
     decode_point,
     given_memory,

@@ -10,10 +10,10 @@ import pytest
 from kvsim.engine.timeline import makespan, steady
 from kvsim.errors import InputError
 from kvsim.graph import Point
-from kvsim.limits import RANGES
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
+from kvsim.options import RANGES
 from kvsim.prediction import generate
 from kvsim.prediction.explain import LIMITS, bound_by, breakdown
 from kvsim.prediction.generate import (

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.frozen import frozen
-from kvsim.limits import ENGINE_SHARE
+from kvsim.options import ENGINE_SHARE
 from kvsim.planner.admit import Admission
 from kvsim.planner.fleet.demand import FleetTargets, Traffic, as_time
 from kvsim.planner.fleet.offers import (

@@ -15,7 +15,7 @@ from types import FrameType
 
 from kvsim.cli.app import application
 from kvsim.cli.effects import checked
-from kvsim.cli.ends import NO_MEMORY, ended
+from kvsim.cli.ends import NO_MEMORY, run_command
 
 SECONDS = 10.0  # of CPU that one input may take
 BYTES = 2 * 10**9  # that it may add to what the process holds
@@ -41,13 +41,13 @@ def command(*arguments: str) -> Work:
 
 
 def faults(work: Work, path: Path) -> tuple[int, list[str]]:
-    """The exit code of a reader or command, and what is wrong with how it ended."""
+    """The exit code of a reader or command, and what is wrong with how it run_command."""
     out, err = io.StringIO(), io.StringIO()
     before, begin = _peak(), time.process_time()
     names = _names(path.parent)
     with redirect_stdout(out), redirect_stderr(err), _timed(), warnings.catch_warnings():
         warnings.simplefilter("error")
-        code = ended(lambda: work(path))
+        code = run_command(lambda: work(path))
     seconds, grown = time.process_time() - begin, _peak() - before
     wrong, said = [], err.getvalue()
     if code not in (0, 1, 2) or NOISE.search(said) or NO_MEMORY in said:
@@ -70,7 +70,7 @@ def faults(work: Work, path: Path) -> tuple[int, list[str]]:
 def warm_up() -> None:
     """Have the serving simulator compiled, which happens once after an installation."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        ended(lambda: command(*ONE_RUN)(Path("sample:chat")))
+        run_command(lambda: command(*ONE_RUN)(Path("sample:chat")))
 
 
 @contextmanager

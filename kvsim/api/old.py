@@ -8,17 +8,13 @@ text is the line that the command prints.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kvsim.cli.admission import admission, largest_loss
-from kvsim.cli.arguments import count, counts, gib, number, token_counts
+from kvsim.cli.arguments import count, gib, number
 from kvsim.cli.plan_asked import deployments_of, limits_of, workload_of
 from kvsim.cli.values import Given, Several, deployment_of, duration, line_of, text
 from kvsim.cli.values import given as given_text
 from kvsim.errors import InputError, require
 from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
-from kvsim.report.predict import Predictions, predicted
-from kvsim.report.sweep import Sweep, swept
 from kvsim.techniques import parse_several
 
 if TYPE_CHECKING:
@@ -26,80 +22,7 @@ if TYPE_CHECKING:
     from kvsim.report.plan import Planned
     from kvsim.report.simulate_answer import Simulations
 
-__all__ = ["calibrate_run", "plan", "predict", "simulate", "sweep"]
-
-
-def predict(
-    model: Given,
-    gpu: Given,
-    technique: Several = "full",
-    batch: Several = 1, prompt: Several = 2048, generate: Several = 128,
-    *,
-    stack: Given = DEFAULT_STACK,
-    tp: Given = 1, pp: Given = 1, dp: Given = 1, ep: Given = 1,
-    weights: str = RELEASED, host_memory: Given | None = None,
-) -> Predictions:  # fmt: skip
-    """Latency, throughput and memory of techniques at every combination of sizes.
-
-    Parameters
-    ----------
-    model, gpu, stack
-        A name, or the path of a file.
-    technique
-        ``NAME`` or ``NAME:KEY=VALUE,...``; several are a list.
-    batch
-        Sequences decoded together. [sequences]
-    prompt, generate
-        Tokens of each request. [tokens]
-    tp, pp, dp, ep
-        GPUs that share matrices, stages, copies of attention, groups of whole experts.
-    host_memory
-        Memory of the host; the profile's if None. [GiB]
-
-    Raises
-    ------
-    InputError
-        For unknown names, and for sizes no system could mean.
-    """
-    return predicted(
-        deployment_of(model, gpu, stack, tp, weights, host_memory, (pp, dp, ep)),
-        parse_several(text(technique)),
-        counts("batch", text(batch)),
-        token_counts("prompt", text(prompt)),
-        token_counts("generate", text(generate)),
-        line_of("predict", model=model, gpu=gpu, technique=technique, batch=batch, prompt=prompt,
-              generate=generate, stack=stack, tp=tp, pp=pp, dp=dp, ep=ep, weights=weights,
-              host_memory=host_memory),
-    )  # fmt: skip
-
-
-def sweep(
-    model: Given,
-    gpu: Given,
-    technique: Several = "full",
-    batch: Several = (1, 2, 4, 8, 16, 32, 64),
-    prompt: Several = (1024, 2048, 4096, 8192, 16384, 32768),
-    generate: Given = 128,
-    *,
-    stack: Given = DEFAULT_STACK,
-    tp: Given = 1,
-    weights: str = RELEASED,
-    host_memory: Given | None = None,
-) -> Sweep:
-    """A grid of batch and prompt in memory: times, throughput and memory of every point.
-
-    Parameters are those of ``predict``; nothing is explained point by point, so that a thousand
-    points take a second or two. ``kvsim sweep`` has grids over everything, on disk.
-    """
-    return swept(
-        deployment_of(model, gpu, stack, tp, weights, host_memory),
-        parse_several(text(technique)),
-        np.array(counts("batch", text(batch)), dtype=float),
-        token_counts("prompt", text(prompt)),
-        token_counts("generate", text(generate))[0],
-        line_of("predict", model=model, gpu=gpu, technique=technique, batch=batch, prompt=prompt,
-              generate=generate, stack=stack, tp=tp, weights=weights, host_memory=host_memory),
-    )  # fmt: skip
+__all__ = ["calibrate_run", "plan", "simulate"]
 
 
 def plan(

@@ -1,0 +1,22 @@
+"""The functions that the command line and Python users call; ``kvsim.options`` has their keywords.
+
+Every value may be written as on the command line (``prompt="32k"``, ``tpot="50ms"``) or as a
+number; several are a list. Errors are ``kvsim.errors.InputError`` and ``InfeasibleError``.
+"""
+
+from kvsim.api.lists import gpus, models, stacks, techniques
+from kvsim.api.old import calibrate_run, plan, simulate
+from kvsim.api.predictions import explore, predict, sweep
+
+__all__ = [
+    "calibrate_run",
+    "explore",
+    "gpus",
+    "models",
+    "plan",
+    "predict",
+    "simulate",
+    "stacks",
+    "sweep",
+    "techniques",
+]

@@ -1,0 +1,230 @@
+"""Commands made of the table of options: their parameters, help, examples and checks."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from kvsim.console import tell_written
+from kvsim.errors import InputError
+from kvsim.files import check_target
+from kvsim.inputs import parse_flag, parse_path, parse_paths
+from kvsim.options import PRESENTED, TABLE, CommandOption, command_line, find_misuse, options_of
+
+EXAMPLES = {
+    "plan": (
+        "kvsim plan --model llama3.1-8b --gpu h100 --prompt 4k --ttft 500ms --tpot 50ms",
+        "kvsim plan --model qwen2.5-32b --gpu a100-40g --weights auto --tp auto",
+    ),
+    "predict": (
+        "kvsim predict --model llama3.1-8b --gpu h100 --technique full,kivi:bits=4 --batch 1,8",
+        "kvsim predict --model llama2-7b --gpu a6000 --technique full --prompt 1k,8k --csv",
+    ),
+    "simulate": (
+        "kvsim simulate --trace sample:chat --model llama3-8b --gpu h100 --ttft 1s --tpot 50ms",
+        "kvsim simulate --trace sample:code --model llama2-7b --gpu a6000 --compare full,kivi",
+    ),
+    "capacity": (
+        "kvsim capacity --trace sample:chat --model llama3-8b --gpus l40s --ttft 2s --tpot 100ms",
+        "kvsim capacity --trace sample:code --model llama3-8b --gpus l40s,h100 --ttft 2s "
+        "--tpot 100ms",
+    ),
+    "explore": (
+        "kvsim explore --model llama3.1-8b --gpu h100 --out explore.html",
+        "kvsim explore --model llama2-7b --gpu a6000 --technique full,offload,kivi --out e.html",
+    ),
+    "reproduce": ("kvsim reproduce kcache", "kvsim reproduce all --report errors.html"),
+    "calibrate": (
+        "kvsim calibrate --device cuda:0 --quick --out mine.toml",
+        "kvsim calibrate --from-run bench.json --model llama3-8b --gpu rtx4090 --out mine.toml",
+    ),
+    "validate": (
+        "kvsim validate --model smollm2-135m --layers 2 --techniques kvpr:split=48",
+        "kvsim validate --gpu mine.toml --device cuda:0 --report validate.html",
+    ),
+    "validate plan": ("kvsim validate plan plan.json --device cuda:0",),
+    "validate quality": (
+        "kvsim validate quality --model ./my-model --technique kivi --out quality.json",
+    ),
+    "validate layers": ("kvsim validate layers --model ./my-model --bits 3",),
+    "sweep": ("kvsim sweep grid.toml --out grid", "kvsim sweep grid.toml --out grid --resume"),
+    "doctor": ("kvsim doctor mine.toml", "kvsim doctor trace.csv --json"),
+    "models": ("kvsim models", "kvsim models llama3.1-8b"),
+    "gpus": ("kvsim gpus", "kvsim gpus h100"),
+    "techniques": ("kvsim techniques", "kvsim techniques kivi"),
+    "stacks": ("kvsim stacks", "kvsim stacks fused --json"),
+}
+MIN_GROUPED = 8
+"""Options from which groups help."""
+
+GROUP_OF = {option.name: group for group, options in TABLE.items() for option in options}
+GIVEN = "kvsim.given"  # of a context: the parameters that were typed, in order
+
+
+@dataclass(frozen=True)
+class Call:
+    """A command as it was typed.
+
+    Attributes
+    ----------
+    command
+        Its name.
+    options
+        What was given, by keyword, for the function of ``kvsim.api``.
+    json, csv
+        Whether the answer is printed so.
+    report
+        Where its page is written, if anywhere.
+    """
+
+    command: str
+    options: Mapping[str, Any]
+    json: bool = False
+    csv: bool = False
+    report: Path | None = None
+
+    @property
+    def line(self) -> str:
+        """The command line, without what only says how its answer is shown."""
+        return command_line(self.command, self.options)
+
+    def write(self, result: Any) -> None:
+        """Write the page of a result if one is wanted."""
+        if self.report is not None:
+            result.write(self.report)
+            tell_written(self.report)
+
+    @staticmethod
+    def print_json(answer: Any) -> None:
+        """Print an answer for programs."""
+        from kvsim.report.json import print_json
+
+        print_json(answer)
+
+
+def command(name: str) -> Callable[[Callable[[Call], None]], Callable[..., None]]:
+    """Make a function of a call a command with the options that the table has for it."""
+
+    def decorate(answer: Callable[[Call], None]) -> Callable[..., None]:
+        def run(ctx: typer.Context, **values: Any) -> None:
+            answer(_call(name, ctx, values))
+
+        options = options_of(name).values()
+        context = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        signature = Signature([context, *map(_parameter, options)])
+        run.__signature__ = signature  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+        run.__name__, run.__doc__ = answer.__name__, answer.__doc__
+        return run
+
+    return decorate
+
+
+def _call(name: str, ctx: typer.Context, values: Mapping[str, Any]) -> Call:
+    given = {key: values[key] for key in ctx.meta.get(GIVEN, ()) if values.get(key) is not None}
+    if "report" in given:
+        check_target(given["report"], "--report")
+    shown = {key: given[key] for key in PRESENTED if key in given}
+    return Call(name, {k: v for k, v in given.items() if k not in PRESENTED}, **shown)
+
+
+def _parameter(option: CommandOption) -> Parameter:
+    """The parameter of a function that Typer makes an option or argument of."""
+    kind: Any = str
+    if option.parse is parse_flag:
+        kind = bool
+    elif option.parse in (parse_path, parse_paths):
+        kind = Path
+    if option.repeated:
+        kind = list[kind]
+    default: Any = option.default
+    if option.required:
+        default = Parameter.empty
+    elif default is not None and kind is not bool:
+        default = [str(default)] if option.repeated else str(default)
+    if option.repeated and default in ([""], None):
+        default = None
+    metavar = option.metavar or None
+    if option.position:
+        info: Any = typer.Argument(metavar=metavar, help=option.help)
+    else:
+        info = typer.Option(
+            option.flag, *option.also, metavar=metavar, help=option.help, hidden=option.hidden
+        )
+    if default is None:
+        kind = kind | None
+    return Parameter(
+        option.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
+
+
+class CheckedHelp:
+    """What commands and groups of commands share: grouped help, and checks of how they are used."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options group by group, then the examples."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                group = GROUP_OF.get(parameter.name, "Output")
+                if parameter.param_type_name == "argument":
+                    group = "Arguments"
+                groups.setdefault(group, []).append(record)
+        arguments = groups.pop("Arguments", [])
+        if arguments:
+            with formatter.section("Arguments"):
+                formatter.write_dl(arguments)
+        if sum(map(len, groups.values())) < MIN_GROUPED:
+            groups = {"Options": [record for some in groups.values() for record in some]}
+        for group in ("Options", *TABLE):
+            if group in groups:
+                with formatter.section(group):
+                    formatter.write_dl(groups[group])
+        if hasattr(self, "format_commands"):
+            self.format_commands(ctx, formatter)
+        examples = EXAMPLES.get(ctx.command_path.partition(" ")[2], ())
+        if examples:
+            with formatter.section("Examples"):
+                for line in examples:
+                    formatter.write_text(line)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The parser's own work, then the checks; what was typed is kept in its order."""
+        values, _, order = self.make_parser(ctx).parse_args(list(args))  # type: ignore[attr-defined]
+        rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        given = ctx.meta[GIVEN] = list(dict.fromkeys(p.name for p in order if _is_given(p, values)))
+        fault = _find_repetition(order, values)
+        fault = fault or find_misuse(ctx.command_path.partition(" ")[2], given)
+        if fault:
+            raise InputError(fault)
+        return rest
+
+
+def _is_given(parameter: Any, values: Mapping[str, Any]) -> bool:
+    return parameter.param_type_name == "option" or bool(values.get(parameter.name))
+
+
+def _find_repetition(order: list[Any], values: Mapping[str, Any]) -> str:
+    """An option that is given twice, or without a value; empty if none is."""
+    for i, parameter in enumerate(order):
+        if parameter.param_type_name != "option" or parameter.is_flag:
+            continue
+        name, value = parameter.opts[0], values[parameter.name]
+        if not parameter.multiple and parameter in order[:i]:
+            return f"{name}: is given twice; expected one value; omit one of them"
+        if value == "" or (isinstance(value, list) and "" in value):
+            return f"{name}: got ''; expected a value, or omit {name}"
+    return ""
+
+
+class CheckedCommand(CheckedHelp, TyperCommand):
+    """A command that refuses options without effect, given twice, or without a value."""
+
+
+class CheckedGroup(CheckedHelp, TyperGroup):
+    """A group of commands that is a command of its own as well."""

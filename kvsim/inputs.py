@@ -1,0 +1,332 @@
+"""Values as users give them, in text or as Python numbers: parsed and held to their ranges."""
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import SupportsIndex
+
+from kvsim.errors import InputError
+
+MAX_NUMBER = 1e9
+"""Largest number of an option without a range of its own."""
+
+WHOLE = re.compile(r"\s*+-?[0-9]{1,18}\s*+")
+TIME = re.compile(r"\s*+([0-9.]++(?:[eE][+-]?[0-9]++)?)\s*+(?:(us|ms|s|min)\s*+)?")
+TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+TOKENS = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)([kKmM])\s*")
+TOKEN_UNITS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}  # as vLLM reads them
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a number may be.
+
+    Attributes
+    ----------
+    least, most
+        The smallest and largest value; a larger one is a typing error or more than a run can hold.
+    unit
+        What is counted or measured.
+    whole
+        Whether it must be a whole number.
+    """
+
+    least: float
+    most: float
+    unit: str = ""
+    whole: bool = True
+
+    @property
+    def words(self) -> str:
+        """The range for a message, as ``a whole number from 1 to 8``."""
+        kind = "a whole number" if self.whole else "a number"
+        return f"{kind} from {format_plain(self.least)} to {format_plain(self.most)}"
+
+    def check(self, name: str, value: float, got: str = "") -> None:
+        """Refuse a number outside the range.
+
+        Parameters
+        ----------
+        name
+            The option.
+        got
+            What the user gave, where it differs from the value.
+
+        Raises
+        ------
+        InputError
+            Naming the option, what was given, and the range.
+        """
+        holds = self.least <= value <= self.most and (not self.whole or value == int(value))
+        if not holds:
+            unit = f" [{self.unit}]" if self.unit else ""
+            shown = got[:40] or format(value, ".15g")
+            raise InputError(f"{name}: got {shown}; expected {self.words}{unit}")
+
+
+def format_plain(value: float) -> str:
+    """A number for people: whole ones with commas, large and small ones in powers of ten."""
+    if value == int(value) and abs(value) < 1e12:
+        return f"{int(value):,}"
+    return f"{value:.4g}"
+
+
+Parser = Callable[[str, object, Range | None], object]
+"""Turns what was given for an option (its name, the value, its range) into the value meant."""
+
+
+def parse_flag(name: str, given: object, allowed: Range | None = None) -> bool:
+    """Whether a flag is set: True or False, as Python gives it."""
+    if not isinstance(given, bool):
+        raise InputError(f"{name}: got {_shown(given)}; expected True or False")
+    return given
+
+
+def parse_text(name: str, given: object, allowed: Range | None = None) -> str:
+    """One text; of a path or number its text."""
+    if not isinstance(given, str | Path | int | float) or isinstance(given, bool):
+        raise InputError(f"{name}: got {_shown(given)}; expected text")
+    return str(given)
+
+
+def parse_path(name: str, given: object, allowed: Range | None = None) -> Path:
+    """The path of a file or folder."""
+    return Path(parse_text(name, given))
+
+
+def parse_paths(name: str, given: object, allowed: Range | None = None) -> list[Path]:
+    """Paths of one or several files."""
+    return [parse_path(name, item) for item in _items(given)]
+
+
+def parse_joined(name: str, given: object, allowed: Range | None = None) -> str:
+    """Text that has commas of its own, as a technique's; several are joined by commas."""
+    return ",".join(parse_text(name, item) for item in _items(given))
+
+
+def parse_names(name: str, given: object, allowed: Range | None = None) -> list[str]:
+    """Names or paths separated by commas."""
+    text = parse_joined(name, given)
+    return [item.strip() for item in text.split(",")] if "," in text else [text]
+
+
+def parse_words(name: str, given: object, allowed: Range | None = None) -> list[str]:
+    """Words separated by commas, in small letters, each once."""
+    text = parse_joined(name, given)
+    found = [word.strip().lower() for word in text.split(",")]
+    if not all(found):
+        raise InputError(f"{name}: got {text[:40]!r}; expected words separated by commas")
+    return list(dict.fromkeys(found))
+
+
+def words_among(*known: str) -> Parser:
+    """Words separated by commas, each of them a known one."""
+
+    def parse(name: str, given: object, allowed: Range | None) -> list[str]:
+        found = parse_words(name, given)
+        for word in found:
+            if word not in known:
+                raise InputError(f"{name}: got {word[:40]!r}; expected one of {', '.join(known)}")
+        return found
+
+    return parse
+
+
+def parse_number(name: str, given: object, allowed: Range | None = None) -> float:
+    """A number in the option's range, or above 0 where it has none."""
+    value = _real(given)
+    if allowed is not None and value == value:
+        allowed.check(name, value, repr(given))
+    elif not 0 < value <= MAX_NUMBER:
+        expected = allowed.words if allowed is not None else f"above 0, at most {MAX_NUMBER:g}"
+        expected = expected if allowed is not None else f"a number {expected}"
+        raise InputError(f"{name}: got {_shown(given)}; expected {expected}")
+    return value
+
+
+def scaled_number(unit: float) -> Parser:
+    """A number given in some unit, in SI units."""
+    return lambda name, given, allowed: parse_number(name, given, allowed) * unit
+
+
+def parse_count(
+    name: str, given: object, allowed: Range | None = None, alternative: str = ""
+) -> int:
+    """One whole number in the option's range."""
+    value = _integer(given)
+    if value is None:
+        raise InputError(f"{name}: got {_shown(given)}; expected one whole number{alternative}")
+    if allowed is not None:
+        allowed.check(name, value)
+    return value
+
+
+def parse_counts(name: str, given: object, allowed: Range | None = None) -> list[int]:
+    """Whole numbers separated by commas, or a list of them."""
+    values = [_integer(item) for item in _listed(given)]
+    found = [value for value in values if value is not None]
+    if not values or len(found) < len(values):
+        raise InputError(
+            f"{name}: got {_shown(given)}; expected whole numbers separated by commas, as 1,8"
+        )
+    for value in found:
+        if allowed is not None:
+            allowed.check(name, value)
+    return found
+
+
+def parse_tokens(name: str, given: object, allowed: Range | None = None) -> int:
+    """A number of tokens: 4096, 4k (4,000) or 4K (4,096)."""
+    found = TOKENS.fullmatch(given) if isinstance(given, str) else None
+    if found is None:
+        return parse_count(name, given, allowed, ", as 4096, 4k (4,000) or 4K (4,096)")
+    value = float(found[1]) * TOKEN_UNITS[found[2]]
+    if not value.is_integer() or value > MAX_NUMBER:
+        raise InputError(
+            f"{name}: {found[0][:40]!r} is {value:.15g} tokens; expected a whole number"
+        )
+    if allowed is not None:
+        allowed.check(name, value)
+    return int(value)
+
+
+def parse_token_counts(name: str, given: object, allowed: Range | None = None) -> list[int]:
+    """Numbers of tokens separated by commas, as ``2048,32k``, or a list of them. [tokens]"""
+    items = _listed(given)
+    if not items or not all(
+        _integer(x) is not None or (isinstance(x, str) and TOKENS.fullmatch(x)) for x in items
+    ):
+        raise InputError(
+            f"{name}: got {_shown(given)}; expected whole numbers separated by commas, as 2048,32k"
+        )
+    return [parse_tokens(name, item, allowed) for item in items]
+
+
+def duration(most_bare: float) -> Parser:
+    """Times as 500ms, 2s or 0.5; none for no limit. [s]
+
+    Parameters
+    ----------
+    most_bare
+        A number without a unit that is larger than this may be meant in milliseconds, and is
+        refused. [s]
+    """
+
+    def parse(name: str, given: object, allowed: Range | None) -> float:
+        if isinstance(given, str):
+            if given.strip().lower() == "none":
+                return float("inf")
+            found = TIME.fullmatch(given)
+            value, unit = _real(found[1]) if found else float("nan"), found[2] if found else None
+            plain = found[1] if found else ""
+        else:
+            value, unit, plain = _real(given), None, f"{given}"
+            if value == float("inf"):
+                return value
+        if unit is None and value > most_bare:
+            got = f"{name}: got {str(given)[:40]!r}"
+            raise InputError(f"{got} without a unit; write {plain}ms or {plain}s")
+        value *= TIME_UNITS[unit or "s"]
+        if not 0 < value <= MAX_NUMBER:
+            raise InputError(
+                f"{name}: got {str(given)[:40]!r}; expected a time above 0 with its unit, as 500ms "
+                f"or 2s, or none for no limit"
+            )
+        if allowed is not None:
+            allowed.check(name, value, repr(given))
+        return value
+
+    return parse
+
+
+def zero_or(parser: Parser) -> Parser:
+    """A number that may also be 0, whatever its range."""
+    return lambda name, given, allowed: (
+        0.0 if given == "0" or given == 0 else parser(name, given, allowed)
+    )
+
+
+def auto_or(parser: Callable[..., object]) -> Parser:
+    """``auto``, which is None, or a value."""
+    return lambda name, given, allowed: (
+        None if given == "auto" else parser(name, given, allowed, ", or auto")
+    )
+
+
+def several(parser: Parser) -> Parser:
+    """Different values separated by commas: pairs of what was given and the value meant."""
+
+    def parse(name: str, given: object, allowed: Range | None) -> list[tuple[object, object]]:
+        items = _listed(given) if not isinstance(given, str) or "," in given else [given]
+        if isinstance(given, str):
+            items = [str(item).strip() for item in items] if len(items) > 1 else items
+        if len(items) != 1 and ("" in items or len(set(items)) < len(items) or not items):
+            raise InputError(f"{name}: got {_shown(given)}; expected different values, as 0,20,50")
+        return [(item, parser(name, item, allowed)) for item in items]
+
+    return parse
+
+
+def parse_per_gpu(name: str, given: object, allowed: Range | None = None) -> dict[str, float]:
+    """Numbers by GPU, as ``h100=2.5,l40s=0.8`` or a dictionary."""
+    if isinstance(given, Mapping):
+        return {str(gpu): parse_number(name, value, allowed) for gpu, value in given.items()}
+    found: dict[str, float] = {}
+    for item in parse_words(name, given):
+        gpu, equals, value = item.partition("=")
+        if not equals:
+            raise InputError(f"{name}: got {item[:40]!r}; expected GPU=NUMBER,... as h100=2.5")
+        if gpu in found:
+            raise InputError(f"{name}: {gpu} is there twice; give it once")
+        found[gpu] = parse_number(name, value, allowed)
+    return found
+
+
+def parse_total_or_per_gpu(
+    name: str, given: object, allowed: Range | None
+) -> float | dict[str, float]:
+    """A number in all, or numbers by GPU."""
+    if isinstance(given, Mapping) or (isinstance(given, str) and "=" in given):
+        return parse_per_gpu(name, given, allowed)
+    return float(parse_count(name, given, allowed, " or GPU=N,..."))
+
+
+def _items(given: object) -> list[object]:
+    """One value or several as a list."""
+    one = isinstance(given, str | Path) or not isinstance(given, Iterable)
+    return [given] if one else list(given)  # type: ignore[call-overload]
+
+
+def _listed(given: object) -> list[object]:
+    """Values separated by commas, or the values of a list."""
+    return list(given.split(",")) if isinstance(given, str) else _items(given)
+
+
+def _integer(given: object) -> int | None:
+    """The whole number that is meant, if one is."""
+    if isinstance(given, str):
+        return int(given) if WHOLE.fullmatch(given) else None
+    if isinstance(given, float):
+        return int(given) if given.is_integer() else None
+    if isinstance(given, bool) or not isinstance(given, SupportsIndex):
+        return None
+    return operator.index(given)
+
+
+def _real(given: object) -> float:
+    """The number that is meant; not a number if none is."""
+    if isinstance(given, bool) or (
+        isinstance(given, str) and (not given.isascii() or "_" in given)
+    ):
+        return float("nan")
+    try:
+        return float(given)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return float("nan")
+
+
+def _shown(given: object) -> str:
+    """What was given, for a message."""
+    return repr(given[:40]) if isinstance(given, str) else repr(given)[:40]

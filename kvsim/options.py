@@ -1,0 +1,807 @@
+"""Every option once: its name, unit, range, default, help, commands, and what it goes with.
+
+The command line's options, the keywords of ``kvsim.api``, the table in docs/limits.md, and the
+command line that gives the same answer as a call from Python all come from ``TABLE``.
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, wraps
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvsim.console import on_command_line
+from kvsim.errors import InfeasibleError, InputError
+from kvsim.inputs import (
+    Parser,
+    Range,
+    auto_or,
+    duration,
+    format_plain,
+    parse_count,
+    parse_counts,
+    parse_flag,
+    parse_joined,
+    parse_names,
+    parse_number,
+    parse_path,
+    parse_paths,
+    parse_per_gpu,
+    parse_text,
+    parse_token_counts,
+    parse_tokens,
+    parse_total_or_per_gpu,
+    parse_words,
+    scaled_number,
+    several,
+    words_among,
+    zero_or,
+)
+from kvsim.machines.hardware import DEFAULT_STACK, GIB, RELEASED
+
+ENGINE_SHARE = 0.9
+"""Share of GPU memory that serving engines use unless told otherwise."""
+
+MAX_ROWS = 5_000
+"""Rows that one command prints; `kvsim sweep` takes more."""
+
+MAX_RUN = 1_000_000
+"""Sequences or tokens of a run on this machine."""
+
+DEGREES = ("1", "2", "4", "8")
+"""Tensor-parallel GPUs that are compared."""
+
+SERVING = "simulate capacity"
+PLANNED = "plan capacity"
+DEPLOYED = "predict grid plan simulate capacity explore"
+VALIDATED = "validate|validate quality|validate layers|validate plan"
+TRACES_READ = "simulate|traces inspect|traces convert"
+
+parse_gib = scaled_number(GIB)
+parse_gigabytes = scaled_number(1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOption:
+    """An option of some commands.
+
+    Attributes
+    ----------
+    name
+        The keyword in Python; the command line has hyphens for underscores.
+    parse
+        Turns what was given into the value meant.
+    metavar, help
+        What stands for the value in the help, and what the option is for.
+    commands
+        Commands that take it, separated by blanks, or by | where a name has two words.
+    default
+        The value if none is given, as a user would give it; None for none.
+    range
+        What a number may be.
+    also
+        Other spellings on the command line.
+    required
+        Whether the command line insists on it.
+    position
+        Whether it is an argument without a name on the command line.
+    repeated
+        Whether it may be given several times.
+    hidden
+        Whether the help leaves it out: an older spelling that goes on.
+    needs
+        By command, options of which one must be given for this one to do anything.
+    excludes
+        By command, options that this one does not go with.
+    at
+        By command, what differs there.
+    """
+
+    name: str
+    parse: Parser
+    metavar: str
+    help: str
+    commands: str
+    default: object = None
+    range: Range | None = None
+    also: tuple[str, ...] = ()
+    required: bool = False
+    position: bool = False
+    repeated: bool = False
+    hidden: bool = False
+    needs: Mapping[str, str] = field(default_factory=dict)
+    excludes: Mapping[str, str] = field(default_factory=dict)
+    at: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def flag(self) -> str:
+        """As it is typed, and as errors name it."""
+        return self.name if self.position else f"--{self.name.replace('_', '-')}"
+
+    @property
+    def taken_by(self) -> list[str]:
+        """The commands that take it."""
+        return self.commands.split("|") if "|" in self.commands else self.commands.split()
+
+    def value(self, given: object) -> Any:
+        """The value meant by what was given."""
+        return self.parse(self.flag, given, self.range)
+
+
+Opt = CommandOption  # short, as the table has it on every row
+
+
+def real(least: float, most: float, unit: str = "") -> Range:
+    """A range of numbers that need not be whole."""
+    return Range(least, most, unit, whole=False)
+
+
+TABLE: Mapping[str, tuple[CommandOption, ...]] = {
+    "Arguments": (
+        Opt("name", parse_text, "[NAME]", "One entry in full, with its sources.",
+               "models gpus techniques stacks", default="", position=True),
+        Opt("spec", parse_path, "SPEC.toml", "What to cover.", "sweep", required=True,
+               position=True),
+        Opt("source", parse_text, "[PAPER|FILE.csv]", "A paper's tables, or your own rows.",
+               "reproduce", default="all", position=True),
+        Opt("file", parse_text, "FILE", "A trace, gz or zst too; or sample:NAME.",
+               "doctor|traces inspect|traces convert|validate plan", required=True, position=True,
+               at={"doctor": {"help": "A hardware profile, stack, config.json, trace, or table of "
+                                      "measured rows."},
+                   "validate plan": {"help": "What `kvsim plan --json` printed."}}),
+        Opt("files", parse_paths, "FILE...", "Metrics, spans or logs.", "traces import|",
+               required=True, position=True, repeated=True),
+        Opt("target", parse_path, "OUT.parquet", "Where to write.",
+               "traces convert|traces generate", required=True, position=True,
+               at={"traces generate": {
+                   "metavar": "OUT",
+                   "help": "A .parquet, .csv or .jsonl; .gz with the latter."}}),
+    ),
+    "What and where": (
+        Opt("device", parse_text, "DEVICE", "cpu, cuda or cuda:N.", f"{VALIDATED}|calibrate",
+               default="cpu", excludes={"calibrate": "from_run"},
+               at={"calibrate": {"default": None,
+                                 "help": "cpu, cuda or cuda:N: measure this machine."}}),
+        Opt("model", parse_text, "NAME|PATH",
+               "From `kvsim models`, or a config.json or its folder.",
+               f"{'|'.join(DEPLOYED.split())}|{VALIDATED}|calibrate", required=True,
+               needs={"calibrate": "from_run"},
+               at={"validate": {"required": False,
+                                "help": "From `kvsim models` (random weights), folder, or GGUF; "
+                                        "smollm2-135m if not given."},
+                   "validate quality": {"required": False, "default": "smollm2-135m",
+                                        "help": "A folder or GGUF with weights."},
+                   "validate layers": {"required": False, "default": "smollm2-135m",
+                                       "help": "A folder or GGUF with weights."},
+                   "validate plan": {"required": False,
+                                     "help": "A folder or GGUF; the plan's model if not given."},
+                   "calibrate": {"required": False, "help": "With --from-run: what was served."}}),
+        Opt("gpu", parse_text, "NAME|PATH", "From `kvsim gpus`, or a TOML profile.",
+               f"predict|grid|plan|simulate|explore|{VALIDATED}|calibrate", required=True,
+               needs={"calibrate": "from_run from_ops"},
+               at={"plan": {"parse": parse_names, "metavar": "NAME|PATH,..",
+                            "help": "From `kvsim gpus`, or a file; several are compared."},
+                   **{name: {"required": False, "default": "a6000"}
+                      for name in VALIDATED.split("|")},
+                   "calibrate": {"required": False,
+                                 "help": "With --from-run or --from-ops: what it ran on."}}),
+        Opt("gpus", parse_words, "NAME,...", "GPUs that may be rented.", "capacity",
+               required=True),
+        Opt("stack", parse_text, "NAME|PATH", "From `kvsim stacks`, or a TOML file.",
+               f"{DEPLOYED} reproduce calibrate", default=DEFAULT_STACK,
+               needs={"reproduce": "fit", "calibrate": "from_run from_ops from_serving"},
+               at={"reproduce": {"default": "fused"},
+                   "calibrate": {"default": None, "help": "What to start from: the engine's if it "
+                                                          "ships, else vllm."}}),
+        Opt("tp", parse_count, "N", "Tensor-parallel GPUs: 1, 2, 4 or 8.",
+               f"{DEPLOYED} calibrate", default=1, needs={"calibrate": "from_run"},
+               at={"plan": {"parse": words_among(*DEGREES, "auto"), "metavar": "N,..|auto",
+                            "help": "Tensor-parallel GPUs: 1, 2, 4, 8; several are compared."},
+                   "capacity": {"parse": parse_counts, "metavar": "N,...", "default": "1,2,4,8",
+                                "help": "GPUs per replica to consider."}}),
+        Opt("pp", parse_count, "N", "Pipeline-parallel stages; `plan` compares several.",
+               "predict plan simulate capacity", default=1, also=("--pipeline-parallel-size",),
+               at={"plan": {"parse": parse_counts}, "capacity": {"parse": parse_counts}}),
+        Opt("dp", parse_count, "N", "Copies of attention that share the experts.",
+               "predict plan simulate capacity", default=1, also=("--data-parallel-size",),
+               at={"plan": {"parse": parse_counts}, "capacity": {"parse": parse_counts}}),
+        Opt("ep", parse_count, "N", "Groups of whole experts, up to --tp times --dp.",
+               "predict plan simulate capacity", default=1, also=("--ep-size",),
+               at={"plan": {"parse": parse_counts}, "capacity": {"parse": parse_counts}}),
+        Opt("weights", parse_text, "FORMAT",
+               "fp16, fp8, fp8-dynamic, fp8-block, int8, int4, int4-g32, mxfp4 or nvfp4; released "
+               "is the published checkpoint's.",
+               f"{DEPLOYED} calibrate", default=RELEASED, needs={"calibrate": "from_run"},
+               at={"plan": {"parse": parse_words, "metavar": "F,..|auto",
+                            "help": "As in `predict`; several are compared."},
+                   "capacity": {"parse": parse_words}}),
+    ),
+    "Workload": (
+        Opt("trace", parse_text, "FILE", "A request trace, or sample:NAME.",
+               "plan simulate capacity", required=True,
+               at={"plan": {"required": False,
+                            "help": "Plan for a request trace instead, or sample:NAME."}}),
+        Opt("technique", parse_joined, "SPEC,...",
+               "NAME or NAME:KEY=VALUE,... Several, or repeated.",
+               "predict|grid|simulate|explore|calibrate|validate|validate quality", default="full",
+               required=True, repeated=True, needs={"calibrate": "from_run"},
+               excludes={"simulate": "compare", "validate": "plan per_layer"},
+               at={"simulate": {"metavar": "SPEC", "help": "NAME or NAME:KEY=VALUE,...",
+                                "required": False, "repeated": False},
+                   "explore": {"default": "", "required": False, "repeated": False,
+                               "help": "Techniques to compare; all that can run if none."},
+                   "calibrate": {"metavar": "SPEC", "help": "What the run used.",
+                                 "required": False, "repeated": False},
+                   **{name: {"metavar": "SPEC", "also": ("--techniques",), "required": False,
+                             "default": "",
+                             "help": "NAME:KEY=VALUE,... + ...; may be repeated; all if not given."}
+                      for name in ("validate", "validate quality")}}),
+        Opt("compare", parse_joined, "SPEC,...",
+               "Several, as full,kivi:bits=4,kvpr, instead of one.", "simulate"),
+        Opt("batch", parse_counts, "N,...", "Batch sizes, as 1,8.",
+               f"predict|grid|plan|{VALIDATED}", default=1, range=Range(1, 10**6, "sequences"),
+               excludes={"plan": "trace"},
+               at={"grid": {"default": "1,2,4,8,16,32,64"},
+                   "plan": {"parse": auto_or(parse_count), "metavar": "N|auto", "default": None,
+                            "help": "Sequences at once; chosen if not given."},
+                   "validate": {"parse": parse_count, "metavar": "N", "default": None,
+                                "help": "Sequences; 2 if not given."},
+                   "validate plan": {"parse": parse_count, "metavar": "N", "default": None,
+                                     "help": "Sequences; the plan's if not given."},
+                   **{name: {"parse": parse_count, "metavar": "N", "default": 8,
+                             "help": "Windows of the text."}
+                      for name in ("validate quality", "validate layers")}}),
+        Opt("prompt", parse_token_counts, "N,...",
+               "Prompt tokens, as 2048,4k; 4k is 4,000, 4K 4,096.",
+               f"predict|grid|plan|{VALIDATED}",
+               default=2048, range=Range(1, 10**7, "tokens"), excludes={"plan": "trace"},
+               at={"grid": {"default": "1024,2048,4096,8192,16384,32768"},
+                   "plan": {"parse": parse_tokens, "metavar": "N", "default": 2048,
+                            "help": "Prompt tokens; 4k is 4,000, 4K 4,096."},
+                   "validate": {"parse": parse_count, "metavar": "N", "default": None,
+                                "range": Range(1, MAX_RUN, "tokens"),
+                                "help": "Prompt tokens of each; 96 if not given."},
+                   "validate plan": {"parse": parse_count, "metavar": "N", "default": None,
+                                     "range": Range(1, MAX_RUN, "tokens"),
+                                     "help": "Prompt tokens of each; the plan's if not given."},
+                   "validate quality": {"parse": parse_count, "metavar": "N", "default": 1024,
+                                        "range": Range(1, MAX_RUN, "tokens"),
+                                        "help": "Tokens read of each window."},
+                   "validate layers": {"parse": parse_count, "metavar": "N", "default": 256,
+                                       "range": Range(1, MAX_RUN, "tokens"),
+                                       "help": "Tokens read of each window."}}),
+        Opt("generate", parse_token_counts, "N,...", "Tokens to generate.",
+               f"predict|grid|plan|explore|{VALIDATED}", default=128,
+               range=Range(1, 10**7, "tokens"), excludes={"plan": "trace"},
+               at={"grid": {"parse": parse_tokens, "metavar": "N"},
+                   "plan": {"parse": parse_tokens, "metavar": "N"},
+                   "explore": {"parse": parse_tokens, "metavar": "N"},
+                   "validate": {"parse": parse_count, "metavar": "N", "default": None,
+                                "range": Range(1, MAX_RUN, "tokens"),
+                                "help": "Tokens to generate; 16 if not given."},
+                   "validate plan": {"parse": parse_count, "metavar": "N", "default": None,
+                                     "range": Range(1, MAX_RUN, "tokens"),
+                                     "help": "Tokens to generate; the plan's if not given."},
+                   "validate quality": {"parse": parse_count, "metavar": "N", "default": 64,
+                                        "range": Range(1, MAX_RUN, "tokens"),
+                                        "help": "Tokens scored of each window."},
+                   "validate layers": {"parse": parse_count, "metavar": "N", "default": 16,
+                                       "range": Range(1, MAX_RUN, "tokens"),
+                                       "help": "Tokens scored of each window."}}),
+        Opt("offline", parse_flag, "", "One batch from an idle GPU; no targets, all the memory.",
+               "plan", default=False, excludes={"plan": "trace"}),
+        Opt("rate", parse_number, "X", "Scale the arrival rate by X: 0.25 for one of four "
+               "replicas.", "plan|simulate|capacity|traces generate",
+               range=real(1e-6, 1e6, "requests/s, or a factor"), needs={"plan": "trace"},
+               at={"simulate": {"parse": several(parse_number), "metavar": "X,..",
+                                "help": "The trace X times as fast; of several each is run."},
+                   "capacity": {"default": 1, "help": "The trace X times as fast."},
+                   "traces generate": {"metavar": "PER_S", "help": "Mean requests per second; the "
+                                                                  "trace's if --like."}}),
+        Opt("req_s", several(parse_number), "R,..",
+               "So many requests per second instead; a short trace is repeated for two minutes.",
+               "simulate", excludes={"simulate": "rate"}),
+        Opt("per_class", parse_flag, "", "Let requests of a trace differ in technique.", "plan",
+               default=False, needs={"plan": "trace"}),
+        Opt("replicas", several(parse_count), "N,..",
+               "Replicas of the model; of several each is run.", "simulate", default=1,
+               range=Range(1, 10**4, "replicas")),
+        Opt("route", parse_text, "HOW",
+               "round-robin, least-loaded, prefix-aware or cache-and-load.", "simulate",
+               default="round-robin"),
+        Opt("prefill_replicas", parse_count, "N",
+               "Of --replicas: they read prompts, the others decode.", "simulate",
+               range=Range(1, 10**4, "replicas")),
+        Opt("transfer", parse_text, "HOW",
+               "How caches go to the others: layers (as they are made) or whole.", "simulate",
+               needs={"simulate": "prefill_replicas"}),
+        Opt("layers", parse_count, "N", "The first N layers only; 0: all.", "validate",
+               default=0, range=Range(0, 1000, "layers"), excludes={"validate": "plan quality"}),
+        Opt("points", parse_text, "all|few", "With a measured --gpu: the grid that is timed.",
+               "validate", default="all", excludes={"validate": "plan quality"}),
+        Opt("acceptance", parse_text, "X|X@N|FILE",
+               "Share of drafts accepted (at N drafts), or a file.", "plan simulate capacity",
+               at={"simulate": {"parse": parse_path, "metavar": "F.json",
+                                "help": "Accepted drafts, from an attention trace."}}),
+        Opt("draw_acceptance", parse_count, "SEED",
+               "Draw accepted tokens per round instead of the mean.", "simulate",
+               range=Range(0, 2**63 - 1, "seed")),
+        Opt("abort_after", duration(1e4), "TIME", "Clients hang up so long after the arrival.",
+               "simulate", range=real(1e-3, 1e9, "s")),
+    ),
+    "Making a trace": (
+        Opt("like", parse_text, "FILE", "Fit everything to a trace.", "traces generate|"),
+        Opt("arrivals", parse_text, "SPEC",
+               "poisson, gamma:cv=2, onoff:on=10,off=30 or diurnal.", "traces generate|"),
+        Opt("kind", parse_text, "KIND", "prometheus, otel or access; by default recognised.",
+               "traces import|"),
+        Opt("every", duration(1e6), "TIME", "Between several texts of /metrics, as 60s.",
+               "traces import|"),
+        Opt("lengths", parse_text, "SPEC",
+               "lognormal:prompt=1024,generate=160 or empirical:FILE.",
+               "traces generate|traces import",
+               at={"traces import": {"help": "Of access logs: lognormal:prompt=1024,"
+                                             "generate=160."}}),
+        Opt("prefixes", parse_text, "SPEC", "reuse:share=0.7,depth=0.5; none if not given.",
+               "traces generate|"),
+        Opt("requests", parse_count, "N", "So many requests.", "traces generate|",
+               range=Range(1, 10**8, "requests")),
+        Opt("duration", parse_number, "SECONDS", "For so long; the trace's if --like.",
+               "traces generate|", range=real(1e-3, 3.2e8, "s"),
+               excludes={"traces generate": "requests"}),
+        Opt("seed", parse_count, "N", "The same seed gives the same trace.",
+               "traces generate|traces import", default=0, range=Range(0, 2**63 - 1)),
+    ),
+    "Goal and limits": (
+        Opt("objective", parse_text, "WHAT", "throughput, latency or cost.", "plan",
+               default="throughput"),
+        Opt("ttft", duration(60), "TIME", "Longest time to first token, as 500ms; 2s, or none.",
+               "plan simulate capacity", range=real(1e-6, 1e6, "s"),
+               at={"simulate": {"help": "Target of a good request, as 2s or 500ms."},
+                   "capacity": {"required": True, "parse": duration(100),
+                                "help": "Longest time to first token, as 2s, or none."}}),
+        Opt("tpot", duration(1), "TIME", "Longest time per token, as 50ms; 100ms, or none.",
+               "plan simulate capacity", range=real(1e-6, 1e6, "s"),
+               at={"simulate": {"help": "Target of a good request."},
+                   "capacity": {"required": True, "parse": duration(5),
+                                "help": "Longest time per token, as 100ms, or none."}}),
+        Opt("percentile", parse_number, "P", "Share of requests within each target [%].",
+               "capacity", default=99, range=real(50, 99.99, "%")),
+        Opt("class_targets", parse_text, "N=TTFT/TPOT,..",
+               "Targets of prompts above N tokens, as 8000=10s/200ms; each class must keep its "
+               "own.", "capacity"),
+        Opt("gpu_memory", parse_gib, "GIB", "GPU memory to use; 90 % if not given.",
+               "plan simulate", range=real(1e-3, 1e6, "GiB")),
+        Opt("gpu_memory_utilization", parse_number, "X", "Share of GPU memory to use; 0.9.",
+               SERVING, range=real(0.01, 1), excludes={"simulate": "gpu_memory"},
+               at={"capacity": {"default": ENGINE_SHARE,
+                                "help": "Share of GPU memory that engines use."}}),
+        Opt("host_memory", parse_gib, "GIB", "Host memory; the profile's if not given.",
+               DEPLOYED, range=real(1e-3, 1e6, "GiB")),
+    ),
+    "What may be chosen": (
+        Opt("only", parse_words, "A,B", "Consider these techniques only.", PLANNED),
+        Opt("without", parse_words, "A,B", "Leave these out.", PLANNED),
+        Opt("engine", parse_text, "NAME", "Techniques that vllm, sglang, ... can run.",
+               f"{PLANNED} calibrate", needs={"calibrate": "from_ops from_serving"},
+               at={"calibrate": {"help": "Rows of this engine, with either table."}}),
+        Opt("lossy", parse_flag, "", "Admit techniques whose loss of quality was not measured.",
+               PLANNED, default=False, excludes={"plan": "max_loss", "capacity": "max_loss"}),
+        Opt("max_loss", parse_number, "0..1",
+               "Largest relative loss of quality; needs evidence.", PLANNED, range=real(0, 1)),
+        Opt("quality", parse_names, "FILE,..",
+               "What `validate quality` measured on your model.", PLANNED),
+    ),
+    "The fleet": (
+        Opt("price", parse_per_gpu, "GPU=USD,...", "Per GPU and hour.", "capacity"),
+        Opt("reserved", parse_per_gpu, "GPU=USD,...", "Per GPU and hour with a commitment.",
+               "capacity"),
+        Opt("max_gpus", parse_total_or_per_gpu, "N|GPU=N,...", "GPUs in all, or of a kind.",
+               "capacity", range=Range(1, 10**6, "GPUs")),
+        Opt("max_host", parse_gib, "GIB", "Host memory for caches, in all.", "capacity",
+               range=real(1e-3, 1e9, "GiB")),
+        Opt("max_power", scaled_number(1e3), "KW", "Rated power of all GPUs.", "capacity",
+               range=real(1e-3, 1e6, "kW")),
+        Opt("watts", parse_per_gpu, "GPU=W,...",
+               "Rated power per GPU; the profile's if not given.", "capacity"),
+        Opt("configurations", parse_count, "N", "Different kinds of replica at most.",
+               "capacity", range=Range(1, 100, "kinds of replica")),
+        Opt("headroom", parse_number, "X",
+               "Share of load beyond the trace's that must be carried.", "capacity", default=0,
+               range=real(0, 1)),
+        Opt("failures", parse_count, "K",
+               "Replicas that may be lost without missing a target.", "capacity", default=0,
+               range=Range(0, 3, "replicas")),
+        Opt("schedule", parse_flag, "", "Start and stop replicas over the day.", "capacity",
+               default=False),
+        Opt("start_up", duration(float("inf")), "TIME", "Paid before a started replica serves.",
+               "capacity", default="5min", needs={"capacity": "schedule"}),
+        Opt("windows", parse_count, "N", "Parts of the trace with a rate of their own.",
+               "capacity", range=Range(1, 288)),
+        Opt("pools", parse_text, "HOW",
+               "Try prefill and decode apart: auto (with prefix blocks), yes, no.", "capacity",
+               default="auto"),
+        Opt("spread", parse_number, "X",
+               "Spread of log(measured / predicted); the ledger's if not given.", "capacity",
+               range=real(1e-6, 10)),
+    ),
+    "Engine": (
+        Opt("max_seqs", parse_count, "N", "Sequences in a pass at most.",
+               "plan simulate capacity calibrate", default=256,
+               range=Range(1, 2**16, "sequences"),
+               needs={"plan": "trace", "calibrate": "from_run"},
+               at={"calibrate": {"help": "The engine's limit per pass."}}),
+        Opt("max_tokens", parse_count, "N", "Tokens in a pass at most.",
+               "plan simulate capacity calibrate", default=2048, range=Range(1, 10**7, "tokens"),
+               needs={"plan": "trace", "calibrate": "from_run"},
+               at={"calibrate": {"help": "The engine's tokens per pass."}}),
+        Opt("block_tokens", parse_count, "N", "Tokens per KV block.",
+               "simulate|calibrate|traces inspect|traces convert", default=16,
+               range=Range(1, 2**16, "tokens"), needs={"calibrate": "from_run"},
+               at={name: {"default": None, "help": "Tokens per prefix hash block of the trace."}
+                   for name in ("traces inspect", "traces convert")}),
+        Opt("blocks", parse_count, "N", "KV blocks, as your engine prints them; by default "
+               "derived.", "simulate calibrate", default=0, range=Range(0, 10**9, "KV blocks"),
+               needs={"calibrate": "from_run"}),
+        Opt("prefill", parse_text, "HOW", "chunked, or whole prompts.", "simulate",
+               default="chunked"),
+        Opt("priority", parse_text, "WHO", "decode or prefill.", "simulate", default="decode"),
+        Opt("preemption", parse_text, "HOW", "recompute or swap.", "simulate",
+               default="recompute"),
+        Opt("admission", parse_text, "WHEN",
+               "Memory free for the whole prompt, or its first chunk.", "simulate",
+               default="prompt"),
+        Opt("prefix_caching", parse_flag, "", "Keep computed prompt blocks.",
+               "simulate calibrate", default=False, needs={"calibrate": "from_run"},
+               at={"calibrate": {"help": "The engine keeps computed blocks."}}),
+    ),
+    "Memories for prefix blocks": (
+        Opt("host_cache", several(zero_or(parse_gib)), "GIB",
+               "Host memory for stored and swapped cache.", SERVING, range=real(1e-3, 1e6, "GiB"),
+               at={"capacity": {"parse": zero_or(parse_gib),
+                                "help": "Host memory per GPU for prefix blocks; 0: none."}}),
+        Opt("nvme_cache", several(zero_or(parse_gib)), "GIB",
+               "NVMe space of each replica for stored cache.", SERVING,
+               range=real(1e-3, 1e8, "GiB"),
+               at={"capacity": {"parse": parse_gib,
+                                "help": "NVMe space per GPU for prefix blocks."}}),
+        Opt("remote_cache", parse_gib, "GIB", "A store for cache that all replicas share.",
+               "simulate", range=real(1e-3, 1e9, "GiB")),
+        Opt("cache_ttl", duration(1e7), "TIME",
+               "Stored blocks are forgotten so long after their last use.", "simulate",
+               range=real(1e-3, 1e9, "s")),
+        Opt("cache_block", parse_count, "N", "Tokens that are stored and loaded together.",
+               "simulate", range=Range(1, 10**6, "tokens")),
+        Opt("prefix_load", several(parse_text), "HOW",
+               "Stored blocks of a prompt: load, recompute, the faster, split (recompute the first "
+               "ones while the others are loaded), or auto, if not given: the one with the least "
+               "mean TTFT.", "simulate"),
+        Opt("nvme_read", parse_gigabytes, "GB/S", "Rate of each replica's drive.", SERVING,
+               range=real(1e-3, 1e3, "GB/s"), needs={"capacity": "nvme_cache"}),
+        Opt("nvme_write", parse_gigabytes, "GB/S", "Rate of each replica's drive.", SERVING,
+               range=real(1e-3, 1e3, "GB/s"), needs={"capacity": "nvme_cache"}),
+        Opt("nic", parse_gigabytes, "GB/S", "Each replica's network, in one direction.", SERVING,
+               range=real(1e-3, 1e3, "GB/s")),
+    ),
+    "Reading a trace": (
+        Opt("format", parse_text, "NAME", "The trace's format; by default recognised.",
+               TRACES_READ, default=None,
+               excludes=dict.fromkeys(TRACES_READ.split("|"), "columns")),
+        Opt("columns", parse_joined, "ROLE=NAME,...",
+               "Of any file: arrival=..,prompt=..,generate=..,blocks=..", TRACES_READ),
+        Opt("time_unit", parse_text, "UNIT", "Of arrivals: s, ms, us, ns or date.", TRACES_READ),
+        Opt("hash_block_tokens", parse_count, "N", "Tokens per prefix hash block of the trace.",
+               "simulate", range=Range(1, 10**6, "tokens")),
+        Opt("chars_per_token", parse_number, "X", "Estimate tokens of traces that hold text.",
+               TRACES_READ, range=real(1e-2, 1e3, "characters")),
+        Opt("sort", parse_flag, "", "Sort by arrival.", TRACES_READ, default=False),
+        Opt("skip_bad", parse_flag, "", "Leave out rows that break a rule, and count them.",
+               TRACES_READ, default=False),
+    ),
+    "What was measured": (
+        Opt("from_run", parse_path, "LOG", "Fit to a run's log; see docs/logs.md.", "calibrate"),
+        Opt("from_ops", parse_paths, "F.csv", "Fit to measured operators; repeatable.",
+               "calibrate", repeated=True),
+        Opt("from_serving", parse_path, "F.csv", "Fit host times to load tests.", "calibrate"),
+        Opt("version", parse_text, "V", "With --from-ops: of the engine; else the newest.",
+               "calibrate", needs={"calibrate": "from_ops"}),
+        Opt("hold_out", parse_number, "SHARE",
+               "With --from-ops: shapes held out in turn; 0: none.", "calibrate", default=0.25,
+               range=real(0, 0.5), needs={"calibrate": "from_ops"}),
+        Opt("fit_first", parse_count, "N", "Fit to the first N requests, check on the others.",
+               "calibrate", default=100, range=Range(5, 10**8, "requests"),
+               needs={"calibrate": "from_run"}),
+        Opt("plan", parse_text, "FILE", "As `kvsim validate plan FILE`.", "validate",
+               hidden=True),
+        Opt("quality", parse_flag, "", "As `kvsim validate quality`.", "validate",
+               default=False, hidden=True, excludes={"validate": "plan"}),
+        Opt("per_layer", parse_flag, "", "As `kvsim validate layers`.", "validate",
+               default=False, hidden=True, needs={"validate": "quality"},
+               excludes={"validate": "plan"}),
+        Opt("bits", parse_number, "X", "Run the best plan of X mean bits, too.",
+               "validate|validate layers", range=real(2, 4, "bits"),
+               needs={"validate": "per_layer"}, excludes={"validate": "plan"},
+               at={"validate": {"hidden": True}}),
+        Opt("text", parse_text, "FILE",
+               "What is read for a loss; Python's manual by default.", VALIDATED,
+               needs={"validate": "quality plan"}, at={"validate": {"hidden": True}}),
+    ),
+    "Output": (
+        Opt("out", parse_path, "F.toml", "The profile or stack, written there.",
+               "calibrate|simulate|sweep|explore|traces import|validate|validate quality|"
+               "validate layers", needs={"validate": "quality"},
+               at={"calibrate": {"required": True},
+                   "simulate": {"metavar": "F.parquet|DIR",
+                                "help": "Every request's times; with --compare a folder."},
+                   "sweep": {"metavar": "DIR", "required": True,
+                             "help": "Folder for the chunks, one Parquet file each."},
+                   "explore": {"metavar": "F.html", "help": "Where to write the page.",
+                               "default": "explore.html"},
+                   "traces import": {"metavar": "F", "required": True,
+                                     "help": "The trace: a .parquet, .csv or .jsonl."},
+                   "validate": {"metavar": "FILE", "hidden": True},
+                   "validate quality": {"metavar": "FILE",
+                                        "help": "Write what was measured as attention trace."},
+                   "validate layers": {"metavar": "FILE", "help": "Write the losses there."}}),
+        Opt("resume", parse_flag, "", "Take from --out what an earlier run has finished.",
+               "simulate sweep", default=False, needs={"simulate": "out"},
+               at={"sweep": {"help": "Keep what --out has, and compute the rest."}}),
+        Opt("workers", parse_count, "N", "Processes on this machine; 1 if not given.", "sweep",
+               range=Range(1, 256, "processes"), excludes={"sweep": "scheduler"}),
+        Opt("scheduler", parse_text, "tcp://..", "A Dask cluster, instead of this machine.",
+               "sweep"),
+        Opt("check", parse_flag, "", "Verify that no request is lost or starts too early.",
+               "simulate", default=False),
+        Opt("fit", parse_path, "FILE", "Fit --stack to the rows marked fit and write it there.",
+               "reproduce"),
+        Opt("quick", parse_flag, "", "Two minutes instead of ten; coarser.", "calibrate",
+               default=False, needs={"calibrate": "device"}),
+        Opt("max_error", parse_number, "X",
+               "Exit 1 if the median error of times is above X.", "validate",
+               range=real(1e-6, 1e3), excludes={"validate": "plan quality"}),
+        Opt("emit", parse_words, "ENGINE,...",
+               "Settings of vllm, sglang, trtllm, lmcache, hf, llamacpp.", PLANNED),
+        Opt("pareto", parse_flag, "", "Plans from the lowest TPOT to most throughput too.",
+               "plan", default=False, excludes={"plan": "trace"}),
+        Opt("explain", parse_flag, "", "Where another technique would be chosen, too.", "plan",
+               default=False, excludes={"plan": "trace"}),
+        Opt("report", parse_path, "F.html", "Write an HTML page there.",
+               "predict|plan|simulate|capacity|sweep|reproduce|calibrate|validate|traces inspect",
+               excludes={"reproduce": "fit", "calibrate": "from_ops from_serving",
+                         "validate": "plan quality"},
+               at={"reproduce": {"metavar": "FILE", "help": "Write an HTML or .md page there."}}),
+        Opt("json", parse_flag, "", "JSON on standard output.",
+               f"predict|plan|simulate|capacity|reproduce|calibrate|{VALIDATED}|doctor|models|gpus"
+               f"|techniques|stacks|traces inspect|traces import|traces generate", default=False,
+               excludes={"reproduce": "fit"}),
+        Opt("csv", parse_flag, "", "CSV on standard output.", "predict", default=False,
+               excludes={"predict": "json"}),
+    ),
+}  # fmt: skip
+"""All options in the groups, and the order, of the help."""
+
+PRESENTED = ("json", "csv", "report")
+"""Options that say how an answer is shown; Python has methods for them."""
+
+RANGES = {
+    option.flag: option.range
+    for options in TABLE.values()
+    for option in options
+    if option.range is not None
+}
+"""What numbers may be, by option."""
+
+
+@cache
+def options_of(command: str) -> dict[str, CommandOption]:
+    """The options of a command by keyword, in the order of the help."""
+    return {
+        option.name: replace(option, **option.at.get(command, {}))
+        for options in TABLE.values()
+        for option in options
+        if command in option.taken_by
+    }
+
+
+def check_range(name: str, value: float) -> None:
+    """Refuse a number that is outside the range of its option, as ``--max-seqs``."""
+    RANGES[name].check(name, value)
+
+
+def check_work(what: str, count: float, most: float, mend: str) -> None:
+    """Refuse work that would take too long, before it begins.
+
+    Parameters
+    ----------
+    what
+        The work in words, as ``--batch, --prompt: 20,000 points``.
+    count, most
+        How much of it was asked for, and how much is done.
+    mend
+        What the user can do.
+
+    Raises
+    ------
+    InputError
+        If it is more.
+    """
+    if count > most:
+        raise InputError(f"{what}; expected at most {format_plain(most)}; {mend}")
+
+
+def find_misuse(command: str, given: Iterable[str]) -> str:
+    """What is wrong with the options given together; empty if nothing is.
+
+    Parameters
+    ----------
+    given
+        Keywords of the options that a user gave.
+    """
+    options, there = options_of(command), set(given)
+    for name in sorted(there, key=list(options).index):
+        option = options[name]
+        needed = option.needs.get(command, "").split()
+        if needed and not there & set(needed):
+            others = " or ".join(options[other].flag for other in needed)
+            mend = f"add {others}, or leave {option.flag} away"
+            return f"{option.flag}: does nothing without {others}; {mend}"
+        for other in option.excludes.get(command, "").split():
+            if other in there:
+                both = f"{option.flag} and {options[other].flag}"
+                return f"{both}: both are given; expected one of them"
+    return ""
+
+
+class Inputs:
+    """What a command was asked: the values of all its options, given or not, as attributes.
+
+    Parameters
+    ----------
+    command
+        The command, as ``plan`` or ``traces inspect``.
+    given
+        What the user gave, by keyword; None counts as not given.
+
+    Raises
+    ------
+    InputError
+        For values that an option cannot have, and for options that would do nothing.
+    """
+
+    def __init__(self, command: str, given: Mapping[str, object]) -> None:
+        self.command = command
+        self.given = {k: v for k, v in given.items() if v is not None and v is not False}
+        fault = find_misuse(command, self.given)
+        if fault:
+            raise InputError(fault)
+        self._values = {
+            name: option.value(found) if (found := given.get(name)) is not None
+            else None if option.default is None else option.value(option.default)
+            for name, option in options_of(command).items()
+        }  # fmt: skip
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._values:
+            raise AttributeError(name)
+        return self._values[name]
+
+    def line(self, without: str = "report") -> str:
+        """The command line that asks the same."""
+        return command_line(self.command, self.given, without)
+
+
+def command_line(command: str, given: Mapping[str, object], without: str = "report") -> str:
+    """A command as it is typed, each word quoted where a shell needs it.
+
+    Parameters
+    ----------
+    given
+        Values by keyword, in the order of the line.
+    without
+        The option that is left out, as that which names the page.
+    """
+    options, words = options_of(command), ["kvsim", *command.split()]
+    for name, value in given.items():
+        if name == without or value is None or value is False:
+            continue
+        option = options[name]
+        if not option.position:
+            words.append(option.flag)
+        if value is not True:
+            apart = option.position and isinstance(value, list | tuple)
+            words += map(_typed, value) if apart else [_typed(value)]  # type: ignore[call-overload]
+    return shlex.join(words)
+
+
+def _typed(value: object) -> str:
+    """A value as it is typed; several are separated by commas."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={_typed(item)}" for key, item in value.items())
+    if isinstance(value, Iterable) and not isinstance(value, str | Path):
+        return ",".join(map(_typed, value))
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
+R = TypeVar("R")
+
+
+def takes_options(command: str, *first: str) -> Callable[[Callable[[Inputs], R]], Callable[..., R]]:
+    """Make a function of its inputs one of keywords, which the table of options declares.
+
+    Errors name options on the command line, and keywords in Python.
+
+    Parameters
+    ----------
+    command
+        The command whose options are the keywords.
+    first
+        Keywords that may be given by position, in this order.
+    """
+
+    def decorate(answer: Callable[[Inputs], R]) -> Callable[..., R]:
+        options = {k: v for k, v in options_of(command).items() if k not in PRESENTED}
+        names = [*first, *(name for name in options if name not in first)]
+        signature = Signature(
+            [
+                Parameter(
+                    name,
+                    Parameter.POSITIONAL_OR_KEYWORD if name in first else Parameter.KEYWORD_ONLY,
+                    default=(
+                        Parameter.empty
+                        if options[name].required and options[name].default is None
+                        else options[name].default
+                    ),
+                )
+                for name in names
+            ]
+        )
+
+        @wraps(answer)
+        def ask(*args: object, **keywords: object) -> R:
+            given = signature.bind(*args, **keywords).arguments
+            try:
+                return answer(Inputs(command, given))
+            except (InputError, InfeasibleError) as problem:
+                if not on_command_line():
+                    problem.args = (name_keywords(str(problem)), *problem.args[1:])
+                raise
+
+        ask.__signature__ = signature  # type: ignore[attr-defined]
+        ask.__doc__ = f"{answer.__doc__}\n{_parameters(options, names)}"
+        return ask
+
+    return decorate
+
+
+def name_keywords(message: str) -> str:
+    """A message of the command line with keywords for options, as ``max_seqs``."""
+    known = {option.flag for options in TABLE.values() for option in options}
+    return re.sub(
+        r"--[a-z][a-z-]*",
+        lambda found: found[0][2:].replace("-", "_") if found[0] in known else found[0],
+        message,
+    )
+
+
+def _parameters(options: Mapping[str, CommandOption], names: Iterable[str]) -> str:
+    """The parameters of a function, as its documentation lists them."""
+    lines = ["Parameters", "----------"]
+    for name in names:
+        option = options[name]
+        unit = f" [{option.range.unit}]" if option.range is not None and option.range.unit else ""
+        lines += [name, f"    {name_keywords(option.help)}{unit}"]
+    return "\n".join(f"    {line}" if line else "" for line in lines)
+
+
+def limits_table() -> str:
+    """All ranges as a table in Markdown."""
+    lines = ["| option | smallest | largest | unit |", "|---|---:|---:|---|"]
+    for name, allowed in RANGES.items():
+        bounds = f"{format_plain(allowed.least)} | {format_plain(allowed.most)}"
+        lines.append(f"| `{name}` | {bounds} | {allowed.unit or '-'} |")
+    return "\n".join(lines) + "\n"
