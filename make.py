@@ -7,6 +7,9 @@ test   linters, types, import direction and the tests
        goes on where it was stopped, as long as the commit is the same
 lint   the same without the tests
 docs   build the documentation, warnings as errors, into build/site
+renew [NAME ...]
+       compute frozen answers and the outputs that README and docs print anew, write them, and
+       show what moved and by how much; a NAME is docs, a page, or KIND[/FILE] of tests/frozen/data
 bench  time kvsim itself, about five minutes
 new-technique NAME
        start a technique: its file, its real implementation, and tests that say what to fill in
@@ -163,6 +166,17 @@ def new_technique(name: str, root: Path = ROOT) -> list[Path]:
     return list(targets.values())
 
 
+def renew(names: list[str]) -> None:
+    """Renew frozen answers and printed outputs; git shows the difference line by line."""
+    pages = [name for name in names if name.endswith(".md")]
+    answers = [name for name in names if name != "docs" and name not in pages]
+    if answers or not names:
+        run(["-m", "tests.frozen", *answers])
+    if pages or "docs" in names or not names:
+        run(["-m", "tests.docs.blocks", "--write", *pages])
+    subprocess.run(["git", "--no-pager", "diff", "--stat"], cwd=ROOT, check=False)
+
+
 def install(requirements: str) -> None:
     """Make .venv and install the pins, once per change of the files that state them.
 
@@ -262,6 +276,10 @@ def main() -> None:
         for path in new_technique(options[0]):
             print(f"wrote {path.relative_to(ROOT)}")
         print("Fill in what the files say, until `python3 make.py test` passes.")
+        return
+    if task == "renew":
+        install("requirements-test.txt")
+        renew(options)
         return
     if task == "robust" and options:
         install(REQUIREMENTS[task])

@@ -31,11 +31,11 @@ TECHNIQUES = tuple(
                  "refusals.py", "compositions.py::test_bad_notation_is_one_line_with_its_column")
 )  # fmt: skip
 CORE = (
-    "tests/frozen/test_frozen.py", "tests/frozen/test_parts.py", "tests/frozen/test_ops.py",
+    "tests/frozen/test_frozen.py",
     *TECHNIQUES, "tests/engine", "tests/prediction",
 )  # fmt: skip
 PLANS = (
-    "tests/frozen/test_programmes.py", "tests/frozen/test_plans.py",
+    "tests/frozen/test_frozen.py",
     *(
         f"tests/planner/test_{name}.py"
         for name in ("advice", "assigning", "fleet_estimates", "fleet_measure", "fleet_pieces",
@@ -45,7 +45,7 @@ PLANS = (
     "tests/planner/test_plan_trace.py::test_programme_is_the_golden_one",
 )  # fmt: skip
 RUNS = (
-    "tests/frozen/test_runs.py", "tests/serving/test_lanes.py", "tests/serving/test_tiers.py",
+    "tests/frozen/test_frozen.py", "tests/serving/test_lanes.py", "tests/serving/test_tiers.py",
     "tests/serving/test_pieces.py", "tests/serving/test_reference.py",
     "tests/serving/test_outcome.py", "tests/serving/test_sessions.py",
     "tests/serving/test_pools.py",

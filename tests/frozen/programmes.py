@@ -1,66 +1,29 @@
-"""The first programmes that some questions are turned into, family of rows by family.
+"""Linear programmes that questions are turned into: families of rows and of variables.
 
-``python -m tests.frozen.programmes [PART of a name]`` writes ``programmes.json`` anew. A change of
-it is meant to be seen: say in the commit which rows moved and why.
+A case is the command line. Of the first programmes each family of rows is summed with weights;
+of all programmes of a question the families' names are kept.
 """
 
-import json
 import re
-import sys
+import shlex
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pulp
 
-from tests.frozen.keeping import renewed
-from tests.frozen.plans import CHAT, LARGE, SMALL
+from tests.frozen.store import Answer, Kind
 from tests.support.commands import run
 
-PLACE = Path(__file__).with_name("programmes.json")
-MOST = 4  # of a question
-QUESTIONS: dict[str, tuple[str, ...]] = {
-    "cache beyond the GPU": (
-        "plan", *LARGE, "--stack", "flexgen", "--prompt", "16k", "--batch", "4", "--offline",
-    ),
-    "weights beyond the GPU": (
-        "plan", "--model", "llama2-13b", "--gpu", "rtx4090", "--stack", "fused", "--offline",
-        "--only", "full,offload,flexgen,kvpr", "--prompt", "512", "--generate", "32",
-    ),
-    "little host memory": (
-        "plan", *LARGE, "--prompt", "8k", "--batch", "16", "--offline", "--host-memory", "20",
-        "--stack", "fused",
-    ),
-    "windows": ("plan", "--model", "gemma-2-2b", "--gpu", "t4", "--prompt", "6k", "--offline"),
-    "the CPU attends": (
-        "plan", *LARGE, "--stack", "fused", "--prompt", "12k", "--batch", "24", "--offline",
-        "--only", "full,fastdecode,offload",
-    ),
-    "loss allowed": (
-        "plan", *SMALL, "--prompt", "8k", "--lossy", "--stack", "fused", "--batch", "20",
-        "--offline",
-    ),
-    "a trace": (
-        "plan", *LARGE, *CHAT, "--rate", "0.1", "--stack", "vllm", "--only", "full,fp8,kivi",
-    ),
-    "a trace by classes": (
-        "plan", *LARGE, *CHAT, "--rate", "0.2", "--per-class", "--only", "full,fp8", "--stack",
-        "fused", "--ttft", "2s", "--objective", "latency",
-    ),
-    "a fleet": (
-        "capacity", "--model", "llama3-8b", "--gpus", "l40s,h100", "--ttft", "2s", "--tpot",
-        "80ms", *CHAT, "--only", "full", "--rate", "4",
-    ),
-}  # fmt: skip
+MOST = 4  # programmes of a question that are summed
 
 
 class EnoughError(BaseException):
-    """Enough programmes were seen."""
+    """Raised once enough programmes were seen."""
 
 
-def answered(name: str) -> list[dict[str, Any]]:
-    """The first programmes of a question."""
+def summarise(case: str) -> Answer:
+    """Return sums over the first programmes of a question."""
     found: list[dict[str, Any]] = []
     solve = pulp.LpProblem.solve
 
@@ -71,8 +34,23 @@ def answered(name: str) -> list[dict[str, Any]]:
         return solve(problem, *args, **options)
 
     with patch.object(pulp.LpProblem, "solve", noted), suppress(EnoughError):
-        run(*QUESTIONS[name])
-    return found
+        run(*shlex.split(case))
+    return {f"programme {i}": each for i, each in enumerate(found)}
+
+
+def list_families(case: str) -> Answer:
+    """Return the families of rows of all programmes of a question."""
+    found: set[str] = set()
+    solve = pulp.LpProblem.solve
+
+    def noted(problem: pulp.LpProblem, *args: Any, **options: Any) -> Any:
+        found.update(family(row["name"]) for row in problem.toDict()["constraints"])
+        return solve(problem, *args, **options)
+
+    with patch.object(pulp.LpProblem, "solve", noted):
+        answer = run(*shlex.split(case))  # which may be that there is no plan
+    assert found, answer
+    return {"families": sorted(found)}
 
 
 def summary(problem: pulp.LpProblem) -> dict[str, Any]:
@@ -103,12 +81,6 @@ def family(name: str | None) -> str:
     return re.sub(r"\d+", "N", name or "objective")
 
 
-def write(part: str) -> None:
-    """Write what holds now."""
-    now = renewed(PLACE, QUESTIONS, answered, part)
-    lines = [f"{json.dumps(name)}: {json.dumps(now[name])}" for name in now]
-    PLACE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write(sys.argv[1] if len(sys.argv) > 1 else "")
+PROGRAMMES = Kind("programmes", summarise, tolerance=1e-6, every=4, depth=3)
+"""Later programmes rest on solutions of the first."""
+FAMILIES = Kind("families", list_families, every=11)

@@ -1,13 +1,8 @@
-"""What the serving simulator makes of small workloads under every rule, in all its figures.
-
-``python -m tests.frozen.runs`` writes ``runs.json`` anew. A change of it is meant to be seen: say
-in the commit which figures moved and why.
-"""
+"""What the serving simulator makes of small workloads under every rule, in all its figures."""
 
 import json
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,18 +16,16 @@ from kvsim.serving.rules import ADMISSIONS, PREEMPTIONS, PREFILLS, PRIORITIES
 from kvsim.serving.simulate import Run, simulate
 from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
-from tests.frozen.moved import shortened
+from tests.frozen.store import Answer, Kind
 from tests.support.plain.scheduler import simulate_plainly
 from tests.support.plain.sessions import simulate_sessions_plainly
 from tests.support.served import tables_of, with_conduct, with_tiers, workload
 
-PLACE = Path(__file__).with_name("runs.json")
 TECHNIQUES = ("full", "kivi", "offload", "quantspec", "specache", "kcache", "h2o", "kvpr")
 OPTIONS = list(product(PREFILLS, PRIORITIES, PREEMPTIONS, (False, True)))
 SIZES = ((3, 64), (8, 128), (64, 2048))
 REPLICA = ("pools", "lanes", "plain", "plain", "plain")
 TARGETS = Targets(0.5, 0.02)
-NUMBERS = range(100)
 PLAIN = 30  # first workloads that the plain simulator plays too
 
 
@@ -118,17 +111,10 @@ def _arrays(value: Any) -> list[Any]:
     return [array]
 
 
-def everything() -> dict[str, Any]:
-    """What the file should have."""
-    tables = {f"tables of {name}": stated(name) for name in TECHNIQUES}
-    return {f"workload {number}": played(number) for number in NUMBERS} | tables
-
-
-def answered(name: str) -> Any:
-    """What one entry is now."""
-    kind, _, which = name.rpartition(" ")
+def compute(case: str) -> Answer:
+    """Play ``workload NUMBER``, or sum up ``tables of TECHNIQUE``."""
+    kind, _, which = case.rpartition(" ")
     return played(int(which)) if kind == "workload" else stated(which)
 
 
-if __name__ == "__main__":
-    PLACE.write_text(json.dumps(shortened(everything()), indent=1) + "\n", encoding="utf-8")
+RUNS = Kind("runs", compute, every=5)

@@ -13,8 +13,8 @@ import pulp
 import kvsim.planner
 from kvsim.planner.layertimes import RESOURCES
 from kvsim.planner.shares import FAMILIES
-from tests.frozen import families
-from tests.frozen.keeping import kept
+from tests.frozen.programmes import FAMILIES as FROZEN
+from tests.frozen.programmes import family
 from tests.planner import test_fleet_programme, test_plan_trace, test_programme, test_runs
 from tests.quality import test_layers
 
@@ -63,24 +63,25 @@ def test_every_row_that_the_planner_may_add_is_in_a_golden_text() -> None:
     assert not expected - reached
 
 
-def general(family: str) -> str:
+def general(name: str) -> str:
     """A family without what a row is of: an option, a resource, a GPU."""
     kinds = {kind for some in FAMILIES for kind in some} | {"copied", "full"}
     words = f"(?:{'|'.join(sorted(kinds, key=len, reverse=True))})"
-    family = re.sub(rf"_{words}N?(?=_|$)", "_OPTION", family)
+    name = re.sub(rf"_{words}N?(?=_|$)", "_OPTION", name)
     streams = "|".join(re.sub(r"\d", "N", name) for name in RESOURCES)
-    family = re.sub(rf"^(plane_)?(?:{streams})_(?=prefill|roundN)", r"\1STREAM_", family)
-    family = re.sub(r"_(prefill|roundN)(?=_|$)", "_PASS", family)
-    return re.sub(r"^gpus_of_.*", "gpus_of", family)
+    name = re.sub(rf"^(plane_)?(?:{streams})_(?=prefill|roundN)", r"\1STREAM_", name)
+    name = re.sub(r"_(prefill|roundN)(?=_|$)", "_PASS", name)
+    return re.sub(r"^gpus_of_.*", "gpus_of", name)
 
 
 def test_the_families_of_questions_are_in_golden_texts() -> None:
     """Those of all programmes of the questions whose programmes are kept, solved to their end."""
     golden = {
-        general(families.of(row["name"]))
+        general(family(row["name"]))
         for problem in every_text().values()
         for row in problem.toDict()["constraints"]
     }
-    asked = {general(x) for some in kept(families.PLACE).values() for x in some}
+    frozen = FROZEN.load("questions").values()
+    asked = {general(x) for answer in frozen for x in answer["families"]}
     assert len(asked) > 60 and any(x.startswith("plane_") for x in asked)
     assert not asked - golden
