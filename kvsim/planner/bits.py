@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 import pulp
 
+from kvsim import solver
 from kvsim.errors import InfeasibleError
-from kvsim.planner.solving import STATUSES, solver
 from kvsim.quality.evidence import Evidence
 from kvsim.quality.layers import LayerLosses, Widths
 from kvsim.quality.settings import PERPLEXITY
@@ -49,8 +49,7 @@ def assign(losses: LayerLosses, mean_bits: float) -> Widths:
         If even the narrowest widths are wider.
     """
     problem, x = build(losses, mean_bits)
-    problem.solve(solver(GAP, SECONDS))
-    if STATUSES[problem.status] != "optimal":
+    if not solver.solve(problem, GAP, SECONDS).found:
         raise InfeasibleError(
             f"--bits: got {mean_bits:g}; the narrowest width that was measured is {losses.bits[0]}"
         )

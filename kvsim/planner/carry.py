@@ -26,6 +26,7 @@ from dataclasses import field
 import numpy as np
 import pulp
 
+from kvsim import solver
 from kvsim.errors import InfeasibleError
 from kvsim.frozen import frozen
 from kvsim.graph import Array
@@ -194,13 +195,12 @@ def carry(
     if not _allowed(loads, targets):
         raise InfeasibleError("no technique's rounds are within the targets")
     problem, take, laps, load = build(loads, targets, lanes, fastest, cuts)
-    status = problem.solve(pulp.HiGHS(msg=False, threads=1, gapRel=GAPS[lanes == ONE]))
-    if pulp.LpStatus[status] != "Optimal":
+    if not solver.solve(problem, GAPS[lanes == ONE]).found:
         raise InfeasibleError("no techniques carry the trace within the targets")
     chosen = {c: o for (c, o), v in take.items() if (v.value() or 0) > 0.5}
     return Carried(
         option_of=tuple(chosen[c] for c in range(len(loads.work))),
         laps=float(laps.value() or 0),
-        load=float(pulp.value(load)),
+        load=solver.evaluate(load),
         seconds=time.perf_counter() - started,
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pulp
 
+from kvsim import solver
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 
@@ -58,7 +59,7 @@ def add_times(
                     (v, k) for v, k in y
                     if per_layer[v, k] and (o := options[v]) in some and (o, k) not in bent
                 ]  # fmt: skip
-                work = pulp.LpAffineExpression(
+                work = solver.weigh(
                     [(y[key], float(per_layer[key])) for key in mine]
                     + [(x, float(moved[k])) for (o, k), x in w.items() if moved[k] and o in some]
                     + [(x, 1.0) for (o, k), x in bent.items() if o in some]

@@ -27,6 +27,7 @@ import numpy as np
 import pulp
 from numpy.typing import NDArray
 
+from kvsim import solver
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.assigning import LossRow, add_loss_rows
@@ -254,7 +255,7 @@ def _memory(
     for (tier, each, once, moved), limit in zip(sides, p.memory, strict=True):
         scale = limit or 1.0
         for m in range(len(each)):
-            used = pulp.LpAffineExpression(
+            used = solver.weigh(
                 [(x, float(each[m, v, k]) / scale) for (v, k), x in y.items() if each[m, v, k]]
                 + [(x, float(moved[k]) / scale) for (_, k), x in w.items() if moved[k]]
             )
@@ -267,7 +268,7 @@ def _memory(
                 used += largest
                 for k in shapes:  # the largest is no smaller than the mean
                     mean = [(y[v, k], float(sizes[v] / p.layers[k])) for v in corners if sizes[v]]
-                    row = pulp.LpAffineExpression(mean) <= largest
+                    row = solver.weigh(mean) <= largest
                     problem.addConstraint(row, f"{largest.name}_mean_{k}")
                 for o, x in use.items():
                     mine = np.flatnonzero(p.option_of == o)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pulp
 
+from kvsim import solver
 from kvsim.graph import Array
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def losses(
         mine = pulp.lpSum(x[i, o] for i in range(layers) if programme.shape_of[i] == k)
         problem.addConstraint(mine == counts[o, k], f"assigned_{programme.names[o]}_{k}")
     unit = programme.budget or 1.0
-    lost = pulp.LpAffineExpression(
+    lost = solver.weigh(
         [(v, float(programme.loss[key]) / unit) for key, v in x.items() if programme.loss[key]]
     )
     problem.addConstraint(lost <= programme.budget / unit, "loss")

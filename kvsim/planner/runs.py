@@ -23,6 +23,7 @@ import numpy as np
 import pulp
 from numpy.typing import NDArray
 
+from kvsim import solver
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.halves import Halves
@@ -235,7 +236,7 @@ class _Phase:
         """Copies that run beside the CPU's work, at most."""
         p, h, q, runs = self.p, self.h, self.p.phases[self.phase], self.runs
         longest = self._in_units(h.longest)
-        top, found, behind = float(longest.max()), [], pulp.LpAffineExpression()
+        top, found, behind = float(longest.max()), [], solver.weigh([])
         gpu_stays = runs.some_stay[0]
         # each copy beside the CPU's work in layers that load nothing, whatever that takes
         long = {

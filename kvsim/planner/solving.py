@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import pulp
 
+from kvsim import solver
 from kvsim.errors import InfeasibleError
 from kvsim.frozen import frozen
 from kvsim.graph import Array
@@ -16,7 +16,6 @@ from kvsim.planner.programme import Programme, build
 
 EXACT = 1e-9  # relative gap where every mix counts
 LOSS_ROWS = 60  # at most, before layers are assigned in the programme itself
-STATUSES = {1: "optimal", 0: "stopped", -1: "infeasible", -2: "unbounded", -3: "undefined"}
 
 
 @frozen
@@ -95,10 +94,9 @@ def _solved(
 ) -> Mix:
     started = time.perf_counter()
     built = build(programme, whole, cuts, apart, counts, streamed, loss_rows)
-    built.problem.solve(solver(gap, seconds))
-    status = STATUSES[built.problem.status]
-    if status != "optimal":
-        raise InfeasibleError(f"no mix of placements is within the limits ({status})")
+    solution = solver.solve(built.problem, gap, seconds)
+    if not solution.found:
+        raise InfeasibleError(f"no mix of placements is within the limits ({solution.status})")
     options, shapes = len(programme.names), programme.layers.size
     counts = np.array([[built.n[o, k].value() for k in range(shapes)] for o in range(options)])
     corners = np.array([[built.y[v, k].value() for k in range(shapes)]
@@ -106,7 +104,9 @@ def _solved(
     streamed = np.zeros((options, shapes))
     for key, x in built.w.items():
         streamed[key] = max(x.value(), 0.0)
-    objective = float(pulp.value(built.problem.objective))
+    objective, bound = solution.objective, min(solution.bound, solution.objective)
+    if not np.isfinite(bound):  # a programme without whole numbers
+        bound = objective * (1 - gap)
     layers = None
     if built.x:
         assert programme.loss is not None
@@ -116,9 +116,9 @@ def _solved(
         counts=np.abs(np.round(counts)) if whole else counts,
         corners=np.maximum(corners, 0.0),
         streamed=streamed,
-        bound=min(proved(built.problem, objective * (1 - gap)), objective) if whole else objective,
+        bound=bound if whole else objective,
         objective=objective,
-        status=status,
+        status="optimal",
         seconds=time.perf_counter() - started,
         assigned=layers,
     )
@@ -155,26 +155,6 @@ def best_first(
             best = mix, value
         cuts += (mix.counts,)
     return (*best, min(bound, best[1]))
-
-
-def solver(gap: float, seconds: float) -> pulp.LpSolver:
-    """HiGHS, or CBC where HiGHS is not installed."""
-    highs = pulp.HiGHS(msg=False, threads=1, gapRel=gap, timeLimit=seconds)
-    if highs.available():
-        return highs
-    return pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=gap, timeLimit=seconds)
-
-
-def proved(problem: pulp.LpProblem, otherwise: float) -> float:
-    """What no solution undercuts: as HiGHS proved it, also where it stopped at its time limit.
-
-    CBC tells only whether it reached the gap that was asked for.
-    """
-    model = getattr(problem, "solverModel", None)
-    if model is None or not hasattr(model, "getInfo"):
-        return otherwise
-    found = float(model.getInfo().mip_dual_bound)
-    return found if np.isfinite(found) else otherwise
 
 
 def lower_bound(programme: Programme, corners: Array, streamed: Array | None = None) -> Array:

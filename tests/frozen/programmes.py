@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pulp
 
+from kvsim import solver
 from tests.frozen.store import Answer, Kind
 from tests.support.commands import run
 
@@ -25,7 +26,7 @@ class EnoughError(BaseException):
 def summarise(case: str) -> Answer:
     """Return sums over the first programmes of a question."""
     found: list[dict[str, Any]] = []
-    solve = pulp.LpProblem.solve
+    solve = solver.solve
 
     def noted(problem: pulp.LpProblem, *args: Any, **options: Any) -> Any:
         found.append(summary(problem))
@@ -33,7 +34,7 @@ def summarise(case: str) -> Answer:
             raise EnoughError
         return solve(problem, *args, **options)
 
-    with patch.object(pulp.LpProblem, "solve", noted), suppress(EnoughError):
+    with patch.object(solver, "solve", noted), suppress(EnoughError):
         run(*shlex.split(case))
     return {f"programme {i}": each for i, each in enumerate(found)}
 
@@ -41,13 +42,13 @@ def summarise(case: str) -> Answer:
 def list_families(case: str) -> Answer:
     """Return the families of rows of all programmes of a question."""
     found: set[str] = set()
-    solve = pulp.LpProblem.solve
+    solve = solver.solve
 
     def noted(problem: pulp.LpProblem, *args: Any, **options: Any) -> Any:
         found.update(family(row["name"]) for row in problem.toDict()["constraints"])
         return solve(problem, *args, **options)
 
-    with patch.object(pulp.LpProblem, "solve", noted):
+    with patch.object(solver, "solve", noted):
         answer = run(*shlex.split(case))  # which may be that there is no plan
     assert found, answer
     return {"families": sorted(found)}

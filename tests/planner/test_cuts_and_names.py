@@ -8,6 +8,7 @@ import numpy as np
 import pulp
 import pytest
 
+from kvsim import solver
 from kvsim.evidence.ledger import share_below
 from kvsim.machines.parallel import Parallelism
 from kvsim.planner.fleet import offers
@@ -16,7 +17,6 @@ from kvsim.planner.fleet.offers import SURE, Configuration, FleetLimits, Spread,
 from kvsim.planner.fleet.search import SearchResult
 from kvsim.planner.programme import Programme
 from kvsim.planner.rows import cut
-from kvsim.planner.solving import solver
 from kvsim.serving.pools import TwoPools
 from kvsim.serving.world import _pool_sizes, link_rates
 from kvsim.techniques import parse
@@ -40,7 +40,7 @@ def possible(cuts: tuple[Any, ...]) -> set[tuple[int, ...]]:
         problem.setObjective(counts[0, 0])
         some: Any = SimpleNamespace(layers=np.array(LAYERS))
         cut(problem, counts, cast(Programme, some), cuts)
-        if pulp.LpStatus[problem.solve(solver(1e-6, 5.0))] == "Optimal":
+        if solver.solve(problem, 1e-6, 5.0).found:
             found.add((first, second))
     return found
 

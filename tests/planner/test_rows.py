@@ -8,6 +8,7 @@ import numpy as np
 import pulp
 import pytest
 
+from kvsim import solver
 from kvsim.graph import Array, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.assigning import assigned
@@ -18,7 +19,6 @@ from kvsim.planner.layertimes import RESOURCES, LayersOfPass
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.programme import Programme, build
 from kvsim.planner.shares import Option, Shares, options_for, placed
-from kvsim.planner.solving import solver
 from kvsim.planner.tangents import INSIDE, tangent
 from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.memory import decode_point, prefill_point
@@ -114,7 +114,7 @@ def test_decided_weights_take_as_long_as_the_engine_copies_them(share: float) ->
     for other in (0.0, 0.5 * share, share, 1.0):
         values = dict.fromkeys(names(built.problem), 0.0) | {"w_full_0": 6 * other}
         assert excess(built.problem, values, name)[name] == pytest.approx(6 * (other - share))
-    built.problem.solve(solver(1e-9, 20.0))
+    solver.solve(built.problem, 1e-9, 20.0)
     bound = float(p.weight[1:] @ [t.value() for t in built.t[1:]])
     replayed = w.predict(placed(Shares(), w.prompt, share), d, c.batches)
     assert 0.9 < bound / float(replayed.decode_s[0]) <= 1 + 1e-11

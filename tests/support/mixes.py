@@ -6,13 +6,14 @@ from itertools import product
 import numpy as np
 from scipy.optimize import nnls
 
+from kvsim import solver
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.mixes import Arrangement, Use, orders
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.programme import Programme, build
 from kvsim.planner.shares import Shares
-from kvsim.planner.solving import lower_bound, proved, solver
+from kvsim.planner.solving import lower_bound
 from kvsim.planner.tangents import tangent
 
 
@@ -57,11 +58,11 @@ def bound_over_replay(
 def decided_bound(p: Programme, counts: Array, streamed: Array) -> Array:
     """What all rows of the programme say of a mix by phase, its order left open. (q,) [s]"""
     built = build(p, counts=counts, streamed=streamed)
-    built.problem.solve(solver(1e-9, 20.0))
-    assert built.problem.status == 1, built.problem.status
+    solution = solver.solve(built.problem, 1e-9, 20.0)
+    assert solution.found, solution
     times = np.array([t.value() for t in built.t])
-    least = proved(built.problem, float(p.weight @ times))
-    return times * min(1.0, least / float(p.weight @ times))
+    took = float(p.weight @ times)
+    return times * min(1.0, solution.bound / took if np.isfinite(solution.bound) else 1.0)
 
 
 def random_mix(

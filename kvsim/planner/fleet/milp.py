@@ -36,6 +36,7 @@ import numpy as np
 import pulp
 from scipy.optimize import linprog
 
+from kvsim import solver
 from kvsim.errors import InfeasibleError
 from kvsim.frozen import frozen
 from kvsim.graph import Array
@@ -167,16 +168,10 @@ def add_shares(
 
 def run_solver(problem: pulp.LpProblem) -> float:
     """Solve; the bound on the cost."""
-    solver = pulp.HiGHS(msg=False, threads=1, gapRel=SOLVER_GAP, timeLimit=SOLVER_SECONDS)
-    status = problem.solve(solver)
-    if (
-        pulp.LpStatus[status] not in ("Optimal", "Not Solved")
-        or problem.variables()[0].value() is None
-    ):
+    solution = solver.solve(problem, SOLVER_GAP, SOLVER_SECONDS)
+    if not solution.found:
         raise InfeasibleError("no fleet carries the demand within the targets and limits")
-    found = float(pulp.value(problem.objective))
-    info = getattr(problem.solverModel, "getInfo", None)
-    bound = float(info().mip_dual_bound) if info is not None else found
+    bound, found = solution.bound, solution.objective
     return min(bound, found) if np.isfinite(bound) else found
 
 
@@ -564,7 +559,7 @@ def _relaxed_cost(
     for variable in problem.variables():
         variable.cat = "Continuous"
     run_solver(problem)
-    return float(pulp.value(problem.objective))
+    return solver.evaluate(problem.objective)
 
 
 def _read_plan(
@@ -589,7 +584,7 @@ def _read_plan(
         for (w, j), variable in programme.running.items():
             running[w, j] = _whole_value(variable)
         reserved = np.array([_whole_value(variable) for variable in programme.reserved], np.int64)
-    cost = float(pulp.value(programme.problem.objective))
+    cost = solver.evaluate(programme.problem.objective)
     return FleetPlan(running, reserved, share, cost, bound, bound, seconds)
 
 
