@@ -124,7 +124,7 @@ def _create_highs() -> "Highs":
     from highspy import Highs
 
     with _silenced():  # its banner comes before any option can be set
-        highs = Highs()
+        highs = Highs()  # type: ignore[no-untyped-call]
     highs.setOptionValue("output_flag", False)
     return highs
 
