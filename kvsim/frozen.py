@@ -43,7 +43,7 @@ def _compile_init(cls: type, values: tuple[Field[Any], ...]) -> Any:
     names: dict[str, Any] = {"_factory": factory}
     parameters: list[str] = []
     keywords: list[str] = []
-    lines = ["values = self.__dict__"]
+    lines = ["__values = self.__dict__"]
     for f in values:
         default, value = "", f.name
         if f.default is not MISSING:
@@ -53,7 +53,7 @@ def _compile_init(cls: type, values: tuple[Field[Any], ...]) -> Any:
             names[f"_{f.name}"] = f.default_factory
             default, value = "=_factory", f"_{f.name}() if {f.name} is _factory else {f.name}"
         (keywords if f.kw_only else parameters).append(f.name + default)
-        lines.append(f"values[{f.name!r}] = {value}")
+        lines.append(f"__values[{f.name!r}] = {value}")
     if hasattr(cls, "__post_init__"):
         lines.append("self.__post_init__()")
     signature = ", ".join(["self", *parameters, *(["*", *keywords] if keywords else [])])

@@ -80,7 +80,7 @@ class Op:
     launches: Number = 1.0  # kernels or copies issued; below 1 on average if not every step
     fixed: Number = 0.0  # time that no amount of bandwidth removes [s]
     after: tuple[str, ...] = ()
-    ahead: bool = False  # issued one layer early, as a prefetch into a double buffer
+    prefetch: bool = False  # issued one layer early, as a prefetch into a double buffer
     sync: bool = False  # the host waits for the end of this op before it issues more
 
     @property

@@ -18,7 +18,7 @@ class Shape:
 
     rows: int
     columns: int = 2
-    names: list[str] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)  # as a local of the constructor was called
     note: str = field(default="", compare=False, repr=False)
     scale: float = field(kw_only=True, default=1.0)
 
@@ -38,9 +38,9 @@ class Square(Shape):
 
 def test_constructor_takes_positions_keywords_and_defaults() -> None:
     shape = Shape(3, 4, scale=2.0)
-    assert (shape.rows, shape.columns, shape.names, shape.note, shape.scale) == (3, 4, [], "", 2.0)
-    assert Shape(3).names is not Shape(3).names
-    assert [*inspect.signature(Shape).parameters] == ["rows", "columns", "names", "note", "scale"]
+    assert (shape.rows, shape.columns, shape.values, shape.note, shape.scale) == (3, 4, [], "", 2.0)
+    assert Shape(3).values is not Shape(3).values
+    assert [*inspect.signature(Shape).parameters] == ["rows", "columns", "values", "note", "scale"]
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'rows'"):
         Shape()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="positional"):
@@ -67,7 +67,7 @@ def test_copies_and_cached_properties_work() -> None:
     for same in (copy.copy(shape), copy.deepcopy(shape), pickle.loads(pickle.dumps(shape))):
         assert same == shape
     assert shape == Shape(3, 4, note="second") != Shape(3, 5)
-    assert repr(shape) == "Shape(rows=3, columns=4, names=[], scale=1.0)"
+    assert repr(shape) == "Shape(rows=3, columns=4, values=[], scale=1.0)"
 
 
 def test_a_plan_and_a_prediction_cannot_be_changed() -> None:

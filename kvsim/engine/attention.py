@@ -1,7 +1,8 @@
 """Attention over a cache: what it reads, computes and keeps resident.
 
 All techniques attend through ``ops``; they differ in the format they read, in the tokens they see
-and in what they add around it.
+and in what they add around it. Where a model has an indexer (sparse attention), ``indexer_ops``
+scores every cached token and chooses the best.
 """
 
 from dataclasses import replace
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine.formats import FP16, Format
-from kvsim.engine.ops import HALF, gemm, kv_bytes
+from kvsim.engine.ops import HALF, gemm, kv_bytes, top_k
 from kvsim.graph import Number, Op, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Kernel
@@ -84,7 +85,7 @@ def ops(
     m, stack = deployment.shard, deployment.stack
     stored = FP16 if point.prefill else stored
     chosen = m.indexer.tokens if m.indexer else None
-    sees = _smaller(_smaller(shape.window, limit), chosen)
+    sees = _minimum(_minimum(shape.window, limit), chosen)
     length = cached(deployment, point, LayerShape())
     tokens: Number = length
     if chosen is not None and sees is not None:  # by every query for itself
@@ -96,7 +97,7 @@ def ops(
     value_pairs = pairs if values is None else np.minimum(pairs, point.new * values)
     expand: list[Op] = []
     if stack.packed_cache.plain_passes and limit is None and values is None and not stored.packs:
-        expand = _again(deployment, point, tokens, after)
+        expand = _repeated_passes(deployment, point, tokens, after)
     flops: Number = 2.0 * point.batch * m.heads * m.head_dim * (pairs + value_pairs)
     if m.latent:
         separate = False if chosen is None else np.greater(length, chosen)
@@ -175,7 +176,7 @@ def _read(
     return read * _packed_passes(deployment)  # the kernel unpacks, and knows grouped heads
 
 
-def _again(
+def _repeated_passes(
     deployment: Deployment, point: Point, tokens: Number, after: tuple[str, ...]
 ) -> list[Op]:
     """Further passes over a whole fp16 cache that an engine's plain decoding makes.
@@ -204,7 +205,7 @@ def _packed_passes(deployment: Deployment) -> float:
     return (passes - 1) * wider + 1 + (1 + wider)
 
 
-def _smaller(window: Number | None, limit: Number | None) -> Number | None:
+def _minimum(window: Number | None, limit: Number | None) -> Number | None:
     if window is None or limit is None:
         return limit if window is None else window
     return np.minimum(window, limit)
@@ -234,3 +235,41 @@ def _latent(
     up = gemm(deployment, "kv_up", rows, (inputs, outputs), deployment.mixer_format)
     read = np.where(cheaper, HALF * cached_tokens * m.heads * (m.head_dim + m.value_dim), 0.0)
     return up, np.where(cheaper, expanded, absorbed), read
+
+
+def indexer_ops(deployment: Deployment, point: Point, tokens: Number) -> list[Op]:
+    """Scores of ``tokens`` cached tokens per sequence and query, and the best of them.
+
+    Every head's scores are rectified, weighted and summed in the kernel, so that one number per
+    pair leaves it. Keys are as many on every shard: the indexer is not split.
+
+    References
+    ----------
+    .. [1] DeepSeek-AI, "DeepSeek-V3.2", 2025, section 2.1, equation 1.
+    """
+    m = deployment.shard
+    chooser = m.indexer
+    if chooser is None:
+        return []
+    pairs = point.new * tokens
+    if point.prefill:
+        pairs = point.new * point.context + point.new * (point.new + 1) / 2
+    pairs = point.batch * pairs
+    keys = chooser.key_bytes * (point.batch * tokens + point.tokens)
+    queries = point.tokens * chooser.heads * (chooser.head_dim + HALF)
+    scores = Op(
+        "index",
+        kernel="index",
+        flops=2.0 * chooser.heads * chooser.head_dim * pairs,
+        bytes={"hbm": keys + queries},
+        size=point.new,
+        columns=point.tokens * chooser.heads if point.prefill else chooser.heads,
+        dtype="fp8",
+    )
+    return [scores, top_k("index_topk", pairs)]
+
+
+def indexer_keys(deployment: Deployment, batch: Number, tokens: Number) -> Number:
+    """Keys of one layer's ``tokens`` kept tokens per sequence. [B]"""
+    chooser = deployment.shard.indexer
+    return 0.0 if chooser is None else batch * tokens * chooser.key_bytes

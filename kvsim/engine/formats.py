@@ -25,19 +25,6 @@ def bytes_per_number(bits: Number, group: Number = np.inf) -> Number:
     return (bits + SCALES / group) / 8
 
 
-def relative_size(bits: Number, group: Number, window: Number, context: Number) -> Number:
-    """Size of a group-quantised cache with a full-precision window, over fp16.
-
-    The window is allocated on top of the packed store, which is sized for every token.
-
-    References
-    ----------
-    .. [1] S. Jie et al., "SpeCache", 2025, table 1: window 128 (KIVI: residual; SpeCache: residual
-       64 and top-64).
-    """
-    return bytes_per_number(bits, group) / 2 + window / context
-
-
 def compression_ratio(
     batch: Number, width: Number, tokens: Number, bits: Number, parameters: Number
 ) -> Number:
@@ -55,16 +42,6 @@ def compression_ratio(
     """
     numbers = 2 * batch * width * tokens
     return numbers * 16 / (numbers * bits + 16 * parameters)
-
-
-def groupwise_parameters(batch: Number, width: Number, tokens: Number, group: Number) -> Number:
-    """Parameters of K and V in groups: one scale and zero point each. [numbers]"""
-    return 4 * batch * width * tokens / group
-
-
-def tokenwise_parameters(batch: Number, width: Number, tokens: Number) -> Number:
-    """Parameters of K and V token by token. [numbers]"""
-    return 4 * batch * tokens + 0 * width
 
 
 def separable_parameters(batch: Number, width: Number, tokens: Number, sets: Number = 1) -> Number:

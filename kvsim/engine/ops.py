@@ -7,12 +7,11 @@ otherwise.
 
 import numpy as np
 
-from kvsim.engine.exchange import exchange
 from kvsim.engine.formats import HALF as HALF
 from kvsim.engine.formats import Format
-from kvsim.engine.sums import all_reduce
 from kvsim.graph import Buffers, Channel, Number, Op, Point, Stream
 from kvsim.machines.deployment import WEIGHTS, Deployment, WeightFormat
+from kvsim.machines.parallel import NETWORK
 from kvsim.models.model import LayerShape, Model
 
 SCORE = 2 * HALF  # an fp16 attention score that leaves the chip: written once, read once [B]
@@ -152,9 +151,9 @@ def _experts(deployment: Deployment, point: Point) -> list[Op]:
     """Router, the routed experts that the tokens touch, and the shared ones."""
     m = deployment.shard
     ops = [gemm(deployment, "router", point.tokens, (m.hidden, m.experts), WEIGHTS["fp16"])]
-    ops += exchange(deployment, "experts_to", point.tokens, point.ranks)
+    ops += exchange_tokens(deployment, "experts_to", point.tokens, point.ranks)
     ops += routed_experts(deployment, point)
-    ops += exchange(deployment, "experts_back", point.tokens, point.ranks)
+    ops += exchange_tokens(deployment, "experts_back", point.tokens, point.ranks)
     return (
         [*ops, *_mlp(deployment, point, m.shared_experts * m.expert_ffn)]
         if m.shared_experts
@@ -214,7 +213,7 @@ def copy(
     rows: Number = 0.0,
     launches: float = 1.0,
     after: tuple[str, ...] = (),
-    ahead: bool = False,
+    prefetch: bool = False,
     sync: bool = False,
 ) -> Op:
     """``size`` bytes between GPU and host memory, in ``rows`` gathered one by one if any.
@@ -226,7 +225,7 @@ def copy(
     moved: dict[Channel, Number] = {channel: size, "hbm": size, "dram": size}
     return Op(
         name, stream, kernel, bytes=moved, rows=rows, launches=launches,
-        after=after, ahead=ahead, sync=sync,
+        after=after, prefetch=prefetch, sync=sync,
     )  # fmt: skip
 
 
@@ -286,3 +285,113 @@ def top_k(name: str, scores: Number, sync: bool = False, every: float = 1.0) -> 
     """Selection of the largest among ``scores`` attention scores that leave the chip."""
     moved: dict[Channel, Number] = {"hbm": SCORE * scores}
     return Op(name, kernel="topk", bytes=moved, launches=1.0 / every, sync=sync)
+
+
+def all_reduce(deployment: Deployment, name: str, data: Number) -> list[Op]:
+    """Sum of ``data`` bytes of hidden states over the replica's GPUs.
+
+    In a ring, 2 (tp - 1) transfers of 1 / tp of the data; in one shot, everyone reads all others';
+    in two shots, everyone sums its part of the data and then reads the others' sums.
+    """
+    if deployment.tp == 1:
+        return []
+    latency = deployment.hardware.links["link"].latency
+    if deployment.stack.sums.direct_share:
+        return [_quickest_sum(deployment, name, data)]
+    if deployment.stack.sums.one_shot:
+        moved, wait = (deployment.tp - 1) * data, latency
+    else:
+        moved, wait = (
+            2 * (deployment.tp - 1) / deployment.tp * data,
+            2 * (deployment.tp - 1) * latency,
+        )
+    return [Op(name, kernel="allreduce", bytes={"link": moved}, fixed=wait)]
+
+
+def _quickest_sum(deployment: Deployment, name: str, data: Number) -> Op:
+    """The quickest of a one-shot sum, a two-shot sum and a ring over ``data`` bytes per GPU.
+
+    The op carries the bytes that its way moves, and what that way takes beyond them as fixed time.
+    """
+    stack, others, rate = deployment.stack, deployment.tp - 1, deployment.bandwidth["link"]
+    once, twice = others * data, 2 * others / deployment.tp * data
+    hops, share = stack.sums.direct_hop * others, stack.sums.direct_share * rate
+    one = stack.sums.direct + hops + once / share
+    two = stack.sums.direct + stack.sums.direct_second + 2 * hops + twice / share
+    ring = (
+        stack.sums.ring + 2 * others * stack.sums.ring_hop + twice / (stack.sums.ring_share * rate)
+    )
+    took = np.minimum(np.minimum(one, two), ring)
+    moved = np.where(took < one, twice, once)
+    carried = moved / (rate * stack.kernel("allreduce").memory)
+    return Op(name, kernel="allreduce", bytes={"link": moved}, fixed=took - carried)
+
+
+def exchange_tokens(
+    deployment: Deployment, name: str, tokens: Number, ranks: Number | None = None
+) -> list[Op]:
+    """Hidden states between data-parallel ranks and the GPUs that have a token's experts.
+
+    A GPU takes in each routed copy for its experts, and no token more than once: where every GPU
+    has a part of every expert that is an all-gather. Between nodes a token goes once to each, over
+    all of a node's ports, and NVLink spreads it there. The way back is as long.
+
+    Parameters
+    ----------
+    tokens : of the rank with most.
+    ranks : tokens of all ranks over those (None: all ranks have as many).
+    """
+    d = deployment
+    if d.dp == 1:
+        return []
+    sums, link = d.stack.sums, d.hardware.links["link"]
+    states = HALF * d.model.hidden * tokens * d.dp  # of all ranks, if all have as many
+    copies = min(1.0, d.model.experts_active * d.routed_share)
+    moved = states * copies * (d.dp - 1) / d.dp
+    share = sums.ring_share if sums.direct_share else 1.0
+    wait = link.latency + sums.direct + moved / link.bandwidth * (1 / share - 1)
+    nodes = -(-d.parallelism.stage // d.domain)
+    if nodes > 1:
+        busy = 1.0 if ranks is None else np.minimum(1.0, ranks * nodes / d.dp)
+        entering = busy * states * (nodes - 1) / nodes / d.domain
+        wait = wait + NETWORK.latency + entering / NETWORK.bandwidth
+    return [Op(name, kernel="allreduce", bytes={"link": moved}, fixed=wait)]
+
+
+def output_ops(deployment: Deployment, point: Point, prompts: Number = 0.0) -> tuple[Op, ...]:
+    """Embedding look-up, last norm, LM head, sampling and the step's fixed time.
+
+    Parameters
+    ----------
+    prompts : that are read beside the sequences of a point that decodes.
+    """
+    m = deployment.shard
+    rows = (
+        point.batch if point.prefill and not deployment.stack.memory.prompt_logits else point.tokens
+    )
+    logits = gemm(deployment, "lm_head", rows, (m.hidden, m.vocab), WEIGHTS["fp16"])
+    looked_up = 3 if m.learned_positions else 2  # rows of the embedding and of positions, their sum
+    moved = rows * (m.vocab + 2 * m.hidden) + looked_up * point.tokens * m.hidden
+    sample = Op(
+        "sample",
+        kernel="pointwise",
+        bytes={"hbm": HALF * moved},
+        fixed=deployment.stack.time.step + deployment.stack.time.sequence * point.batch,
+        # the host handles each sequence once it has its token, or issues the next pass then
+        sync=deployment.stack.time.sequence > 0 or deployment.stack.eager,
+    )
+    return logits, sample, *_server(deployment, point, prompts)
+
+
+def _server(deployment: Deployment, point: Point, prompts: Number) -> tuple[Op, ...]:
+    """Work of the host for requests while the GPU computes: a pass takes no less.
+
+    Per prompt it is read, tokenised, scheduled and issued outside CUDA graphs; per token decoded it
+    is turned into text and sent.
+    """
+    time = deployment.stack.time
+    if not (time.overlapped_sequence or time.overlapped_prompt):
+        return ()
+    read, decoded = (point.batch, 0.0) if point.prefill else (prompts, point.batch)
+    busy = time.overlapped_prompt * read + time.overlapped_sequence * decoded
+    return (Op("server", stream="cpu", fixed=busy, launches=0.0),)

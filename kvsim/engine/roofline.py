@@ -31,7 +31,7 @@ def peak_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
     ``compute`` is the arithmetic of the GPU, ``cpu`` that of the host.
     """
     needs = channel_seconds(op, deployment)
-    if not _nothing(op.flops):
+    if not _is_zero(op.flops):
         on_host = op.stream == "cpu"
         peak = deployment.hardware.cpu_flops if on_host else deployment.flops(op.dtype)
         needs["cpu" if on_host else "compute"] = op.flops / peak
@@ -60,7 +60,7 @@ def resource_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
             copied = op.stream in COPIES and name not in COPIES
             needs[name] = slower * peak / (1.0 if copied else kernel.memory)
     each = kernel.unpacking or deployment.stack.packed_cache.unpack_ops
-    if each and not _nothing(op.unpacked):
+    if each and not _is_zero(op.unpacked):
         # work per number, whatever the number of queries; one instruction per lane and clock is
         # half of the rate that counts a product and a sum
         needs["unpack"] = slower * each * op.unpacked / (deployment.flops("fp32") / 2)
@@ -109,7 +109,7 @@ def seconds_of(op: Op, deployment: Deployment, resources: Mapping[str, Number]) 
     some: list[NDArray[np.bool]] = []  # work that may be nothing at some points
     for work in (op.flops, op.rows, op.fixed, *op.bytes.values()):
         if isinstance(work, np.ndarray):
-            if everywhere(work):
+            if all_nonzero(work):
                 return total
             some.append(work > 0)
         elif work > 0:
@@ -119,7 +119,7 @@ def seconds_of(op: Op, deployment: Deployment, resources: Mapping[str, Number]) 
     return np.where(np.logical_or.reduce(np.broadcast_arrays(*some)), total, 0.0)
 
 
-def everywhere(values: Number | NDArray[np.bool] | bool) -> bool:
+def all_nonzero(values: Number | NDArray[np.bool] | bool) -> bool:
     """Whether no value is 0 or false: ``np.all``, several times as fast for the points of a plan.
 
     Work and times are never negative, so that there is some at every point then.
@@ -127,7 +127,7 @@ def everywhere(values: Number | NDArray[np.bool] | bool) -> bool:
     return int(np.count_nonzero(values)) == np.size(values)
 
 
-def _nothing(number: Number) -> bool:
+def _is_zero(number: Number) -> bool:
     return not isinstance(number, np.ndarray) and number == 0.0
 
 

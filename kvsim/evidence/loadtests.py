@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsim.engine.timeline import makespan, steady
+from kvsim.engine.timeline import makespan, steady_seconds
 from kvsim.errors import InputError, unknown
 from kvsim.evidence.leastsquares import BLIND, Fit, Parameter, fit_ratio, robust_loss
 from kvsim.files import read_records
@@ -180,7 +180,7 @@ def kernels(rows: Sequence[LoadTest], stack: Stack) -> Kernels:
         batch = np.array([min(r.sequences, max(1.0, np.floor(_room(t, d, r)))) for r in here])
         p = Point(batch, prompt + generate / 2, 1.0, prompt, prompt + generate)
         running[chosen] = batch
-        step[chosen] = sum(steady(s, d) for s in t.cycle(d, p).steps)
+        step[chosen] = sum(steady_seconds(s, d) for s in t.cycle(d, p).steps)
         prefill[chosen] = makespan(t.prefill(d, prefill_point(1.0, prompt, generate)), d)
     asked, generate = np.array([(r.sequences, r.generate) for r in rows]).T
     return Kernels(step, prefill, running, asked, generate, stack.time.sync)

@@ -61,7 +61,7 @@ def half_times(deployment: Deployment, point: Point, shape: LayerShape, prompt: 
     """
     parts = placed(Shares(cpu=1.0), prompt, streamed=1.0, parts=2).parts[0]
     layer = [op for op in layer_ops(LayerPass(deployment, part_of(point, parts), shape, parts))
-             if not op.ahead]  # fmt: skip
+             if not op.prefetch]  # fmt: skip
     grid = np.broadcast_shapes(np.shape(point.batch), np.shape(point.context), (1, 1))
     took = {op.name: np.broadcast_to(np.asarray(seconds(op, deployment)), grid) for op in layer}
     names = list(took)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from kvsim.engine.roofline import seconds
-from kvsim.engine.timeline import least
+from kvsim.engine.timeline import minimum_layer_seconds
 from kvsim.graph import Array, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes.base import LayerPass
@@ -32,7 +32,9 @@ class LayersOfPass:
         for op in issued:
             found[STREAMS.index(op.stream)] += tiles * np.asarray(self._seconds(op, layer.d))
         chain, turn = RESOURCES.index("chain"), RESOURCES.index("turn")
-        found[chain] = found[turn] = tiles * np.asarray(least(issued, layer.d, self._seconds))
+        found[chain] = found[turn] = tiles * np.asarray(
+            minimum_layer_seconds(issued, layer.d, self._seconds)
+        )
         if tiles > 1:  # the CPU's halves follow one another, and other layers wait for both
             found[turn] = np.maximum(found[chain], found[STREAMS.index("cpu")])
         return found

@@ -11,8 +11,7 @@ from itertools import product
 import numpy as np
 
 from kvsim.engine.buffers import layer_weights
-from kvsim.engine.closing import closing
-from kvsim.engine.ops import copy
+from kvsim.engine.ops import copy, output_ops
 from kvsim.engine.roofline import resource_seconds, seconds
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Point, Tier
@@ -129,7 +128,7 @@ class Coefficients:
         for place, p in ((slice(0, 1), read), (slice(1, None), rounds)):
             if p is not None:
                 shape = (self.batches.size, 1 if p is read else points - 1)
-                for op in closing(self.deployment, p):
+                for op in output_ops(self.deployment, p):
                     took = np.broadcast_to(seconds(op, self.deployment), shape).T
                     found[place, STREAMS.index(op.stream)] += took
                     if op.stream == "gpu":

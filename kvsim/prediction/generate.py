@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engine.timeline import makespan, steady
+from kvsim.engine.timeline import makespan, steady_seconds
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Number, Point, Step, Tier
@@ -55,7 +55,7 @@ def round_seconds(technique: Technique, deployment: Deployment, point: Point) ->
     cycle = technique.cycle(deployment, point)
     total: Number = 0.0
     for step in cycle.steps:
-        total = total + steady(step, deployment)
+        total = total + steady_seconds(step, deployment)
     return total / cycle.tokens
 
 
@@ -286,6 +286,6 @@ def _fewer_parts(technique: Technique) -> str:
     return f" or set {technique.name}:parts" if "parts" in technique.settings else ""
 
 
-def one(prediction: Prediction, index: int) -> Prediction:
+def at_batch(prediction: Prediction, index: int) -> Prediction:
     """The prediction at one of its batches."""
     return replace(prediction, batch=prediction.batch[index : index + 1])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.engine.roofline import all_ops, seconds
-from kvsim.engine.spans import OpSpan, spans
+from kvsim.engine.timeline import OpSpan, op_spans
 from kvsim.graph import Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
@@ -126,7 +126,7 @@ def round_spans(prediction: Prediction) -> tuple[list[OpSpan], float, float]:
     found: list[OpSpan] = []
     start = 0.0
     for step in cycle.steps:
-        here = spans(step, d)
+        here = op_spans(step, d)
         end = max(span.end for span in here)
         first = min(min(span.begin for span in here), 0.0)
         found += [

@@ -14,7 +14,7 @@ from kvsim.machines.basis import basis
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.parallel import Parallelism
 from kvsim.prediction.explain import binding, breakdown
-from kvsim.prediction.generate import Prediction, one
+from kvsim.prediction.generate import Prediction, at_batch
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.report import evidence, hostlink, units
 from kvsim.report.answer import show_rest, show_verdict
@@ -104,7 +104,7 @@ def predicted(
         for prompt in prompts:
             for generate in generates:
                 p = Prediction(t, deployment, column, prompt, generate)
-                found += [one(p, i) for i in range(column.size)]
+                found += [at_batch(p, i) for i in range(column.size)]
     if not found:
         raise InputError(f"--technique: none can run there; {left_out[0]}")
     from kvsim.report.predict_answer import answered

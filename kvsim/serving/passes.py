@@ -7,9 +7,9 @@ from functools import cached_property
 import numpy as np
 
 from kvsim.engine import ops as blocks
-from kvsim.engine.closing import closing
+from kvsim.engine.ops import output_ops
 from kvsim.engine.roofline import seconds
-from kvsim.engine.timeline import makespan, steady
+from kvsim.engine.timeline import makespan, steady_seconds
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Group, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
@@ -26,7 +26,7 @@ class Measure:
     op: Callable[[Op, Deployment], Number]
 
 
-TIME = Measure(steady, makespan, seconds)
+TIME = Measure(steady_seconds, makespan, seconds)
 """How long passes take. [s]"""
 
 
@@ -129,7 +129,7 @@ class Passes:
         """Logits and sampling of some rows."""
         d = self.deployment
         total: Number = np.zeros(rows.shape)
-        for op in closing(d, _tokens(rows)):
+        for op in output_ops(d, _tokens(rows)):
             if op.stream != "gpu":  # runs beside: rounds and prompts hold it
                 continue
             total = total + self.measure.op(op, d)
@@ -154,7 +154,7 @@ class Passes:
                 rest = blocks.after_attention(d, every, shape)
                 layers.append((*blocks.before_attention(d, every, shape), *own, *prompt, *rest))
             groups.append(Group(tuple(layers), count))
-        return np.asarray(self.measure.round(Step(tuple(groups), closing(d, rows, 1.0)), d))
+        return np.asarray(self.measure.round(Step(tuple(groups), output_ops(d, rows, 1.0)), d))
 
     @property
     def mixes_plainly(self) -> bool:

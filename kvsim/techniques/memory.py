@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvsim.engine import indexer, ops, recurrence
+from kvsim.engine import attention, ops, recurrence
 from kvsim.engine.buffers import (
     largest,
     layer_weights,
@@ -55,7 +55,7 @@ def layer_cache(at: LayerPass) -> Buffers:
         return {}
     chosen_by: Buffers = {}
     if at.d.shard.indexer:
-        chosen_by = {"gpu": {"index keys": indexer.resident(at.d, at.p.batch, at.kept)}}
+        chosen_by = {"gpu": {"index keys": attention.indexer_keys(at.d, at.p.batch, at.kept)}}
     place, drafts = at.placement, at.drafting.resident(at)
     return merge(chosen_by, place.cache(at), place.drafts(at), at.selection.resident(at), drafts)
 

@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from kvsim.engine import indexer, ops, recurrence
-from kvsim.engine.closing import closing
+from kvsim.engine import attention, ops, recurrence
+from kvsim.engine.ops import output_ops
 from kvsim.graph import Group, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
@@ -162,7 +162,7 @@ def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:
         if count:
             groups.append(Group(block, count))
         before = parts
-    head = closing(deployment, point)
+    head = output_ops(deployment, point)
     if deployment.stack.time.counted_launches:
         head = dispatched(head, (), "prefill" if point.prefill else "decode")
     return Step(tuple(groups), head)
@@ -200,7 +200,7 @@ def mixing(at: LayerPass) -> list[Op]:
         return recurrence.ops(at.d, at.p)
     if not at.shape.attends:
         return [recurrence.end()]
-    chosen = indexer.ops(at.d, at.p, at.kept)
+    chosen = attention.indexer_ops(at.d, at.p, at.kept)
     own = at.selection.attend if at.shape.keeps else at.selection.borrow
     return [*chosen, *own(at)]
 

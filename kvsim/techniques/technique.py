@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvsim.engine.buffers import merge
-from kvsim.engine.spread import piped
+from kvsim.engine.pipeline import divided_pass
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Cycle, Op, Point, Step
@@ -407,7 +407,9 @@ class Technique:
 
     def forward(self, deployment: Deployment, point: Point) -> Step:
         """One pass of the new tokens through the model."""
-        return piped(deployment, point, lambda p: forward(deployment, p, self.layout(deployment)))
+        return divided_pass(
+            deployment, point, lambda p: forward(deployment, p, self.layout(deployment))
+        )
 
     def prefill(self, deployment: Deployment, point: Point) -> Step:
         """The pass over the prompt, a draft model's after the model's own."""
@@ -421,7 +423,7 @@ class Technique:
         if not any(first for *_, first in extra):
             return ()
         layout = [(s, n, first or own) for s, n, own, first in extra]
-        return (piped(deployment, point, lambda own: forward(deployment, own, layout)),)
+        return (divided_pass(deployment, point, lambda own: forward(deployment, own, layout)),)
 
     def cycle(self, deployment: Deployment, point: Point) -> Cycle:
         """One decoding round that starts with ``p.context`` cached tokens."""

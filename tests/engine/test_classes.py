@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.engine.attention import head_factor
+from kvsim.engine.ops import all_reduce
 from kvsim.engine.roofline import all_ops, seconds, tiled
-from kvsim.engine.sums import all_reduce
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import STANDS_FOR, Kernel
 from kvsim.machines.profiles import load_hardware, load_stack

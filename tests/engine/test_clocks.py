@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvsim.engine.clocks import History, State
-from kvsim.engine.timed import Timed, together
+from kvsim.engine.timeline import History, State, Timed, join_ops
 from kvsim.graph import Number, Op
 
 
@@ -53,7 +52,7 @@ def test_ops_in_a_row_end_as_one_by_one(first: Number, start: float, end: Number
     """The host issues each in 10 s: the second, of 4 s, starts after 20 s or behind the first."""
     op = Op("first", fixed=1.0)
     one = Timed(op, first, True, (), 10.0, 10.0)
-    both = together(one, Timed(replace(op, name="then"), 4.0, True, (), 10.0, 10.0))
+    both = join_ops(one, Timed(replace(op, name="then"), 4.0, True, (), 10.0, 10.0))
     assert both.host == 20.0 and both.op.name == "then"
     assert np.all(np.maximum(start, both.lead) + both.duration == end)
 

@@ -8,8 +8,8 @@ import pytest
 from kvsim.engine import attention
 from kvsim.engine.buffers import resident_once, sequences_alive
 from kvsim.engine.formats import Format
+from kvsim.engine.ops import all_reduce
 from kvsim.engine.roofline import host_seconds
-from kvsim.engine.sums import all_reduce
 from kvsim.engine.timeline import makespan
 from kvsim.graph import Group, Op, Point, Step
 from kvsim.machines.deployment import Deployment

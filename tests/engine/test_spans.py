@@ -3,8 +3,13 @@
 import numpy as np
 import pytest
 
-from kvsim.engine.spans import OpSpan, beside, spans
-from kvsim.engine.timeline import least, steady
+from kvsim.engine.timeline import (
+    OpSpan,
+    copy_overlap,
+    minimum_layer_seconds,
+    op_spans,
+    steady_seconds,
+)
 from kvsim.graph import Group, Op, Step
 from tests.engine.test_timeline import toy
 
@@ -24,27 +29,27 @@ def times(found: list[OpSpan], name: str) -> list[tuple[float, float]]:
 
 def test_every_layer_is_seen_in_order() -> None:
     step = Step((Group((layer(1000.0),), 2),), (Op("head", bytes={"hbm": 500.0}),))
-    found = spans(step, toy())
+    found = op_spans(step, toy())
     assert times(found, "first") == [(0, 4000), (7000, 11000)]
     assert times(found, "load") == [(4000, 5000), (11000, 12000)]
     assert times(found, "then") == [(5000, 7000), (12000, 14000)]
     assert times(found, "head") == [(14000, 14500)]
-    assert steady(step, toy()) == pytest.approx(14.5e-6)
+    assert steady_seconds(step, toy()) == pytest.approx(14.5e-6)
     assert all(s.stream == ("h2d" if s.name == "load" else "gpu") for s in found)
 
 
 def test_what_waits_for_a_copy_begins_at_its_end() -> None:
     step = Step((Group((layer(9000.0),), 2),), ())
-    found = spans(step, toy())
+    found = op_spans(step, toy())
     loads, thens = times(found, "load"), times(found, "then")
     assert len(thens) == 2
     assert all(any(end == begin for _, end in loads) for begin, _ in thens)
-    assert max(end for _, end in thens) == round(1e9 * float(steady(step, toy())))
+    assert max(end for _, end in thens) == round(1e9 * float(steady_seconds(step, toy())))
 
 
 def test_an_op_without_work_is_not_drawn() -> None:
     step = Step((Group(((Op("none"), Op("some", bytes={"hbm": 7.0})),), 1),), ())
-    assert [s.name for s in spans(step, toy())] == ["some"]
+    assert [s.name for s in op_spans(step, toy())] == ["some"]
 
 
 def test_the_share_of_copies_beside_work() -> None:
@@ -54,13 +59,13 @@ def test_the_share_of_copies_beside_work() -> None:
         OpSpan("gpu", "b", 3.5, 8.5),
         OpSpan("cpu", "c", 2.0, 3.0),
     ]
-    assert beside([*copies, *busy]) == (1.0 + 0.5 + 0.5) / 4.0
-    assert beside([*copies, *busy], "cpu") == 1.0 / 4.0
-    assert np.isnan(beside(busy))
+    assert copy_overlap([*copies, *busy]) == (1.0 + 0.5 + 0.5) / 4.0
+    assert copy_overlap([*copies, *busy], "cpu") == 1.0 / 4.0
+    assert np.isnan(copy_overlap(busy))
 
 
 def test_the_least_of_a_layer_leaves_out_what_may_run_before_it() -> None:
     early = (Op("load", "h2d", "copy", bytes={"h2d": 3000.0}), Op("use", bytes={"hbm": 4000.0},
                                                                   after=("load",)))  # fmt: skip
-    assert least(early, toy()) == pytest.approx(4e-6)
-    assert least(layer(3000.0), toy()) == pytest.approx(9e-6)
+    assert minimum_layer_seconds(early, toy()) == pytest.approx(4e-6)
+    assert minimum_layer_seconds(layer(3000.0), toy()) == pytest.approx(9e-6)

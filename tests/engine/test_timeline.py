@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from kvsim.engine.roofline import all_ops, seconds
-from kvsim.engine.timeline import makespan, steady
+from kvsim.engine.timeline import makespan, steady_seconds
 from kvsim.graph import Group, Op, Point, Step, Stream
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Kernel, Link
@@ -74,7 +74,7 @@ def test_techniques_match_the_scalar_twin(text: str, stack: str) -> None:
         d = deployment(model, "h100" if text == "fp8" else "a6000", stack)
         for p in POINTS:
             for step in passes(t, d, p):
-                whole, further = makespan(step, d), steady(step, d)
+                whole, further = makespan(step, d), steady_seconds(step, d)
                 assert whole == close(scalar.makespan(step, d))
                 assert further == close(scalar.steady(step, d))
                 assert min(whole, further) >= max(scalar.busy(step, d).values()) * (1 - TOLERANCE)
@@ -103,7 +103,7 @@ def layers(draw: st.DrawFn, elements: int, alone: bool) -> tuple[Op, ...]:
         stream: Stream = draw(st.sampled_from(("gpu", "gpu", "h2d", "d2h", "cpu")))
         ahead, stream = (False, "gpu") if alone else (ahead, stream)
         waits = [f"{other}@-2" for other in names]
-        waits += [op.name for op in ops if op.ahead or not ahead]
+        waits += [op.name for op in ops if op.prefetch or not ahead]
         if not ahead:
             waits += [f"{other}@-1" for other in names] + [f"{other}@step-1" for other in names]
         ops.append(
@@ -115,7 +115,7 @@ def layers(draw: st.DrawFn, elements: int, alone: bool) -> tuple[Op, ...]:
                 fixed=fixed,
                 launches=draw(st.sampled_from((0.25, 1.0, 3.0))),
                 after=tuple(draw(st.lists(st.sampled_from(waits), max_size=3))),
-                ahead=ahead,
+                prefetch=ahead,
                 sync=draw(st.integers(0, 5)) == 0 and not alone,
             )
         )
@@ -155,13 +155,13 @@ def machines(draw: st.DrawFn) -> Deployment:
 def test_random_steps_match_the_scalar_twin(data: st.DataObject) -> None:
     elements = 3
     d, step = data.draw(machines()), data.draw(steps(elements))
-    whole, further = (np.broadcast_to(f(step, d), (elements,)) for f in (makespan, steady))
+    whole, further = (np.broadcast_to(f(step, d), (elements,)) for f in (makespan, steady_seconds))
     for i in range(elements):
         one = scalar.pick(step, (i,), (elements,))
         assert whole[i] == close(scalar.makespan(one, d))
         assert further[i] == close(scalar.steady(one, d))
         assert makespan(one, d) == close(whole[i])
-        assert steady(one, d) == close(further[i])
+        assert steady_seconds(one, d) == close(further[i])
         busiest = max(scalar.busy(one, d).values())
         assert whole[i] >= busiest * (1 - TOLERANCE)
         assert further[i] >= busiest * (1 - TOLERANCE)
@@ -173,14 +173,14 @@ def test_elements_converge_at_different_layers(count: int, overlap: float) -> No
     """Link and GPU balanced but for a difference from 10 % down to below rounding."""
     d = with_stack(offload={"overlap": overlap})
     apart = np.array([s * 10.0**-e for e in range(1, 17) for s in (1, -1)] + [0.0, 2.0, -0.9])
-    load = Op("load", "h2d", "relay", fixed=1e-3 * (1 + apart), after=("attn@-2",), ahead=True)
+    load = Op("load", "h2d", "relay", fixed=1e-3 * (1 + apart), after=("attn@-2",), prefetch=True)
     layer = (load, Op("qkv", fixed=4e-4), Op("attn", fixed=6e-4, after=("load", "qkv")))
     store = Op("store", "d2h", "relay", fixed=1e-3 * (1 - apart) / 2, after=("qkv",))
     step = Step((Group(((*layer, store),), count), Group((layer,), 3)), (Op("head", fixed=1e-4),))
     for i in range(apart.size):
         one = scalar.pick(step, (i,), apart.shape)
         assert np.asarray(makespan(step, d))[i] == close(scalar.makespan(one, d))
-        assert np.asarray(steady(step, d))[i] == close(scalar.steady(one, d))
+        assert np.asarray(steady_seconds(step, d))[i] == close(scalar.steady(one, d))
 
 
 @pytest.mark.parametrize("stack", ["fused", "hf-offload-static", "flexgen"])
@@ -193,7 +193,7 @@ def test_grid_equals_its_points(text: str, stack: str) -> None:
 
     def times(b: Any, c: Any) -> Any:
         (step,) = t.cycle(d, Point(b, c, 1.0, c, c + 1.0)).steps
-        return np.stack(np.broadcast_arrays(steady(step, d), makespan(step, d)))
+        return np.stack(np.broadcast_arrays(steady_seconds(step, d), makespan(step, d)))
 
     grid = times(batch, context)
     assert grid.shape == (2, 3, 8)
@@ -205,12 +205,12 @@ def test_steady_is_what_every_later_step_adds() -> None:
     """Where a copy half blocks the GPU, the next step's first copies belong to each step."""
     d = with_stack(offload={"overlap": 0.5})
     layer = (
-        Op("load", "h2d", "relay", fixed=4.0, after=("attn@-2",), ahead=True),
+        Op("load", "h2d", "relay", fixed=4.0, after=("attn@-2",), prefetch=True),
         Op("attn", fixed=3.0, after=("load",)),
     )
     step = Step((Group((layer,), 5),), (Op("head", fixed=1.0),))
     heads = scalar.play(step, d, 8, more=True).heads
-    assert [b - a for a, b in pairwise(heads)][1:] == [steady(step, d)] * 6
+    assert [b - a for a, b in pairwise(heads)][1:] == [steady_seconds(step, d)] * 6
 
 
 # computed by hand; seconds
@@ -218,7 +218,7 @@ def test_steady_is_what_every_later_step_adds() -> None:
 
 def offloaded(load: float) -> Step:
     layer = (
-        Op("load_kv", "h2d", fixed=load, after=("attn@-2",), ahead=True),
+        Op("load_kv", "h2d", fixed=load, after=("attn@-2",), prefetch=True),
         Op("qkv", fixed=1.0),
         Op("attn", fixed=2.0, after=("load_kv",)),
         Op("mlp", fixed=1.0),
@@ -246,13 +246,13 @@ def test_three_offloaded_layers() -> None:
     """
     for load, first, further in ((4.0, 16.0, 13.0), (6.0, 22.0, 18.0)):
         assert makespan(offloaded(load), toy()) == first
-        assert steady(offloaded(load), toy()) == further
+        assert steady_seconds(offloaded(load), toy()) == further
 
 
 def test_copies_that_wait_for_the_step_to_end() -> None:
     """As above, but copies wait for the last step's head: every step takes the first one's 16 s."""
     d = with_stack(offload={"across_steps": False})
-    assert makespan(offloaded(4.0), d) == steady(offloaded(4.0), d) == 16.0
+    assert makespan(offloaded(4.0), d) == steady_seconds(offloaded(4.0), d) == 16.0
 
 
 def test_kcache_is_one_chain() -> None:
@@ -277,7 +277,7 @@ def test_kcache_is_one_chain() -> None:
         step = Step((Group((layer,), 2),), (Op("lm_head", fixed=1.0),))
         d = with_stack(time={"sync": sync})
         assert makespan(step, d) == expected
-        assert steady(step, d) == expected
+        assert steady_seconds(step, d) == expected
 
 
 def test_specache_waits_for_the_previous_step() -> None:
@@ -306,13 +306,13 @@ def test_specache_waits_for_the_previous_step() -> None:
         )
         step = Step((Group((layer,), 2),), (Op("lm_head", fixed=2.0),))
         assert makespan(step, toy()) == first
-        assert steady(step, toy()) == further
+        assert steady_seconds(step, toy()) == further
 
 
 def test_streams_share_a_channel() -> None:
     """A kernel of 3 s and a copy of 2 s that both fill the GPU's memory: 5 s a layer."""
     kernel = Op("attn", bytes={"hbm": 3e9})
-    load = Op("load", "h2d", bytes={"hbm": 2e9}, after=("attn@-2",), ahead=True)
+    load = Op("load", "h2d", bytes={"hbm": 2e9}, after=("attn@-2",), prefetch=True)
     step = Step((Group(((load, kernel),), 4),), ())
     assert makespan(step, toy()) == close(20.0)
-    assert steady(step, toy()) == close(20.0)
+    assert steady_seconds(step, toy()) == close(20.0)

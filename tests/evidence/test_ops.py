@@ -11,7 +11,7 @@ import pytest
 
 from kvsim.engine.ops import gemm
 from kvsim.engine.roofline import seconds
-from kvsim.engine.timeline import makespan, steady
+from kvsim.engine.timeline import makespan, steady_seconds
 from kvsim.errors import InputError
 from kvsim.evidence import ledger, loadtests
 from kvsim.evidence.ops import fit, rows, shapes
@@ -291,7 +291,7 @@ def test_load_tests_are_composed_as_the_engine_plays_passes() -> None:
     t, took = parse("full"), []
     for r in rows:
         p = Point(r.sequences, r.prompt + r.generate / 2, 1.0, r.prompt, r.prompt + r.generate)
-        step = sum(steady(s, d) for s in t.cycle(d, p).steps)
+        step = sum(steady_seconds(s, d) for s in t.cycle(d, p).steps)
         prompt = makespan(t.prefill(d, prefill_point(1.0, r.prompt, r.generate)), d)
         took.append(float(np.ravel(r.generate * step + r.sequences * prompt)[0]))
     gpu = loadtests.kernels(rows, stack)

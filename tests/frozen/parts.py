@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from kvsim.engine.roofline import all_ops, resource_seconds
-from kvsim.engine.timeline import makespan, steady
+from kvsim.engine.timeline import makespan, steady_seconds
 from kvsim.graph import Step
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
@@ -56,7 +56,7 @@ def _parts(
 def _of_steps(steps: Sequence[Step], d: Deployment) -> dict[str, float]:
     total: dict[str, float] = defaultdict(float)
     for step in steps:
-        total["steady s"] += _one(steady(step, d))
+        total["steady s"] += _one(steady_seconds(step, d))
         total["makespan s"] += _one(makespan(step, d))
         for op, count in all_ops(step):
             total[f"{op.stream} flops"] += count * _one(op.flops)

@@ -77,7 +77,7 @@ def _fields(op: Op, deployment: Deployment) -> Row:
             if getattr(op, name) is not getattr(usual, name)}  # fmt: skip
     row |= {f"{channel} B": _one(size) for channel, size in op.bytes.items()}
     row |= {f"{name} s": _one(took) for name, took in resource_seconds(op, deployment).items()}
-    row |= {"dtype": op.dtype, "after": list(op.after), "ahead": bool(op.ahead)}
+    row |= {"dtype": op.dtype, "after": list(op.after), "ahead": bool(op.prefetch)}
     return row | {
         "sync": bool(op.sync),
         "s": _one(seconds(op, deployment)),

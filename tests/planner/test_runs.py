@@ -133,7 +133,7 @@ def test_a_half_goes_through_a_layer_op_by_op() -> None:
     attention, around, before, behind = np.ravel(half_times(d, point, shape, 500))
     parts = placed(Shares(cpu=1.0), 500, streamed=1.0, parts=2).parts[0]
     half = replace(point, batch=point.batch / 2)
-    layer = [op for op in layer_ops(LayerPass(d, half, shape, parts)) if not op.ahead]
+    layer = [op for op in layer_ops(LayerPass(d, half, shape, parts)) if not op.prefetch]
     ops = {op.name: float(np.ravel(seconds(op, d))[0]) for op in layer}
     waits = next(i for i, op in enumerate(layer) if "load_weights" in op.after)
     at_once = sum([ops[op.name] for op in layer[:waits]])  # what needs no streamed weights

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.engine.timeline import makespan, steady
+from kvsim.engine.timeline import makespan, steady_seconds
 from kvsim.errors import InputError
 from kvsim.graph import Point
 from kvsim.machines.deployment import Deployment
@@ -151,7 +151,7 @@ def test_a_batch_spends_its_time_on_the_round_in_the_middle() -> None:
     d, t = deployment(), parse("full")
     ((step, often),) = predict("full", batch=8, out=5).passes()
     middle = float(round_seconds(t, d, decode_point(8.0, 500, 5, 2.0)))
-    assert often == 1.0 and float(steady(step, d)) == close(middle)
+    assert often == 1.0 and float(steady_seconds(step, d)) == close(middle)
     ((step, often),) = predict("full", batch=8, out=1).passes()
     assert often == 1.0 and float(makespan(step, d)) == close(
         float(predict("full", 8).prefill_s[0])

@@ -12,7 +12,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.explain import bound_by
-from kvsim.prediction.generate import Prediction, one
+from kvsim.prediction.generate import Prediction, at_batch
 from kvsim.prediction.pool import pool
 from kvsim.prediction.service import Service
 from kvsim.techniques import parse
@@ -82,7 +82,7 @@ def test_each_memory_shows_the_phase_that_needs_most_of_it() -> None:
 def test_one_of_several_batches_is_that_one_alone() -> None:
     found = Prediction(FULL, WHERE, np.array([1.0, 4.0, 9.0]), 100, 10)
     for i in range(3):
-        alone = one(found, i)
+        alone = at_batch(found, i)
         assert alone.batch.tolist() == [found.batch[i]]
         assert alone.decode_s[0] == pytest.approx(found.decode_s[i], rel=1e-12)
 

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 
 from kvsim.engine.roofline import all_ops, seconds
-from kvsim.engine.timeline import makespan, steady
+from kvsim.engine.timeline import makespan, steady_seconds
 from kvsim.errors import InputError
 from kvsim.graph import Point, Step
 from kvsim.machines.deployment import Deployment
@@ -101,7 +101,7 @@ def check(text: str, kind: str) -> str:
     p = point(BATCH, CONTEXT)
     assert parse(str(t)) == t
     assert t.tokens_per_round >= 1
-    times = [(makespan(step, d), steady(step, d)) for step in passes(t, d, p)]
+    times = [(makespan(step, d), steady_seconds(step, d)) for step in passes(t, d, p)]
     i, j = 1, 0
     single = passes(t, d, point(float(BATCH[i, 0]), float(CONTEXT[0, j])))
     for step, whole in zip(single, times, strict=True):

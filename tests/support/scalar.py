@@ -146,9 +146,9 @@ def play(step: Step, d: Deployment, steps: int, more: bool) -> Run:
 
     def load(name: str, number: int) -> None:
         """Issue an early op in the next layer from ``number`` on that has it."""
-        while name not in {op.name for op in layers[number % count] if op.ahead}:
+        while name not in {op.name for op in layers[number % count] if op.prefetch}:
             number += 1
-        op = next(op for op in layers[number % count] if op.ahead and op.name == name)
+        op = next(op for op in layers[number % count] if op.prefetch and op.name == name)
         if number not in loads.setdefault(name, []):
             loads[name].append(number)
             run.issue(op, took[id(op)], number, count, loads[name])
@@ -156,12 +156,12 @@ def play(step: Step, d: Deployment, steps: int, more: bool) -> Run:
     def load_after(number: int, last: int) -> None:
         """Each early op of a layer makes room for the next of its kind, up to a last layer."""
         for op in layers[number % count]:
-            if op.ahead:
+            if op.prefetch:
                 later = range(number + 1, last + 1)
-                if any(op.name == x.name and x.ahead for i in later for x in layers[i % count]):
+                if any(op.name == x.name and x.prefetch for i in later for x in layers[i % count]):
                     load(op.name, number + 1)
 
-    early = list(dict.fromkeys(op.name for layer in layers for op in layer if op.ahead))
+    early = list(dict.fromkeys(op.name for layer in layers for op in layer if op.prefetch))
 
     for first in range(0, steps * count, count):
         if not d.stack.offload.across_steps:  # copies of this step follow the whole last step
@@ -177,7 +177,7 @@ def play(step: Step, d: Deployment, steps: int, more: bool) -> Run:
             ahead = count if d.stack.offload.across_steps and follows else 0
             load_after(number, first + count - 1 + ahead)
             for op in layers[number % count]:
-                if not op.ahead:
+                if not op.prefetch:
                     run.issue(op, took[id(op)], number, count)
             shared = shares[id(layers[number % count])]
             run.streams["gpu"] = max(run.streams["gpu"], begin + shared)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.engine.roofline import all_ops, seconds
-from kvsim.engine.timeline import makespan, steady
+from kvsim.engine.timeline import makespan, steady_seconds
 from kvsim.graph import Array, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack, stack_names
@@ -57,7 +57,7 @@ def assert_same_time(
     more: Number = 0.0,
     rule: Callable[..., Any] = assert_same,
 ) -> None:
-    rule(steady(one, d), steady(other, d) + np.asarray(more))
+    rule(steady_seconds(one, d), steady_seconds(other, d) + np.asarray(more))
     rule(makespan(one, d), makespan(other, d) + np.asarray(more))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.compositions import document
-from kvsim.engine.timeline import makespan, steady
+from kvsim.engine.timeline import makespan, steady_seconds
 from kvsim.errors import InputError
 from kvsim.graph import Number
 from kvsim.machines.profiles import load_hardware, with_numbers
@@ -35,7 +35,7 @@ def same(one: str, other: str, kind: str = "GQA", exactly: bool = True) -> None:
     d, p = deployment(kind), point(BATCH, CONTEXT)
     a, b = parse(one), parse(other)
     for x, y in zip(passes(a, d, p), passes(b, d, p), strict=True):
-        for time in (makespan, steady):
+        for time in (makespan, steady_seconds):
             assert_equal(time(x, d), time(y, d), exactly)
     for q in (p, point(32.0, 5000.0)):
         total = [
@@ -96,7 +96,7 @@ def test_order_of_layers_that_load_does_not_matter() -> None:
     turns = "; ".join(f"{i}: {'full' if i % 2 else 'offload'}" for i in range(32))
     blocks = "0-15: full; 16-31: offload"
     one, other = (
-        np.asarray(steady(parse(text).cycle(d, p).steps[0], d)) for text in (turns, blocks)
+        np.asarray(steady_seconds(parse(text).cycle(d, p).steps[0], d)) for text in (turns, blocks)
     )
     assert np.allclose(one[:, 1:], other[:, 1:], rtol=1e-9)  # where the link is the limit
 
@@ -127,9 +127,9 @@ def test_unpacking_is_arithmetic_per_number() -> None:
     d, p = deployment("GQA"), point(32.0, 30000.0)
     plain = replace(d, stack=with_numbers(d.stack, {"packed_cache.unpack_ops": 60.0}))
     full, kivi = parse("full"), parse("kivi:bits=4")
-    tuned = float(np.ravel(steady(kivi.cycle(d, p).steps[0], d))[0])
-    slow = float(np.ravel(steady(kivi.cycle(plain, p).steps[0], plain))[0])
-    whole = float(np.ravel(steady(full.cycle(plain, p).steps[0], plain))[0])
+    tuned = float(np.ravel(steady_seconds(kivi.cycle(d, p).steps[0], d))[0])
+    slow = float(np.ravel(steady_seconds(kivi.cycle(plain, p).steps[0], plain))[0])
+    whole = float(np.ravel(steady_seconds(full.cycle(plain, p).steps[0], plain))[0])
     assert tuned < whole < slow
     (op,) = (x for x in kivi.attend(plain, p, d.shard.layout[0][0][0]) if x.name == "attn")
     assert float(np.ravel(op.unpacked)[0]) <= 32 * 30001 * d.shard.kv_width

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvsim.engine.roofline import all_ops, seconds
-from kvsim.engine.timeline import makespan, steady
+from kvsim.engine.timeline import makespan, steady_seconds
 from kvsim.errors import InputError
 from kvsim.graph import Op, Point, Step
 from kvsim.machines.deployment import Deployment
@@ -91,7 +91,7 @@ def passes(t: Technique, d: Deployment, p: Point) -> list[Step]:
 
 
 def times(step: Step, d: Deployment) -> tuple[Any, Any]:
-    return makespan(step, d), steady(step, d)
+    return makespan(step, d), steady_seconds(step, d)
 
 
 def test_variants_are_of_their_technique() -> None:
@@ -119,11 +119,11 @@ def legal_waits(layer: tuple[Op, ...]) -> Iterator[tuple[Op, set[str]]]:
     Early ops are issued before the rest of the layer before them: they see only early ops of
     their own layer, and others from two layers back on.
     """
-    names, early = [op.name for op in layer], [op.name for op in layer if op.ahead]
+    names, early = [op.name for op in layer], [op.name for op in layer if op.prefetch]
     for i, op in enumerate(layer):
-        before = [other.name for other in layer[:i] if other.ahead]
-        far = {f"{name}@-{back}" for name in names for back in ((2, 3) if op.ahead else (1, 2))}
-        if op.ahead:
+        before = [other.name for other in layer[:i] if other.prefetch]
+        far = {f"{name}@-{back}" for name in names for back in ((2, 3) if op.prefetch else (1, 2))}
+        if op.prefetch:
             yield op, {*before, *far}
         else:
             yield op, {*names[:i], *early, *far, *(f"{name}@step-1" for name in names)}
@@ -247,7 +247,9 @@ def test_tensor_parallel(text: str) -> None:
         for step in passes(t, d, p):
             sums = {op.name for op, _ in all_ops(step) if op.kernel == "allreduce"}
             assert sums == ({"out_sum", "mlp_sum"} if tp > 1 else set())
-            assert steady(step, d) == pytest.approx(scalar.steady(step, d), rel=TOLERANCE, abs=0)
+            assert steady_seconds(step, d) == pytest.approx(
+                scalar.steady(step, d), rel=TOLERANCE, abs=0
+            )
             assert 0 < makespan(step, d) < np.inf
         resident = t.resident(d, p)
         weights.append(sum(float(tier.get("weights", 0.0)) for tier in resident.values()))

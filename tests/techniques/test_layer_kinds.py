@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from kvsim.engine.timeline import steady
+from kvsim.engine.timeline import steady_seconds
 from kvsim.errors import InputError
 from kvsim.graph import Op, Point
 from kvsim.machines.deployment import Deployment
@@ -201,7 +201,8 @@ def test_longer_contexts_take_longer(model: str, text: str) -> None:
     d = deployment(model)
     contexts = np.array([1000.0, 8000.0, 64_000.0, 500_000.0])
     took = [
-        steady(parse(text).cycle(d, Point(8.0, c, 1.0, c, c + 1.0)).steps[-1], d) for c in contexts
+        steady_seconds(parse(text).cycle(d, Point(8.0, c, 1.0, c, c + 1.0)).steps[-1], d)
+        for c in contexts
     ]
     assert (np.diff(np.ravel(np.asarray(took, dtype=float))) >= 0).all()
 
@@ -300,4 +301,6 @@ def test_every_hook_takes_every_kind() -> None:
         passes = Passes(parse("offload"), d)
         alone = passes.round(np.array([4.0]), np.array([4000.0]))
         step = parse("offload").cycle(d, Point(4.0, 4000.0, 1.0, 4000.0, 4001.0)).steps[0]
-        assert float(alone[0]) == pytest.approx(float(np.ravel(steady(step, d))[0]), rel=1e-9)
+        assert float(alone[0]) == pytest.approx(
+            float(np.ravel(steady_seconds(step, d))[0]), rel=1e-9
+        )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvsim.engine import attention
 from kvsim.engine import ops as blocks
-from kvsim.engine.closing import closing
+from kvsim.engine.ops import output_ops
 from kvsim.engine.roofline import seconds
 from kvsim.graph import Point
 from kvsim.machines.deployment import Deployment
@@ -144,7 +144,7 @@ def test_kvpr_bytes_and_recomputation(model: str, stack: str, layers: int) -> No
 def test_kvpr_balances_gpu_and_link(model: str, batch: int) -> None:
     """No other split makes the longer of the two shorter, the head spread over the layers."""
     d, p = deployment(model), Point(batch, 1000.0, 1.0, 1000, 1100)
-    head = sum(number(seconds(op, d)) for op in closing(d, p)) / d.model.layers
+    head = sum(number(seconds(op, d)) for op in output_ops(d, p)) / d.model.layers
 
     def longest(split: float) -> float:
         (layer,) = compose(Kvpr(split)).forward(d, p).groups[0].layers

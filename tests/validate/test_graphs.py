@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kvsim.engine.roofline import all_ops, host_seconds
-from kvsim.engine.timeline import steady
+from kvsim.engine.timeline import steady_seconds
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point
 from kvsim.techniques import parse
@@ -142,11 +142,11 @@ def test_a_replayed_round_is_predicted_as_one_launch() -> None:
     eager = replace(d, stack=replace(d.stack, time=time, kernels=kernels))
     point = decode_point(1, 1024, 8, 4.0)
     step = parse("full").cycle(eager.replayed, point).steps[0]
-    issued = steady(parse("full").cycle(eager, point).steps[0], eager)
+    issued = steady_seconds(parse("full").cycle(eager, point).steps[0], eager)
     bare = replace(d, stack=replace(d.stack, time=replace(d.stack.time, launch=0.0, step=0.0)))
-    alone = steady(parse("full").cycle(bare, point).steps[0], bare)
+    alone = steady_seconds(parse("full").cycle(bare, point).steps[0], bare)
     assert sum(host_seconds(op, eager.replayed) for op, _ in all_ops(step)) == 0
-    assert float(steady(step, eager.replayed)) == pytest.approx(float(alone) + 1e-4)
+    assert float(steady_seconds(step, eager.replayed)) == pytest.approx(float(alone) + 1e-4)
     assert float(issued) > 10 * float(alone)
 
 

@@ -10,8 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvsim.engine.spans import OpSpan, beside  # noqa: E402
-from kvsim.engine.timeline import steady  # noqa: E402
+from kvsim.engine.timeline import (  # noqa: E402
+    OpSpan,
+    copy_overlap,
+    steady_seconds,
+)
 from kvsim.machines.deployment import Deployment  # noqa: E402
 from kvsim.machines.profiles import load_hardware, load_stack  # noqa: E402
 from kvsim.prediction.memory import decode_point  # noqa: E402
@@ -164,14 +167,16 @@ def test_a_round_is_seen_op_by_op_on_both_sides() -> None:
         assert 0 <= r.overlap <= 1 + 1e-9
     d = Deployment(load_architecture("smollm2-135m").first(3).model, hardware, stack)
     step = found.technique.cycle(d, decode_point(1, 200, 4, 1.0)).steps[0]
-    assert max(s.end for s in predicted.spans) == pytest.approx(float(steady(step, d)), rel=1e-9)
+    assert max(s.end for s in predicted.spans) == pytest.approx(
+        float(steady_seconds(step, d)), rel=1e-9
+    )
 
 
 def test_the_share_of_copies_beside_compute() -> None:
     busy = [OpSpan("gpu", "a", 0.0, 2.0), OpSpan("gpu", "b", 3.0, 4.0)]
     copies = [OpSpan("h2d", "x", 1.0, 3.5), OpSpan("d2h", "y", 4.0, 4.5)]
-    assert beside([*busy, *copies]) == pytest.approx(1.5 / 3.0)
-    assert np.isnan(beside(busy))
+    assert copy_overlap([*busy, *copies]) == pytest.approx(1.5 / 3.0)
+    assert np.isnan(copy_overlap(busy))
 
 
 def compared(name: str, measured: float, predicted: float, noise: float = 0.01) -> Compared:

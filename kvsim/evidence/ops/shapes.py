@@ -11,8 +11,8 @@ import numpy as np
 
 from kvsim.engine import attention, ops
 from kvsim.engine.formats import Format
+from kvsim.engine.ops import all_reduce
 from kvsim.engine.roofline import seconds
-from kvsim.engine.sums import all_reduce
 from kvsim.evidence.ops.rows import LATENT, OpRows
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Number, Op, Point

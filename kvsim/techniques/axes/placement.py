@@ -150,7 +150,7 @@ class HostPlacement(Placement):
             size = self.k_host * k + self.v_host * v
         else:
             size = sum(at.storage.moved(at, tokens), 0.0)
-        return ops.copy("load_kv", "h2d", size, launches=2, after=(FREE,), ahead=True)
+        return ops.copy("load_kv", "h2d", size, launches=2, after=(FREE,), prefetch=True)
 
     def fetch(self, at: LayerPass) -> list[Op]:
         """The host's share of the cache is copied to the GPU, and widened where it is packed."""
@@ -227,10 +227,10 @@ class HostPlacement(Placement):
         found, d = [], at.d
         if positive(self.weights_host):
             size = self.weights_host * layer_weights(d, at.shape) / self.parts
-            found.append(copy_pinned("load_weights", "h2d", size, after=(FREE,), ahead=True))
+            found.append(copy_pinned("load_weights", "h2d", size, after=(FREE,), prefetch=True))
         if self.states_host:
             states = self.states_host * ops.HALF * at.p.tokens * d.shard.hidden
-            found.append(copy_pinned("load_states", "h2d", states, ahead=True))
+            found.append(copy_pinned("load_states", "h2d", states, prefetch=True))
             found.append(copy_pinned("store_states", "d2h", states))
         return found
 

@@ -28,9 +28,9 @@ from typing import ClassVar
 import numpy as np
 
 from kvsim.engine import attention, ops
-from kvsim.engine.closing import closing
+from kvsim.engine.ops import output_ops
 from kvsim.engine.roofline import channel_seconds, seconds
-from kvsim.engine.timeline import steady
+from kvsim.engine.timeline import steady_seconds
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Group, Number, Op, Step
 from kvsim.machines.deployment import Deployment
@@ -158,7 +158,7 @@ class Place(HostPlacement):
         widened = ops.quantise(d, p.batch * rest, stored, "dequantise")
         size = states * stored.k_number
         return [
-            ops.copy("load_inputs", "h2d", size, kernel="copy", after=(FREE,), ahead=True),
+            ops.copy("load_inputs", "h2d", size, kernel="copy", after=(FREE,), prefetch=True),
             self.load(at, rest),
             *(replace(op, after=("load_inputs",)) for op in inputs),
             recompute,
@@ -359,7 +359,7 @@ def _balanced_split(place: Place, at: LayerPass, limit: Number) -> Array:
     ]
     around = _busy_seconds(surroundings, d)
     # the link also runs beside the head: its time is spread over the layers
-    head, _, _ = _busy_seconds(list(closing(d, p)), d)
+    head, _, _ = _busy_seconds(list(output_ops(d, p)), d)
     around = (around[0] + head / d.shard.layers / place.tiles, *around[1:])
 
     def times(split: Array) -> tuple[Array, Array]:
@@ -396,7 +396,7 @@ def _shortest_split(place: Place, at: LayerPass, limit: Number) -> Array:
         *at.selection.attend(now),
         *ops.after_attention(d, p, shape, at.parts.mlp, own.output_wait(now)),
     )
-    head = closing(d, p)
+    head = output_ops(d, p)
     known = {id(op): seconds(op, d) for op in (*layer, *head)}  # most ops are alike in all splits
 
     def duration(op: Op, deployment: Deployment) -> Number:
@@ -408,7 +408,7 @@ def _shortest_split(place: Place, at: LayerPass, limit: Number) -> Array:
         moved = {op.name: op for op in place.fetch_split(at, split)}
         played = tuple(moved.get(op.name, op) for op in layer)
         step = Step((Group((played,), d.shard.layers * place.tiles),), head)
-        return np.broadcast_to(steady(step, d, duration), split.shape)
+        return np.broadcast_to(steady_seconds(step, d, duration), split.shape)
 
     first, last = np.minimum(1.0, whole), np.maximum(whole - 1, 0.0)
     inside, least = least_of_convex(took, first, last, TOLERANCE)

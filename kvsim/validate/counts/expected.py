@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from kvsim.engine.roofline import all_ops
-from kvsim.engine.timeline import working
+from kvsim.engine.timeline import stream_seconds
 from kvsim.graph import Step
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point, phases, prefill_point
@@ -65,7 +65,7 @@ def computing_seconds(deployment: Deployment, technique: Technique, work: Random
     """What a technique says compute works per token, waits left out. [s]"""
     point = decode_point(work.batch, work.prompt, work.generate, work.generate / 2 - 1)
     cycle = technique.cycle(deployment, point)
-    works = sum(float(np.ravel(working(step, deployment)["gpu"])[0]) for step in cycle.steps)
+    works = sum(float(np.ravel(stream_seconds(step, deployment)["gpu"])[0]) for step in cycle.steps)
     return works / float(np.ravel(cycle.tokens)[0])
 
 

@@ -185,7 +185,7 @@ def _scalar(op: Op) -> Op:
         launches=one(op.launches),
         fixed=0.0,
         after=(),
-        ahead=False,
+        prefetch=False,
         sync=False,
     )
 

@@ -7,7 +7,7 @@ from time import perf_counter, thread_time
 
 import torch
 
-from kvsim.engine.spans import OpSpan
+from kvsim.engine.timeline import OpSpan
 from kvsim.graph import Channel
 from kvsim.validate.counter import Kind, NullCounter, OpRecord
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvsim.engine.spans import OpSpan, beside
+from kvsim.engine.timeline import OpSpan, copy_overlap
 from kvsim.frozen import frozen
 from kvsim.techniques.technique import Technique
 
@@ -42,7 +42,7 @@ class Round:
     @property
     def overlap(self) -> float:
         """Share of copies' time that runs beside compute; NaN without copies."""
-        return beside(self.spans)
+        return copy_overlap(self.spans)
 
 
 @frozen

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kvsim.engine.roofline import seconds
-from kvsim.engine.spans import spans
+from kvsim.engine.timeline import op_spans
 from kvsim.errors import InputError, brief
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
@@ -246,4 +246,4 @@ def _rounds(
     if len(cycle.steps) > 1 or not measured or {p.kind for p in measured} != {"decode"}:
         return ()
     found = measured[middle].spans()
-    return Round(tuple(spans(cycle.steps[0], deployment))), Round(tuple(found))
+    return Round(tuple(op_spans(cycle.steps[0], deployment))), Round(tuple(found))

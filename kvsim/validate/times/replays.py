@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 
 from kvsim.engine.roofline import seconds
-from kvsim.engine.timeline import steady
+from kvsim.engine.timeline import steady_seconds
 from kvsim.frozen import frozen
 from kvsim.graph import Number, Op
 from kvsim.machines.deployment import Deployment
@@ -49,4 +49,4 @@ def _seconds(d: Deployment, technique: Technique, work: RandomPrompts, replay: R
 
     point = decode_point(work.batch, work.prompt, work.generate, float(replay.decoded))
     (step,) = technique.cycle(d, point).steps
-    return float(np.ravel(steady(step, d, duration))[0])
+    return float(np.ravel(steady_seconds(step, d, duration))[0])

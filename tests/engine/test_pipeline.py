@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kvsim.engine.buffers import layer_weights
-from kvsim.engine.exchange import exchange
-from kvsim.engine.timeline import makespan, steady
+from kvsim.engine.ops import exchange_tokens
+from kvsim.engine.timeline import makespan, steady_seconds
 from kvsim.errors import InputError
 from kvsim.graph import Array, Step
 from kvsim.machines.deployment import Deployment
@@ -103,22 +103,24 @@ def test_a_pipeline_of_equal_stages_follows_by_hand() -> None:
         head = makespan(Step((), pass_of_one.head), flat)
         send = nodes.latency + 2 * micro * d.model.hidden / 8 / nodes.bandwidth
         expected = alone + send if batch == 1 else alone + head + 2 * send
-        assert np.ravel(steady(step, d))[0] == pytest.approx(expected, rel=1e-6)
+        assert np.ravel(steady_seconds(step, d))[0] == pytest.approx(expected, rel=1e-6)
 
 
 def test_tokens_travel_to_experts_by_hand() -> None:
     d = deployed(DEEPSEEK, "ideal", dp=8, ep=8)
-    (op,) = exchange(d, "experts_to", 16.0)
+    (op,) = exchange_tokens(d, "experts_to", 16.0)
     hidden, copies = d.model.hidden, min(1.0, 8 * BUSIEST / 8)
     assert op.bytes["link"] == pytest.approx(16 * 8 * hidden * 2 * copies * 7 / 8)
     far = deployed(DEEPSEEK, "ideal", dp=16, ep=16)
-    (op,) = exchange(far, "experts_to", 16.0)
+    (op,) = exchange_tokens(far, "experts_to", 16.0)
     entering = 16 * 16 * hidden * 2 / 2 / 8
     assert op.fixed - 5e-6 - entering / 50e9 == pytest.approx(far.hardware.links["link"].latency)
-    (lone,) = exchange(far, "experts_to", 16.0, 1.0)  # one rank of 16: its node sends for it alone
+    (lone,) = exchange_tokens(
+        far, "experts_to", 16.0, 1.0
+    )  # one rank of 16: its node sends for it alone
     assert op.fixed - lone.fixed == pytest.approx(7 / 8 * entering / 50e9)
     assert lone.bytes == op.bytes
-    assert exchange(deployed(tp=8, ep=8), "experts_to", 16.0) == []
+    assert exchange_tokens(deployed(tp=8, ep=8), "experts_to", 16.0) == []
 
 
 def test_ranks_without_a_prompt_bring_experts_nothing() -> None:
